@@ -59,6 +59,17 @@ def test_an_adapter_is_computed_in_the_type_of_its_base_with_weights_in_float32(
     assert {w.dtype for w in (a, b, a.grad, b.grad)} == {torch.float32}
 
 
+def test_under_autocast_it_is_what_peft_computes() -> None:
+    ours, theirs = compute_as_base(adapted()), adapted()
+    ids = torch.arange(4, 12)[None]
+    gradients = []
+    for model in (ours, theirs):
+        with torch.autocast("cpu", torch.bfloat16):
+            model(ids).logits.float().square().sum().backward()
+        gradients.append([p.grad for n, p in model.named_parameters() if "lora_" in n])
+    assert all(a is not None and torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         return model(torch.arange(4, 12)[None]).logits

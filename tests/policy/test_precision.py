@@ -1,5 +1,6 @@
 """The type that a policy is loaded and trained in without a GPU."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,13 @@ from cotune.engines.trl.run_file_setup import grpo_config, load_policy
 from cotune.errors import ConfigError
 from cotune.policy import precision
 from cotune.policy.options import PolicyConfig
-from cotune.policy.precision import autocast, emulated_bfloat16, native_bfloat16, weights_dtype
+from cotune.policy.precision import (
+    autocast,
+    casting,
+    emulated_bfloat16,
+    native_bfloat16,
+    weights_dtype,
+)
 from tests.run_files import tiny
 
 LORA = {"lora": {"rank": 2}}
@@ -82,6 +89,32 @@ def test_emulation_is_told_with_its_field(
     assert emulated_bfloat16(options, asked) is None
 
 
+def test_old_gpus_emulate_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for native in (True, False):
+        monkeypatch.setattr(
+            torch.cuda, "is_bf16_supported", lambda including_emulation, native=native: native
+        )
+        assert (emulated_bfloat16(PolicyConfig(), "auto") is None) is native
+        assert emulated_bfloat16(PolicyConfig(), "fp32") is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "on_cpu", "on_gpu"),
+    [("auto", None, False, True), ("fp32", None, False, False), ("bf16", None, True, True),
+     ("auto", False, False, False), ("auto", True, True, True)],
+)  # fmt: skip
+def test_outside_of_a_trainer_its_autocast_is_opened(
+    asked: Any, given: bool | None, on_cpu: bool, on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for gpu, expected in ((False, on_cpu), (True, on_gpu)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        made = casting(PolicyConfig(), asked, given)
+        assert isinstance(made, partial)
+        assert made.keywords == {"enabled": expected}
+        assert made.args == ("cuda" if gpu else "cpu", torch.bfloat16)
+
+
 def run_file(tmp_path: Path, **sections: Any) -> RunConfig:
     return parse_config(tiny(tmp_path / "run", sections), "test")
 
@@ -112,3 +145,19 @@ def test_contradictions_are_refused(tmp_path: Path) -> None:
         run_file(tmp_path, training={"precision": "fp32"}, policy={"dtype": "bfloat16"})
     with pytest.raises(ConfigError, match=r"engine_args\.bf16 sets it again; remove one"):
         run_file(tmp_path, training={"precision": "bf16", "engine_args": {"bf16": True}})
+
+
+def test_the_reference_policy_has_the_policys_type(tmp_path: Path) -> None:
+    config = run_file(tmp_path, training={"kl": 0.1}, policy={"dtype": "bfloat16"})
+    assert grpo_config(config, tmp_path).model_init_kwargs == {
+        "dtype": "bfloat16",
+        "device_map": None,
+    }
+    assert grpo_config(run_file(tmp_path), tmp_path).model_init_kwargs is None  # kl is 0
+
+
+def test_fp32_on_a_gpu_is_planned_in_float32(tmp_path: Path) -> None:
+    config = run_file(tmp_path, training={"precision": "fp32"}, policy={"path": "Qwen/Qwen2.5-3B"})
+    shape = shape_of(config.policy.path)
+    assert shape.dtype == "bfloat16"
+    assert memory_of(config, shape).weights == 4 * shape.parameters

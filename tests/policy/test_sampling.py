@@ -1,6 +1,7 @@
 """Both samplers against the model itself, on tiny models with a token a character."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -315,6 +316,31 @@ def test_a_frozen_head_in_bfloat16_is_given_the_last_states_alone() -> None:
     sampler.open(Sampling()).generate([SampleRequest(i, (4 + i, 5, 6), 2) for i in range(3)])
     assert [tuple(states.shape[:2]) for states in seen] == [(3, 1), (3, 1)]
     assert all(states.is_contiguous() for states in seen)
+
+
+@pytest.mark.parametrize("kind", [CachedSampler, GenerateSampler])
+def test_one_autocast_is_open_for_all_tokens_of_a_call(kind: Any) -> None:
+    opened, seen = [0], []
+
+    @contextmanager
+    def casts() -> Iterator[None]:
+        opened[0] += 1
+        with torch.autocast("cpu", torch.bfloat16):
+            yield
+
+    hook = MODEL.register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    session = kind(opens(MODEL), CODEC, PAD, casts).open(Sampling(1.0, (), 3))
+    assert not torch.is_autocast_enabled("cpu")  # while the environment answers
+    ids = tuple(CODEC.encode("abc"))
+    (sample,) = session.generate([SampleRequest(0, ids, 6)])
+    session.close()
+    hook.remove()
+    assert opened == [1]
+    assert len(seen) > 1
+    assert all(seen)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = forward_logprobs(MODEL, ids, sample.ids, 1.0)
+    torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=0.05, rtol=0.0)
 
 
 def test_whoever_samples_does_not_use_cudnns_attention() -> None:

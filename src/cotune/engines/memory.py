@@ -310,14 +310,15 @@ def memory_of(config: RunConfig, shape: Shape, *, on_cpu: bool = False) -> Memor
             autocast.
     """
     policy, training, limits = config.policy, config.training, config.limits
-    dtype = weights_dtype(policy, training.precision) if on_cpu else policy.dtype
+    single = training.precision == "fp32"
+    dtype = weights_dtype(policy, training.precision) if on_cpu or single else policy.dtype
     dtype = shape.dtype if dtype == "auto" else dtype
     size = _BYTES.get(dtype, FULL)
     args = training.engine_args
     if on_cpu:
         mixed = training.precision == "bf16" and policy.lora is None
     else:
-        single = args.get("bf16") is False or training.precision == "fp32"
+        single = args.get("bf16") is False or single
         mixed = not single or bool(args.get("fp16"))
     kl = training.kl > 0 and not config.method.supervised  # fine-tuning has no KL term
     longest = limits.prompt_tokens + limits.trajectory_tokens
@@ -334,7 +335,7 @@ def memory_of(config: RunConfig, shape: Shape, *, on_cpu: bool = False) -> Memor
         + _PER_INTERMEDIATE * shape.intermediate
         + _PER_KEY * shape.key_width
     )
-    if on_cpu and not mixed:
+    if not mixed:
         layer = layer * size // HALF  # the figures are those of autocast
     if args.get("gradient_checkpointing", not on_cpu):
         activations = tokens * (shape.layers * shape.hidden * size + layer)
@@ -353,7 +354,8 @@ def memory_of(config: RunConfig, shape: Shape, *, on_cpu: bool = False) -> Memor
     # An adapter's base serves as the initial policy, but not as an average over steps.
     kept = teacher.teacher if isinstance(teacher, KLDistillation) else "live"
     whole = policy.lora is None
-    frozen_copies = sum((kl and whole, kept == "base" and whole, kept == "ema"))
+    copied = (kl and whole) + (kept == "base" and whole)
+    averaged = (FULL if whole else size) if kept == "ema" else 0  # an average is kept in float32
 
     cache, work = _sampling(training.rows_per_call, limits, shape, size, mixed)
     vllm = bool(args.get("use_vllm"))
@@ -361,7 +363,7 @@ def memory_of(config: RunConfig, shape: Shape, *, on_cpu: bool = False) -> Memor
         parameters=shape.parameters,
         trained=trained,
         weights=shape.parameters * size + adapters * FULL,
-        reference=shape.parameters * size * frozen_copies,
+        reference=shape.parameters * (size * copied + averaged),
         optimizer=2 * gradients,
         copies=shape.parameters * HALF if mixed and size == FULL else 0,
         gradients=gradients,
@@ -389,8 +391,7 @@ def cpu_memory(config: RunConfig, shape: Shape) -> int:
 def _sampling(rows: int, limits: Limits, shape: Shape, size: int, mixed: bool) -> tuple[int, int]:
     """Return the peak bytes of the cache, and of the forward pass and draw at that time."""
     longest = limits.prompt_tokens + limits.trajectory_tokens
-    # Under autocast, values have its dtype, but rotated keys have that of the weights.
-    per_token = shape.layers * shape.key_width * (size + (HALF if mixed else size))
+    per_token = shape.layers * shape.key_width * 2 * (HALF if mixed else size)
     cache = int(_CACHE_COPIES * rows * longest * per_token)
     per_fed = _FORWARD_PER_HIDDEN * shape.hidden + _FORWARD_PER_INTERMEDIATE * shape.intermediate
     repeated = 2 * HALF * rows * longest * shape.query_width  # keys and values for every head

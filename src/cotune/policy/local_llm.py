@@ -104,6 +104,7 @@ class LocalLLM:
         from cotune.policy.codec import HFCodec, use_template
         from cotune.policy.local_policy import load
         from cotune.policy.policy_files import policy_path
+        from cotune.policy.precision import casting
         from cotune.policy.sampling import policy_sampler
 
         naming = contextlib.nullcontext() if self._options.path is None else naming_llm()
@@ -113,7 +114,8 @@ class LocalLLM:
             use_template(tokenizer, self._model.chat_template)
             codec = HFCodec(tokenizer, self._model.template_args)
         model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
-        sampler = policy_sampler(lambda: contextlib.nullcontext(model), codec, tokenizer)
+        casts = casting(self._model, "auto")
+        sampler = policy_sampler(lambda: contextlib.nullcontext(model), codec, tokenizer, casts)
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         return codec, sampler, context
 

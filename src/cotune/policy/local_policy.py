@@ -17,7 +17,7 @@ from cotune.policy.chat_template import own_templates
 from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import is_adapter, only_local, policy_path
-from cotune.policy.sampling import policy_sampler
+from cotune.policy.sampling import Casts, policy_sampler
 from cotune.policy.tool_templates import check_tools
 from cotune.protocols import Environment, Rewards
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
@@ -109,6 +109,7 @@ def local_coordinator(
     template_args: Mapping[str, Any] | None = None,
     chat_template: str | None = None,
     rewards: Rewards | None = None,
+    casts: Casts = contextlib.nullcontext,
 ) -> Coordinator:
     """Return a coordinator that rolls out a saved policy in one process and writes nothing.
 
@@ -122,6 +123,7 @@ def local_coordinator(
         template_args: passed to the chat template.
         chat_template: replaces the folder's; see `codec.use_template`.
         rewards: score instead of the environment.
+        casts: opens the autocast that the policy computes under.
 
     Raises:
         ConfigError: the policy cannot be loaded, or cannot call the environment's tools.
@@ -136,7 +138,7 @@ def local_coordinator(
         strategy=StaticStrategy(instruction),
         environment=environment,
         codec=codec,
-        sampler=policy_sampler(lambda: contextlib.nullcontext(model), codec, tokenizer),
+        sampler=policy_sampler(lambda: contextlib.nullcontext(model), codec, tokenizer, casts),
         llm=NoLLM(),
         journal=SilentJournal(),
         meter=_Unmetered(),

@@ -4,8 +4,10 @@ Without a GPU a policy computes in the type of its weights, so the rule is about
 Bfloat16 pays on CPUs that multiply it natively; others emulate it, many times slower than float32.
 """
 
-from functools import cache
-from typing import Literal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache, partial
+from typing import Any, Literal
 
 from cotune.policy.options import PolicyConfig
 
@@ -53,11 +55,36 @@ def autocast(policy: PolicyConfig, precision: Precision) -> bool | None:
     return precision == "bf16" and policy.lora is None
 
 
+def casting(
+    policy: PolicyConfig, precision: Precision, bf16: bool | None = None
+) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what opens the trainer's autocast around a policy that no trainer holds.
+
+    Args:
+        bf16: `training.engine_args.bf16`, if it is there.
+    """
+    import torch
+
+    enabled = autocast(policy, precision) if bf16 is None else bf16
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    # The trainer's own default is bfloat16.
+    return partial(torch.autocast, device, torch.bfloat16, enabled=enabled is not False)
+
+
 def emulated_bfloat16(policy: PolicyConfig, precision: Precision) -> str | None:
     """Return a clause that names the field asking for bfloat16 on a CPU that only emulates it, or None."""
     import torch
 
-    if torch.cuda.is_available() or native_bfloat16():
+    if torch.cuda.is_available():
+        if torch.cuda.is_bf16_supported(including_emulation=False) or (
+            autocast(policy, precision) is False
+        ):
+            return None
+        return (
+            "the policy is computed in bfloat16, which this GPU emulates slowly; training.precision: fp32 "
+            "computes in float32"
+        )
+    if native_bfloat16():
         return None
     if policy.dtype == "bfloat16":
         return "policy.dtype is bfloat16, which this CPU emulates many times slower than float32"

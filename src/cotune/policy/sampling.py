@@ -6,7 +6,7 @@ what all prompts begin with, once, and drops finished rows from the batch. `Gene
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, cast
@@ -32,6 +32,9 @@ _BLOCK = 256  # tokens of a vocabulary that are summed at a time
 
 ModelContext = Callable[[], AbstractContextManager[PreTrainedModel]]
 """Opens the current policy for generation (unwrapped, gathered, in evaluation mode)."""
+Casts = Callable[[], AbstractContextManager[Any]]
+"""Opens the autocast that the policy computes under. It is open for all tokens of a call: each time it ends, it
+drops its copies of the weights."""
 
 
 class StopFinder:
@@ -79,6 +82,9 @@ class GrowingLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        # Under autocast, positions turn the keys of float32 weights into float32, and attention would cast all of
+        # the cache for every token.
+        key_states = key_states.to(value_states.dtype)
         if self.keys is None or self.values is None:
             self.adopt(key_states, value_states)
             return key_states, value_states
@@ -190,15 +196,19 @@ class CachedSampler:
         model: opens the current policy.
         codec: decodes tokens to find stop strings.
         pad_id: token that pads shorter rows.
+        casts: opens the policy's autocast.
 
     The draws of a row depend only on (seed, row, position), not on the other rows of its batch.
     """
 
-    def __init__(self, model: ModelContext, codec: Codec, pad_id: int) -> None:
-        self.model, self._codec, self._pad_id = model, codec, pad_id
+    def __init__(
+        self, model: ModelContext, codec: Codec, pad_id: int, casts: Casts = nullcontext
+    ) -> None:
+        self.model, self.casts = model, casts
+        self._codec, self._pad_id = codec, pad_id
 
     def open(self, sampling: Sampling) -> "CachedSession":
-        return CachedSession(self.model, self._codec, self._pad_id, sampling)
+        return CachedSession(self.model, self._codec, self._pad_id, sampling, self.casts)
 
 
 class _Turn:
@@ -249,9 +259,11 @@ def advance(
 class CachedSession:
     """See `CachedSampler`; holds the policy open until `close`."""
 
-    def __init__(self, model: ModelContext, codec: Codec, pad_id: int, sampling: Sampling) -> None:
+    def __init__(
+        self, model: ModelContext, codec: Codec, pad_id: int, sampling: Sampling, casts: Casts
+    ) -> None:
         self._stack = ExitStack()
-        self._model = self._stack.enter_context(model())
+        self._model, self._casts = self._stack.enter_context(model()), casts
         self._pad_id, self._sampling, self._eos_id = pad_id, sampling, codec.eos_id
         self._finder = StopFinder(codec, sampling.stop)
         self._rows: Rows | None = None
@@ -262,6 +274,10 @@ class CachedSession:
 
     @torch.no_grad()
     def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        with self._casts():
+            return self._generate(requests)
+
+    def _generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         rows, logits = self._prefill(requests)
         turns = {r.row: _Turn(r, self._sampling) for r in requests}
         parked: list[Rows] = []
@@ -452,19 +468,24 @@ def _found(weights: torch.Tensor, points: torch.Tensor) -> tuple[torch.Tensor, t
 class GenerateSampler:
     """Calls `model.generate` for every turn and keeps nothing in between; draws as `CachedSampler` does."""
 
-    def __init__(self, model: ModelContext, codec: Codec, pad_id: int) -> None:
-        self.model, self._codec, self._pad_id = model, codec, pad_id
+    def __init__(
+        self, model: ModelContext, codec: Codec, pad_id: int, casts: Casts = nullcontext
+    ) -> None:
+        self.model, self.casts = model, casts
+        self._codec, self._pad_id = codec, pad_id
 
     def open(self, sampling: Sampling) -> "GenerateSession":
-        return GenerateSession(self.model, self._codec, self._pad_id, sampling)
+        return GenerateSession(self.model, self._codec, self._pad_id, sampling, self.casts)
 
 
 class GenerateSession:
     """See `GenerateSampler`; holds the policy open until `close`."""
 
-    def __init__(self, model: ModelContext, codec: Codec, pad_id: int, sampling: Sampling) -> None:
+    def __init__(
+        self, model: ModelContext, codec: Codec, pad_id: int, sampling: Sampling, casts: Casts
+    ) -> None:
         self._stack = ExitStack()
-        self._model = self._stack.enter_context(model())
+        self._model, self._casts = self._stack.enter_context(model()), casts
         self._pad_id, self._sampling, self._eos_id = pad_id, sampling, codec.eos_id
         self._finder = StopFinder(codec, sampling.stop)
         # A policy's own generation defaults (a repetition penalty, say) must not touch the logits.
@@ -496,26 +517,30 @@ class GenerateSession:
         def ended(ids: torch.Tensor, _: object, **__: object) -> torch.Tensor:
             return torch.tensor([turn.done for turn in turns], device=ids.device)
 
-        cast(Any, self._model).generate(
-            input_ids=torch.tensor(rows, device=self._model.device),
-            attention_mask=torch.tensor(mask, device=self._model.device),
-            max_new_tokens=max(r.max_tokens for r in requests),
-            do_sample=False,
-            pad_token_id=self._pad_id,
-            logits_processor=[force],
-            stopping_criteria=StoppingCriteriaList([cast(Any, ended)]),
-        )
+        with self._casts():
+            cast(Any, self._model).generate(
+                input_ids=torch.tensor(rows, device=self._model.device),
+                attention_mask=torch.tensor(mask, device=self._model.device),
+                max_new_tokens=max(r.max_tokens for r in requests),
+                do_sample=False,
+                pad_token_id=self._pad_id,
+                logits_processor=[force],
+                stopping_criteria=StoppingCriteriaList([cast(Any, ended)]),
+            )
         return [turn.sample() for turn in turns]
 
 
 def policy_sampler(
-    model: ModelContext, codec: Codec, tokenizer: PreTrainedTokenizerBase
+    model: ModelContext,
+    codec: Codec,
+    tokenizer: PreTrainedTokenizerBase,
+    casts: Casts = nullcontext,
 ) -> Sampler:
     """Return the fastest sampler that is correct for the policy's architecture."""
     avoid_cudnn_attention()
     with model() as policy:
         kind = CachedSampler if attends_fully(policy) else GenerateSampler
-    return kind(model, codec, cast(int, tokenizer.pad_token_id))
+    return kind(model, codec, cast(int, tokenizer.pad_token_id), casts)
 
 
 def attends_fully(policy: PreTrainedModel) -> bool:

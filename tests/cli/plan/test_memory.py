@@ -100,8 +100,8 @@ def test_whole_weights_in_float32_by_hand() -> None:
     assert found.optimizer == 8 * P_3B
     assert found.copies == 2 * P_3B
     assert found.trained == found.parameters == P_3B
-    # 2.5 × 8 rows × 1500 tokens × 36 layers × 2 heads × 128 × (keys of 4 bytes, values of 2).
-    assert found.cache == int(2.5 * 8 * 1500 * 36 * 256 * 6)
+    # 2.5 × 8 rows × 1500 tokens × 36 layers × 2 heads × 128 × keys and values of 2 bytes.
+    assert found.cache == int(2.5 * 8 * 1500 * 36 * 256 * 4)
     # 3000 tokens × (36 layers' inputs of 4 bytes, and one layer's 38 H + 12 I + 4 keys).
     assert found.activations == 3000 * (36 * 2048 * 4 + 38 * 2048 + 12 * 11008 + 4 * 256)
     # A tile of 4096 × 32768 in bfloat16, the hidden states' gradient, the head's in float32.
@@ -167,7 +167,8 @@ def test_a_teachers_logits_and_copy_by_hand() -> None:
     live = taught("live")
     assert live.head == 18 * 2 * 500 * 151_936  # 2 rows of 500 tokens
     assert live.reference == 0
-    assert taught("base").reference == taught("ema").reference == 2 * P_06B
+    assert taught("base").reference == 2 * P_06B
+    assert taught("ema").reference == 4 * P_06B  # an average in float32
     assert taught("base", training={"kl": 0.1}).reference == 2 * 2 * P_06B
     adapter = {"policy": {"path": "p", "lora": {"rank": 8}}}
     assert taught("base", **adapter).reference == 0
@@ -266,8 +267,8 @@ def test_the_table(tmp_path: Path) -> None:
     assert rows["weights"].count("11.5 GiB") == 2
     assert rows["reference policy"].count("11.5 GiB") == 2
     assert rows["optimizer (AdamW)"].count("23.0 GiB") == 2
-    # 2.5 × 8 × 1500 × 36 × 256 × 6 bytes.
-    assert "1.5 GiB" in rows["KV cache, 8 rows of 1,500 tokens"]
+    # 2.5 × 8 × 1500 × 36 × 256 × 4 bytes.
+    assert "1.0 GiB" in rows["KV cache, 8 rows of 1,500 tokens"]
     assert rows["gradients"].count("11.5 GiB") == 1
     assert "each holds 11.5 GiB more (DDP)" in text
     assert "notice" not in text

@@ -10,6 +10,7 @@ import torch.distributed.checkpoint as dcp
 from accelerate.utils import DistributedType
 
 from cotune.config.run_file import parse_config
+from cotune.engines.trl import sharding
 from cotune.engines.trl.checks import check_args
 from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.engines.trl.sharding import (
@@ -141,6 +142,19 @@ def test_a_run_in_one_process_says_so_in_its_state(tmp_path: Path) -> None:
     assert (state["sharding"], state["processes"]) == ("none", 1)
     with pytest.raises(ConfigError, match="sharding zero1"):
         joint.load_state_dict({**state, "sharding": "zero1"})
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (SimpleNamespace(_fsdp_param_groups=[1, 2]), [1, 2]),
+        (SimpleNamespace(_fsdp_param_group=3), [3]),
+        (SimpleNamespace(_fsdp_param_group=None), []),
+    ],
+)
+def test_parameter_groups_of_newer_and_older_torch(state: Any, expected: list[int]) -> None:
+    module: Any = SimpleNamespace(_get_fsdp_state=lambda: state)
+    assert sharding._parameter_groups(module) == expected
 
 
 def test_a_whole_model_is_left_alone() -> None:

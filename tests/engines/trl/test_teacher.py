@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
 from cotune.engines.trl.joint_trainer import JointTrainer
-from cotune.engines.trl.teacher import FILE
+from cotune.engines.trl.teacher import FILE, Teacher
 from cotune.errors import ConfigError
 from cotune.loop import policy_loss, teacher_loss
 from cotune.methods.last_stage import successes_teach
@@ -267,6 +267,19 @@ def test_a_resumed_teacher_is_that_of_the_unbroken_run(teacher: Any, tmp_path: P
     second.trainer.train(resume_from_checkpoint=str(checkpoints / "checkpoint-4"))
     ours, theirs = final_weights(second), final_weights(unbroken)
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.items())
+
+
+def test_an_average_of_bfloat16_weights_follows_small_steps() -> None:
+    policy = AutoModelForCausalLM.from_pretrained(small_policy(), dtype=torch.bfloat16)
+    teacher = Teacher(KLDistillation(**KL, teacher="ema", ema_decay=0.99), policy)
+    weight = next(policy.parameters())
+    before = weight.detach().float().clone()
+    with torch.no_grad():
+        weight.mul_(1.01)
+    teacher.follow(policy)
+    with teacher.reading(policy) as copy:
+        moved = next(copy.parameters()).detach() - before
+    torch.testing.assert_close(moved, 0.01 * (weight.detach().float() - before))
 
 
 def test_a_checkpoint_without_the_average_is_refused(tmp_path: Path) -> None:

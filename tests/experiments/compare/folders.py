@@ -108,17 +108,20 @@ class Processes:
 
     Attributes:
         started: the arguments of every process, in order.
+        gpus: the GPU that each was given.
         made: the processes.
     """
 
     def __init__(self, monkeypatch: Any, outcome: Any) -> None:
         self.started: list[tuple[str, ...]] = []
+        self.gpus: list[str | None] = []
         self.made: list[Process] = []
         self._outcome = outcome
         monkeypatch.setattr(cells, "start", self._start)
 
-    def _start(self, words: Sequence[str], log: Path, threads: int | None) -> Any:
+    def _start(self, words: Sequence[str], log: Path, threads: int | None, gpu: str | None) -> Any:
         self.started.append(tuple(words))
+        self.gpus.append(gpu)
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text("a first line\nValueError: it broke\n")
         self.made.append(Process(words, self._outcome))

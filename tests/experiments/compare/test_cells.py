@@ -217,6 +217,16 @@ def test_no_more_run_at_once_than_asked_for(
     assert most == 2
 
 
+@pytest.mark.parametrize(("listed", "given"), [("2,5", {"2", "5"}), ("2", {None}), ("", {None})])
+def test_runs_are_spread_over_the_gpus_that_are_listed(
+    listed: str, given: set[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    processes = Processes(monkeypatch, finished)
+    run(cells_of(tmp_path, seeds=[0, 1]))
+    assert set(processes.gpus[:2]) == set(processes.gpus) == given
+
+
 def scored(config: RunConfig, words: tuple[str, ...]) -> int:
     """A finished run, or its quadrants."""
     if words[0] != "evaluate":

@@ -1,5 +1,6 @@
 """Train a run file on TRL, from loading the policy to the summary."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,7 @@ def build_trainer(
     parts = run_parts(config, setup.environment, codec, setup.rewards, journal, ledger)
     joint = TRLJoint(parts, tokenizer, args, before_rollout)
     budget = RolloutBudget(joint, ledger, config.training.rollout_budget)
+    logging.getLogger("trl.trainer.grpo_trainer").addFilter(_not_about_reference)
     trainer = JointTrainer(
         setup.model,
         args=args,
@@ -136,6 +138,11 @@ def build_trainer(
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     return joint, trainer, budget
+
+
+def _not_about_reference(record: logging.LogRecord) -> bool:
+    """Return False for TRL's warning that a loaded policy ignores `model_init_kwargs`: they are for the reference."""
+    return "`model_init_kwargs` will be ignored" not in record.getMessage()
 
 
 def went_to_its_end(joint: TRLJoint, checkpoint: Path) -> bool:

@@ -26,7 +26,6 @@ from cotune.methods.p2o.context_distillation import (
 )
 from cotune.methods.teacher_kl import TeacherDistillation, mean_over_rollouts, token_losses
 from cotune.policy.adapters import compute_as_base
-from cotune.policy.attention import avoid_cudnn_attention
 from cotune.policy.prompt_cache import can_share
 from cotune.types import Distillation
 
@@ -69,7 +68,6 @@ class JointTrainer(GRPOTrainer):
     teacher: Teacher | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        avoid_cudnn_attention()
         token = _IN_THE_MAKING.set(self)
         try:
             super().__init__(*args, **kwargs)
@@ -277,11 +275,15 @@ class JointTrainer(GRPOTrainer):
         taught = with_rows(inputs, rows)
         prompts = {name: taught[f"teacher_{name}"] for name in ("prompt_ids", "prompt_mask")}
         read, plain = without_padding({**taught, **prompts}), without_padding(taught)
+        with (
+            torch.no_grad(),
+            self.accelerator.autocast(),
+            joint.policy() as policy,
+            teacher.reading(policy) as reader,
+        ):
+            theirs = completion_logits(reader, read, self.temperature, self._shares_prompts(reader))
+        # Apart from the teacher's: torch before 2.11 would reuse its copies of the weights, without a gradient.
         with self.accelerator.autocast():
-            with torch.no_grad(), joint.policy() as policy, teacher.reading(policy) as reader:
-                theirs = completion_logits(
-                    reader, read, self.temperature, self._shares_prompts(reader)
-                )
             # Unwrapped: DDP expects equally many forward passes of all processes.
             ours = completion_logits(
                 self.accelerator.unwrap_model(model),

@@ -140,6 +140,10 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
         "chat_template_kwargs": config.policy.template_args or None,
         "log_completions": False,
     }
+    if values["beta"] and config.policy.lora is None:
+        # TRL would load the reference policy in float32, spread over all GPUs.
+        dtype = weights_dtype(config.policy, training.precision)
+        values["model_init_kwargs"] = {"dtype": dtype, "device_map": None}
     try:
         args = GRPOConfig(**(values | training.engine_args))
     except (KeyError, OSError, TypeError, ValueError) as error:

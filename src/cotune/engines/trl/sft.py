@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, TrainerCallback, TrainerState
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
@@ -150,7 +151,7 @@ class TRLSft(TRLRun[SFTTrainer]):
             strategy=parts.strategy,
             environment=parts.environment,
             codec=codec,
-            sampler=policy_sampler(self.policy, codec, setup.tokenizer),
+            sampler=policy_sampler(self.policy, codec, setup.tokenizer, self._casts),
             llm=parts.llm,
             journal=parts.journal,
             meter=parts.meter,
@@ -172,7 +173,12 @@ class TRLSft(TRLRun[SFTTrainer]):
         """Bind the trainer whose policy is sampled from now on."""
         self._trainer = trainer
         codec = self.coordinator.codec
-        self.coordinator.sampler = policy_sampler(self.policy, codec, self._tokenizer)
+        self.coordinator.sampler = policy_sampler(self.policy, codec, self._tokenizer, self._casts)
+
+    def _casts(self) -> torch.autocast:
+        """Return the trainer's autocast; the trainer itself comes later."""
+        args = self.args
+        return torch.autocast(args.device.type, torch.bfloat16, enabled=bool(args.bf16))
 
     @property
     def unwrapped(self) -> PreTrainedModel:

@@ -61,7 +61,11 @@ def gathered(model: Any) -> Iterator[None]:
 
 
 def _parameter_groups(module: FSDPModule) -> list[Any]:
-    return list(module._get_fsdp_state()._fsdp_param_groups)
+    state: Any = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    # torch before 2.12 has one at most
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def _after_forward(module: FSDPModule) -> list[Any]:

@@ -34,6 +34,8 @@ class Teacher:
         self._without_adapter = kind == "base" and is_peft_model(policy)
         copies = kind == "ema" or (kind == "base" and not self._without_adapter)
         self._copy = _copied(policy) if copies else None
+        if self._copy is not None and kind == "ema" and not is_peft_model(policy):
+            self._copy.float()  # bfloat16 would round most of an average's small steps away
         self._keep = settings.ema_decay if isinstance(settings, KLDistillation) else 0.0
         self._averages = kind == "ema"
 

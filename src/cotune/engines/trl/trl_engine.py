@@ -230,7 +230,8 @@ def gpu_memory(config: RunConfig) -> list[Finding]:
     if not torch.cuda.device_count():
         return []
     try:
-        memory = ENGINE.memory(config)
+        alone = 1 if config.training.single_gpu else torch.cuda.device_count()
+        memory = ENGINE.memory(config, int(os.environ.get("WORLD_SIZE", alone)))
     except ValueError:
         return []
     needed = max(memory.training, memory.sampling or 0)

@@ -50,6 +50,7 @@ from cotune.engines.trl.vllm_sampler import VLLMSampler, engine_context, samplin
 from cotune.engines.undamaged import check_resumed
 from cotune.errors import ConfigError
 from cotune.methods.p2o.context_distillation import reweighs
+from cotune.policy.attention import avoid_cudnn_attention
 from cotune.policy.codec import HFCodec
 from cotune.policy.sampling import policy_sampler
 from cotune.protocols import Sampler, State
@@ -94,6 +95,7 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
         check_trl()
         check_args(args)
         check_strategy(args, parts.strategy)
+        avoid_cudnn_attention()  # also where vLLM samples
         self.args = args
         self.before_rollout = before_rollout
         self.codec = HFCodec(tokenizer, cast("dict[str, Any] | None", args.chat_template_kwargs))
@@ -458,7 +460,8 @@ class LateSampler:
             coordinator = joint.coordinator
             context = coordinator.settings.context_tokens
             return VLLMSampler(joint.trainer, joint.codec, coordinator.comm, context)
-        return policy_sampler(joint.policy, joint.codec, cast(Any, self._tokenizer))
+        casts: Any = joint.trainer.accelerator.autocast
+        return policy_sampler(joint.policy, joint.codec, cast(Any, self._tokenizer), casts)
 
 
 def was_cut(trajectory: Trajectory) -> bool:

@@ -41,11 +41,18 @@ class State(StrEnum):
 
 
 class Cell:
-    """One row at one seed; `problem` says why it failed, `finished` are its finished stages."""
+    """One row at one seed.
+
+    Attributes:
+        problem: why it failed.
+        finished: its finished stages.
+        gpu: the only GPU that its processes see; None for all.
+    """
 
     def __init__(self, row: Row) -> None:
         self.row, self.state, self.problem = row, State.WAITING, ""
         self.finished: list[Finished] = []
+        self.gpu: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._since = 0.0
         self._config: RunConfig | None = None
@@ -245,7 +252,7 @@ class Cell:
             text = yaml.safe_dump(dump_config(self._config), sort_keys=False, allow_unicode=True)
             write_atomic(file, text)
             words = (*stage.command, str(file), "--quiet")
-        self._process = start(words, self._log, self._config.threads)
+        self._process = start(words, self._log, self._config.threads, self.gpu)
         self._since = time.monotonic()
 
     def _score(self, scored: Sequence[Path]) -> None:
@@ -257,7 +264,8 @@ class Cell:
             words += ("--since", str(self.row.beginning))
         for folder in scored:
             words += ("--initial-of", str(folder))
-        self._process = start(words, self._log, self._config and self._config.threads)
+        threads = self._config and self._config.threads
+        self._process = start(words, self._log, threads, self.gpu)
         self._since = time.monotonic()
 
 
@@ -280,14 +288,26 @@ def _reached(folder: Path) -> str:
     return f"step {rows[-1]['step'] if rows else 0}{of}"
 
 
-def start(words: Sequence[str], log: Path, threads: int | None = None) -> subprocess.Popen[bytes]:
+def listed_gpus() -> list[str]:
+    """Return the GPUs of CUDA_VISIBLE_DEVICES, if it lists several."""
+    listed = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()]
+    return listed if len(listed) > 1 else []
+
+
+def start(
+    words: Sequence[str], log: Path, threads: int | None = None, gpu: str | None = None
+) -> subprocess.Popen[bytes]:
     """Start `cotune` in a process that the kernel, on Linux, ends if this process is killed.
 
     Args:
         words: the arguments after `cotune`.
         log: the file for its output; replaced.
         threads: CPU threads; None for as many as there are cores.
+        gpu: the only one that it sees; None for all.
     """
+    own = {"OMP_NUM_THREADS": str(threads or os.cpu_count() or 1)}
+    if gpu is not None:
+        own["CUDA_VISIBLE_DEVICES"] = gpu
     preexec: Callable[[], None] | None = None
     if sys.platform.startswith("linux"):
         prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -298,7 +318,7 @@ def start(words: Sequence[str], log: Path, threads: int | None = None) -> subpro
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads or os.cpu_count() or 1)},
+            env={**os.environ, **own},
             preexec_fn=preexec,
         )
 
@@ -312,7 +332,7 @@ def run_cells(
     """Run cells, `at_once` at a time and in order, each after those that it needs.
 
     A cell that fails does not stop the others. First, stages that are finished in the folders are
-    taken over.
+    taken over. If CUDA_VISIBLE_DEVICES lists several GPUs, each cell sees one, that with the fewest cells.
 
     Args:
         watch: called with all cells whenever some may have changed.
@@ -342,6 +362,7 @@ def run_cells(
             cell.look(found)
     if all(cell.state in (State.DONE, State.FAILED) for cell in cells):
         watch(cells)
+    gpus = listed_gpus()
     try:
         while open_cells := [c for c in cells if c.state in (State.WAITING, State.RUNNING)]:
             slots = at_once
@@ -351,6 +372,9 @@ def run_cells(
                 if failed := [other for other in needed[cell] if other.state == State.FAILED]:
                     cell.fail(f"needs {failed[0].name}, which failed")
                 elif (found := others(cell)) is not None:
+                    if gpus and cell.state == State.WAITING:
+                        busy = [c.gpu for c in cells if c.state == State.RUNNING]
+                        cell.gpu = min(gpus, key=busy.count)
                     cell.proceed(found, scored(cell))
                     slots -= cell.state == State.RUNNING
             watch(cells)

@@ -227,5 +227,5 @@ def _divergences(
     from cotune.policy.divergence import rollout_divergences
 
     trained, initial = (cast(Any, policies[name].sampler) for name in ("trained", "initial"))
-    with trained.model() as p, initial.model() as q:
+    with trained.model() as p, initial.model() as q, trained.casts():
         return rollout_divergences(p, q, rollouts, temperature)

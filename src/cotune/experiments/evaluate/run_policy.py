@@ -34,7 +34,7 @@ def run_policy(
     import torch
 
     from cotune.policy.local_policy import local_coordinator
-    from cotune.policy.precision import weights_dtype
+    from cotune.policy.precision import casting, weights_dtype
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -51,4 +51,5 @@ def run_policy(
         template_args=policy.template_args,
         chat_template=None if best else policy.chat_template,  # best/ has it
         rewards=rewards,
+        casts=casting(policy, training.precision, training.engine_args.get("bf16")),
     )
