@@ -42,7 +42,7 @@ class Done:
         pass
 
 
-def start(words: Any, log: Path, threads: int | None) -> Any:
+def start(words: Any, log: Path, threads: int | None, gpu: str | None) -> Any:
     """In place of a process of its own."""
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text(call(*words))

@@ -310,16 +310,15 @@ def memory_of(config: RunConfig, shape: Shape, *, on_cpu: bool = False) -> Memor
             autocast.
     """
     policy, training, limits = config.policy, config.training, config.limits
-    single = training.precision == "fp32"
-    dtype = weights_dtype(policy, training.precision) if on_cpu or single else policy.dtype
+    fp32 = training.precision == "fp32"
+    dtype = weights_dtype(policy, training.precision) if on_cpu or fp32 else policy.dtype
     dtype = shape.dtype if dtype == "auto" else dtype
     size = _BYTES.get(dtype, FULL)
     args = training.engine_args
     if on_cpu:
         mixed = training.precision == "bf16" and policy.lora is None
     else:
-        single = args.get("bf16") is False or single
-        mixed = not single or bool(args.get("fp16"))
+        mixed = not (fp32 or args.get("bf16") is False) or bool(args.get("fp16"))
     kl = training.kl > 0 and not config.method.supervised  # fine-tuning has no KL term
     longest = limits.prompt_tokens + limits.trajectory_tokens
 

@@ -1,6 +1,7 @@
-"""The type that a policy computes in without a GPU: `training.precision`.
+"""The type that a policy computes in: `training.precision`.
 
-Without a GPU a policy computes in the type of its weights, so the rule is about how they are loaded.
+On a GPU it computes under autocast, as a rule to bfloat16. Without one it computes in the type of its weights, as
+a rule, so there the rule is about how they are loaded.
 Bfloat16 pays on CPUs that multiply it natively; others emulate it, many times slower than float32.
 """
 
