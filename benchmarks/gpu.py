@@ -82,13 +82,11 @@ def plan(policy: Path, load: Load) -> str:
     """Return what `cotune plan --steps` prints for the policy under this load, as Markdown."""
     file = policy.with_name("run.yaml")
     file.write_text(json.dumps(run_file(policy, load)), encoding="utf-8")  # JSON is YAML
-    command = ["cotune", "plan", str(file), "--steps", str(load.steps)]
+    command = [sys.executable, "-m", "cotune", "plan", str(file), "--steps", str(load.steps)]
     print("plan …", file=sys.stderr, flush=True)
-    done = subprocess.run(
-        [sys.executable, "-m", *command], check=False, stdout=subprocess.PIPE, text=True
-    )
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
     said = done.stdout.strip() if not done.returncode else f"failed with status {done.returncode}"
-    return f"`{' '.join(command[:2])}`:\n\n```\n{said}\n```"
+    return f"`cotune plan`:\n\n```\n{said}\n```"
 
 
 def arm_table(shape: str, found: Mapping[str, Figures | str], load: Load) -> str:
@@ -182,9 +180,8 @@ def main() -> None:
         figures = measure(args.policy, args.policy.with_name(args.arm), args.arm, load, args.device)
         write_atomic(args.output, json.dumps(asdict(figures)))
         return
-    shapes, seconds, fitted_shape, questions = (
-        args.shapes, args.fit_seconds, recipe(512, 8, 256), 300,
-    )  # fmt: skip
+    shapes, seconds, questions = args.shapes, args.fit_seconds, 300
+    fitted_shape = recipe(512, 8, 256)
     if args.tiny:
         shapes, questions = ["tiny"], 3
         seconds, fitted_shape = min(seconds, 3.0), recipe(64, 2, 4)

@@ -47,7 +47,6 @@ from cotune.engines.undamaged import Chosen
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.sft import SFTOptions, TrainingRow, optimizer_steps
 from cotune.policy.adapters import compute_as_base
-from cotune.policy.attention import avoid_cudnn_attention
 from cotune.policy.codec import HFCodec
 from cotune.policy.sampling import policy_sampler
 from cotune.protocols import State
@@ -254,7 +253,6 @@ def build_trainer(
     joint: TRLSft, setup: Setup, rows: Sequence[TrainingRow], callback: TrainerCallback
 ) -> SFTTrainer:
     """Build an SFTTrainer on rows of tokens, without progress output."""
-    avoid_cudnn_attention()
     trainer = SFTTrainer(
         setup.model,
         args=setup.args,
