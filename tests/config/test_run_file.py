@@ -247,7 +247,7 @@ def test_an_instruction_speaks_its_worlds_protocol(
     assert str(caught.value).startswith(f"test: instruction {missing}")
 
 
-@pytest.mark.parametrize("kind", ["geo", "search"])
+@pytest.mark.parametrize("kind", ["geo", "scaffold", "search"])
 def test_without_search_the_answers_tags_are_enough(kind: str) -> None:
     files = dict.fromkeys(("corpus", "train", "validation", "test"), "x")
     world = {"kind": kind, **(files if kind == "search" else {})}

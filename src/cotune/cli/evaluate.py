@@ -11,8 +11,7 @@ from rich.console import Console
 
 from cotune.cli.library_settings import allow_hub, quiet_libraries
 from cotune.cli.step_progress import step_progress
-from cotune.cli.train import open_trained
-from cotune.config.resuming import recorded_config
+from cotune.config.resuming import open_trained, recorded_config
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.run.full_disk import full_disk_told

@@ -10,12 +10,12 @@ from rich.console import Console
 from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.step_progress import step_progress
 from cotune.config.build import describe_llm
-from cotune.config.resuming import recorded_config, resumed_config
+from cotune.config.resuming import open_trained, resumed_config
 from cotune.config.run_file import RunConfig, dump_config, load_config
 from cotune.engines.engine import engine_of
 from cotune.engines.preflight import Preflight
 from cotune.engines.run_summary import write_run_summary
-from cotune.errors import ConfigError, CotuneError, EvolutionError, Stopped
+from cotune.errors import CotuneError, EvolutionError, Stopped
 from cotune.protocols import Environment
 from cotune.run.full_disk import full_disk_told
 from cotune.run.journal import Journal, score_table
@@ -101,22 +101,6 @@ def _book(checked: Preflight, run: RunDir) -> None:
         with Ledger(run.ledger_path) as ledger:
             for call in checked.llm_calls:
                 ledger.add_check(call)
-
-
-def open_trained(folder: Path) -> tuple[RunDir, RunConfig]:
-    """Open a run folder made by `cotune train`; return it with its run file."""
-    run = RunDir.open(folder)
-    raw = run.read_config()
-    if "library" in raw:
-        raise ConfigError(
-            f"{folder}: belongs to a program with its own GRPOTrainer; resume it there with "
-            "trainer.train(resume_from_checkpoint=True)"
-        )
-    if any("baseline" in row for row in run.read_events()):
-        raise ConfigError(
-            f"{folder}: made by cotune baseline, which trains nothing; run it again with another output"
-        )
-    return run, recorded_config(run)
 
 
 def conclude(

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cotune.config.overrides import with_overrides
@@ -21,6 +22,25 @@ _FIXED_IN_TRAINING = (
 _FREE = "name, threads, environment.retriever, llm, evaluation, logging and training"
 # May hold a key or a token: stored as a hash, and only the names are reported.
 _SILENT = ("llm", "training.engine_args")
+
+
+def open_trained(folder: Path) -> tuple[RunDir, RunConfig]:
+    """Open a run folder made by `cotune train`; return it with its run file.
+
+    Raises:
+        ConfigError: no run folder, or one of a program with its own trainer or of `cotune baseline`.
+    """
+    run = RunDir.open(folder)
+    if "library" in run.read_config():
+        raise ConfigError(
+            f"{folder}: belongs to a program with its own GRPOTrainer; resume it there with "
+            "trainer.train(resume_from_checkpoint=True), or save its weights with trainer.save_model()"
+        )
+    if any("baseline" in row for row in run.read_events()):
+        raise ConfigError(
+            f"{folder}: made by cotune baseline, which trains nothing; run it again with another output"
+        )
+    return run, recorded_config(run)
 
 
 def recorded_config(run: RunDir, assignments: Sequence[str] = ()) -> RunConfig:

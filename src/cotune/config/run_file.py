@@ -189,25 +189,6 @@ Environment = Annotated[
     | OwnEnvironment,
     Field(discriminator="kind"),
 ]
-KINDS = frozenset(
-    (
-        "geo",
-        "arithmetic",
-        "ladder",
-        "scaffold",
-        "extract3",
-        "arith",
-        "search",
-        "math",
-        "reasoning-gym",
-        "single_turn",
-        "tools",
-        "trl",
-        "verifiers",
-        "python",
-    )
-)
-"""The kinds of environments."""
 REQUIRED_TEXTS = {
     "geo": CALL_TAGS, "search": CALL_TAGS, "scaffold": CALL_TAGS, "math": REQUIRED,
     "arithmetic": REQUIRED, "ladder": REQUIRED, "reasoning-gym": ANSWER_TAGS,
@@ -217,7 +198,10 @@ REQUIRED_TEXTS = {
 
 def without_search(environment: object) -> bool:
     """Return whether a search environment's options disable its search engine."""
-    return isinstance(environment, GeoOptions | SearchOptions) and not environment.search
+    return (
+        isinstance(environment, GeoOptions | ScaffoldOptions | SearchOptions)
+        and not environment.search
+    )
 
 
 def _union(classes: Sequence[type]) -> Any:
@@ -299,7 +283,9 @@ class RunConfig(Model):
         given = dict(cast("Mapping[str, Any]", raw))
         if "environment" in given:
             packages = frozenset(registered(ENVIRONMENTS))
-            given["environment"] = environment_section(given["environment"], KINDS, packages)
+            given["environment"] = environment_section(
+                given["environment"], frozenset(_by_kind("environment")), packages
+            )
         if isinstance(llm := given.get("llm"), str):
             given["llm"] = {"kind": "python", "object": llm} if ":" in llm else {"kind": llm}
         return given
@@ -462,14 +448,18 @@ def load_config(
     return parse_config(given, f"{path} with --set" if assignments else str(path))
 
 
+def _by_kind(section: str) -> dict[str, type]:
+    """Return the options classes of a section `environment` or `llm` by their kind."""
+    return {_names(o)["kind"].default: o for o in get_args(get_args(_UNIONS[section])[0])}
+
+
 def _fields_of(section: str, kind: str) -> frozenset[str] | None:
     """Return the fields of a kind of a section; None for an unknown kind."""
     known: dict[str, type] = {}
     if section == "strategy" and (kind in BUILT_IN or kind in registered(GROUP)):
         known = {kind: method_of(kind).options}
     elif section in _UNIONS:
-        for options in get_args(get_args(_UNIONS[section])[0]):
-            known[_names(options)["kind"].default] = options
+        known = _by_kind(section)
     return frozenset(_names(known[kind])) if kind in known else None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
-from cotune.config.resuming import recorded_config
+from cotune.config.resuming import open_trained
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.export.complete import completed, write_generation_config
@@ -59,19 +59,12 @@ def export(folder: Path, format: str | None = None, output: Path | None = None) 
 
 
 def open_finished(folder: Path) -> tuple[RunDir, RunConfig]:
-    """Open a finished run's folder and run file.
+    """Open the run folder of a finished `cotune train`; return it with its run file.
 
     Raises:
-        ConfigError: no run folder, a program with its own trainer, or an unfinished run.
+        ConfigError: it is none, or the run is not finished.
     """
-    run = RunDir.open(folder)
-    raw = run.read_config()
-    if "library" in raw:
-        raise ConfigError(
-            f"{folder}: belongs to a program with its own GRPOTrainer, which keeps the weights; save "
-            "them there with trainer.save_model()"
-        )
-    config = recorded_config(run)
+    run, config = open_trained(folder)
     finished(run)
     return run, config
 

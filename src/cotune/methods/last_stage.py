@@ -44,8 +44,16 @@ class LastStage(Unhinted):
         return self._stage_steps > 0  # a policy from before the stage is not finished
 
     def _distils(self, progress: Progress, batch: int) -> bool:
-        """Return whether the batch of a step belongs to the stage."""
-        return in_last_stage(progress, batch, self._stage_steps)
+        """Return whether the batch of a step is one of the run's last `steps`.
+
+        Args:
+            progress: of the step.
+            batch: rollouts of a batch, which tell how many the run's budget still pays for.
+        """
+        left = progress.total_steps - progress.step + 1
+        if progress.rollouts_left is not None and batch:
+            left = min(left, progress.rollouts_left // batch)
+        return left <= self._stage_steps
 
     def retry(
         self,
@@ -78,22 +86,6 @@ def check_last_stage(steps: int, shape: RunShape) -> None:
             f"strategy.distil_steps is {steps}, but {shape.steps_field} is {shape.steps}; expected fewer, "
             "because the first batches find the instruction that the last ones distil"
         )
-
-
-def in_last_stage(progress: Progress, batch: int, steps: int) -> bool:
-    """Return whether the batch of a step is one of the run's last `steps`.
-
-    Args:
-        progress: of the step.
-        batch: rollouts of a batch, which tell how many the run's budget still pays for.
-        steps: batches of the stage.
-    """
-    if not steps:
-        return False
-    left = progress.total_steps - progress.step + 1
-    if progress.rollouts_left is not None and batch:
-        left = min(left, progress.rollouts_left // batch)
-    return left <= steps
 
 
 def taught_groups(

@@ -82,8 +82,6 @@ def test_steps_are_real_and_nothing_stays(
 
 
 def test_what_is_wrong_is_said_and_nothing_stays(tmp_path: Path, temporary: Path) -> None:
-    with pytest.raises(ConfigError, match="--steps is 0; expected 1 or more"):
-        said(tmp_path, 0)
     with pytest.raises(ConfigError, match=r"limits\.prompt_tokens is 20"):
         said(tmp_path, 1, "limits.prompt_tokens=20")
     assert left(temporary) == []

@@ -96,13 +96,12 @@ def searched(
 
 def test_the_best_on_dev_is_kept_and_everything_is_sampled_under_it():
     strategy, policy, author, record = searched()
-    found = strategy.candidates()
-    assert found is not None
-    means = [found.mean(i) for i in range(len(found.instructions))]
+    found = strategy.standings()
+    means = [one.weight for one in found]
     best = means.index(max(means))
     assert max(means) > means[0]
-    assert strategy.best_instruction_id() == found.instructions[best].id
-    assert strategy.best_prompt() == Prompt(found.instructions[best].text)
+    assert strategy.best_instruction_id() == found[best].instruction.id
+    assert strategy.best_prompt() == Prompt(found[best].instruction.text)
     rows = strategy.assign(questions(3), 2, FIRST)
     assert [(a.task.id, a.group) for a in rows] == [
         ("q0", 0), ("q0", 0), ("q1", 1), ("q1", 1), ("q2", 2), ("q2", 2),
@@ -125,8 +124,7 @@ def test_instructions_are_scored_as_the_scoring_says():
 
 def test_the_lineage_is_recorded_with_critiques_and_scores():
     strategy, _, _, record = searched()
-    found = strategy.candidates()
-    assert found is not None
+    found = strategy.standings()
     first, *others = record.of("instruction_born")
     assert (first["id"], first["text"], first["parent"], first["score"]) == (
         "i0",
@@ -134,13 +132,13 @@ def test_the_lineage_is_recorded_with_critiques_and_scores():
         None,
         None,
     )
-    assert [row["id"] for row in others] == [f"i{n}" for n in range(1, len(found.instructions))]
+    assert [row["id"] for row in others] == [f"i{n}" for n in range(1, len(found))]
     for index, row in enumerate(others, 1):
-        assert row["text"] == found.instructions[index].text
+        assert row["text"] == found[index].instruction.text
         assert (row["origin"], row["born"], row["critique"]) == ("gepa", 1, "It guesses.")
-        assert row["shown"] == found.instructions[index].shown != ()
-        assert row["score"] == found.mean(index)
-        assert row["parent_score"] == found.mean(int(row["parent"][1:]))
+        assert row["shown"] == found[index].instruction.shown != ()
+        assert row["score"] == found[index].weight
+        assert row["parent_score"] == found[int(row["parent"][1:])].weight
     refused = record.of("instruction_rejected")
     assert {row["reason"] for row in refused} == {"not above its parent"}
     assert all(row["score"] <= row["parent_score"] for row in refused)
@@ -333,11 +331,11 @@ def test_the_state_holds_the_search():
     again = gepa()
     again.load_state_dict(json.loads(json.dumps(strategy.state_dict())))
     assert again.best_prompt() == strategy.best_prompt() != Prompt(START)
-    assert again.candidates() == strategy.candidates()
+    assert again.state_dict() == strategy.state_dict()
     assert again.evolve_if_due(FIRST, Policy(), Author(raising(LLMError("no"))), Events()) == {}
     fresh = gepa()
     fresh.load_state_dict(fresh.state_dict())
-    assert (fresh.best_instruction_id(), fresh.candidates()) == ("i0", None)
+    assert (fresh.best_instruction_id(), fresh.standings()) == ("i0", [])
     with pytest.raises(ConfigError, match="expected the same"):
         gepa(instruction="Another.").load_state_dict(strategy.state_dict())
 

@@ -34,8 +34,6 @@ def plan_by_steps(
     evaluated or left behind.
     """
     config = load_config(path, assignments=assignments)
-    if steps < 1:
-        raise ConfigError(f"--steps is {steps}; expected 1 or more")
     if config.method.supervised:
         raise ConfigError(
             "--steps measures steps of GRPO, but strategy.kind is sft; leave it out: cotune plan says "

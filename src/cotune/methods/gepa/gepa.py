@@ -177,10 +177,6 @@ class Gepa(StaticStrategy):
             else []
         )
 
-    def candidates(self) -> Candidates | None:
-        """Return all that the search accepted; None before it."""
-        return self._found
-
     def state_dict(self) -> State:
         found = self._found
         return {

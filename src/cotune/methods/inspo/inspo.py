@@ -462,10 +462,6 @@ class Inspo(LastStage):
     def best_instruction_id(self) -> str:
         return self.choice().instruction.id
 
-    def instructions(self) -> tuple[Instruction, ...]:
-        """Return all instructions that ever joined, in order of birth."""
-        return tuple(self._lineage)
-
     # ---- reporting and saved state
 
     def standings(self) -> list[Standing]:

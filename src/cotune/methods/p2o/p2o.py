@@ -146,11 +146,6 @@ class P2O:
     def checks_uplift(self) -> bool:
         return getattr(self.base, "checks_uplift", False)
 
-    @property
-    def pool(self) -> HintPool | None:
-        """Return the latest pool of hints; None before the first."""
-        return self._pool
-
     # ---- Phase 2
 
     def evolve_if_due(
