@@ -29,6 +29,7 @@ from rich.console import Console
 from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.train import conclude
 from cotune.config.run_file import RunConfig, dump_config, parse_config
+from cotune.engines.preflight import Preflight
 from cotune.engines.trl.grpo import train
 from cotune.engines.trl.run_file_setup import prepare
 from cotune.experiments.report import write_report
@@ -158,8 +159,8 @@ def main() -> None:
         quiet_libraries(config)
         run = RunDir.create(config.output, dump_config(config))
         journal = ClockedJournal(run, args.steps)
-        setup = prepare(config, run.checkpoints_path)
-        outcome = train(config, run, journal, setup=setup)
+        setup = prepare(Preflight(config, new=False).require(), run.checkpoints_path)
+        outcome = train(config, run, journal, setup)
         conclude(config, run, journal, outcome, setup.environment, Console(quiet=True))
         show_steps(journal, args.steps // 10)
         begun = time.process_time()

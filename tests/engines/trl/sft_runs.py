@@ -5,6 +5,7 @@ from typing import Any
 
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.evaluation import Outcome
+from cotune.engines.preflight import Preflight
 from cotune.engines.trl.grpo import choose
 from cotune.engines.trl.run_file_setup import prepare
 from cotune.engines.trl.sft import train
@@ -63,5 +64,5 @@ def start(config: RunConfig) -> Outcome:
 
 
 def go_on(config: RunConfig, run: RunDir, journal: Any, resume: bool = True) -> Outcome:
-    setup = prepare(config, run.checkpoints_path)
-    return train(config, run, journal, choose(run, setup) if resume else None, setup)
+    setup = prepare(Preflight(config, new=False).require(), run.checkpoints_path)
+    return train(config, run, journal, setup, choose(run, setup) if resume else None)

@@ -10,9 +10,10 @@ from torch.nn import DataParallel
 from trl import GRPOConfig, GRPOTrainer
 
 from cotune.config.run_file import RunConfig, parse_config
+from cotune.engines.preflight import Preflight
 from cotune.engines.trl import run_file_setup as trl_setup
 from cotune.engines.trl.checks import check_args, check_launch, held_to_one_gpu
-from cotune.engines.trl.run_file_setup import grpo_config, prepare
+from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.errors import ConfigError
 from tests.engines.trl.setup import config as own_args
 from tests.policy.tiny import tiny_model, tiny_tokenizer
@@ -85,7 +86,7 @@ def test_it_is_refused_before_the_policy_is_loaded(
     monkeypatch.setattr(trl_setup, "load", loaded)
     gpus(2)
     with pytest.raises(ConfigError, match="one process sees 2 GPUs"):
-        prepare(run_config(), tmp_path)
+        Preflight(run_config(), new=False).require()
 
 
 def test_what_the_trainer_would_do_with_several(gpus: Any, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
 from cotune.config.run_file import RunConfig, parse_config
+from cotune.engines.preflight import Preflight
 from cotune.engines.trl.grpo import TRLBest, lost_steps
 from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.engines.trl.run_file_setup import Setup, load_policy, prepare
@@ -331,11 +332,16 @@ def test_options_that_do_not_fit_are_refused_before_anything_is_written(
 ) -> None:
     wrong = run_config(tmp_path, lora={"target_modules": ["qkv_proj"]})
     with pytest.raises(ConfigError, match=r"target_modules: 'qkv_proj' is none of its layers"):
-        prepare(wrong, tmp_path / "out" / "checkpoints")
+        prepare(Preflight(wrong, new=False).require(), tmp_path / "out" / "checkpoints")
     right = run_config(tmp_path, lora={"rank": 3})
-    setup = prepare(right, tmp_path / "out" / "checkpoints")
+    setup = prepare(Preflight(right, new=False).require(), tmp_path / "out" / "checkpoints")
     assert setup.adapter.r == 3
-    assert prepare(run_config(tmp_path), tmp_path / "out" / "checkpoints").adapter is None
+    assert (
+        prepare(
+            Preflight(run_config(tmp_path), new=False).require(), tmp_path / "out" / "checkpoints"
+        ).adapter
+        is None
+    )
     assert not (tmp_path / "out").exists()
 
     def loaded(*_: Any, **__: Any) -> Any:
@@ -347,7 +353,7 @@ def test_options_that_do_not_fit_are_refused_before_anything_is_written(
         importlib.util, "find_spec", lambda name, *_: None if name == "peft" else find(name)
     )
     with pytest.raises(ConfigError, match=r"^policy.lora needs peft"):
-        prepare(right, tmp_path / "out" / "checkpoints")
+        prepare(Preflight(right, new=False).require(), tmp_path / "out" / "checkpoints")
 
 
 def test_training_starts_from_whole_weights(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 from transformers import TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
+from cotune.engines.preflight import Preflight
 from cotune.engines.trl.run_file_setup import Setup, prepare
 from cotune.engines.trl.sft import build_trainer, check_engine_args
 from cotune.engines.trl.sft_rows import ROLLOUTS as LOG
@@ -182,7 +183,7 @@ def test_engine_args_that_are_refused(args: dict[str, Any], message: str) -> Non
 
 def test_engine_args_that_are_passed_on(policy: Path, tmp_path: Path) -> None:
     config = configured(policy, tmp_path, engine_args={"loss_type": "dft", "weight_decay": 0.5})
-    args = prepare(config, tmp_path / "checkpoints").args
+    args = prepare(Preflight(config, new=False).require(), tmp_path / "checkpoints").args
     assert (args.loss_type, args.weight_decay, args.num_train_epochs) == ("dft", 0.5, 2)
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (2, 2)
 
@@ -192,7 +193,9 @@ def test_several_processes_are_refused(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"2 processes were started, but strategy\.kind sft"):
-        prepare(configured(policy, tmp_path), tmp_path / "checkpoints")
+        prepare(
+            Preflight(configured(policy, tmp_path), new=False).require(), tmp_path / "checkpoints"
+        )
 
 
 def test_questions_without_a_reference_are_refused(
@@ -201,4 +204,4 @@ def test_questions_without_a_reference_are_refused(
     monkeypatch.setattr(Letters, "reference", lambda self, task: "", raising=False)
     config = configured(policy, tmp_path, {"kind": "sft"})
     with pytest.raises(ConfigError, match=r"strategy\.data is answers, but 6 of 6 .*'train0'"):
-        prepare(config, tmp_path / "checkpoints")
+        prepare(Preflight(config, new=False).require(), tmp_path / "checkpoints")

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from cotune.config.run_file import parse_config
+from cotune.engines.preflight import Preflight
 from cotune.engines.trl.grpo import TRLBest, train
 from cotune.engines.trl.joint_trainer import JointTrainer
+from cotune.engines.trl.run_file_setup import prepare
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run
 from cotune.policy.local_policy import load
@@ -294,7 +296,8 @@ def test_a_run_file_is_trained_evolved_and_evaluated_through_vllm(
     with no_traces():
         engine = install(tokenizer, monkeypatch.setattr, model)
         run = RunDir.create(tmp_path / "run", {})
-        outcome = train(config, run, run)
+        setup = prepare(Preflight(config, new=False).require(), run.checkpoints_path)
+        outcome = train(config, run, run, setup)
     with Ledger(run.ledger_path) as ledger:
         rollouts = ledger.totals().rollouts
     assert rollouts["train"] == 16

@@ -15,7 +15,7 @@ from cotune.engines.joint import run_parts
 from cotune.engines.trl.checkpoints import choose_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.engines.trl.joint_trainer import JointTrainer
-from cotune.engines.trl.run_file_setup import Setup, prepare
+from cotune.engines.trl.run_file_setup import Setup
 from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trl_joint import Hook, TRLJoint
@@ -46,8 +46,8 @@ def train(
     config: RunConfig,
     run: RunDir,
     journal: Journal,
+    setup: Setup,
     chosen: Chosen | None = None,
-    setup: Setup | None = None,
 ) -> Outcome:
     """Train to the end; evaluate and keep the best.
 
@@ -56,10 +56,9 @@ def train(
         run: its folder.
         journal: the folder, or a wrapper that also displays events; on ranks other than the first,
             a journal that writes nothing.
+        setup: the result of `prepare`.
         chosen: what `choose` found; None for a run from the start.
-        setup: the result of `prepare`; loaded here if None.
     """
-    setup = setup or prepare(config, run.checkpoints_path)
     evaluation = RunEvaluation(
         config.evaluation,
         config.instruction,

@@ -14,10 +14,9 @@ from trl import GRPOConfig
 from cotune.config.run_checks import check_tokens
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.preflight import Preflight
-from cotune.engines.trl.checks import check_args, check_launch, held_to_one_gpu
+from cotune.engines.trl.checks import check_args, held_to_one_gpu
 from cotune.engines.trl.grpo_fields import LOSSES
 from cotune.engines.trl.sharding import check_deepspeed
-from cotune.engines.trl.trackers import check_installed
 from cotune.errors import ConfigError
 from cotune.methods.method import CISPO_CAP
 from cotune.policy.adapters import lora_config
@@ -53,22 +52,19 @@ class Setup:
     rewards: RewardFunctions | None = None
 
 
-def prepare(config: RunConfig, folder: Path, checked: Preflight | None = None) -> Setup:
+def prepare(checked: Preflight, folder: Path) -> Setup:
     """Load everything a run needs; write nothing and create no folder.
 
     Processes started by torchrun are connected afterwards.
 
     Args:
-        config: the run file.
+        checked: the preflight that the run file has passed.
         folder: the folder that will hold checkpoints.
-        checked: a preflight that the run file has passed; run here if None.
 
     Raises:
         ConfigError: a field is invalid; the message names it.
     """
-    checked = checked or Preflight(config, new=False).require()
-    environment, rewards = checked.environment, checked.rewards
-    check_launch(config.training)
+    config, environment, rewards = checked.config, checked.environment, checked.rewards
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if rewards is not None:
@@ -78,7 +74,6 @@ def prepare(config: RunConfig, folder: Path, checked: Preflight | None = None) -
     model, tokenizer = load_policy(config.policy, config.training.precision)
     codec = HFCodec(tokenizer, config.policy.template_args)
     check_tools(environment, codec, tokenizer)  # may set the tokenizer's template
-    check_installed(config.logging.report_to)
     lora = config.policy.lora
     adapter = None if lora is None else lora_config(lora, model)
     if config.method.supervised:

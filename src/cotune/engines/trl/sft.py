@@ -29,17 +29,17 @@ from cotune.engines.trl.run_file_setup import (
     check_known,
     check_not_ours,
     check_set_elsewhere,
-    prepare,
     shared_args,
 )
 from cotune.engines.trl.sft_rows import (
+    ROLLOUTS,
     ROWS,
     Rows,
     answer_rows,
-    keep_rows,
     read_head,
     read_rows,
     rollout_rows,
+    write_rows,
 )
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trl_run import CheckpointCallback, TRLRun
@@ -52,6 +52,7 @@ from cotune.policy.sampling import policy_sampler
 from cotune.protocols import State
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.rollout.task_order import TaskOrder
+from cotune.run.evolution_log import EvolutionLog
 from cotune.run.journal import Journal
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
@@ -209,8 +210,8 @@ def train(
     config: RunConfig,
     run: RunDir,
     journal: Journal,
+    setup: Setup,
     chosen: Chosen | None = None,
-    setup: Setup | None = None,
 ) -> Outcome:
     """Fine-tune to the end; evaluate and keep the best.
 
@@ -220,10 +221,9 @@ def train(
         config: the run file.
         run: the run folder.
         journal: the folder, or a wrapper that also displays events.
+        setup: the result of `prepare`.
         chosen: what `choose` found; None for a run from the start.
-        setup: the result of `prepare`; loaded here if None.
     """
-    setup = setup or prepare(config, run.checkpoints_path)
     evaluation = RunEvaluation(
         config.evaluation,
         config.instruction,
@@ -324,7 +324,8 @@ def _rows(
         found = rollout_rows(joint, options, training, run.sft_path)
     _tell(joint, options, training, found)
     if options.data == "rollouts":
-        keep_rows(run.sft_path, found.rows, joint.identity, joint.parts.changeable)
+        write_rows(kept, found.rows, joint.identity, joint.parts.changeable)
+        EvolutionLog(run.sft_path / ROLLOUTS).delete()  # the rows were chosen from these
     return found.rows
 
 

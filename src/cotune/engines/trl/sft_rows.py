@@ -113,7 +113,7 @@ def rollout_rows(
 ) -> Rows:
     """Return the initial policy's own successful rollouts as rows (rejection sampling).
 
-    Rollouts are kept on disk batch by batch until `keep_rows`, so a killed run samples at most one
+    Rollouts are kept on disk batch by batch until the rows are written, so a killed run samples at most one
     batch again.
 
     Args:
@@ -172,17 +172,6 @@ def _sampled(
         )
         yield from batch
     phase.close()
-
-
-def keep_rows(
-    folder: Path,
-    rows: Sequence[TrainingRow],
-    identity: Mapping[str, str],
-    changeable: Mapping[str, str],
-) -> None:
-    """Keep the rows of rejection sampling and delete the rollouts they were chosen from."""
-    write_rows(folder / ROWS, rows, identity, changeable)
-    EvolutionLog(folder / ROLLOUTS).delete()
 
 
 def write_rows(

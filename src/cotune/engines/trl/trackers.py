@@ -3,7 +3,7 @@
 They follow the trainer's reporting callbacks, whether from `report_to` or added by the user.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 from importlib import import_module
 from pathlib import Path
@@ -14,12 +14,8 @@ from transformers.integrations.integration_utils import (
     TensorBoardCallback,
     TrackioCallback,
     WandbCallback,
-    is_tensorboard_available,
-    is_trackio_available,
-    is_wandb_available,
 )
 
-from cotune.errors import ConfigError
 from cotune.protocols import Strategy
 from cotune.types import HintStanding, Instruction, Standing
 
@@ -39,22 +35,6 @@ _HARMLESS = frozenset(" .,;:?'%-")  # in Markdown, within a cell
 Row = tuple[Any, ...]
 Table = tuple[str, tuple[str, ...], list[Row]]
 """Name, columns, rows."""
-
-_AVAILABLE: Mapping[str, Callable[[], bool]] = {
-    "tensorboard": is_tensorboard_available,
-    "wandb": is_wandb_available,
-    "trackio": is_trackio_available,
-}
-
-
-def check_installed(backends: Sequence[str]) -> None:
-    """Raise ConfigError for a backend of logging.report_to that is not installed."""
-    for name in backends:
-        if not _AVAILABLE[name]():
-            raise ConfigError(
-                f"logging.report_to names {name}, which is not installed: pip install {name}, or "
-                "remove it"
-            )
 
 
 def tables(strategy: Strategy) -> list[Table]:

@@ -72,7 +72,7 @@ class TRL:
     def prepare(self, checked: Preflight, folder: Path) -> "Setup":
         from cotune.engines.trl.run_file_setup import prepare
 
-        return prepare(checked.config, folder, checked)
+        return prepare(checked, folder)
 
     def train(
         self, config: RunConfig, run: RunDir, setup: "Setup", console: Console, conclude: Conclude
@@ -112,10 +112,10 @@ class TRL:
         else:
             from cotune.engines.trl.grpo import train
         if world().rank != 0:
-            train(config, run, SilentJournal(), chosen, setup)
+            train(config, run, SilentJournal(), setup, chosen)
             return
         journal = RunJournal(run, console, config.training.steps, config.logging.trajectories_every)
-        outcome = train(config, run, journal, chosen, setup)
+        outcome = train(config, run, journal, setup, chosen)
         conclude(config, run, journal, outcome, setup.environment, console)
 
     def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
