@@ -103,7 +103,7 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     "a run file for a suite": ("compare run.yaml", ["is a run file", "cotune train run.yaml"]),
     "a run file for a run": ("resume run.yaml", ["is not a run folder: it is a file"]),
     "no such run": ("evaluate nope", ["is not a run folder: there is no such folder"]),
-    "a starter for a run": ("report .", ["its run.yaml is a run file yet to be trained"]),
+    "a starter for a run": ("report .", ["its run.yaml is a run file that was not trained"]),
     "episodes shorter than a turn": (
         "plan run.yaml --set limits.trajectory_tokens=8",
         ["limits.trajectory_tokens is 8", "limits.turn_tokens 64"],

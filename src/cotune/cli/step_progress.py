@@ -108,7 +108,7 @@ class _Bar(_Steps):
         if changed := self.description != self._shown:
             self._bar.reset(self._task)
             self._shown = self.description
-        # `update` keeps the old total where the new one is None.
+        # `update` keeps the old total if the new one is None.
         self._bar.tasks[0].total = self.total or None
         self._bar.update(
             self._task, description=self._shown, completed=self.done, count=self.count,

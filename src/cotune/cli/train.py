@@ -82,7 +82,7 @@ def passed(
     """Run all checks, cheap ones first; write nothing.
 
     Args:
-        new: whether the run folder has yet to be created.
+        new: whether the run folder is still to be created.
         environment: replaces the run file's.
 
     Raises:
@@ -166,7 +166,7 @@ def _under_way(folder: Path) -> bool:
 
 
 def _without_proposals(folder: Path, config: RunConfig) -> str:
-    """Return how to resume a run whose LLM was of no use."""
+    """Return how to resume a run whose LLM calls all failed."""
     resume = command_on(folder, "resume")
     if not hasattr(config.llm, "optional"):
         return f"then: {resume}"

@@ -83,7 +83,7 @@ def run_environment(config: RunConfig, codec: Codec | None = None) -> Environmen
         return environment
     if not isinstance(environment, TaskEnvironment):
         raise ConfigError(
-            f"dataset.drop_too_long is true, but {type(environment).__name__} is no "
+            f"dataset.drop_too_long is true, but {type(environment).__name__} is not a "
             "cotune.TaskEnvironment; leave the questions out of its tasks, or remove the field"
         )
     if codec is None:

@@ -487,7 +487,7 @@ def parse_recorded(raw: Mapping[str, Any], source: str) -> RunConfig:
 
 
 def _check_booleans(raw: Mapping[str, Any], parsed: Any, source: str, section: str = "") -> None:
-    """Raise ConfigError for true or false where a number is expected; pydantic would read it as 1 or 0."""
+    """Raise ConfigError for true or false in place of a number; pydantic would read it as 1 or 0."""
     for name, value in raw.items():
         found = getattr(parsed, name, None)
         if isinstance(value, Mapping):

@@ -25,7 +25,7 @@ Rows: TypeAlias = "Dataset | Iterable[Mapping[str, Any]]"
 KINDS = ".jsonl, .json, .csv, .tsv or .parquet"
 
 OTHER_SOURCE = (
-    "correct dataset.name, dataset.subset or the split, or download it where there is a network and "
+    "correct dataset.name, dataset.subset or the split, or download it on a machine with a network and "
     "name its files by dataset.path"
 )
 """The fix for a data set that cannot be loaded."""

@@ -160,7 +160,7 @@ class Preflight:
 
     Args:
         config: the run file.
-        new: whether the run folder has yet to be created.
+        new: whether the run folder is still to be created.
         patient: whether to wait for a server for as long as the run file allows.
         ask_llm: whether to make one small call to the LLM; done in any case before training.
         loads: whether the policy is loaded afterwards; done in any case before training.
@@ -239,7 +239,7 @@ class Preflight:
         """Return what this machine is missing for training; raise for errors in the run file.
 
         Args:
-            needed: names of checks of this machine that must pass nevertheless.
+            needed: names of checks of this machine that must still pass.
 
         Raises:
             ConfigError: a field is invalid; the message names it.

@@ -1,4 +1,4 @@
-"""Choose the checkpoint of a resume, for every engine: the newest whose manifest holds."""
+"""Choose the checkpoint of a resume, for every engine: the newest whose files match its manifest."""
 
 import shutil
 from collections.abc import Iterable, Mapping

@@ -242,7 +242,7 @@ def _rows(path: Path, split: str, options: MathOptions) -> Sequence[Row]:
     if (name := hub_name(path)) is None:
         return file_rows(path, field, without)
     repository, _, part = name.partition(":")
-    fix = f"correct {field}, or download its files where there is a network and name them there"
+    fix = f"correct {field}, or download its files on a machine with a network and name them there"
     return hub_rows(repository, None, part or "train", field, fix, without)
 
 

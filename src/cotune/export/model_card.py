@@ -92,7 +92,7 @@ def _local_name(path: str) -> str:
 
 
 def is_hub_id(name: str) -> bool:
-    """Return whether a name can be a repository of the hub, and is no local path."""
+    """Return whether a name can be a repository of the hub, and is not a local path."""
     return _HUB_ID.fullmatch(name) is not None and not Path(name).exists()
 
 

@@ -112,8 +112,8 @@ class OpenAIOptions:
         check_range("budget", self.budget, 0, 10**15)
         if self.budget is not None and prompt_price == completion_price == 0.0:
             raise ValueError(
-                f"budget is {self.budget} but both prices are 0, expected a price_per_million_"
-                "prompt_tokens or price_per_million_completion_tokens to hold it against"
+                f"budget is {self.budget} but both prices are 0; set price_per_million_prompt_tokens "
+                "and price_per_million_completion_tokens, or remove budget"
             )
 
     def describe(self) -> str:

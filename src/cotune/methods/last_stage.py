@@ -99,7 +99,7 @@ def taught_groups(
 
     It is sampled under the instruction whose rollouts the loss is taken on: the initial one for
     `KLDistillation`, the best one for `FilteredDistillation`. Only the latter can teach what the policy
-    never does under the initial instruction: KL(p ‖ q) has no gradient where p is certain.
+    never does under the initial instruction: KL(p ‖ q) has no gradient if p is certain.
     """
     plain, teacher = Prompt(initial.text), Prompt(best.text)
     under = best if isinstance(distillation, FilteredDistillation) else initial

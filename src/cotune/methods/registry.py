@@ -44,7 +44,7 @@ def _added(kind: str) -> Method[Any]:
     if isinstance(method, Method) and method.kind == kind:
         return cast("Method[Any]", method)
     raise ConfigError(
-        f"strategy.kind: the entry point {kind!r} of {GROUP} is no cotune.methods.method.Method "
+        f"strategy.kind: the entry point {kind!r} of {GROUP} is not a cotune.methods.method.Method "
         f"whose options have kind {kind!r}; fix or reinstall its package"
     )
 

@@ -151,7 +151,7 @@ def check_accepted(kept: int, sampled: int, highest: float, options: SFTOptions)
     raise EngineError(
         f"none of the {sampled:,} rollouts has a reward of {options.keep_from:g} or more (the highest "
         f"is {highest:g}), so there is nothing to fine-tune on: lower strategy.keep_from, raise "
-        "strategy.samples, or start from a policy or an instruction that succeeds at times"
+        "strategy.samples, or start from a policy or an instruction that sometimes succeeds"
     )
 
 

@@ -20,7 +20,7 @@ def _target_modules(given: object) -> object:
         )
     if "all-linear" in names:
         if len(cast(Sequence[object], names)) > 1:
-            raise ValueError("names all-linear beside others; expected only all-linear")
+            raise ValueError("names all-linear and other layers; expected only all-linear")
         return "all-linear"
     return tuple(cast(Sequence[str], names))
 

@@ -1,8 +1,8 @@
 """The type that a policy computes in: `training.precision`.
 
-On a GPU it computes under autocast, as a rule to bfloat16. Without one it computes in the type of its weights, as
-a rule, so there the rule is about how they are loaded.
-Bfloat16 pays on CPUs that multiply it natively; others emulate it, many times slower than float32.
+On a GPU the policy usually computes under autocast to bfloat16. On a CPU it usually computes in the type of its
+weights, so the option decides the type in which they are loaded. Bfloat16 pays on CPUs that multiply it natively;
+others emulate it, many times slower than float32.
 """
 
 from collections.abc import Callable

@@ -318,7 +318,7 @@ class CachedSession:
         alive = torch.tensor([not f for f in finished], device=mask.device)
         ids = torch.tensor(tokens, device=mask.device)
         mask = torch.cat([mask, alive[:, None].to(mask.dtype)], 1)
-        # A row whose every column were masked would divide zero by zero; prompts are never empty.
+        # A fully masked row would divide zero by zero; prompts are never empty.
         # transformers drops a plain mask if nothing is padding. Without one, torch's attention for a single
         # token takes several times as long on a CPU in bfloat16, if heads share keys.
         shaped = mask[:, None, None].bool() if mask.device.type == "cpu" else mask

@@ -1,7 +1,7 @@
 """LLM calls that begin before their answers are due, in threads beside the program.
 
-The program takes an answer where it needs it, and waits for it there if it must. So a run depends on the
-answers, but not on when they arrive.
+The program takes each answer when it needs it, and waits if it has not arrived. So a run depends on the answers,
+but not on when they arrive.
 """
 
 import threading

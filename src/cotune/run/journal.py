@@ -44,7 +44,7 @@ class Journal(Protocol):
         ...
 
     def check_committed(self, logs: Mapping[str, tuple[int, str]]) -> None:
-        """Raise ConfigError if a log does not begin with what a checkpoint says of it."""
+        """Raise ConfigError if a log does not begin as it was when a checkpoint was saved."""
         ...
 
     def evolution_log(self, step: int) -> EvolutionLog:

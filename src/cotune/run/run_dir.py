@@ -325,8 +325,8 @@ class RunDir:
         found = config.get("schema_version") if isinstance(config, dict) else None
         if isinstance(config, dict) and "schema_version" not in config and "output" in config:
             raise ConfigError(
-                f"{self.path} is not a run folder: its run.yaml is a run file yet to be trained; give the "
-                "`output` folder of a run"
+                f"{self.path} is not a run folder: its run.yaml is a run file that was not trained here; "
+                "give the `output` folder of a run"
             )
         if found != SCHEMA_VERSION:
             raise ConfigError(_version_message(path, found))

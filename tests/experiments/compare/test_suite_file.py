@@ -59,7 +59,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an unknown field": ({"bugdet": 3}, r"bugdet: unknown field \(did you mean budget\?\)"),
     "a method in place of a kind": (
         {"by_strategy": {"inspo-mixed": {"seed": 1}}},
-        "by_strategy: 'inspo-mixed' is no strategy.kind; expected one of static, sft, inspo",
+        "by_strategy: 'inspo-mixed' is not a strategy.kind; expected one of static, sft, inspo",
     ),
     "no such method": ({"methods": ["search-r1", "inspoo"]}, "'inspoo' is unknown.*mean inspo"),
     "a row twice": ({"methods": ["search-r1", "inspo", "inspo"]}, "inspo is listed twice"),

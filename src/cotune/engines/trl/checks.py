@@ -191,7 +191,7 @@ def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
     ):
         raise ConfigError(
             f"GRPOConfig.importance_sampling_level is 'sequence', but distillation.ratio {settings.ratio!r} "
-            "leaves out single tokens, but the ratio of a sequence still includes them: set "
+            "leaves out single tokens, which the ratio of a sequence would still include; set "
             "importance_sampling_level='token', or ratio: original"
         )
 

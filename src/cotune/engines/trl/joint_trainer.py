@@ -119,7 +119,7 @@ class JointTrainer(GRPOTrainer):
         )
 
     def _distil(self, output: dict[str, Any], joint: "TRLJoint") -> None:
-        """Weight the advantages per token, to (B, C), and fill in log π_old where it is x̃'s.
+        """Weight the advantages per token, to (B, C); with `ratio: hint`, log π_old is that under x̃.
 
         Called on all ranks, even if a rank's own rollouts need nothing.
         """
@@ -315,7 +315,7 @@ class JointTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         if self.teacher is not None and self.args.should_save:
-            # First of all: a checkpoint is complete once the trainer has written its own files.
+            # First, because a checkpoint is complete once the trainer has written its own files.
             folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
             self.teacher.save(folder)
         super()._save_checkpoint(model, trial)

@@ -308,7 +308,9 @@ def _rows(
     assert isinstance(options, SFTOptions)
     kept = run.sft_path / ROWS
     if kept.is_file():
-        return read_rows(kept, joint.identity)
+        rows = read_rows(kept)
+        joint.check_identity(read_head(kept))
+        return rows
     if joint.batches and options.data == "rollouts":
         raise EngineError(
             f"{kept} is not there, but {joint.batches} steps are trained on its rows: put it back, or "

@@ -200,11 +200,11 @@ def read_head(path: Path) -> Row:
     return lines[0] if lines else {}
 
 
-def read_rows(path: Path, identity: Mapping[str, str]) -> list[TrainingRow]:
+def read_rows(path: Path) -> list[TrainingRow]:
     """Read the rows that `write_rows` wrote.
 
     Raises:
-        ConfigError: they are from another version or run, or cannot be read.
+        ConfigError: they are from another version, or cannot be read.
     """
     head, lines = read_head(path), read_jsonl(path)[1:]
     if head.get("schema_version") != SCHEMA_VERSION:
@@ -212,12 +212,6 @@ def read_rows(path: Path, identity: Mapping[str, str]) -> list[TrainingRow]:
             f"{path}: schema_version is {head.get('schema_version')!r}, expected {SCHEMA_VERSION}; open "
             "it with the version of cotune that wrote it"
         )
-    for name, was in head["identity"].items():
-        if identity.get(name) != was:
-            raise ConfigError(
-                f"{name}: is not what the saved run began with ({was[:120]}); restore it, or start a "
-                "new run in another folder"
-            )
     return [
         TrainingRow(line["task"], tuple(line["input_ids"]), tuple(line["labels"])) for line in lines
     ]

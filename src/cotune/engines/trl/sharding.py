@@ -147,7 +147,7 @@ def check_sharding(args: TrainingArguments) -> None:
     if (version := _fsdp_version(args)) not in (None, 2):
         raise ConfigError(
             f"FSDP's version is {version}; expected 2, which is torch's fully_shard: set "
-            "fsdp_config.version: 2, of an accelerate configuration fsdp_version: 2"
+            "fsdp_config.version: 2, or fsdp_version: 2 in an accelerate configuration"
         )
     state: Any = args.distributed_state
     if version and state.distributed_type in _NO_SHARDS:
@@ -159,7 +159,7 @@ def check_sharding(args: TrainingArguments) -> None:
     if version and _efficient_loading(args):
         raise ConfigError(
             "FSDP's cpu_ram_efficient_loading is on, but every process restores its own weights; set "
-            "fsdp_config.cpu_ram_efficient_loading: false, of an accelerate configuration "
+            "fsdp_config.cpu_ram_efficient_loading: false, or in an accelerate configuration "
             "fsdp_cpu_ram_efficient_loading: false"
         )
 
@@ -203,6 +203,6 @@ def check_spread(saved: State, trainer: Trainer) -> None:
     processes = spread(trainer)["processes"]
     if was.startswith("zero") and saved["processes"] != processes:
         raise ConfigError(
-            f"the saved run was trained by {saved['processes']} processes, and DeepSpeed's checkpoint "
-            f"can be resumed only by as many, not by {processes}; start as many"
+            f"the saved run was trained by {saved['processes']} processes, this one has {processes}, and "
+            f"DeepSpeed's checkpoint needs as many; start {saved['processes']} processes"
         )

@@ -30,7 +30,7 @@ from transformers import (
 from transformers.trainer_utils import SaveStrategy
 from trl import GRPOConfig, GRPOTrainer
 
-from cotune.engines.comm import TorchComm
+from cotune.engines.comm import TorchComm, world
 from cotune.engines.joint import Joint, Parts
 from cotune.engines.trl.checkpoints import drop_orphans, load_state
 from cotune.engines.trl.checks import (
@@ -55,7 +55,7 @@ from cotune.policy.codec import HFCodec
 from cotune.policy.sampling import policy_sampler
 from cotune.protocols import Sampler, State
 from cotune.rewards.functions import RewardFunctions
-from cotune.rollout.coordinator import Coordinator, RolloutSettings, SingleProcess
+from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.rollout.resampling import without_variance
 from cotune.rollout.task_order import TaskOrder
 from cotune.run.scores import measure_of, score_trajectories
@@ -95,7 +95,7 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
         check_trl()
         check_args(args)
         check_strategy(args, parts.strategy)
-        avoid_cudnn_attention()  # also where vLLM samples
+        avoid_cudnn_attention()  # also if vLLM samples
         self.args = args
         self.before_rollout = before_rollout
         self.codec = HFCodec(tokenizer, cast("dict[str, Any] | None", args.chat_template_kwargs))
@@ -124,7 +124,7 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
                 resample_rounds=parts.resample_rounds,
             ),
             rewards=parts.rewards,
-            comm=TorchComm() if dist.is_initialized() else SingleProcess(),
+            comm=world(),
         )
         coordinator.gather = lambda: whole_weights(self.unwrapped)
         super().__init__(parts, order, total_batches, coordinator)

@@ -286,7 +286,7 @@ METHODS: dict[str, Method] = {
         distillation={"ratio": "masked", "soft": True},
     ),
     "drop-failed": _ablation(
-        "p2o", "failed hinted dropped", "successes alone", distillation={"drop_failed": True}
+        "p2o", "failed hinted dropped", "only successes", distillation={"drop_failed": True}
     ),
     "kl": _ablation(
         "p2o", "KL to the hinted policy", "plain rollouts, a gated KL to the policy under the hint",

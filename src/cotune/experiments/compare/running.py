@@ -166,7 +166,7 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> No
         f"{len(folders)} run{'s' * (len(folders) != 1)} over {seeds} seed{'s' * (seeds != 1)}; "
         f"{done} of them {'is' if done == 1 else 'are'} finished already"
     )
-    missing, errors = _lacking(configs)
+    missing, errors = _missing(configs)
     for text in missing:
         console.print(f"missing here: {text}", markup=False, highlight=False, soft_wrap=True)
     if errors:
@@ -174,7 +174,7 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> No
         raise ConfigError(f"{errors[0]}{more}")
 
 
-def _lacking(configs: Sequence[RunConfig]) -> tuple[list[str], list[str]]:
+def _missing(configs: Sequence[RunConfig]) -> tuple[list[str], list[str]]:
     """Return what this machine is missing for some run files, and the errors in them, each once.
 
     The run files share equal environments.
@@ -307,7 +307,7 @@ def progress_table(cells: Sequence[Cell]) -> Table:
 
 
 class _Lines:
-    """Progress as plain lines, for a console that is no terminal."""
+    """Progress as plain lines, for a console that is not a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

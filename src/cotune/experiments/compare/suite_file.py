@@ -160,7 +160,7 @@ class SuiteConfig(Model):
         for kind in self.by_strategy:
             if kind not in known:
                 raise ValueError(
-                    f"by_strategy: {kind!r} is no strategy.kind; expected one of {', '.join(known)}. A row's "
+                    f"by_strategy: {kind!r} is not a strategy.kind; expected one of {', '.join(known)}. A row's "
                     "own fields are in its `set`"
                 )
         return self

@@ -18,7 +18,7 @@ DIVERGENCE, OF = "KL to initial", "nats per token"
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the table: scores by column, None where there is none.
+    """A line of the table: scores by column, None if there is none.
 
     Attributes:
         label: its name.

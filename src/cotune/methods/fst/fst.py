@@ -66,7 +66,7 @@ class FstOptions:
     Attributes:
         prompts: K, the most prompts in use after a round; the authors use 4 or 8.
         evolve_every: T, steps from one round to the next; the first is before step 1.
-        evolve_until: no round after this step; null is no end.
+        evolve_until: no round after this step; null: rounds never end.
         budget: evaluations of a round (one is one rollout), with the prompts in use scored again.
         dev_size: training questions that prompts are scored on, the same in every round; the others
             are reflected on. Half of them if there are fewer than 1.5 times as many.

@@ -118,7 +118,7 @@ class Generator:
             origin: label of the candidates' origin, unless the LLM has one; the proposer's kind if
                 empty.
             last: whether this is the run's last phase.
-            affordable: rollouts that may be spent on verification; None is no limit. A round that
+            affordable: rollouts that may be spent on verification; None: no limit. A round that
                 could exceed it does not start.
 
         Raises:
@@ -138,9 +138,9 @@ class Generator:
             shown = request.provenance if request else parent.shown
             tasks = self._replay.recent_tasks(self._options.verification_tasks, rng, shown)
             left = None if affordable is None else affordable - paid
-            wanting = self._wanting(request, tasks if verifies else None, left)
-            if request is None or wanting:
-                record("notice", text=f"{wanting} before step {step}")
+            reason = self._why_not(request, tasks if verifies else None, left)
+            if request is None or reason:
+                record("notice", text=f"{reason} before step {step}")
                 break
             ask_ahead(llm, self._prompts(draw, rounds))
             rounds += 1
@@ -184,7 +184,7 @@ class Generator:
         request, _, rng = draw(0)
         shown = request.provenance if request else ()
         tasks = self._replay.recent_tasks(self._options.verification_tasks, rng, shown)
-        if self._wanting(request, tasks if verifies else None, affordable):
+        if self._why_not(request, tasks if verifies else None, affordable):
             return []
         return self._prompts(draw, 0)
 
@@ -213,7 +213,7 @@ class Generator:
         parent = rng.choice(parents)
         return self._request(proposer, parent, history, number + 1, rng, sparing), parent, rng
 
-    def _wanting(
+    def _why_not(
         self, request: _Request | None, verified_on: Sequence[Task] | None, left: int | None
     ) -> str:
         """Return why a round cannot start; "" if it can.
@@ -221,7 +221,7 @@ class Generator:
         Args:
             request: the request to the LLM; None if there is nothing to ask about.
             verified_on: the verification questions; None without verification.
-            left: rollouts that it may cost; None is no limit.
+            left: rollouts that it may cost; None: no limit.
         """
         if request is None or (verified_on is not None and not len(self._replay)):
             return "no experience to learn from"

@@ -74,7 +74,7 @@ class ReplayBuffer:
         Args:
             of: id of the instruction whose failures come first; None: all are equal.
             shown: ids of questions that may be shown again.
-            most_new: how many other questions may be shown; None is no limit.
+            most_new: how many other questions may be shown; None: no limit.
         """
         by_age: dict[tuple[bool, int], list[Experience]] = {}
         for e in self._experiences:

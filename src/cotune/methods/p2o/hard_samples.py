@@ -34,7 +34,7 @@ class _Count:
 
     Attributes:
         hinted: whether any attempt saw a hint.
-        errors: rollouts that ended in an environment error, which are no attempts.
+        errors: rollouts that ended in an environment error, which do not count as attempts.
     """
 
     successes: int = 0

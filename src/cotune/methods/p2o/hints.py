@@ -24,7 +24,7 @@ class HintOptions:
         candidates: number of candidates that `auto_budget` assumes.
         scoring: how a hint is scored, by one rollout for each question: greedy as in the paper, or sampled
             as in training. Greedy scoring ignores what a policy does in less than half of its rollouts,
-            so a policy that seldom succeeds finds no hint.
+            so a policy that rarely succeeds finds no hint.
         beam: W, parents that hints are derived from in one iteration.
         minibatch: questions shown to the reflector, on which a child must beat its parent.
         show_answers: whether the reflector is shown the ground truth. The authors show it; hints
