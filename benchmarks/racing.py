@@ -109,7 +109,7 @@ def main() -> None:
             scores: dict[str, float] = {}
             taken: dict[str, set[str]] = {}
             for name, race in RACES.items():
-                found, rollouts = verify(
+                found, rollouts, _ = verify(
                     one.candidates, one.parent, drawn, rollout, race, given.vacancies
                 )
                 accepted, _ = accept(found, given.vacancies)

@@ -174,7 +174,7 @@ class Distillation:
             distillation: the gradient is taken on the prompt with the hint (an ablation).
         low, high: bounds of the context ratio, with a mask; the defaults are the scripts'.
         soft: with a mask, scale a token outside the bounds by its distance from them instead.
-        drop_failed: give failed rollouts under a hint no weight in the loss.
+        drop_failed: give rollouts under a hint no weight in the loss if their reward is 0 or less.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}

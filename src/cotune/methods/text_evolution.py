@@ -230,17 +230,24 @@ class Reflector(ABC):
     def propose(self, jobs: Sequence[tuple[str, Sequence[Trajectory]]]) -> list[str | None]:
         """Return a valid text for each parent with rollouts under it; each is asked for in its own call.
 
-        The text is None if the call failed or the reply breaks the contract. A failed call and a reply
-        that was cut off are recorded as "proposal_failed".
+        Rollouts that ended in an environment error are not shown. The text is None if there are no others,
+        the call failed or the reply breaks the contract. A failed call and a reply that was cut off are
+        recorded as "proposal_failed".
         """
+        jobs = [
+            (parent, [t for t in ts if t.stop is not StopReason.ENVIRONMENT_ERROR])
+            for parent, ts in jobs
+        ]
         prompts = [
             fitting_prompt(lambda shown, parent=parent: self._prompt(parent, shown), ts, self.view)
+            if ts
+            else ""
             for parent, ts in jobs
         ]
         if not self.spent:
-            ask_ahead(self._llm, prompts)
+            ask_ahead(self._llm, [prompt for prompt in prompts if prompt])
         return [
-            self._proposed(prompt, parent, ts)
+            self._proposed(prompt, parent, ts) if ts else None
             for prompt, (parent, ts) in zip(prompts, jobs, strict=True)
         ]
 
@@ -276,6 +283,7 @@ class Reflector(ABC):
     def end_phase(self, health: LLMHealth, what: str, last: bool = False) -> None:
         """Report a phase whose texts are instructions or hints; see `LLMHealth.end_phase`."""
         if not (self.asked or self.spent):
+            self._record("notice", text=f"no {what} was asked for: every minibatch was solved")
             return
         if not self.valid:
             health.blame(self.reasons)
@@ -455,6 +463,9 @@ def evolve_by_gepa(
         sampling_strategy=_Affordable(IndependentSampling, budget),
         selection_strategy=_WithinBudget(AllImprovements(), budget, report),
         acceptance_criterion="strict_improvement",
+        perfect_score=max(
+            1.0, reflector.view.solved_at
+        ),  # a minibatch of these is not reflected on
         candidate_selection_strategy="pareto",
         frontier_type="instance",
         use_merge=False,

@@ -117,6 +117,39 @@ def test_the_best_on_dev_is_kept_and_everything_is_sampled_under_it():
     )  # fmt: skip
 
 
+def test_failures_are_reflected_on_at_any_scale_of_rewards():
+    """A failure's reward may be 1 or more, which gepa by itself takes for perfect."""
+
+    class Scaled(Policy):
+        def one(self, assignment: Assignment) -> Trajectory:
+            found = super().one(assignment)
+            return replace(found, reward=1.0 + found.reward)
+
+    strategy, author = gepa(replace(SMALL, solved_at=2.0)), Author(one_skill_more)
+    strategy.evolve_if_due(FIRST, Scaled(), author, Events())
+    assert author.prompts
+    assert strategy.best_instruction_id() != "i0"
+
+
+def test_a_search_whose_minibatches_are_all_solved_says_that_it_asked_for_nothing():
+    strategy, author, record = gepa(), Author(one_skill_more), Events()
+    solved = lambda rows, **_: [make_trajectory(a, 1.0) for a in rows]  # noqa: E731
+    strategy.evolve_if_due(FIRST, solved, author, record)
+    assert not author.prompts
+    assert "every minibatch was solved" in record.of("notice")[-1]["text"]
+
+
+def test_rollouts_with_an_environment_error_are_not_shown():
+    class Failing(Policy):
+        def one(self, assignment: Assignment) -> Trajectory:
+            found = super().one(assignment)
+            return replace(found, stop=StopReason.ENVIRONMENT_ERROR, reward=0.0)
+
+    strategy, author = gepa(), Author(one_skill_more)
+    strategy.evolve_if_due(FIRST, Failing(), author, Events())
+    assert not author.prompts
+
+
 def test_instructions_are_scored_as_the_scoring_says():
     assert searched()[1].greedy == {True}
     assert searched(options=replace(SMALL, scoring="sampled"))[1].greedy == {False}
@@ -216,7 +249,9 @@ def test_a_placeholder_of_the_reflection_prompt_breaks_the_contract(placeholder:
         lambda kind, /, **fields: None,
         View(),
     )
-    assert reflector.propose([(INITIAL, [])]) == [None]
+    prompt = Prompt(INITIAL)
+    failed = make_trajectory(Assignment(make_tasks(1)[0], prompt, prompt, "", 0), 0.0)
+    assert reflector.propose([(INITIAL, [failed])]) == [None]
     assert rejected == [f"holds {placeholder}, which only the reflection prompt may"]
 
 

@@ -588,6 +588,45 @@ def test_exact_verifies_in_full_where_rewards_leave_its_bounds(high):
     assert any(told in text for text in notices) == (high == 1.0)
 
 
+def test_a_full_population_of_parents_asks_for_nothing_ahead():
+    for size, asks in ((1, False), (2, True)):
+        strategy = inspo(population_size=size, parents=1)
+        run(
+            strategy, ScriptedRollout(chance), ScriptedLLM([REWRITES]), Events(), range(1, 5), TASKS
+        )
+        assert bool(strategy.requests(Progress(4, 0, 100))) == asks
+
+
+def test_a_reward_outside_the_bounds_in_verification_ends_the_races_of_its_phase():
+    rewards = {"first": 5.0, "second": 0.0}
+    raced = list[bool]()
+
+    class Rewards(ScriptedRollout):
+        def __call__(
+            self, assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
+        ) -> list[Trajectory]:
+            if purpose == "verify":
+                raced.append(len({a.task.id for a in assignments}) == 2)
+            return [
+                make_trajectory(
+                    a, next((r for w, r in rewards.items() if w in a.sampled.instruction), 0.0)
+                )
+                for a in assignments
+            ]
+
+    changes = {"verification": "exact", "verification_block": 2, "verification_tasks": 8}
+    strategy = inspo(**changes, population_size=4, parents=1, candidates=1, verification_rounds=2)
+    replies = [
+        reply("Be brief in what you write."),
+        reply("Take as much time as needed."),
+        reply("Look at the first name again."),
+        reply("Mind each second word here."),
+    ]
+    run(strategy, Rewards(chance), ScriptedLLM(replies), Events(), range(1, 6), TASKS)
+    assert raced[0]
+    assert not raced[-1]
+
+
 @pytest.mark.parametrize("bounds", [[1, 0], [0, 0], [0, float("inf")], [float("nan"), 1]])
 def test_bounds_are_a_range(bounds):
     adapter = TypeAdapter(InspoOptions)

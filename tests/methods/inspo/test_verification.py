@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import pytest
 
 from cotune.methods.inspo.verification import Candidate, Race, accept, chance_of_less, verify
-from cotune.types import Assignment, Instruction, Trajectory
+from cotune.types import Assignment, Instruction, StopReason, Trajectory
 from tests.helpers import ScriptedRollout, make_tasks, make_trajectory
 
 
@@ -17,7 +17,7 @@ def test_one_call_same_questions_groups_apart():
     rollout = ScriptedRollout(lambda text: {"text a": 1.0, "text b": 0.0}.get(text, 0.5))
     tasks = make_tasks(40)
     parent = Instruction("i3", "parent")
-    got, paid = verify([candidate("a"), candidate("b")], parent, tasks, rollout)
+    got, paid, _ = verify([candidate("a"), candidate("b")], parent, tasks, rollout)
     assert paid == 120
     ((purpose, rows),) = rollout.calls
     assert purpose == "verify"
@@ -29,6 +29,31 @@ def test_one_call_same_questions_groups_apart():
     assert got[0].parent_score == got[1].parent_score
     assert 0.2 < (got[0].parent_score or 0) < 0.8
     assert got[0].gain == pytest.approx(1.0 - (got[0].parent_score or 0))
+
+
+def test_questions_with_an_environment_error_are_not_compared():
+    tasks, parent = make_tasks(4), Instruction("i3", "parent")
+    failing = {("text a", "q0"), ("parent", "q1"), *(("text b", f"q{i}") for i in range(4))}
+
+    def rollout(
+        assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
+    ) -> list[Trajectory]:
+        rewards = {"text a": 0.5, "text b": 1.0, "parent": 0.6}
+        return [
+            make_trajectory(a, 0.0, stop=StopReason.ENVIRONMENT_ERROR)
+            if (a.sampled.instruction, a.task.id) in failing
+            else make_trajectory(a, rewards[a.sampled.instruction])
+            for a in assignments
+        ]
+
+    found, _, _ = verify([candidate("a"), candidate("b")], parent, tasks, rollout)
+    assert [(c.score, c.parent_score) for c in found] == [(0.5, 0.6), (None, None)]
+    accepted, rejected = accept(found, 2)
+    assert accepted == []
+    assert [(c.id, why) for c, why in rejected] == [
+        ("a", "below its parent"),
+        ("b", "not compared: environment errors"),
+    ]
 
 
 def test_nothing_to_verify_is_an_error():
@@ -86,7 +111,7 @@ def raced(race: Race, names: Sequence[str], vacancies: int) -> tuple[list[Candid
         return [make_trajectory(a, r) for a, r in zip(assignments, rewards, strict=True)]
 
     parent = Instruction("i3", "parent")
-    found, spent = verify([candidate(n) for n in names], parent, tasks, rollout, race, vacancies)
+    found, spent, _ = verify([candidate(n) for n in names], parent, tasks, rollout, race, vacancies)
     assert spent == sum(paid)
     return found, paid
 
@@ -139,8 +164,9 @@ def test_a_late_reward_outside_the_bounds_lets_the_stopped_go_on() -> None:
 
     parent, drafts = Instruction("i3", "parent"), [candidate("late"), candidate("even")]
     race = Race("exact", block=10)
-    found, paid = verify(drafts, parent, tasks, rollout, race, 2)
-    full, once = verify(drafts, parent, tasks, rollout, Race(), 2)
+    found, paid, refuted = verify(drafts, parent, tasks, rollout, race, 2)
+    assert refuted
+    full, once, _ = verify(drafts, parent, tasks, rollout, Race(), 2)
     assert found == full
     assert paid == once == 120
     assert [c.gain > 0 for c in found] == [True, True]

@@ -42,13 +42,14 @@ def test_hard_questions_are_judged_on_their_hinted_rollouts():
     assert trend == EpochTrend(("new", "still", "unmet"), 4, 1, 2, 1)
 
 
-def test_count_runs_over_all_steps_of_an_epoch_and_starts_anew():
+@pytest.mark.parametrize(("visits", "hard"), [([1], True), ([1, 1], True), ([1, 3], False)])
+def test_the_mean_over_groups_of_an_epoch_counts_and_starts_anew(visits: list[int], hard: bool):
     samples = HardSamples()
-    samples.observe(group("q", [1, 0, 0]))
-    samples.observe(group("q", [0, 0, 1]))
+    for successes in visits:
+        samples.observe(group("q", [1] * successes + [0] * (6 - successes)))
+    assert samples.close_epoch().hard == (("q",) if hard else ())
+    samples.observe(group("q", [1, 1, 0, 0, 0, 0]))
     assert samples.close_epoch().hard == ()
-    samples.observe(group("q", [1, 0, 0]))
-    assert samples.close_epoch().hard == ("q",)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,26 @@ def test_how_many_of_a_group_have_a_teacher(option: Any, count: int):
     assert sum(a.teacher is not None for a in batch if a.task == HARD[0]) == count
 
 
+@pytest.mark.parametrize("distillation", [KL, FILTERED])
+def test_the_empty_hint_teaches_nothing(distillation: Any):
+    run, policy = hard_run(distillation=distillation), Retried()
+    run.evolve(LATER)
+    state = run.strategy.state_dict()
+    pool = state["pool"]
+    pool["scores"][0] = [1.0] * len(pool["dev"])  # the empty hint solves all, so it is drawn most
+    run.strategy.load_state_dict(state)
+    batch = run.strategy.assign(TASKS, GROUP, LATER)
+    if distillation is KL:
+        taught = [a.teacher for a in batch if a.teacher]
+        assert len(taught) < len(HARD) * GROUP
+        assert all(teacher.hint for teacher in taught)
+    else:
+        failed = [make_trajectory(a, 0.0) for a in batch]
+        _, metrics = run.strategy.retry(failed, GROUP, LATER, policy)
+        assert metrics["distil/retried"] == len(policy.asked) < len(HARD) * GROUP
+        assert all(a.sampled.hint for a in policy.asked)
+
+
 def plain_batch(run: Run, rewards: Sequence[float]) -> list[Trajectory]:
     """Rollouts of HARD's first question with these rewards, of others that fail, and of an easy one."""
     run.evolve(LATER)

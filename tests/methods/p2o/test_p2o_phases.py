@@ -177,6 +177,29 @@ def test_a_bad_reflector_costs_one_phase_and_two_in_a_row_the_run(name: str):
         resumed.evolve(Progress(3, 2, 100))
 
 
+def test_an_outage_of_the_llm_leaves_the_hints_of_the_phase_before():
+    run = Run()
+    run.batch(0)
+    run.batch(1)
+    pool = run.pool
+    run.llm = Author(raising(LLMError("503")))
+    assert hinted_ids(run.batch(2)) == {t.id for t in HARD}
+    assert run.pool == pool
+
+
+def test_a_phase_that_cannot_pay_for_its_screen_is_skipped():
+    """A phase without the screen would evolve hints for questions that the instruction solves."""
+    costs = dict[int, bool]()
+    for left in range(150, 400, 10):
+        run = Run(screen=True)
+        run.batch(0)
+        run.evolve(Progress(2, 1, 100, rollouts_left=left))
+        calls = [len(call) for call in run.policy.calls]
+        costs[left] = bool(calls)
+        assert not calls or calls[0] == len(HARD)
+    assert set(costs.values()) == {False, True}
+
+
 def test_hints_outlive_a_phase_that_brings_none():
     run = Run()
     run.batch(0)

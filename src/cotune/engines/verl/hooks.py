@@ -95,11 +95,9 @@ class VerlJoint(Joint):
 
     def take(self, trajectories: Sequence[Trajectory]) -> None:
         """Record a step's rollouts, which have returned but are not trained on yet."""
+        progress = self.progress(self.batches + 1)  # whose `rollouts_left` includes this batch
         self.coordinator.count("train", trajectories, time.monotonic() - self._sent)
-        step = self.batches + 1
-        self.metrics.update(
-            self.coordinator.observe(trajectories, self.group_size, self.progress(step))
-        )
+        self.metrics.update(self.coordinator.observe(trajectories, self.group_size, progress))
 
     def end_step(self, metrics: dict[str, Any]) -> bool:
         """Finish a step after training; return whether it is the last one within the budget."""

@@ -155,12 +155,13 @@ class Generator:
                 if not verified:
                     self._notice_if_few(len(tasks), step, record)
                     race = self._race_before(step, record)
-                candidates, spent = verify(
-                    candidates, parent, tasks, rollout, race, wanted - len(accepted)
-                )
+                found = verify(candidates, parent, tasks, rollout, race, wanted - len(accepted))
+                if found.refuted:
+                    race = Race()  # for the rest of the phase
+                candidates = found.candidates
                 verified += len(candidates)
-                paid += spent
-                saved += (len(candidates) + 1) * len(tasks) - spent
+                paid += found.paid
+                saved += (len(candidates) + 1) * len(tasks) - found.paid
             best, rejected = accept(candidates, wanted - len(accepted))
             accepted += best
             for candidate, reason in rejected:

@@ -285,7 +285,10 @@ class Inspo(LastStage):
         )
         if new.accepted:
             # Before the weights are reset: a newcomer starts from its parent's weight.
-            starts = [self.population[c.parent].weight + c.gain for c in new.accepted]
+            shares = self.options.credit == "pairwise"  # of wins; a gain is a difference of rewards
+            starts = [
+                self.population[c.parent].weight + (0.0 if shares else c.gain) for c in new.accepted
+            ]
             gone = self.population.keep_only({parent.id for parent in parents})
             _record_gone(gone, "evolution", record)
             if self.options.new_weight == "zero":
@@ -307,10 +310,16 @@ class Inspo(LastStage):
         after = replace(
             progress, step=step + 1, rollouts_left=None if left is None else left - self._batch
         )
-        if not due or step >= progress.total_steps or self._distils(after, self._batch):
+        parents = self.population.top(options.parents)
+        if (
+            not due
+            or step >= progress.total_steps
+            or self._distils(after, self._batch)
+            or len(parents) >= options.population_size  # there is no place for another
+        ):
             return []
         return self._generator.requests(
-            [parent.instruction for parent in self.population.top(options.parents)],
+            [parent.instruction for parent in parents],
             options.proposer,
             step=step + 1,
             history=self._history(),

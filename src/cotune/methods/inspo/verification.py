@@ -5,12 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import NormalDist, fmean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from cotune.protocols import Rollout
-from cotune.types import Assignment, Instruction, Prompt, Task
+from cotune.types import Assignment, Instruction, Prompt, StopReason, Task
 
 Verification = Literal["full", "exact", "racing"]
+Rewards = list[float | None]
+"""By question; None for a rollout that ended in an environment error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +23,10 @@ class Candidate:
         id: provisional id; an instruction gets its final one when it joins.
         parent: id of the instruction it was derived from.
         origin: kind of the proposer that wrote it, or "rewrite".
-        score: mean reward in verification; None if it was not verified.
+        score: mean reward in verification, on questions where neither its rollout nor its parent's ended in
+            an environment error; None if it was not verified, or there is no such question.
         parent_score: its parent's score on the same questions.
+        verified: whether it was verified.
         shown: ids of the questions that its author, or an ancestor's, was shown.
     """
 
@@ -33,11 +37,12 @@ class Candidate:
     critique: str = ""
     score: float | None = None
     parent_score: float | None = None
+    verified: bool = False
     shown: tuple[str, ...] = ()
 
     @property
     def gain(self) -> float:
-        """Return the score minus the parent's; 0 if it was not verified."""
+        """Return the score minus the parent's; 0 if there are none."""
         if self.score is None or self.parent_score is None:
             return 0.0
         return self.score - self.parent_score
@@ -61,10 +66,26 @@ class Race:
     error: float = 0.05
     bounds: tuple[float, float] = (0.0, 1.0)
 
-    def refuted(self, rewards: Iterable[float]) -> bool:
+    def refuted(self, rewards: Iterable[float | None]) -> bool:
         """Return whether there are rewards outside the bounds, so that "exact" can be sure of nothing."""
         low, high = self.bounds
-        return self.kind == "exact" and any(not low <= reward <= high for reward in rewards)
+        return self.kind == "exact" and any(
+            not low <= reward <= high for reward in rewards if reward is not None
+        )
+
+
+class Verified(NamedTuple):
+    """The result of a verification.
+
+    Attributes:
+        candidates: with their scores.
+        paid: rollouts made.
+        refuted: whether a reward was outside the race's bounds.
+    """
+
+    candidates: list[Candidate]
+    paid: int
+    refuted: bool
 
 
 def verify(
@@ -74,8 +95,8 @@ def verify(
     rollout: Rollout,
     race: Race = Race(),
     vacancies: int = 0,
-) -> tuple[list[Candidate], int]:
-    """Return the candidates with their scores and their parent's on the same questions, and the rollouts paid.
+) -> Verified:
+    """Return the candidates with their scores and their parent's on the same questions.
 
     One rollout for each candidate and question at the policy's sampling temperature, all in one
     call for each look so that an engine can batch them. Each rollout is its own group, since nothing is
@@ -88,7 +109,7 @@ def verify(
         raise ValueError(f"{len(candidates)} candidates, {len(tasks)} tasks; expected one and more")
     block = len(tasks) if race.kind == "full" else race.block
     looks = math.ceil(len(tasks) / block) - 1  # the last block ends the verification
-    rewards: dict[str, list[float]] = {one.id: [] for one in (*candidates, parent)}
+    rewards: dict[str, Rewards] = {one.id: [] for one in (*candidates, parent)}
     left, paid = list(candidates), 0
     for start in range(0, len(tasks), block):
         asked = tasks[start : start + block]
@@ -102,7 +123,7 @@ def verify(
             left = _undecided(left, rewards, rewards[parent.id], remaining, looks, race, vacancies)
         if not left:
             break
-    if race.refuted(chain.from_iterable(rewards.values())):
+    if refuted := race.refuted(chain.from_iterable(rewards.values())):
         # A reward is outside the bounds: a candidate that was stopped may not have been beaten.
         for candidate in candidates:
             asked = tasks[len(rewards[candidate.id]) :]
@@ -113,39 +134,49 @@ def verify(
             paid += len(asked)
     scored: list[Candidate] = []
     for candidate in candidates:
-        own = rewards[candidate.id]
-        base = rewards[parent.id][: len(own)]
-        scored.append(replace(candidate, score=fmean(own), parent_score=fmean(base)))
-    return scored, paid
+        if pairs := _pairs(rewards[candidate.id], rewards[parent.id]):
+            own, base = zip(*pairs, strict=True)
+            candidate = replace(candidate, score=fmean(own), parent_score=fmean(base))
+        scored.append(replace(candidate, verified=True))
+    return Verified(scored, paid, refuted)
 
 
 def _rewards(
     contestants: Sequence[tuple[str, str]], tasks: Sequence[Task], paid: int, rollout: Rollout
-) -> dict[str, list[float]]:
+) -> dict[str, Rewards]:
     """Return each contestant's rewards on the questions, by its id."""
     assignments = [
         Assignment(task, prompt := Prompt(text), prompt, identity, paid + i * len(tasks) + j)
         for i, (identity, text) in enumerate(contestants)
         for j, task in enumerate(tasks)
     ]
-    found = [t.reward for t in rollout(assignments, purpose="verify")]
+    found = [
+        None if t.stop is StopReason.ENVIRONMENT_ERROR else t.reward
+        for t in rollout(assignments, purpose="verify")
+    ]
     if len(found) != len(assignments):
         raise ValueError(f"got {len(found)} trajectories; expected {len(assignments)}")
     rows = [found[i : i + len(tasks)] for i in range(0, len(found), len(tasks))]
     return {identity: row for (identity, _), row in zip(contestants, rows, strict=True)}
 
 
+def _pairs(own: Rewards, base: Rewards) -> list[tuple[float, float]]:
+    """Return a candidate's and its parent's rewards on the questions that both tried."""
+    both = zip(own, base[: len(own)], strict=True)
+    return [(a, b) for a, b in both if a is not None and b is not None]
+
+
 def _undecided(
     left: Sequence[Candidate],
-    rewards: Mapping[str, Sequence[float]],
-    base: Sequence[float],
+    rewards: Mapping[str, Rewards],
+    base: Rewards,
     remaining: int,
     looks: int,
     race: Race,
     vacancies: int,
 ) -> list[Candidate]:
     """Return the candidates whose verification continues after a look."""
-    gains = {c.id: [a - b for a, b in zip(rewards[c.id], base, strict=True)] for c in left}
+    gains = {c.id: [a - b for a, b in _pairs(rewards[c.id], base)] for c in left}
     if race.kind == "exact":
         low, high = race.bounds
         if race.refuted(chain(base, *rewards.values())):
@@ -181,12 +212,15 @@ def accept(
     """Return the best candidates, at most one per vacancy, and the others with the reason.
 
     A candidate below its parent is rejected, one that equals it is not; equal and unverified
-    candidates are taken in the order in which they were proposed.
+    candidates are taken in the order in which they were proposed. One that could not be compared, because of
+    environment errors, is rejected.
     """
     accepted: list[Candidate] = []
     rejected: list[tuple[Candidate, str]] = []
     for candidate in sorted(candidates, key=lambda c: -(c.score or 0.0)):
-        if candidate.gain < 0:
+        if candidate.verified and candidate.score is None:
+            rejected.append((candidate, "not compared: environment errors"))
+        elif candidate.gain < 0:
             rejected.append((candidate, "below its parent"))
         elif len(accepted) >= vacancies:
             rejected.append((candidate, "no vacancy left"))

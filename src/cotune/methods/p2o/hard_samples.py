@@ -35,24 +35,30 @@ class _Count:
     Attributes:
         hinted: whether any attempt saw a hint.
         errors: rollouts that ended in an environment error, which do not count as attempts.
+        visits: groups that these rollouts are of.
     """
 
     successes: int = 0
     hinted: bool = False
     rollouts: int = 0
     errors: int = 0
+    visits: int = 0
 
     def is_hard(self, below: int) -> bool:
-        """Return whether successes / attempts < below / rollouts: without errors, successes < below."""
-        return self.successes * self.rollouts < below * (self.rollouts - self.errors)
+        """Return whether successes / attempts < below × visits / rollouts.
+
+        For one visit without errors that is successes < below.
+        """
+        attempts = self.rollouts - self.errors
+        return self.successes * self.rollouts < below * self.visits * attempts
 
 
 class HardSamples:
     """Count successes by stable task id over an epoch.
 
-    A question is hard in the next epoch if it had fewer than `below` successes in this one. The
-    count is absolute: it is not scaled if a question had more or fewer rollouts than others. Only
-    environment errors, which do not count as attempts, lower it in proportion. A question that was
+    A question is hard in the next epoch if a group of its rollouts had fewer than `below` successes in this
+    one. Of a question that was met twice, as at the seam of two epochs, the mean over its groups counts.
+    Environment errors do not count as attempts and lower `below` in proportion. A question that was
     already hard is judged by its rollouts like any other; in the paper these are all hinted. A question
     without attempts in the epoch keeps its status.
 
@@ -77,10 +83,14 @@ class HardSamples:
         return tuple(sorted(self._hard))
 
     def observe(self, trajectories: Iterable[Trajectory]) -> None:
-        """Add rollouts to this epoch's counts."""
+        """Add a batch's rollouts to this epoch's counts."""
+        groups = set[tuple[str, int]]()
         for trajectory in trajectories:
             count = self._counts.setdefault(trajectory.task.id, _Count())
             count.rollouts += 1
+            group = (trajectory.task.id, trajectory.assignment.group)
+            count.visits += group not in groups
+            groups.add(group)
             if trajectory.stop is StopReason.ENVIRONMENT_ERROR:
                 count.errors += 1
                 continue
@@ -108,7 +118,10 @@ class HardSamples:
         self._hard -= frozenset(solved)
 
     def state_dict(self) -> State:
-        counts = {i: [c.successes, c.hinted, c.rollouts, c.errors] for i, c in self._counts.items()}
+        counts = {
+            i: [c.successes, c.hinted, c.rollouts, c.errors, c.visits]
+            for i, c in self._counts.items()
+        }
         return {"hard": list(self.hard), "counts": counts}
 
     def load_state_dict(self, state: State) -> None:

@@ -331,8 +331,8 @@ class HintEvolution:
         """Return the pool to draw from: a phase's, or what is left of the one before.
 
         If too few questions are hard, or a screen solved more than half of them, the result is None, or
-        `before` with `keep_if_skipped`. If a phase cannot be afforded, or the LLM's budget was spent
-        before a hint was found, the result is `before`. A skipped phase is recorded as a "notice".
+        `before` with `keep_if_skipped`. If a phase cannot be afforded, or the LLM's budget was spent or
+        no call succeeded before a hint was found, the result is `before`. A skipped phase is recorded as a "notice".
 
         Args:
             hard: the hard questions.
@@ -392,8 +392,10 @@ class HintEvolution:
             solved_at=self._solved_at,
             known=known if self.options.scoring == "greedy" else {},
         )
-        result.reflector.end_phase(self._health, "hint")
-        return before if result.reflector.spent and not result.accepted else result.pool
+        reflector = result.reflector
+        reflector.end_phase(self._health, "hint")
+        unheard = bool(reflector.spent) or (reflector.asked > 0 and not reflector.proposed)
+        return before if unheard and not result.accepted else result.pool
 
     def state_dict(self) -> State:
         return {"phases": self._phases, "health": self._health.state_dict()}

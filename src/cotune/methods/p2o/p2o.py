@@ -190,7 +190,7 @@ class P2O:
             rollout=rollout,
             llm=llm,
             record=record,
-            affordable=None if left is None else left - len(screened),
+            affordable=None if left is None else left - len(hard) * self.options.screen,
             before=self._pool,
             known=screened,
         )
@@ -250,8 +250,8 @@ class P2O:
     def _under_hint(self, assignment: Assignment, hint: str) -> Assignment:
         distillation = self.options.distillation
         hinted = Prompt(assignment.sampled.instruction, hint)
-        if isinstance(distillation, KLDistillation):
-            return replace(assignment, teacher=hinted)
+        if isinstance(distillation, KLDistillation):  # without a hint there is nothing to teach
+            return replace(assignment, teacher=hinted) if hint else assignment
         if isinstance(distillation, FilteredDistillation):
             return assignment  # `retry` gives it a hint, if the group fails
         off = distillation.ratio == "off"
@@ -298,7 +298,12 @@ class P2O:
         firsts = [first for first in firsts if batch[first].task.id in hints]
         if left is not None:
             firsts = firsts[: max(0, left) // hinted]
-        rows = [(first + k, k) for first in firsts for k in range(hinted)]
+        rows = [
+            (first + k, k)
+            for first in firsts
+            for k in range(hinted)
+            if hints[batch[first].task.id][k]  # not the empty hint, under which they failed
+        ]
         asked = [
             replace(a, sampled=Prompt(a.sampled.instruction, hints[a.task.id][k]))
             for a, k in ((batch[row].assignment, k) for row, k in rows)
