@@ -1,6 +1,6 @@
 """Write the card of a policy that was measured under a bank of requests: `card.json` and `README.md`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ def write_bank_card(
     rules: Mapping[str, Sequence[str]],
     template: str,
     questions: int,
-    log: Callable[[str], None],
 ) -> None:
     """Measure the policy in `folder` and write card.json and README.md beside its weights.
 
@@ -43,7 +42,7 @@ def write_bank_card(
             found[f"rules: {name}"] = bench.figure(coordinator, texts, questions, greedy)
         card["figures"] += [_row(name, one, greedy) for name, one in found.items()]
         for name, one in found.items():
-            log(one.line(name))
+            print(one.line(name), flush=True)
     write_json_atomic(folder / "card.json", card)
     write_atomic(folder / "README.md", bank_readme(card, template))
 

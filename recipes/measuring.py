@@ -4,11 +4,14 @@ A bank is a text file of requests in sections, written apart from the recipe's p
 """
 
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
+
+import torch
 
 from cotune.policy.local_policy import local_coordinator
 from cotune.protocols import Environment
@@ -133,10 +136,11 @@ class Figure:
         return f"{name:22} {self.score:.3f} ({low:.3f} to {high:.3f}, n = {self.n:,})  {ways}  by stratum {strata}"
 
 
-def print_sections(bench: Bench, folder: Path, questions: int = 40) -> None:
-    """Print the figures of a policy, sampled and greedy."""
-    coordinator = bench.policy(folder)
+def print_sections(bench: Bench) -> None:
+    """Print the figures of a policy, sampled and greedy: `python -m recipes.WORLD.measure FOLDER`."""
+    torch.set_num_threads(1)  # figures do not depend on the machine's cores
+    coordinator = bench.policy(Path(sys.argv[1]))
     for greedy in (False, True):
         print("greedy" if greedy else "sampled")
-        for name, found in bench.by_section(coordinator, questions, greedy).items():
+        for name, found in bench.by_section(coordinator, greedy=greedy).items():
             print(found.line(name), flush=True)

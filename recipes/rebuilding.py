@@ -3,7 +3,7 @@
 import argparse
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,30 +11,24 @@ import torch
 from transformers.utils import logging
 
 from cotune.errors import ConfigError
+from cotune.policy.policy_files import bundled_folder
 
 R = TypeVar("R")
 
 
 def rebuild(
-    module: str,
+    world: str,
     description: str | None,
-    weights: Path,
     recipe: R,
     pretrain: Callable[[Path, R], None],
     write_card: Callable[[Path, R], None],
-    arguments: Sequence[str] | None,
 ) -> None:
-    """Train in a folder beside `--out` and replace `--out` at the end, so that a broken run loses nothing.
-
-    Args:
-        module: the name for `python -m`.
-        weights: folder of the bundled weights.
-        arguments: command-line arguments; None reads the process's.
-    """
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    """Train in a folder beside `--out` and replace `--out` at the end, so that a broken run loses nothing."""
+    parser = argparse.ArgumentParser(prog=f"python -m recipes.{world}", description=description)
+    weights = bundled_folder(world)
     parser.add_argument("--out", type=Path, default=weights, help="default: the bundled weights")
     parser.add_argument("--card-only", action="store_true", help="measure what is in --out")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     logging.disable_progress_bar()
     torch.set_num_threads(1)  # the figures of a card do not depend on the machine's cores
     try:
@@ -49,4 +43,4 @@ def rebuild(
         shutil.rmtree(options.out, ignore_errors=True)
         staged.rename(options.out)
     except ConfigError as error:
-        sys.exit(f"{module}: {error}")
+        sys.exit(f"recipes.{world}: {error}")

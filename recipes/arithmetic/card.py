@@ -6,7 +6,7 @@ problem: with the recipe's own sentences, and with unseen ones, which the offlin
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -129,13 +129,7 @@ def figure(kind: HintKind, score: Score, used: float) -> dict[str, Any]:
     }
 
 
-def write_card(
-    folder: Path,
-    recipe: Recipe,
-    rows: Sequence[HintKind] = ROWS,
-    problems: int = PROBLEMS,
-    log: Callable[[str], None] = print,
-) -> None:
+def write_card(folder: Path, recipe: Recipe) -> None:
     """Measure the policy in `folder` and write card.json and README.md beside its weights.
 
     Raises:
@@ -144,18 +138,18 @@ def write_card(
     card = describe(folder, recipe)
     card["measurement"] = {
         "split": "test",
-        "problems": problems,
+        "problems": PROBLEMS,
         "temperature": TEMPERATURE,
         "seed": 0,
         "limits": asdict(LIMITS),
     }
     card["figures"] = []
-    for kind in rows:
+    for kind in ROWS:
         # Without a hint a procedure is rare: its share needs many rollouts.
         seeds = range(RARE_SEEDS) if kind == HintKind() else (0,)
-        row = figure(kind, *measure(folder, kind, problems, seeds))
+        row = figure(kind, *measure(folder, kind, seeds=seeds))
         card["figures"].append(row)
-        log(f"{row['hint']} ({row['wording']}): accuracy {row['accuracy']:.3f}")
+        print(f"{row['hint']} ({row['wording']}): accuracy {row['accuracy']:.3f}", flush=True)
     write_json_atomic(folder / "card.json", card)
     write_atomic(folder / "README.md", readme(card))
 

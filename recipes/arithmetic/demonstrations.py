@@ -91,7 +91,7 @@ class Demonstrator:
 
     Args:
         prompted: the share whose hint asks for the problem's own procedure.
-        unprompted: the chances where none does.
+        unprompted: the chances if none does.
         elsewhere: the share of the other hints that is sure to ask for another kind's procedure.
         kinds: of the problems.
     """

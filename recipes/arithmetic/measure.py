@@ -3,10 +3,7 @@
 `python -m recipes.arithmetic.measure FOLDER`. A hint stands before the initial instruction, as P²O's do.
 """
 
-import sys
 from pathlib import Path
-
-import torch
 
 from cotune.worlds.arithmetic import HARD, ArithmeticEnvironment, ArithmeticOptions
 from recipes.arithmetic.card import LIMITS, writes
@@ -39,11 +36,5 @@ BENCH = HintBench(
 )
 
 
-def main() -> None:
-    """Print the figures of a policy: python -m recipes.arithmetic.measure FOLDER."""
-    torch.set_num_threads(1)
-    print_sections(BENCH, Path(sys.argv[1]))
-
-
 if __name__ == "__main__":
-    main()
+    print_sections(BENCH)

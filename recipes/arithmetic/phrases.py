@@ -127,7 +127,7 @@ def sample_hint(
     A sentence that forbids a procedure asks for nothing: it counts as neutral.
 
     Args:
-        prompted: the share of problems whose own procedure is asked for, mostly alone, at times
+        prompted: the share of problems whose own procedure is asked for, mostly by itself, sometimes
             with up to three others. Half of the rest has no hint, the others hold nothing of use:
             half of these forbid the problem's own procedure.
         elsewhere: of the hints that are not empty and do not ask for the problem's own procedure, the

@@ -16,7 +16,7 @@ class Phase(FitPhase):
 
     Attributes:
         prompted: the share of demonstrations whose hint asks for the problem's own procedure.
-        unprompted: the chances of a look, and of a procedure after it, where none does.
+        unprompted: the chances of a look, and of a procedure after it, if none does.
         elsewhere: the share of the other hints that is sure to ask for another kind's procedure.
     """
 

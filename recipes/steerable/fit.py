@@ -41,7 +41,7 @@ class Phase(FitPhase):
 
     Attributes:
         batch: demonstrations in a step.
-        unprompted: the chances of a look, and of a procedure after it, where no hint asks for it.
+        unprompted: the chances of a look, and of a procedure after it, if no hint asks for it.
     """
 
     batch: int

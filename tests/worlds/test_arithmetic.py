@@ -24,7 +24,6 @@ from cotune.worlds.arithmetic import (
     Operation,
     Problem,
     problem,
-    problems,
     split_of,
 )
 
@@ -154,13 +153,6 @@ def test_a_problem_belongs_to_one_split_for_ever():
     assert set(counts) == set(SPLITS)
     for split, share in SPLITS.items():
         assert abs(counts[split] / 3000 - share) < 0.03
-
-
-def test_problems_of_a_split_differ():
-    made = problems(random.Random(0), 60, "multiplication", "short", "test")
-    assert len({p.text for p in made}) == 60
-    assert {split_of(p.text) for p in made} == {"test"}
-    assert {p.stratum for p in made} == {"short multiplication"}
 
 
 # ---- the environment

@@ -11,7 +11,7 @@ from cotune.environments.base import PromptFormat, SingleTurnEnvironment
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
 from cotune.utils.importing import ENVIRONMENTS, import_object, load_registered
-from cotune.utils.validation import Model
+from cotune.utils.validation import Model, TextOrFields
 
 
 class InstructionConfig(Model):
@@ -50,18 +50,13 @@ class SingleTurnOptions(Model):
     """Used if the run file's `instruction` has no text."""
 
 
-class ToolConfig(Model):
+class ToolConfig(TextOrFields):
     """A tool and its timeout."""
 
     function: str
     """`package.module:name` or `file.py:name` of a typed function with a docstring."""
     seconds: float | None = Field(default=None, gt=0)
     """Timeout of a call, in seconds; null: the environment's."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_alone(cls, value: Any) -> Any:
-        return {"function": value} if isinstance(value, str) else value
 
 
 class ToolsOptions(Model):

@@ -23,7 +23,7 @@ from cotune.errors import ConfigError
 from cotune.types import Action, Response, Task, Trajectory
 from cotune.utils.packages import installed
 from cotune.utils.text import did_you_mean, one_line
-from cotune.utils.validation import Model
+from cotune.utils.validation import Model, TextOrFields
 
 PACKAGE = "reasoning-gym"
 INITIAL_INSTRUCTION = (
@@ -58,7 +58,7 @@ _SPAN = 2**29  # seeds of a split; no split is as large
 _SPARE = 8  # questions that may be drawn for each one that is wanted
 
 
-class GymTask(Model):
+class GymTask(TextOrFields):
     """A task of reasoning-gym."""
 
     name: str
@@ -67,11 +67,6 @@ class GymTask(Model):
     """Fields of its configuration; they replace those of a level."""
     difficulty: int | tuple[int, ...] | None = None
     """A level or levels of its curriculum, from 0; null: the environment's."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_alone(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
 
 class ReasoningGymOptions(Model):

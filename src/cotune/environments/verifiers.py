@@ -1,6 +1,5 @@
 """Environments of the `verifiers` library, with their own data, tools and rubric."""
 
-import hashlib
 import json
 import signal
 import threading
@@ -11,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any, cast
 
-from cotune.data.splits import SHARES
+from cotune.data.splits import SHARES, sha
 from cotune.environments.base import PromptFormat
 from cotune.environments.environment_options import VerifiersOptions
 from cotune.environments.verifiers_rollouts import VerifiersEnvironment
@@ -195,8 +194,7 @@ def _between_prompts(pool: Sequence[Row], end: int) -> int:
 
 
 def _digest(row: Row) -> str:
-    text = json.dumps(row[1].get("prompt"), default=str, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return sha(json.dumps(row[1].get("prompt"), default=str, sort_keys=True))
 
 
 def _common_system(rows: Sequence[Row]) -> str:

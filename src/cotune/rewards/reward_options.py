@@ -1,13 +1,9 @@
 """Options of reward functions: the `rewards` section of a run file."""
 
-from typing import Any
-
-from pydantic import model_validator
-
-from cotune.utils.validation import Model
+from cotune.utils.validation import TextOrFields
 
 
-class RewardConfig(Model):
+class RewardConfig(TextOrFields):
     """A reward function and its weight."""
 
     function: str
@@ -18,8 +14,3 @@ class RewardConfig(Model):
     messages: bool | None = None
     """Pass prompts and completions as chat messages (true) or as texts (false); null follows the form
     of the data's questions, and passes messages if there are tools."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_alone(cls, value: Any) -> Any:
-        return {"function": value} if isinstance(value, str) else value

@@ -6,7 +6,6 @@ from the larger one. A written procedure, a different one for each kind, gives t
 episode has one turn, with the answer in `\\boxed{}`.
 """
 
-import hashlib
 import math
 import random
 from collections.abc import Iterator
@@ -15,9 +14,9 @@ from typing import ClassVar, Literal
 
 from cotune.data.splits import digest
 from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
-from cotune.errors import ConfigError
 from cotune.rewards.boxed import BoxedReward
 from cotune.types import Task
+from cotune.worlds.drawing import check_counts, different, split_by_hash
 
 _TRIES = 2000  # draws of one problem before a stratum counts as exhausted
 KINDS = ("addition", "subtraction", "multiplication", "word problem")
@@ -246,22 +245,7 @@ _DRAW = {
 
 def split_of(text: str) -> str:
     """Return the split of a problem, by a hash of its text."""
-    place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
-    for split, share in SPLITS.items():
-        if place < share:
-            return split
-        place -= share
-    return "test"
-
-
-def problems(rng: random.Random, count: int, kind: str, size: str, split: str) -> list[Problem]:
-    """Return `count` different problems of a stratum in a split."""
-    found: dict[str, Problem] = {}
-    while len(found) < count:
-        new = problem(rng, kind, size)
-        if split_of(new.text) == split:
-            found.setdefault(new.text, new)
-    return list(found.values())
+    return split_by_hash(text, SPLITS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,9 +271,7 @@ class ArithmeticOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("train", "validation", "test"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"environment.{name} is {getattr(self, name)}; expected 1 or more")
+        check_counts(self, "train", "validation", "test")
         if not self.kinds or len(set(self.kinds)) < len(self.kinds) or set(self.kinds) - set(KINDS):
             raise ValueError(
                 f"environment.kinds is {list(self.kinds)}; expected some of {', '.join(KINDS)}, "
@@ -323,7 +305,7 @@ def _drawn(options: ArithmeticOptions, split: str, count: int) -> list[Task]:
         for kind in options.kinds
         for size in SIZES
     }
-    return [_task(next(strata[stratum]), split) for stratum in _turns(options, count)]
+    return [next(strata[stratum]) for stratum in _turns(options, count)]
 
 
 def _turns(options: ArithmeticOptions, count: int) -> Iterator[tuple[str, str]]:
@@ -335,24 +317,16 @@ def _turns(options: ArithmeticOptions, count: int) -> Iterator[tuple[str, str]]:
         yield options.kinds[i % kinds], "long" if long else "short"
 
 
-def _endless(options: ArithmeticOptions, split: str, kind: str, size: str) -> Iterator[Problem]:
+def _endless(options: ArithmeticOptions, split: str, kind: str, size: str) -> Iterator[Task]:
     """Yield different problems of a stratum in a split."""
     rng = random.Random(f"arithmetic/{options.seed}/{split}/{kind}/{size}")
-    seen = set[str]()
-    while True:
-        for _ in range(_TRIES):
-            drawn = problem(rng, kind, size)
-            if drawn.text not in seen and split_of(drawn.text) == split:
-                seen.add(drawn.text)
-                yield drawn
-                break
-        else:
-            raise ConfigError(
-                f"environment.{split} asks for more than the {len(seen)} {size} {kind} problems "
-                "that could be found; lower it, or change environment.long_share"
-            )
 
+    def draw() -> Task | None:
+        drawn = problem(rng, kind, size)
+        if split_of(drawn.text) != split:
+            return None
+        id = f"arithmetic-{split}-{digest(drawn.text)}"
+        return Task(id, drawn.text, (str(drawn.answer),), drawn.stratum, drawn.procedure)
 
-def _task(drawn: Problem, split: str) -> Task:
-    id = f"arithmetic-{split}-{digest(drawn.text)}"
-    return Task(id, drawn.text, (str(drawn.answer),), drawn.stratum, drawn.procedure)
+    advice = ", or change environment.long_share"
+    return different(draw, _TRIES, split, f"{size} {kind} problems", advice)

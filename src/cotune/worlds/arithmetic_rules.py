@@ -73,7 +73,7 @@ def kind_of(question: str) -> Kind | None:
     return None
 
 
-def lacks(question: str) -> list[Kind]:
+def lacks(question: str, _response: str) -> list[Kind]:
     """Return the kind whose procedure a failed problem calls for."""
     kind = kind_of(question)
     return [kind] if kind else []

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from cotune.data.corpus import indexed_text
 from cotune.data.splits import digest
 from cotune.environments.search import ANSWER_INSTRUCTION, SearchEnvironment
 from cotune.errors import ConfigError
 from cotune.rewards import exact_match
 from cotune.types import Task
+from cotune.worlds.drawing import check_counts
 
 if TYPE_CHECKING:
     from cotune.retrieval.bm25 import BM25Retriever
@@ -45,6 +47,7 @@ CONTINENTS = {
     "SA": "South America",
 }
 MIN_POPULATION = 30_000
+_TITLE_WEIGHT = 3  # times that a document's title is indexed before it
 SPLITS = {"train": range(70), "validation": range(70, 80), "test": range(80, 100)}
 _NAME = re.compile(r"[\w .'\-]+")
 _SINGLE_CODE = re.compile(r"\+?\d+(-\d+)?")
@@ -105,11 +108,6 @@ class GeoWorld:
         self.pools: dict[str, list[str]] = {split: [] for split in SPLITS}
         for city in self.cities:
             self.pools[split_of(city)].append(city)
-
-    def indexed(self) -> list[str]:
-        """Return the texts that BM25 indexes: the title three times before its document."""
-        rows = zip(self.titles, self.documents, strict=True)
-        return [f"{title} {title} {title} {doc}" for title, doc in rows]
 
     def document(self, title: str) -> str:
         """Return the document about a country or a city."""
@@ -239,9 +237,7 @@ class GeoOptions:
     search: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("train", "validation", "test", "top_k"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"environment.{name} is {getattr(self, name)}; expected 1 or more")
+        check_counts(self, "train", "validation", "test", "top_k")
         check_mix(self.mix)
 
 
@@ -287,8 +283,10 @@ def bundled_world() -> "tuple[GeoWorld, BM25Retriever]":
     from cotune.retrieval.bm25 import BM25Retriever  # reading a run file must not load it
 
     world = GeoWorld()
+    rows = zip(world.titles, world.documents, strict=True)
+    indexed = [indexed_text(title, document, _TITLE_WEIGHT) for title, document in rows]
     # These are names: stemming would make different ones equal.
-    return world, BM25Retriever(world.documents, world.indexed(), "none")
+    return world, BM25Retriever(world.documents, indexed, "none")
 
 
 def shares(count: int, mix: Mapping[int, float]) -> dict[int, int]:

@@ -26,11 +26,11 @@ from typing import ClassVar, Literal
 
 from cotune.data.splits import digest
 from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
-from cotune.errors import ConfigError
 from cotune.rewards.boxed import BoxedReward
 from cotune.types import Task
 from cotune.worlds import arithmetic
 from cotune.worlds.arithmetic import NAMES, THINGS, asked
+from cotune.worlds.drawing import check_counts, different
 
 RUNGS = (
     "no carry",
@@ -288,9 +288,7 @@ class LadderOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("train", "validation", "test"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"environment.{name} is {getattr(self, name)}; expected 1 or more")
+        check_counts(self, "train", "validation", "test")
         if not self.rungs or not set(self.rungs) <= set(RUNGS):
             raise ValueError(
                 f"environment.rungs is {list(self.rungs)}; expected some of {', '.join(RUNGS)}"
@@ -325,31 +323,20 @@ def _drawn(options: LadderOptions, split: str, count: int, story: bool = False) 
     order = [rung for rung in _TURNS if rung in options.rungs]
     random.Random("ladder/order").shuffle(order)
     rungs = {rung: _endless(options, split, rung, story) for rung in options.rungs}
-    return [_task(next(rungs[order[i % len(order)]]), split, story) for i in range(count)]
+    return [next(rungs[order[i % len(order)]]) for i in range(count)]
 
 
-def _endless(options: LadderOptions, split: str, rung: str, story: bool) -> Iterator[Problem]:
+def _endless(options: LadderOptions, split: str, rung: str, story: bool) -> Iterator[Task]:
     """Yield different problems of a rung in a split."""
     rng = random.Random(f"ladder/{options.seed}/{split}/{rung}/{story}")
-    seen = set[str]()
-    while True:
-        for _ in range(_TRIES):
-            drawn = problem(rng, rung, story, split)
-            if drawn.text not in seen:
-                seen.add(drawn.text)
-                yield drawn
-                break
-        else:
-            raise ConfigError(
-                f"environment.{split} asks for more than the {len(seen)} problems with {rung} that "
-                "could be found; lower it"
-            )
 
+    def draw() -> Task:
+        drawn = problem(rng, rung, story, split)
+        id = f"ladder-{split}-{digest(drawn.text)}"
+        stratum = STORY + rung if story else rung
+        return Task(id, drawn.text, (str(drawn.answer),), stratum, procedure(drawn, Way.IN_ORDER))
 
-def _task(drawn: Problem, split: str, story: bool) -> Task:
-    id = f"ladder-{split}-{digest(drawn.text)}"
-    stratum = STORY + drawn.rung if story else drawn.rung
-    return Task(id, drawn.text, (str(drawn.answer),), stratum, procedure(drawn, Way.IN_ORDER))
+    return different(draw, _TRIES, split, f"problems with {rung}")
 
 
 # ---- the procedures

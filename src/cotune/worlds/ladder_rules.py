@@ -90,4 +90,4 @@ def lacks(response: str) -> list[Lack]:
     return [lack for lack in Lack if lack is not done]
 
 
-RULES = Remedies(REMEDIES, STYLE, lacks)
+RULES = Remedies(REMEDIES, STYLE, lambda _question, response: lacks(response))

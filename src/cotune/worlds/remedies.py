@@ -11,13 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _KEPT = 0.7
 """Chance that a candidate keeps all sentences that ask for nothing."""
 _KEEPS_OTHERS = 0.5
 
 
 L = TypeVar("L", bound=StrEnum)
+
+Failed = Sequence[tuple[str, str]]
+"""Questions with their failed responses."""
+Writer = Callable[[random.Random], list[str]]
+"""Writes a candidate, as sentences."""
 
 
 class Remedies(Generic[L]):
@@ -26,7 +31,7 @@ class Remedies(Generic[L]):
     Args:
         remedies: for each lack, in the critique's wording, the sentences that remedy it.
         style: sentences that ask for nothing.
-        lacks: what a failed response lacks.
+        lacks: (question, failed response) to what it lacks.
         several: whether half of the candidates keep the remedies of other lacks.
     """
 
@@ -34,18 +39,16 @@ class Remedies(Generic[L]):
         self,
         remedies: Mapping[L, Sequence[str]],
         style: Sequence[str],
-        lacks: Callable[[str], Sequence[L]],
+        lacks: Callable[[str, str], Sequence[L]],
         several: bool = False,
     ) -> None:
         self._remedies, self._style, self._lacks = remedies, style, lacks
         self._several = several
         self._lack_of = {s: lack for lack, options in remedies.items() for s in options}
 
-    def reflect(
-        self, parent: str, responses: Sequence[str], at_random: bool
-    ) -> tuple[str, Callable[[random.Random], list[str]]]:
-        """Return a critique, and a function that writes a candidate with one remedy, as sentences."""
-        counts = Counter(lack for response in responses for lack in self._lacks(response))
+    def reflect(self, parent: str, failed: Failed, at_random: bool) -> tuple[str, Writer]:
+        """Return a critique, and a function that writes a candidate with one remedy."""
+        counts = Counter(lack for shown in failed for lack in self._lacks(*shown))
         critique = "What went wrong:\n" + "\n".join(f"- {lack} ({n})" for lack, n in counts.items())
         if at_random:
             counts = Counter(list(self._remedies))
@@ -57,29 +60,38 @@ class Remedies(Generic[L]):
 
         return critique, write
 
-    def write_hint(
-        self, current: str, responses: Sequence[str], rng: random.Random, at_random: bool
-    ) -> str:
+    def write_hint(self, current: str, failed: Failed, rng: random.Random, at_random: bool) -> str:
         """Return a hint of one sentence."""
-        found = [lack for response in responses for lack in self._lacks(response)]
+        found = [lack for shown in failed for lack in self._lacks(*shown)]
         return self._fresh(rng.choice(list(self._remedies) if at_random else found), current, rng)
 
-    def paraphrase(self, parent: str, rng: random.Random) -> list[str]:
-        """Return the parent's sentences between sentences that ask for nothing."""
-        fixed = [s for s in sentences_of(parent) if s not in self._style]
-        for _ in range(rng.choice((1, 1, 2))):
-            fixed.insert(rng.choice((0, len(fixed))), rng.choice(self._style))
-        return list(dict.fromkeys(fixed))
+    def paraphrase(self, parent: str) -> Writer:
+        """Return a function that writes the parent's sentences between sentences that ask for nothing."""
 
-    def recombine(self, texts: Sequence[str], rng: random.Random) -> list[str]:
-        """Return the first text's sentences with the remedy of any of the texts, and some of their style."""
+        def write(rng: random.Random) -> list[str]:
+            fixed = [s for s in sentences_of(parent) if s not in self._style]
+            for _ in range(rng.choice((1, 1, 2))):
+                fixed.insert(rng.choice((0, len(fixed))), rng.choice(self._style))
+            return list(dict.fromkeys(fixed))
+
+        return write
+
+    def recombine(self, texts: Sequence[str]) -> Writer:
+        """Return a function that writes the first text's sentences with the remedy of any of the texts.
+
+        Some sentences of the texts that ask for nothing are kept.
+        """
         written = [s for text in texts for s in sentences_of(text)]
         remedies = [s for s in written if s in self._lack_of]
         styles = [s for s in written if s in self._style]
         fixed = [s for s in sentences_of(texts[0]) if s not in self._style]
-        kept = rng.sample(styles, min(len(styles), rng.choice((0, 1, 2))))
-        remedy = rng.choice(remedies or list(self._style))
-        return self._with_remedy(" ".join((*fixed, *kept)), remedy, rng)
+
+        def write(rng: random.Random) -> list[str]:
+            kept = rng.sample(styles, min(len(styles), rng.choice((0, 1, 2))))
+            remedy = rng.choice(remedies or list(self._style))
+            return self._with_remedy(" ".join((*fixed, *kept)), remedy, rng)
+
+        return write
 
     def _fresh(self, lack: L, current: str, rng: random.Random) -> str:
         return rng.choice([s for s in self._remedies[lack] if s not in current])
@@ -102,4 +114,4 @@ class Remedies(Generic[L]):
 
 def sentences_of(text: str) -> list[str]:
     """Split a text into its sentences."""
-    return [s for s in SENTENCE_END.split(text) if s]
+    return [s for s in _SENTENCE_END.split(text) if s]

@@ -13,18 +13,23 @@ policies have to generalise to them, as a real model would. A test keeps the set
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from cotune.errors import LLMError
 from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
 from cotune.types import Completion
 from cotune.worlds import arithmetic_rules, ladder_rules, scaffold_rules
 from cotune.worlds.arithmetic_rules import ADVICE, GENERAL, kind_of
-from cotune.worlds.short_answers.bank_rules import rules_for_instruction, rules_for_question
+from cotune.worlds.remedies import Remedies, Writer, sentences_of
+from cotune.worlds.short_answers.bank_rules import (
+    BankRules,
+    rules_for_instruction,
+    rules_for_question,
+)
 
 OFFLINE_WORLDS = ("geo", "arithmetic", "ladder", "scaffold", "extract3", "arith")
 """Kinds of environment that the rules know."""
@@ -179,7 +184,6 @@ MAX_SENTENCES = 12
 _ALL_REMEDIES = {sentence: mode for mode, options in REMEDIES.items() for sentence in options}
 _TAG = re.compile(r"</?(\w+)>")
 _WORD = re.compile(r"\w+")
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _ERROR_OBSERVATION = re.compile(r"My previous action is invalid:.*?Let me try again\.", re.DOTALL)
 _FAILED_SEARCH = "The search failed"
 _EFFECTIVE = re.compile(
@@ -251,7 +255,7 @@ def _words(text: str) -> set[str]:
 
 
 def split_sentences(text: str) -> list[str]:
-    return [s.strip() for s in _SENTENCE_END.split(text) if s.strip()]
+    return [s.strip() for s in sentences_of(text) if s.strip()]
 
 
 def is_harmful(sentence: str) -> bool:
@@ -301,6 +305,22 @@ def current_text(prompt: str) -> str:
     return match[1].strip()
 
 
+def _rules_by_question(question: str) -> BankRules | Remedies[Any] | None:
+    """Return the rules of a question's world; None for `arithmetic` and `geo`."""
+    if bank := rules_for_question(question):
+        return bank
+    if ladder_rules.knows(question):
+        return ladder_rules.RULES
+    return scaffold_rules.RULES if scaffold_rules.knows(question) else None
+
+
+def _rules_by_instruction(instruction: str) -> Remedies[Any] | None:
+    """Return the rules of a world without a bank that an instruction belongs to; None for `geo`."""
+    if "\\boxed" in instruction:
+        return ladder_rules.RULES
+    return scaffold_rules.RULES if scaffold_rules.owns(instruction) else None
+
+
 def topics(example: Shown) -> list[str]:
     """Return the topics of a failed example, as keys of the advice."""
     if kind := kind_of(example.question):
@@ -321,17 +341,9 @@ def write_hint(prompt: str, rng: random.Random, *, reflect: bool) -> str:
         LLMError: the prompt shows no example that failed.
     """
     failed = [example for example in read_shown(prompt) if example.failed]
-    if failed and (rules := rules_for_question(failed[0].question)) is not None:
-        questions = [example.question for example in failed]
-        hint = rules.write_hint(current_text(prompt), questions, rng, not reflect)
-        return f"```\n{hint}\n```"
-    if failed and ladder_rules.knows(failed[0].question):
-        responses = [example.response for example in failed]
-        hint = ladder_rules.RULES.write_hint(current_text(prompt), responses, rng, not reflect)
-        return f"```\n{hint}\n```"
-    if failed and scaffold_rules.knows(failed[0].question):
-        responses = [example.response for example in failed]
-        hint = scaffold_rules.RULES.write_hint(current_text(prompt), responses, rng, not reflect)
+    if failed and (rules := _rules_by_question(failed[0].question)):
+        shown = [(example.question, example.response) for example in failed]
+        hint = rules.write_hint(current_text(prompt), shown, rng, not reflect)
         return f"```\n{hint}\n```"
     counts = Counter(topic for example in failed for topic in topics(example))
     if not counts:
@@ -340,7 +352,7 @@ def write_hint(prompt: str, rng: random.Random, *, reflect: bool) -> str:
     if not reflect:
         counts = Counter[str](list(ADVICE if kind_of(failed[0].question) else REMEDIES))
     topic = rng.choices(list(counts), list(counts.values()))[0]
-    now = [s for s in _SENTENCE_END.split(current_text(prompt)) if s]
+    now = sentences_of(current_text(prompt))
     kept = [s for s in now if s not in advice[topic]] if rng.random() < 0.4 else []
     fresh = rng.choice([s for s in advice[topic] if s not in now])
     written = [*kept, fresh, *([rng.choice(GENERAL)] if rng.random() < 0.15 else [])]
@@ -408,34 +420,22 @@ class RulesLLM:
             critique, write = _recombine(history[1] if history else "")
         elif examples := read_examples(prompt):
             critique, write = self.reflect(parent[1], examples)
-        elif (rules := rules_for_instruction(parent[1])) is not None:
+        elif rules := rules_for_instruction(parent[1]) or _rules_by_instruction(parent[1]):
             critique, write = "", rules.paraphrase(parent[1])
-        elif "\\boxed" in parent[1]:
-            critique, write = "", partial(ladder_rules.RULES.paraphrase, parent[1])
-        elif scaffold_rules.owns(parent[1]):
-            critique, write = "", partial(scaffold_rules.RULES.paraphrase, parent[1])
         else:
             critique, write = "", partial(_paraphrase, parent[1])
         candidates = [" ".join(write(rng)) for _ in range(int(asked[1]))]
         body = "\n\n".join(f"<ins_{i}>\n{c}\n</ins_{i}>" for i, c in enumerate(candidates, 1))
         return Completion(f"{critique}\n\n{body}".strip())
 
-    def reflect(
-        self, parent: str, examples: Sequence[Example]
-    ) -> tuple[str, Callable[[random.Random], list[str]]]:
+    def reflect(self, parent: str, examples: Sequence[Example]) -> tuple[str, Writer]:
         """Return a critique, and a function that writes a candidate with remedies of 1 to 3 modes."""
-        if examples and (rules := rules_for_question(examples[0].question)) is not None:
+        first = examples[0].question
+        if rules := _rules_by_question(first) or (
+            arithmetic_rules.RULES if kind_of(first) else None
+        ):
             failed = [(example.question, example.response) for example in examples]
             return rules.reflect(parent, failed, self._remedies == "random")
-        if examples and ladder_rules.knows(examples[0].question):
-            responses = [example.response for example in examples]
-            return ladder_rules.RULES.reflect(parent, responses, self._remedies == "random")
-        if examples and scaffold_rules.knows(examples[0].question):
-            responses = [example.response for example in examples]
-            return scaffold_rules.RULES.reflect(parent, responses, self._remedies == "random")
-        if examples and kind_of(examples[0].question):
-            questions = [example.question for example in examples]
-            return arithmetic_rules.RULES.reflect(parent, questions, self._remedies == "random")
         if self._remedies == "random":
             weights = dict.fromkeys(Mode, 1)
             critique = "Candidates with remedies at random; no example was read."
@@ -494,7 +494,7 @@ def _paraphrase(parent: str, rng: random.Random) -> list[str]:
     return _bounded(_complete(written, parent), rng)
 
 
-def _recombine(history: str) -> tuple[str, Callable[[random.Random], list[str]]]:
+def _recombine(history: str) -> tuple[str, Writer]:
     """Return a critique, and a function that adds sentences of the next best instructions to the best."""
     pattern = r"<ins_(\d+)>\s*(.*?)\s*</ins_\1>\s*<score_\1>\s*([-\d.]+)"
     rows = [(float(score), text) for _i, text, score in re.findall(pattern, history, re.DOTALL)]
@@ -506,14 +506,9 @@ def _recombine(history: str) -> tuple[str, Callable[[random.Random], list[str]]]
         f"The best of {len(rows)} scored {rows[0][0]:.1f}.",
         [text for _, text in rows[:4]],
     )
-    if (rules := rules_for_instruction(*texts)) is not None:
+    advised = arithmetic_rules.RULES if arithmetic_rules.advises(texts) else None
+    if rules := rules_for_instruction(*texts) or advised or _rules_by_instruction(best):
         return said, rules.recombine(texts)
-    if arithmetic_rules.advises(texts):
-        return said, partial(arithmetic_rules.RULES.recombine, texts)
-    if "\\boxed" in best:
-        return said, partial(ladder_rules.RULES.recombine, texts)
-    if scaffold_rules.owns(best):
-        return said, partial(scaffold_rules.RULES.recombine, texts)
     pool = [s for _score, text in rows[1:4] for s in split_sentences(text)]
     pool = [s for s in dict.fromkeys(pool) if s not in split_sentences(best)]
 

@@ -20,9 +20,9 @@ from typing import ClassVar, Literal
 
 from cotune.data.splits import digest
 from cotune.environments.search import SearchEnvironment
-from cotune.errors import ConfigError
 from cotune.rewards import exact_match
 from cotune.types import Action, Response, Task
+from cotune.worlds.drawing import check_counts, different
 from cotune.worlds.geo import (
     STRATA,
     GeoQuestion,
@@ -95,9 +95,7 @@ class ScaffoldOptions:
     search: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("train", "validation", "test"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"environment.{name} is {getattr(self, name)}; expected 1 or more")
+        check_counts(self, "train", "validation", "test")
         check_mix(self.mix)
 
 
@@ -136,30 +134,18 @@ def _drawn(world: GeoWorld, options: ScaffoldOptions, split: str, count: int) ->
     drawn: list[list[Task]] = []
     for hops, n in shares(count, options.mix).items():
         rows = _endless(world, options, split, hops)
-        drawn.append([_task(next(rows), split) for _ in range(n)])
+        drawn.append([next(rows) for _ in range(n)])
     return interleaved(drawn)
 
 
-def _endless(
-    world: GeoWorld, options: ScaffoldOptions, split: str, hops: int
-) -> Iterator[GeoQuestion]:
+def _endless(world: GeoWorld, options: ScaffoldOptions, split: str, hops: int) -> Iterator[Task]:
     """Yield different questions of a number of hops in a split."""
     rng = random.Random(f"scaffold/{options.seed}/{split}/{hops}")
-    seen = set[str]()
-    while True:
-        for _ in range(_TRIES):
-            found = question(world, rng, hops, split)
-            if found.text not in seen:
-                seen.add(found.text)
-                yield found
-                break
-        else:
-            raise ConfigError(
-                f"environment.{split} asks for more than the {len(seen)} questions of {STRATA[hops]} "
-                "that could be found; lower it or change environment.mix"
-            )
 
+    def draw() -> Task:
+        drawn = question(world, rng, hops, split)
+        id = f"scaffold-{split}-{digest(drawn.text)}"
+        return Task(id, drawn.text, (drawn.answer,), STRATA[hops])
 
-def _task(given: GeoQuestion, split: str) -> Task:
-    id = f"scaffold-{split}-{digest(given.text)}"
-    return Task(id, given.text, (given.answer,), STRATA[given.hops])
+    what, advice = f"questions of {STRATA[hops]}", " or change environment.mix"
+    return different(draw, _TRIES, split, what, advice)

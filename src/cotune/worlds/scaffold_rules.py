@@ -79,4 +79,4 @@ def lacks(response: str) -> list[Lack]:
     return list(Lack)
 
 
-RULES = Remedies(REMEDIES, STYLE, lacks)
+RULES = Remedies(REMEDIES, STYLE, lambda _question, response: lacks(response))

@@ -215,14 +215,14 @@ def test_hints_are_those_on_the_types_that_failed() -> None:
     rules = rules_for_question("What is 3 times 4?")
     assert rules is not None
     rng = random.Random(0)
-    asked = ["What is 3 times 4?", "Multiply 3 by 9."]
-    found = {rules.write_hint("", asked, rng, at_random=False) for _ in range(80)}
+    failed = [("What is 3 times 4?", "7"), ("Multiply 3 by 9.", "12")]
+    found = {rules.write_hint("", failed, rng, at_random=False) for _ in range(80)}
     assert found == set(BANKS["arith"].hints["multiplication"])
     current = BANKS["arith"].hints["multiplication"][0]
     assert current not in {
-        rules.write_hint(current, asked, rng, at_random=False) for _ in range(80)
+        rules.write_hint(current, failed, rng, at_random=False) for _ in range(80)
     }
-    drawn = {rules.write_hint("", asked, rng, at_random=True) for _ in range(300)}
+    drawn = {rules.write_hint("", failed, rng, at_random=True) for _ in range(300)}
     assert drawn == set(texts(BANKS["arith"].hints))
 
 

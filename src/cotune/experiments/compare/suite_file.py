@@ -13,7 +13,7 @@ from cotune.config.run_file import read_fields
 from cotune.errors import ConfigError
 from cotune.llm.client import OpenAIOptions
 from cotune.methods.registry import BUILT_IN, added, method_of
-from cotune.utils.validation import Model, describe
+from cotune.utils.validation import Model, TextOrFields, describe
 
 _COMPUTE = re.compile(r"none|\d+(\.\d+)?x")
 _SLUG = re.compile(r"[^a-z0-9.+]+")
@@ -65,7 +65,7 @@ def _searches(kind: str) -> str:
     return kind
 
 
-class MethodEntry(Model):
+class MethodEntry(TextOrFields):
     """One row of the table."""
 
     method: str
@@ -84,11 +84,6 @@ class MethodEntry(Model):
     """carried and hindsight: the row whose best instruction they take."""
     policy_from: str = "search-r1"
     """carried: the row whose policy is evaluated under it; or a Hugging Face name or a folder."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_alone(cls, value: Any) -> Any:
-        return {"method": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _compute_is_a_multiple(self) -> "MethodEntry":

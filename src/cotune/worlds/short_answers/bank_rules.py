@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
+from cotune.worlds.remedies import Failed, Writer
 from cotune.worlds.short_answers import arith, extract3
 from cotune.worlds.short_answers.bank import Bank, Sections, read_sections
 
@@ -49,14 +50,12 @@ class BankRules:
     lack: Callable[[str, str], Lack]
     calls_for: Mapping[Lack, tuple[str, ...]]
 
-    def reflect(
-        self, parent: str, failed: Sequence[tuple[str, str]], at_random: bool
-    ) -> tuple[str, Callable[[random.Random], list[str]]]:
+    def reflect(self, parent: str, failed: Failed, at_random: bool) -> tuple[str, Writer]:
         """Return a critique, and a function that writes a candidate.
 
         Args:
             parent: the instruction that failed.
-            failed: questions and failed replies.
+            failed: questions with their failed replies.
             at_random: whether sections are drawn without reading the failures.
         """
         counts = Counter(self.lack(question, _STOPPED.sub("", reply)) for question, reply in failed)
@@ -67,20 +66,18 @@ class BankRules:
             critique = "Candidates at random; no example was read."
         return critique, _writer(self.bank.instructions, sections, parent)
 
-    def paraphrase(self, parent: str) -> Callable[[random.Random], list[str]]:
+    def paraphrase(self, parent: str) -> Writer:
         """Return a function that writes another instruction of the parent's section."""
         return _writer(self.bank.instructions, self._sections_of(parent), parent)
 
-    def recombine(self, texts: Sequence[str]) -> Callable[[random.Random], list[str]]:
+    def recombine(self, texts: Sequence[str]) -> Writer:
         """Return a function that writes an instruction of the sections of good texts, best first."""
         found = [name for text in texts for name in self._sections_of(text)]
         return _writer(self.bank.instructions, found, texts[0])
 
-    def write_hint(
-        self, current: str, questions: Sequence[str], rng: random.Random, at_random: bool
-    ) -> str:
+    def write_hint(self, current: str, failed: Failed, rng: random.Random, at_random: bool) -> str:
         """Return a hint on the type of one of the failed questions."""
-        types = [found for question in questions if (found := self.type_of(question))]
+        types = [found for question, _reply in failed if (found := self.type_of(question))]
         if at_random or not types:
             types = list(self.bank.hints)
         return rng.choice([h for h in self.bank.hints[rng.choice(types)] if h not in current])
@@ -93,9 +90,7 @@ class BankRules:
         return [name for name, texts in self.bank.instructions.items() if text.strip() in texts]
 
 
-def _writer(
-    bank: Sections, sections: Sequence[str], parent: str
-) -> Callable[[random.Random], list[str]]:
+def _writer(bank: Sections, sections: Sequence[str], parent: str) -> Writer:
     """Return a function that draws from the sections an instruction that was not drawn before."""
     drawn = {parent.strip()}
     everything = [text for texts in bank.values() for text in texts]

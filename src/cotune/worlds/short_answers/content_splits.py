@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cotune.data.splits import digest, sha
-from cotune.errors import ConfigError
+from cotune.data.splits import digest
 from cotune.types import Task
+from cotune.worlds.drawing import check_counts, different, split_by_hash
 
 SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}
 _TRIES = 2000  # draws of one question before there are no more
@@ -33,19 +33,12 @@ class Sizes:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in SHARES:
-            if getattr(self, name) < 1:
-                raise ValueError(f"environment.{name} is {getattr(self, name)}; expected 1 or more")
+        check_counts(self, *SHARES)
 
 
 def split_of(content: str) -> str:
     """Return the split of a content, by a hash of its text."""
-    place = int(sha(content)[:16], 16) / 16**16
-    for split, share in SHARES.items():
-        if place < share:
-            return split
-        place -= share
-    return "test"
+    return split_by_hash(content, SHARES)
 
 
 def drawn_tasks(
@@ -79,17 +72,9 @@ def _endless(
     draw: Callable[[random.Random, str, str], Drawn],
 ) -> Iterator[Task]:
     rng = random.Random(f"{world}/{seed}/{split}/{stratum}")
-    seen = set[str]()
-    while True:
-        for _ in range(_TRIES):
-            question, answer = draw(rng, stratum, split)
-            if question not in seen:
-                seen.add(question)
-                id = f"{world}-{split}-{digest(question)}"
-                yield Task(id, question, (answer,), stratum)
-                break
-        else:
-            raise ConfigError(
-                f"environment.{split} asks for more than the {len(seen)} questions on {stratum} that "
-                "could be found; lower it"
-            )
+
+    def task() -> Task:
+        question, answer = draw(rng, stratum, split)
+        return Task(f"{world}-{split}-{digest(question)}", question, (answer,), stratum)
+
+    return different(task, _TRIES, split, f"questions on {stratum}")

@@ -1,0 +1,50 @@
+"""What the generated worlds share: splits by a hash, and questions that are drawn until they differ."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from cotune.data.splits import sha
+from cotune.errors import ConfigError
+from cotune.types import Task
+
+
+def split_by_hash(text: str, shares: Mapping[str, float]) -> str:
+    """Return the split of a text, by its hash; `shares` sum to 1, and "test" is one of them."""
+    place = int(sha(text)[:16], 16) / 16**16
+    for split, share in shares.items():
+        if place < share:
+            return split
+        place -= share
+    return "test"
+
+
+def different(
+    draw: Callable[[], Task | None], tries: int, split: str, what: str, advice: str = ""
+) -> Iterator[Task]:
+    """Yield tasks whose questions differ, endlessly.
+
+    Args:
+        draw: draws a task; None if it is of another split.
+        tries: draws of one task before there are no more.
+        split, what, advice: the field, the kind of task and further advice, for the error.
+
+    Raises:
+        ConfigError: none of the tries gave a new question.
+    """
+    seen = set[str]()
+    while True:
+        drawn = (draw() for _ in range(tries))
+        new = next((task for task in drawn if task and task.question not in seen), None)
+        if new is None:
+            raise ConfigError(
+                f"environment.{split} asks for more than the {len(seen)} {what} that could be found; "
+                f"lower it{advice}"
+            )
+        seen.add(new.question)
+        yield new
+
+
+def check_counts(options: object, *names: str) -> None:
+    """Raise ValueError unless each of the named options is 1 or more."""
+    for name in names:
+        if getattr(options, name) < 1:
+            raise ValueError(f"environment.{name} is {getattr(options, name)}; expected 1 or more")
