@@ -81,10 +81,10 @@ def test_quadrants_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.Monk
             finish(config, HALF, paid, instruction=VALID, figures=figures)
         return 0
 
-    rows = summary_of(
+    _, summary, rows = summary_of(
         tmp_path, monkeypatch, outcome, quadrant_samples=2, focus="2", budget=36,
         methods=["search-r1", {"method": "prompt-before-rl", "compute": "2x", "share": 0.5}],
-    )[2]  # fmt: skip
+    )  # fmt: skip
     row = rows["search-r1"]
     # Of the last two questions; at seed 0 all right under the initial instruction, at seed 1 none.
     plain = row["quadrants"]["trained_plain"]
@@ -95,10 +95,7 @@ def test_quadrants_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.Monk
     assert row["divergence"]["prompted"] == {"mean": 0.5, "interval": (0.5, 0.5)}
     assert row["evaluation_rollouts"] == 6 + 48
     assert row["plain"] == 0.5
-    text = suite_markdown(
-        {"schema_version": 1, "kind": "suite", "name": "it", "methods": [row],
-         "quadrant_samples": 2, "focus": "2"}
-    )  # fmt: skip
+    text = suite_markdown(summary)
     assert "avg@2, 95 % | " in text
     assert "plain avg@2, 95 % | KL, plain / prompted" in text
     assert "| 0.375 (0.250 to 0.500) | 0 / 0.5 |" in text

@@ -84,19 +84,20 @@ def test_the_console_shows_scores_by_weights_and_instruction() -> None:
 
 def test_nothing_in_a_name_is_markup() -> None:
     evil = "[bold]a|b <b>*x*\x1b[31m\nc"
-    told = summary(method("m", evil, 0.5, label=evil, status=evil, problem=evil, note=evil),
-                   name=evil, baseline=None)  # fmt: skip
+    told = summary(method("m", "ours", 0.5, label=evil, status="failed", problem=evil, note=evil),
+                   name=evil)  # fmt: skip
     assert "[bold]a|b <b>*x*[31m c" in printed(suite_tables(told)[0])
     text = suite_markdown(told)
     assert r"\[bold\]a\|b &lt;b&gt;\*x\*\[31m c" in text
     assert "\x1b" not in text
 
 
-def test_one_seed_and_no_baseline_need_no_columns_for_them() -> None:
-    told = summary(method("m", "ours", 0.5, by_seed={"0": 0.5}), seeds=[0], baseline=None)
+def test_one_seed_needs_no_column_for_it() -> None:
+    told = summary(method("m", "ours", 0.5, by_seed={"0": 0.5}), seeds=[0])
     heading = suite_markdown(told).splitlines()[0]
     assert cells(heading) == [
-        "method", "exact match", "95 %", "1 hop", "2 hops", "3 hops", "plain", "compute", "paid",
+        "method", "exact match", "95 %", "1 hop", "2 hops", "3 hops", "gain over m, 95 %",
+        "P(improvement)", "plain", "compute", "paid",
     ]  # fmt: skip
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from cotune.experiments.evaluate.metrics import (
     Figure,
-    avg_at_k,
     figure,
     mean_interval,
     metric_functions,
@@ -43,13 +42,6 @@ def test_pass_at_k_of_many_samples() -> None:
 def test_what_pass_at_k_refuses(n: int, c: int, k: int, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         pass_at_k(n, c, k)
-
-
-def test_avg_at_k() -> None:
-    assert avg_at_k([[1.0, 0.0], [0.5, 0.25]]) == pytest.approx(0.4375)
-    for wrong in ([], [[1.0], [1.0, 0.0]], [[]]):
-        with pytest.raises(ValueError, match="expected k of each"):
-            avg_at_k(wrong)
 
 
 def test_pass_sizes() -> None:

@@ -56,16 +56,20 @@ def stage(
 def method(name: str, group: str, score: float | None, **more: Any) -> dict[str, Any]:
     """A method's entry of summary.json with plausible numbers; `more` replaces some."""
     known = score is not None
+    by_seed = more.get("by_seed", {"0": score, "1": score} if known else {})
     entry: dict[str, Any] = {
         "name": name, "label": name, "group": group, "compute": "1x", "status": "ok",
         "problem": "", "note": "", "score": score,
         "interval": [max(0.0, score - 0.05), min(1.0, score + 0.03)] if known else None,
-        "by_seed": {"0": score, "1": score} if known else {},
+        "by_seed": by_seed, "finished": len(by_seed), "missing": {}, "score_all": score,
         "by_stratum": dict(zip(STRATA, (0.98, score, score), strict=True)) if known else {},
         "gain": score - 0.33 if known else None,
         "gain_interval": [score - 0.39, score - 0.27] if known else None,
         "probability_of_improvement": 1.0 if known else None,
         "plain": 0.33 if known else None, "plain_interval": [0.27, 0.38] if known else None,
+        "plain_all": 0.33 if known else None, "plain_by_stratum": {},
+        "before": None, "before_all": None, "before_by_stratum": {},
+        "quadrants": {}, "divergence": {}, "hints": [],
         "rollouts": 3088 if known else None,
         "rollouts_by_purpose": {"train": 2600, "verify": 488} if known else {},
         "evaluation_rollouts": 1200 if known else None,
@@ -77,10 +81,16 @@ def method(name: str, group: str, score: float | None, **more: Any) -> dict[str,
 
 
 def summary(*methods: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """A suite's summary.json; `more` replaces what stands around the methods."""
+    """A suite's summary.json; `more` replaces what stands around the methods.
+
+    Without a row named "search-r1" the first method is the baseline.
+    """
+    names = [str(each["name"]) for each in methods]
     return {
-        "schema_version": 1, "kind": "suite", "name": "table1-geo", "title": "Table 1 on geo",
-        "caption": "A check of the mechanisms on a bundled policy.", "baseline": "search-r1",
+        "schema_version": 1, "kind": "suite", "name": "table1-geo",
+        "caption": "A check of the mechanisms on a bundled policy.",
+        "baseline": "search-r1" if "search-r1" in names else names[0], "focus": None,
+        "quadrant_samples": 0,
         "seeds": [0, 1], "budget": 3120, "measure": "exact match",
         "strata": dict.fromkeys(STRATA, 100), "n": 300, "environment": "geo",
         "policy": "bundled:geo", "llm": "offline rules", "verdict": "INSPO beat Search-R1.",

@@ -33,7 +33,8 @@ def test_the_family_is_in_tree_order() -> None:
         {"id": "i4", "parent": "lost", "text": "E.", "born": 4},
     ]
     events = [
-        {"kind": "population", "step": 9, "members": [{"id": "i1", "weight": 0.3}]},
+        {"kind": "population", "step": 9,
+         "members": [{"id": "i1", "weight": 0.3, "observed_rollouts": 20}]},
         {"kind": "population", "step": 10,
          "members": [{"id": "i1", "weight": 0.4, "observed_rollouts": 50}]},
         {"kind": "instruction_pruned", "step": 10, "id": "i1", "weight": 0.4},
@@ -49,20 +50,20 @@ def test_the_family_is_in_tree_order() -> None:
 
 
 def test_a_weight_that_rests_on_nothing_is_no_point() -> None:
-    def seen(step: int, **members: tuple[float, int | None]) -> dict[str, object]:
+    def seen(step: int, **members: tuple[float | None, int]) -> dict[str, object]:
         return {"kind": "population", "step": step, "members": [
             {"id": name, "weight": weight, "observed_rollouts": observed}
             for name, (weight, observed) in members.items()
         ]}  # fmt: skip
 
     found = lives([
-        seen(1, unseen=(0.0, 0), failing=(0.0, 15), child=(0.4, 0), old=(0.0, None)),
-        seen(2, unseen=(0.5, 10), failing=(0.0, 15), child=(0.5, 5), old=(0.1, None)),
+        seen(1, unseen=(0.0, 0), failing=(0.0, 15), child=(0.4, 0), mean=(None, 0)),
+        seen(2, unseen=(0.5, 10), failing=(0.0, 15), child=(0.5, 5), mean=(0.1, 5)),
     ])  # fmt: skip
     assert {name: life.weights for name, life in found.items()} == {
         "unseen": [(2, 0.5)],
         "failing": [(1, 0.0), (2, 0.0)],
         "child": [(1, 0.4), (2, 0.5)],  # its starting weight
-        "old": [(1, 0.0), (2, 0.1)],  # older runs do not say
+        "mean": [(2, 0.1)],  # a mean over no rollouts
     }
     assert found["unseen"].observed == 10

@@ -309,7 +309,7 @@ def test_a_page_stays_small(tmp_path: Path) -> None:
         path.write_text("\n".join([*lines, *more]) + "\n")
     run.best_path.mkdir()
     TOKENIZER.save(str(run.best_path / "tokenizer.json"))
-    names = ("reward", "loss", "entropy", "grad_norm", "zero_advantage_share", "prompt_tokens_mean",
+    names = ("reward_mean", "loss", "entropy", "grad_norm", "zero_advantage_share", "prompt_tokens_mean",
              "response_tokens_mean", "completion_tokens_mean", "actions/search", "actions/look")  # fmt: skip
     rows: list[Row] = [
         {"time": 1.0, "attempt": 1, "step": s, **dict.fromkeys(names, s * 7919 % 997 / 997)}

@@ -98,7 +98,7 @@ def train(run: RunDir, steps: int, evolve: bool, seed: int = 0) -> str:
             worst = min(alive, key=lambda name: alive[name])
             run.event("instruction_pruned", step, id=worst, weight=alive.pop(worst))
         reward = 0.15 + (0.45 if evolve else 0.2) * step / steps + rng.gauss(0, 0.05)
-        run.metrics(step, {"reward": reward, "loss": rng.gauss(0, 0.01), "grad_norm": 0.5,
+        run.metrics(step, {"reward_mean": reward, "loss": rng.gauss(0, 0.01), "grad_norm": 0.5,
                            "entropy": 1.2 - step / steps, "zero_advantage_share": 0.3,
                            "generated_tokens": 9000, "seconds": 3.5})  # fmt: skip
         if step % 10 == 0:
@@ -147,7 +147,7 @@ def result(evolve: bool) -> dict[str, object]:
     }  # fmt: skip
 
 
-CONFIG = {"name": "geo", "strategy": {"kind": "inspo"}, "model": {"path": "geo-1m"}, "seed": 3}
+CONFIG = {"name": "geo", "strategy": {"kind": "inspo"}, "policy": {"path": "geo-1m"}, "seed": 3}
 
 
 def build(folder: Path) -> RunDir:
@@ -155,12 +155,7 @@ def build(folder: Path) -> RunDir:
     best = train(run, 60, evolve=True)
     evaluated(run, 60, 0.62, "after", best)
     run.event("run_finished", 60)
-    run.write_summary({
-        "name": "demo", "caption": "One seed, 300 held-out questions, a policy of one million "
-        "parameters: it shows that the method runs, not how large its effect is elsewhere.",
-        "verdict": "With a co-evolved instruction held-out exact match rose to 62 %.",
-        "arms": {"inspo": result(True)},
-    })  # fmt: skip
+    run.write_summary({"name": "geo", "arms": {"inspo": result(True)}})
     return run
 
 
@@ -174,7 +169,7 @@ def test_the_page_covers_the_run(evolved: RunDir) -> None:
     assert path == evolved.report_path
     page = check(path)
     assert "run report" in page.words
-    assert "it shows that the method runs" in page.words
+    assert "Held-out exact match rose from 21.0_% to 62.0_%." in page.words
     assert "62.0_% from 21.0_% +41.0 95_% CI 56–67" in page.words
     assert page.tags.count("svg") == 3 + 3 + 1  # training, more curves, the population
     assert "Not finished" not in page.words
@@ -192,7 +187,7 @@ def test_the_lineage_and_the_trajectories_are_shown(evolved: RunDir) -> None:
 
 
 def test_a_single_run_without_evolution_lacks_those_sections(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "static", CONFIG)
+    run = RunDir.create(tmp_path / "static", CONFIG | {"name": "alone"})
     train(run, 5, evolve=False)
     run.write_summary({"name": "alone", "arms": {"static": result(False) | {"folder": "."}}})
     page = check(write_report(run))
@@ -251,7 +246,7 @@ def test_a_resumed_run_says_so_and_ignores_the_old_summary(tmp_path: Path) -> No
     train(run, 6, evolve=False)
     run.write_summary({"arms": {"static": result(False)}})
     run.cut_back(4)
-    run.event("resumed", 4, from_step=4)
+    run.event("resumed", 4, from_step=4, changed={})
     page = check(write_report(run))
     assert "Not finished" in page.words
     assert "resumed from step 4 (attempt 2)" in page.words
@@ -268,7 +263,7 @@ EVIL = "<script>alert(1)</script>{{ 7*7 }}{% raw %}\"'&amp;</style></details><!-
 
 
 def test_no_text_of_a_model_becomes_markup_or_template(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "evil", CONFIG | {"name": EVIL, "model": EVIL})
+    run = RunDir.create(tmp_path / "evil", CONFIG | {"name": EVIL, "policy": EVIL})
     places = iter(range(1000))
 
     def evil() -> str:
@@ -277,10 +272,13 @@ def test_no_text_of_a_model_becomes_markup_or_template(tmp_path: Path) -> None:
     for i in range(2):
         run.event("instruction_born", i, id=evil(), text=evil(), parent=None, origin=evil(),
                   born=i, critique=evil(), score=0.1, parent_score=0.2)  # fmt: skip
-    run.event("instruction_rejected", 1, text=evil(), parent=evil(), origin=evil(), reason=evil())
-    run.event("instruction_rejected", 1, text=f"Kept. {EVIL}", parent=None, reason=EVIL)
+    run.event("instruction_rejected", 1, text=evil(), parent=evil(), origin=evil(), reason=evil(),
+              score=0.1, parent_score=0.2)  # fmt: skip
+    run.event("instruction_rejected", 1, text=f"Kept. {EVIL}", parent=EVIL, origin=EVIL,
+              reason=EVIL, score=None, parent_score=None)  # fmt: skip
     run.event("proposal_failed", 1, reason=evil())
-    run.event("evolution", 1, parents=[evil()], rounds=1, proposed=evil())
+    run.event("evolution", 1, parents=[evil()], rounds=1, proposed=4, verified=3, accepted=2,
+              population=5)  # fmt: skip
     run.event("notice", 1, text=evil())
     run.event("phase_failed", 1, reason=evil(), in_a_row=1)
     run.event("proposals_ended", 1, reason=evil())
@@ -293,21 +291,22 @@ def test_no_text_of_a_model_becomes_markup_or_template(tmp_path: Path) -> None:
     run.event("proposal_failed", 2, reason=evil())
     run.event("hint_phase_ended", 2, phase=1, evaluations=9, budget=9, asked=4, proposed=3,
               valid=2, accepted=2, covering=1, covering_texts=[EVIL], solved_without=0.0,
-              solved_by_cover=0.5)  # fmt: skip
-    run.event("population", 1, members=[{"id": evil(), "weight": 0.5, "probability": 1.0}])
+              solved_by_cover=0.5, solved=[{"text": EVIL, "dev": [1]}])  # fmt: skip
+    run.event("population", 1, members=[
+        {"id": evil(), "weight": 0.5, "probability": 1.0, "observed": 0.5, "observed_rollouts": 9}
+    ])  # fmt: skip
     run.event("evaluated", 1, split=evil(), prompt=EVIL, em=0.5, n=2, when="during",
               instruction_id=EVIL)  # fmt: skip
     run.event("evaluated", 1, split=evil(), prompt="best", em=0.5, n=2, when="after",
               instruction_id=EVIL, by_stratum={evil(): [0.5, 2]})  # fmt: skip
-    run.metrics(1, {"reward": 0.5})
+    run.metrics(1, {"reward_mean": 0.5})
     prompt = Prompt(evil(), evil())
     task = Task("q", evil(), (evil(),), evil())
     run.trajectories(1, "evaluate", [Trajectory(
         Assignment(task, prompt, Prompt(EVIL), evil(), 0), (1,), (1,), (2, 3), (1, 0), (0.0, 0.0),
         (Turn(evil(), evil(), evil(), evil()),), StopReason.ANSWERED, evil(), 0.0,
     )])  # fmt: skip
-    run.write_summary({"name": evil(), "verdict": evil(), "caption": evil(),
-                       "best_instruction": evil(), "arms": {evil(): {"policy_rollouts": {EVIL: 1}}}})  # fmt: skip
+    run.write_summary({"name": EVIL, "best_instruction": evil(), "arms": {evil(): {"policy_rollouts": {EVIL: 1}}}})  # fmt: skip
     html = write_report(run).read_text()
     page = check(run.report_path)
     assert "<script" not in html.lower()
@@ -331,7 +330,7 @@ def test_scores_that_are_no_shares_are_shown_as_numbers(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", {"name": "mine", "seed": 0})
     told = {"split": "test", "prompt": "best", "instruction_id": "i0", "by_stratum": {}}
     for step, when, em in ((1, "before", -0.5), (2, "after", 1.25)):
-        run.metrics(step, {"reward": em})
+        run.metrics(step, {"reward_mean": em})
         run.event("evaluated", step, em=em, n=9, when=when, measure="mean reward", **told)
     arm = {"em": 1.25, "em_before": -0.5, "em_n": 9, "measure": "mean reward"}
     run.write_summary({"name": "mine", "arms": {"static": {**arm, "em_interval": [-1.0, 3.5]}}})
@@ -375,19 +374,18 @@ def test_the_first_screen_says_what_was_run_and_what_it_cost(tmp_path: Path) -> 
 
 
 def test_behaviour_is_drawn_from_what_a_run_recorded(tmp_path: Path) -> None:
-    old = RunDir.create(tmp_path / "old", CONFIG)
-    new = RunDir.create(tmp_path / "new", CONFIG)
+    plain = RunDir.create(tmp_path / "plain", CONFIG)
+    tools = RunDir.create(tmp_path / "tools", CONFIG)
     for step in (1, 2, 3):
-        old.metrics(step, {"reward": 0.5, "turns_mean": 2.5, "completions/mean_length": 40.0})
-        new.metrics(step, {
-            "reward": 0.5, "turns_mean": 2.5, "completion_tokens_mean": 90.0,
-            "response_tokens_mean": 40.0, "prompt_tokens_mean": 120.0, "actions/answer": 1.0,
+        lengths = {"response_tokens_mean": 40.0, "completion_tokens_mean": 90.0,
+                   "prompt_tokens_mean": 120.0}  # fmt: skip
+        plain.metrics(step, {"turns_mean": 2.5, **lengths})
+        tools.metrics(step, {
+            "turns_mean": 2.5, "actions/answer": 1.0, **lengths,
             **({"actions/search": 1.5} if step > 1 else {"actions/invalid": 0.25}),
         })  # fmt: skip
-    assert [c.title for c in behaviour_charts(read_run(old.path))] == [
-        "Turns per rollout", "Response length in tokens",
-    ]  # fmt: skip
-    calls, response, prompt = behaviour_charts(read_run(new.path))
+    assert behaviour_charts(read_run(plain.path))[0].title == "Turns per rollout"
+    calls, response, prompt = behaviour_charts(read_run(tools.path))
     assert calls.title == "Turns per rollout, by action"
     assert [name for _, name in calls.legend] == ["search", "unusable turns"]
     assert calls.svg.count('class="dot"') == 6  # 0 where no turn was of the kind
@@ -417,7 +415,7 @@ def test_the_wait_for_the_llm_is_summed_over_steps(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", {})
     waits = {1: (90.0, 0.0), 2: None, 3: (0.25, 40.0)}
     for step, wait in waits.items():
-        metrics = {"reward": 0.5}
+        metrics = {"reward_mean": 0.5}
         if wait is not None:
             metrics |= {"llm/waited_seconds": wait[0], "llm/hidden_seconds": wait[1]}
         for _ in range(2):  # mini-batches repeat the batch's
@@ -426,7 +424,7 @@ def test_the_wait_for_the_llm_is_summed_over_steps(tmp_path: Path) -> None:
     assert rows["waited for"] == "1 min 30 s"
     assert rows["hidden behind other work"] == "40 s"
     unasked = RunDir.create(tmp_path / "unasked", {})
-    unasked.metrics(1, {"reward": 0.5})
+    unasked.metrics(1, {"reward_mean": 0.5})
     assert not {"waited for", "hidden behind other work"} & {
         what for _, what, _ in costs(read_run(unasked.path))
     }
@@ -443,7 +441,6 @@ def test_formats() -> None:
 
 
 def test_rewards_and_captions_of_a_run_that_was_not_evaluated_before(tmp_path: Path) -> None:
-    """As veRL's engine writes them: reward_mean, and no `reward` of TRL's."""
     run = RunDir.create(tmp_path / "run", CONFIG)
     told = {"split": "test", "prompt": "best", "instruction_id": "i0", "by_stratum": {}}
     for step in (1, 2, 3):
@@ -474,7 +471,7 @@ def test_result_so_far_takes_before_and_after_of_one_split() -> None:
 def test_truncated_rollouts_are_drawn_and_noticed_once(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", CONFIG)
     for step, share in ((1, 0.25), (2, 0.75), (3, 0.75)):
-        run.metrics(step, {"reward": 0.5, "truncated_share": share, "truncated/turns": share})
+        run.metrics(step, {"reward_mean": 0.5, "truncated_share": share, "truncated/turns": share})
     words = check(write_report(run)).words
     assert "Share of rollouts that were truncated" in words
     assert words.count("raise limits.turns") == 1

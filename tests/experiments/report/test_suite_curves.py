@@ -6,11 +6,12 @@ from cotune.experiments.compare.suite_summary import SuiteMethod
 from cotune.experiments.report.suite_curves import average, read_curves
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
-from tests.experiments.report.suite_pages import stage
+from tests.experiments.report.suite_pages import method, stage
 
 
 def of(**runs: list[str]) -> SuiteMethod:
-    return SuiteMethod(name="m", runs={key.removeprefix("s"): runs[key] for key in runs})
+    by_seed = {key.removeprefix("s"): runs[key] for key in runs}
+    return SuiteMethod(**method("m", "ours", None, runs=by_seed))
 
 
 def test_the_mean_and_range_are_taken_where_all_lines_are() -> None:
@@ -77,6 +78,7 @@ def test_wall_time_adds_attempts_without_the_pause_between(tmp_path: Path) -> No
 def test_finished_seeds_are_drawn_where_there_are_any(tmp_path: Path) -> None:
     stage(tmp_path / "a", 8, (0.2, 0.9))
     stage(tmp_path / "b", 4, (0.2, 0.4), finish=False)
-    method = SuiteMethod(name="m", by_seed={"0": 0.9}, runs={"0": ["a"], "1": ["b"]})
-    assert read_curves(tmp_path, method).curves["reward", "rollouts"].seeds == 1
+    runs = {"0": ["a"], "1": ["b"]}
+    half = SuiteMethod(**method("m", "ours", 0.9, by_seed={"0": 0.9}, runs=runs))
+    assert read_curves(tmp_path, half).curves["reward", "rollouts"].seeds == 1
     assert read_curves(tmp_path, of(s1=["b"])).curves["reward", "rollouts"].seeds == 1

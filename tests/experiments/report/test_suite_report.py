@@ -98,7 +98,7 @@ def test_write_report_knows_a_suite_by_its_summary(suite: Path) -> None:
 def test_the_first_screen_says_what_was_run_and_what_came_of_it(suite: Path) -> None:
     found = page(write_suite_report(suite))
     head = found.words[: found.words.index("Result")]
-    assert "Table 1 on geo" in head
+    assert "table1-geo" in head
     assert "INSPO beat Search-R1." in head
     for fact in ("geo", "bundled:geo", "offline rules", "0, 1", "3_120 policy rollouts", "300"):
         assert fact in head
@@ -271,10 +271,10 @@ def test_run_folders_outside_the_suite_are_neither_read_nor_linked(tmp_path: Pat
 def test_texts_of_models_and_users_are_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script><img src=x onerror=alert(1)>{{ 7*7 }}\ud800"
     runs = {"0": ["javascript:alert(1)"]}
-    entry = method("search-r1", f"{evil}", 0.3, label=evil, note=evil, status=evil, problem=evil,
+    entry = method("search-r1", "ours", 0.3, label=evil, note=evil, status="failed", problem=evil,
                    instruction=evil, compute=evil, runs=runs)  # fmt: skip
     entry["by_stratum"] = {evil: 0.2, "b": 0.4}
-    told = summary(entry, name=evil, title=evil, caption=evil, verdict=evil, environment=evil,
+    told = summary(entry, name=evil, caption=evil, verdict=evil, environment=evil,
                    policy=evil, llm=evil, measure=evil, strata={evil: 3, "b": 2})  # fmt: skip
     (tmp_path / "summary.json").write_text(json.dumps(told), encoding="utf-8")
     found = page(write_suite_report(tmp_path))
@@ -283,29 +283,22 @@ def test_texts_of_models_and_users_are_escaped(tmp_path: Path) -> None:
     assert "49" not in found.words
 
 
-def test_nulls_are_dashes_or_left_out(tmp_path: Path) -> None:
-    nothing = dict.fromkeys(method("x", "ours", 0.5)) | {"name": "search-r1"}
-    told = dict.fromkeys(summary()) | {"schema_version": 1, "kind": "suite", "name": "bare"}
-    found = written(tmp_path, told | {"methods": [nothing]})
+def test_a_suite_that_has_finished_nothing_has_a_page_of_dashes(tmp_path: Path) -> None:
+    nothing = method("search-r1", "trained", None, status="unfinished", problem="not begun")
+    found = written(tmp_path, summary(nothing, strata={}, n=None))
+    assert "0 of 2 runs" in found.words
     assert found.row("search-r1")[1] == "–"
     assert "None" not in found.words
-    assert "null" not in found.words
     assert "Curves" not in found.words
     assert "Best instructions" not in found.words
-
-
-def test_a_suite_that_has_finished_nothing_has_a_page(tmp_path: Path) -> None:
-    found = written(tmp_path, summary(verdict=None))
-    assert "0 of 0 runs" in found.words
 
 
 def test_one_method_of_one_seed_alone(tmp_path: Path) -> None:
     stage(tmp_path / "inspo" / "train", 6, (0.2, 0.9))
     only = method("inspo", "ours", 0.9, by_seed={"3": 0.9}, runs={"3": ["inspo/train"]})
-    found = written(tmp_path, summary(only, seeds=[3], baseline=None, verdict=""))
-    assert "P(improvement)" not in found.words
+    found = written(tmp_path, summary(only, seeds=[3]))
     assert 'class="band"' not in found.html
-    assert len(found.row("inspo")) == 2 + len(STRATA) + 2
+    assert len(found.row("inspo")) == 2 + len(STRATA) + 4
 
 
 def test_many_strata_get_a_table_of_their_own(tmp_path: Path) -> None:
@@ -330,7 +323,7 @@ def test_rewards_are_shown_with_three_digits(tmp_path: Path) -> None:
 def test_a_file_that_is_no_suites_is_refused_with_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no suite's summary"):
         write_suite_report(tmp_path)
-    write_summary(tmp_path, {"kind": "suite", "name": "x", "methods": [{"label": "no name"}]})
-    with pytest.raises(ConfigError, match=r"summary\.json: methods\.0\.name is not a suite's"):
+    write_summary(tmp_path, summary({**method("m", "ours", 0.5), "status": "lost"}))
+    with pytest.raises(ConfigError, match=r"summary\.json: methods\.0\.status is not a suite's"):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from cotune.errors import ConfigError
 from cotune.experiments.compare.cells import Cell, State
@@ -83,9 +83,8 @@ def summary_so_far(folder: Path) -> Json:
     working = is_worked_on(folder)
     written = read_summary(folder)
     if written is not None and is_suite(written) and not working:
-        methods = cast("list[Json]", written.get("methods") or [])
-        ended = all(row.get("status") != "unfinished" for row in methods)
-        if ended and (written.get("created") or 0.0) >= updated:
+        ended = all(row["status"] != "unfinished" for row in written["methods"])
+        if ended and written["created"] >= updated:
             return written
     cells: list[Cell] = []
     for row in rows_of(suite, {}):

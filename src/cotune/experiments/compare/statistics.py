@@ -51,11 +51,6 @@ class Samples:
             self.strata[keep].reshape(shape),
         )
 
-    def of(self, rows: Sequence[int]) -> "Samples":
-        """Return only the seeds in these rows."""
-        at = list(rows)
-        return Samples(self.rewards[at], self.questions[at], self.strata[at])
-
     @property
     def shared(self) -> bool:
         """True if all seeds have the same questions in the same order."""

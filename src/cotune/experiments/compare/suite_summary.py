@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cotune.errors import ConfigError
+from cotune.experiments.compare.methods import Group
 from cotune.run.json_files import Row
 from cotune.run.ledger import PURPOSES
 from cotune.run.run_dir import RunDir, read_summary
@@ -18,7 +19,7 @@ PROGRESS = "suite.json"
 KIND = "suite"
 """The `kind` of a suite's summary.json."""
 
-GROUPS: Mapping[str, str] = {
+GROUPS: Mapping[Group, str] = {
     "inference": "Inference only",
     "trained": "Trained",
     "prompt": "Prompt only",
@@ -28,7 +29,9 @@ GROUPS: Mapping[str, str] = {
 }
 """The groups of methods in the order of the tables, with their headings."""
 
-STATUSES: Mapping[str, str] = {
+Status = Literal["ok", "failed", "unequal", "unfinished"]
+
+STATUSES: Mapping[Status, str] = {
     "ok": "",
     "failed": "failed",
     "unequal": "unequal compute",
@@ -40,17 +43,9 @@ Ends = tuple[float, float]
 
 
 class _Read(BaseModel):
-    """A part of the file: null means unknown, and unknown fields are ignored."""
+    """A part of the file; unknown fields are ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        found = cast("Mapping[str, Any]", value)
-        return {key: each for key, each in found.items() if each is not None}
+    model_config = ConfigDict(frozen=True)
 
 
 class Hint(_Read):
@@ -72,7 +67,7 @@ class SuiteMethod(_Read):
 
     Attributes:
         name, label: its key in the suite file, and its name in tables.
-        group: one of `GROUPS`, or any other heading.
+        group: one of `GROUPS`.
         compute: its compute class: "1x", "2x", "none".
         status: one of `STATUSES`; `problem` says why it is not "ok", `note` is a footnote.
         score: held-out score after training, under the best instruction; over the suite's `focus`,
@@ -94,50 +89,46 @@ class SuiteMethod(_Read):
     """
 
     name: str
-    label: str = ""
-    group: str = ""
-    compute: str = ""
-    status: str = "ok"
-    problem: str = ""
-    note: str = ""
-    score: float | None = None
-    interval: Ends | None = None
-    by_seed: dict[str, float | None] = {}
-    by_stratum: dict[str, float | None] = {}
-    gain: float | None = None
-    gain_interval: Ends | None = None
-    probability_of_improvement: float | None = None
-    plain: float | None = None
-    plain_interval: Ends | None = None
-    plain_all: float | None = None
-    plain_by_stratum: dict[str, float | None] = {}
-    quadrants: dict[str, dict[str, Spread]] = {}
-    divergence: dict[str, Spread] = {}
-    before: float | None = None
-    before_all: float | None = None
-    before_by_stratum: dict[str, float | None] = {}
-    score_all: float | None = None
-    rollouts: float | None = None
-    rollouts_by_purpose: dict[str, float | None] = {}
-    evaluation_rollouts: float | None = None
-    generated_tokens: float | None = None
-    llm_calls: float | None = None
-    money: float | None = None
-    seconds: float | None = None
-    finished: int | None = None
-    missing: dict[str, str] = {}
-    instruction: str | None = None
-    hints: list[Hint] = []
-    runs: dict[str, list[str]] = {}
-
-    @property
-    def title(self) -> str:
-        return self.label or self.name
+    label: str
+    group: Group
+    compute: str
+    status: Status
+    problem: str
+    note: str
+    score: float | None
+    interval: Ends | None
+    by_seed: dict[str, float]
+    by_stratum: dict[str, float]
+    gain: float | None
+    gain_interval: Ends | None
+    probability_of_improvement: float | None
+    plain: float | None
+    plain_interval: Ends | None
+    plain_all: float | None
+    plain_by_stratum: dict[str, float]
+    quadrants: dict[str, dict[str, Spread]]
+    divergence: dict[str, Spread]
+    before: float | None
+    before_all: float | None
+    before_by_stratum: dict[str, float]
+    score_all: float | None
+    rollouts: float | None
+    rollouts_by_purpose: dict[str, float]
+    evaluation_rollouts: float | None
+    generated_tokens: float | None
+    llm_calls: float | None
+    money: float | None
+    seconds: float | None
+    finished: int
+    missing: dict[str, str]
+    instruction: str | None
+    hints: list[Hint]
+    runs: dict[str, list[str]]
 
     @property
     def trouble(self) -> str:
         """The problem in a word or two; "" if there is none."""
-        return STATUSES.get(self.status, self.status)
+        return STATUSES[self.status]
 
     def sampled(self, prompt: str) -> Spread | None:
         """Return avg@k of the trained weights under a prompt, "plain" or "prompted"."""
@@ -147,27 +138,20 @@ class SuiteMethod(_Read):
         """Return `trouble`, with the number of finished seeds if some of `seeds` are missing."""
         if not self.missing or seeds < 2:
             return self.trouble
-        return f"{self.trouble}, {self.seeds_done} of {seeds} seeds"
-
-    @property
-    def seeds_done(self) -> int:
-        if self.finished is not None:
-            return self.finished
-        return sum(score is not None for score in self.by_seed.values())
+        return f"{self.trouble}, {self.finished} of {seeds} seeds"
 
 
 class SuiteSummary(_Read):
     """summary.json of a suite.
 
     Attributes:
-        title: one line about it; "" for none.
         caption: what the figures are evidence for.
         baseline: name of the method that gains are measured against.
         budget: policy rollouts that a method of compute class 1x may pay.
         measure: what the scores measure: "exact match" or "mean reward".
-        focus: the scores are over questions whose stratum begins with this; "" for all.
+        focus: the scores are over questions whose stratum begins with this; None for all.
         strata: number of held-out questions by stratum.
-        n: number of held-out questions that are scored.
+        n: number of held-out questions that are scored; None before the first run is finished.
         llm: the LLMs that wrote proposals.
         verdict: the outcome in a sentence.
         created: Unix time.
@@ -175,21 +159,20 @@ class SuiteSummary(_Read):
     """
 
     name: str
-    title: str = ""
-    caption: str = ""
-    baseline: str = ""
-    seeds: list[int] = []
-    budget: float | None = None
-    measure: str = EXACT_MATCH
-    focus: str = ""
-    quadrant_samples: int = 0
-    strata: dict[str, int | None] = {}
-    n: int | None = None
-    environment: str = ""
-    policy: str = ""
-    llm: str = ""
-    verdict: str = ""
-    created: float | None = None
+    caption: str
+    baseline: str
+    seeds: list[int]
+    budget: int
+    measure: str
+    focus: str | None
+    quadrant_samples: int
+    strata: dict[str, int]
+    n: int | None
+    environment: str
+    policy: str
+    llm: str
+    verdict: str
+    created: float
     methods: list[SuiteMethod]
 
     @classmethod
@@ -220,13 +203,8 @@ class SuiteSummary(_Read):
         return f"{self.measure} on “{self.focus}…” questions" if self.focus else self.measure
 
     @property
-    def baseline_method(self) -> SuiteMethod | None:
-        return next((method for method in self.methods if method.name == self.baseline), None)
-
-    @property
-    def baseline_title(self) -> str:
-        method = self.baseline_method
-        return method.title if method else self.baseline or "the baseline"
+    def baseline_method(self) -> SuiteMethod:
+        return next(method for method in self.methods if method.name == self.baseline)
 
     @property
     def stratum_names(self) -> list[str]:
@@ -243,7 +221,7 @@ class SuiteSummary(_Read):
             return ""
         runs, count = len(self.methods) * len(self.seeds), sum(len(m.missing) for m in lacking)
         told = "; ".join(
-            f"{method.title} at "
+            f"{method.label} at "
             + ", ".join(f"seed {seed} ({why})" for seed, why in method.missing.items())
             for method in lacking
         )
@@ -252,9 +230,11 @@ class SuiteSummary(_Read):
     @property
     def grouped(self) -> list[tuple[str, str, list[SuiteMethod]]]:
         """(group, heading, its methods) in the order of the tables, without empty groups."""
-        order = dict.fromkeys([*GROUPS, *(method.group for method in self.methods)])
-        by_group = {g: [m for m in self.methods if m.group == g] for g in order}
-        return [(g, GROUPS.get(g, g or "Other"), found) for g, found in by_group.items() if found]
+        groups = [
+            (group, heading, [method for method in self.methods if method.group == group])
+            for group, heading in GROUPS.items()
+        ]
+        return [(group, heading, methods) for group, heading, methods in groups if methods]
 
     @property
     def ordered(self) -> list[SuiteMethod]:
@@ -269,13 +249,7 @@ class SuiteSummary(_Read):
     @property
     def purposes(self) -> list[str]:
         """The purposes that rollouts were paid for, evaluation left out."""
-        spent = [item for method in self.methods for item in method.rollouts_by_purpose.items()]
-        found = {purpose for purpose, rollouts in spent if rollouts} - {"evaluate"}
-        return [p for p in PURPOSES if p in found] + sorted(found - {*PURPOSES})
-
-    @property
-    def compute_classes(self) -> bool:
-        return any(method.compute for method in self.methods)
+        return [p for p in PURPOSES if any(m.rollouts_by_purpose.get(p) for m in self.methods)]
 
 
 def is_suite(summary: Mapping[str, Any] | None) -> bool:

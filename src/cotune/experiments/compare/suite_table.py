@@ -65,10 +65,8 @@ def _main_table(suite: SuiteSummary, hidden: Sequence[str] = ()) -> Table:
     title = [f"{suite.name}: held-out {suite.what}{', per cent' if suite.shares else ''}"]
     if suite.n:
         title.append(f"{suite.n:,} questions")
-    if suite.seeds:
-        title.append(f"{len(suite.seeds)} seed{'s' * (len(suite.seeds) != 1)}")
-    if suite.baseline:
-        title.append(f"gains over {suite.baseline_title}")
+    title.append(f"{len(suite.seeds)} seed{'s' * (len(suite.seeds) != 1)}")
+    title.append(f"gains over {suite.baseline_method.label}")
     table = Table(
         title=Text(one_line(", ".join(title))),
         title_justify="left",
@@ -84,7 +82,7 @@ def _main_table(suite: SuiteSummary, hidden: Sequence[str] = ()) -> Table:
     for _, heading, methods in suite.grouped:
         table.add_row(Text(one_line(heading), style="dim"))
         for method in methods:
-            told = Text(f"  {one_line(method.title)}")
+            told = Text(f"  {one_line(method.label)}")
             if method.trouble:
                 standing = one_line(method.standing(len(suite.seeds)))
                 told.append(f" ({standing})", style="yellow")
@@ -97,7 +95,7 @@ def _main_table(suite: SuiteSummary, hidden: Sequence[str] = ()) -> Table:
 
 def _before_after(suite: SuiteSummary) -> Table:
     """Return mean scores by stratum before and after training; with a focus, only its strata."""
-    focus = suite.focus
+    focus = suite.focus or ""
     strata = [name for name in suite.stratum_names if name.startswith(focus)]
     columns = ["all", *([f"{focus}…"] if focus else []), *(s.removeprefix(focus) for s in strata)]
     table = _plain_table(f"Held-out {suite.measure}", columns)
@@ -112,7 +110,7 @@ def _before_after(suite: SuiteSummary) -> Table:
                 continue
             scores = [overall, *([focused] if focus else []), *map(by_stratum.get, strata)]
             cells = (_NONE if score is None else f"{score:.2f}" for score in scores)
-            table.add_row(Text(one_line(f"{method.title}, {when}")), *cells)
+            table.add_row(Text(one_line(f"{method.label}, {when}")), *cells)
     return table
 
 
@@ -122,7 +120,7 @@ def _quadrants(suite: SuiteSummary) -> Table:
     columns = ["untrained", "untrained, prompted", "plain", "prompted", "KL"]
     table = _plain_table(f"Weights and instruction: {suite.what}", columns)
     for method in filter(lambda method: method.quadrants, suite.ordered):
-        table.add_row(Text(one_line(method.title)))
+        table.add_row(Text(one_line(method.label)))
         for decoding, told in (("greedy", "  greedy"), ("sampled", f"  {average}")):
             found = [method.quadrants[quadrant][decoding] for quadrant in QUADRANTS]
             cells = [f"{numbers.score(s.mean)} ({numbers.ends(s.interval)})" for s in found]
@@ -139,11 +137,11 @@ def _cost(suite: SuiteSummary) -> Table:
     columns += [*(["US dollars"] if money else []), "seconds"]
     table = _plain_table(f"Cost{seeds}", columns)
     for method in filter(lambda method: method.finished, suite.ordered):
-        counts = [method.rollouts_by_purpose.get(name) or 0 for name in suite.purposes]
+        counts = [method.rollouts_by_purpose.get(name, 0) for name in suite.purposes]
         counts += [method.evaluation_rollouts, method.generated_tokens, method.llm_calls]
         cells = [_NONE if count is None else f"{count:,.0f}" for count in counts]
         cells += [f"{method.money or 0:.2f}"] * money
-        table.add_row(Text(one_line(method.title)), *cells, f"{method.seconds or 0:,.0f}")
+        table.add_row(Text(one_line(method.label)), *cells, f"{method.seconds or 0:,.0f}")
     return table
 
 
@@ -163,9 +161,9 @@ def best_prompts(summary: Mapping[str, Any]) -> list[str]:
     scored.sort(key=lambda method: -(method.score or 0.0))
     lines: list[str] = []
     if best := next((m for m in scored if m.plain_by_stratum and m.instruction), None):
-        lines.append(one_line(f"best instruction ({best.title}): {best.instruction}"))
+        lines.append(one_line(f"best instruction ({best.label}): {best.instruction}"))
     if best := next((m for m in scored if m.hints), None):
-        lines.append(one_line(f"best hints ({best.title}), with their mean reward on dev:"))
+        lines.append(one_line(f"best hints ({best.label}), with their mean reward on dev:"))
         lines += [f"  {hint.mean_dev_score:.2f}  {one_line(hint.text)}" for hint in best.hints]
     return lines
 
@@ -188,7 +186,7 @@ def suite_markdown(summary: Mapping[str, Any]) -> str:
     for _, heading, methods in suite.grouped:
         lines.append(_row([f"*{_escaped(heading)}*", *("" for _ in columns)]))
         for method in methods:
-            name = _escaped(method.title)
+            name = _escaped(method.label)
             standing = method.standing(len(suite.seeds))
             name += f" ({_escaped(standing)})" if standing else ""
             name += f" [{suite.notes.index(method.note) + 1}]" if method.note else ""
@@ -207,19 +205,19 @@ def _columns(
         hidden: strata without a column.
         narrow: intervals and compute classes join their numbers, and seeds are left out.
     """
-    seeds, baseline = [str(seed) for seed in suite.seeds], suite.baseline
+    seeds, baseline = [str(seed) for seed in suite.seeds], suite.baseline_method
 
     def with_ends(score: str, ends: Ends | None) -> str:
         return f"{score} ({numbers.ends(ends)})" if ends else score
 
     def gain(method: SuiteMethod) -> str:
-        if method.gain is None or method.name == baseline:
+        if method.gain is None or method is baseline:
             return ""
         return with_ends(numbers.score(method.gain, "+"), method.gain_interval)
 
     def improvement(method: SuiteMethod) -> str:
         chance = method.probability_of_improvement
-        return "" if chance is None or method.name == baseline else f"{chance:.2f}"
+        return "" if chance is None or method is baseline else f"{chance:.2f}"
 
     def paid(method: SuiteMethod) -> str:
         return _NONE if method.rollouts is None else f"{method.rollouts:,.0f}"
@@ -255,26 +253,23 @@ def _columns(
         scores = lambda m: " / ".join(numbers.score(m.by_seed.get(s)) for s in seeds)  # noqa: E731
         columns.append((by_seed, scores))
     columns += [stratum(name) for name in suite.stratum_names if name not in hidden]
-    if baseline:
-        named = "gain" if narrow else f"gain over {suite.baseline_title}"
-        columns.append((f"{named}, 95 %", gain))
-        columns.append(("P(impr.)" if narrow else "P(improvement)", improvement))
+    named = "gain" if narrow else f"gain over {baseline.label}"
+    columns.append((f"{named}, 95 %", gain))
+    columns.append(("P(impr.)" if narrow else "P(improvement)", improvement))
     columns.append(("plain", lambda m: numbers.score(m.plain)))
     if scored:
         columns.append((f"plain {average}, 95 %", sampled("plain")))
         columns.append(("KL, plain / prompted", divergence))
     if narrow:
-        return [*columns, ("paid", lambda m: f"{m.compute} {paid(m)}".strip())]
-    if suite.compute_classes:
-        columns.append(("compute", lambda m: m.compute or _NONE))
-    return [*columns, ("paid", paid)]
+        return [*columns, ("paid", lambda m: f"{m.compute} {paid(m)}")]
+    return [*columns, ("compute", lambda m: m.compute), ("paid", paid)]
 
 
 def _troubles(suite: SuiteSummary) -> list[str]:
     """Return what a reader must know first: missing runs, and unequal compute."""
     missing = [suite.missing] if suite.missing else []
     others = [
-        f"{method.title} ({method.trouble}): {method.problem or 'no reason recorded'}"
+        f"{method.label} ({method.trouble}): {method.problem}"
         for method in suite.methods
         if method.trouble and (not method.missing or method.status == "unequal")
     ]

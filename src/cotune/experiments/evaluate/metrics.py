@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from cotune.environments.math import MathEnvironment
 from cotune.rewards import Reward, exact_match
@@ -37,17 +38,6 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     if not 1 <= k <= n:
         raise ValueError(f"k is {k} of n = {n}; expected between 1 and n")
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
-
-
-def avg_at_k(samples: Sequence[Sequence[float]]) -> float:
-    """Return the mean over questions of the mean of each question's k samples.
-
-    Raises ValueError if there is no question, or not all have the same number of samples.
-    """
-    sizes = {len(values) for values in samples}
-    if len(sizes) != 1 or 0 in sizes:
-        raise ValueError(f"samples has questions with {sorted(sizes)} values; expected k of each")
-    return sum(sum(values) / len(values) for values in samples) / len(samples)
 
 
 def pass_sizes(k: int) -> list[int]:
@@ -133,7 +123,7 @@ def sampled_figures(
     is not an answer.
     """
     k = len(samples[0])
-    means = [avg_at_k([values]) for values in samples]
+    means = [fmean(values) for values in samples]
     found = [figure(metric, title, f"avg@{k}", means, strata)]
     for size in () if metric == "f1" else pass_sizes(k):
         right = [sum(value >= PASSES_AT for value in values) for values in samples]

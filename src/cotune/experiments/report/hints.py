@@ -2,9 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cotune.experiments.report.charts import (
     Chart,
@@ -38,7 +37,7 @@ class Hint:
         mean: mean reward on dev; None if the phase did not end.
         covering: it is in the cover that hard questions draw from; None as above.
         segments: the text, marked against its parent's.
-        solved: places of the dev questions that it solves; None if that was not recorded.
+        solved: places of the dev questions that it solves; () as above.
     """
 
     number: int
@@ -47,7 +46,7 @@ class Hint:
     mean: float | None
     covering: bool | None
     segments: list[Segment]
-    solved: tuple[int, ...] | None = None
+    solved: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,8 @@ class HintPhase:
         rejected: its "hint_rejected" events, with their texts marked against the parents'.
         reasons: why proposals were rejected, and how often.
         failed: why calls returned no proposal, and how often.
-        order: places of the dev questions, those that most hints solve first.
+        order: places of the dev questions, those that most hints solve first; () if it has not
+            ended.
     """
 
     started: Row
@@ -70,13 +70,13 @@ class HintPhase:
     rejected: list[tuple[Row, list[Segment]]]
     reasons: list[tuple[str, int]]
     failed: list[tuple[str, int]]
-    order: tuple[int, ...] = ()
+    order: tuple[int, ...]
 
     @property
     def covered(self) -> tuple[int, ...] | None:
-        """The dev questions that some hint of the cover solves; None if unknown."""
-        known = [hint.solved for hint in self.hints if hint.covering and hint.solved is not None]
-        return tuple(sorted({place for solved in known for place in solved})) if known else None
+        """The dev questions that some hint of the cover solves; None without a cover."""
+        cover = [hint.solved for hint in self.hints if hint.covering]
+        return tuple(sorted({place for solved in cover for place in solved})) if cover else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,27 +137,25 @@ def _phase(members: Sequence[Row]) -> HintPhase:
         return [event for event in members if event["kind"] == kind]
 
     ended: Row = next(iter(of("hint_phase_ended")), {})
-    solved = {str(row["text"]): tuple(row["dev"]) for row in ended.get("solved") or ()}
+    solved = {row["text"]: tuple(row["dev"]) for row in ended.get("solved", ())}
     often = Counter(place for places in solved.values() for place in places)
-    dev = members[0].get("dev") or 0 if solved else 0
-    cover: Any = ended.get("covering_texts")
-    covering = None if cover is None else set(map(str, cover))
+    dev = members[0]["dev"] if ended else 0
     # The empty hint first. No event holds its mean; the share it solved is that for rewards 0 and 1.
-    empty: Row = {"mean_dev_score": ended.get("solved_without")}
+    empty: Row = {"text": "", "parent": "", "mean_dev_score": ended.get("solved_without")}
     hints: list[Hint] = []
     numbers: dict[str, int] = {}
     for number, event in enumerate([empty, *of("hint_accepted")]):
-        text, mean = _text(event, "text"), event.get("mean_dev_score")
+        text = event["text"]
         numbers.setdefault(text, number)
         hints.append(
             Hint(
                 number,
                 text,
-                numbers.get(_text(event, "parent")) if number else None,
-                float(mean) if isinstance(mean, (int, float)) else None,
-                None if covering is None else text in covering,
+                numbers.get(event["parent"]) if number else None,
+                event["mean_dev_score"],
+                text in ended["covering_texts"] if ended else None,
                 _marked(event),
-                solved.get(text),
+                solved.get(text, ()),
             )
         )
     rejected = of("hint_rejected")
@@ -174,12 +172,8 @@ def _phase(members: Sequence[Row]) -> HintPhase:
 
 def _marked(event: Row) -> list[Segment]:
     """Return a hint's text, with what its parent lacks marked; nothing is if the parent is empty."""
-    parent, text = _text(event, "parent"), _text(event, "text")
+    parent, text = event["parent"], event["text"]
     return sentence_diff(parent, text) if parent.strip() else [("same", text)]
-
-
-def _text(event: Row, key: str) -> str:
-    return str(event.get(key) or "")
 
 
 def hint_charts(run: RecordedRun) -> list[Chart]:
@@ -239,16 +233,11 @@ def _by_hint(row: Row) -> Row:
 
 def _histogram(run: RecordedRun) -> Chart | None:
     """Draw all context ratios of a run, from its "context_ratios" events; None without any."""
-    found: dict[tuple[float, float, int], list[int]] = {}
-    for event in run.of_kind("context_ratios"):
-        counts = event["counts"]
-        bins = (event["log10_from"], event["log10_to"], len(counts))
-        old = found.setdefault(bins, [0] * len(counts))
-        found[bins] = [a + b for a, b in zip(old, counts, strict=True)]
-    if not any(map(sum, found.values())):
+    found = run.of_kind("context_ratios")
+    if not found:
         return None
-    # If versions with other bins wrote to one folder, the bins that hold most tokens.
-    (low, high, _), counts = max(found.items(), key=lambda item: sum(item[1]))
+    counts = [sum(each) for each in zip(*(event["counts"] for event in found), strict=True)]
+    low, high = found[0]["log10_from"], found[0]["log10_to"]
     mask = _mask(run.config)
     title = "Context ratios of the whole run"
     note = (
@@ -263,11 +252,8 @@ def _histogram(run: RecordedRun) -> Chart | None:
 
 def _mask(config: Row) -> Distillation | None:
     """Return the mask of the resolved run file, or None."""
-    strategy: Any = config.get("strategy")
-    part = strategy.get("p2o", strategy) if isinstance(strategy, Mapping) else {}
-    settings = part.get("distillation") if isinstance(part, Mapping) else None
-    if not isinstance(settings, Mapping) or settings.get("ratio") not in _MASKED:
+    strategy = config.get("strategy", {})
+    settings = strategy.get("p2o", strategy).get("distillation", {})
+    if settings.get("ratio") not in _MASKED:
         return None
-    default = Distillation()
-    low, high = settings.get("low", default.low), settings.get("high", default.high)
-    return Distillation(ratio=settings["ratio"], low=low, high=high)
+    return Distillation(**{name: settings[name] for name in ("ratio", "low", "high")})

@@ -48,7 +48,7 @@ def sentence_diff(parent: str, child: str) -> list[Segment]:
 
 def reasons(events: Iterable[Row]) -> list[tuple[str, int]]:
     """Count the reasons of rejections or failures, the most frequent first."""
-    return Counter(str(e.get("reason") or "no reason given") for e in events).most_common()
+    return Counter(event["reason"] for event in events).most_common()
 
 
 @dataclass(slots=True)
@@ -71,13 +71,12 @@ def lives(events: Sequence[Row]) -> dict[str, Life]:
     found: dict[str, Life] = {}
     for event in events:
         if event["kind"] == "population":
-            for member in event.get("members") or ():
+            for member in event["members"]:
                 life = found.setdefault(member["id"], Life())
-                weight, observed = member.get("weight"), member.get("observed_rollouts")
+                weight, life.observed = member["weight"], member["observed_rollouts"]
                 # Weight 0 means nothing for an initial rewrite that has no rollouts yet.
-                if weight is not None and (observed != 0 or weight != 0):
+                if weight is not None and (life.observed or weight):
                     life.weights.append((event["step"], weight))
-                life.observed = member.get("observed_rollouts", life.observed)
         elif event["kind"] == "instruction_pruned":
             found.setdefault(event["id"], Life()).pruned = event["step"]
     return found
@@ -106,7 +105,7 @@ def family(rows: Sequence[Row], lives: Mapping[str, Life], best: str | None) -> 
     by_id = {row["id"]: row for row in rows}
     children: dict[str | None, list[Row]] = {}
     for row in by_id.values():
-        parent = row.get("parent")
+        parent = row["parent"]
         children.setdefault(parent if parent in by_id else None, []).append(row)
 
     def walk() -> Iterator[tuple[Row, int]]:
@@ -114,12 +113,12 @@ def family(rows: Sequence[Row], lives: Mapping[str, Life], best: str | None) -> 
         while waiting:
             row, depth = waiting.pop()
             yield row, depth
-            born = sorted(children.get(row["id"], []), key=lambda r: r.get("born") or 0)
+            born = sorted(children.get(row["id"], []), key=lambda r: r["born"])
             waiting += [(child, depth + 1) for child in reversed(born)]
 
     def member(row: Row, depth: int) -> Member:
-        parent, text = by_id.get(row.get("parent") or ""), row.get("text") or ""
-        segments = sentence_diff(parent.get("text") or "", text) if parent else [("same", text)]
+        parent, text = by_id.get(row["parent"]), row["text"]
+        segments = sentence_diff(parent["text"], text) if parent else [("same", text)]
         return Member(row, depth, lives.get(row["id"], Life()), segments, row["id"] == best)
 
     return [member(row, depth) for row, depth in walk()]
@@ -135,9 +134,9 @@ def population(run: RecordedRun, failed: Sequence[Row]) -> dict[str, Any] | None
     if len(run.instructions) < 2 and not rejected and not failed:
         return None
     known = lives(run.events)
-    texts = {row["id"]: row.get("text") or "" for row in run.instructions}
+    texts = {row["id"]: row["text"] for row in run.instructions}
     marked = [
-        (event, sentence_diff(texts.get(event.get("parent") or "", ""), event.get("text") or ""))
+        (event, sentence_diff(texts.get(event["parent"], ""), event["text"]))
         for event in rejected[-_MOST_REJECTED:]
     ]
     return {
@@ -157,10 +156,7 @@ def _weights_chart(run: RecordedRun, lives: dict[str, Life]) -> Chart | None:
     alive = [name for name, life in known.items() if life.pruned is None]
     alive.sort(key=lambda name: -known[name].weights[-1][1])
     colours = {name: style(i) for i, name in enumerate(alive)}
-    later = {row["id"] for row in run.instructions if row.get("born")}
-    if not run.instructions:  # a run without the lines of births: those not there from the first
-        first = min((life.weights[0][0] for life in known.values()), default=0)
-        later = {name for name, life in known.items() if life.weights[0][0] > first}
+    later = {row["id"] for row in run.instructions if row["born"]}
     series = [
         Series(
             name,

@@ -76,7 +76,7 @@ class RecordedRun:
         if final := [e for e in evaluated if e.get("prompt", "best") == "best"]:
             return final[-1]["instruction_id"]
         populations = self.of_kind("population")
-        return best_member(populations[-1].get("members") or []) if populations else None
+        return best_member(populations[-1]["members"]) if populations else None
 
     def values(self, key: str) -> list[Point]:
         return values(self.metrics, key)

@@ -191,7 +191,7 @@ def some_evaluated(run: RunDir) -> tuple[list[Rollout], tuple[str, int] | None]:
     files = [file for file in run.trajectory_files() if file[1].startswith("evaluate")]
     if not files:
         return [], None
-    rank = {"evaluate_after": 3, "evaluate_during": 2, "evaluate": 2}
+    rank = {"evaluate_after": 2, "evaluate_during": 1}
     step, purpose = max(files, key=lambda file: (rank.get(file[1], 0), file))
     rows = run.read_trajectories(step, purpose)
     tokenizer = read_tokenizer(run.path)

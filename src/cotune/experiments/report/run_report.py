@@ -1,14 +1,14 @@
 """The report of a run: result, cost, curves, instructions, rollouts."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from cotune.experiments.report.charts import Chart, Point, Series, curves_chart, line_chart, style
+from cotune.experiments.report.charts import Chart, Series, curves_chart, line_chart, style
 from cotune.experiments.report.hints import hints_of, outside_phases
 from cotune.experiments.report.instructions import population
 from cotune.experiments.report.pages import (
@@ -38,12 +38,11 @@ def write_run_report(folder: Path) -> Path:
     run = read_run(folder)
     charts = [chart for chart in training_charts(run) if chart]
     content = {
-        "name": run.summary.get("name") or label(run.config.get("name")) or folder.resolve().name,
+        "name": run.config.get("name") or folder.resolve().name,
         "resume": command_on(folder, "resume"),
         "run": run,
         "facts": _facts(run),
-        "verdict": run.summary.get("verdict") or _verdict(run),
-        "caption": run.summary.get("caption") or "",
+        "verdict": _verdict(run),
         "results": results(run),
         "quadrants": quadrant_table(run, folder),
         "costs": costs(run),
@@ -74,11 +73,11 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     given = {key: label(value) for key, value in run.config.items()}
     times = [row["time"] for row in (*run.events, *run.metrics)]
     facts = [
-        ("Method", said.get("baseline") or given.get("strategy") or said.get("strategy")),
+        ("Method", said.get("baseline") or given.get("strategy")),
         ("Environment", given.get("environment")),
-        ("Model", said.get("model") or given.get("model") or given.get("policy")),
+        ("Model", said.get("model") or given.get("policy")),
         ("Proposer", said.get("llm")),
-        ("Seed", given.get("seed") or said.get("seed")),
+        ("Seed", given.get("seed")),
         ("Steps", str(run.steps or "")),
         (
             "When",
@@ -93,7 +92,7 @@ _OTHER_PROMPTS = ("plain", "uplift", "hinted", "last")
 
 
 def _verdict(run: RecordedRun) -> str:
-    """Return one sentence on the outcome, for a summary without one."""
+    """Return one sentence on the outcome."""
     before, after = run.result.get("em_before"), run.result.get("em")
     evaluated = [
         event
@@ -206,8 +205,6 @@ def _sum_of_steps(run: RecordedRun, key: str) -> str:
 def _shipped(run: RecordedRun) -> Row | None:
     """Return the instruction to ship: the kept one, the summary's, else the last evaluated."""
     best = run.kept.instruction if run.kept else run.summary.get("best_instruction")
-    if isinstance(best, Mapping):
-        return {"id": "", "born": None, "origin": "", **best}
     wanted = best or run.best
     for row in reversed(run.instructions):
         if wanted and wanted in (row["id"], row["text"]):
@@ -222,12 +219,12 @@ def _resumed(run: RecordedRun) -> list[tuple[Row, list[tuple[str, str]]]]:
     """
 
     def changed(pair: Any) -> str:
-        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+        if pair is None:
             return "another value, which is not recorded"
         return " → ".join(json.dumps(value, ensure_ascii=False) for value in pair)
 
     return [
-        (event, [(name, changed(pair)) for name, pair in (event.get("changed") or {}).items()])
+        (event, [(name, changed(pair)) for name, pair in event["changed"].items()])
         for event in run.of_kind("resumed")
     ]
 
@@ -269,10 +266,8 @@ def _more_charts(run: RecordedRun) -> list[Chart | None]:
     ]
 
 
-def _curve(run: RecordedRun, title: str, *keys: str, shares: bool = False) -> Chart | None:
-    """Draw the first of the metrics that was recorded."""
-    points = next((found for key in keys if (found := run.values(key))), [])
-    return curves_chart(title, [(run.name, points)], "share" if shares else "number")
+def _curve(run: RecordedRun, title: str, key: str, shares: bool = False) -> Chart | None:
+    return curves_chart(title, [(run.name, run.values(key))], "share" if shares else "number")
 
 
 def _reward_chart(run: RecordedRun) -> Chart | None:
@@ -281,8 +276,7 @@ def _reward_chart(run: RecordedRun) -> Chart | None:
     if any(before in row for row in run.metrics):
         title = "Training reward per step, before groups were replaced"
         return _curve(run, title, before, shares=run.shares)
-    # Runs of an early version have only TRL's own name.
-    return _curve(run, "Training reward per step", "reward_mean", "reward", shares=run.shares)
+    return _curve(run, "Training reward per step", "reward_mean", shares=run.shares)
 
 
 def _held_out_chart(run: RecordedRun) -> Chart | None:
@@ -340,10 +334,8 @@ def _calls_chart(run: RecordedRun) -> Chart | None:
 
 
 def _response_chart(run: RecordedRun) -> Chart | None:
-    # TRL's own log has the same number for runs from before `response_tokens_mean`.
-    own = run.values("response_tokens_mean") or run.values("completions/mean_length")
-    all_tokens = run.values("completion_tokens_mean")
-    curves: list[tuple[str, list[Point]]] = [("written by the policy", own)]
+    own, all_tokens = run.values("response_tokens_mean"), run.values("completion_tokens_mean")
+    curves = [("written by the policy", own)]
     if any(a[1] > b[1] * 1.05 for a, b in zip(all_tokens, own, strict=False)):
         curves.append(("with observations", all_tokens))
     return curves_chart("Response length in tokens", curves)

@@ -162,8 +162,7 @@ def _read_stage(run: RunDir) -> _Stage:
 
 def _reward(row: Row) -> object:
     """Return the policy's reward; for a filtered batch, the reward before the filter."""
-    names = ("resample/reward_mean_before", "reward_mean", "reward")
-    return next((row[name] for name in names if row.get(name) is not None), None)
+    return row.get("resample/reward_mean_before", row.get("reward_mean"))
 
 
 class _Sums:

@@ -72,8 +72,9 @@ def write_suite_report(folder: Path | str, summary: Mapping[str, Any] | None = N
     content = {
         "suite": suite,
         "facts": [*_facts(suite), ("Spent", _spent_in_short(suite, dict(spent)))],
-        "colours": {group: _style(group) for group, _, _ in suite.grouped},
+        "colours": _STYLES,
         "bars": _bars(suite),
+        "baseline": suite.baseline_method,
         "seeds": [str(seed) for seed in suite.seeds],
         "strata": strata if inside else [],
         "strata_apart": [] if inside else strata,
@@ -88,7 +89,7 @@ def write_suite_report(folder: Path | str, summary: Mapping[str, Any] | None = N
         "curves": [block for axis in AXES if (block := _panels(suite, read, axis))],
         "measure": " or ".join(MEASURES[name] for name in measures),
         "measures": measures,
-        "without_curve": [m.title for m in suite.methods if not read[m.name].curves],
+        "without_curve": [m.label for m in suite.methods if not read[m.name].curves],
         "several_stages": any(c.stages for each in read.values() for c in each.curves.values()),
         "instructions": _instructions(suite, read),
         "links": _links(folder, suite),
@@ -96,10 +97,6 @@ def write_suite_report(folder: Path | str, summary: Mapping[str, Any] | None = N
     }
     sheets = ["report.css", "suite.css"]
     return write_page(folder, "suite.html.j2", sheets, suite.shares, content)
-
-
-def _style(group: str) -> str:
-    return _STYLES.get(group, "s7")
 
 
 def _facts(suite: SuiteSummary) -> list[tuple[str, str]]:
@@ -110,9 +107,9 @@ def _facts(suite: SuiteSummary) -> list[tuple[str, str]]:
         ("Proposer", suite.llm),
         ("Methods", str(len(suite.methods))),
         ("Seeds", ", ".join(map(str, suite.seeds))),
-        ("Budget of a run", f"{count(suite.budget)} policy rollouts" if suite.budget else ""),
+        ("Budget of a run", f"{count(suite.budget)} policy rollouts"),
         ("Held-out questions", count(suite.n) if suite.n else ""),
-        ("When", moment(suite.created) if suite.created is not None else ""),
+        ("When", moment(suite.created)),
     ]
     return [(name, value) for name, value in facts if value]
 
@@ -122,12 +119,12 @@ def _spent(suite: SuiteSummary) -> list[tuple[str, str]]:
 
     def total(name: str) -> float | None:
         # A method's numbers are means over its finished seeds.
-        found = [(getattr(method, name), method.seeds_done) for method in suite.methods]
+        found = [(getattr(method, name), method.finished) for method in suite.methods]
         known = [mean * seeds for mean, seeds in found if mean is not None]
         return sum(known) if known else None
 
     rows = [
-        ("Finished (methods × seeds)", count(sum(method.seeds_done for method in suite.methods))),
+        ("Finished (methods × seeds)", count(sum(method.finished for method in suite.methods))),
         ("Policy rollouts", count(total("rollouts"))),
         ("Evaluation rollouts", count(total("evaluation_rollouts"))),
         ("Generated tokens", count(total("generated_tokens"))),
@@ -153,7 +150,7 @@ def _costs(suite: SuiteSummary) -> dict[str, Any]:
 
     def row(method: SuiteMethod) -> list[str]:
         by_purpose = method.rollouts_by_purpose
-        absent = 0 if by_purpose or method.rollouts == 0 else None
+        absent = None if method.rollouts is None else 0
         return [
             count(method.rollouts),
             *(count(by_purpose.get(purpose, absent)) for purpose in purposes),
@@ -174,20 +171,19 @@ def _costs(suite: SuiteSummary) -> dict[str, Any]:
 def _bars(suite: SuiteSummary) -> dict[str, Markup]:
     """Draw each method's score with its interval and seeds, all on one scale; "" without a score."""
     numbers = [v for m in suite.methods for v in (m.score, *(m.interval or ())) if v is not None]
-    numbers += [v for m in suite.methods for v in m.by_seed.values() if v is not None]
-    low, high = min(0.0, *numbers, 0.0), max(numbers, default=1.0)
+    numbers += [v for m in suite.methods for v in m.by_seed.values()]
+    low, high = min([0.0, *numbers]), max(numbers, default=1.0)
     between = (low, max(1.0, high) if suite.shares else max(high, low + 1e-9))
-    baseline = suite.baseline_method
     return {
         method.name: Markup("")
         if method.score is None
         else interval_bar(
             method.score,
             method.interval,
-            [score for score in method.by_seed.values() if score is not None],
+            list(method.by_seed.values()),
             between=between,
-            style=_style(method.group),
-            guide=baseline.score if baseline else None,
+            style=_STYLES[method.group],
+            guide=suite.baseline_method.score,
         )
         for method in suite.methods
     }
@@ -203,7 +199,7 @@ def _panels(
     """
 
     def curve_of(name: str, method: SuiteMethod) -> Curve | None:
-        return read[name].curves.get((read[method.name].measure, axis)) if name in read else None
+        return read[name].curves.get((read[method.name].measure, axis))
 
     drawn = [
         (method, curve, curve_of(suite.baseline, method) if method.name != suite.baseline else None)
@@ -222,15 +218,17 @@ def _panels(
     several = len({read[method.name].measure for method, _, _ in drawn}) > 1
     panels: list[tuple[Chart, str]] = []
     for method, whole, baseline in drawn:
-        measure, colour = read[method.name].measure, _style(method.group)
+        measure, colour = read[method.name].measure, _STYLES[method.group]
         curve = whole.scaled(divisor)
         series = [
-            Series(method.title, curve.mean, colour, band=curve.band if curve.seeds > 1 else ())
+            Series(method.label, curve.mean, colour, band=curve.band if curve.seeds > 1 else ())
         ]
         if baseline is not None:
-            series.append(Series(suite.baseline_title, baseline.scaled(divisor).mean, "muted"))
+            series.append(
+                Series(suite.baseline_method.label, baseline.scaled(divisor).mean, "muted")
+            )
         chart = line_chart(
-            f"{method.title}: {MEASURES[measure]} by {unit}",
+            f"{method.label}: {MEASURES[measure]} by {unit}",
             series,
             note=MEASURES[measure] if several and measure == "reward" else "",
             x_label=unit,
@@ -241,7 +239,7 @@ def _panels(
             size=PANEL,
         )
         if chart is not None:
-            panels.append((replace(chart, title=method.title), colour))
+            panels.append((replace(chart, title=method.label), colour))
     return "By policy rollouts" if axis == "rollouts" else "By wall time", panels
 
 
@@ -266,7 +264,7 @@ def _instructions(suite: SuiteSummary, read: Mapping[str, MethodCurves]) -> list
         one = found.setdefault(text, _Instruction(text, [], []))
         one.methods.append(method)
         one.others.extend(
-            (method.title, seed, other)
+            (method.label, seed, other)
             for seed, other in by_seed.items()
             if seed != first and other != text
         )
