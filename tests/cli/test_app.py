@@ -39,7 +39,7 @@ def run_file(folder: Path, changes: dict[str, Any] | None = None) -> Path:
     ("error", "status", "text"),
     [
         (ConfigError("training.steps is 0\n expected 1"), 2, "training.steps is 0 expected 1"),
-        (BudgetError("too dear"), 1, "BudgetError: too dear"),
+        (BudgetError("too dear"), 1, "too dear"),
         (
             Stopped("stopped; resume with: cotune resume x"),
             130,

@@ -423,7 +423,7 @@ def test_folders_that_cannot_be_written(
             with pytest.raises(SystemExit):
                 cli.main()
             (error,) = [line for line in capsys.readouterr().out.splitlines() if "output: " in line]
-            assert error.startswith("missing")
+            assert error.startswith("not ok")
         else:
             error = error_of(arguments, patched, capsys)
     field = {"init": "FOLDER", "export": "--output"}.get(command, "output")

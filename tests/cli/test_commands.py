@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -91,12 +92,16 @@ def test_plan_shows_names_as_they_are(tmp_path: Path) -> None:
     assert "[bold]odd[/]" in plan_text(tmp_path, {"name": "[bold]odd[/]"})
 
 
-def test_a_stop_before_the_folder_says_so(tmp_path: Path) -> None:
-    with (
-        pytest.raises(Stopped, match="before anything was written"),
-        _stoppable(tmp_path / "out", parse_config(tiny(tmp_path / "out"), "test")),  # pyright: ignore[reportPrivateUsage]
-    ):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_says_how_to_resume(tmp_path: Path, number: signal.Signals) -> None:
+    run, config = tmp_path / "out", parse_config(tiny(tmp_path / "out"), "test")
+    before = signal.getsignal(number)
+    for written, says in (("", "before anything was written"), ("run", "cotune resume")):
+        if written:
+            RunDir.create(run, {})
+        with pytest.raises(Stopped, match=says), _stoppable(run, config):  # pyright: ignore[reportPrivateUsage]
+            signal.raise_signal(number)
+    assert signal.getsignal(number) == before
 
 
 @pytest.mark.parametrize(

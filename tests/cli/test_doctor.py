@@ -23,7 +23,9 @@ from cotune.engines.trl.trl_engine import ENGINE
 from cotune.errors import ConfigError, LLMError
 from cotune.llm.client import OpenAIOptions
 from cotune.policy import policy_files as policies
+from cotune.policy.local_policy import load
 from cotune.run.ledger import Ledger
+from cotune.run.run_dir import RunDir
 from cotune.utils.progress import listening
 from tests.endpoint import endpoint
 from tests.retrieval_server import server
@@ -164,6 +166,46 @@ def test_a_folder_with_a_part_missing(folder: Path, tmp_path: Path, gone: str, s
     assert [f.ok for f in policy(given)] == [True]
     (folder / gone).unlink()
     assert said in lacking(policy(given))
+
+
+def test_a_damaged_file_of_weights(folder: Path, tmp_path: Path) -> None:
+    """As a copy leaves it that was broken off."""
+    file = folder / "model.safetensors"
+    for kept in (file.stat().st_size // 2, 1000, 4):
+        file.write_bytes(file.read_bytes()[:kept])
+        said = lacking(policy(config(tmp_path, policy={"path": str(folder)})))
+        assert "model.safetensors is damaged (" in said
+        with pytest.raises(ConfigError, match=r"^policy\.path: cannot load "):
+            load(folder)
+
+
+def test_the_folder_of_a_run_is_no_policy(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", {})
+    said = lacking(policy(config(tmp_path, policy={"path": str(run.path)})))
+    assert f"is the folder of a run, not of a model; name {run.best_path}" in said
+
+
+def test_a_policy_that_looks_local_is_not_to_be_fetched(tmp_path: Path) -> None:
+    for name, fetches in ((str(tmp_path / "gone"), False), ("nobody/has-this", True)):
+        said = lacking(policy(config(tmp_path, policy={"path": name})))
+        assert ("hf download" in said) == fetches
+
+
+def test_wandb_without_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    given = config(tmp_path, logging={"report_to": ["wandb"]})
+    assert "logging.report_to: W&B has no API key; run wandb login" in lacking(
+        preflight.packages(given)
+    )
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password x\n")
+    assert lacking(preflight.packages(given)) == ""
+    (tmp_path / ".netrc").unlink()
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_API_KEY", "x")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert lacking(preflight.packages(given)) == ""
 
 
 def test_a_shard_that_was_not_fetched(folder: Path, tmp_path: Path) -> None:
@@ -494,7 +536,7 @@ def test_the_command_s_status_says_whether_something_is_missing(
     status, said = run_doctor([file, "--set", llm], monkeypatch, capsys)
     assert status == 1
     (line,) = [line for line in said.splitlines() if not re.match("ok |  .* …$", line)]
-    assert line.startswith("missing  llm: the environment variable COTUNE_TEST_KEY is not set; ")
+    assert line.startswith("not ok   llm: the environment variable COTUNE_TEST_KEY is not set; ")
     assert SECRET not in said
 
 

@@ -109,10 +109,10 @@ def test_events_in_words() -> None:
     assert "i2 pruned at weight 0.12" in shown(gone)
     unseen = {"id": "i2", "weight": 0.0, "observed_rollouts": 0}
     assert "i2 pruned (never drawn)" in shown(describe_event("instruction_pruned", unseen))
-    evaluated = {"when": "after", "em": 0.5, "n": 6, "split": "test"}
-    assert "after: exact match 0.50 on 6 test questions" in shown(
-        describe_event("evaluated", evaluated)
-    )
+    evaluated = {"when": "after", "em": 0.5, "n": 6, "split": "test", "instruction_id": "i2"}
+    for when, what in (("after", "best instruction (i2)"), ("contender", "its rival i2")):
+        said = shown(describe_event("evaluated", evaluated | {"when": when}))
+        assert f"{what}: exact match 0.50 on 6 test questions" in said
     assert describe_event("population", {"members": []}) == ""
 
 

@@ -511,9 +511,7 @@ def _verdict(error: CotuneError | OSError) -> tuple[int, str]:
     text = hide_secrets(" ".join(str(error).split()))
     if isinstance(error, Stopped):
         return 130, text
-    if isinstance(error, ConfigError | EvolutionError):
-        return 2, text
-    return 1, f"{type(error).__name__}: {text}"
+    return 2 if isinstance(error, ConfigError | EvolutionError) else 1, text
 
 
 if __name__ == "__main__":

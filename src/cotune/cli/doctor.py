@@ -41,7 +41,7 @@ def show(
             if finding.ok and not (finding.key or verbose):
                 more += 1
                 continue
-            mark = ("ok     ", "green") if finding.ok else ("missing", "red")
+            mark = ("ok     ", "green") if finding.ok else ("not ok ", "red")
             line = Text.assemble(mark, f"  {hide_secrets(finding.text)}")
             console.print(line, soft_wrap=True)
     if more:

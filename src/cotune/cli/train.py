@@ -24,6 +24,7 @@ from cotune.run.locks import run_locked
 from cotune.run.run_dir import RunDir
 from cotune.run.truncation import truncation_notice
 from cotune.utils.importing import uncollected
+from cotune.utils.stopping import stopped_by_sigterm
 from cotune.utils.text import command_on, one_line
 
 if TYPE_CHECKING:
@@ -137,13 +138,13 @@ def conclude(
 
 @contextmanager
 def _stoppable(folder: Path, config: RunConfig) -> Generator[None]:
-    """Turn Ctrl-C, a full disk, a useless LLM or a failed call into one line that says how to resume."""
+    """Turn Ctrl-C, SIGTERM, a full disk, a useless LLM or a failed call into one line that says how to resume."""
 
     def again() -> str:
         return command_on(folder, "resume") if RunDir.is_run(folder) else "start again"
 
     try:
-        with full_disk_told(folder, again):
+        with stopped_by_sigterm(), full_disk_told(folder, again):
             yield
     except KeyboardInterrupt:
         if RunDir.is_run(folder):

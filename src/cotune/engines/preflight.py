@@ -8,9 +8,11 @@ first call to the LLM, mostly before any heavy import; then the engine's argumen
 need the tokenizer; and last those that need the policy's layers. Weights are not loaded.
 """
 
+import netrc
 import os
 import re
 import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -55,6 +57,7 @@ from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import (
     cached_folder,
     check_path,
+    damaged_weights,
     has_chat_template,
     is_adapter,
     known_path,
@@ -442,18 +445,28 @@ def policy(options: PolicyConfig) -> list[Finding]:
     path = Path(known)
     folder = path if path.is_dir() else cached_folder(given)
     if folder is None:
+        local = path.exists() or path.is_absolute() or given.startswith(".")
+        local = local or (len(path.parts) > 1 and Path(path.parts[0]).is_dir())
         return [
             Finding(
                 False,
                 f"policy: {given} is neither a folder nor in the cache of the Hugging Face hub",
-                f"fetch it (hf download {given}), or correct policy.path",
+                "correct policy.path, or make that folder"
+                if local
+                else f"fetch it (hf download {given}), or correct policy.path",
                 blocks=False,
             )
         ]
+    if RunDir.is_run(folder):
+        found = f"policy.path: {given!r} is the folder of a run, not of a model"
+        return [Finding(False, found, f"name {folder / 'best'}")]
     if lacks := missing_parts(folder):
         found = f"policy.path: cannot load {given!r}: it has no {', '.join(lacks)}"
         # Missing files in the hub's cache are downloaded.
         return [Finding(False, found, "complete the folder", blocks=path.is_dir())]
+    if damage := damaged_weights(folder):
+        found = f"policy.path: cannot load {given!r}: {damage}"
+        return [Finding(False, found, "copy or download it again")]
     found = [Finding(True, f"policy: {given}, {size(weights_size(folder))} of weights")]
     template = options.chat_template
     if template is not None and template != "plain" and not Path(template).is_file():
@@ -613,7 +626,7 @@ def packages(config: RunConfig) -> list[Finding]:
         **{name: "training.engine_args.report_to" for name in trackers if name in OPTIONAL},
         **dict.fromkeys(config.logging.report_to, "logging.report_to"),
     }
-    return [
+    findings = [
         Finding(True, f"{name}: installed, as {field} asks")
         if installed(name)
         else Finding(
@@ -624,6 +637,23 @@ def packages(config: RunConfig) -> list[Finding]:
         for name, field in asked.items()
         if field
     ]
+    if asked.get("wandb") and installed("wandb") and not _wandb_has_key():
+        fix = "run wandb login, or set WANDB_API_KEY, or WANDB_MODE=offline"
+        findings.append(Finding(False, f"{asked['wandb']}: W&B has no API key", fix))
+    return findings
+
+
+def _wandb_has_key() -> bool:
+    """Return whether W&B can log in, need not, or can ask on a terminal."""
+    if os.environ.get("WANDB_MODE", "online") != "online" or sys.stdin.isatty():
+        return True
+    if any(map(os.environ.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host or "") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
 
 
 def llm(options: LLMConfig | None) -> list[Finding]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from cotune.errors import ConfigError
@@ -52,7 +53,7 @@ def load(
     local = only_local(at, of)
     try:
         model = AutoModelForCausalLM.from_pretrained(at, dtype=dtype, local_files_only=local)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise _cannot_load(f"{str(at)!r}{of}", error) from error
     if adapter:
         model = _on_base(model, path, str(at))
@@ -91,7 +92,7 @@ def _cannot_load(what: str, error: Exception) -> ConfigError:
 def _on_base(model: Any, path: str | Path, base: str) -> Any:
     try:
         return with_adapter(model, path)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
             f"policy: the adapter in {str(path)!r} does not fit {base!r}: {reason}"

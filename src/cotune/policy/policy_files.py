@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cotune.errors import ConfigError
 from cotune.policy.gguf_file import PACKAGE, gguf_file
-from cotune.utils.text import hide_secrets
+from cotune.utils.text import hide_secrets, one_line
 
 _LOG = logging.getLogger("cotune")
 _MAKE = {
@@ -118,6 +118,19 @@ def missing_parts(folder: Path) -> list[str]:
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         shards = []
     return lacks + [name for name in shards if not (folder / name).is_file()]
+
+
+def damaged_weights(folder: Path) -> str:
+    """Return the first safetensors file of a folder that is not whole, with the reason; "" if all are."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="np"):  # reads the header, and compares it with the size
+                pass
+        except (SafetensorError, OSError) as error:
+            return f"{file.name} is damaged ({one_line(str(error))})"
+    return ""
 
 
 def cached_folder(name: str) -> Path | None:

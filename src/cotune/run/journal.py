@@ -196,6 +196,19 @@ class RunJournal:
         self._console.print(row, highlight=False)
 
 
+_EVALUATED = {
+    "before": "before training",
+    "during": "best instruction so far ({id})",
+    "contender": "its rival {id}",
+    "uplift": "initial instruction",
+    "after": "best instruction ({id})",
+    "plain": "initial instruction",
+    "hinted": "best instruction and hint",
+    "last": "last policy, best instruction ({id})",
+}
+"""What is evaluated, by `when` of an event."""
+
+
 def describe_event(kind: str, fields: Mapping[str, object]) -> str:
     """Return an event as a line of rich markup; "" for events that are not shown.
 
@@ -219,10 +232,9 @@ def describe_event(kind: str, fields: Mapping[str, object]) -> str:
         why = f"at weight {number('weight')}" if drawn else "(never drawn)"
         return f"[red]- {text('id')}[/] pruned {why}"
     if kind == "evaluated":
-        return (
-            f"[cyan]{text('when')}: {text('measure') or EXACT_MATCH} {number('em')}[/] on {text('n')} "
-            f"{text('split')} questions"
-        )
+        what = f"{text('measure') or EXACT_MATCH} {number('em')}"
+        under = _EVALUATED.get(str(fields.get("when")), "{id}").format(id=text("instruction_id"))
+        return f"[cyan]{under}: {what}[/] on {text('n')} {text('split')} questions"
     if kind == "sampled":
         return f"sampled {text('rollouts')} of {text('of')} rollouts: mean reward {number('reward_mean')}"
     if kind == "training_rows":

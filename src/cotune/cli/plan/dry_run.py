@@ -1,15 +1,12 @@
 """`cotune train --dry-run`: run two scaled-down steps of a run file with a bundled policy."""
 
 import os
-import signal
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from threading import current_thread, main_thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -45,6 +42,7 @@ from cotune.rewards.functions import load_reward
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits, Task
 from cotune.utils.progress import begin
+from cotune.utils.stopping import stopped_by_sigterm
 from cotune.worlds import geo, scaffold
 from cotune.worlds.arithmetic import ArithmeticOptions
 from cotune.worlds.geo import GeoOptions
@@ -121,7 +119,7 @@ def dry_run(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     quiet_libraries(config)
     try:
-        with _stopped_by_sigterm(), tempfile.TemporaryDirectory(prefix="cotune-dry-run-") as folder:
+        with stopped_by_sigterm(), tempfile.TemporaryDirectory(prefix="cotune-dry-run-") as folder:
             run = Path(folder) / "run"
             with step_progress(console):
                 begin("reading the questions")
@@ -137,26 +135,6 @@ def dry_run(
         raise Stopped("stopped; nothing was kept") from None
     for line in lines:
         console.print(line, markup=False, highlight=False)
-
-
-@contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into KeyboardInterrupt, so that the temporary folder is deleted as on Ctrl-C."""
-    if current_thread() is not main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        signal.signal(
-            signal.SIGTERM, signal.SIG_IGN
-        )  # a second one must not interrupt the deletion
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _check(config: RunConfig, ask_llm: bool) -> None:

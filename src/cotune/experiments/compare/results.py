@@ -158,7 +158,13 @@ def _row(
     off = unequal(done)
     status, problem = "ok", ""
     if failed := [cell for cell in cells if cell.state == State.FAILED]:
-        problems = [f"seed {cell.row.seed}: {cell.problem}" for cell in failed]
+        seeds = dict[str, list[str]]()
+        for cell in failed:
+            seeds.setdefault(cell.problem, []).append(str(cell.row.seed))
+        problems = [
+            f"seed{'s' * (len(which) > 1)} {', '.join(which)}: {why}"
+            for why, which in seeds.items()
+        ]
         status, problem = "failed", "; ".join([*problems, *filter(None, [off])])
     elif off:
         status, problem = "unequal", off

@@ -27,6 +27,7 @@ from cotune.run.full_disk import full_disk_told
 from cotune.run.json_files import Row as Json
 from cotune.run.ledger import policy_rollouts
 from cotune.run.run_dir import RunDir, read_summary, write_summary
+from cotune.utils.stopping import stopped_by_sigterm
 from cotune.utils.tables import plain_table
 
 Watch = Callable[[Sequence[Cell]], None]
@@ -68,7 +69,8 @@ def compare(
     with full_disk_told(suite.output, lambda: command):
         with held(suite.output):
             try:
-                _run(cells, suite.at_once, console, progress)
+                with stopped_by_sigterm():
+                    _run(cells, suite.at_once, console, progress)
             except KeyboardInterrupt:
                 progress(cells)
                 _write(suite, cells, setting)
@@ -83,7 +85,10 @@ def _check_complete(summary: Json, suite: SuiteConfig) -> None:
     """Raise SuiteFailed if methods are not in the comparison."""
     wrong = [row for row in summary["methods"] if row["status"] in ("failed", "unequal")]
     if refused := [r for r in wrong if r["status"] == "failed" or suite.unequal == "refuse"]:
-        told = "; ".join(f"{row['label']}: {row['problem']}" for row in refused)
+        by_problem = dict[str, list[str]]()
+        for row in refused:
+            by_problem.setdefault(row["problem"], []).append(row["label"])
+        told = "; ".join(f"{', '.join(labels)}: {why}" for why, labels in by_problem.items())
         raise SuiteFailed(
             f"{len(refused)} of {len(suite.methods)} methods are not in the comparison: {told}"
         )

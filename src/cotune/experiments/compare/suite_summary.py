@@ -273,6 +273,7 @@ def read_suite(folder: Path) -> Row:
     summary = read_summary(folder)
     if summary is None or not is_suite(summary):
         raise ConfigError(
-            f"{folder} holds no suite's summary.json; give the output folder of cotune compare"
+            f"{folder} holds no suite's summary.json; give the output folder of cotune compare (for a run: "
+            "cotune report, or cotune evaluate --json)"
         )
     return summary
