@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         shuffle_dataset=False,
         logging_steps=1,
         save_steps=1,
+        gradient_checkpointing=False,
         report_to=chosen.report_to or "none",
         use_cpu=not torch.cuda.is_available(),
         bf16=torch.cuda.is_available(),

@@ -16,6 +16,8 @@ from transformers import AutoTokenizer
 import cotune
 from cotune.cli.train import train
 from cotune.cli.try_rollouts import try_run
+from cotune.config.run_file import load_config
+from cotune.engines.preflight import Preflight
 from cotune.llm.client import CHECK
 from cotune.run.ledger import Ledger
 from tests.endpoint import endpoint
@@ -95,7 +97,7 @@ def test_the_policy_is_small_and_its_card_is_there() -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Copy the files that the run file names, and make the copy the current folder."""
-    for name in ("run.yaml", "task.py", "questions.jsonl"):
+    for name in ("run.yaml", "task.py", "questions.jsonl", "instructions.txt"):
         (tmp_path / name).write_text(text_of(name), encoding="utf-8")
     (tmp_path / "policy").symlink_to(FOLDER / "policy")
     monkeypatch.chdir(tmp_path)
@@ -110,6 +112,13 @@ def test_a_few_rollouts_of_the_run_file(folder: Path) -> None:
     assert any(turn.observation for t in called for turn in t.turns)
     assert any(t.reward for t in called)
     assert "8 rollouts: mean reward" in out.getvalue()
+
+
+def test_without_a_key_the_instructions_come_from_the_file(folder: Path) -> None:
+    bank = "llm={kind: bank, path: instructions.txt}"
+    config = load_config(Path("run.yaml"), assignments=[bank])
+    assert Preflight(config, new=False).require()
+    assert len(text_of("instructions.txt").split("\n\n")) == 8
 
 
 @pytest.mark.slow

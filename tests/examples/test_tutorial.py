@@ -42,6 +42,6 @@ def test_the_diff_is_that_of_the_scripts() -> None:
 
 def test_what_it_names_is_there() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for name in ("task.py", "run.yaml", "plain_trl.py", "with_cotune.py"):
-        assert f"`{name}`" in text
+    for name in ("task.py", "run.yaml", "instructions.txt", "plain_trl.py", "with_cotune.py"):
+        assert name in text
         assert (FOLDER / name).is_file()

@@ -651,7 +651,8 @@ def _wandb_has_key() -> bool:
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname
     try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host or "") is not None
+        file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+        return netrc.netrc(file).authenticators(host or "") is not None
     except (OSError, netrc.NetrcParseError):
         return False
 
