@@ -28,7 +28,7 @@ _CLI_STATUS = """## Exit status
 | 0 | success |
 | 1 | a failure that is not in your files: an endpoint, a budget, an engine |
 | 2 | an invalid run file, folder or argument; one line says which field to change |
-| 130 | stopped with Ctrl-C; one line says how to resume |
+| 130 | stopped with Ctrl-C or SIGTERM; one line says how to resume |
 
 Errors are one line on standard error that starts with `cotune:`. See
 [Troubleshooting](../how-to/troubleshooting.md).
