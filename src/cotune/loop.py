@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from cotune.methods.p2o.context_distillation import batch_weights, old_logprobs
+from cotune.methods.context_distillation import batch_weights, old_logprobs
 from cotune.methods.teacher_kl import (
     TeacherDistillation,
     has_teacher,

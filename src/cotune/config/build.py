@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from cotune.config.prompt_lengths import without_too_long
-from cotune.config.run_file import Environment as EnvironmentOptions
-from cotune.config.run_file import LLMConfig, RulesConfig, RunConfig
+from cotune.config.run_file import EnvironmentOptions, LLMConfig, RulesConfig, RunConfig
 from cotune.data.dataset import DatasetConfig
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.environment_options import InstructionConfig, own_environment

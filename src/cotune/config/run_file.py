@@ -176,7 +176,7 @@ class LoggingConfig(Model):
     TensorBoard's files are in the run folder."""
 
 
-Environment = Annotated[
+EnvironmentOptions = Annotated[
     GeoOptions
     | ArithmeticOptions
     | LadderOptions
@@ -239,7 +239,7 @@ LLMConfig = Annotated[
     RulesConfig | OpenAIOptions | BankOptions | LocalOptions | OwnLLMOptions,
     Field(discriminator="kind"),
 ]
-_UNIONS = {"environment": Environment, "llm": LLMConfig}
+_UNIONS = {"environment": EnvironmentOptions, "llm": LLMConfig}
 ASKS_A_MODEL = (OpenAIOptions, OwnLLMOptions)
 """The kinds of LLM whose calls may cost something."""
 
@@ -258,7 +258,7 @@ class RunConfig(Model):
     policy: PolicyConfig = PolicyConfig()
     dataset: DatasetConfig | None = None
     """Your own questions, for environments that bring none."""
-    environment: Environment = SingleTurnOptions()
+    environment: EnvironmentOptions = SingleTurnOptions()
     """The environment that answers actions: a kind with its fields, a kind alone, or the
     `package.module:name` or `file.py:name` of your own class."""
     rewards: tuple[RewardConfig, ...] = ()

@@ -35,8 +35,7 @@ from cotune.config.run_checks import (
     check_told,
     warn_of_repeats,
 )
-from cotune.config.run_file import Environment as EnvironmentOptions
-from cotune.config.run_file import LLMConfig, RunConfig
+from cotune.config.run_file import EnvironmentOptions, LLMConfig, RunConfig
 from cotune.data.dataset import SPLITS, DatasetConfig
 from cotune.data.splits import warn
 from cotune.engines.engine import Engine, engine_of

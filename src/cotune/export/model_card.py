@@ -15,8 +15,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from cotune.config.run_file import Environment as EnvironmentOptions
-from cotune.config.run_file import RunConfig, dump_config
+from cotune.config.run_file import EnvironmentOptions, RunConfig, dump_config
 from cotune.data.dataset import DatasetConfig
 from cotune.errors import ConfigError
 from cotune.export.serving import Format, Serving, best_choice, finished
@@ -47,7 +46,7 @@ _VERSIONED = ("cotune", "trl", "verl", "transformers", "torch")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaseModel:
+class InitialPolicy:
     """The model that a policy was trained from, without its path on the machine that trained it.
 
     Attributes:
@@ -63,7 +62,7 @@ class BaseModel:
     license_name: str = ""
 
 
-def base_model(path: str) -> BaseModel:
+def base_model(path: str) -> InitialPolicy:
     """Return the base model of a run file's `policy.path`.
 
     The license is read from its card: in its folder, in the hub's cache, else from the hub itself.
@@ -71,10 +70,10 @@ def base_model(path: str) -> BaseModel:
     """
     bundled, local = path.startswith("bundled:"), is_local(path)
     if not local and not is_hub_id(path):  # a folder that no longer exists
-        return BaseModel(name=Path(path).name)
+        return InitialPolicy(name=Path(path).name)
     known = _card_metadata(path, local)
     license, name = _license(known.get("license")), _license(known.get("license_name"))
-    return BaseModel(
+    return InitialPolicy(
         name=_local_name(path) if local and not bundled else path,
         hub_id="" if local else path,
         license=license,
@@ -192,7 +191,7 @@ def _template() -> Template:
     return environment.get_template("model_card.md.j2")
 
 
-def _front_matter(config: RunConfig, base: BaseModel, arm: Row, kind: Format) -> str:
+def _front_matter(config: RunConfig, base: InitialPolicy, arm: Row, kind: Format) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     dataset = config.dataset
@@ -237,7 +236,7 @@ def _results(arm: Row) -> list[list[str]]:
     return rows
 
 
-def _serve_command(lora: LoraOptions | None, base: BaseModel, kind: Format, folder: str) -> str:
+def _serve_command(lora: LoraOptions | None, base: InitialPolicy, kind: Format, folder: str) -> str:
     greedy = """--override-generation-config '{"temperature": 0}'"""
     if kind != "adapter":
         return f"vllm serve {folder} {greedy}"

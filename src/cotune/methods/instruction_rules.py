@@ -189,12 +189,3 @@ def without_reasoning(reply: str, kept: re.Pattern[str]) -> str:
         if depth == 0:
             return reply[tag.end() :]
     return "" if opened else reply
-
-
-def shorten_middle(text: str, limit: int) -> str:
-    """Shorten a text to about `limit` characters, keeping its beginning and its end."""
-    if len(text) <= limit:
-        return text
-    head = limit // 2
-    tail = text[len(text) - (limit - head) :]
-    return f"{text[:head]}\n[... {len(text) - limit} characters left out ...]\n{tail}"

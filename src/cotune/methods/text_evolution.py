@@ -19,10 +19,11 @@ from statistics import fmean, variance
 from typing import Any, Literal, Protocol
 
 from cotune.errors import BudgetError, LLMError
-from cotune.methods.instruction_rules import CUT_OFF, shorten_middle, without_reasoning
+from cotune.methods.instruction_rules import CUT_OFF, without_reasoning
 from cotune.methods.llm_health import LLMHealth, ask_ahead, reads_prompts
 from cotune.protocols import LLM, Recorder, Rollout
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
+from cotune.utils.text import shorten_middle
 
 SOLVED_AT = 0.5
 """A rollout whose reward reaches this is a success; the paper's rewards are 0 and 1."""

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias, cast
 
 from cotune.errors import ConfigError
-from cotune.methods.instruction_rules import shorten_middle
 from cotune.protocols import Environment
 from cotune.rewards import REWARDS
 from cotune.rewards.boxed import BoxedReward, last_boxed
 from cotune.types import Task, Trajectory
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.importing import import_object
+from cotune.utils.text import shorten_middle
 
 RewardFunction = Callable[..., Any]
 """`f(prompts, completions, **columns)`, sync or async. It returns a number for each completion, or a

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from cotune.methods.p2o.context_distillation import is_hinted
+from cotune.methods.context_distillation import is_hinted
 from cotune.rollout.resampling import without_variance
 from cotune.run.outages import ENVIRONMENT_ERROR_SHARE, FAILED_SEARCH_SHARE
 from cotune.run.truncation import truncation_metrics

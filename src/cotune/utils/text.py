@@ -106,3 +106,12 @@ def flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def size(count: float) -> str:
     """Return a number of bytes as "12.5 GiB" or "3.4 MiB"."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:.1f} MiB"
+
+
+def shorten_middle(text: str, limit: int) -> str:
+    """Shorten a text to about `limit` characters, keeping its beginning and its end."""
+    if len(text) <= limit:
+        return text
+    head = limit // 2
+    tail = text[len(text) - (limit - head) :]
+    return f"{text[:head]}\n[... {len(text) - limit} characters left out ...]\n{tail}"

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cotune.loop import LoopSettings, completion_logprobs, group_advantages, train
-from cotune.methods.p2o.context_distillation import batch_weights
+from cotune.methods.context_distillation import batch_weights
 from cotune.policy.codec import HFCodec
 from cotune.policy.policy_files import policy_path
 from cotune.protocols import Environment, Strategy

@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cotune.engines.verl.settings import LOSS_WITH_HINTS, SIGNED_LOSS, rejection_bounds
-from cotune.methods.p2o.context_distillation import context_ratios, token_weights
+from cotune.methods.context_distillation import context_ratios, token_weights
 from cotune.types import Distillation
 from tests.engines.verl.test_settings import made
 

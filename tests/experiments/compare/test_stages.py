@@ -7,14 +7,14 @@ import pytest
 
 from cotune.config.run_file import RulesConfig
 from cotune.errors import ConfigError
-from cotune.experiments.compare.stages import Finished, Row, rows_of
+from cotune.experiments.compare.stages import Finished, SuiteRow, rows_of
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
 from tests.experiments.compare.folders import suite_file
 
 
-def row(folder: Path, entry: Any, seed: int = 1, **changes: Any) -> Row:
+def row(folder: Path, entry: Any, seed: int = 1, **changes: Any) -> SuiteRow:
     """The row of an entry, in a suite of it and its baseline."""
     methods = ["search-r1", entry]
     suite, base = load_suite(suite_file(folder, **{"methods": methods, **changes}))
@@ -91,7 +91,7 @@ def test_w_p_w_takes_turns(tmp_path: Path) -> None:
 def test_an_instruction_is_carried_to_anothers_policy(tmp_path: Path) -> None:
     entry = {"method": "carried", "policy_from": "search-r1"}
     one = row(tmp_path, entry, methods=["search-r1", "inspo", entry])
-    one = Row(one.suite, one.base, one.suite.methods[2], 1)
+    one = SuiteRow(one.suite, one.base, one.suite.methods[2], 1)
     assert one.needs == ("inspo", "search-r1")
     others = {"inspo": left(tmp_path / "i", 40), "search-r1": left(tmp_path / "s", 40, "Plain.")}
     config = one.config(0, (), others)
@@ -125,7 +125,7 @@ def test_searches_and_trainings_share_the_budget_equally(
 
 def test_hindsight_trains_under_anothers_instruction(tmp_path: Path) -> None:
     one = row(tmp_path, "hindsight", methods=["search-r1", "inspo", "hindsight"])
-    one = Row(one.suite, one.base, one.suite.methods[2], 1)
+    one = SuiteRow(one.suite, one.base, one.suite.methods[2], 1)
     assert one.needs == ("inspo",)
     config = one.config(0, (), {"inspo": left(tmp_path / "i", 40)})
     assert (config.instruction.text or "").startswith("Found.")

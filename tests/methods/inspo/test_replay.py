@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.methods.inspo.replay import ReplayBuffer
-from cotune.methods.instruction_rules import shorten_middle
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
+from cotune.utils.text import shorten_middle
 from tests.helpers import make_tasks, make_trajectory
 
 

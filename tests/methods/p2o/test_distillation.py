@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.methods.p2o.context_distillation import (
+from cotune.methods.context_distillation import (
     RATIO_BINS,
     RATIO_FROM,
     RATIO_TO,

@@ -16,7 +16,7 @@ from trl.import_utils import is_vllm_available
 from cotune.engines.trl.grpo_fields import REFUSED
 from cotune.engines.trl.sharding import check_sharding, sharding_of
 from cotune.errors import ConfigError, EngineError
-from cotune.methods.p2o.context_distillation import masks, weighs
+from cotune.methods.context_distillation import masks, weighs
 from cotune.methods.teacher_kl import teaches
 from cotune.protocols import Strategy
 from cotune.types import Distillation

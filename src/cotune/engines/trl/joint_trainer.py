@@ -16,7 +16,7 @@ from cotune.engines.trl.batches import (
 )
 from cotune.engines.trl.shared_prompts import score_completions
 from cotune.engines.trl.teacher import Teacher, completion_logits
-from cotune.methods.p2o.context_distillation import (
+from cotune.methods.context_distillation import (
     RatioStatistics,
     batch_weights,
     compares_contexts,
@@ -44,7 +44,7 @@ _IN_THE_MAKING: ContextVar["JointTrainer | None"] = ContextVar("in_the_making", 
 class JointTrainer(GRPOTrainer):
     """Train on one prompt with rollouts sampled under another (P²O Eq. 4).
 
-    Each token's weight from `cotune.methods.p2o.context_distillation` multiplies its advantage, so the loss
+    Each token's weight from `cotune.methods.context_distillation` multiplies its advantage, so the loss
     keeps its denominator and its KL term. With a teacher (`cotune.methods.teacher_kl`) its loss is added,
     for which the rollouts that it reads are fed once more to the policy and once to the teacher.
 

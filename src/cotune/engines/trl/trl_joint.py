@@ -49,7 +49,7 @@ from cotune.engines.trl.trl_run import CheckpointCallback, TRLRun
 from cotune.engines.trl.vllm_sampler import VLLMSampler, engine_context, sampling_logprobs
 from cotune.engines.undamaged import check_resumed
 from cotune.errors import ConfigError
-from cotune.methods.p2o.context_distillation import reweighs
+from cotune.methods.context_distillation import reweighs
 from cotune.policy.attention import avoid_cudnn_attention
 from cotune.policy.codec import HFCodec
 from cotune.policy.sampling import policy_sampler

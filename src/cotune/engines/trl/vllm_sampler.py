@@ -10,7 +10,7 @@ from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from cotune.errors import ConfigError, EngineError
-from cotune.methods.p2o.context_distillation import compares_contexts, is_distilled
+from cotune.methods.context_distillation import compares_contexts, is_distilled
 from cotune.policy.sampling import StopFinder
 from cotune.protocols import Codec, Comm
 from cotune.rollout.coordinator import SingleProcess

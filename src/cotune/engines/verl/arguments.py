@@ -5,7 +5,7 @@ from typing import Any
 
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.methods.p2o.context_distillation import masks
+from cotune.methods.context_distillation import masks
 from cotune.types import AnyDistillation, Distillation
 from cotune.utils.text import flat
 

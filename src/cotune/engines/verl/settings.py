@@ -16,8 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.verl.arguments import SCHEDULES, checked_arguments
 from cotune.errors import ConfigError
+from cotune.methods.context_distillation import masks
 from cotune.methods.method import CISPO_CAP
-from cotune.methods.p2o.context_distillation import masks
 from cotune.policy.policy_files import policy_path
 from cotune.types import Distillation, Limits
 from cotune.utils.text import one_line

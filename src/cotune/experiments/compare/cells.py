@@ -19,7 +19,7 @@ import yaml
 from cotune.config.resuming import recorded_config
 from cotune.config.run_file import RunConfig, dump_config
 from cotune.errors import ConfigError, CotuneError
-from cotune.experiments.compare.stages import Finished, Row
+from cotune.experiments.compare.stages import Finished, SuiteRow
 from cotune.experiments.evaluate.quadrants import Quadrants, read_quadrants, relative
 from cotune.run.full_disk import nearly_full
 from cotune.run.journal import describe_event
@@ -49,7 +49,7 @@ class Cell:
         gpu: the only GPU that its processes see; None for all.
     """
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: SuiteRow) -> None:
         self.row, self.state, self.problem = row, State.WAITING, ""
         self.finished: list[Finished] = []
         self.gpu: str | None = None

@@ -10,11 +10,10 @@ from typing import Any
 
 from cotune.errors import ConfigError
 from cotune.experiments.compare.cells import Cell, State
-from cotune.experiments.compare.stages import Finished, Row, Setting, rows_of
+from cotune.experiments.compare.stages import Finished, Setting, SuiteRow, rows_of
 from cotune.experiments.compare.suite_file import SuiteConfig
 from cotune.experiments.compare.suite_summary import PROGRESS, is_suite, read_suite
-from cotune.run.json_files import Row as Json
-from cotune.run.json_files import write_json_atomic
+from cotune.run.json_files import Row, write_json_atomic
 from cotune.run.locks import is_locked, locked
 from cotune.run.run_dir import read_summary
 
@@ -31,10 +30,10 @@ class Progress:
         exclude: Any = {**dict.fromkeys(_RUN_FIELDS, True), "methods": {"__all__": {"set": True}}}
         self._suite = suite.model_dump(mode="json", exclude=exclude)
         self._setting, self._folder = setting, suite.output
-        self._written: list[Json] | None = None
+        self._written: list[Row] | None = None
 
     def __call__(self, cells: Sequence[Cell]) -> None:
-        rows: list[Json] = [
+        rows: list[Row] = [
             {
                 "method": cell.row.entry.key,
                 "seed": cell.row.seed,
@@ -52,7 +51,7 @@ class Progress:
         self._written = rows
 
 
-def summary_so_far(folder: Path) -> Json:
+def summary_so_far(folder: Path) -> Row:
     """Return a suite's summary over the runs that are finished; write nothing.
 
     If all runs had ended when summary.json was written, and nothing happened since, it is returned;
@@ -93,7 +92,7 @@ def summary_so_far(folder: Path) -> Json:
     return summarise(suite, cells, setting)
 
 
-def _cell(row: Row, state: State, problem: str, working: bool) -> Cell:
+def _cell(row: SuiteRow, state: State, problem: str, working: bool) -> Cell:
     """Return a cell as it was left, with its finished stages."""
     cell = Cell(row)
     try:

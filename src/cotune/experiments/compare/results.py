@@ -24,7 +24,7 @@ from cotune.experiments.evaluate.quadrants import (
     QUADRANTS,
     per_question,
 )
-from cotune.run.json_files import Row as Json
+from cotune.run.json_files import Row
 from cotune.run.ledger import policy_rollouts
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH
@@ -37,7 +37,7 @@ Evaluations = dict[str, list[tuple[float, str, str]]]
 best instruction; "plain": after training, under the initial instruction. [] if not evaluated."""
 
 
-def summarise(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Json:
+def summarise(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Row:
     """Return the content of a suite's summary.json, over the runs that are finished.
 
     Reads the run folders of finished stages. Marks a cell as failed if its evaluation is unusable.
@@ -55,7 +55,7 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Js
     measures = {row.pop("measure") for row in rows} - {None}
     first = next((_samples([cell], found) for cell in cells if cell in found), None)
     strata = Counter(first.strata[0].tolist()) if first else Counter[str]()
-    summary: Json = {
+    summary: Row = {
         "schema_version": 1,
         "kind": "suite",
         "name": suite.name,
@@ -151,7 +151,7 @@ def _row(
     cells: Sequence[Cell],
     found: Mapping[Cell, Evaluations],
     baseline: Sequence[Cell],
-) -> Json:
+) -> Row:
     """Return the summary of one method: what it is, what it cost, what it scored."""
     row, done = cells[0].row, [cell for cell in cells if cell in found]
     last = done[0].finished[-1] if done else None
@@ -228,9 +228,9 @@ def _kept(cells: Sequence[Cell]) -> list[str]:
     return [f"kept: the best on validation, after step {steps}; the last policies score {last:.3f}"]
 
 
-def _best_hints(stage: Finished) -> list[Json]:
+def _best_hints(stage: Finished) -> list[Row]:
     """Return the best hints of the last phase of hint evolution, by mean reward on dev."""
-    accepted: list[Json] = []
+    accepted: list[Row] = []
     for event in RunDir.open(stage.folder).read_events():
         if event["kind"] == "hint_phase":
             accepted = []
@@ -239,7 +239,7 @@ def _best_hints(stage: Finished) -> list[Json]:
     return sorted(accepted, key=lambda hint: -hint["mean_dev_score"])[:_HINTS]
 
 
-def _cost(cell: Cell) -> Json:
+def _cost(cell: Cell) -> Row:
     """Return what all stages of a cell spent together."""
     purposes: Counter[str] = Counter()
     for one in cell.finished:
@@ -257,7 +257,7 @@ def _cost(cell: Cell) -> Json:
     }
 
 
-def _mean_cost(costs: Sequence[Json]) -> Json:
+def _mean_cost(costs: Sequence[Row]) -> Row:
     names = ("rollouts", "evaluation_rollouts", *_SUMS)
     if not costs:
         return {**dict.fromkeys(names), "rollouts_by_purpose": {}}
@@ -276,7 +276,7 @@ def _scores(
     cells: Sequence[Cell],
     found: Mapping[Cell, Evaluations],
     baseline: Sequence[Cell],
-) -> Json:
+) -> Row:
     """Return held-out figures over the finished seeds; None and {} if there are none."""
     after, before = _samples(cells, found), _samples(cells, found, "before")
     # A run that took over an instruction was not evaluated under the suite's own.
@@ -284,7 +284,7 @@ def _scores(
     plain = None if takes_over else _samples(cells, found, "plain", "after")
     apart = None if takes_over else _samples(cells, found, "plain")
     score = after and after.focused(suite.focus)
-    scores: Json = {
+    scores: Row = {
         "score": _mean(score),
         "interval": score and interval(score),
         "score_all": _mean(after),
@@ -305,7 +305,7 @@ def _scores(
     return {**scores, **_against(suite, cells, found, baseline)}
 
 
-def _quadrants(suite: SuiteConfig, cells: Sequence[Cell]) -> Json:
+def _quadrants(suite: SuiteConfig, cells: Sequence[Cell]) -> Row:
     """Return the scores of each quadrant and the divergence under each prompt, over the seeds.
 
     {} of both if the suite does not want them, or a seed has none.
@@ -315,7 +315,7 @@ def _quadrants(suite: SuiteConfig, cells: Sequence[Cell]) -> Json:
     if not scored or len(scored) < len(cells):
         return {"quadrants": {}, "divergence": {}}
 
-    def spread(values: Sequence[Sequence[float]]) -> Json:
+    def spread(values: Sequence[Sequence[float]]) -> Row:
         """Return mean and interval of a value a question, seed by seed."""
         samples = Samples(
             np.array(values, dtype=float),
@@ -356,9 +356,9 @@ def _against(
     cells: Sequence[Cell],
     found: Mapping[Cell, Evaluations],
     baseline: Sequence[Cell],
-) -> Json:
+) -> Row:
     """Return the gain over the baseline on the seeds that both have finished."""
-    nothing: Json = {"gain": None, "gain_interval": None, "probability_of_improvement": None}
+    nothing: Row = {"gain": None, "gain_interval": None, "probability_of_improvement": None}
     if not cells or cells[0].row.entry.key == slug(suite.baseline):
         return nothing
     theirs_by_seed = {cell.row.seed: cell for cell in baseline}
@@ -400,7 +400,7 @@ def _verdict(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _gained(row: Json, baseline: str, shares: bool) -> str:
+def _gained(row: Row, baseline: str, shares: bool) -> str:
     """Say what a method gained: "INSPO ends 64.9 points (95 %: 59.2 to 70.4) above Search-R1"."""
 
     def size(value: float, sign: str = "") -> str:

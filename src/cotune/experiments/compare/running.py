@@ -24,7 +24,7 @@ from cotune.experiments.compare.suite_summary import PROGRESS
 from cotune.methods.registry import added
 from cotune.protocols import Environment
 from cotune.run.full_disk import full_disk_told
-from cotune.run.json_files import Row as Json
+from cotune.run.json_files import Row
 from cotune.run.ledger import policy_rollouts
 from cotune.run.run_dir import RunDir, read_summary, write_summary
 from cotune.utils.stopping import stopped_by_sigterm
@@ -44,7 +44,7 @@ class SuiteFailed(CotuneError):
 
 def compare(
     path: Path, console: Console, assignments: Sequence[str] = (), again: str | None = None
-) -> Json:
+) -> Row:
     """Run what a suite is missing, write its summary and its report; return the summary.
 
     Args:
@@ -81,7 +81,7 @@ def compare(
     return summary
 
 
-def _check_complete(summary: Json, suite: SuiteConfig) -> None:
+def _check_complete(summary: Row, suite: SuiteConfig) -> None:
     """Raise SuiteFailed if methods are not in the comparison."""
     wrong = [row for row in summary["methods"] if row["status"] in ("failed", "unequal")]
     if refused := [r for r in wrong if r["status"] == "failed" or suite.unequal == "refuse"]:
@@ -94,7 +94,7 @@ def _check_complete(summary: Json, suite: SuiteConfig) -> None:
         )
 
 
-def demo(name: str, folder: Path, seed: int, console: Console) -> Json:
+def demo(name: str, folder: Path, seed: int, console: Console) -> Row:
     """Run a suite that ships with this package, such as "demo"; return its summary.
 
     A stopped demo is resumed. The folder of a finished demo, or of one with another seed, is renamed,
@@ -250,7 +250,7 @@ def _earlier_demo(name: str, folder: Path) -> tuple[int, bool] | None:
         return None
 
 
-def _write(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Json:
+def _write(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Row:
     """Write the summary and the report of the runs that are finished."""
     from cotune.experiments.compare.results import summarise
     from cotune.experiments.report.suite_report import write_suite_report
@@ -261,7 +261,7 @@ def _write(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Json:
     return summary
 
 
-def _show(summary: Json, suite: SuiteConfig, console: Console) -> None:
+def _show(summary: Row, suite: SuiteConfig, console: Console) -> None:
     from cotune.experiments.compare.suite_table import best_prompts, suite_tables
 
     for table in suite_tables(summary):

@@ -94,7 +94,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Row:
+class SuiteRow:
     """A row of a suite at one seed; `base` is the run file that it is based on, as plain data."""
 
     suite: SuiteConfig
@@ -298,7 +298,7 @@ class Setting:
     Attributes:
         environment, policy: `environment.kind` and `policy.path`.
         llm: the LLMs that write proposals.
-        scaled_down: by method, see `Row.scaled_down`.
+        scaled_down: by method, see `SuiteRow.scaled_down`.
     """
 
     environment: str
@@ -307,7 +307,7 @@ class Setting:
     scaled_down: Mapping[str, ScaledDown] = field(default_factory=dict[str, ScaledDown])
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> "Setting":
+    def of(cls, rows: Sequence[SuiteRow]) -> "Setting":
         first = rows[0].planned[0]
         named = {describe_llm(config.proposer) for row in rows for config in row.planned} - {"none"}
         scaled = {row.label: found for row in rows if (found := row.scaled_down())}
@@ -315,12 +315,12 @@ class Setting:
         return cls(first.environment.kind, first.policy.path, llms, scaled)
 
 
-def rows_of(suite: SuiteConfig, base: Mapping[str, Any]) -> list[Row]:
+def rows_of(suite: SuiteConfig, base: Mapping[str, Any]) -> list[SuiteRow]:
     """Return every row at every seed, all rows of the first seed first."""
-    return [Row(suite, base, entry, seed) for seed in suite.seeds for entry in suite.methods]
+    return [SuiteRow(suite, base, entry, seed) for seed in suite.seeds for entry in suite.methods]
 
 
-def check_rows(rows: Sequence[Row]) -> None:
+def check_rows(rows: Sequence[SuiteRow]) -> None:
     """Check the run files of all stages before anything is run.
 
     Stages that take over a policy or an instruction are checked with the base's instead.
@@ -337,7 +337,7 @@ def check_rows(rows: Sequence[Row]) -> None:
     _check_questions(rows)
 
 
-def _check_sources(row: Row, by_key: Mapping[str, Row]) -> None:
+def _check_sources(row: SuiteRow, by_key: Mapping[str, SuiteRow]) -> None:
     """Raise ConfigError if a row takes from one that has no instruction or policy of its own."""
     trained = [
         key
@@ -361,7 +361,7 @@ def _check_sources(row: Row, by_key: Mapping[str, Row]) -> None:
         )
 
 
-def _check_questions(rows: Sequence[Row]) -> None:
+def _check_questions(rows: Sequence[SuiteRow]) -> None:
     """Raise ConfigError if `focus` finds no question, or another number for each seed."""
     suite = rows[0].suite
     if suite.focus is None:

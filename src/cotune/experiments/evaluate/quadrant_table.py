@@ -10,8 +10,8 @@ from cotune.experiments.evaluate.quadrants import Estimate, Quadrants
 from cotune.run.scores import EXACT_MATCH
 from cotune.utils.tables import plain_table
 
-WEIGHTS = {"initial": "initial weights", "trained": "trained weights"}
-PROMPTS = {"plain": "initial instruction", "prompted": "best instruction"}
+WEIGHT_LABELS = {"initial": "initial weights", "trained": "trained weights"}
+PROMPT_LABELS = {"plain": "initial instruction", "prompted": "best instruction"}
 GAIN = "gain"
 DIVERGENCE, OF = "KL to initial", "nats per token"
 
@@ -33,7 +33,7 @@ class Line:
 
 def columns(quadrants: Quadrants) -> list[str]:
     """Return the headings of the columns."""
-    found = [PROMPTS[prompt] for prompt in quadrants.prompts]
+    found = [PROMPT_LABELS[prompt] for prompt in quadrants.prompts]
     return [*found, GAIN] if len(found) > 1 else found
 
 
@@ -47,7 +47,7 @@ def blocks(quadrants: Quadrants) -> Iterator[tuple[str, list[Line]]]:
         for weights in quadrants.weights:
             cells = [scores[f"{weights}_{prompt}"][decoding] for prompt in prompts]
             cells += [gains[f"prompt_{weights}"]] * both
-            lines.append(Line(WEIGHTS[weights], tuple(cells), marks))
+            lines.append(Line(WEIGHT_LABELS[weights], tuple(cells), marks))
         if quadrants.trained:
             cells = [gains[f"weights_{prompt}"] for prompt in prompts] + [gains["both"]] * both
             lines.append(Line(GAIN, tuple(cells), (True,) * len(cells)))

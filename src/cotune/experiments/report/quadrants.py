@@ -7,8 +7,8 @@ from pathlib import Path
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.quadrant_table import (
     DIVERGENCE,
-    PROMPTS,
-    WEIGHTS,
+    PROMPT_LABELS,
+    WEIGHT_LABELS,
     Line,
     blocks,
     coincidences,
@@ -93,11 +93,13 @@ def _recorded(run: RecordedRun, folder: Path) -> QuadrantTable | None:
     before, plain, after = map(cell, ("em_before", "em_initial_instruction", "em"))
     frozen = bool((run.config.get("training") or {}).get("frozen"))
     lines = [
-        (WEIGHTS["initial"], [before] if same else [before, None]),
-        (WEIGHTS["trained"], [after] if same else [plain, after]),
+        (WEIGHT_LABELS["initial"], [before] if same else [before, None]),
+        (WEIGHT_LABELS["trained"], [after] if same else [plain, after]),
     ]
     if frozen:
-        lines = [(WEIGHTS["initial"], lines[1][1])]
+        lines = [(WEIGHT_LABELS["initial"], lines[1][1])]
     said = coincidences(same=same, frozen=frozen)
     command = command_on(folder, "evaluate", "--quadrants")
-    return QuadrantTable(list(PROMPTS.values())[: 2 - same], [("greedy", lines)], said, command)
+    return QuadrantTable(
+        list(PROMPT_LABELS.values())[: 2 - same], [("greedy", lines)], said, command
+    )

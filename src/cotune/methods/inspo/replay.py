@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 
-from cotune.methods.instruction_rules import shorten_middle
 from cotune.protocols import State
 from cotune.types import StopReason, Task, Trajectory
+from cotune.utils.text import shorten_middle
 
 
 @dataclass(frozen=True, slots=True)
