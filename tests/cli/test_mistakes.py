@@ -93,6 +93,9 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
         "train digits.yaml", ["digits.yaml: holds a number", "cannot be read; expected YAML"]
     ),
     "thousands of brackets": ("train nested.yaml", ["nested.yaml: is nested too deeply"]),
+    "a colon in a text": (
+        "train colon.yaml", ["colon.yaml, line 2: mapping values are not", "in quotes"]
+    ),
     "a password in an address": (
         "train run.yaml --set policy.path=https://u:Zx81kQ@host/m",
         ["policy.path: holds a key, or an address with a user or password (not shown)"],
@@ -151,6 +154,7 @@ def put_files(folder: Path) -> None:
     (folder / "suite.yaml").write_text(yaml.safe_dump(SUITE), encoding="utf-8")
     (folder / "digits.yaml").write_text(f"{yaml.safe_dump(RUN)}seed: {'9' * 5000}\n")
     (folder / "nested.yaml").write_text(f"output: out\nstrategy: {'[' * 2000}{']' * 2000}\n")
+    (folder / "colon.yaml").write_text("output: out\ninstruction: Problem: solve it.\n")
     (folder / "bad.jsonl").write_text('{"question": "x"')
     (folder / "bad.py").write_text(
         "def nothing(completions, **_):\n    return [None] * len(completions)\n"

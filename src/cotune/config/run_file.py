@@ -554,8 +554,12 @@ def read_fields(path: Path, what: str, such_as: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text ({error.reason}); expected YAML") from error
     except yaml.YAMLError as error:
-        tab = ", which is indented by spaces, not tabs" if "'\\t'" in str(error) else ""
-        raise ConfigError(f"{path}{_yaml_problem(error)}; expected YAML{tab}") from None
+        advice = "expected YAML"
+        if "'\\t'" in str(error):
+            advice = "expected YAML, which is indented by spaces, not tabs"
+        elif "mapping values are not allowed" in str(error):
+            advice = 'put a text that holds ": " in quotes'
+        raise ConfigError(f"{path}{_yaml_problem(error)}; {advice}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {too_much(error)}; expected YAML") from None
     if not isinstance(raw, dict):
