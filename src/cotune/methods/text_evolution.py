@@ -284,7 +284,9 @@ class Reflector(ABC):
     def end_phase(self, health: LLMHealth, what: str, last: bool = False) -> None:
         """Report a phase whose texts are instructions or hints; see `LLMHealth.end_phase`."""
         if not (self.asked or self.spent):
-            self._record("notice", text=f"no {what} was asked for: every minibatch was solved")
+            self._record(
+                "notice", text=f"no {what} was asked for: there was no failure to reflect on"
+            )
             return
         if not self.valid:
             health.blame(self.reasons)

@@ -131,12 +131,12 @@ def test_failures_are_reflected_on_at_any_scale_of_rewards():
     assert strategy.best_instruction_id() != "i0"
 
 
-def test_a_search_whose_minibatches_are_all_solved_says_that_it_asked_for_nothing():
+def test_a_search_without_failures_says_that_it_asked_for_nothing():
     strategy, author, record = gepa(), Author(one_skill_more), Events()
     solved = lambda rows, **_: [make_trajectory(a, 1.0) for a in rows]  # noqa: E731
     strategy.evolve_if_due(FIRST, solved, author, record)
     assert not author.prompts
-    assert "every minibatch was solved" in record.of("notice")[-1]["text"]
+    assert "no failure to reflect on" in record.of("notice")[-1]["text"]
 
 
 def test_rollouts_with_an_environment_error_are_not_shown():
