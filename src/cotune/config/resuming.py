@@ -33,8 +33,9 @@ def open_trained(folder: Path) -> tuple[RunDir, RunConfig]:
     run = RunDir.open(folder)
     if "library" in run.read_config():
         raise ConfigError(
-            f"{folder}: belongs to a program with its own GRPOTrainer; resume it there with "
-            "trainer.train(resume_from_checkpoint=True), or save its weights with trainer.save_model()"
+            f"{folder}: belongs to a program with its own GRPOTrainer, which holds the weights: resume there "
+            "with trainer.train(resume_from_checkpoint=True), score with "
+            "trainer.evaluate(joint.eval_dataset('test')), save with trainer.save_model()"
         )
     if any("baseline" in row for row in run.read_events()):
         raise ConfigError(
