@@ -116,7 +116,7 @@ def call_from(value: object) -> ToolCall:
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
-        raise ValueError('"arguments" is not an object')
+        raise ValueError('"arguments" is no object')
     return ToolCall(name, cast("dict[str, Any]", arguments))
 
 
