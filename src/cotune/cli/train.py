@@ -138,7 +138,7 @@ def conclude(
 
 @contextmanager
 def _stoppable(folder: Path, config: RunConfig) -> Generator[None]:
-    """Turn Ctrl-C, SIGTERM, a full disk, a useless LLM or a failed call into one line that says how to resume."""
+    """Turn a stop, a full disk, a useless LLM or a failed call into one line that says how to resume."""
 
     def again() -> str:
         return command_on(folder, "resume") if RunDir.is_run(folder) else "start again"

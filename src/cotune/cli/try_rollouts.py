@@ -116,8 +116,8 @@ def _summary(trajectories: Sequence[Trajectory], console: Console) -> None:
     broken = sum(any(turn.error for turn in t.turns) for t in trajectories)
     answered = sum(t.answer is not None and not t.truncated_by for t in trajectories)
     console.print(
-        f"{count} rollout{'s' * (count != 1)}: mean reward {mean:.3g}, {answered} with an answer, {broken} with an "
-        "error in a turn",
+        f"{count} rollout{'s' * (count != 1)}: mean reward {mean:.3g}, {answered} with an answer, "
+        f"{broken} with an error in a turn",
         highlight=False,
     )
     if truncated := truncation_summary(trajectories):

@@ -636,14 +636,14 @@ def packages(config: RunConfig) -> list[Finding]:
         for name, field in asked.items()
         if field
     ]
-    if asked.get("wandb") and installed("wandb") and not _wandb_has_key():
+    if asked.get("wandb") and installed("wandb") and not _wandb_can_log_in():
         fix = "run wandb login, or set WANDB_API_KEY, or WANDB_MODE=offline"
         findings.append(Finding(False, f"{asked['wandb']}: W&B has no API key", fix))
     return findings
 
 
-def _wandb_has_key() -> bool:
-    """Return whether W&B can log in, need not, or can ask on a terminal."""
+def _wandb_can_log_in() -> bool:
+    """Return whether W&B has a key, needs none, or can ask for one on a terminal."""
     if os.environ.get("WANDB_MODE", "online") != "online" or sys.stdin.isatty():
         return True
     if any(map(os.environ.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))):

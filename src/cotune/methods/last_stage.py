@@ -53,7 +53,7 @@ class LastStage(Unhinted):
         left = progress.total_steps - progress.step + 1
         if progress.rollouts_left is not None and batch:
             left = min(left, progress.rollouts_left // batch)
-        return left <= self._stage_steps
+        return self._stage_steps > 0 and left <= self._stage_steps
 
     def retry(
         self,

@@ -44,7 +44,7 @@ class Journal(Protocol):
         ...
 
     def check_committed(self, logs: Mapping[str, tuple[int, str]]) -> None:
-        """Raise ConfigError if a log does not begin as it was when a checkpoint was saved."""
+        """Raise ConfigError if the start of a log has changed since a checkpoint was saved."""
         ...
 
     def evolution_log(self, step: int) -> EvolutionLog:

@@ -1,4 +1,4 @@
-"""What the generated worlds share: splits by a hash, and questions that are drawn until they differ."""
+"""Draw questions that differ, and split them by a hash; shared by the generated worlds."""
 
 from collections.abc import Callable, Iterator, Mapping
 

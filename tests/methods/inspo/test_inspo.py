@@ -273,6 +273,15 @@ def test_the_last_stage_begins_when_the_budget_pays_for_no_more():
     assert not [purpose for purpose, _ in rollout.calls if purpose == "verify"]
 
 
+def test_without_a_last_stage_a_spent_budget_begins_none():
+    strategy, events = inspo(), Events()
+    run(strategy, ScriptedRollout(chance), RulesLLM(0), events, range(1, 3), TASKS)
+    strategy.evolve_if_due(
+        Progress(3, 0, 99, rollouts_left=0), ScriptedRollout(chance), RulesLLM(0), events
+    )
+    assert events.of("instruction_pruned")
+
+
 # ---- phases
 
 

@@ -124,7 +124,8 @@ def show_time(config: RunConfig, planned: Plan, console: Console) -> bool:
     if found is None:
         return False
     console.print(
-        f"Time on this CPU ({found.threads} thread{'s' * (found.threads != 1)}), projected from its speed now, at most "
+        f"Time on this CPU ({found.threads} thread{'s' * (found.threads != 1)}), projected from its speed "
+        "now, at most "
         f"{duration(found.rollouts + found.updates)}: rollouts {duration(found.rollouts)}, updates "
         f"{duration(found.updates)}. cotune plan --steps measures it, --gpu h100 projects it for an H100.",
         highlight=False,

@@ -179,7 +179,7 @@ class InspoOptions:
 class Inspo(LastStage):
     """Run Algorithm 1 of INSPO around an engine's policy update.
 
-    Our assumptions, on which the paper says nothing: one instruction per question, shared by its group (other
+    Choices that the paper leaves open: one instruction per question, shared by its group (other
     values of `groups` and `target` are ours); phases that are due after step t run at the start of step
     t + 1, prune before evolve; candidates below their parent are rejected; after an evolution the
     population is the parents and the accepted candidates, fewer than N_P if the rounds are spent. If

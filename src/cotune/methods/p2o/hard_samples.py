@@ -57,7 +57,7 @@ class HardSamples:
     """Count successes by stable task id over an epoch.
 
     A question is hard in the next epoch if a group of its rollouts had fewer than `below` successes in this
-    one. Of a question that was met twice, as at the seam of two epochs, the mean over its groups counts.
+    one. If a step spans two epochs, a question can be met twice; then the mean over its groups counts.
     Environment errors do not count as attempts and lower `below` in proportion. A question that was
     already hard is judged by its rollouts like any other; in the paper these are all hinted. A question
     without attempts in the epoch keeps its status.

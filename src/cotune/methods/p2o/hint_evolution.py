@@ -331,8 +331,9 @@ class HintEvolution:
         """Return the pool to draw from: a phase's, or what is left of the one before.
 
         If too few questions are hard, or a screen solved more than half of them, the result is None, or
-        `before` with `keep_if_skipped`. If a phase cannot be afforded, or the LLM's budget was spent or
-        no call succeeded before a hint was found, the result is `before`. A skipped phase is recorded as a "notice".
+        `before` with `keep_if_skipped`. The result is `before` if a phase cannot be afforded, or finds no
+        hint because the LLM's budget is spent or no call succeeds. A skipped phase is recorded as a
+        "notice".
 
         Args:
             hard: the hard questions.
