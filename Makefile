@@ -33,6 +33,7 @@ lint-verl: $(READY) $(READY_VERL)  ## types of the veRL engine, whose packages a
 	$(BIN)/pyright --pythonpath $(VENV_VERL)/bin/python src/cotune/engines/verl
 
 docs: $(READY)  ## the documentation into site/, warnings as errors; without network
+	$(BIN)/python scripts/reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 policy: $(READY)  ## rebuild the bundled policy of geo and its card: about 50 minutes on two cores

@@ -1,10 +1,11 @@
-"""The reference pages that are generated from the code when the documentation is built.
+"""Write the reference pages that are generated from the code into docs/reference/.
 
-`docs_hooks` adds them to the pages of docs/, so they cannot fall behind the code.
+They are in the repository, so that a code host shows them; a test fails if they are out of date.
 """
 
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -59,21 +60,24 @@ launch`'s configuration counts like `fsdp` and `deepspeed` here; Megatron-LM is 
 
 _API = """# Python
 
-*Generated from the docstrings.*
+*Generated from the docstrings by `make docs`, which replaces each line that begins with `:::` by the name's description.*
 
 `import cotune` does not load torch, transformers or trl; a name loads what it needs on first use. Names that are not
 on this page are not public and may change without notice.
 """
 
 
-def pages() -> dict[str, str]:
-    """Return Markdown by the path of the page below docs/."""
+FOLDER = Path(__file__).parent.parent / "docs" / "reference"
+
+
+def pages() -> dict[Path, str]:
+    """Return the Markdown of each page by its file."""
     return {
-        "reference/configuration.md": configuration_page(),
-        "reference/suite.md": suite_page(),
-        "reference/cli.md": cli_page(),
-        "reference/api.md": api_page(),
-        "reference/grpo-config.md": grpo_page(),
+        FOLDER / "configuration.md": configuration_page(),
+        FOLDER / "suite.md": suite_page(),
+        FOLDER / "cli.md": cli_page(),
+        FOLDER / "api.md": api_page(),
+        FOLDER / "grpo-config.md": grpo_page(),
     }
 
 
@@ -223,3 +227,8 @@ def _group(name: str) -> str:
     """Return the group of a public name, by the package that it comes from."""
     package = cotune._MODULES[name].removeprefix("cotune.").partition(".")[0]
     return _BY_PACKAGE.get(package, "Others")
+
+
+if __name__ == "__main__":
+    for file, text in pages().items():
+        file.write_text(text, encoding="utf-8")

@@ -133,7 +133,7 @@ def _page(root: type, opening: str) -> str:
     parts = [opening]
     for place, section in sections(root):
         depth = "#" * min(2 + place.count("."), 4)
-        parts.append(f"{depth} {titles[section]} {{ #{_anchor(titles[section])} }}")
+        parts.append(f"{depth} {titles[section]}")
         if place:
             parts.append(escaped(_summary(section)))
         rows = [
@@ -227,7 +227,8 @@ def _title(place: str, section: type) -> str:
 
 
 def _anchor(title: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", title.lower()).strip("-")
+    """Return the anchor that both mkdocs and code hosts give a heading."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 def _summary(section: type) -> str:
