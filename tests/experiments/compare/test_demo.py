@@ -193,13 +193,15 @@ def test_scores_before_and_after_training_and_costs_have_tables() -> None:
     )  # fmt: skip
     main, before_after, cost = map(printed, suite_tables(found))
     assert "1 hop" not in main
-    rows = [line.replace("│", " ").split() for line in before_after.splitlines()[3:]]
+    rows = [line.replace("│", " ").split() for line in before_after.splitlines()[4:]]
     assert rows == [
-        ["static,", "before", "0.30", "0.25", "0.25", "0.25"],
-        ["static,", "after", "0.33", "0.98", "0.33", "0.33"],
-        ["inspo,", "before", "0.30", "0.25", "0.25", "0.25"],
-        ["inspo,", "after", "0.98", "0.98", "0.98", "0.98"],
-        ["inspo,", "after,", "initial", "instruction", "0.31", "0.25", "0.25", "0.25"],
+        ["static"],
+        ["before", "0.30", "0.25", "0.25", "0.25"],
+        ["after", "0.33", "0.98", "0.33", "0.33"],
+        ["inspo"],
+        ["before", "0.30", "0.25", "0.25", "0.25"],
+        ["after", "0.98", "0.98", "0.98", "0.98"],
+        ["after,", "plain", "0.31", "0.25", "0.25", "0.25"],
     ]
     row = next(line for line in cost.splitlines() if line.startswith("inspo"))
     assert row.replace("│", " ").split()[1:] == [
@@ -217,7 +219,7 @@ def test_a_focus_has_a_column_and_its_strata_alone() -> None:
         focus="long", strata={"long a": 2, "long b": 2, "short a": 2},
     )  # fmt: skip
     lines = printed(suite_tables(found)[1]).splitlines()
-    assert lines[1].replace("┃", " ").split() == ["all", "long…", "a", "b"]
+    assert lines[2].replace("┃", " ").split() == ["all", "long…", "a", "b"]
     assert lines[-1].replace("│", " ").split()[-4:] == ["0.75", "0.60", "0.50", "0.70"]
     assert best_prompts(found) == [
         "best hints (p2o), with their mean reward on dev:",

@@ -214,8 +214,9 @@ def list_methods(console: Console) -> None:
 def _print_heading(suite: SuiteConfig, setting: Setting, console: Console) -> None:
     seeds = f"seed{'s' * (len(suite.seeds) != 1)} {', '.join(map(str, suite.seeds))}"
     llm = "" if setting.llm == "none" else f"; proposals by {setting.llm}"
+    count = len(suite.methods)
     lines = [
-        f"{suite.name}: {len(suite.methods)} methods on {setting.environment}, {seeds}, "
+        f"{suite.name}: {count} method{'s' * (count != 1)} on {setting.environment}, {seeds}, "
         f"{suite.budget:,} policy rollouts each{llm}; folder {suite.output}"
     ]
     for label, numbers in setting.scaled_down.items():

@@ -49,19 +49,16 @@ def suite_tables(summary: Mapping[str, Any]) -> list[Table]:
         ConfigError: it is not a suite's.
     """
     suite = SuiteSummary.of(summary)
-    quadrants = [_quadrants(suite)] if any(method.quadrants for method in suite.methods) else []
-    if all(method.before is None for method in suite.methods):
-        return [_main_table(suite), *quadrants, _cost(suite)]
-    main = _main_table(suite, hidden=suite.stratum_names)
-    return [main, *quadrants, _before_after(suite), _cost(suite)]
+    tables = [_main_table(suite)]
+    if any(method.quadrants for method in suite.methods):
+        tables.append(_quadrants(suite))
+    if suite.stratum_names or any(method.before is not None for method in suite.methods):
+        tables.append(_by_stratum(suite))
+    return [*tables, _cost(suite)]
 
 
-def _main_table(suite: SuiteSummary, hidden: Sequence[str] = ()) -> Table:
-    """Return one row per method, grouped, with what went wrong.
-
-    Args:
-        hidden: columns that another table shows.
-    """
+def _main_table(suite: SuiteSummary) -> Table:
+    """Return one row per method, grouped, with what went wrong."""
     title = [f"{suite.name}: held-out {suite.what}{', per cent' if suite.shares else ''}"]
     if suite.n:
         title.append(f"{suite.n:,} questions")
@@ -75,7 +72,7 @@ def _main_table(suite: SuiteSummary, hidden: Sequence[str] = ()) -> Table:
         show_edge=False,
         pad_edge=False,
     )
-    columns = _columns(suite, _Numbers(suite.shares), hidden, narrow=True)
+    columns = _columns(suite, _Numbers(suite.shares), narrow=True)
     table.add_column("method")
     for name, _ in columns:
         table.add_column(Text(one_line(name)), justify="right")
@@ -93,24 +90,27 @@ def _main_table(suite: SuiteSummary, hidden: Sequence[str] = ()) -> Table:
     return table
 
 
-def _before_after(suite: SuiteSummary) -> Table:
-    """Return mean scores by stratum before and after training; with a focus, only its strata."""
+def _by_stratum(suite: SuiteSummary) -> Table:
+    """Return mean scores by stratum, before and after training; with a focus, only its strata."""
     focus = suite.focus or ""
     strata = [name for name in suite.stratum_names if name.startswith(focus)]
     columns = ["all", *([f"{focus}…"] if focus else []), *(s.removeprefix(focus) for s in strata)]
-    table = _plain_table(f"Held-out {suite.measure}", columns)
+    title = f"Held-out {suite.measure}; plain: under the initial instruction"
+    table = _plain_table(title, columns)
     for method in suite.ordered:
         rows = (
-            ("before", method.before_all, method.before, method.before_by_stratum),
-            ("after", method.score_all, method.score, method.by_stratum),
-            ("after, initial instruction", method.plain_all, method.plain, method.plain_by_stratum),
+            ("  before", method.before_all, method.before, method.before_by_stratum),
+            ("  after", method.score_all, method.score, method.by_stratum),
+            ("  after, plain", method.plain_all, method.plain, method.plain_by_stratum),
         )
+        if method.score_all is not None:
+            table.add_row(Text(one_line(method.label)))
         for when, overall, focused, by_stratum in rows:
             if overall is None or not (by_stratum or when == "before"):
                 continue
             scores = [overall, *([focused] if focus else []), *map(by_stratum.get, strata)]
             cells = (_NONE if score is None else f"{score:.2f}" for score in scores)
-            table.add_row(Text(one_line(f"{method.label}, {when}")), *cells)
+            table.add_row(when, *cells)
     return table
 
 
@@ -196,14 +196,11 @@ def suite_markdown(summary: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *(["", *below] if below else [])])
 
 
-def _columns(
-    suite: SuiteSummary, numbers: _Numbers, hidden: Sequence[str] = (), *, narrow: bool = False
-) -> list[_Column]:
+def _columns(suite: SuiteSummary, numbers: _Numbers, *, narrow: bool = False) -> list[_Column]:
     """Return heading and cell of each column after the method's name.
 
     Args:
-        hidden: strata without a column.
-        narrow: intervals and compute classes join their numbers, and seeds are left out.
+        narrow: intervals and compute classes join their numbers; seeds and strata are left out.
     """
     seeds, baseline = [str(seed) for seed in suite.seeds], suite.baseline_method
 
@@ -252,7 +249,8 @@ def _columns(
         by_seed = f"seeds {', '.join(seeds)}"
         scores = lambda m: " / ".join(numbers.score(m.by_seed.get(s)) for s in seeds)  # noqa: E731
         columns.append((by_seed, scores))
-    columns += [stratum(name) for name in suite.stratum_names if name not in hidden]
+    if not narrow:
+        columns += [stratum(name) for name in suite.stratum_names]
     named = "gain" if narrow else f"gain over {baseline.label}"
     columns.append((f"{named}, 95 %", gain))
     columns.append(("P(impr.)" if narrow else "P(improvement)", improvement))
