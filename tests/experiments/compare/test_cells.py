@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from cotune.config.run_file import RunConfig, dump_config
-from cotune.experiments.compare.cells import Cell, State, run_cells
+from cotune.errors import ConfigError
+from cotune.experiments.compare.cells import Cell, State, check_settings, run_cells
 from cotune.experiments.compare.stages import rows_of
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.evaluate.quadrants import relative
@@ -64,7 +65,11 @@ def test_a_run_of_another_configuration_is_refused_and_left_alone(
     cells = cells_of(tmp_path, set={"training.kl": 0.5})
     run(cells)
     assert {cell.state for cell in cells} == {State.FAILED}
-    assert "holds a run with another training.kl; restore the suite file" in cells[0].problem
+    other = "holds a run with another value of training.kl; restore the suite file"
+    assert other in cells[0].problem
+    with pytest.raises(ConfigError, match=other):
+        check_settings([cell.row for cell in cells])
+    check_settings([cell.row for cell in cells_of(tmp_path, set={"threads": 64})])
     assert (tmp_path / "out/inspo/seed-0/train/run.yaml").read_text() == kept
 
 

@@ -210,11 +210,26 @@ def test_scores_before_and_after_training_and_costs_have_tables() -> None:
     assert best_prompts(found) == ["best instruction (inspo): Look up [one]."]
 
 
+def test_without_strata_the_scores_before_and_after_are_still_shown() -> None:
+    none = {"by_stratum": {}, "before": 0.25, "before_all": 0.25}
+    found = summary(
+        method("grpo", "trained", 0.5, score_all=0.5, plain_all=0.5, instruction="Add.", **none),
+        method("inspo", "ours", 0.75, score_all=0.75, plain_all=0.3, instruction="Carry.", **none),
+        strata={"": 4},
+    )
+    rows = [line.replace("│", " ").split() for line in printed(suite_tables(found)[1]).splitlines()]
+    assert rows[-7:] == [
+        ["grpo"], ["before", "0.25"], ["after", "0.50"],
+        ["inspo"], ["before", "0.25"], ["after", "0.75"], ["after,", "plain", "0.30"],
+    ]  # fmt: skip
+    assert best_prompts(found) == ["best instruction (inspo): Carry."]
+
+
 def test_a_focus_has_a_column_and_its_strata_alone() -> None:
     by_stratum = {"long a": 0.5, "long b": 0.7, "short a": 1.0}
     found = summary(
         method("p2o", "ours", 0.6, before=0.1, before_all=0.5, before_by_stratum=by_stratum,
-               score_all=0.75, by_stratum=by_stratum,
+               score_all=0.75, plain_all=0.75, by_stratum=by_stratum,
                hints=[{"text": "Write\nit out.", "mean_dev_score": 0.625}]),
         focus="long", strata={"long a": 2, "long b": 2, "short a": 2},
     )  # fmt: skip

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -215,16 +215,8 @@ class Cell:
         folder = self._folder
         if not RunDir.is_run(folder):
             return False
-        # Read with this version, so that new fields have their defaults.
-        was = dump_config(recorded_config(RunDir.open(folder)))
-        old, new = (
-            {key: repr(v) for key, v in flat(raw).items()} for raw in (was, dump_config(config))
-        )
-        if differing := sorted(old.items() ^ new.items()):
-            raise ConfigError(
-                f"{folder} holds a run with another {differing[0][0]}; restore the suite file, "
-                "give it another output, or remove the folder"
-            )
+        if told := other_settings(folder, config):
+            raise ConfigError(told)
         if (found := Finished.read(folder)) is None:
             return False
         self.finished.append(found)
@@ -267,6 +259,39 @@ class Cell:
         threads = self._config and self._config.threads
         self._process = start(words, self._log, threads, self.gpu)
         self._since = time.monotonic()
+
+
+def check_settings(rows: Iterable[SuiteRow]) -> None:
+    """Raise ConfigError if the folder of a first stage holds a run with other settings.
+
+    A folder that cannot be read is left to its cell, which fails alone.
+    """
+    for row in rows:
+        folder = row.stage_folder(0)
+        if row.needs or not RunDir.is_run(folder):
+            continue
+        try:
+            told = other_settings(folder, row.planned[0])
+        except _FAILURES:
+            continue
+        if told:
+            raise ConfigError(told)
+
+
+def other_settings(folder: Path, config: RunConfig) -> str:
+    """Say which setting of a run folder is not a run file's; "" if none. `threads` may differ."""
+    # Read with this version, so that new fields have their defaults.
+    was = dump_config(recorded_config(RunDir.open(folder)))
+    old, new = (
+        {key: repr(v) for key, v in flat(raw).items()} for raw in (was, dump_config(config))
+    )
+    differing = sorted(key for key, _ in old.items() ^ new.items() if key != "threads")
+    if not differing:
+        return ""
+    return (
+        f"{folder} holds a run with another value of {differing[0]}; restore the suite file, "
+        "give it another output, or remove the folder"
+    )
 
 
 def in_one_line(error: Exception) -> str:

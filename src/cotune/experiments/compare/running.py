@@ -15,7 +15,7 @@ from cotune.config.cost import plan_run
 from cotune.config.run_file import RunConfig
 from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError, CotuneError, Stopped
-from cotune.experiments.compare.cells import Cell, State, run_cells
+from cotune.experiments.compare.cells import Cell, State, check_settings, run_cells
 from cotune.experiments.compare.methods import METHODS, method_named
 from cotune.experiments.compare.progress import Progress, held, is_worked_on
 from cotune.experiments.compare.stages import Setting, check_rows, rows_of
@@ -60,6 +60,7 @@ def compare(
     rows = rows_of(suite, base)
     check_rows(rows)
     _check_folder(suite.output)
+    check_settings(rows)
     cells = [Cell(row) for row in rows]
     setting = Setting.of(rows)
     progress = Progress(suite, setting)
@@ -147,6 +148,7 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> No
     suite, base = load_suite(path, assignments)
     rows = rows_of(suite, base)
     check_rows(rows)
+    check_settings(rows)
     _print_heading(suite, Setting.of(rows), console)
     left, right = ("method", "stage", "strategy"), ("steps", "policy rollouts", "LLM calls")
     table = plain_table("", left, right)
@@ -155,13 +157,15 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> No
         for index, (stage, config) in enumerate(zip(row.method.stages, row.planned, strict=True)):
             trained = stage.command == ("train",)
             planned = plan_run(config) if trained else None
+            rollouts = policy_rollouts(planned.rollouts) if planned else 0
+            rollouts = min(rollouts, config.training.rollout_budget or rollouts)
             configs += [config] if trained else []
             table.add_row(
                 row.label if index == 0 else "",
                 stage.name,
                 config.strategy.kind if trained else "",
                 f"{config.training.steps:,}" if trained else "",
-                f"{policy_rollouts(planned.rollouts):,}" if planned else "none",
+                f"{rollouts:,}" if planned else "none",
                 f"up to {planned.calls:,}" if planned and planned.calls else "",
             )
     console.print(table)

@@ -130,6 +130,11 @@ class SuiteMethod(_Read):
         """The problem in a word or two; "" if there is none."""
         return STATUSES[self.status]
 
+    @property
+    def scored_twice(self) -> bool:
+        """Whether it ended with an instruction of its own and was scored without it, too."""
+        return bool(self.plain_by_stratum) or self.plain_all not in (None, self.score_all)
+
     def sampled(self, prompt: str) -> Spread | None:
         """Return avg@k of the trained weights under a prompt, "plain" or "prompted"."""
         return self.quadrants.get(f"trained_{prompt}", {}).get("sampled")

@@ -91,22 +91,23 @@ def _main_table(suite: SuiteSummary) -> Table:
 
 
 def _by_stratum(suite: SuiteSummary) -> Table:
-    """Return mean scores by stratum, before and after training; with a focus, only its strata."""
+    """Return mean scores before and after training, also by stratum; with a focus, only its strata."""
     focus = suite.focus or ""
     strata = [name for name in suite.stratum_names if name.startswith(focus)]
     columns = ["all", *([f"{focus}…"] if focus else []), *(s.removeprefix(focus) for s in strata)]
     title = f"Held-out {suite.measure}; plain: under the initial instruction"
     table = _plain_table(title, columns)
     for method in suite.ordered:
-        rows = (
+        rows = [
             ("  before", method.before_all, method.before, method.before_by_stratum),
             ("  after", method.score_all, method.score, method.by_stratum),
-            ("  after, plain", method.plain_all, method.plain, method.plain_by_stratum),
-        )
+        ]
+        if method.scored_twice:
+            rows.append(("  after, plain", method.plain_all, method.plain, method.plain_by_stratum))
         if method.score_all is not None:
             table.add_row(Text(one_line(method.label)))
         for when, overall, focused, by_stratum in rows:
-            if overall is None or not (by_stratum or when == "before"):
+            if overall is None:
                 continue
             scores = [overall, *([focused] if focus else []), *map(by_stratum.get, strata)]
             cells = (_NONE if score is None else f"{score:.2f}" for score in scores)
@@ -160,7 +161,7 @@ def best_prompts(summary: Mapping[str, Any]) -> list[str]:
     scored = [method for method in suite.methods if method.score is not None]
     scored.sort(key=lambda method: -(method.score or 0.0))
     lines: list[str] = []
-    if best := next((m for m in scored if m.plain_by_stratum and m.instruction), None):
+    if best := next((m for m in scored if m.scored_twice and m.instruction), None):
         lines.append(one_line(f"best instruction ({best.label}): {best.instruction}"))
     if best := next((m for m in scored if m.hints), None):
         lines.append(one_line(f"best hints ({best.label}), with their mean reward on dev:"))
