@@ -138,9 +138,19 @@ def _shown(command: Any) -> list[Any]:
 
 
 def _table(parameters: list[Any]) -> str:
-    rows = [f"| `{_shown_name(p)}` | {_default(p)} | {escaped(p.help or '')} |" for p in parameters]
+    rows = [
+        f"| {_argument_cell(p)} | {_default(p)} | {escaped(p.help or '')} |" for p in parameters
+    ]
     head = ["| argument | default | meaning |", "| --- | --- | --- |"]
     return "\n".join(['<div class="arguments" markdown>\n', *head, *rows, "\n</div>"])
+
+
+def _argument_cell(parameter: Any) -> str:
+    """Return the name as code; choices follow it, since `|` within code ends a cell on code hosts."""
+    name, _, choices = _shown_name(parameter).partition(" ")
+    if "|" not in choices:
+        return f"`{_shown_name(parameter)}`"
+    return f"`{name}` {' or '.join(f'`{choice}`' for choice in choices.split('|'))}"
 
 
 def _shown_name(parameter: Any) -> str:

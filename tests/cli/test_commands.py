@@ -117,6 +117,12 @@ def test_a_failure_under_way_says_how_to_go_on(tmp_path: Path, steps: int, says:
     ):
         raise RetrievalError("judge is down")
     assert str(caught.value) == (f"{says}: cotune resume {run.path}" if steps else says)
+    # `train` did not begin the run that is there.
+    with (
+        pytest.raises(RetrievalError, match=r"^judge is down$"),
+        _stoppable(run.path, parse_config(tiny(run.path), "test"), new=True),  # pyright: ignore[reportPrivateUsage]
+    ):
+        raise RetrievalError("judge is down")
 
 
 def test_of_several_trainings_into_one_folder_exactly_one_runs(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def train(
     """Train a run file from the start, after setting some fields; return the run folder."""
     config = load_config(path, assignments=assignments)
     shown = Console(quiet=True) if quiet else console
-    with _stoppable(config.output, config), step_progress(shown):
+    with _stoppable(config.output, config, new=True), step_progress(shown):
         with uncollected():
             checked = passed(config)
             folder = RunDir(config.output, attempt=1).checkpoints_path
@@ -137,31 +137,39 @@ def conclude(
 
 
 @contextmanager
-def _stoppable(folder: Path, config: RunConfig) -> Generator[None]:
-    """Turn a stop, a full disk, a useless LLM or a failed call into one line that says how to resume."""
+def _stoppable(folder: Path, config: RunConfig, new: bool = False) -> Generator[None]:
+    """Turn a stop, a full disk, a useless LLM or a failed call into one line that says how to resume.
+
+    Args:
+        new: whether the run is to be created, so that a run that is there already is another one.
+    """
+    another = new and RunDir.is_run(folder)
+
+    def begun() -> bool:
+        return RunDir.is_run(folder) and not another
 
     def again() -> str:
-        return command_on(folder, "resume") if RunDir.is_run(folder) else "start again"
+        return command_on(folder, "resume") if begun() else "start again"
 
     try:
         with stopped_by_sigterm(), full_disk_told(folder, again):
             yield
     except KeyboardInterrupt:
-        if RunDir.is_run(folder):
+        if begun():
             raise Stopped(f"stopped; resume with: {command_on(folder, 'resume')}") from None
         raise Stopped("stopped before anything was written") from None
     except EvolutionError as error:
         raise EvolutionError(f"{error}; {_without_proposals(folder, config)}") from error
     except CotuneError as error:
-        if "cotune resume" in str(error) or not _under_way(folder):
+        if "cotune resume" in str(error) or not (begun() and _has_trained(folder)):
             raise
         raise type(error)(f"{error}; then continue: {command_on(folder, 'resume')}") from error
 
 
-def _under_way(folder: Path) -> bool:
-    """Return whether a folder holds a run that has trained."""
+def _has_trained(folder: Path) -> bool:
+    """Return whether a run has finished a step."""
     try:
-        return RunDir.is_run(folder) and bool(RunDir.open(folder).read_metrics())
+        return bool(RunDir.open(folder).read_metrics())
     except (OSError, CotuneError):
         return False
 
