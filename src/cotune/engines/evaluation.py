@@ -117,7 +117,9 @@ class Validation:
         when: str,
         prompt: Prompt | None = None,
         instruction_id: str = "",
+        trained: int | None = None,
     ) -> Score:
+        """Score the policy; `trained` is its number of steps if it is not the last one."""
         tasks = joint.parts.environment.tasks(split)
         trajectories = joint.coordinator.evaluate(tasks, prompt, instruction_id)
         score = score_trajectories(
@@ -130,7 +132,7 @@ class Validation:
             journal.event(
                 "evaluated",
                 step,
-                trained=joint.batches,
+                trained=joint.batches if trained is None else trained,
                 split=split,
                 when=when,
                 prompt=_PROMPTS.get(when, "best"),
@@ -201,21 +203,22 @@ class RunEvaluation(Validation):
         self._best.restore(joint)
         kept: BestRecord = on_rank_zero(lambda: self._conclude(joint, score))
         text = kept.instruction
-        after = self._measure(joint, "test", "after", Prompt(text), kept.instruction_id)
+        identity, trained = kept.instruction_id, kept.step
+        after = self._measure(joint, "test", "after", Prompt(text), identity, trained)
         initial = self._initial(joint)
         tested = after
         if text != initial.instruction:
-            tested = self._measure(joint, "test", "plain", initial, "i0")
+            tested = self._measure(joint, "test", "plain", initial, "i0", trained)
         hinted = None
         if kept.hint:
             prompt = Prompt(text, kept.hint)
-            hinted = self._measure(joint, "test", "hinted", prompt, kept.instruction_id)
+            hinted = self._measure(joint, "test", "hinted", prompt, identity, trained)
         return Outcome(
             self._before(),
             after,
             tested,
             text,
-            kept.instruction_id,
+            identity,
             joint.batches,
             hinted,
             kept,

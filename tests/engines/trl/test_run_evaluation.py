@@ -200,7 +200,7 @@ def test_a_method_may_have_its_instruction_checked_against_the_initial_one(
     measured: list[tuple[str, str, str]] = []
 
     def measure(
-        self: RunEvaluation, joint: Any, split: str, when: str, prompt: Any = None, _: str = ""
+        self: RunEvaluation, joint: Any, split: str, when: str, prompt: Any = None, *_: Any
     ) -> Score:
         measured.append((split, when, "" if prompt is None else prompt.instruction))
         return Score({"during": 0.75, "uplift": plain}.get(when, 0.25), 8, {})
@@ -255,7 +255,13 @@ def test_validation_decides_between_instructions_that_are_too_close(
     scored: dict[str, float] = {}
 
     def measure(
-        self: RunEvaluation, joint: Any, split: str, when: str, prompt: Any = None, id: str = ""
+        self: RunEvaluation,
+        joint: Any,
+        split: str,
+        when: str,
+        prompt: Any = None,
+        id: str = "",
+        *_: Any,
     ) -> Score:
         if split == "test":
             return Score(0.25, 8, {})
@@ -319,7 +325,13 @@ def test_the_last_policy_is_kept_if_the_method_ends_by_a_stage_of_its_own(
         config.evaluation, config.instruction, run.folder, best, report_scores
     )
     scores = iter([0.9, *[0.5] * 5])  # the first policy is better on validation than the last
-    monkeypatch.setattr(RunEvaluation, "_measure", lambda *_: Score(next(scores), 8, {}))
+    tested: list[int] = []
+
+    def measure(self: RunEvaluation, joint: Any, split: str, when: str, *more: Any) -> Score:
+        tested.extend(more[2:])  # the steps that the policy on test was trained for
+        return Score(next(scores), 8, {})
+
+    monkeypatch.setattr(RunEvaluation, "_measure", measure)
     run.joint.batches = 1
     evaluation(run.joint, 1)
     run.joint.batches = 2
@@ -327,6 +339,7 @@ def test_the_last_policy_is_kept_if_the_method_ends_by_a_stage_of_its_own(
     record = read_best(run.folder.best_path)
     assert record is not None
     assert (record.step, record.em) == ((2, 0.5) if last_stage else (1, 0.9))
+    assert set(tested) == {record.step}
     # Extended to more steps, the run ends with a lower score.
     scores = iter([0.4] * 5)
     run.joint.batches = 3
