@@ -18,6 +18,7 @@ from cotune.run.full_disk import full_disk_told
 from cotune.run.json_files import plain, write_atomic
 from cotune.run.run_dir import RunDir
 from cotune.utils.progress import begin
+from cotune.utils.text import command_on
 
 if TYPE_CHECKING:
     from cotune.experiments.evaluate.evaluating import EvaluationOptions
@@ -65,12 +66,15 @@ def evaluate_quadrants(
 ) -> None:
     """Score a run's quadrants, write them into its folder, and print them.
 
+    Scores of more questions that are there already are kept.
+
     Args:
         since: the folder of the first run, if several runs continued one another; None for a single run.
         initial_of: folders of runs whose quadrants may have the initial policy's scores.
     """
     from cotune.experiments.evaluate.quadrant_evaluation import check_options, evaluate_quadrants
     from cotune.experiments.evaluate.quadrant_table import show
+    from cotune.experiments.evaluate.quadrants import FILE, read_quadrants
     from cotune.experiments.evaluate.quadrants import as_json as content
 
     check_options(options)
@@ -87,8 +91,11 @@ def evaluate_quadrants(
         begin("reading the questions")
         others = [RunDir.open(folder) for folder in initial_of]
         quadrants = evaluate_quadrants(config, run, options, first, others)
-    with full_disk_told(run.path):
-        quadrants.write(run.path)
+    earlier, scored = read_quadrants(run.path), len(quadrants.questions)
+    kept = earlier is not None and len(earlier.questions) > scored
+    if not kept:
+        with full_disk_told(run.path):
+            quadrants.write(run.path)
     text = json.dumps(plain(content(quadrants), "quadrants"), indent=2) + "\n"
     if output is not None:
         with full_disk_told(output.parent):
@@ -97,6 +104,10 @@ def evaluate_quadrants(
         sys.stdout.write(text)
     else:
         show(quadrants, console)
+        told = f"written to {run.path / FILE}; to show them in the report: {command_on(run.path, 'report')}"
+        if earlier is not None and kept:
+            told = f"{run.path / FILE} keeps the scores of {len(earlier.questions):,} questions"
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 def _opened(

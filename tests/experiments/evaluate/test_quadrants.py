@@ -145,6 +145,10 @@ def test_a_run_from_the_command_line(
     for divergence in found.divergence.values():
         assert 1e-4 < divergence.mean < 1
     assert "exact match on the test split, per cent" in out
+    assert f"to show them in the report: cotune report {run.output}" in out
+    _, kept = evaluate(run, monkeypatch, "--quadrants", "--limit", "2", "--samples", "1")
+    assert kept == found
+    assert "quadrants.json keeps the scores of 3 questions" in capsys.readouterr().out
     # The same rollouts as without --quadrants.
     status, _ = evaluate(run, monkeypatch, *arguments, "--policy", "initial", "--json")
     (columns,) = json.loads(capsys.readouterr().out)["sets"]
@@ -196,7 +200,7 @@ def test_a_run_that_went_on_from_another_is_compared_with_its_beginning(
 def test_the_initial_policys_scores_are_taken_from_a_run_that_began_alike(
     run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = ("--quadrants", "--limit", "2", "--samples", "1")
+    arguments = ("--quadrants", "--limit", "3", "--samples", "1")
     _, first = evaluate(run, monkeypatch, *arguments)
     frozen = {**GEO, "training": {"frozen": True}}
     alike = finished(tmp_path / "alike", frozen, "Search for the whole question.")
@@ -206,16 +210,16 @@ def test_the_initial_policys_scores_are_taken_from_a_run_that_began_alike(
     assert first is not None
     assert alone is not None
     assert found is not None
-    assert (alone.rollouts, found.rollouts) == (2 * 2 * 2, 2 * 2)
+    assert (alone.rollouts, found.rollouts) == (2 * 3 * 2, 3 * 2)
     assert found.rewards == alone.rewards
     assert found.rewards["initial_plain"] == first.rewards["initial_plain"]
     # Not from one with other draws, nor if other questions are scored.
     apart = finished(tmp_path / "apart", {**frozen, "seed": 5}, "Search for the whole question.")
     _, other = evaluate(apart, monkeypatch, *taken_from)
-    _, more = evaluate(alike, monkeypatch, *taken_from, "--limit", "3")
+    _, more = evaluate(alike, monkeypatch, *taken_from, "--limit", "4")
     assert other is not None
     assert more is not None
-    assert (other.rollouts, more.rollouts) == (2 * 2 * 2, 2 * 3 * 2)
+    assert (other.rollouts, more.rollouts) == (2 * 3 * 2, 2 * 4 * 2)
 
 
 @pytest.mark.parametrize(
