@@ -60,7 +60,7 @@ launch`'s configuration counts like `fsdp` and `deepspeed` here; Megatron-LM is 
 
 _API = """# Python
 
-*Generated from the docstrings by `make docs`, which replaces each line that begins with `:::` by the name's description.*
+*Generated from the docstrings. `make docs` puts the whole description in place of each line that begins with `:::`.*
 
 `import cotune` does not load torch, transformers or trl; a name loads what it needs on first use. Names that are not
 on this page are not public and may change without notice.
@@ -195,16 +195,25 @@ def grpo_page() -> str:
 
 
 def api_page() -> str:
-    """Return a mkdocstrings directive for each public name, in groups."""
+    """Return each public name in groups: a table of summaries, and mkdocstrings directives."""
     groups: dict[str, list[str]] = {}
     for name in cotune.__all__:
         groups.setdefault(_group(name), []).append(name)
     parts = [_API]
     for title in _GROUPS:
         if names := groups.get(title):
+            names.sort(key=str.lower)
             parts.append(f"## {title}")
-            parts += [f"::: cotune.{name}" for name in sorted(names, key=str.lower)]
+            parts.append(
+                "\n".join(["| name | what it is |", "| --- | --- |", *map(_summary_row, names)])
+            )
+            parts += [f"::: cotune.{name}" for name in names]
     return "\n\n".join(parts) + "\n"
+
+
+def _summary_row(name: str) -> str:
+    paragraph = inspect.getdoc(getattr(cotune, name)).split("\n\n")[0]  # pyright: ignore[reportOptionalMemberAccess]
+    return f"| `{name}` | {escaped(' '.join(paragraph.split()))} |"
 
 
 _GROUPS = (

@@ -32,9 +32,10 @@ def calculator(expression: str) -> int:
     parsed = ast.parse(expression, mode="eval").body
     if not isinstance(parsed, ast.BinOp) or type(parsed.op) not in _OPERATORS:
         raise ValueError("expected two numbers with +, - or * between them")
-    left, right = ast.literal_eval(parsed.left), ast.literal_eval(parsed.right)
-    if not (isinstance(left, int) and isinstance(right, int)):
-        raise ValueError("expected two whole numbers")
+    try:
+        left, right = int(ast.unparse(parsed.left)), int(ast.unparse(parsed.right))
+    except ValueError:
+        raise ValueError("expected two whole numbers") from None
     return _OPERATORS[type(parsed.op)](left, right)
 
 
