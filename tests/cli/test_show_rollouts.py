@@ -83,7 +83,7 @@ def test_the_outcome_says_reward_end_answer_and_errors() -> None:
     )
     assert lines == [
         "reward 0.5 (exact 0, brief 5)",
-        "truncated by limits.turns after 2 turns, 3 tokens written of 5",
+        "truncated by limits.turns after 2 turns, 3 of 5 completion tokens are the policy's",
         "answer: 41; expected 42",
         "feedback: brief: too long [1m",
         "turn 2: out of turns",

@@ -123,7 +123,7 @@ def test_a_step_of_more_questions_than_there_are_is_told(caplog: pytest.LogCaptu
     warn_of_repeats(env, 2)
     assert not caplog.records
     warn_of_repeats(env, 5)
-    assert "5, but there are 2 training questions: a step takes each 2.5 times" in caplog.text
+    assert "5, but there are 2 training questions, so a step takes each 2.5 times" in caplog.text
 
 
 def test_half_of_the_prompt_is_left_for_what_evolves() -> None:

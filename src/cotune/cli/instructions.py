@@ -91,7 +91,7 @@ def instruction_table(rows: list[InstructionRow]) -> Table:
         table.add_row(*(Text(one_line(cell)) for cell in cells), style=style)
     weighed = any(row.weight is not None for row in rows)
     table.caption = (
-        "* the best; weight and rollouts as of the last step that had it"
+        "* the best; weights and rollouts are as of an instruction's last step in the population"
         if weighed
         else "* the only one: a static instruction is not weighed"
         if len(rows) == 1

@@ -15,13 +15,14 @@ PROMPT, INSTRUCTION, OWN, OBSERVED = "dim", "bold magenta", "green", "blue"
 _WORTH_LEAVING_OUT = 4  # lines
 
 LEGEND = Text.assemble(
+    "colours: ",
     ("prompt", PROMPT),
-    ", in it the ",
+    ", ",
     ("instruction", INSTRUCTION),
-    "; ",
-    ("written by the policy: trained on", OWN),
-    "; ",
-    ("observed: masked", OBSERVED),
+    ", ",
+    ("written by the policy, trained on", OWN),
+    ", ",
+    ("observed, masked", OBSERVED),
 )
 
 
@@ -72,7 +73,7 @@ def outcome_lines(trajectory: Trajectory) -> list[str]:
     ended = f"truncated by {limit_name(limit)}" if limit else f"stopped: {trajectory.stop}"
     lines.append(
         f"{ended} after {len(trajectory.turns)} turn{'s' * (len(trajectory.turns) != 1)}, "
-        f"{trajectory.generated_tokens} tokens written of {len(trajectory.completion_ids)}"
+        f"{trajectory.generated_tokens} of {len(trajectory.completion_ids)} completion tokens are the policy's"
     )
     given = "none" if trajectory.answer is None else one_line(trajectory.answer)[:200]
     if limit and trajectory.stop is not StopReason.TURN_LIMIT:

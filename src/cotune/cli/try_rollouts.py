@@ -69,7 +69,8 @@ def try_run(
             missing = checked.missing_here("environment.retriever")
         _show_missing(missing, console)
         trajectories, codec = _rolled_out(checked, count, split, greedy)
-    console.print(LEGEND)
+    if console.color_system is not None:
+        console.print(LEGEND)
     shown = ""
     for number, trajectory in enumerate(trajectories, 1):
         shown = _show(number, trajectory, codec, console, shown)

@@ -78,8 +78,8 @@ def warn_of_repeats(environment: Environment, questions_per_step: int) -> None:
     if questions_per_step > count:
         warn(
             f"training.questions_per_step is {questions_per_step:,}, but there are {count:,} training "
-            f"questions: a step takes each {questions_per_step / count:.3g} times; expected at most "
-            f"{count:,}"
+            f"questions, so a step takes each {questions_per_step / count:.3g} times; lower it, or add "
+            "questions"
         )
 
 

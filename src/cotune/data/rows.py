@@ -261,8 +261,8 @@ def _folder(path: Path, field: str) -> list[Path]:
     files = sorted(path.glob("*.parquet"))
     if not files:
         raise ConfigError(
-            f"{field}: the folder {path} holds no Parquet file; name the folder or the file that "
-            "does, or, of a folder as the hub has it, dataset.name"
+            f"{field}: the folder {path} holds no Parquet file; name the file, or the folder "
+            "that holds some; for a data set of the hub set dataset.name"
         )
     splits = {match[1].lower() for file in files if (match := _SPLIT_NAME.match(file.name))}
     if len(splits) > 1:

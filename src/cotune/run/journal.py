@@ -264,7 +264,7 @@ def describe_event(kind: str, fields: Mapping[str, object]) -> str:
         )
     if kind == "resumed":
         changed = escape(", ".join(cast("Mapping[str, object]", fields.get("changed") or {})))
-        return f"resumed after step {text('from_step')}" + (changed and f" with another {changed}")
+        return f"resumed after step {text('from_step')}" + (changed and f"; changed: {changed}")
     return ""
 
 

@@ -181,7 +181,9 @@ def test_the_lineage_and_the_trajectories_are_shown(evolved: RunDir) -> None:
     assert "Critique of i3. It searched the whole question." in page.words
     assert "3 × no <instruction> in the reply" in page.words
     assert "Rejected proposals (3)" in page.words
-    assert "10 of the 60 rollouts of evaluate, step 60, lowest rewards first." in page.words
+    assert (
+        "10 of the 60 rollouts of the evaluation after step 59, lowest rewards first." in page.words
+    )
     assert "mark" in page.tags
     assert "del" in page.tags
 

@@ -81,7 +81,7 @@ def show(quadrants: Quadrants, console: Console) -> None:
     table = plain_table(escape(title), [""], columns(quadrants))
     for heading, lines in blocks(quadrants):
         table.add_row(f"[bold]{heading}[/]")
-        form, scale = ((".1f", ".0f"), 100) if shares else ((".3f", ".2f"), 1)
+        form, scale = ((".1f", ".0f"), 100) if shares else ((".2f", ".2f"), 1)
         if heading == DIVERGENCE:
             form, scale = (".2g", ".2g"), 1
         for line in lines:
@@ -97,6 +97,6 @@ def show(quadrants: Quadrants, console: Console) -> None:
 
 def _cell(score: Estimate, gain: bool, form: tuple[str, str], scale: float) -> str:
     """Write a score and its interval in these formats."""
-    sign, between = ("+", " to ") if gain else ("", "–")
-    ends = between.join(format(scale * end, sign + form[1]) for end in score.interval)
-    return f"{format(scale * score.mean, sign + form[0])} [dim]({ends})[/]"
+    between = "–" if score.interval[0] >= 0 else " to "
+    ends = between.join(format(scale * end, form[1]) for end in score.interval)
+    return f"{format(scale * score.mean, '+' * gain + form[0])} [dim]({ends})[/]"

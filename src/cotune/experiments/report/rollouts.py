@@ -196,7 +196,12 @@ def some_evaluated(run: RunDir) -> tuple[list[Rollout], tuple[str, int] | None]:
     rows = run.read_trajectories(step, purpose)
     tokenizer = read_tokenizer(run.path)
     chosen = choose_trajectories(rows, _EVALUATED, _EVALUATED_BEST)
-    return [show_rollout(row, tokenizer) for row in chosen], (f"{purpose}, step {step}", len(rows))
+    # Recorded under the step that follows.
+    when = {
+        "evaluate_before": "the evaluation before training",
+        "evaluate_after": "the last evaluation",
+    }.get(purpose, f"the evaluation after step {step - 1}")
+    return [show_rollout(row, tokenizer) for row in chosen], (when, len(rows))
 
 
 def choose_trajectories(rows: Sequence[Row], shown: int, best: int) -> list[Row]:

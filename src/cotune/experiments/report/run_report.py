@@ -101,7 +101,9 @@ def _verdict(run: RecordedRun) -> str:
     ]
     score, what = percent if run.shares else number, f"Held-out {run.measure}"
     if after is not None and before is not None:
-        verb = "rose" if after > before else "fell" if after < before else "went"
+        if after == before:
+            return f"{what} stayed at {score(after)}."
+        verb = "rose" if after > before else "fell"
         return f"{what} {verb} from {score(before)} to {score(after)}."
     if after is not None:
         return f"{what} is {score(after)}."
