@@ -337,6 +337,7 @@ def test_metrics_of_a_batch_by_hand() -> None:
         "prompt_tokens_mean": 1.0,
         "actions/2_calls": 0.25,
         "actions/search": 0.5,
+        "actions_failed/search": 0.5,
         "response_tokens_mean": 1.5,
         "generated_tokens": 6.0,
         "completion_tokens_mean": 2.5,

@@ -238,6 +238,11 @@ def test_an_outage_is_pointed_out_once_until_it_is_over(tmp_path: Path) -> None:
     journal.metrics(6, {})
     journal.metrics(7, {"environment_error_share": 0.2})
     assert "20% of the rollouts ended in an error of the environment" in out.getvalue()
+    journal.metrics(8, {"actions/price": 0.05, "actions_failed/price": 1.0})  # too few calls
+    journal.metrics(9, {"actions/price": 1.0, "actions_failed/price": 0.5})
+    assert "calls of price" not in out.getvalue()
+    journal.metrics(10, {"actions/price": 1.0, "actions_failed/price": 0.95})
+    assert "95% of the calls of price failed" in out.getvalue()
 
 
 def test_truncation_is_in_the_step_line_and_pointed_out_once(tmp_path: Path) -> None:

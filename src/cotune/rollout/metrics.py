@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from cotune.methods.context_distillation import is_hinted
 from cotune.rollout.resampling import without_variance
-from cotune.run.outages import ENVIRONMENT_ERROR_SHARE, FAILED_SEARCH_SHARE
+from cotune.run.outages import ENVIRONMENT_ERROR_SHARE, FAILED_CALLS, FAILED_SEARCH_SHARE
 from cotune.run.truncation import truncation_metrics
 from cotune.types import SEARCH_FAILED, StopReason, Trajectory
 
+_NO_CALLS = ("answer", "call", "invalid")  # "call": of tools that do not exist
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]+")  # metric names; an environment may use any text
 
 
@@ -18,8 +19,8 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
 
     With hinted rollouts also their share, and the zero-advantage share among groups with a hinted
     rollout and among the others. `truncated/<limit>` is the share that a limit cut off, `actions/<kind>`
-    the mean number of turns per rollout with that kind of action (for a tool, its calls). These two
-    and the shares of `run.outages` are left out if they are zero.
+    the mean number of turns per rollout with that kind of action (for a tool, its calls), and
+    `actions_failed/<kind>` the share of these calls that went wrong. These three and the shares of `run.outages` are left out if they are zero.
     """
     count = len(trajectories)
     rewards = [t.reward for t in trajectories]
@@ -55,12 +56,16 @@ def _outages(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return turns per rollout by kind of action."""
-    kinds = Counter(turn.action for t in trajectories for turn in t.turns if turn.action)
-    counts: Counter[str] = Counter()
-    for kind, count in kinds.items():
-        counts[_NOT_IN_A_NAME.sub("_", kind)] += count
-    return {f"actions/{kind}": counts[kind] / len(trajectories) for kind in sorted(counts)}
+    """Return turns per rollout by kind of action, and the share of calls that went wrong."""
+    counts, failed = Counter[str](), Counter[str]()
+    for turn in (turn for t in trajectories for turn in t.turns if turn.action):
+        kind = _NOT_IN_A_NAME.sub("_", turn.action)
+        counts[kind] += 1
+        failed[kind] += bool(turn.error) and turn.action not in _NO_CALLS
+    return {
+        **{f"actions/{kind}": counts[kind] / len(trajectories) for kind in sorted(counts)},
+        **{f"{FAILED_CALLS}{k}": n / counts[k] for k, n in sorted(failed.items()) if n},
+    }
 
 
 def _reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
