@@ -10,18 +10,15 @@ python examples/own_trainer.py --steps 6 --resume   # continue from the last che
 import argparse
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 import cotune
-from cotune.engines.trl.library_api import TrainerMethod
-from cotune.policy.policy_files import policy_path
 
 
-def method_of(name: str) -> TrainerMethod[Any]:
+def method_of(name: str) -> cotune.INSPO | cotune.P2O | cotune.INSPOWithP2O | cotune.Static:
     """Return the method, with numbers for a run of a few steps."""
     # P²O evolves hints at the end of an epoch: four questions, two per step, make an epoch of two steps.
     questions = 4 if "p2o" in name else 64
@@ -29,16 +26,26 @@ def method_of(name: str) -> TrainerMethod[Any]:
     limits = cotune.Limits(
         turn_tokens=64, observation_tokens=200, trajectory_tokens=640, prompt_tokens=384
     )
-    inspo = cotune.InspoOptions(population_size=3, evolve_every=2, verification_tasks=4)
-    p2o = cotune.P2OOptions(
-        hints=cotune.HintOptions(hard_set_min_count=2, dev_size=2, budget=16, beam=2, minibatch=1)
-    )
+    hints = cotune.HintOptions(hard_set_min_count=2, dev_size=2, budget=16, beam=2, minibatch=1)
     if name == "inspo":
-        return cotune.INSPO(environment=environment, limits=limits, options=inspo)
+        return cotune.INSPO(
+            environment=environment,
+            limits=limits,
+            population_size=3,
+            evolve_every=2,
+            verification_tasks=4,
+        )
     if name == "p2o":
-        return cotune.P2O(environment=environment, limits=limits, options=p2o)
+        return cotune.P2O(environment=environment, limits=limits, hints=hints)
     if name == "inspo+p2o":
-        return cotune.INSPOWithP2O(environment=environment, limits=limits, inspo=inspo, p2o=p2o)
+        return cotune.INSPOWithP2O(
+            environment=environment,
+            limits=limits,
+            inspo=cotune.ComposedInspoOptions(
+                population_size=3, evolve_every=2, verification_tasks=4
+            ),
+            p2o=cotune.ComposedP2OOptions(hints=hints),
+        )
     return cotune.Static(environment=environment, limits=limits)
 
 
@@ -55,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(format="%(name)s: %(message)s")
     logging.getLogger("cotune").setLevel(logging.INFO)  # shows the result of each evolution
 
-    policy = policy_path("bundled:geo")  # or any chat model's name
+    policy = cotune.policy_path("bundled:geo")  # or any chat model's name
     model = AutoModelForCausalLM.from_pretrained(policy)
     tokenizer = AutoTokenizer.from_pretrained(policy)
     args = GRPOConfig(

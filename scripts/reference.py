@@ -43,6 +43,8 @@ With your own trainer, a run takes its numbers from the `GRPOConfig` that you pa
 `for_trl(tokenizer, args)` and to the trainer (the same object). In a run file,
 `training.engine_args` sets the same fields.
 
+The trainer's `peft_config=` works as without cotune.
+
 Fields that are not listed here work as TRL documents them: cotune passes them on unchanged. This also holds for fields
 of a later TRL, which is why only reviewed minor releases are accepted. For a field that TRL does not know, TRL raises the
 error; in a run file, `cotune` names the nearest field.

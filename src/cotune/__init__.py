@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cotune.methods.p2o.hints import HintOptions
     from cotune.methods.p2o.p2o import P2OOptions
     from cotune.policy.chat_template import with_instruction
+    from cotune.policy.policy_files import policy_path
     from cotune.protocols import LLM, Environment, Retriever
     from cotune.rewards.functions import RewardFunctions, WeightedReward
     from cotune.run.frames import RunReader, open_run
@@ -123,6 +124,7 @@ __all__ = [
     "from_trl",
     "from_verifiers",
     "open_run",
+    "policy_path",
     "read_dataset",
     "search_environment",
     "tasks_from",
@@ -194,6 +196,7 @@ _HOME = {
     "environments.verifiers": ("from_verifiers",),
     "methods.p2o.hints": ("HintOptions",),
     "policy.chat_template": ("with_instruction",),
+    "policy.policy_files": ("policy_path",),
     "run.frames": (
         "RunReader",
         "open_run",
