@@ -72,7 +72,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         num_generations=4,
         learning_rate=1e-4,
         lr_scheduler_type="constant",
-        top_k=0,
         shuffle_dataset=False,
         logging_steps=1,
         save_steps=1,

@@ -41,7 +41,6 @@ def main(argv: Sequence[str] | None = None, llm: cotune.LLM | None = None) -> No
         gradient_checkpointing=False,
         use_cpu=not torch.cuda.is_available(),
         bf16=torch.cuda.is_available(),
-        top_k=0,
         shuffle_dataset=False,
     )
     environment = cotune.ToolEnvironment(TOOLS, cotune.tasks_from(questions()), INSTRUCTION)

@@ -59,8 +59,8 @@ class OpenAIOptions:
         retries: further attempts after a failed first one.
         calls_at_once: the most calls in progress at a time. They begin before their answers are due; with
             0 they do not. With a budget they are made one after another.
-        price_per_million_prompt_tokens: price in your currency; 0 if calls are free.
-        price_per_million_completion_tokens: price in your currency; 0 if calls are free.
+        price_per_million_prompt_tokens: in US dollars; 0 if calls are free.
+        price_per_million_completion_tokens: in US dollars; 0 if calls are free.
         budget: the most that the run may spend on calls, all attempts included; None sets no limit.
         optional: whether a run continues if all proposals of two phases in a row fail.
     """
