@@ -6,9 +6,8 @@ ENVIRONMENT_ERROR_SHARE = "environment_error_share"
 FAILED_SEARCH_SHARE = "failed_search_share"
 FAILED_CALLS = "actions_failed/"
 _MOST = 0.1  # of a batch
-_NEARLY_ALL = (
-    0.9  # of a tool's calls; a policy that has not learned a tool yet also makes wrong ones
-)
+# Of a tool's calls. A policy that has not learned to call a tool also makes many wrong ones.
+_NEARLY_ALL = 0.9
 
 
 def outage_notice(metrics: Mapping[str, float]) -> str:
