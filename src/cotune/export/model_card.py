@@ -297,8 +297,13 @@ def _settings(config: RunConfig) -> str:
 def inline(text: str) -> Markup:
     """Return text for a line or a table's cell; possible syntax becomes character references."""
     line = " ".join(printable(" ".join(text.split())).split())
-    safe = " /,-" if "www." in line.lower() else " /,-."
-    return Markup("").join(Markup(c if c.isalnum() or c in safe else f"&#{ord(c)};") for c in line)
+    safe = " /,-();'%" + ("" if "www." in line.lower() else ".")
+    # A colon before a space ends neither a URL's scheme nor an emoji's name.
+    parts = (
+        "".join(c if c.isalnum() or c in safe else f"&#{ord(c)};" for c in part)
+        for part in line.split(": ")
+    )
+    return Markup(": ".join(parts))
 
 
 def fenced(text: str, language: str = "text") -> Markup:
