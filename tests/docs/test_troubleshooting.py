@@ -7,7 +7,7 @@ import pytest
 from tests.docs.sources import DOCS, HOLE, is_said, templates
 
 PAGE = (DOCS / "how-to" / "troubleshooting.md").read_text(encoding="utf-8")
-ENTRY = re.compile(r"^(\S.*)\n:   (\S.*)$", re.MULTILINE)
+ENTRY = re.compile(r"^- (\S.*)\n\n    (\S.*)$", re.MULTILINE)
 MESSAGES = [term[1:-1] for term, _ in ENTRY.findall(PAGE) if term.startswith("`")]
 
 
@@ -29,5 +29,5 @@ def test_the_likely_ones_are_there() -> None:
 
 
 def test_every_entry_says_what_to_do() -> None:
-    terms = re.findall(r"^`[^`]+`$", PAGE, re.MULTILINE)
+    terms = re.findall(r"^- `[^`]+`$", PAGE, re.MULTILINE)
     assert len(terms) == len(MESSAGES), "a term without its definition"
