@@ -15,7 +15,7 @@ _WHAT = {
     "update": "update, micro-batches",
     "verify": "verification, rollouts",
     "evolve": "evolution, rollouts",
-    "llm": "evolution, LLM calls",
+    "llm": "evolution, proposals",
     "evaluate": "evaluation, rollouts",
 }
 _BETWEEN_LINES = 30.0  # seconds

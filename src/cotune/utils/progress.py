@@ -53,7 +53,8 @@ class TimeLeft:
         since, began = self._first
         if not since < step < total:
             return ""
-        return f"{rounded((now - began) / (step - since) * (total - step))} left"
+        left = (now - began) / (step - since) * (total - step)
+        return f"{rounded(max(1.0, left))} left"
 
 
 def rounded(seconds: float) -> str:
