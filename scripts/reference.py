@@ -62,7 +62,7 @@ launch`'s configuration counts like `fsdp` and `deepspeed` here; Megatron-LM is 
 
 _API = """# Python
 
-*Generated from the docstrings. `make docs` puts the whole description in place of each line that begins with `:::`.*
+*Generated from the docstrings. The whole descriptions are in the pages that `make docs` builds.*
 
 `import cotune` does not load torch, transformers or trl; a name loads what it needs on first use. Names that are not
 on this page are not public and may change without notice.

@@ -143,10 +143,10 @@ def _stoppable(folder: Path, config: RunConfig, new: bool = False) -> Generator[
     Args:
         new: whether the run is to be created, so that a run that is there already is another one.
     """
-    another = new and _is_run(folder)
+    another = new and RunDir.is_run(folder)
 
     def begun() -> bool:
-        return _is_run(folder) and not another
+        return RunDir.is_run(folder) and not another
 
     def again() -> str:
         return command_on(folder, "resume") if begun() else "start again"
@@ -164,14 +164,6 @@ def _stoppable(folder: Path, config: RunConfig, new: bool = False) -> Generator[
         if "cotune resume" in str(error) or not (begun() and _has_trained(folder)):
             raise
         raise type(error)(f"{error}; then continue: {command_on(folder, 'resume')}") from error
-
-
-def _is_run(folder: Path) -> bool:
-    """Return whether a folder holds a run; False for a path that cannot be looked at."""
-    try:
-        return RunDir.is_run(folder)
-    except OSError:
-        return False
 
 
 def _has_trained(folder: Path) -> bool:

@@ -183,8 +183,8 @@ class RunDir:
 
     @staticmethod
     def is_run(path: str | Path) -> bool:
-        """Return whether `path` looks like a run folder."""
-        return (Path(path) / "run.yaml").is_file()
+        """Return whether `path` looks like a run folder; False if it cannot be looked at."""
+        return os.path.isfile(Path(path) / "run.yaml")  # pathlib raises for a long name
 
     def event(self, kind: str, step: int, /, **fields: object) -> None:
         """Append an event; "instruction_born" also adds its row to instructions.jsonl.

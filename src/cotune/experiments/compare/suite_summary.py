@@ -132,7 +132,7 @@ class SuiteMethod(_Read):
 
     @property
     def scored_twice(self) -> bool:
-        """Whether it ended with an instruction of its own and was scored without it, too."""
+        """True if it ended with an instruction of its own and was also scored without it."""
         return bool(self.plain_by_stratum) or self.plain_all not in (None, self.score_all)
 
     def sampled(self, prompt: str) -> Spread | None:
