@@ -2,7 +2,8 @@
 
     python benchmarks/start.py
 
-Starts each command in its own process, reads what it prints, and stops it at the expected line. Linux only.
+Starts each command in its own process, reads what it prints, and stops it at the expected line. For comparison, it
+also imports TRL's trainer alone. Linux only.
 """
 
 import os
@@ -20,15 +21,13 @@ COMMANDS = {
     "train, to the first rollout": (["train", RUN], "rollouts 0/"),
 }
 """By what is measured: the words of a command, and what the line that ends it contains."""
+IMPORT = ["-c", "from trl import GRPOTrainer; print(GRPOTrainer)"]
 
 
 def cpu_seconds(words: list[str], until: str) -> float:
-    """Return the CPU seconds of a command when it prints a line that contains `until`."""
+    """Return the CPU seconds of Python with these arguments when it prints a line that contains `until`."""
     with subprocess.Popen(
-        [sys.executable, "-m", "cotune", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -38,14 +37,16 @@ def cpu_seconds(words: list[str], until: str) -> float:
                 # user and system time, the 14th and 15th field; the 2nd, in brackets, may have spaces
                 user, system = stat.rpartition(")")[2].split()[11:13]
                 return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-    raise RuntimeError(f"cotune {' '.join(words)} ended without a line that contains {until!r}")
+    raise RuntimeError(f"{words} ended without a line that contains {until!r}")
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for i, (what, (words, until)) in enumerate(COMMANDS.items()):
             own = ["--set", f"output={folder}/{i}"] if words[-1] == RUN else []
-            print(f"{what}: {cpu_seconds([*words, *own], until):.2f} CPU s", flush=True)
+            seconds = cpu_seconds(["-m", "cotune", *words, *own], until)
+            print(f"{what}: {seconds:.2f} CPU s", flush=True)
+    print(f"for comparison, {IMPORT[1]}: {cpu_seconds(IMPORT, ''):.2f} CPU s")
 
 
 if __name__ == "__main__":

@@ -231,8 +231,8 @@ def test_tables(
     first = [line.partition(" │")[0].strip() for line in lines[3:-1]]
     strata = ["1 hop (1)", "2 hops (1)", "3 hops (1)"]
     assert first == [
-        "exact match", "greedy", *strata, "avg@2", *strata, "pass@1", "pass@2",
-        "F1", "greedy", *strata, "avg@2", *strata,
+        "exact match, per cent", "greedy", *strata, "avg@2", *strata, "pass@1", "pass@2",
+        "F1, per cent", "greedy", *strata, "avg@2", *strata,
     ]  # fmt: skip
     assert lines[-1] == (
         "3 questions; 95 % intervals over questions; sampled: 2 per question, temperature 1.0"

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cotune.experiments.evaluate.evaluating import Column, Evaluation, SetResult
-from cotune.experiments.evaluate.metrics import Figure
+from cotune.experiments.evaluate.metrics import METRICS, Figure
 from cotune.run.json_files import plain
 from cotune.utils.tables import plain_table
 from cotune.utils.text import one_line
@@ -99,19 +99,29 @@ def _table(result: SetResult, columns: Sequence[Column]) -> Table:
     before = ""
     for figures in zip(*rows, strict=True):
         if figures[0].metric != before:
-            table.add_row(f"[bold]{escape(figures[0].title)}[/]")
+            unit = ", per cent" if _is_share(figures[0]) else ""
+            table.add_row(f"[bold]{escape(figures[0].title)}{unit}[/]")
             before = figures[0].metric
         table.add_row(f"  {figures[0].statistic}", *map(_cell, figures))
         if figures[0].statistic.startswith("pass@"):
             continue
         for stratum, (_, n) in figures[0].by_stratum.items():
-            means = [f"{figure.by_stratum[stratum][0]:.3f}" for figure in figures]
+            means = [_number(figure, figure.by_stratum[stratum][0]) for figure in figures]
             table.add_row(f"    {escape(one_line(stratum))} ({n:,})", *means)
     return table
 
 
 def _cell(figure: Figure) -> str:
     if figure.interval is None:
-        return f"{figure.mean:.3f}"
-    low, high = figure.interval
-    return f"{figure.mean:.3f} [dim]({low:.2f}–{high:.2f})[/]"
+        return _number(figure, figure.mean)
+    low, high = (_number(figure, end, places=0) for end in figure.interval)
+    return f"{_number(figure, figure.mean)} [dim]({low}–{high})[/]"
+
+
+def _number(figure: Figure, value: float, places: int = 1) -> str:
+    """Write a value of a figure: as per cent, or with two places more if it is a reward."""
+    return f"{100 * value:.{places}f}" if _is_share(figure) else f"{value:.{places + 2}f}"
+
+
+def _is_share(figure: Figure) -> bool:
+    return figure.title != METRICS["reward"]
