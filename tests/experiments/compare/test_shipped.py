@@ -24,7 +24,7 @@ def shown(work: object) -> str:
 
 def test_there_are_the_papers_and_a_quick_one() -> None:
     assert {file.stem for file in FILES} == {
-        "quick", "inspo-table1", "p2o-table-arithmetic", "tuning-arithmetic", "p2o-transfer-arithmetic",
+        "quick", "inspo-table1", "p2o-table-ladder", "p2o-transfer-arithmetic",
         "joint-arithmetic", "joint-arithmetic-tune", "distillation-arithmetic", "distillation-ladder", "ladder", "ladder-arms",
         "ladder-ablations", "ladder-tune", "ladder-control", "ladder-limit", "ladder-limit-tune", "scaffold",
         "scaffold-tune", "smollm2-arith", "steerable", "distillation-steerable",
@@ -54,7 +54,7 @@ def test_suites_of_the_papers_have_three_seeds() -> None:
     seeds = {file.stem: load_suite(file)[0].seeds for file in FILES}
     assert seeds.pop("quick") == seeds.pop("p2o-transfer-arithmetic") == (0, 1)
     # What a rate was chosen by is not what it is reported on.
-    for name in ("tuning-arithmetic", "ladder-tune", "scaffold-tune"):
+    for name in ("ladder-tune", "scaffold-tune"):
         assert seeds.pop(name) == (10, 11, 12)
     assert seeds.pop("joint-arithmetic-tune") == seeds.pop("ladder-limit-tune") == (10, 11)
     # Their rates were tried on seed 0.
