@@ -1,8 +1,12 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cotune.methods.group_plan import check_target, planned, spread
+from cotune.methods.fst import fst
+from cotune.methods.group_plan import check_target, distillation_of, planned, spread
+from cotune.methods.inspo import inspo
+from cotune.methods.method import Context, Method
 from cotune.types import Distillation, FilteredDistillation, Instruction, KLDistillation, Prompt
 from tests.helpers import make_tasks
 
@@ -72,6 +76,24 @@ def test_instructions_teach_in_mixed_groups_alone(
         check_target("initial", Distillation(), "own", distil_steps=2)
     with pytest.raises(ValueError, match=said):
         check_target(target, distillation, groups)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (inspo.METHOD, inspo.InspoOptions(groups="mixed", target="initial", credit="uplift")),
+        (fst.METHOD, fst.FstOptions(target="best")),
+    ],
+)
+def test_training_on_another_instruction_has_the_signed_mask_by_default(
+    method: Method[Any], options: Any
+) -> None:
+    signed, given = Distillation(ratio="masked_signed"), Distillation(ratio="hint")
+    context = Context(instruction="Text.", tasks=make_tasks(4))
+    assert method.distillation(options) == method.build(options, context).distillation == signed
+    assert method.distillation(replace(options, distillation=given)) is given
+    on_policy = replace(options, target="sampled")
+    assert method.distillation(on_policy) == Distillation() == distillation_of(None, "sampled")
 
 
 def test_a_spread_gives_every_instruction_a_share() -> None:

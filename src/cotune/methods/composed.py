@@ -49,7 +49,7 @@ class ComposedOptions:
                 f"inspo.distil_steps is {self.inspo.distil_steps}; expected 0, because a composed run has no "
                 "last stage"
             )
-        if self.inspo.distillation != Distillation():
+        if self.inspo.distillation not in (None, Distillation()):
             raise ValueError("inspo.distillation: is not read here; set p2o.distillation")
         distillation, target = self.p2o.distillation, self.inspo.target
         if not isinstance(distillation, Distillation):

@@ -32,15 +32,25 @@ Groups = Literal["own", "mixed", "population"]
 Target = Literal["sampled", "initial", "best"]
 
 
+def distillation_of(given: AnyDistillation | None, target: Target) -> AnyDistillation:
+    """Return the distillation of a method without hints: as given, else by its target.
+
+    Without a mask nothing bounds how far failures under one instruction are pushed down under another
+    (docs/results/ladder.md, "Into the weights").
+    """
+    return given or Distillation(ratio="original" if target == "sampled" else "masked_signed")
+
+
 def check_target(
-    target: Target, distillation: AnyDistillation, groups: Groups, distil_steps: int = 0
+    target: Target, distillation: AnyDistillation | None, groups: Groups, distil_steps: int = 0
 ) -> None:
     """Raise ValueError if target, distillation and groups contradict each other.
 
     Args:
-        distillation: of a method without hints.
+        distillation: of a method without hints; None if not given.
         distil_steps: batches of the last stage.
     """
+    distillation = distillation_of(distillation, target)
     if isinstance(distillation, KLDistillation):
         if target != "sampled":
             raise ValueError(

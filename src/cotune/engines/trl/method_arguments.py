@@ -62,7 +62,7 @@ class InspoArguments(TrainerArguments, total=False):
     groups: Literal["own", "mixed", "population"]
     target: Literal["sampled", "initial", "best"]
     credit: Literal["raw", "centred", "uplift", "pairwise"]
-    distillation: Distillation | KLDistillation | FilteredDistillation
+    distillation: Distillation | KLDistillation | FilteredDistillation | None
     distil_steps: int
     new_weight: Literal["parent+delta", "zero"]
     failure_below: float
@@ -98,7 +98,7 @@ class FstArguments(TrainerArguments, total=False):
     minibatch: int
     beam: int
     target: Literal["sampled", "initial", "best"]
-    distillation: Distillation | KLDistillation | FilteredDistillation
+    distillation: Distillation | KLDistillation | FilteredDistillation | None
     distil_steps: int
     show_answers: bool
     solved_at: float

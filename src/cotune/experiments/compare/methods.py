@@ -237,7 +237,8 @@ METHODS: dict[str, Method] = {
         **{**_MIXED, "target": "sampled"},
     ),
     "mixed-raw": _ablation(
-        "inspo", "mixed groups, raw credit", "mixed groups without the uplift", **{**_MIXED, "credit": "raw"}
+        "inspo", "mixed groups, raw credit", "mixed groups without the uplift and the mask",
+        **{**_MIXED, "credit": "raw"}, distillation={"ratio": "original"},
     ),
     "target-initial": _ablation(
         "inspo", "target initial", "gradient on the initial instruction", target="initial"
@@ -252,9 +253,9 @@ METHODS: dict[str, Method] = {
         "inspo", "spread groups, pairwise credit", "an instruction for each rollout, credited by wins",
         groups="population", credit="pairwise",
     ),
-    "mixed-signed": _ablation(
-        "inspo", "mixed groups, signed mask", "improbable tokens raised, never pushed down",
-        **_MIXED, distillation={"ratio": "masked_signed"},
+    "mixed-unmasked": _ablation(
+        "inspo", "mixed groups, no mask", "improbable tokens pushed down, too",
+        **_MIXED, distillation={"ratio": "original"},
     ),
     "crossover": _ablation("inspo", "crossover", "from two instructions", proposer="crossover"),
     "parents-2": _ablation("inspo", "N_parent 2", "two parents are kept", parents=2),

@@ -9,13 +9,14 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
 from cotune.methods.group_plan import (
     Target,
     check_target,
+    distillation_of,
     planned,
 )
 from cotune.methods.instruction_evolution import (
@@ -45,7 +46,6 @@ from cotune.types import (
     AnyDistillation,
     Assignment,
     Choice,
-    Distillation,
     Instruction,
     Metrics,
     Progress,
@@ -77,8 +77,8 @@ class FstOptions:
         beam: parents that instructions are derived from in one iteration.
         target: the instruction that the gradient is taken on. "sampled" is the authors'; "initial"
             distils the prompts into the weights, which they leave open.
-        distillation: how rollouts that are trained on another instruction are weighted; or the loss of
-            the last stage.
+        distillation: how rollouts that are trained on another instruction are weighted, by default with
+            ratio "masked_signed"; or the loss of the last stage.
         distil_steps: the run's last batches, which distil the best prompt into the weights as INSPO's do.
             No round runs in them. 0 is none.
         show_answers: whether the reflector is shown the ground truth.
@@ -99,7 +99,7 @@ class FstOptions:
     minibatch: int = 3
     beam: int = 1
     target: Target = "sampled"
-    distillation: AnyDistillation = field(default_factory=Distillation)
+    distillation: AnyDistillation | None = None
     distil_steps: int = 0
     show_answers: bool = False
     solved_at: float = SOLVED_AT
@@ -165,7 +165,8 @@ class Fst(LastStage):
     """
 
     def __init__(self, options: FstOptions, context: Context) -> None:
-        super().__init__(options.distil_steps, options.distillation, options.solved_at)
+        distillation = distillation_of(options.distillation, options.target)
+        super().__init__(options.distil_steps, distillation, options.solved_at)
         self.options, self.seed = options, context.seed
         self._rules = InstructionRules.of(context, options.max_instruction_chars)
         if len(context.tasks) < 2:
@@ -450,6 +451,6 @@ METHOD = Method(
     loss="cispo",
     check=_check,
     cost=_cost,
-    distillation=lambda options: options.distillation,
+    distillation=lambda options: distillation_of(options.distillation, options.target),
     scaled=_scaled,
 )

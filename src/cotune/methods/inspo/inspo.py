@@ -3,7 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import ClassVar, Literal
 
@@ -11,6 +11,7 @@ from cotune.methods.group_plan import (
     Groups,
     Target,
     check_target,
+    distillation_of,
     planned,
 )
 from cotune.methods.inspo.credit import Credit, QuestionMeans, pairwise_wins, uplifts
@@ -28,7 +29,6 @@ from cotune.types import (
     AnyDistillation,
     Assignment,
     Choice,
-    Distillation,
     Instruction,
     KLDistillation,
     Metrics,
@@ -84,9 +84,10 @@ class InspoOptions:
             mean, so that an instruction is not credited for easy questions; "uplift" subtracts the
             mean of the same group's rollouts under the initial instruction; "pairwise" is the share
             of the same group's rollouts under other instructions that a rollout beats.
-        distillation: how rollouts that are trained on another instruction are weighted; or, with mixed
-            groups, the KL that teaches rollouts under the initial instruction what the policy would
-            write under the drawn one; or the loss of the last stage.
+        distillation: how rollouts that are trained on another instruction are weighted, by default with
+            ratio "masked_signed"; or, with mixed groups, the KL that teaches rollouts under the
+            initial instruction what the policy would write under the drawn one; or the loss of the last
+            stage.
         distil_steps: the run's last batches, which distil the best instruction into the weights. With
             `distillation` "filtered" they are sampled under it, and the policy under the initial one learns
             the distribution of successes; with "kl" they are sampled under the initial one (OPCD,
@@ -122,7 +123,7 @@ class InspoOptions:
     groups: Groups = "own"
     target: Target = "sampled"
     credit: Credit = "raw"
-    distillation: AnyDistillation = field(default_factory=Distillation)
+    distillation: AnyDistillation | None = None
     distil_steps: int = 0
     new_weight: Literal["parent+delta", "zero"] = "parent+delta"
     failure_below: float = 0.5
@@ -190,7 +191,8 @@ class Inspo(LastStage):
     """
 
     def __init__(self, options: InspoOptions, context: Context) -> None:
-        super().__init__(options.distil_steps, options.distillation, options.failure_below)
+        distillation = distillation_of(options.distillation, options.target)
+        super().__init__(options.distil_steps, distillation, options.failure_below)
         self.options, self.seed = options, context.seed
         rules = InstructionRules.of(context, options.max_instruction_chars)
         self.population = Population(options.window, options.selection_temperature)
@@ -373,7 +375,7 @@ class Inspo(LastStage):
         self._distilling = self._distils(progress, len(tasks) * group_size)
         if self._distilling:
             return taught_groups(
-                tasks, group_size, initial, self.choice().instruction, options.distillation
+                tasks, group_size, initial, self.choice().instruction, self.distillation
             )
         trained = {"sampled": None, "initial": initial, "best": self.choice().instruction}
         assignments: list[Assignment] = []
@@ -385,7 +387,7 @@ class Inspo(LastStage):
             drawn = [self.population.draw(one) for one in keys]
             assignments += planned(
                 task, group, group_size, options.groups, drawn, initial, trained[options.target],
-                taught=isinstance(options.distillation, KLDistillation),
+                taught=isinstance(self.distillation, KLDistillation),
             )  # fmt: skip
         return assignments
 
@@ -575,6 +577,6 @@ METHOD = Method(
     evolves=("instruction",),
     check=lambda options, shape: check_last_stage(options.distil_steps, shape),
     cost=cost,
-    distillation=lambda options: options.distillation,
+    distillation=lambda options: distillation_of(options.distillation, options.target),
     scaled=scaled,
 )
