@@ -76,15 +76,14 @@ def test_splits_have_their_sizes_and_share_no_question() -> None:
 
 
 def test_a_question_is_in_one_split_where_there_are_few_of_them() -> None:
-    # coin_flip asks about few numbers of flips and of heads: its seeds repeat texts.
     few = {"train": 120, "validation": 40, "test": 40}
-    env = environment("coin_flip", **few)
+    env = environment("string_splitting", **few)  # its seeds repeat texts
     texts = [task.question for split in few for task in env.tasks(split)]
     assert len(set(texts)) == len(texts) == 200
     with pytest.raises(
-        ConfigError, match=r"^environment.train asks for 900 .*coin_flip level 4, and \d diff"
+        ConfigError, match=r"^environment.train asks for 99 .*tower_of_hanoi level 1, and \d+ diff"
     ):
-        environment("coin_flip", difficulty=4, train=900, validation=4, test=4)
+        environment("tower_of_hanoi", difficulty=1, train=99, validation=4, test=4)
 
 
 def test_held_out_questions_depend_on_the_seed_and_not_on_the_training_questions() -> None:
@@ -159,10 +158,26 @@ def test_partial_credit_is_an_option() -> None:
     env = environment("leg_counting")
     task = env.tasks("train")[0]
     listed = f"<answer>{task.answers[0]} or something else</answer>"
+    asked = _counted(env, task)
     found = rolled_out(env, task, listed)
+    assert len(asked) == 1
     assert found.reward == 0
     assert 0 < found.parts["verifier"] < 1
     assert 0 < reward(environment("leg_counting", partial_credit=True), task, listed) < 1
+
+
+def _counted(env: ReasoningGymEnvironment, task: Task) -> list[str]:
+    """Return a list that gets each answer that the task's verifier is asked about."""
+    asked: list[str] = []
+    verifier = env._verifiers[task.stratum]
+
+    class Counted:
+        def score_answer(self, answer: str, entry: Any) -> float:
+            asked.append(answer)
+            return verifier.score_answer(answer, entry)
+
+    env._verifiers[task.stratum] = Counted()
+    return asked
 
 
 def test_a_verifier_that_raises_scores_0_and_is_counted() -> None:
@@ -211,7 +226,7 @@ def test_an_answer_holds_no_closing_tag(text: str) -> None:
     ("tasks", "fields", "said"),
     [
         (["chain_sums"], {}, r"no task 'chain_sums' \(did you mean chain_sum\?\)"),
-        (["zzzz"], {}, r"no task 'zzzz'; expected one of its 90 names"),
+        (["zzzz"], {}, r"no task 'zzzz'; expected one of its 88 names"),
         (["chain_sum"], {"difficulty": 11}, "difficulty is 11, but chain_sum has the levels 0 to 10"),
         (["caesar_cipher"], {"difficulty": 3}, r"refuses caesar_cipher at difficulty 3 \(Asser"),
         ([{"name": "gsm_symbolic", "difficulty": 0}], {}, "gsm_symbolic has no curriculum"),
@@ -340,4 +355,8 @@ def test_every_other_task_is_reproducible_and_accepts_its_own_answer(
             wrong.append(name)
         if env._verified(task, "zzz qqq")[0] == 1 or repr(task.columns) != before:
             wrong.append(f"{name} by a wrong answer")
+        several = environment(name, train=8, validation=1, test=1).tasks("train")
+        for constant in ("0", "1", "nan", "[]", "-"):
+            if all(env._verified(task, constant)[0] == 1 for task in several):
+                wrong.append(f"{name} by always answering {constant}")
     assert wrong == []

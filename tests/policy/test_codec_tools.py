@@ -10,13 +10,15 @@ import pytest
 import trl
 from transformers import PreTrainedTokenizerFast
 
+from cotune.data.splits import warn
 from cotune.environments.base import TaskEnvironment
 from cotune.errors import ConfigError
 from cotune.policy.codec import PLAIN_TEMPLATE, HFCodec
 from cotune.policy.local_policy import local_coordinator
-from cotune.policy.tool_templates import check_tools
+from cotune.policy.tool_templates import check_turns
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.types import Calls, ToolCall
+from cotune.worlds.geo import GeoEnvironment
 from tests.policy.bigram import save
 from tests.policy.tiny import byte_tokenizer
 
@@ -316,7 +318,7 @@ def test_a_table_of_trl_is_asked_where_no_form_is_known() -> None:
 
     with pytest.raises(ConfigError, match="cannot be read"):
         codec.read_calls(ids, TOOLS, ())
-    check_tools(with_tools(), codec, tokenizer)
+    check_turns(with_tools(), codec, tokenizer)
 
     prompt = codec.render([{"role": "user", "content": "Look up a 7."}], TOOLS)
     assert codec.read_calls(ids, TOOLS, prompt).calls == (CALL,)
@@ -355,7 +357,7 @@ def test_templates_that_cannot_call_tools_are_refused_in_a_line(family: Family, 
     codec, tokenizer = codec_of(family)
 
     with pytest.raises(ConfigError, match=said) as raised:
-        check_tools(with_tools(), codec, tokenizer)
+        check_turns(with_tools(), codec, tokenizer)
 
     assert "\n" not in str(raised.value)
     assert "policy.chat_template" in str(raised.value)
@@ -365,7 +367,27 @@ def test_templates_that_cannot_call_tools_are_refused_in_a_line(family: Family, 
 def test_an_environment_without_tools_asks_nothing_of_the_template() -> None:
     tokenizer = byte_tokenizer(PLAIN_TEMPLATE, CHATML, "<|im_end|>")
 
-    check_tools(with_tools(()), HFCodec(tokenizer), tokenizer)
+    check_turns(with_tools(()), HFCodec(tokenizer), tokenizer)
+
+
+def test_without_tools_a_turn_that_no_eos_ends_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    environment, stopping = with_tools(()), GeoEnvironment()  # whose stop strings end turns
+    for eos, warned in (("<|im_end|>", False), ("<|endoftext|>", True)):
+        warn.cache_clear()
+        caplog.clear()
+        codec, tokenizer = codec_of(Family("qwen2_5", CHATML, eos, ""))
+        check_turns(environment, codec, tokenizer)
+        assert caplog.messages == warned * [
+            "policy: its chat template ends a turn by '<|im_end|>', but its tokenizer's eos_token is "
+            "'<|endoftext|>', at which rollouts end; if it was trained on that template, save its "
+            "tokenizer with eos_token '<|im_end|>', or every rollout goes on to limits.turn_tokens"
+        ]
+        warn.cache_clear()
+        caplog.clear()
+        check_turns(stopping, codec, tokenizer)
+        assert not caplog.messages
 
 
 def test_a_template_that_drops_what_tools_answer_is_refused() -> None:
@@ -375,7 +397,7 @@ def test_a_template_that_drops_what_tools_answer_is_refused() -> None:
     tokenizer = byte_tokenizer(dropping, CHATML, "<|im_end|>", QWEN)
 
     with pytest.raises(ConfigError, match="drops a tool message"):
-        check_tools(with_tools(), HFCodec(tokenizer), tokenizer)
+        check_turns(with_tools(), HFCodec(tokenizer), tokenizer)
 
 
 def test_a_named_template_for_tools_is_used_throughout() -> None:
@@ -384,7 +406,7 @@ def test_a_named_template_for_tools_is_used_throughout() -> None:
     tokenizer.chat_template = {"default": PLAIN_TEMPLATE, "tool_use": qwen}  # type: ignore[assignment]
     codec = HFCodec(tokenizer)
 
-    check_tools(with_tools(), codec, tokenizer)
+    check_turns(with_tools(), codec, tokenizer)
     following = codec.render_next([{"role": "tool", "name": "look_up", "content": "7"}], TOOLS)
 
     assert "<tool_response>\n7\n</tool_response>" in codec.decode(following)

@@ -363,11 +363,11 @@ class Preflight:
 
     def _prompts(self) -> Iterable[Finding]:
         begin("checking the prompts")
-        from cotune.policy.tool_templates import check_tools
+        from cotune.policy.tool_templates import check_turns
 
         config, environment = self.config, self.environment
         check_context(self.context_tokens, config.limits)
-        check_tools(environment, self.codec, self.tokenizer)
+        check_turns(environment, self.codec, self.tokenizer)
         check_told(environment, self.instruction, self.codec)
         check_prompts(
             environment,

@@ -49,12 +49,15 @@ REFUSED: Mapping[str, str] = {
     "knight_swap": _DIFFERS,
     "ransom_note": _DIFFERS,
     "word_ladder": _DIFFERS,
+    "coin_flip": "its verifier accepts the first digits of an answer, such as 0",
+    "complex_arithmetic": "its verifier accepts nan",
     "game_of_life_halting": "its verifier accepts any text as the answer yes",
     "composite": "it mixes others; name those in environment.tasks",
 }
 """Tasks of the package that no policy should be trained on, as of reasoning-gym 0.1.25, and why."""
 
 _SPAN = 2**29  # seeds of a split; no split is as large
+_KEPT = 4096  # scores that are kept, more than a batch of rollouts has
 _SPARE = 8  # questions that may be drawn for each one that is wanted
 
 
@@ -134,6 +137,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
         super().__init__({split: tasks[split] for split in SPLITS}, options.initial_instruction)
         self._verifiers = {stratum.label: stratum.dataset("test", 1) for stratum in strata}
         self._partial_credit = options.partial_credit
+        self._scores: dict[tuple[str, str], tuple[float, bool]] = {}
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -164,9 +168,20 @@ class ReasoningGymEnvironment(TaskEnvironment):
         return {"verifier": score, "verifier_failed": float(failed)}
 
     def _verified(self, task: Task, answer: str | None) -> tuple[float, bool]:
-        """Return the verifier's score of an answer, between 0 and 1, and whether it failed."""
+        """Return the verifier's score of an answer, between 0 and 1, and whether it failed.
+
+        A rollout asks for it twice, so scores are kept.
+        """
         if answer is None:
             return 0.0, False
+        key = task.id, answer
+        if key not in self._scores:
+            if len(self._scores) >= _KEPT:
+                self._scores.clear()
+            self._scores[key] = self._verify(task, answer)
+        return self._scores[key]
+
+    def _verify(self, task: Task, answer: str) -> tuple[float, bool]:
         try:
             score = float(self._verifiers[task.stratum].score_answer(answer, dict(task.columns)))
         except Exception as error:  # noqa: BLE001 - what it cannot read is a wrong answer

@@ -37,6 +37,8 @@ Record = Mapping[str, str]
 """One example as gepa's reflection prompt shows it: headings and their contents."""
 
 _MOST_REASONS = 5
+_UNFENCED = "it is not within ``` blocks"
+_ANSWER_CHARS = 500  # of an answer in feedback; the response is shown besides
 _CHARS_APART = 16  # precision of a response's length
 _PIECE = re.compile(r"[a-z]{1,4}|[A-Z]{1,2}|[^A-Za-z\s]|\n|(?<=[^\S\n])[^\S\n]{1,4}")
 
@@ -127,7 +129,8 @@ def _verdict(trajectory: Trajectory, view: View) -> str:
     if trajectory.answer is None:
         said = ["Wrong: no final answer in the expected format was found."]
     else:
-        said = [f"Wrong: the final answer {trajectory.answer} is not correct."]
+        answer = shorten_middle(trajectory.answer, _ANSWER_CHARS)  # it may be the whole response
+        said = [f"Wrong: the final answer {answer} is not correct."]
     if trajectory.stop is not StopReason.ANSWERED:
         said.append(f"The response was ended by: {trajectory.stop.value}.")
     if errors := list(dict.fromkeys(turn.error for turn in trajectory.turns if turn.error)):
@@ -267,9 +270,11 @@ class Reflector(ABC):
         if reply.truncated:
             return self._fail(CUT_OFF)
         self.proposed += 1
-        self.fenced += _fenced(reply.text)
-        text = self._read(reply.text)
+        fenced, text = _fenced(reply.text), self._read(reply.text)
+        self.fenced += fenced
         reason = self._broken(text, parent, [t.task for t in rollouts])
+        # An apology or an error page is a reply, too, and may break no other rule.
+        reason = reason or (None if fenced else _UNFENCED)
         if reason is not None:
             self._blame(f"broke the contract: {reason}")
             self._reject(text, parent, reason)

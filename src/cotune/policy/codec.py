@@ -270,6 +270,14 @@ class HFCodec:
             )
         return count
 
+    def foreign_end(self) -> str:
+        """Return the control token that ends a turn of the chat template if it is not the EOS, else ""."""
+        try:
+            end = self._turn_end(())
+        except ConfigError:  # no turns of the policy
+            return ""
+        return "" if end == str(self._tokenizer.eos_token) else end
+
     def _turn_end(self, tools: Sequence[Mapping[str, Any]]) -> str:
         """Return the control token that ends turns both with and without a call, or ""."""
         ends: set[str] = set()

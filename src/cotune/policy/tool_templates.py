@@ -1,16 +1,17 @@
-"""A check that a policy's chat template can call tools, before anything is written."""
+"""Checks of how a policy's chat template ends turns and calls tools, before anything is written."""
 
 from transformers import PreTrainedTokenizerBase
 
+from cotune.data.splits import warn
 from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec
 from cotune.protocols import Environment
 
 
-def check_tools(
+def check_turns(
     environment: Environment, codec: HFCodec, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Find out how to parse tool calls, if the environment has tools.
+    """Find out how to parse tool calls, if the environment has tools; warn if turns may not end.
 
     For a form that the codec does not know, TRL's table of chat templates may have a response
     template, which the tokenizer then keeps and saves.
@@ -23,6 +24,13 @@ def check_tools(
         ConfigError: the policy's chat template cannot call tools.
     """
     if not environment.tools:
+        # An error only with tools: a base model may end its text by the EOS under any template.
+        if (end := codec.foreign_end()) and not environment.stop:
+            warn(
+                f"policy: its chat template ends a turn by {end!r}, but its tokenizer's eos_token is "
+                f"{tokenizer.eos_token!r}, at which rollouts end; if it was trained on that template, save "
+                f"its tokenizer with eos_token {end!r}, or every rollout goes on to limits.turn_tokens"
+            )
         return
     try:
         codec.check_tools(environment.tools)

@@ -222,6 +222,7 @@ def test_the_search_happens_once():
         (lambda n, prompt: reply(f"{START} Please."), "near copy"),
         (lambda n, prompt: reply(f"{START} <ins_1> a{n} b{n} c{n}"), "only proposals may"),
         (lambda n, prompt: f"<think>I say: {START} a{n} b{n} c{n}", "unclosed <think>"),
+        (lambda n, prompt: f"{START} a{n} b{n} c{n}", "not within ``` blocks"),
     ],
 )
 def test_what_breaks_the_contract_is_rejected_and_the_search_ends_in_an_error(
@@ -344,12 +345,22 @@ def test_the_truth_is_shown_where_it_is_asked_for(shown: bool):
     assert any("The correct answer is secret" in prompt for prompt in author.prompts) == shown
 
 
-def test_a_dead_llm_is_an_error_a_spent_one_is_not():
-    with pytest.raises(EvolutionError, match="LLMError: gone"):
-        searched(raising(LLMError("gone")))
-    strategy, policy, author, record = searched(raising(BudgetError("no money")))
-    assert strategy.best_instruction_id() == "i0"
-    assert len(author.prompts) == len(record.of("proposals_ended")) == 1
+def test_an_llm_that_is_dead_or_spent_before_a_valid_instruction_is_an_error():
+    for error, said in ((LLMError("gone"), "LLMError: gone"), (BudgetError("no money"), "no money")):
+        with pytest.raises(EvolutionError, match=f"the only phase failed .*{said}"):
+            searched(raising(error))
+
+
+def test_a_search_ends_with_what_it_has_if_the_llm_is_spent():
+    def two(n: int, prompt: str) -> str:
+        if n >= 2:
+            raise BudgetError("no money")
+        return one_skill_more(n, prompt)
+
+    strategy, policy, author, record = searched(two)
+    assert strategy.best_instruction_id() != "i0"
+    assert len(record.of("proposals_ended")) == 1
+    assert len(author.prompts) == 3
     assert policy.evaluations < 200  # what nobody reflects on is not rolled out for ever
 
 

@@ -33,6 +33,11 @@ BAD_REFLECTORS: dict[str, tuple[Callable[[int, str], str], str, str]] = {
     "cut off": (lambda n, prompt: "<think> a draft ```Try``` is", "hint_rejected", "think tag"),
     "unclosed": (lambda n, prompt: "```\n<think> Go on\n```", "hint_rejected", "think tag"),
     "seed": (lambda n, prompt: "```\n```", "hint_rejected", "empty"),
+    "apology": (
+        lambda n, prompt: f"I am sorry, but I can't help with request {n}.",
+        "hint_rejected",
+        "not within ``` blocks",
+    ),
     "leaks": (leaking, "hint_rejected", "the answer"),
 }
 

@@ -56,6 +56,13 @@ def test_feedback_names_what_was_wrong_and_the_truth_only_by_option(
     assert feedback(unanswered, View(show_answers=True)) == said
 
 
+def test_a_long_answer_is_shortened_since_the_response_is_shown_besides():
+    said = feedback(trajectory(0.0, "8" * 30_000), View(tokens=2000))
+    assert said.startswith("Wrong: the final answer 888")
+    assert "29500 characters left out" in said
+    assert len(said) < 700
+
+
 def test_feedback_of_reward_functions_follows():
     for made, verdict in ((trajectory(1.0, "85"), "Correct."), (trajectory(0.0, "8"), "Wrong: ")):
         said = feedback(replace(made, feedback="exact: Off by 3."), View())

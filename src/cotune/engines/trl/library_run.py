@@ -24,7 +24,7 @@ from cotune.environments.environment_options import InstructionConfig
 from cotune.errors import ConfigError
 from cotune.methods.method import RunShape
 from cotune.policy.codec import HFCodec
-from cotune.policy.tool_templates import check_tools
+from cotune.policy.tool_templates import check_turns
 from cotune.protocols import State
 from cotune.run.evolution_log import EvolutionLog
 from cotune.run.journal import Journal, RunJournal, SilentJournal, describe_event
@@ -245,7 +245,7 @@ def joint_run(
         method.rewards.trainer_state = TrainerState(max_steps=args.max_steps)
     check_rewards(method.rewards, method.environment, method.instruction, ("train",))
     codec = HFCodec(tokenizer, cast("dict[str, Any] | None", args.chat_template_kwargs))
-    check_tools(method.environment, codec, tokenizer)
+    check_turns(method.environment, codec, tokenizer)
     check_told(method.environment, method.instruction, codec)
     check_prompts(
         method.environment,

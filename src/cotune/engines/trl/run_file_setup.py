@@ -25,7 +25,7 @@ from cotune.policy.local_policy import load
 from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import is_adapter, policy_path
 from cotune.policy.precision import Precision, autocast, emulated_bfloat16, weights_dtype
-from cotune.policy.tool_templates import check_tools
+from cotune.policy.tool_templates import check_turns
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions
 from cotune.utils.progress import begin
@@ -73,7 +73,7 @@ def prepare(checked: Preflight, folder: Path) -> Setup:
     begin("loading the policy")
     model, tokenizer = load_policy(config.policy, config.training.precision)
     codec = HFCodec(tokenizer, config.policy.template_args)
-    check_tools(environment, codec, tokenizer)  # may set the tokenizer's template
+    check_turns(environment, codec, tokenizer)  # may set the tokenizer's template
     lora = config.policy.lora
     adapter = None if lora is None else lora_config(lora, model)
     if config.method.supervised:

@@ -191,7 +191,7 @@ class Fst(LastStage):
         self._rounds = 0
         self._observed: Counter[str] = Counter()  # training rollouts by id
         self._steps: Counter[str] = Counter()  # steps with such rollouts by id
-        self._health = LLMHealth()
+        self._health = LLMHealth(needed=True)
         self._evolved_before = 0  # the step before which evolution was last considered
         self._batch = 0  # rollouts of the last batch
 

@@ -142,7 +142,7 @@ class Gepa(StaticStrategy):
             seed_key=key,
             step=progress.step,
             record=record,
-            health=LLMHealth(),
+            health=LLMHealth(needed=True),
             known=[self._initial],
             description=self._description,
             last=True,
