@@ -462,6 +462,8 @@ def test_rows_with_the_same_prompt_are_in_one_split() -> None:
     prompts = [{row["prompt"] for _, row in split} for split in splits.values()]
     assert sum(map(len, prompts)) == 20
     assert sum(map(len, splits.values())) == 160
+    few = _splits(rows, None, 1, 1)  # the first prompt of eight rows fills both
+    assert [len(few[name]) for name in ("train", "validation", "test")] == [144, 8, 8]
     alike = _splits([(f"r{i}", {"prompt": "q"}) for i in range(40)], None, 4, 4)
     assert [len(alike[name]) for name in ("train", "validation", "test")] == [32, 4, 4]
 

@@ -552,6 +552,18 @@ def test_a_key_in_ones_own_llms_error_is_hidden() -> None:
     assert "401" in row.error
 
 
+def test_a_metered_llm_is_identified_as_its_own_author_says() -> None:
+    class Mine(ScriptedLLM):
+        identity, origin = "model-b", "mine"
+
+    ledger = Ledger(":memory:")
+    mine = MeteredLLM(Mine([]), ledger, "Mine")
+    assert (mine.identity, mine.origin) == ("model-b", "mine")
+    plain = MeteredLLM(ScriptedLLM([]), ledger, "ScriptedLLM")
+    assert (plain.identity, plain.origin) == ("ScriptedLLM", "")
+    assert MeteredLLM(Mine([]), ledger, "Mine", "given").identity == "given"
+
+
 def test_any_llm_can_be_metered() -> None:
     ledger = Ledger(":memory:")
     ledger.begin_attempt(None)

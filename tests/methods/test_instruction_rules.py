@@ -73,6 +73,25 @@ def test_whole_words_only():
     assert leaked_answer("Ask about Oman.", "oman!", task) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "answer", "leaks"),
+    [
+        ("Decide where to go next.", "Togo", False),
+        ("First I ran the search.", "Iran", False),
+        ("This is not a search.", "Nota", False),
+        ("Think of T o g o.", "Togo", True),
+        ("It is TOGO.", "Togo", True),
+        ("Read about Ouaga-dougou.", "Ouagadougou", True),
+        ("Try new york first.", "New York", True),
+        ("The number is 48 213.", "48213", True),
+    ],
+)
+def test_short_words_that_join_to_an_answer_are_no_leak(
+    text: str, answer: str, leaks: bool
+) -> None:
+    assert leaked_answer(text, "", [Task("a", "?", (answer,))]) == (answer if leaks else None)
+
+
 def test_token_budget():
     rules = InstructionRules(INITIAL, count_tokens=lambda text: len(text.split()), max_tokens=60)
     assert rules.check(GOOD, INITIAL, [], []) is None

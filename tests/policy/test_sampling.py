@@ -301,6 +301,14 @@ def test_a_stop_string_is_found_within_a_turn_only_and_in_any_token() -> None:
         def decode(self, ids: Any) -> str:
             return "".join(["", "a", "b>", "", "c"][i] for i in ids)
 
+    class Bytes(CharacterCodec):
+        def decode(self, ids: Any) -> str:
+            return bytes(ids).decode(errors="replace")
+
+    inside = StopFinder(Bytes(), ("終。",))  # a token a byte, as in byte-level tokenizers
+    assert inside.completes(list("..終。".encode()))
+    assert not inside.completes(list("..終。".encode())[:-1])
+
     pieces = StopFinder(Pieces(), ("ab",))
     assert pieces.completes([1, 2])  # completed in the middle of a token
     assert pieces.completes([4, 1, 3, 0, 2])  # over tokens that show nothing

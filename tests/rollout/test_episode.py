@@ -133,6 +133,7 @@ def test_limits_of_a_turn_and_of_an_observation_are_separate() -> None:
         (["end finish"], Limits(), StopReason.ANSWERED),
         (["say a", "say b"], Limits(turns=2), StopReason.TURN_LIMIT),
         (["say a", "end invalid"], Limits(turns=2), StopReason.TURN_LIMIT),
+        (["say a", "end finish"], Limits(turns=2), StopReason.ANSWERED),
         # 9 tokens of room beside the closing EOS: own tokens fill it, or an observation does.
         (["say 45678 and more"], Limits(trajectory_tokens=10), StopReason.TOKEN_LIMIT),
         (["say 4567"], Limits(trajectory_tokens=10), StopReason.TOKEN_LIMIT),
@@ -293,12 +294,26 @@ def test_any_episode_is_consistent(
     assert len(got.turns) <= limits.turns
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-def test_a_reward_that_is_no_finite_number_names_environment_and_task(reward: float) -> None:
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ((float("nan"), None), r"gave the reward nan for task t\w*; expected a finite number"),
+        ((float("inf"), None), "gave the reward inf for task t"),
+        ((None, None), "gave the reward None for task t"),
+        (("1.0", None), "gave the reward '1.0' for task t"),
+        (0.5, r"gave 0.5 for task t\w*; expected \(reward, answer\)"),
+    ],
+)
+def test_a_score_that_is_no_finite_number_names_environment_and_task(found: Any, said: str) -> None:
     class Broken(Echo):
-        def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
-            return reward, None
+        def score(self, trajectory: Trajectory) -> Any:
+            return found
+
+    class BrokenBatch(Echo):
+        def scores(self, trajectories: Sequence[Trajectory]) -> list[Any]:
+            return [found for _ in trajectories]
 
     done = run(["end answer."])
-    with pytest.raises(ConfigError, match=r"Broken\.score gave the reward (nan|inf) for task t"):
-        score_all([done], Broken())
+    for environment, name in ((Broken(), "Broken.score"), (BrokenBatch(), "BrokenBatch.scores")):
+        with pytest.raises(ConfigError, match=f"{name} {said}.*fix `{name.split('.')[1]}`"):
+            score_all([done], environment)

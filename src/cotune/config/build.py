@@ -137,12 +137,12 @@ def build_llm(
         return BankLLM(options, seed)
     if isinstance(options, LocalOptions):
         model = options.as_policy(policy or PolicyConfig())
-        return MeteredLLM(LocalLLM(options, model, seed), ledger, options.public_name)
+        own = LocalLLM(options, model, seed)
+        return MeteredLLM(own, ledger, options.public_name, options.describe())
     if isinstance(options, OwnLLMOptions):
-        own, name = own_llm(options), options.describe()
-        identity = getattr(own, "identity", name)
+        own = own_llm(options)
         optional = options.optional or bool(getattr(own, "optional", False))
-        return MeteredLLM(own, ledger, name, identity, optional)
+        return MeteredLLM(own, ledger, options.describe(), optional=optional)
     return OpenAIClient(options, ledger)
 
 

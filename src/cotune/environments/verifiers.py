@@ -174,9 +174,11 @@ def _splits(
         found = len(rows) if held_out is None else len(held_out)
         raise ConfigError(f"{_FIELD} has {found}; expected at least {least}: give it more data")
     first = counts["validation"]
+    if held_out is None:
+        first = _between_prompts(pool, first)
     last = first + counts["test"]
     if held_out is None:
-        first, last = _between_prompts(pool, first), _between_prompts(pool, last)
+        last = _between_prompts(pool, last)
     chosen = {"validation": pool[:first], "test": pool[first:last]}
     taken = {id for split in chosen.values() for id, _ in split}
     return {"train": [row for row in rows if row[0] not in taken], **chosen}

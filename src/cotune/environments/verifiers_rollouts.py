@@ -197,9 +197,9 @@ class Rollout(ABC):
             return self._last(action)
         if action.last:
             await self.ended()
-            return Response(done=True, action=_named(action), error=OUT_OF_TURNS)
+            return Response(done=True, action=self._named(action), error=OUT_OF_TURNS)
         return Response(
-            action=_named(action), error=action.calls.error, messages=tuple(self._new(asked))
+            action=self._named(action), error=action.calls.error, messages=tuple(self._new(asked))
         )
 
     async def ended(self) -> Mapping[str, Any]:
@@ -239,10 +239,20 @@ class Rollout(ABC):
         output = self._task.result()
         if error := output.get("error"):
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
-            return Response(failed=True, action=_named(action), error=reason)
+            return Response(failed=True, action=self._named(action), error=reason)
         late = output.get("stop_condition") == "timeout_reached"
         error = "the environment's time is up" if late else action.calls.error
-        return Response(done=True, action=_named(action), error=error)
+        return Response(done=True, action=self._named(action), error=error)
+
+    def _named(self, action: Action) -> str:
+        """Return the name of a turn's action: an answer, its tool, or the number of calls."""
+        calls = action.calls.calls
+        if not calls:
+            return "invalid" if action.calls.error else "answer"
+        if len(calls) > 1:
+            return f"{len(calls)} calls"
+        known = calls[0].name in (self._offered or ())
+        return calls[0].name if known else "call"  # no name that the policy made up
 
     def _check_first(self, asked: list[Any]) -> None:
         """Check that the loop starts from the prompt that the policy saw."""
@@ -300,14 +310,6 @@ def _error_of(task: "asyncio.Future[Mapping[str, Any]]") -> str:
         return "cancelled"
     error = task.exception() or task.result().get("error") or "no error"
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-
-
-def _named(action: Action) -> str:
-    """Return the name of a turn's action: an answer, its tool, or the number of calls."""
-    calls = action.calls.calls
-    if not calls:
-        return "invalid" if action.calls.error else "answer"
-    return calls[0].name if len(calls) == 1 else f"{len(calls)} calls"
 
 
 def _plain(message: Any) -> tuple[str, str, list[tuple[str, str]]]:

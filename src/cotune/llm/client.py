@@ -284,7 +284,7 @@ class MeteredLLM:
         llm: the LLM that answers.
         ledger: the ledger in which its calls are recorded, at price 0.
         model: the name under which they are recorded.
-        identity: identifies the LLM that answers; the name if that is enough.
+        identity: identifies the LLM that answers; None: its own `identity`, or the name.
         optional: see `protocols.LLM`; None asks the LLM itself.
     """
 
@@ -297,7 +297,8 @@ class MeteredLLM:
         optional: bool | None = None,
     ) -> None:
         self._llm = llm
-        self.identity = identity or model
+        self.identity = identity or str(getattr(llm, "identity", "") or model)
+        self.origin = str(getattr(llm, "origin", ""))
         self.optional = bool(getattr(llm, "optional", False)) if optional is None else optional
         self.advice = str(getattr(llm, "advice", ""))
         self.at_once = int(getattr(llm, "at_once", 0))

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from cotune.types import Task
 
@@ -16,6 +16,7 @@ _LATEX = re.compile(r"\\[A-Za-z]+")
 _NUMBER_EDGE = re.compile(r"(?<=[0-9])(?=[^0-9])|(?<=[^0-9])(?=[0-9])")
 _MIN_LETTERS = 4
 _MAX_WORDS = 5
+_SHORT = 3  # letters of a word that joins others to an answer by chance
 # Combining classes of marks that are part of a letter: vowel signs, nukta, kana voicing, virama.
 # Others, such as accents and points, may be left out in writing.
 _INHERENT_MARKS = {0, 7, 8, 9}
@@ -39,7 +40,7 @@ because before below best better between both but by call called can case change
 claim class clear close come common compare complete condition confirm correct could date data
 description detail did different direct do document does done down during each early either else
 end entity error event every evidence exact example fact false far few final find first for form
-found from full general get give go good group had half has have he her here high him his how if
+found from full general get give go good group had half has have he her here high him his how i if
 important in information instead into is it item its just keep key kind know known large last late
 later least left less letter level life like line link list little long look low made main make
 many matter maybe me mean method middle more most much must my name near need neither never new
@@ -169,23 +170,27 @@ def runs(words: Sequence[str], count: int) -> set[tuple[str, ...]]:
 class _Text:
     """The letters of a text without anything between them, and where its words start and end.
 
-    So "48 213" holds "48213", and "O u a g a d o u g o u" the city. Words and numbers may touch, as
-    in "48213km". In Korean, particles follow a name without a space, so a match may end within a
-    word.
+    So "48 213" holds "48213", and "O u a g a d o u g o u" the city, but "to go" does not hold Togo.
+    Words and numbers may touch, as in "48213km". In Korean, particles follow a name without a space,
+    so a match may end within a word.
     """
 
     def __init__(self, text: str) -> None:
         words = words_of(text)
         self._letters = "".join(words)
-        self._edges = {0, *accumulate(map(len, words))}
-        self._edges |= {edge.start() for edge in _NUMBER_EDGE.finditer(self._letters)}
+        self._words = {0, *accumulate(map(len, words))}
+        self._edges = self._words | {e.start() for e in _NUMBER_EDGE.finditer(self._letters)}
 
-    def __contains__(self, letters: str) -> bool:
+    def __contains__(self, words: tuple[str, ...]) -> bool:
+        letters, own = "".join(words), set(accumulate(map(len, words)))
         start = self._letters.find(letters)
         while start >= 0:
             end = start + len(letters)
             if start in self._edges and (end in self._edges or _within(letters[-1], _HANGUL)):
-                return True
+                inner = [i for i in range(1, len(letters)) if start + i in self._words]
+                pieces = [letters[i:j] for i, j in pairwise([0, *inner, len(letters)])]
+                if own.issuperset(inner) or not _short_words(pieces):
+                    return True
             start = self._letters.find(letters, start + 1)
         return False
 
@@ -203,23 +208,29 @@ def leaked_answer(candidate: str, parent: str, tasks: Iterable[Task]) -> str | N
     new, old = _Text(candidate), _Text(parent)
     for task in tasks:
         for answer in task.answers:
-            if any(letters in new and letters not in old for letters in _telling(answer)):
+            if any(words in new and words not in old for words in _telling(answer)):
                 return answer
     return None
 
 
 @lru_cache(maxsize=8192)
-def _telling(answer: str) -> tuple[str, ...]:
-    """Return the letters of the parts of an answer that give it away; () if chance explains them."""
+def _telling(answer: str) -> tuple[tuple[str, ...], ...]:
+    """Return the parts of an answer, in words, that give it away; () if chance explains them."""
     words = words_of(_LATEX.sub(" ", answer))
     parts = runs(words, _MAX_WORDS) or {words}
-    return tuple(sorted("".join(part) for part in parts if not _by_chance(part)))
+    return tuple(sorted(part for part in parts if not _by_chance(part)))
 
 
 def _by_chance(words: Sequence[str]) -> bool:
     letters = sum(2 if _within(c, (*_HAN, *_HANGUL)) else 1 for word in words for c in word)
     number = all(word.isdigit() for word in words)
     return letters < _MIN_LETTERS or (not number and all(_common(word) for word in words))
+
+
+def _short_words(pieces: Sequence[str]) -> bool:
+    """Return whether pieces that join to a word are words such as "to" and "go", not single letters."""
+    longest = max(map(len, pieces))
+    return 1 < longest <= _SHORT and any(piece in _COMMON for piece in pieces)
 
 
 def _common(word: str) -> bool:

@@ -40,14 +40,14 @@ drops its copies of the weights."""
 class StopFinder:
     """Find the token that completes a stop string.
 
-    Only a token that contains a stop string's last character can complete it, so most tokens need no
-    decoding.
+    Only a token that contains a stop string's last character, or a part of one, can complete it, so most
+    tokens need no decoding.
     """
 
     def __init__(self, codec: Codec, stop: Sequence[str]) -> None:
         self._codec, self._stop = codec, tuple(stop)
         self._last = {text[-1] for text in self._stop}
-        self._longest = max((len(text) for text in self._stop), default=0)
+        self._longest = max((len(text.encode()) for text in self._stop), default=0)
         self._candidate: dict[int, bool] = {}
 
     def completes(self, ids: Sequence[int]) -> bool:
@@ -57,7 +57,8 @@ class StopFinder:
         token = ids[-1]
         if token not in self._candidate:
             text = self._codec.decode([token])
-            self._candidate[token] = any(c in text for c in self._last)
+            # Some bytes of a character decode to the replacement character.
+            self._candidate[token] = "\ufffd" in text or any(c in text for c in self._last)
         if not self._candidate[token]:
             return False
         # A token may add no visible character, so twice the stop's length.

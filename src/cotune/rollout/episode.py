@@ -14,7 +14,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, SupportsFloat
 
 from cotune.errors import ConfigError
 from cotune.protocols import Codec, Environment, Rewards, Session
@@ -233,7 +233,9 @@ class Episode:
         full = StopReason.CONTEXT_LIMIT if self._context_binds else StopReason.TOKEN_LIMIT
         if self._cut_off and (response.done or last):
             return StopReason.TURN_TOKENS if self._room > 0 else full
-        if response.done and response.action == "answer":
+        # Environments end an episode in its last turn even if the policy did not.
+        cut_short = bool(response.error) or response.action == "invalid"
+        if response.done and (response.action == "answer" or (last and not cut_short)):
             return StopReason.ANSWERED
         if last:
             return StopReason.TURN_LIMIT
@@ -350,17 +352,24 @@ def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> l
     `reward_parts` that returns the value of each of its functions.
 
     Raises:
-        ConfigError: a reward is not a finite number.
+        ConfigError: a result is no pair of a finite number and an answer.
     """
     batch = getattr(environment, "scores", None)
     found = [environment.score(t) for t in trajectories] if batch is None else batch(trajectories)
     parts = getattr(environment, "reward_parts", None)
     scored: list[Trajectory] = []
-    for trajectory, (reward, answer) in zip(trajectories, found, strict=True):
-        if not math.isfinite(reward):
+    name = "score" if batch is None else "scores"
+    for trajectory, pair in zip(trajectories, found, strict=True):
+        if not (isinstance(pair, tuple) and len(pair) == 2):
             raise ConfigError(
-                f"environment: {type(environment).__name__}.score gave the reward {reward} for task "
-                f"{trajectory.task.id}; expected a finite number; fix `score`"
+                f"environment: {type(environment).__name__}.{name} gave {pair!r:.80} for task "
+                f"{trajectory.task.id}; expected (reward, answer); fix `{name}`"
+            )
+        reward, answer = pair
+        if not isinstance(reward, SupportsFloat) or not math.isfinite(reward):
+            raise ConfigError(
+                f"environment: {type(environment).__name__}.{name} gave the reward {reward!r} for task "
+                f"{trajectory.task.id}; expected a finite number; fix `{name}`"
             )
         values: Mapping[str, float] = {} if parts is None else parts(trajectory)
         scored.append(replace(trajectory, reward=float(reward), answer=answer, parts=values))

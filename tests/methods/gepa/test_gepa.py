@@ -346,7 +346,10 @@ def test_the_truth_is_shown_where_it_is_asked_for(shown: bool):
 
 
 def test_an_llm_that_is_dead_or_spent_before_a_valid_instruction_is_an_error():
-    for error, said in ((LLMError("gone"), "LLMError: gone"), (BudgetError("no money"), "no money")):
+    for error, said in (
+        (LLMError("gone"), "LLMError: gone"),
+        (BudgetError("no money"), "no money"),
+    ):
         with pytest.raises(EvolutionError, match=f"the only phase failed .*{said}"):
             searched(raising(error))
 
