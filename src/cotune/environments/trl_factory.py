@@ -25,6 +25,7 @@ from cotune.errors import ConfigError
 from cotune.rollout.coordinator import stable_seed
 from cotune.types import Action, Prompt, Response, StopReason, Task, ToolCall, Trajectory
 from cotune.utils.importing import import_object
+from cotune.utils.numbers import finite
 
 _OWN = ("reset", "get_reward")
 _FIELD = "environment.factory"
@@ -194,11 +195,8 @@ class TrlEnvironment(TaskEnvironment):
         if outcome.error is not None:
             raise ConfigError(f"{where} {_failed(outcome.error)}; fix it") from outcome.error
         value = outcome.value
-        try:
-            number = math.nan if isinstance(value, str) else float(value)
-        except (TypeError, ValueError):
-            number = math.nan
-        if not math.isfinite(number):
+        number = finite(value)
+        if number is None:
             raise ConfigError(
                 f"{where} returned {value!r} for task {trajectory.task.id}; expected a finite number"
             )

@@ -246,13 +246,12 @@ class Rollout(ABC):
 
     def _named(self, action: Action) -> str:
         """Return the name of a turn's action: an answer, its tool, or the number of calls."""
-        calls = action.calls.calls
-        if not calls:
+        names = [call.name for call in action.calls.calls]
+        if not names:
             return "invalid" if action.calls.error else "answer"
-        if len(calls) > 1:
-            return f"{len(calls)} calls"
-        known = calls[0].name in (self._offered or ())
-        return calls[0].name if known else "call"  # no name that the policy made up
+        if len(names) > 1:
+            return f"{len(names)} calls"
+        return names[0] if names[0] in (self._offered or ()) else "call"  # no made-up name
 
     def _check_first(self, asked: list[Any]) -> None:
         """Check that the loop starts from the prompt that the policy saw."""

@@ -73,6 +73,7 @@ class Judge:
 
     Args:
         prompt: builds the prompt from a candidate text.
+        record: told once if rollouts end in an environment error, which count as their reward, 0.
         known: by text and question, such rollouts under the current policy that were made before and are
             not repeated.
         scoring: whether rollouts are greedy, or sampled as in training.
@@ -85,11 +86,13 @@ class Judge:
         self,
         prompt: Callable[[str], Prompt],
         rollout: Rollout,
+        record: Recorder,
         known: Mapping[str, Mapping[str, Trajectory]] | None = None,
         scoring: Scoring = "greedy",
     ) -> None:
         self._prompt, self._rollout, self._known = prompt, rollout, known or {}
         self._greedy = scoring == "greedy"
+        self._record, self._told = record, False
         self.evaluations = 0
 
     def evaluate(self, items: Sequence[tuple[str, Sequence[Task]]]) -> list[list[Trajectory]]:
@@ -108,6 +111,13 @@ class Judge:
         if len(done) != len(assignments):
             raise ValueError(f"got {len(done)} trajectories; expected {len(assignments)}")
         self.evaluations += len(done)
+        if (failed := sum(t.stop is StopReason.ENVIRONMENT_ERROR for t in done)) and not self._told:
+            self._told = True
+            self._record(
+                "notice",
+                text=f"{failed} of {len(done)} rollouts that score texts ended in an environment error "
+                "and count as 0, so the scores may be too low",
+            )
         rest = iter(done)
         return [
             [known.get(text, {}).get(task.id) or next(rest) for task in tasks]

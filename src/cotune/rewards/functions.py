@@ -18,6 +18,7 @@ from cotune.rewards.boxed import BoxedReward, last_boxed
 from cotune.types import Task, Trajectory
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.importing import import_object
+from cotune.utils.numbers import finite
 from cotune.utils.text import shorten_middle
 
 RewardFunction = Callable[..., Any]
@@ -530,11 +531,8 @@ def _scored(name: str, value: Any, id: str) -> Scored:
             f"rewards: {name} returned None for task {id}; TRL would leave the rollout out of this "
             "function's sum, but here every rollout needs a number: return 0.0 if it does not apply"
         )
-    try:
-        number = math.nan if isinstance(given, str) else float(given)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
+    number = finite(given)
+    if number is None:
         raise ConfigError(
             f"rewards: {name} returned {_shown(value)} for task {id}; expected a finite number, "
             "or a pair of one and a text"

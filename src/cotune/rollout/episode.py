@@ -10,11 +10,10 @@ episodes in lock-step (`run_episodes`) or one at a time with the same calls:
         episode.observe(response)               # the environment's response
 """
 
-import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, SupportsFloat
+from typing import Any
 
 from cotune.errors import ConfigError
 from cotune.protocols import Codec, Environment, Rewards, Session
@@ -30,6 +29,7 @@ from cotune.types import (
     Trajectory,
     Turn,
 )
+from cotune.utils.numbers import finite
 
 _LONGEST_TOKEN = 256  # characters, generously
 
@@ -355,22 +355,26 @@ def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> l
         ConfigError: a result is no pair of a finite number and an answer.
     """
     batch = getattr(environment, "scores", None)
-    found = [environment.score(t) for t in trajectories] if batch is None else batch(trajectories)
+    found: Sequence[Any] = (  # of the user's own class
+        [environment.score(t) for t in trajectories] if batch is None else batch(trajectories)
+    )
     parts = getattr(environment, "reward_parts", None)
     scored: list[Trajectory] = []
     name = "score" if batch is None else "scores"
     for trajectory, pair in zip(trajectories, found, strict=True):
-        if not (isinstance(pair, tuple) and len(pair) == 2):
+        what = f"environment: {type(environment).__name__}.{name} gave"
+        try:
+            given, answer = pair
+        except (TypeError, ValueError):
             raise ConfigError(
-                f"environment: {type(environment).__name__}.{name} gave {pair!r:.80} for task "
-                f"{trajectory.task.id}; expected (reward, answer); fix `{name}`"
-            )
-        reward, answer = pair
-        if not isinstance(reward, SupportsFloat) or not math.isfinite(reward):
+                f"{what} {pair!r:.80} for task {trajectory.task.id}; expected (reward, answer); fix `{name}`"
+            ) from None
+        reward = finite(given)
+        if reward is None:
             raise ConfigError(
-                f"environment: {type(environment).__name__}.{name} gave the reward {reward!r} for task "
-                f"{trajectory.task.id}; expected a finite number; fix `{name}`"
+                f"{what} the reward {given!r:.80} for task {trajectory.task.id}; expected a finite number; "
+                f"fix `{name}`"
             )
         values: Mapping[str, float] = {} if parts is None else parts(trajectory)
-        scored.append(replace(trajectory, reward=float(reward), answer=answer, parts=values))
+        scored.append(replace(trajectory, reward=reward, answer=answer, parts=values))
     return scored

@@ -3,6 +3,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from cotune.errors import BudgetError, EngineError, LLMError
 from cotune.methods.p2o.hint_evolution import PhaseResult
 from cotune.methods.p2o.hints import covering
-from cotune.types import Assignment, Completion, Prompt, Task, Trajectory
+from cotune.types import Assignment, Completion, Prompt, StopReason, Task, Trajectory
 from tests.helpers import Events
 from tests.methods.p2o.hint_fakes import (
     KEYWORDS,
@@ -95,7 +96,7 @@ def test_adapters_take_the_calls_of_gepa_and_of_later_versions():
 
     from cotune.methods.text_evolution import Judge, _Adapter  # pyright: ignore[reportPrivateUsage]
 
-    judge = Judge(lambda hint: Prompt("Solve it.", hint), Policy())
+    judge = Judge(lambda hint: Prompt("Solve it.", hint), Policy(), Events())
     adapter = _Adapter(judge, EvaluationBatch)
     tasks = tasks_of_two_kinds(2)
     calls = [
@@ -106,6 +107,21 @@ def test_adapters_take_the_calls_of_gepa_and_of_later_versions():
     ]
     assert [[batch.scores for batch in made] for made in calls] == [[[0.0, 0.0]]] * 4
     assert all(len(made[0].trajectories) == 2 for made in calls)
+
+
+def test_environment_errors_in_scores_are_told_once():
+    from cotune.methods.text_evolution import Judge
+
+    def rollout(assignments: Sequence[Assignment], **_: object) -> list[Trajectory]:
+        done = Policy()(assignments, purpose="evolve", greedy=True)
+        return [replace(done[0], stop=StopReason.ENVIRONMENT_ERROR), *done[1:]]
+
+    record = Events()
+    judge = Judge(Prompt, rollout, record)
+    for _ in range(2):
+        judge.evaluate([("Solve it.", tasks_of_two_kinds(3))])
+    (told,) = record.of("notice")
+    assert told["text"].startswith("1 of 3 rollouts that score texts ended in an environment error")
 
 
 def test_one_rollout_call_for_each_batch_of_gepa():

@@ -235,7 +235,7 @@ class Fst(LastStage):
     ) -> Metrics:
         """Score the prompts in use, evolve from the best, and keep those that cover the front."""
         options, used = self.options, self._used()
-        judge = Judge(Prompt, rollout, scoring=options.scoring)
+        judge = Judge(Prompt, rollout, record, scoring=options.scoring)
         scored = judge.evaluate([(one.text, self._dev) for one in used])
         before = Candidates(tuple(used), tuple(tuple(t.reward for t in row) for row in scored))
         seed = used[before.best]
@@ -243,7 +243,7 @@ class Fst(LastStage):
         found = evolve_instruction(
             self._dev,
             self._train,
-            judge=Judge(Prompt, rollout, known, options.scoring),
+            judge=Judge(Prompt, rollout, record, known, options.scoring),
             llm=llm,
             rules=self._rules,
             search=Search(

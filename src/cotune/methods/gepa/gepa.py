@@ -124,7 +124,7 @@ class Gepa(StaticStrategy):
         self._found = found = evolve_instruction(
             dev,
             train,
-            judge=Judge(Prompt, rollout, scoring=options.scoring),
+            judge=Judge(Prompt, rollout, record, scoring=options.scoring),
             llm=llm,
             rules=self._rules,
             search=Search(

@@ -176,7 +176,9 @@ def evolve_hints(
         budget=budget,
         reflection=options.reflection,
     )
-    judge = Judge(lambda hint: Prompt(instruction, hint), rollout, {"": known}, options.scoring)
+    judge = Judge(
+        lambda hint: Prompt(instruction, hint), rollout, record, {"": known}, options.scoring
+    )
     view = View(
         show_answers=options.show_answers, solved_at=solved_at, tokens=options.reflection_tokens
     )

@@ -182,7 +182,7 @@ class P2O:
         hard = [self._tasks[task_id] for task_id in trend.hard]
         # Reserve one batch: hints evolved after the last batch would never be used.
         left = None if progress.rollouts_left is None else progress.rollouts_left - self._batch
-        screened = self._screen(hard, rollout, left)
+        screened = self._screen(hard, rollout, record, left)
         self._pool = self._evolution.run(
             hard,
             instruction=self.base.best_prompt().instruction,
@@ -204,7 +204,7 @@ class P2O:
         return {f"p2o/{name}": float(value) for name, value in counts.items()}
 
     def _screen(
-        self, hard: Sequence[Task], rollout: Rollout, affordable: int | None
+        self, hard: Sequence[Task], rollout: Rollout, record: Recorder, affordable: int | None
     ) -> dict[str, Trajectory]:
         """Try hard questions under the best instruction; return the rollouts by question.
 
@@ -220,7 +220,9 @@ class P2O:
         if affordable is not None and len(hard) + cost > affordable:
             return {}
         instruction = self.base.best_prompt().instruction
-        judge = Judge(lambda hint: Prompt(instruction, hint), rollout, scoring=hints.scoring)
+        judge = Judge(
+            lambda hint: Prompt(instruction, hint), rollout, record, scoring=hints.scoring
+        )
         return {t.task.id: t for t in judge.evaluate([("", hard)])[0]}
 
     # ---- Phase 1

@@ -1,0 +1,17 @@
+"""Numbers that code of the user's returned."""
+
+import math
+from typing import Any
+
+
+def finite(value: Any) -> float | None:
+    """Return a value as a float; None if it is not finite, or no number but a text, say.
+
+    >>> finite(True), finite("1"), finite(None), finite(float("nan"))
+    (1.0, None, None, None)
+    """
+    try:
+        number = math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
