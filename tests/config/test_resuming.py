@@ -98,6 +98,24 @@ def test_a_finished_run_needs_more_to_do(
             folder.resume(*assignments)
 
 
+def test_steps_of_a_resume_that_failed_are_still_to_be_trained(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out", 1)
+    folder.run.write_summary({"name": "tiny", "steps": 2, "rollout_budget": None})
+    assert folder.config.training.steps > 2  # set by a resume that stopped before it began
+    assert folder.resume() == folder.config
+
+
+def test_a_spent_budget_is_what_a_run_needs_more_of(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out", 1, training={"rollout_budget": 12})
+    ended = {"arms": {"inspo": {"ended_early": "training.rollout_budget is spent"}}}
+    folder.run.write_summary({"name": "tiny", **ended})
+    with pytest.raises(
+        ConfigError, match=r"training.rollout_budget, 12, is spent; .* raise it with"
+    ):
+        folder.resume("training.steps=9")
+    assert folder.resume("training.rollout_budget=20").training.rollout_budget == 20
+
+
 def test_a_finished_run_without_a_budget_has_none_to_raise(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "out", 3, finished=True)
     with pytest.raises(ConfigError, match="this run is finished; see its report"):

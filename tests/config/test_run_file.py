@@ -339,6 +339,8 @@ def test_batches_divide(rows: tuple[int, int, int, int], fits: bool) -> None:
 
 
 def test_how_many_more_problems_are_told() -> None:
+    with pytest.raises(ConfigError, match="seed: expected less than 4294967296"):
+        parse_config(LEAST | {"seed": 2**32}, "test")
     raw = LEAST | {"training": {"steps": 0, "kl": -1}, "seed": -1}
     with pytest.raises(ConfigError, match=r"^test: seed: .* \(and 2 more\)$"):
         parse_config(raw, "test")

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from transformers import AutoTokenizer, GenerationConfig
 
+from cotune.cli import train
 from cotune.config.run_file import RunConfig
 from cotune.environments.base import TaskEnvironment
 from cotune.errors import ConfigError
@@ -208,8 +210,14 @@ def test_completing_again_changes_nothing_and_repairs_a_kill(tmp_path: Path) -> 
                 path.write_bytes(first_kept[name])
             else:
                 path.unlink()
-        completed(config, run)
+        if written % 2:
+            completed(config, run)
+        else:
+            assert train.resume(run.path, Console(quiet=True)) == run.path
         assert files(run.best_path) == whole
+    assert (run.path / "report.html").is_file()
+    with pytest.raises(ConfigError, match="this run is finished"):
+        train.resume(run.path, Console(quiet=True))
 
 
 def test_a_completion_of_an_earlier_attempt_is_done_anew(tmp_path: Path) -> None:

@@ -93,6 +93,20 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
         export(run.path, output=file)
 
 
+def test_the_folder_that_one_is_in_is_filled_and_a_link_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = whole(tmp_path)
+    here, real, link = (tmp_path / name for name in ("here", "real", "link"))
+    here.mkdir()
+    real.mkdir()
+    link.symlink_to(real)
+    monkeypatch.chdir(here)
+    assert export(run.path, output=Path()) == here == Path.cwd()
+    assert export(run.path, output=link) == real
+    assert files(here) == files(real) == files(run.best_path)
+
+
 def test_an_export_that_fails_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

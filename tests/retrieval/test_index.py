@@ -264,7 +264,7 @@ def test_a_folder_that_is_there_is_left_alone(built: Path) -> None:
         (b'{"contents": "a"}\n\n{"contents": "\xe9"}', "c.jsonl is not UTF-8 in line 3"),
         (
             b'{"id": 7, "contents": "a"}\n\n{"id": "7", "contents": "b"}',
-            "line 3: the id '7' came before, in line 1; give each",
+            "line 3: the id '7' came before, in line 1 (a passage without one has its number, from 0); give each",
         ),
         (b'{"id": [7], "contents": "a"}', r'"id" is [7]; expected text or an integer'),
         (b'{"title": 3, "text": "a"}', '"title" is 3; expected text'),

@@ -507,7 +507,8 @@ def _verdict(error: CotuneError | OSError) -> tuple[int, str]:
         where = error.filename or "a file"
         return 2, f"{where} cannot be written: {error.strerror}; make room, then: {AGAIN}"
     if isinstance(error, OSError):
-        return 1, f"{error.filename or 'a file'} cannot be used: {error.strerror}"
+        status = 1 if error.errno == errno.EIO else 2
+        return status, f"{error.filename or 'a file'} cannot be used: {error.strerror}"
     text = hide_secrets(" ".join(str(error).split()))
     if isinstance(error, Stopped):
         return 130, text

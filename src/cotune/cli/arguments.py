@@ -40,7 +40,7 @@ DemoFolder = Annotated[
         help="Output folder. A stopped demo there is resumed, a finished one is renamed.",
     ),
 ]
-DemoSeed = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
+DemoSeed = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Random seed.")]
 
 # ---- options of `baseline`
 

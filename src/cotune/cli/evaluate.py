@@ -15,7 +15,7 @@ from cotune.config.resuming import open_trained, recorded_config
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.run.full_disk import full_disk_told
-from cotune.run.json_files import plain, write_atomic
+from cotune.run.json_files import plain, write_output
 from cotune.run.run_dir import RunDir
 from cotune.utils.progress import begin
 from cotune.utils.text import command_on
@@ -47,7 +47,7 @@ def evaluate(
         evaluation = evaluate_run(config, run, options)
     if output is not None:
         with full_disk_told(output.parent):
-            write_atomic(output, json_text(evaluation))
+            write_output(output, json_text(evaluation))
     if as_json:
         sys.stdout.write(json_text(evaluation))
     else:
@@ -99,7 +99,7 @@ def evaluate_quadrants(
     text = json.dumps(plain(content(quadrants), "quadrants"), indent=2) + "\n"
     if output is not None:
         with full_disk_told(output.parent):
-            write_atomic(output, text)
+            write_output(output, text)
     if as_json:
         sys.stdout.write(text)
     else:

@@ -55,9 +55,12 @@ def resume(
 ) -> Path:
     """Resume a run folder from its newest complete checkpoint; return the folder.
 
-    Fields to set are first written to its run.yaml.
+    Fields to set are first written to its run.yaml. A run that was stopped after its summary was written
+    gets what is missing: a complete best/, and the report.
     """
     run, was = open_trained(folder)
+    if not assignments and _concluded_late(run, was, Console(quiet=True) if quiet else console):
+        return run.path
     step = engine_of(was).checkpoint_step(was, run.checkpoints_path)
     config = resumed_config(run, was, assignments, step)
     shown = Console(quiet=True) if quiet else console
@@ -116,11 +119,10 @@ def conclude(
     with Ledger(run.ledger_path) as ledger:
         journal.event("run_finished", outcome.steps + 1)
         write_run_summary(config, run, outcome, ledger)
-    from cotune.experiments.report import write_report
     from cotune.export.complete import complete_best
 
     complete_best(config, run, environment)
-    report = write_report(run.path)
+    report = _reported(run)
     rows = [
         ("before", outcome.before),
         ("after", outcome.after),
@@ -133,7 +135,28 @@ def conclude(
         shown.print(f"[yellow]last step: {cut}[/]", highlight=False)
     text = f"best instruction {outcome.instruction_id}: {one_line(outcome.instruction)}"
     shown.print(text, markup=False, highlight=False)
-    shown.out(f"best policy: {run.best_path}\nreport: {report}", highlight=False)
+    shown.out(report, highlight=False)
+
+
+def _concluded_late(run: RunDir, config: RunConfig, shown: Console) -> bool:
+    """Do what `conclude` does after the summary if a stop came in between; return whether one did."""
+    if run.read_summary() is None or not (run.best_path / "best.json").is_file():
+        return False
+    from cotune.export.complete import complete_best, is_complete
+
+    if is_complete(run):
+        return False
+    with _stoppable(run.path, config), run_locked(run.path):
+        complete_best(config, run)
+        shown.out(_reported(run), highlight=False)
+    return True
+
+
+def _reported(run: RunDir) -> str:
+    """Write the report; return where it and the best policy are."""
+    from cotune.experiments.report import write_report
+
+    return f"best policy: {run.best_path}\nreport: {write_report(run.path)}"
 
 
 @contextmanager

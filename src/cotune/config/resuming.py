@@ -9,6 +9,7 @@ from typing import Any
 from cotune.config.overrides import with_overrides
 from cotune.config.run_file import RunConfig, check_values, dump_config, parse_recorded
 from cotune.errors import ConfigError
+from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
 from cotune.utils.text import command_on
 
@@ -92,25 +93,39 @@ def resumed_config(
             f"{run.path}: training.steps is {config.training.steps}, but {trained} are trained; expected "
             "at least as many"
         )
-    if run.read_summary() is not None:
-        _check_goes_further(run, was, config, trained)
+    if (summary := run.read_summary()) is not None:
+        before = {name: getattr(was.training, name) for name in ("steps", "rollout_budget")}
+        _check_goes_further(run, before | summary, config, trained)
     return config
 
 
-def _check_goes_further(
-    run: RunDir, was: RunConfig, config: RunConfig, trained: int | None
-) -> None:
-    """Raise ConfigError if a finished run has no additional steps or rollouts."""
-    before, now = was.training, config.training
-    if not was.has_batches:
+def _check_goes_further(run: RunDir, summary: Row, config: RunConfig, trained: int | None) -> None:
+    """Raise ConfigError if a finished run has no additional steps or rollouts.
+
+    Args:
+        summary: with the steps and the rollout_budget of the run file of that time; run.yaml may have
+            those of a resume that failed before it began.
+    """
+    now = config.training
+    if not config.has_batches:
         raise ConfigError(
             f"{run.path}: this run is finished, and training.frozen leaves nothing to continue; see its "
             f"report ({command_on(run.path, 'report')} writes it again), or start another run"
         )
-    more_rollouts = before.rollout_budget is not None and (
-        now.rollout_budget is None or now.rollout_budget > before.rollout_budget
+    steps, budget = summary["steps"], summary["rollout_budget"]
+    more_rollouts = budget is not None and (
+        now.rollout_budget is None or now.rollout_budget > budget
     )
-    if now.steps <= before.steps and not more_rollouts:
+    if (
+        any(arm.get("ended_early") for arm in summary.get("arms", {}).values())
+        and not more_rollouts
+    ):
+        raise ConfigError(
+            f"{run.path}: this run is finished: training.rollout_budget, {budget:,}, is spent; see its "
+            f"report ({command_on(run.path, 'report')} writes it again), raise it with --set "
+            "training.rollout_budget=…, or start another run"
+        )
+    if now.steps <= steps and not more_rollouts:
         raise ConfigError(
             f"{run.path}: this run is finished; see its report ({command_on(run.path, 'report')} writes it "
             "again), give it more steps with --set training.steps=…, or start another run"
@@ -118,7 +133,7 @@ def _check_goes_further(
     if trained is None:
         raise ConfigError(
             f"{run.path}: this run is finished and keeps no checkpoint to resume from "
-            f"(training.save_every is {before.save_every}); start another run"
+            f"(training.save_every is {now.save_every}); start another run"
         )
 
 

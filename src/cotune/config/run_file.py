@@ -251,7 +251,7 @@ class RunConfig(Model):
     """The name of the run in the console and the report."""
     output: Path
     """The run folder; it must not exist."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the order of questions and of all draws."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of the policy; null leaves it to torch."""

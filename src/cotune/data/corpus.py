@@ -147,7 +147,7 @@ def _refuse_repeated_id(path: Path, field: str) -> None:
         id = parse_passage(line, where, str(count)).id
         if id in lines:
             raise ConfigError(
-                f"{where}: the id {shortened(id)} came before, in line {lines[id]}; give each "
-                "passage its own id, or none"
+                f"{where}: the id {shortened(id)} came before, in line {lines[id]} (a passage without one "
+                "has its number, from 0); give each passage its own id, or none"
             )
         lines[id] = number

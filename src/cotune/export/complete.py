@@ -76,6 +76,12 @@ def complete_best(config: RunConfig, run: RunDir, environment: Environment | Non
     replace(serving, files=hashes_of(best, written)).write(best)
 
 
+def is_complete(run: RunDir) -> bool:
+    """Return whether a finished run's `best/` is complete. Raises ConfigError if it is not finished."""
+    known = read_serving(run.best_path)
+    return known is not None and known.attempt == finished(run).get("attempt", run.attempt)
+
+
 def completed(config: RunConfig, run: RunDir) -> Serving:
     """Return how the finished run's policy was evaluated; complete `best/` first if needed.
 
@@ -83,11 +89,9 @@ def completed(config: RunConfig, run: RunDir) -> Serving:
         ConfigError: see `complete_best`; or a file of `best/` is damaged.
     """
     best_choice(run.best_path).check_files(run.best_path)
-    attempt = finished(run).get("attempt", run.attempt)
-    known = read_serving(run.best_path)
-    if known is None or known.attempt != attempt:
+    if not is_complete(run):
         complete_best(config, run)
-        known = read_serving(run.best_path)
+    known = read_serving(run.best_path)
     assert known is not None  # it was just written
     if (wrong := damaged_file(run.best_path, known.files)) is not None:
         raise ConfigError(

@@ -41,18 +41,26 @@ def export(folder: Path, format: str | None = None, output: Path | None = None) 
     kind = checked_format(run, format)
     target = output or run.path / "export"
     check_folder(target, "--output")
+    if not target.name or target.is_symlink():
+        target = target.resolve()
     if target.exists() and any(target.iterdir()):
         raise ConfigError(
             f"--output: {target} exists and is not an empty folder; remove it, or name another"
         )
-    staged = target.with_name(f".{target.name}.{os.getpid()}.new")
+    # A mount point cannot be replaced, and the folder that a shell is in should not be: they are filled.
+    filled = target.is_dir() and (target.is_mount() or target.samefile(Path.cwd()))
+    staged = target / ".new" if filled else target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
         with full_disk_told(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             stage(config, run, kind, staged)
-            if target.exists():
-                target.rmdir()
-            staged.rename(target)
+            if filled:
+                for path in staged.iterdir():
+                    path.rename(target / path.name)
+            else:
+                if target.exists():
+                    target.rmdir()
+                staged.rename(target)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return target

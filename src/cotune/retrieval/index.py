@@ -142,7 +142,7 @@ class StoredIndex:
 
 def default_folder(corpus: Path, kind: Kind) -> Path:
     """Return the folder beside the corpus: wiki.jsonl has its index in wiki.jsonl.bm25."""
-    return corpus.with_name(f"{corpus.name}.{kind}")
+    return Path(f"{corpus}.{kind}")
 
 
 def build_index(

@@ -93,9 +93,13 @@ def test_a_killed_run_goes_on(
     assert paid == BUDGET, "sampled twice"
     rows, expected = ((r.sft_path / ROWS).read_text().splitlines() for r in (again, unbroken))
     assert rows[1:] == expected[1:]
-    steps = [row["step"] for row in again.read_metrics()]
-    assert steps == [row["step"] for row in unbroken.read_metrics()]
-    assert outcome.steps == len(steps)
+    steps, tokens = (
+        [[row[name] for row in of.read_metrics()] for of in (again, unbroken)]
+        for name in ("step", "num_tokens")
+    )
+    assert steps[0] == steps[1]
+    assert tokens[0] == tokens[1]
+    assert outcome.steps == len(steps[0])
     for name in ("sampled", "training_rows", "evaluated"):
         events = [_told(run, name) for run in (again, unbroken)]
         assert events[0] == events[1], name

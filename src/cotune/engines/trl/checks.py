@@ -2,14 +2,18 @@
 
 import inspect
 import os
+from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import trl
 from accelerate.utils import is_peft_model
 from packaging.version import Version
+from transformers import Trainer, TrainingArguments, get_scheduler
+from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.utils import is_liger_kernel_available
 from trl import GRPOConfig, GRPOTrainer
 from trl.import_utils import is_vllm_available
 
@@ -20,10 +24,9 @@ from cotune.methods.context_distillation import masks, weighs
 from cotune.methods.teacher_kl import teaches
 from cotune.protocols import Strategy
 from cotune.types import Distillation
+from cotune.utils.text import one_line
 
 if TYPE_CHECKING:
-    from transformers import TrainingArguments
-
     from cotune.config.run_file import TrainingConfig
 
 
@@ -179,6 +182,42 @@ def _keeping(args: GRPOConfig) -> list[tuple[bool, str]]:
             "save_strategy='best'",
         ),
     ]
+
+
+def check_named_parts(args: TrainingArguments) -> None:
+    """Build what the arguments only name: optimizer, schedule, trackers, fused kernels.
+
+    The trainer would build them when the run folder is there.
+
+    Raises:
+        ConfigError: one of them is unknown, lacks a package, or does not take its arguments.
+    """
+
+    def kernels() -> None:
+        if args.use_liger_kernel and not is_liger_kernel_available():
+            raise ImportError("the package liger-kernel is not installed")
+
+    def schedule() -> None:
+        optimizer = torch.optim.SGD([torch.zeros(1)])
+        own = cast("dict[str, Any] | None", args.lr_scheduler_kwargs)
+        get_scheduler(args.lr_scheduler_type, optimizer, 1, 9, own)
+
+    named: dict[str, Callable[[], object]] = {
+        "optim": lambda: Trainer.get_optimizer_cls_and_kwargs(args),
+        "lr_scheduler_kwargs": schedule,
+        "report_to": lambda: get_reporting_integration_callbacks(args.report_to),
+        "use_liger_kernel": kernels,
+    }
+    for name, build in named.items():
+        try:
+            build()
+        except (ImportError, TypeError, ValueError) as error:
+            if name == "optim" and not isinstance(error, ImportError):
+                continue  # it may only lack the model, which the trainer gives it
+            missing = isinstance(error, ImportError)
+            fix = "install it, or remove the field" if missing else "correct it"
+            reason = one_line(str(error))[:200].rstrip(".")
+            raise ConfigError(f"training.engine_args.{name}: {reason}; {fix}") from error
 
 
 def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:

@@ -21,7 +21,7 @@ from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import Parts, run_parts
 from cotune.engines.trl.checkpoints import load_state
-from cotune.engines.trl.checks import check_devices, held_to_one_gpu
+from cotune.engines.trl.checks import check_devices, check_named_parts, held_to_one_gpu
 from cotune.engines.trl.grpo import TRLBest, lost_steps
 from cotune.engines.trl.run_file_setup import (
     SHARED_FIELDS,
@@ -93,6 +93,7 @@ def sft_config(config: RunConfig, folder: Path) -> SFTConfig:
         args = SFTConfig(**(values | training.engine_args))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"training.engine_args: {' '.join(str(error).split())}") from error
+    check_named_parts(args)
     args = held_to_one_gpu(args) if training.single_gpu else args
     check_devices(args)
     return args
@@ -242,6 +243,9 @@ def train(
         rows = _rows(joint, config, run, evaluation)
         trainer = build_trainer(joint, setup, rows, SFTCallback(joint, evaluation))
         joint.bind(trainer)
+        if checkpoint and (kept := run.read_metrics()):
+            # TRL begins to count anew.
+            trainer._total_train_tokens = int(kept[-1].get("num_tokens", 0))
         tensorboard_into(joint, run.path / "tensorboard")
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         outcome = evaluation.finish(joint)
