@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Literal
 
 from cotune.errors import LLMError
+from cotune.methods.inspo.proposers import KEEP
 from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
 from cotune.types import Completion
 from cotune.worlds import arithmetic_rules, ladder_rules, scaffold_rules
@@ -183,6 +184,7 @@ _ENDED = re.compile(r"The response was ended by: ([^.]*)\.")
 MAX_SENTENCES = 12
 _ALL_REMEDIES = {sentence: mode for mode, options in REMEDIES.items() for sentence in options}
 _TAG = re.compile(r"</?(\w+)>")
+_KEEP_LINE = re.compile(rf"^{re.escape(KEEP)} .*\n", re.MULTILINE)
 _WORD = re.compile(r"\w+")
 _ERROR_OBSERVATION = re.compile(r"My previous action is invalid:.*?Let me try again\.", re.DOTALL)
 _FAILED_SEARCH = "The search failed"
@@ -398,7 +400,8 @@ class RulesLLM:
         Raises:
             LLMError: any other prompt, or one that shows nothing to reflect on.
         """
-        rng = random.Random(f"rules/{self._seed}/{prompt}")
+        # The rules keep their parent's text, so the line on required texts changes nothing.
+        rng = random.Random(f"rules/{self._seed}/{_KEEP_LINE.sub('', prompt)}")
         if not is_gepa_prompt(prompt):
             return self._propose(prompt, rng)
         if not is_instruction_prompt(prompt):

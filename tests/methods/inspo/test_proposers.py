@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from cotune.errors import BudgetError, EvolutionError, LLMError
 from cotune.methods.inspo.proposers import (
     ProposalAccount,
+    candidates_asked,
     critique_of,
     crossover_prompt,
     history_prompt,
@@ -19,6 +20,7 @@ from cotune.methods.inspo.proposers import (
 from cotune.methods.inspo.replay import Experience
 from cotune.testing import ScriptedLLM
 from cotune.types import Completion, StopReason, Task
+from cotune.worlds.rules_llm import RulesLLM
 from tests.helpers import INITIAL, Events
 
 PIECES = ["<ins_1>", "</ins_1>", "<ins_2>", "</ins_2>", "<ins_0>", "</ins_0>", "<think>"]
@@ -253,3 +255,14 @@ def test_a_spent_budget_ends_proposals_once_and_the_run_only_if_none_was_of_use(
     unaffordable.ask("p", Broke(), events, 6)
     with pytest.raises(EvolutionError, match=r"0\.02 left"):
         unaffordable.end_phase(Broke(), events, last=True)
+
+
+def test_texts_that_are_no_tags_are_to_be_kept_and_the_rules_answer_alike() -> None:
+    parent = "Solve it in <answer> \\boxed{}. </answer>"
+    told = paraphrase_prompt(parent, 3, required=("<answer>", "</answer>", "\\boxed"))
+    line = "Keep these texts in every candidate, letter by letter: \\boxed\n"
+    assert told.count(line) == 1
+    plain = paraphrase_prompt(parent, 3)
+    assert told.replace(line, "") == plain
+    assert candidates_asked(told) == 3
+    assert RulesLLM(1).complete(told).text == RulesLLM(1).complete(plain).text

@@ -275,7 +275,7 @@ class Generator:
         Args:
             sparing: whether questions must be left unseen to verify on.
         """
-        how = (self._options.candidates, attempt, self._description)
+        how = (self._options.candidates, attempt, self._description, self._rules.required)
         if proposer == "paraphrase":
             return _Request(paraphrase_prompt(parent.text, *how), parent.shown)
         if proposer in ("history", "crossover"):

@@ -27,6 +27,9 @@ from cotune.types import StopReason
 
 ProposerKind = Literal["reflection", "paraphrase", "history", "crossover"]
 
+KEEP = "Keep these texts in every candidate, letter by letter:"
+"""Begins the line of a prompt that names required texts, such as \\boxed."""
+
 # A candidate runs from its opening tag to its own closing one with no other opening tag between:
 # if a closing tag is missing, only that candidate is lost.
 _CANDIDATE = re.compile(
@@ -46,6 +49,7 @@ def reflection_prompt(
     count: int,
     attempt: int = 1,
     description: str = "",
+    required: Sequence[str] = (),
     others: Sequence[Experience] = (),
 ) -> str:
     """Build INSPO's own prompt: parent and failures in, critique and `count` candidates out.
@@ -53,6 +57,7 @@ def reflection_prompt(
     Args:
         failures: rollouts under the parent.
         description: the agent's environment; "" keeps INSPO's wording, here and in the other prompts.
+        required: texts besides tags that every candidate must contain; () keeps INSPO's wording, too.
         others: failures under other instructions.
     """
     own = "An agent that was given this prompt still gets the following examples wrong:"
@@ -70,18 +75,20 @@ def reflection_prompt(
             "Then take these reasons into account: revise and improve the initial prompt.\n"
             f"Give {count} different but better candidates. Write general strategies, never the "
             "answers to these examples.",
-            _format_rules(parent, count, attempt),
+            _format_rules(parent, count, attempt, required),
         )
     )
 
 
-def paraphrase_prompt(parent: str, count: int, attempt: int = 1, description: str = "") -> str:
+def paraphrase_prompt(
+    parent: str, count: int, attempt: int = 1, description: str = "", required: Sequence[str] = ()
+) -> str:
     """Build the paraphrase prompt: only the parent in, `count` rewrites out."""
     return surroundings(description) + "\n\n".join(
         (
             f"<ins_0>\n{parent}\n</ins_0>",
             f"Improve the above prompt.\nGive {count} different candidates.",
-            _format_rules(parent, count, attempt),
+            _format_rules(parent, count, attempt, required),
         )
     )
 
@@ -92,6 +99,7 @@ def history_prompt(
     count: int,
     attempt: int = 1,
     description: str = "",
+    required: Sequence[str] = (),
 ) -> str:
     """Build the history prompt: instructions scored 0 to 100, worst first; `count` candidates out."""
     return surroundings(description) + "\n\n".join(
@@ -100,7 +108,7 @@ def history_prompt(
             'The above is a history of "instruction: score" pairs; scores range from 0 to 100. '
             "Analyze what leads to a better score.\n"
             f"Give {count} different but better candidates, concise, effective and diverse.",
-            _format_rules(original, count, attempt),
+            _format_rules(original, count, attempt, required),
         )
     )
 
@@ -111,6 +119,7 @@ def crossover_prompt(
     count: int,
     attempt: int = 1,
     description: str = "",
+    required: Sequence[str] = (),
 ) -> str:
     """Build the crossover prompt: two instructions scored 0 to 100, worse first; `count` children out."""
     return surroundings(description) + "\n\n".join(
@@ -120,7 +129,7 @@ def crossover_prompt(
             "good in each of them and what is not.\n"
             f"Give {count} different candidates that combine the strengths of both and leave out their "
             "weaknesses.",
-            _format_rules(original, count, attempt),
+            _format_rules(original, count, attempt, required),
         )
     )
 
@@ -144,9 +153,12 @@ def _example(failure: Experience) -> str:
     )
 
 
-def _format_rules(parent: str, count: int, attempt: int) -> str:
+def _format_rules(parent: str, count: int, attempt: int, required: Sequence[str]) -> str:
     lines: list[str] = []
-    if tags := protocol_tags(parent):
+    tags = protocol_tags(parent)
+    if kept := [text for text in required if text not in tags]:
+        lines.append(f"{KEEP} {', '.join(kept)}")
+    if tags:
         lines.append(
             "Keep the XML tags of the original prompt in every candidate, the beginning and the "
             f"ending ones: {' '.join(tags)}"
