@@ -203,6 +203,15 @@ def test_without_get_reward_reward_functions_score_and_see_the_instances() -> No
         check_rewards(None, own, "Guess.", ["train"])
 
 
+def test_rollouts_from_elsewhere_get_instances_reset_for_their_own_tasks() -> None:
+    trajectories = roll_out(environment(), guessed)
+
+    for own in (environment(), environment(Unscored)):
+        instances = own.reward_arguments(trajectories)["environments"]
+        assert [one.secret for one in instances] == [t.columns["secret"] for t in TASKS]
+        assert len(set(map(id, instances))) == 3
+
+
 def test_get_reward_counts_beside_reward_functions() -> None:
     def half(completions: list[Any], **_: Any) -> list[float]:
         return [0.5] * len(completions)

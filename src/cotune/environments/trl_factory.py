@@ -209,12 +209,16 @@ class TrlEnvironment(TaskEnvironment):
         is reset for their task.
         """
         instances: list[Any] = []
+        lent: list[_Instance] = []
         for trajectory in trajectories:
             instance = self._live.get(trajectory.row)
             if instance is None:
                 self._first_text(trajectory.task)
-                instance = self._spare[-1]
+                instance = self._spare.pop()
+                lent.append(instance)
             instances.append(instance.made)
+        for instance in lent:
+            self._give_back(instance)
         return {"environments": instances}
 
     def _plain(self, task: Task) -> Task:
