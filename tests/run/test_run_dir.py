@@ -68,6 +68,13 @@ def test_create_refuses_a_folder_that_holds_something_and_leaves_it_alone(tmp_pa
     assert str(info.value).endswith(f"cotune resume {run.path}")
 
 
+def test_what_a_kill_while_a_run_was_created_left_is_no_obstacle(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / ".run.yaml.71.tmp").write_text("name: of the first try")
+    assert RunDir.is_run(RunDir.create(path, CONFIG).path)
+
+
 def test_half_a_utf_16_pair_is_read_back(tmp_path: Path) -> None:
     config = {"instruction": "Answer. \ud800 \U0001f600"}
     created = RunDir.create(tmp_path / "run", config)

@@ -125,7 +125,7 @@ def _indexed(texts: Iterable[str], language: Language) -> bm25s.BM25:
     if not tokens.vocab:  # pyright: ignore[reportAttributeAccessIssue]
         raise ConfigError(
             "corpus: no passage has a word that can be searched for (of two letters or more, and no stop "
-            "word); correct the file, or set language: none"
+            "word); correct the file, or set the language to none"
         )
     index.index(tokens, show_progress=False)
     return index

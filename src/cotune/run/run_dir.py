@@ -170,11 +170,14 @@ class RunDir:
     def check_free(cls, path: str | Path) -> None:
         """Raise ConfigError if `create` would: something is at `path`, or nothing can be written there.
 
-        The lock of a run that is about to be created may be there.
+        The lock of a run that is about to be created may be there, and what a kill while one was created
+        left behind.
         """
         path = Path(path)
         check_folder(path, "output")
-        if not path.exists() or {p.name for p in path.iterdir()} <= {RUN_LOCK}:
+        if not path.exists() or all(
+            one.name == RUN_LOCK or one.match(".run.yaml.*.tmp") for one in path.iterdir()
+        ):
             return
         fix = f" or resume the run: {command_on(path, 'resume')}" if cls.is_run(path) else ""
         raise ConfigError(
