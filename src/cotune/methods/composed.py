@@ -10,7 +10,7 @@ from cotune.methods.inspo.inspo import Inspo, InspoOptions
 from cotune.methods.method import Context, Cost, Method, RunShape, arxiv
 from cotune.methods.p2o import p2o
 from cotune.methods.p2o.p2o import P2O, P2OOptions
-from cotune.types import Distillation
+from cotune.types import AnyDistillation, Distillation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +24,12 @@ class ComposedInspoOptions(InspoOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ComposedP2OOptions(P2OOptions):
-    """P²O's options with another default: a question is hard if the best instruction fails on it."""
+    """P²O's options with other defaults: the signed mask; a question is hard if the best instruction fails on it."""
 
     screen: bool = True
+    distillation: AnyDistillation = field(
+        default_factory=lambda: Distillation(ratio="masked_signed")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
