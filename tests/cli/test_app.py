@@ -207,7 +207,7 @@ def test_a_run_from_plan_to_report(tmp_path: Path) -> None:
     evaluated = cotune("evaluate", out, "--split", "test")
     assert (evaluated.returncode, evaluated.stderr) == (0, "")
     shown = [line for line in evaluated.stdout.splitlines() if line.startswith("  greedy")]
-    assert f"{arm['em']:.3f}" in shown[0]
+    assert f"{100 * arm['em']:.1f} (" in shown[0]
 
     run.report_path.unlink()
     reported = cotune("report", out)

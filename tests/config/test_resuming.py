@@ -100,7 +100,7 @@ def test_a_finished_run_needs_more_to_do(
 
 def test_steps_of_a_resume_that_failed_are_still_to_be_trained(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "out", 1)
-    folder.run.write_summary({"name": "tiny", "steps": 2, "rollout_budget": None})
+    folder.run.write_summary({"name": "tiny", "asked_steps": 2, "rollout_budget": None})
     assert folder.config.training.steps > 2  # set by a resume that stopped before it began
     assert folder.resume() == folder.config
 

@@ -94,7 +94,8 @@ def resumed_config(
             "at least as many"
         )
     if (summary := run.read_summary()) is not None:
-        before = {name: getattr(was.training, name) for name in ("steps", "rollout_budget")}
+        training = was.training
+        before = {"asked_steps": training.steps, "rollout_budget": training.rollout_budget}
         _check_goes_further(run, before | summary, config, trained)
     return config
 
@@ -103,8 +104,8 @@ def _check_goes_further(run: RunDir, summary: Row, config: RunConfig, trained: i
     """Raise ConfigError if a finished run has no additional steps or rollouts.
 
     Args:
-        summary: with the steps and the rollout_budget of the run file of that time; run.yaml may have
-            those of a resume that failed before it began.
+        summary: with the steps and the budget of the run file of that time; run.yaml may have those of a
+            resume that failed before it began.
     """
     now = config.training
     if not config.has_batches:
@@ -112,7 +113,7 @@ def _check_goes_further(run: RunDir, summary: Row, config: RunConfig, trained: i
             f"{run.path}: this run is finished, and training.frozen leaves nothing to continue; see its "
             f"report ({command_on(run.path, 'report')} writes it again), or start another run"
         )
-    steps, budget = summary["steps"], summary["rollout_budget"]
+    steps, budget = summary["asked_steps"], summary["rollout_budget"]
     more_rollouts = budget is not None and (
         now.rollout_budget is None or now.rollout_budget > budget
     )

@@ -36,7 +36,7 @@ def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger
             "llm": describe_llm(config.proposer),
             "policy": config.policy.path,
             "arms": {config.strategy.kind: arm},
-            "steps": config.training.steps,
+            "asked_steps": config.training.steps,
             "rollout_budget": config.training.rollout_budget,
             "best_instruction": outcome.instruction,
         }
