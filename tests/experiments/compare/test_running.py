@@ -144,8 +144,9 @@ def test_a_killed_suite_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
     killed = run_module(FORKED_COMPARE, file, running / "metrics.jsonl")
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     kept = {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.is_file()}
-    while is_locked(running / "run.lock"):
-        real_sleep(0.02)  # the system ends the orphan
+    # The system ends the orphan, which also holds the suite's lock: it was forked.
+    while any(map(is_locked, (running / "run.lock", tmp_path / "out/suite.lock"))):
+        real_sleep(0.02)
     assert read_summary(running) is None
     done = run_module(FORKED_COMPARE, file)
     assert done.returncode == 0, done.stdout + done.stderr
