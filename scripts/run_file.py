@@ -187,7 +187,7 @@ def _model_field(name: str, info: Any) -> Field:
 def _field(name: str, annotation: Any, default: str | None, said: str) -> Field:
     notes = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
     bounds = [
-        f"{sign} {getattr(note, key):g}"
+        f"{sign} {getattr(note, key):.10g}"
         for note in notes
         for key, sign in _BOUNDS.items()
         if getattr(note, key, None) is not None
