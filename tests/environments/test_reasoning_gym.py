@@ -154,6 +154,27 @@ def test_the_last_answer_between_tags_counts() -> None:
     assert env.reference(task) == f"<answer>{right}</answer>"
 
 
+@pytest.mark.parametrize(
+    ("form", "reply", "expected"),
+    [
+        ("last_number", "First 3, then it is {}.", 1),
+        ("last_number", "{}, which is more than 1234567", 0),
+        ("last_number", "no idea", 0),
+        ("reply", " {}\n", 1),
+        ("reply", "It is {}.", 0),
+        ("reply", " ", 0),
+    ],
+)
+def test_other_forms_of_the_answer_need_no_tags(form: str, reply: str, expected: int) -> None:
+    env = environment("chain_sum", answer=form)
+    task = env.tasks("train")[0]
+    found = rolled_out(env, task, reply.format(task.answers[0]))
+    assert found.reward == expected
+    assert env.required == ()
+    assert "<answer>" not in env.initial_instruction
+    assert rolled_out(env, task, env.reference(task)).reward == 1
+
+
 def test_partial_credit_is_an_option() -> None:
     env = environment("leg_counting")
     task = env.tasks("train")[0]
@@ -266,6 +287,17 @@ def test_the_run_file_is_checked_without_the_package(fields: dict[str, Any], sai
         "environment": {"kind": "reasoning-gym", **fields},
     }  # fmt: skip
     with pytest.raises(ConfigError, match=said):
+        parse_config(raw, "run.yaml")
+
+
+def test_an_instruction_names_tags_only_if_they_are_needed() -> None:
+    raw = {
+        "output": "runs/x", "strategy": {"kind": "static"}, "instruction": "Solve.",
+        "environment": {"kind": "reasoning-gym", "tasks": ["gcd"], "answer": "last_number"},
+    }  # fmt: skip
+    assert parse_config(raw, "run.yaml").instruction.text == "Solve."
+    raw["environment"] = {"kind": "reasoning-gym", "tasks": ["gcd"]}
+    with pytest.raises(ConfigError, match="instruction names no <answer>, </answer>"):
         parse_config(raw, "run.yaml")
 
 

@@ -30,6 +30,7 @@ from cotune.environments.environment_options import (
     environment_section,
 )
 from cotune.environments.math import REQUIRED, MathOptions
+from cotune.environments.reasoning_gym import REQUIRED as REQUIRED_OF_ANSWERS
 from cotune.environments.reasoning_gym import ReasoningGymOptions
 from cotune.environments.search import SearchOptions
 from cotune.environments.tag_protocol import ANSWER_TAGS, CALL_TAGS
@@ -191,7 +192,7 @@ EnvironmentOptions = Annotated[
 ]
 REQUIRED_TEXTS = {
     "geo": CALL_TAGS, "search": CALL_TAGS, "scaffold": CALL_TAGS, "math": REQUIRED,
-    "arithmetic": REQUIRED, "ladder": REQUIRED, "reasoning-gym": ANSWER_TAGS,
+    "arithmetic": REQUIRED, "ladder": REQUIRED,
 }  # fmt: skip
 """The texts that an instruction must contain, by kind of environment."""
 
@@ -300,6 +301,8 @@ class RunConfig(Model):
         text, required = self.instruction.text, REQUIRED_TEXTS.get(self.environment.kind, ())
         if without_search(self.environment):
             required = ANSWER_TAGS
+        elif isinstance(self.environment, ReasoningGymOptions):
+            required = REQUIRED_OF_ANSWERS[self.environment.answer]
         if text is not None and (problem := missing_texts(text, required)):
             raise ValueError(f"instruction {problem}")
         return self

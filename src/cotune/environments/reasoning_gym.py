@@ -1,4 +1,4 @@
-"""Questions and verifiers of the package `reasoning-gym`, answered in one turn between tags.
+"""Questions and verifiers of the package `reasoning-gym`, answered in one turn.
 
 The package generates each question from a seed, and its verifiers score answers from 0 to 1. A task's
 curriculum has levels; each level of each task is a stratum.
@@ -20,17 +20,32 @@ from cotune.environments.base import TaskEnvironment, missing_texts
 from cotune.environments.global_draws import generators_kept
 from cotune.environments.tag_protocol import ANSWER_TAGS
 from cotune.errors import ConfigError
+from cotune.rewards.last_number import last_number
 from cotune.types import Action, Response, Task, Trajectory
 from cotune.utils.packages import installed
 from cotune.utils.text import did_you_mean, one_line
 from cotune.utils.validation import Model, TextOrFields
 
 PACKAGE = "reasoning-gym"
-INITIAL_INSTRUCTION = (
-    "Solve the problem. Give only the final answer, in the form that the problem asks for, between "
-    "<answer> and </answer>."
-)
-NO_ANSWER = "no answer between <answer> and </answer>"
+AnswerForm = Literal["tags", "last_number", "reply"]
+"""Which text of a reply is its answer."""
+_SOLVE = "Solve the problem. Give only the final answer"
+INITIAL_INSTRUCTIONS: Mapping[AnswerForm, str] = {
+    "tags": f"{_SOLVE}, in the form that the problem asks for, between <answer> and </answer>.",
+    "last_number": f"{_SOLVE}, as a number.",
+    "reply": f"{_SOLVE}, in the form that the problem asks for.",
+}
+REQUIRED: Mapping[AnswerForm, tuple[str, ...]] = {
+    "tags": ANSWER_TAGS,
+    "last_number": (),
+    "reply": (),
+}
+"""The texts that an instruction must contain, by the form of the answer."""
+NO_ANSWER: Mapping[AnswerForm, str] = {
+    "tags": "no answer between <answer> and </answer>",
+    "last_number": "no number",
+    "reply": "an empty reply",
+}
 
 _RUNS_CODE = "its verifier evaluates the answer as Python code"
 _DIFFERS = "its questions differ from one process to the next, so that no run could be resumed"
@@ -92,8 +107,11 @@ class ReasoningGymOptions(Model):
     partial_credit: bool = False
     """Take a verifier's scores between 0 and 1 as rewards. Many tasks give some to answers that hold the
     right one among others, or to any text; false: only the full score is rewarded, with 1."""
-    initial_instruction: str = INITIAL_INSTRUCTION
-    """Used if the run file's `instruction` has no text."""
+    answer: AnswerForm = "tags"
+    """Which text is the answer: the last one between <answer> and </answer>; the reply's last number; or
+    the whole reply. Small models hardly write tags."""
+    initial_instruction: str | None = None
+    """Used if the run file's `instruction` has no text; null: one that asks for the answer in this form."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "ReasoningGymOptions":
@@ -110,13 +128,14 @@ class ReasoningGymOptions(Model):
                     f"environment.tasks: config of {task.name} sets {own[0]}; set environment.seed, "
                     "train, validation and test instead"
                 )
-        if missing := missing_texts(self.initial_instruction, ANSWER_TAGS):
+        given = self.initial_instruction
+        if given is not None and (missing := missing_texts(given, REQUIRED[self.answer])):
             raise ValueError(f"environment.initial_instruction {missing}")
         return self
 
 
 class ReasoningGymEnvironment(TaskEnvironment):
-    """Generated questions answered in one turn; the last text between the answer tags is the answer.
+    """Generated questions answered in one turn; by default the last text between the answer tags counts.
 
     Rewards are the package's scores, 0 without an answer. A verifier that raises scores 0, and the
     metrics count it as `reward/verifier_failed`; `reward/verifier` is the score with partial credit.
@@ -134,37 +153,41 @@ class ReasoningGymEnvironment(TaskEnvironment):
         with generators_kept(), redirect_stdout(io.StringIO()):
             for split in reversed(SPLITS):
                 tasks[split] = _drawn(options, strata, split, seen)
-        super().__init__({split: tasks[split] for split in SPLITS}, options.initial_instruction)
+        self._form: AnswerForm = options.answer
+        initial = options.initial_instruction or INITIAL_INSTRUCTIONS[options.answer]
+        super().__init__({split: tasks[split] for split in SPLITS}, initial)
         self._verifiers = {stratum.label: stratum.dataset("test", 1) for stratum in strata}
         self._partial_credit = options.partial_credit
         self._scores: dict[tuple[str, str], tuple[float, bool]] = {}
 
     @property
     def required(self) -> tuple[str, ...]:
-        return ANSWER_TAGS
+        return REQUIRED[self._form]
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
-        """End each episode; a turn without an answer between the tags is invalid."""
+        """End each episode; a turn without an answer is invalid."""
         return [
             Response(done=True, action="answer")
-            if last_answer(action.text) is not None
-            else Response(done=True, action="invalid", error=NO_ANSWER)
+            if answer_of(action.text, self._form) is not None
+            else Response(done=True, action="invalid", error=NO_ANSWER[self._form])
             for action in actions
         ]
 
     def reference(self, task: Task) -> str:
-        """Return the generator's answer between the tags; "" for a task that has none."""
-        return f"<answer>{task.answers[0]}</answer>" if task.answers else ""
+        """Return the generator's answer, between the tags if they are needed; "" for a task without one."""
+        if not task.answers:
+            return ""
+        return f"<answer>{task.answers[0]}</answer>" if self._form == "tags" else task.answers[0]
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
-        """Return the reward of the last answer in the policy's own text, and that answer."""
-        answer = last_answer(trajectory.own_text)
+        """Return the reward of the answer in the policy's own text, and that answer."""
+        answer = answer_of(trajectory.own_text, self._form)
         score, _ = self._verified(trajectory.task, answer)
         return (score if self._partial_credit else float(score == 1)), answer
 
     def reward_parts(self, trajectory: Trajectory) -> dict[str, float]:
         """Return the verifier's own score, and 1 under `verifier_failed` if it raised."""
-        score, failed = self._verified(trajectory.task, last_answer(trajectory.own_text))
+        score, failed = self._verified(trajectory.task, answer_of(trajectory.own_text, self._form))
         return {"verifier": score, "verifier_failed": float(failed)}
 
     def _verified(self, task: Task, answer: str | None) -> tuple[float, bool]:
@@ -190,6 +213,20 @@ class ReasoningGymEnvironment(TaskEnvironment):
             warn(f"environment: a verifier of {name} raised {reason}; such answers score 0")
             return 0.0, True
         return (min(max(score, 0.0), 1.0), False) if math.isfinite(score) else (0.0, True)
+
+
+def answer_of(text: str, form: AnswerForm) -> str | None:
+    """Return the answer of a reply, stripped; None if it has none.
+
+    >>> answer_of("3 + 4 is 7.", "last_number"), answer_of(" Friday ", "reply")
+    ('7', 'Friday')
+    """
+    if form == "tags":
+        return last_answer(text)
+    if form == "reply":
+        return text.strip() or None
+    number = last_number(text)
+    return None if number is None else f"{number:f}"
 
 
 def last_answer(text: str) -> str | None:

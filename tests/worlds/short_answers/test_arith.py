@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.errors import ConfigError
+from cotune.rewards.last_number import last_number
 from cotune.types import Assignment, Prompt
 from cotune.worlds import arithmetic
 from cotune.worlds.short_answers.arith import (
     STRATA,
     ArithEnvironment,
     ArithOptions,
-    last_number,
     reward,
     type_of,
 )

@@ -8,11 +8,11 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from cotune.environments.base import TaskEnvironment
+from cotune.rewards.last_number import last_number
 from cotune.types import Trajectory
 from cotune.worlds.short_answers.content_splits import Drawn, Sizes, drawn_tasks, split_of
 
@@ -49,18 +49,6 @@ _FORMS = {
     kind: [re.compile(re.escape(w).replace(r"\{a\}", r"\d+").replace(r"\{b\}", r"\d+")) for w in ws]
     for kind, ws in WORDINGS.items()
 }
-# A minus after a digit or a bracket is an operation, not a sign.
-_NUMBER = re.compile(r"(?:(?<![\d)\]])[-−])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
-
-
-def last_number(reply: str) -> Decimal | None:
-    """Return the last number in a reply; None if it has none.
-
-    >>> last_number("12 + 30 = 42."), last_number("It is -7"), last_number("25-17"), last_number("1,200")
-    (Decimal('42'), Decimal('-7'), Decimal('17'), Decimal('1200'))
-    """
-    found = _NUMBER.findall(reply)
-    return Decimal(found[-1].replace(",", "").replace("−", "-")) if found else None
 
 
 def reward(reply: str, answer: int) -> float:

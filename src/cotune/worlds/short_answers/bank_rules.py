@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
+from cotune.rewards.last_number import last_number
 from cotune.worlds.remedies import Failed, Writer
 from cotune.worlds.short_answers import arith, extract3
 from cotune.worlds.short_answers.bank import Bank, Sections, read_sections
@@ -108,7 +109,7 @@ def _writer(bank: Sections, sections: Sequence[str], parent: str) -> Writer:
 
 
 def _lack_of_arith(question: str, reply: str) -> Lack:
-    if arith.last_number(reply) is None:
+    if last_number(reply) is None:
         return Lack.NO_ANSWER
     return Lack.LONG if len(reply.split()) > _LONG else Lack.WRONG
 
