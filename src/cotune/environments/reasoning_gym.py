@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import fields, replace
 from importlib import import_module
+from itertools import islice
 from typing import Any, Literal, cast
 
 from pydantic import Field, model_validator
@@ -23,6 +24,7 @@ from cotune.errors import ConfigError
 from cotune.rewards.last_number import last_number
 from cotune.types import Action, Response, Task, Trajectory
 from cotune.utils.packages import installed
+from cotune.utils.progress import begin
 from cotune.utils.text import did_you_mean, one_line
 from cotune.utils.validation import Model, TextOrFields
 
@@ -149,8 +151,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
         strata = _strata(options)
         # Held-out splits first, so that they do not depend on the number of training questions.
         seen, tasks = set[str](), dict[str, list[Task]]()
-        # Some generators print, and some draw from the process's own generators.
-        with generators_kept(), redirect_stdout(io.StringIO()):
+        with generators_kept():  # some draw from the process's own generators
             for split in reversed(SPLITS):
                 tasks[split] = _drawn(options, strata, split, seen)
         self._form: AnswerForm = options.answer
@@ -349,10 +350,13 @@ def _drawn(
     options: ReasoningGymOptions, strata: Sequence[_Stratum], split: str, seen: set[str]
 ) -> list[Task]:
     """Return the tasks of a split, the strata in turn; `seen` holds the texts that are taken."""
-    count = cast("int", getattr(options, split))
-    share = -(-count // len(strata))
-    streams = [_questions(stratum, split, share, seen) for stratum in strata]
-    return [next(streams[i % len(streams)]) for i in range(count)]
+    count, drawn = cast("int", getattr(options, split)), list[list[Task]]()
+    for i, stratum in enumerate(strata):
+        share = len(range(i, count, len(strata)))
+        # Some generators hardly end at a high level; this names them.
+        begin(f"generating questions of {stratum.label}")
+        drawn.append(list(islice(_questions(stratum, split, share, seen), share)))
+    return [drawn[i % len(strata)][i // len(strata)] for i in range(count)]
 
 
 def _questions(stratum: _Stratum, split: str, share: int, seen: set[str]) -> Iterator[Task]:
@@ -360,7 +364,8 @@ def _questions(stratum: _Stratum, split: str, share: int, seen: set[str]) -> Ite
     dataset, found, reason = stratum.dataset(split, share), 0, ""
     for index in range(len(dataset)):
         try:
-            entry = cast("dict[str, Any]", dataset[index])
+            with redirect_stdout(io.StringIO()):  # some print
+                entry = cast("dict[str, Any]", dataset[index])
         except Exception as error:  # noqa: BLE001 - some seeds give no puzzle
             reason = f" ({type(error).__name__} in the generator)"
             continue
