@@ -28,6 +28,7 @@ from cotune.errors import ConfigError
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.testing import CharacterCodec, ScriptedSampler
 from cotune.types import Assignment, Limits, Prompt, Sampling, Task, Trajectory
+from cotune.utils.progress import listening
 
 SMALL = {"train": 12, "validation": 6, "test": 9}
 CODEC = CharacterCodec()
@@ -120,6 +121,13 @@ def test_questions_are_the_same_in_another_process() -> None:
     )  # fmt: skip
     own = environment("family_relationships", "letter_jumble")
     assert found.stdout.strip() == str([task.id for task in own.tasks("train")])
+
+
+def test_it_is_said_whose_questions_are_generated() -> None:
+    said: list[str] = []
+    with listening(lambda what, done, total: said.append(what)):
+        environment("chain_sum", "gcd")
+    assert set(said) == {"generating questions of chain_sum", "generating questions of gcd"}
 
 
 def test_generating_leaves_the_process_s_draws_alone() -> None:

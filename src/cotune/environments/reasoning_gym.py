@@ -37,7 +37,7 @@ INITIAL_INSTRUCTIONS: Mapping[AnswerForm, str] = {
     "last_number": f"{_SOLVE}, as a number.",
     "reply": f"{_SOLVE}, in the form that the problem asks for.",
 }
-REQUIRED: Mapping[AnswerForm, tuple[str, ...]] = {
+REQUIRED_BY_ANSWER: Mapping[AnswerForm, tuple[str, ...]] = {
     "tags": ANSWER_TAGS,
     "last_number": (),
     "reply": (),
@@ -111,7 +111,7 @@ class ReasoningGymOptions(Model):
     right one among others, or to any text; false: only the full score is rewarded, with 1."""
     answer: AnswerForm = "tags"
     """Which text is the answer: the last one between <answer> and </answer>; the reply's last number; or
-    the whole reply. Small models hardly write tags."""
+    the whole reply. Small models often write no tags."""
     initial_instruction: str | None = None
     """Used if the run file's `instruction` has no text; null: one that asks for the answer in this form."""
 
@@ -131,7 +131,7 @@ class ReasoningGymOptions(Model):
                     "train, validation and test instead"
                 )
         given = self.initial_instruction
-        if given is not None and (missing := missing_texts(given, REQUIRED[self.answer])):
+        if given is not None and (missing := missing_texts(given, REQUIRED_BY_ANSWER[self.answer])):
             raise ValueError(f"environment.initial_instruction {missing}")
         return self
 
@@ -155,15 +155,18 @@ class ReasoningGymEnvironment(TaskEnvironment):
             for split in reversed(SPLITS):
                 tasks[split] = _drawn(options, strata, split, seen)
         self._form: AnswerForm = options.answer
-        initial = options.initial_instruction or INITIAL_INSTRUCTIONS[options.answer]
-        super().__init__({split: tasks[split] for split in SPLITS}, initial)
+        given = options.initial_instruction
+        super().__init__(
+            {split: tasks[split] for split in SPLITS},
+            INITIAL_INSTRUCTIONS[options.answer] if given is None else given,
+        )
         self._verifiers = {stratum.label: stratum.dataset("test", 1) for stratum in strata}
         self._partial_credit = options.partial_credit
         self._scores: dict[tuple[str, str], tuple[float, bool]] = {}
 
     @property
     def required(self) -> tuple[str, ...]:
-        return REQUIRED[self._form]
+        return REQUIRED_BY_ANSWER[self._form]
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """End each episode; a turn without an answer is invalid."""
