@@ -163,18 +163,15 @@ def test_the_last_answer_between_tags_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "reply", "expected"),
+    ("reply", "expected"),
     [
-        ("last_number", "First 3, then it is {}.", 1),
-        ("last_number", "{}, which is more than 1234567", 0),
-        ("last_number", "no idea", 0),
-        ("reply", " {}\n", 1),
-        ("reply", "It is {}.", 0),
-        ("reply", " ", 0),
+        ("First 3, then it is {}.", 1),
+        ("{}, which is more than 1234567", 0),
+        ("no idea", 0),
     ],
 )
-def test_other_forms_of_the_answer_need_no_tags(form: str, reply: str, expected: int) -> None:
-    env = environment("chain_sum", answer=form)
+def test_the_last_number_can_be_the_answer(reply: str, expected: int) -> None:
+    env = environment("chain_sum", answer="last_number")
     task = env.tasks("train")[0]
     found = rolled_out(env, task, reply.format(task.answers[0]))
     assert found.reward == expected

@@ -30,7 +30,7 @@ from cotune.environments.environment_options import (
     environment_section,
 )
 from cotune.environments.math import REQUIRED, MathOptions
-from cotune.environments.reasoning_gym import REQUIRED_BY_ANSWER, ReasoningGymOptions
+from cotune.environments.reasoning_gym import ReasoningGymOptions
 from cotune.environments.search import SearchOptions
 from cotune.environments.tag_protocol import ANSWER_TAGS, CALL_TAGS
 from cotune.errors import ConfigError
@@ -301,7 +301,7 @@ class RunConfig(Model):
         if without_search(self.environment):
             required = ANSWER_TAGS
         elif isinstance(self.environment, ReasoningGymOptions):
-            required = REQUIRED_BY_ANSWER[self.environment.answer]
+            required = self.environment.required
         if text is not None and (problem := missing_texts(text, required)):
             raise ValueError(f"instruction {problem}")
         return self

@@ -29,24 +29,16 @@ from cotune.utils.text import did_you_mean, one_line
 from cotune.utils.validation import Model, TextOrFields
 
 PACKAGE = "reasoning-gym"
-AnswerForm = Literal["tags", "last_number", "reply"]
+AnswerForm = Literal["tags", "last_number"]
 """Which text of a reply is its answer."""
 _SOLVE = "Solve the problem. Give only the final answer"
 INITIAL_INSTRUCTIONS: Mapping[AnswerForm, str] = {
     "tags": f"{_SOLVE}, in the form that the problem asks for, between <answer> and </answer>.",
     "last_number": f"{_SOLVE}, as a number.",
-    "reply": f"{_SOLVE}, in the form that the problem asks for.",
 }
-REQUIRED_BY_ANSWER: Mapping[AnswerForm, tuple[str, ...]] = {
-    "tags": ANSWER_TAGS,
-    "last_number": (),
-    "reply": (),
-}
-"""The texts that an instruction must contain, by the form of the answer."""
 NO_ANSWER: Mapping[AnswerForm, str] = {
     "tags": "no answer between <answer> and </answer>",
     "last_number": "no number",
-    "reply": "an empty reply",
 }
 
 _RUNS_CODE = "its verifier evaluates the answer as Python code"
@@ -110,8 +102,8 @@ class ReasoningGymOptions(Model):
     """Take a verifier's scores between 0 and 1 as rewards. Many tasks give some to answers that hold the
     right one among others, or to any text; false: only the full score is rewarded, with 1."""
     answer: AnswerForm = "tags"
-    """Which text is the answer: the last one between <answer> and </answer>; the reply's last number; or
-    the whole reply. Small models often write no tags."""
+    """Which text is the answer: the last one between <answer> and </answer>, or the reply's last number.
+    Small models often write no tags."""
     initial_instruction: str | None = None
     """Used if the run file's `instruction` has no text; null: one that asks for the answer in this form."""
 
@@ -131,9 +123,14 @@ class ReasoningGymOptions(Model):
                     "train, validation and test instead"
                 )
         given = self.initial_instruction
-        if given is not None and (missing := missing_texts(given, REQUIRED_BY_ANSWER[self.answer])):
+        if given is not None and (missing := missing_texts(given, self.required)):
             raise ValueError(f"environment.initial_instruction {missing}")
         return self
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Return the texts that an instruction must contain."""
+        return ANSWER_TAGS if self.answer == "tags" else ()
 
 
 class ReasoningGymEnvironment(TaskEnvironment):
@@ -155,6 +152,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
             for split in reversed(SPLITS):
                 tasks[split] = _drawn(options, strata, split, seen)
         self._form: AnswerForm = options.answer
+        self._required = options.required
         given = options.initial_instruction
         super().__init__(
             {split: tasks[split] for split in SPLITS},
@@ -166,7 +164,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
 
     @property
     def required(self) -> tuple[str, ...]:
-        return REQUIRED_BY_ANSWER[self._form]
+        return self._required
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """End each episode; a turn without an answer is invalid."""
@@ -222,13 +220,11 @@ class ReasoningGymEnvironment(TaskEnvironment):
 def answer_of(text: str, form: AnswerForm) -> str | None:
     """Return the answer of a reply, stripped; None if it has none.
 
-    >>> answer_of("3 + 4 is 7.", "last_number"), answer_of(" Friday ", "reply")
-    ('7', 'Friday')
+    >>> answer_of("3 + 4 is 7.", "last_number"), answer_of("3 + 4 is 7.", "tags")
+    ('7', None)
     """
     if form == "tags":
         return last_answer(text)
-    if form == "reply":
-        return text.strip() or None
     number = last_number(text)
     return None if number is None else f"{number:f}"
 
@@ -356,7 +352,7 @@ def _drawn(
     count, drawn = cast("int", getattr(options, split)), list[list[Task]]()
     for i, stratum in enumerate(strata):
         share = len(range(i, count, len(strata)))
-        # Some generators hardly end at a high level; this names them.
+        # At a high level some generators may never finish; this says which.
         begin(f"generating questions of {stratum.label}")
         drawn.append(list(islice(_questions(stratum, split, share, seen), share)))
     return [drawn[i % len(strata)][i // len(strata)] for i in range(count)]
