@@ -3,7 +3,7 @@
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from inspect import get_annotations
 from pathlib import Path
 from typing import Any, cast
@@ -203,9 +203,26 @@ def test_nothing_is_written_before_training(run: LibraryRun, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_is_begun_once(run: LibraryRun, tmp_path: Path) -> None:
-    assert run.begin_attempt(None) == 1
+def log_a_loss(run: LibraryRun) -> None:
     run.metrics(1, {"loss": 1.0})
+
+
+def save(run: LibraryRun) -> None:
+    run.event("saved", 1)
+
+
+def roll_out_twice(run: LibraryRun) -> None:
+    for step in (1, 2):
+        run.set_step(step)
+        run.add_rollouts("train", 8, 80)
+
+
+@pytest.mark.parametrize("trained", [log_a_loss, save, roll_out_twice])
+def test_a_folder_is_begun_once(
+    run: LibraryRun, tmp_path: Path, trained: Callable[[LibraryRun], None]
+) -> None:
+    assert run.begin_attempt(None) == 1
+    trained(run)
     before = (tmp_path / "cotune" / "events.jsonl").read_bytes()
     with pytest.raises(ConfigError, match=r"resume_from_checkpoint=True.*output_dir"):
         run.begin_attempt(None)

@@ -153,6 +153,30 @@ def test_a_stage_begins_with_the_adapter_before_it_in_whole_weights(
     assert [words[:2] for words in seen[5:]] == [("export", "prompt"), ("train", "train")]
 
 
+def test_a_stage_from_a_policy_that_was_trained_again_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Processes(monkeypatch, finished)
+    changes = {"methods": ["prompt-after-rl"], "baseline": "prompt-after-rl", "seeds": [0]}
+    run(cells_of(tmp_path, **changes))
+    folder = tmp_path / "out/prompt-after-rl/seed-0"
+    again = cells_of(tmp_path, **changes)
+    again[0].look({})
+    assert again[0].state == State.DONE
+    (trained,) = [one.folder for one in again[0].finished if one.folder.name != "prompt"]
+    summary = trained / "summary.json"
+    summary.write_text(summary.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    cells = cells_of(tmp_path, **changes)
+    run(cells)
+    assert cells[0].state == State.FAILED
+    told = f"{folder / 'prompt'} holds a run from another policy than {trained} has now"
+    assert told in cells[0].problem
+    shutil.rmtree(folder / "prompt")
+    cells = cells_of(tmp_path, **changes)
+    run(cells)
+    assert cells[0].state == State.DONE
+
+
 def test_an_export_that_fails_is_its_stage_s_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,11 @@ def test_a_run_from_the_command_line(
     for column, name in names.items():
         assert means[column, "greedy"] == found.scores[name]["greedy"].mean
         assert means[column, "avg@2"] == pytest.approx(found.scores[name]["sampled"].mean)
+    # Another split's scores are not those of fewer questions.
+    options = ("--split", "validation", "--limit", "2", "--samples", "1")
+    _, other = evaluate(run, monkeypatch, "--quadrants", *options)
+    assert other is not None
+    assert (other.split, len(other.questions)) == ("validation", 2)
 
 
 def test_equal_policies_and_instructions_are_rolled_out_once(

@@ -27,8 +27,10 @@ def test_lines_over_the_same_points_keep_them() -> None:
     assert band == [(1, 0.0, 0.5), (4, 0.0, 1.0)]
 
 
-def test_lines_that_share_no_stretch_leave_the_first() -> None:
-    assert average([[(1, 0.25)], [(3, 0.5)]]) == ([(1, 0.25)], [(1, 0.25, 0.25)])
+def test_lines_that_share_no_stretch_are_averaged_point_by_point() -> None:
+    assert average([[(1, 0.25)], [(3, 0.5)]]) == ([(2, 0.375)], [(2, 0.25, 0.5)])
+    lines = [[(1, 0.0), (2, 0.5)], [(3, 1.0), (6, 0.0), (9, 0.0)]]
+    assert average(lines) == ([(2, 0.5), (4, 0.25)], [(2, 0.0, 1.0), (4, 0.0, 0.5)])
 
 
 def test_rollouts_count_training_and_verification_and_no_evaluation(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from cotune.protocols import State
 from cotune.run.evolution_log import EvolutionLog
 from cotune.run.journal import Journal, RunJournal, SilentJournal, describe_event
 from cotune.run.json_files import plain, write_atomic
+from cotune.run.frames import cost_rows
 from cotune.run.ledger import Ledger
 from cotune.run.locks import run_locked
 from cotune.run.run_dir import RunDir
@@ -165,7 +166,7 @@ class LibraryRun:
             run = RunDir.create(self._folder, self._config)
             self._lock()
             return run
-        if RunDir.open(self._folder).read_metrics():
+        if _has_trained(RunDir.open(self._folder)):
             raise ConfigError(
                 f"{self._folder}: holds an earlier run; resume it with "
                 "trainer.train(resume_from_checkpoint=True) if it has a checkpoint, or set another "
@@ -204,6 +205,15 @@ class LibraryRun:
             self._ledger.close()
         self._journal, self._ledger = SilentJournal(), None
         _release(self._folder.resolve())
+
+
+def _has_trained(run: RunDir) -> bool:
+    """Return whether a run came beyond its first step. One that logs rarely has no metrics by then."""
+    return (
+        bool(run.read_metrics())
+        or any(event["kind"] in ("saved", "run_finished") for event in run.read_events())
+        or any(row["kind"] == "train" and row["step"] > 1 for row in cost_rows(run.ledger_path))
+    )
 
 
 def _release(folder: Path) -> None:

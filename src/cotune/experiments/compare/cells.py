@@ -56,6 +56,7 @@ class Cell:
         self._process: subprocess.Popen[bytes] | None = None
         self._since = 0.0
         self._config: RunConfig | None = None
+        self._source: Finished | None = None
         self._merging = self._scoring = False
 
     @property
@@ -175,6 +176,19 @@ class Cell:
         return self.row.stage_folder(self.stage)
 
     @property
+    def _version_file(self) -> Path:
+        """The file with the version of the stage whose policy the current one began from."""
+        return self._folder.with_name(self._folder.name + ".source.sha256")
+
+    @property
+    def _began_from(self) -> str | None:
+        """What that file holds; what the source has now if there is none, as in older suites."""
+        try:
+            return self._version_file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return self._source and self._source.version
+
+    @property
     def _log(self) -> Path:
         folder = self.row.folder / "quadrants" if self._scoring else self._folder
         return folder.with_name(folder.name + ".log")
@@ -209,14 +223,20 @@ class Cell:
         """Take over the next stage if it is finished; return whether it is.
 
         Raises:
-            ConfigError: the folder holds a run of another configuration.
+            ConfigError: the folder holds a run of another configuration, or from another policy.
         """
         config = self._config = self.row.config(self.stage, self.finished, others)
+        self._source = self.row.policy_source(self.stage, self.finished, others)
         folder = self._folder
         if not RunDir.is_run(folder):
             return False
         if told := other_settings(folder, config):
             raise ConfigError(told)
+        if self._source is not None and self._began_from != self._source.version:
+            raise ConfigError(
+                f"{folder} holds a run from another policy than {self._source.folder} has now; remove "
+                "the folder"
+            )
         if (found := Finished.read(folder)) is None:
             return False
         self.finished.append(found)
@@ -243,6 +263,8 @@ class Cell:
             file.parent.mkdir(parents=True, exist_ok=True)
             text = yaml.safe_dump(dump_config(self._config), sort_keys=False, allow_unicode=True)
             write_atomic(file, text)
+            if self._source is not None:
+                write_atomic(self._version_file, self._source.version)
             words = (*stage.command, str(file), "--quiet")
         self._process = start(words, self._log, self._config.threads, self.gpu)
         self._since = time.monotonic()

@@ -225,7 +225,10 @@ def _kept(cells: Sequence[Cell]) -> list[str]:
         return []
     steps = ", ".join(f"{one.get('best_step')} of {one['steps']}" for one in figures)
     last = sum(one.get("em_last", one["em"]) for one in figures) / len(figures)
-    return [f"kept: the best on validation, after step {steps}; the last policies score {last:.3f}"]
+    return [
+        f"kept: the best on validation, after step {steps}; the last policies score {last:.3f} on all "
+        "strata"
+    ]
 
 
 def _best_hints(stage: Finished) -> list[Row]:

@@ -64,8 +64,9 @@ class Finished:
         return policy_rollouts(self.figures["policy_rollouts"])
 
     @property
-    def instruction(self) -> str:
-        return str(self.figures["best_instruction"])
+    def instruction(self) -> str | None:
+        """The best instruction; None for a baseline that has a prompt of its own."""
+        return self.figures["best_instruction"]
 
     @property
     def policy(self) -> str:
@@ -80,16 +81,17 @@ class Finished:
     def is_merged(self) -> bool:
         """True if `merged` holds this policy; a resumed run may have replaced it."""
         try:
-            return (self.folder / _MERGED_OF).read_text(encoding="utf-8") == self._summary_hash
+            return (self.folder / _MERGED_OF).read_text(encoding="utf-8") == self.version
         except OSError:
             return False
 
     def note_merged(self) -> None:
         """Record that `merged` holds this policy."""
-        write_atomic(self.folder / _MERGED_OF, self._summary_hash)
+        write_atomic(self.folder / _MERGED_OF, self.version)
 
     @property
-    def _summary_hash(self) -> str:
+    def version(self) -> str:
+        """The hash of its summary.json: another one means that the policy may be another."""
         return hashlib.sha256((self.folder / "summary.json").read_bytes()).hexdigest()
 
 
@@ -170,6 +172,18 @@ class SuiteRow:
         """
         where = f"methods: {self.entry.key}, stage {self.method.stages[index].name}"
         return parse_config(self._raw(index, before, others), where)
+
+    def policy_source(
+        self, index: int, before: Sequence[Finished], others: Mapping[str, Finished]
+    ) -> Finished | None:
+        """Return the finished stage whose policy a stage starts from; None for any other policy.
+
+        Args:
+            before, others: as for `config`.
+        """
+        if "policy" in self.method.takes:
+            return others.get(slug(self.entry.policy_from))
+        return before[-1] if before and self.method.stages[index].policy == "before" else None
 
     @cached_property
     def planned(self) -> list[RunConfig]:

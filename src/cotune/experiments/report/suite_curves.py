@@ -228,7 +228,7 @@ def average(
 ) -> tuple[list[Point], list[tuple[float, float, float]]]:
     """Return the mean of lines and (x, lowest, highest) over their shared x, interpolated.
 
-    Lines that share no stretch of x (or have one point each) are cut to the first of them.
+    Lines that share no stretch of x are averaged point by point in both, as far as the shortest goes.
     """
     xs = [np.array([x for x, _ in line]) for line in lines]
     ys = [np.array([y for _, y in line]) for line in lines]
@@ -238,7 +238,9 @@ def average(
     elif low < high:
         grid = np.linspace(low, high, _GRID)
     else:
-        return list(lines[0]), [(x, y, y) for x, y in lines[0]]
+        points = [list(zip(*each, strict=True)) for each in zip(*lines, strict=False)]
+        means = [(math.fsum(x) / len(x), math.fsum(y) / len(y)) for x, y in points]
+        return means, [(x, min(y), max(y)) for (x, _), (_, y) in zip(means, points, strict=True)]
     values = np.stack([np.interp(grid, x, y) for x, y in zip(xs, ys, strict=True)])
     mean = list(zip(grid.tolist(), values.mean(axis=0).tolist(), strict=True))
     ends = (values.min(axis=0).tolist(), values.max(axis=0).tolist())
