@@ -4,17 +4,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cotune.config.build import build_llm
 from cotune.config.run_file import load_config
 from cotune.engines import preflight
 from cotune.engines.engine import engine_of
 from cotune.errors import ConfigError, LLMError
+from cotune.policy import local_policy
 from cotune.policy.codec import HFCodec
 from cotune.policy.local_llm import LocalLLM, LocalOptions
 from cotune.policy.local_policy import load
 from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import bundled_folder
+from cotune.policy.precision import Precision
 from cotune.run.ledger import Ledger
 
 WORLD = PolicyConfig(path="bundled:arithmetic")
@@ -45,6 +48,24 @@ def test_a_reply_depends_on_seed_and_prompt_alone() -> None:
     other.complete("something else first")
     assert one.complete(ASKED) == other.complete(ASKED)
     assert llm(seed=1, temperature=2.0).complete(ASKED).text != one.complete(ASKED).text
+
+
+def test_it_computes_in_the_type_that_the_policy_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def loaded(path: Any, dtype: str) -> Any:
+        asked.append(dtype)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(local_policy, "load", loaded)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cases: list[tuple[bool, Precision]] = [(False, "auto"), (True, "auto"), (True, "fp32")]
+    for native, precision in cases:
+        monkeypatch.setattr("cotune.policy.precision.native_bfloat16", lambda native=native: native)
+        options = LocalOptions()
+        with pytest.raises(ConfigError, match="enough"):
+            LocalLLM(options, options.as_policy(WORLD), 0, precision).complete(ASKED)
+    assert asked == ["float32", "auto", "float32"]
 
 
 def test_a_prompt_beyond_the_context_is_no_reply() -> None:

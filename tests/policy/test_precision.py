@@ -109,10 +109,13 @@ def test_outside_of_a_trainer_its_autocast_is_opened(
 ) -> None:
     for gpu, expected in ((False, on_cpu), (True, on_gpu)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
-        made = casting(PolicyConfig(), asked, given)
+        made = casting(PolicyConfig(), asked, None if given is None else {"bf16": given})
         assert isinstance(made, partial)
         assert made.keywords == {"enabled": expected}
         assert made.args == ("cuda" if gpu else "cpu", torch.bfloat16)
+        half = casting(PolicyConfig(), asked, {"fp16": True})
+        assert isinstance(half, partial)
+        assert (half.keywords, half.args[1]) == ({"enabled": True}, torch.float16)
 
 
 def run_file(tmp_path: Path, **sections: Any) -> RunConfig:

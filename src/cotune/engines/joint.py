@@ -75,7 +75,9 @@ def run_parts(
         # The other ranks never ask the LLM, and making the user's own may load a model.
         llm=NoLLM()
         if world().rank
-        else build_llm(config.proposer, config.seed, ledger, config.policy),
+        else build_llm(
+            config.proposer, config.seed, ledger, config.policy, config.training.precision
+        ),
         journal=journal,
         meter=ledger,
         limits=config.limits,

@@ -71,6 +71,7 @@ class TaskEnvironment:
     Attributes:
         prompt_format: the layout of a prompt; a run file's `instruction` section replaces parts.
         needs_rewards: whether reward functions are required, because `score` returns no reward.
+        takes_any_tasks: whether it can score other tasks than its own, such as a benchmark's.
         description: the environment, described to the LLM that proposes; None: its tools, "": nothing.
 
     Raises:
@@ -78,6 +79,7 @@ class TaskEnvironment:
     """
 
     needs_rewards: bool = False
+    takes_any_tasks: bool = True
     description: str | None = None
 
     def __init__(

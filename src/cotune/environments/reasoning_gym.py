@@ -144,6 +144,8 @@ class ReasoningGymEnvironment(TaskEnvironment):
             there are too few different questions.
     """
 
+    takes_any_tasks = False
+
     def __init__(self, options: ReasoningGymOptions) -> None:
         strata = _strata(options)
         # Held-out splits first, so that they do not depend on the number of training questions.

@@ -60,6 +60,8 @@ class TrlEnvironment(TaskEnvironment):
         own_reward: the name of `get_reward` among the reward functions; "" without it.
     """
 
+    takes_any_tasks = False
+
     def __init__(
         self,
         factory: Callable[[], Any],
@@ -176,6 +178,10 @@ class TrlEnvironment(TaskEnvironment):
         for row, response in found.items():
             self._live[row].broken |= response.failed
         return [found[action.row] for action in actions]
+
+    def reference(self, task: Task) -> str:
+        """Return "": only an episode of its own instances has a reward."""
+        return ""
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return the value of `get_reward`; 0 without it or if the environment broke.

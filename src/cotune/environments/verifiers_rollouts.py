@@ -46,6 +46,8 @@ class VerifiersEnvironment(TaskEnvironment):
     waits for the policy's next turn. Timeouts are the environment's own.
     """
 
+    takes_any_tasks = False
+
     def __init__(
         self,
         api: Api,
@@ -72,6 +74,10 @@ class VerifiersEnvironment(TaskEnvironment):
                 tools, or shows images.
         """
         return self._loop.run(self._respond(actions))
+
+    def reference(self, task: Task) -> str:
+        """Return "": only a rollout of its own has a reward."""
+        return ""
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return the reward of the environment's rubric; 0 if the environment broke."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from cotune.errors import ConfigError, LLMError
 from cotune.policy.options import PolicyConfig
+from cotune.policy.precision import Precision
 from cotune.types import Completion, SampleRequest, Sampling
 from cotune.utils.option_checks import check_range
 
@@ -91,10 +92,14 @@ class LocalLLM:
         options: `llm:` of the run file.
         model: which model; see `LocalOptions.as_policy`.
         seed: seed of the draws.
+        precision: `training.precision` of the run: the model computes in the type that the policy would.
     """
 
-    def __init__(self, options: LocalOptions, model: PolicyConfig, seed: int) -> None:
+    def __init__(
+        self, options: LocalOptions, model: PolicyConfig, seed: int, precision: Precision = "auto"
+    ) -> None:
         self._options, self._model, self._seed = options, model, seed
+        self._precision: Precision = precision
         self.optional = options.optional
 
     @cached_property
@@ -104,17 +109,18 @@ class LocalLLM:
         from cotune.policy.codec import HFCodec, use_template
         from cotune.policy.local_policy import load
         from cotune.policy.policy_files import policy_path
-        from cotune.policy.precision import casting
+        from cotune.policy.precision import casting, weights_dtype
         from cotune.policy.sampling import policy_sampler
 
         naming = contextlib.nullcontext() if self._options.path is None else naming_llm()
         # Loading may draw numbers, and a resumed run loads at another time.
         with naming, torch.random.fork_rng():
-            model, tokenizer = load(policy_path(self._model.path), self._model.dtype)
+            dtype = weights_dtype(self._model, self._precision)
+            model, tokenizer = load(policy_path(self._model.path), dtype)
             use_template(tokenizer, self._model.chat_template)
             codec = HFCodec(tokenizer, self._model.template_args)
         model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
-        casts = casting(self._model, "auto")
+        casts = casting(self._model, self._precision)
         sampler = policy_sampler(lambda: contextlib.nullcontext(model), codec, tokenizer, casts)
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         return codec, sampler, context

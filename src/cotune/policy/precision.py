@@ -5,7 +5,7 @@ weights, so the option decides the type in which they are loaded. Bfloat16 pays 
 others emulate it, many times slower than float32.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any, Literal
@@ -57,17 +57,21 @@ def autocast(policy: PolicyConfig, precision: Precision) -> bool | None:
 
 
 def casting(
-    policy: PolicyConfig, precision: Precision, bf16: bool | None = None
+    policy: PolicyConfig, precision: Precision, engine_args: Mapping[str, Any] | None = None
 ) -> Callable[[], AbstractContextManager[Any]]:
     """Return what opens the trainer's autocast around a policy that no trainer holds.
 
     Args:
-        bf16: `training.engine_args.bf16`, if it is there.
+        engine_args: `training.engine_args`, whose `bf16` and `fp16` win.
     """
     import torch
 
-    enabled = autocast(policy, precision) if bf16 is None else bf16
+    asked = engine_args or {}
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if asked.get("fp16"):
+        return partial(torch.autocast, device, torch.float16, enabled=True)
+    bf16 = asked.get("bf16")
+    enabled = autocast(policy, precision) if bf16 is None else bf16
     # The trainer's own default is bfloat16.
     return partial(torch.autocast, device, torch.bfloat16, enabled=enabled is not False)
 

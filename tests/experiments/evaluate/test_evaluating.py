@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -328,6 +328,12 @@ def test_a_split_without_questions(geo: RunConfig) -> None:
 def test_an_environment_that_takes_no_other_questions(geo: RunConfig, tmp_path: Path) -> None:
     file = tmp_path / "nq.jsonl"
     file.write_text(json.dumps({"id": "a", "question": "q", "golden_answers": ["x"]}))
-    own: Any = object()
-    with pytest.raises(ConfigError, match=r"--benchmark nq: environment\.kind geo brings its own"):
-        question_sets(geo, own, None, [f"nq={file}"], None)
+
+    class OnlyItsOwn(SingleTurnEnvironment):
+        takes_any_tasks = False
+
+    for own in (object(), OnlyItsOwn({"train": []}, "")):
+        with pytest.raises(
+            ConfigError, match=r"--benchmark nq: environment\.kind geo brings its own"
+        ):
+            question_sets(geo, cast("Any", own), None, [f"nq={file}"], None)

@@ -27,9 +27,9 @@ from cotune.policy.codec import HFCodec
 from cotune.policy.tool_templates import check_turns
 from cotune.protocols import State
 from cotune.run.evolution_log import EvolutionLog
+from cotune.run.frames import cost_rows
 from cotune.run.journal import Journal, RunJournal, SilentJournal, describe_event
 from cotune.run.json_files import plain, write_atomic
-from cotune.run.frames import cost_rows
 from cotune.run.ledger import Ledger
 from cotune.run.locks import run_locked
 from cotune.run.run_dir import RunDir

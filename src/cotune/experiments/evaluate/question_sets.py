@@ -100,7 +100,7 @@ def _benchmark_set(
         )
         if isinstance(environment, TaskEnvironment):
             held.prompt_format = environment.prompt_format
-    elif not isinstance(environment, TaskEnvironment):
+    elif not isinstance(environment, TaskEnvironment) or not environment.takes_any_tasks:
         raise ConfigError(
             f"--benchmark {name}: environment.kind {config.environment.kind} brings its own "
             "questions; expected a run on search, geo or questions of a data set"

@@ -51,5 +51,5 @@ def run_policy(
         template_args=policy.template_args,
         chat_template=None if best else policy.chat_template,  # best/ has it
         rewards=rewards,
-        casts=casting(policy, training.precision, training.engine_args.get("bf16")),
+        casts=casting(policy, training.precision, training.engine_args),
     )
