@@ -179,7 +179,7 @@ def test_the_loop_learns(tmp_path: Any) -> None:
         model,
         coordinator(model, tmp_path),
         TaskOrder(world.tasks("train"), 4, 0).step,
-        LoopSettings(steps=12, questions=4, group_size=6, learning_rate=1e-2),
+        LoopSettings(steps=12, group_size=6, learning_rate=1e-2),
         lambda step, metrics: seen.append((step, metrics)),
     )
     assert [step for step, _ in seen] == list(range(1, 13))
@@ -216,7 +216,7 @@ def test_the_loop_trains_on_what_replaces_groups_without_variance(tmp_path: Any)
             model,
             coordinator(model, folder, environment=world, rounds=rounds),
             lambda step, world=world: world.tasks("train")[:2],
-            LoopSettings(steps=1, questions=2, group_size=3, learning_rate=1e-2),
+            LoopSettings(steps=1, group_size=3, learning_rate=1e-2),
         )
         moved = any((p != q).any() for p, q in zip(model.parameters(), before, strict=True))
         assert moved == bool(rounds)

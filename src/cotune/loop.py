@@ -27,7 +27,6 @@ class LoopSettings:
 
     Attributes:
         steps: T, rollout batches and updates.
-        questions: questions per step.
         group_size: G, rollouts per question.
         steps_per_epoch: steps in an epoch, after which P²O evolves hints; None is never.
         learning_rate: AdamW's learning rate.
@@ -36,7 +35,6 @@ class LoopSettings:
     """
 
     steps: int
-    questions: int
     group_size: int = 5
     steps_per_epoch: int | None = None
     learning_rate: float = 1e-4
@@ -53,13 +51,20 @@ def train(
 ) -> None:
     """Train weights and instructions together: INSPO's Algorithm 1 with any strategy.
 
+    The loss is GRPO's with PPO's clip for all of them (FST's own is CISPO), and a teacher is the live policy.
+
     Args:
         model: the policy; the coordinator's sampler must sample from this very model.
         coordinator: strategy, environment and sampler.
         tasks: returns the questions of a step, counted from 1.
         settings: sizes and the optimizer's settings.
         log: called with step and metrics after each update.
+
+    Raises:
+        ValueError: the strategy wants another teacher.
     """
+    if getattr(coordinator.strategy.distillation, "teacher", "live") != "live":
+        raise ValueError("distillation.teacher: the reference loop has only 'live'")
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
     group_size, temperature = settings.group_size, coordinator.settings.temperature
     for step in range(1, settings.steps + 1):

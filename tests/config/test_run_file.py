@@ -273,7 +273,7 @@ def test_groups_are_replaced_for_the_static_strategy_alone(method: str) -> None:
     parse_config(LEAST | {"strategy": {"kind": method}}, "test")
     with pytest.raises(ConfigError) as caught:
         parse_config(LEAST | training | {"strategy": {"kind": method}}, "test")
-    expected = rf"test: training.resample_rounds is 3, but strategy.kind is {re.escape(method)}, .*"
+    expected = rf"test: training.resample_rounds is 3, but strategy.kind is {re.escape(method)}; .*"
     assert re.fullmatch(expected, str(caught.value))
     with pytest.raises(ConfigError, match=r"training.resample_rounds: .*-1"):
         parse_config(LEAST | {"training": {"resample_rounds": -1}}, "test")

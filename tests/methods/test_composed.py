@@ -315,7 +315,13 @@ def test_options_from_a_run_file():
         ),
         ({"inspo": {"distillation": {"ratio": "hint"}}}, "set p2o.distillation"),
         (
-            {"inspo": {"distil_steps": 3, "distillation": {"kind": "filtered"}}},
+            {
+                "inspo": {
+                    "distil_steps": 3,
+                    "distillation": {"kind": "filtered"},
+                    "target": "sampled",
+                }
+            },
             "inspo.distil_steps is 3; expected 0",
         ),
         ({"inspo": {"groups": "own"}}, "credit is 'uplift', but groups is 'own'"),

@@ -71,7 +71,9 @@ def test_instructions_teach_in_mixed_groups_alone(
 ) -> None:
     check_target("sampled", KL, "mixed")
     check_target("sampled", KL, "own", distil_steps=2)
-    check_target("initial", FILTERED, "mixed", distil_steps=2)
+    check_target("sampled", FILTERED, "mixed", distil_steps=2)
+    with pytest.raises(ValueError, match="target is 'initial', whose rollouts need a mask"):
+        check_target("initial", FILTERED, "mixed", distil_steps=2)
     with pytest.raises(ValueError, match="distil_steps is 2, a last stage with a teacher, but"):
         check_target("initial", Distillation(), "own", distil_steps=2)
     with pytest.raises(ValueError, match=said):

@@ -212,6 +212,9 @@ def test_actions_carry_the_prompt_that_is_trained_on() -> None:
     action = episode.advance(ADD, [-1.0] * len(ADD))
 
     assert (action.prompt, action.row) == (Prompt("Add."), 3)
+    hinted = Assignment(TASK, Prompt("Add.", "hint"), Prompt("Add.", "hint"), "i0", 0)
+    episode = Episode(3, hinted, [1], [1], Limits(), CODEC, tools=ENVIRONMENT.tools)
+    assert episode.advance(ADD, [-1.0] * len(ADD)).prompt == Prompt("Add.")
     assert action.calls.calls[0].arguments == {"a": 3, "b": 4}
 
 

@@ -349,8 +349,8 @@ class RunConfig(Model):
         method, rounds = self.method, self.training.resample_rounds
         if rounds and not method.replaces_groups:
             raise ValueError(
-                f"training.resample_rounds is {rounds}, but strategy.kind is {method.kind}, which reads "
-                "the group of each question; expected strategy.kind static, or resample_rounds 0"
+                f"training.resample_rounds is {rounds}, but strategy.kind is {method.kind}; expected "
+                "strategy.kind static, or resample_rounds 0"
             )
         method.check(self.strategy, self.shape())
         return self

@@ -64,6 +64,12 @@ def check_target(
             )
         return
     if isinstance(distillation, FilteredDistillation):
+        if target != "sampled":
+            raise ValueError(
+                f"target is {target!r}, whose rollouts need a mask (distillation.kind 'substitution'), but "
+                "distillation.kind is 'filtered', which has none; expected target 'sampled' with distil_steps, "
+                "or no distillation"
+            )
         if not distil_steps:
             raise ValueError(
                 "distillation.kind is 'filtered', which rolls out under hints, and this method has none; "

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from cotune.methods.method import RunShape
 from cotune.methods.static import Unhinted
-from cotune.protocols import Rollout
+from cotune.protocols import Recorder, Rollout
 from cotune.types import (
     AnyDistillation,
     Assignment,
@@ -55,6 +55,25 @@ class LastStage(Unhinted):
             left = min(left, progress.rollouts_left // batch)
         return self._stage_steps > 0 and left <= self._stage_steps
 
+    def _notice_if_idle(
+        self, progress: Progress, batch: int, best: Instruction, record: Recorder
+    ) -> None:
+        """Record a notice before the stage's first batch if its teacher would be the pupil.
+
+        Args:
+            progress, batch: of a step of the stage, as for `_distils`.
+        """
+        left = progress.rollouts_left
+        before = replace(
+            progress, step=progress.step - 1, rollouts_left=None if left is None else left + batch
+        )
+        if best.parent is None and not self._distils(before, batch):
+            record(
+                "notice",
+                text=f"the last {self._stage_steps} batches have nothing to distil: no instruction is better "
+                "than the initial one",
+            )
+
     def retry(
         self,
         trajectories: Sequence[Trajectory],
@@ -85,6 +104,13 @@ def check_last_stage(steps: int, shape: RunShape) -> None:
         raise ValueError(
             f"strategy.distil_steps is {steps}, but {shape.steps_field} is {shape.steps}; expected fewer, "
             "because the first batches find the instruction that the last ones distil"
+        )
+    batch = shape.questions_per_step * shape.group_size
+    if shape.rollout_budget is not None and shape.rollout_budget < (steps + 1) * batch:
+        raise ValueError(
+            f"strategy.distil_steps is {steps}, but training.rollout_budget, {shape.rollout_budget}, pays for "
+            f"{shape.rollout_budget // batch} batches of {batch}; expected fewer distil_steps, or at least "
+            f"{(steps + 1) * batch}"
         )
 
 

@@ -18,7 +18,7 @@ from importlib import import_module
 from statistics import fmean, variance
 from typing import Any, Literal, Protocol
 
-from cotune.errors import BudgetError, LLMError
+from cotune.errors import BudgetError, EvolutionError, LLMError
 from cotune.methods.instruction_rules import CUT_OFF, without_reasoning
 from cotune.methods.llm_health import LLMHealth, ask_ahead, reads_prompts
 from cotune.protocols import LLM, Recorder, Rollout
@@ -231,13 +231,14 @@ class Reflector(ABC):
         valid: replies that meet the contract.
         reasons: why replies were rejected or calls failed; each once, five at most.
         spent: why the LLM has nothing left to give; no more requests are then made. "" if it has.
+        broken: requests that were not made because all rollouts ended in an environment error.
     """
 
     def __init__(self, llm: LLM, record: Recorder, view: View) -> None:
         self._llm, self._record, self.view = llm, record, view
         self._tried: list[str] = []
         self.shown: dict[str, frozenset[str]] = {}
-        self.asked = self.proposed = self.fenced = self.valid = 0
+        self.asked = self.proposed = self.fenced = self.valid = self.broken = 0
         self.reasons: list[str] = []
         self.spent = ""
 
@@ -248,21 +249,24 @@ class Reflector(ABC):
         the call failed or the reply breaks the contract. A failed call and a reply that was cut off are
         recorded as "proposal_failed".
         """
-        jobs = [
+        shown = [
             (parent, [t for t in ts if t.stop is not StopReason.ENVIRONMENT_ERROR])
             for parent, ts in jobs
         ]
+        self.broken += sum(
+            bool(ts) and not left for (_, ts), (_, left) in zip(jobs, shown, strict=True)
+        )
         prompts = [
-            fitting_prompt(lambda shown, parent=parent: self._prompt(parent, shown), ts, self.view)
+            fitting_prompt(lambda some, parent=parent: self._prompt(parent, some), ts, self.view)
             if ts
             else ""
-            for parent, ts in jobs
+            for parent, ts in shown
         ]
         if not self.spent:
             ask_ahead(self._llm, [prompt for prompt in prompts if prompt])
         return [
             self._proposed(prompt, parent, ts) if ts else None
-            for prompt, (parent, ts) in zip(prompts, jobs, strict=True)
+            for prompt, (parent, ts) in zip(prompts, shown, strict=True)
         ]
 
     def _proposed(self, prompt: str, parent: str, rollouts: Sequence[Trajectory]) -> str | None:
@@ -297,11 +301,21 @@ class Reflector(ABC):
         return text
 
     def end_phase(self, health: LLMHealth, what: str, last: bool = False) -> None:
-        """Report a phase whose texts are instructions or hints; see `LLMHealth.end_phase`."""
+        """Report a phase whose texts are instructions or hints.
+
+        Raises:
+            EvolutionError: the last phase could not ask, because the environment failed; and as in
+                `LLMHealth.end_phase`.
+        """
         if not (self.asked or self.spent):
-            self._record(
-                "notice", text=f"no {what} was asked for: there was no failure to reflect on"
+            why = (
+                "all rollouts to reflect on ended in an environment error"
+                if self.broken
+                else "there was no failure to reflect on"
             )
+            if self.broken and last:
+                raise EvolutionError(f"no {what} was asked for: {why}; fix the environment")
+            self._record("notice", text=f"no {what} was asked for: {why}")
             return
         if not self.valid:
             health.blame(self.reasons)
@@ -554,7 +568,7 @@ class _Reflection:
 
     Attributes:
         failure: the error that ends the phase; None for none.
-        barren: consecutive iterations in which the LLM was asked and returned no valid text.
+        barren: consecutive iterations with failures that led to no valid text.
     """
 
     def __init__(self, reflector: Reflector, proposal: Any) -> None:

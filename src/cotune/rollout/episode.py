@@ -129,9 +129,9 @@ class Episode:
         last = len(self._turns) + 1 >= self._limits.turns or self._room < 1
         calls = self._codec.read_calls(ids, self._tools, context) if self._tools else Calls()
         assignment, turns = self.assignment, tuple(self._turns)
-        return Action(
-            assignment.task, turns, self._pending, last, self.row, calls, assignment.trained
-        )
+        # Where a hint is trained on (ratio "off"), the environment does not see it either.
+        prompt = Prompt(assignment.trained.instruction)
+        return Action(assignment.task, turns, self._pending, last, self.row, calls, prompt)
 
     def observe(self, response: Response) -> None:
         """Take the environment's answer to the last turn and decide whether the episode continues."""

@@ -71,7 +71,6 @@ class LoopDriver:
             tasks = environment.tasks("train")
             settings = LoopSettings(
                 steps=script.steps,
-                questions=script.questions,
                 group_size=script.group_size,
                 steps_per_epoch=len(tasks) // script.questions,
                 learning_rate=script.learning_rate,

@@ -87,6 +87,16 @@ def test_the_last_stage_teaches_the_initial_instruction_by_the_best_prompt():
     assert strategy.checks_uplift
 
 
+def test_a_last_stage_without_anything_to_distil_says_so():
+    strategy = fst(distil_steps=3, distillation=KLDistillation(kind="kl"))
+    events, policy = Events(), ScriptedRollout(lambda _: 0.0)  # no prompt is better
+    run(strategy, policy, RulesLLM(3), events, range(1, 10), TASKS, total=9)
+    texts = [row["text"] for row in events.of("notice")]
+    assert [text for text in texts if "distil" in text] == [
+        "the last 3 batches have nothing to distil: no instruction is better than the initial one"
+    ]
+
+
 def test_groups_are_spread_over_the_prompts_and_trained_on_what_they_saw():
     strategy = fst()
     run(strategy, ScriptedRollout(chance), RulesLLM(3), Events(), range(1, 4), TASKS)

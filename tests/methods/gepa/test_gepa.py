@@ -146,7 +146,8 @@ def test_rollouts_with_an_environment_error_are_not_shown():
             return replace(found, stop=StopReason.ENVIRONMENT_ERROR, reward=0.0)
 
     strategy, author = gepa(), Author(one_skill_more)
-    strategy.evolve_if_due(FIRST, Failing(), author, Events())
+    with pytest.raises(EvolutionError, match="all rollouts to reflect on ended in an environment"):
+        strategy.evolve_if_due(FIRST, Failing(), author, Events())
     assert not author.prompts
 
 

@@ -701,6 +701,11 @@ def test_a_last_stage_needs_batches_before_it_and_a_policy_that_learns():
         METHOD.check(stage, replace(shape, steps=4))
     with pytest.raises(ValueError, match=r"training\.frozen is true"):
         METHOD.check(stage, replace(shape, frozen=True))
+    METHOD.check(stage, replace(shape, rollout_budget=10))
+    with pytest.raises(
+        ValueError, match=r"rollout_budget, 9, pays for 4 batches of 2; .* at least 10"
+    ):
+        METHOD.check(stage, replace(shape, rollout_budget=9))
 
 
 def test_a_run_goes_on_after_failed_proposals():
@@ -777,7 +782,7 @@ def test_state_of_another_run_is_refused():
     ("changes", "message"),
     [
         ({"population_size": 0}, "population_size is 0"),
-        ({"parents": 5}, "parents is 5; expected at most population_size, 4"),
+        ({"parents": 5}, "parents is 5, but population_size is 4; expected at most 3"),
         ({"prune_every": -1}, "prune_every is -1"),
         ({"credit": "uplift"}, "credit is 'uplift', but groups is 'own'"),
         ({"credit": "uplift", "groups": "population"}, "expected groups 'mixed'"),

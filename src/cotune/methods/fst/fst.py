@@ -82,7 +82,8 @@ class FstOptions:
         distil_steps: the run's last batches, which distil the best prompt into the weights as INSPO's do.
             No round runs in them. 0 is none.
         show_answers: whether the reflector is shown the ground truth.
-        solved_at: the lowest reward that counts as a success, as the reflector is told.
+        solved_at: the lowest reward that counts as a success, as the reflector is told; in a last stage
+            with `distillation` "filtered", rollouts teach from there on.
         reflection_tokens: the most tokens of a reflection prompt, by an estimate that errs on the high
             side; longer responses are shortened in the middle.
         max_instruction_chars: length limit of a candidate, in characters.
@@ -215,7 +216,10 @@ class Fst(LastStage):
         if not self._evolved_before:
             record_born(self._lineage[0], record)
         self._evolved_before = step
-        if not options.is_due(step) or self._distils(progress, self._batch):
+        if self._distils(progress, self._batch):
+            self._notice_if_idle(progress, self._batch, self._used()[0], record)
+            return {}
+        if not options.is_due(step):
             return {}
         left = progress.rollouts_left
         rest = None if left is None else left - self._batch * (1 + options.distil_steps)

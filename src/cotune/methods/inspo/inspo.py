@@ -94,7 +94,8 @@ class InspoOptions:
             arXiv 2602.12275). Nothing evolves in them. 0 is none.
         new_weight: a newcomer starts at its parent's weight plus the gain of its verification
             ("parent+delta"), or all weights are reset to 0 ("zero", as printed in Algorithm 1).
-        failure_below: a reward below it makes a rollout a failure to reflect on.
+        failure_below: a reward below it makes a rollout a failure to reflect on, and one that does not
+            teach in a last stage with `distillation` "filtered".
         buffer_size: rollouts held in the replay buffer.
         max_instruction_chars: length limit of a candidate, in characters.
     """
@@ -170,10 +171,11 @@ class InspoOptions:
                 "groups 'mixed' or 'population', or another credit"
             )
         check_target(self.target, self.distillation, self.groups, self.distil_steps)
-        if self.parents > self.population_size:
+        most = max(1, self.population_size - (self.evolve_every > 0))
+        if self.parents > most:
             raise ValueError(
-                f"parents is {self.parents}; expected at most population_size, "
-                f"{self.population_size}"
+                f"parents is {self.parents}, but population_size is {self.population_size}; expected at most "
+                f"{most}, so that an evolution has room for new instructions"
             )
 
 
@@ -235,6 +237,7 @@ class Inspo(LastStage):
             metrics |= self._initialise(llm, record, last=not later)
         prune_until = options.evolve_until if options.prune_until is None else options.prune_until
         if self._distils(progress, self._batch):
+            self._notice_if_idle(progress, self._batch, self.choice().instruction, record)
             return metrics
         if _due(ended, options.prune_every, prune_until):
             metrics |= self._prune(record)
@@ -560,7 +563,7 @@ def cost(options: InspoOptions, shape: RunShape) -> Cost:
 def scaled(options: InspoOptions) -> InspoOptions:
     """Return sizes for a dry run, in which the instruction evolves after the first step."""
     most = {
-        "population_size": 3, "parents": 3, "prune_every": 1, "evolve_every": 1, "evolve_until": 2,
+        "population_size": 3, "parents": 2, "prune_every": 1, "evolve_every": 1, "evolve_until": 2,
         "verification_tasks": 2, "verification_rounds": 2, "failures_per_reflection": 2,
         "candidates": 3, "distil_steps": 1,
     }  # fmt: skip

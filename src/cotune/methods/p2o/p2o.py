@@ -54,7 +54,7 @@ class P2OOptions:
             is solved without them.
         screen: whether questions that the epoch found hard are tried once more before a phase, under the
             best instruction, as `hints.scoring` says. Questions solved this way are not hard; if they are
-            more than half, the phase is skipped. The phase reuses these rollouts.
+            more than half, the phase is skipped. The phase reuses these rollouts if they are greedy.
         fixed_hints: hints by the stratum of the questions they are for ("" for all other strata). They
             stay as they are, and no hints evolve; comparisons of what hints teach need the same ones.
         given: the hints that hard questions get. "own" is the method; the others are controls: hints of
