@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -459,6 +460,13 @@ def test_room_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert room.what.startswith("GPU memory: at most ")
     with_gpus(monkeypatch, 1, gib=0.1)
     assert "lower training.micro_batch_size" in lacking(gpus(config(tmp_path)))
+    # vLLM keeps its share while the policy is trained, unless it sleeps.
+    with_gpus(monkeypatch, 1, gib=10)
+    vllm = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.99}
+    served = trl_engine.gpu_memory(config(tmp_path, training={"engine_args": vllm}))
+    assert "lower training.micro_batch_size" in lacking(served)
+    sleeping = {"engine_args": {**vllm, "vllm_enable_sleep_mode": True}}
+    assert all(f.ok for f in trl_engine.gpu_memory(config(tmp_path, training=sleeping)))
 
 
 def test_disk_for_checkpoints(
@@ -559,6 +567,8 @@ def test_a_retrieval_server_is_asked(tmp_path: Path) -> None:
             searching(tmp_path, url.replace("retrieve", "search")).environment, 10.0
         )
         assert "status 404 (is the address right?" in found.what
-    said = lacking(preflight.retriever(searching(tmp_path, url).environment, 10.0))
+    given = searching(tmp_path, url).environment
+    assert preflight.retriever(replace(given, search=False), 10.0) == []
+    said = lacking(preflight.retriever(given, 10.0))
     assert said.startswith(f"environment.retriever.url: the retrieval server {url}")
     assert "start the server (cotune serve-retriever" in said

@@ -265,7 +265,7 @@ def test_where_runs_train_and_sample() -> None:
     trl = "inspo-qwen2.5-3b-trl"
     assert layout(read(trl), 8) == Layout(8)
     vllm = "training.engine_args={use_vllm: true, vllm_tensor_parallel_size: 2}"
-    assert layout(read(trl, vllm), 4) == Layout(4, 0.3, 2)
+    assert layout(read(trl, vllm), 4) == Layout(4, 0.3, 2, 0.3)
     served = "training.engine_args={use_vllm: true, vllm_mode: server}"
     with pytest.raises(ValueError, match="on GPUs that the run file does not name"):
         layout(read(trl, served))
@@ -322,6 +322,20 @@ def test_verl_memory_by_hand() -> None:
     # keys and values of 8 heads of 128 in 36 layers, in bfloat16.
     assert memory.rollout_cache == 16_386 * 36 * 1024 * 2 * 2
     assert memory.gpu.copies == 2 * 2 * 151_936 * 2560
+    # Weights for the workers and in Hugging Face's form, and two moments.
+    assert memory.saved == (4_022_468_096 * 16, 4_022_468_096 * 16)
+    # veRL loads float32 unless told otherwise.
+    assert verl_memory(read("p2o-deepmath-qwen3-4b-verl", "policy.dtype=auto"), shape) == memory
+    half = verl_memory(read("p2o-deepmath-qwen3-4b-verl", "policy.dtype=bfloat16"), shape)
+    assert half.gpu.held == memory.gpu.held // 2
+    key = "actor_rollout_ref.actor.fsdp_config.model_dtype"
+    own = f"training.engine_args={{{key}: bf16}}"
+    assert verl_memory(read("p2o-deepmath-qwen3-4b-verl", own), shape).gpu.held == half.gpu.held
+    key = "actor_rollout_ref.model.enable_gradient_checkpointing"
+    whole = verl_memory(
+        read("p2o-deepmath-qwen3-4b-verl", f"training.engine_args={{{key}: false}}"), shape
+    )
+    assert whole.gpu.activations > 5 * memory.gpu.activations
 
     changes = ("training.engine_args={trainer: {n_gpus_per_node: 4, nnodes: 4}}",)
     assert verl_memory(read("p2o-deepmath-qwen3-4b-verl", *changes), shape).shards == 16

@@ -15,7 +15,7 @@ from tests.run_files import tiny
 
 def config(tmp_path: Path, **training: Any) -> Any:
     limits = {
-        "prompt_tokens": 100, "turns": 2, "turn_tokens": 30, "trajectory_tokens": 50,
+        "prompt_tokens": 100, "turns": 2, "turn_tokens": 20, "trajectory_tokens": 50,
     }  # fmt: skip
     return parse_config(tiny(tmp_path / "run", {"limits": limits, "training": training}), "test")
 
@@ -27,16 +27,19 @@ def test_the_projection_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return 1.0 + layers, 0.25 + 0.25 * layers, 0.125 + 0.125 * layers
 
     monkeypatch.setattr(module, "_timed", timed)
-    given = config(tmp_path, rows_per_call=10)
+    batch = {"steps": 1, "questions_per_step": 6, "group_size": 4, "micro_batch_size": 4}
+    batch |= {"rows_per_call": 10, "mini_batches": 1, "kl": 0}
+    given = config(tmp_path, **batch)
     layers = module.read_shape(module.find_config(given.policy.path) or {}).layers
-    found = cpu_time(given, {"train": 25, "evaluate": 10})
+    found = cpu_time(given, {"train": 24, "evaluate": 10})
     token, fed, learnt = 1.0 + layers, 0.25 + 0.25 * layers, 0.125 + 0.125 * layers
-    # Three calls and one, of 50 tokens (two turns of 30 would be more than a trajectory).
-    assert found.rollouts == pytest.approx(4 * 50 * token + 35 * 100 * fed)
-    assert found.updates == pytest.approx(25 * 150 * learnt)
-    frozen = cpu_time(
-        config(tmp_path, rows_per_call=10, frozen=True), {"train": 25, "evaluate": 10}
-    )
+    # Three calls and one, of two turns of 20 tokens; the rest of 150 are prompts and observations.
+    assert found.rollouts == pytest.approx(4 * 40 * token + 34 * 110 * fed)
+    assert found.updates == pytest.approx(24 * 150 * learnt)
+    # A third more for old log-probabilities, and for the KL term's reference.
+    both = cpu_time(config(tmp_path, **batch | {"mini_batches": 2, "kl": 0.1}), {"train": 24})
+    assert both.updates == pytest.approx(24 * 150 * learnt * 5 / 3)
+    frozen = cpu_time(config(tmp_path, **batch, frozen=True), {"train": 24, "evaluate": 10})
     assert frozen.updates == 0
 
 

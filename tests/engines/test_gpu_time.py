@@ -119,10 +119,22 @@ def test_a_batch_and_a_run(tmp_path: Path) -> None:
     assert gpu_seconds(frozen, {"train": 24}, SHAPE, layout, GPU, use)["updates"] == 0
 
 
+def test_groups_that_are_replaced_are_not_trained_on(tmp_path: Path) -> None:
+    plain = {"kind": "static"}
+    given = config(tmp_path, strategy=plain, training={"steps": 2, "resample_rounds": 3})
+    found = gpu_seconds(given, {"train": 4 * 24}, SHAPE, Layout(1), GPU, FULL)
+    assert found["updates"] == pytest.approx(24 * 4 * forward_flops(SHAPE, 20) / 1e6)
+
+
 def test_what_is_not_projected(tmp_path: Path) -> None:
     precise = config(tmp_path, training={"precision": "fp32"})
     tuned = config(tmp_path, strategy={"kind": "sft"})
-    for given, why in ((precise, "precision is fp32"), (tuned, "strategy.kind sft")):
+    whole = config(tmp_path, training={"engine_args": {"bf16": False}})
+    for given, why in (
+        (precise, "precision is fp32"),
+        (whole, "engine_args.bf16 is false"),
+        (tuned, "strategy.kind sft"),
+    ):
         with pytest.raises(ValueError, match=why):
             gpu_seconds(given, {"train": 24}, SHAPE, Layout(1), GPU, FULL)
 

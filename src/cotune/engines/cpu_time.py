@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cotune.config.run_file import RunConfig
+from cotune.engines.gpu_time import trained_rollouts
 from cotune.engines.memory import find_config, read_shape
 from cotune.policy.precision import autocast, emulated_bfloat16, weights_dtype
 
@@ -61,7 +62,10 @@ def cpu_time(config: RunConfig, planned: Mapping[str, int]) -> CpuTime:
     if reason := emulated_bfloat16(config.policy, config.training.precision):
         raise ValueError(reason)
     training, limits, before = config.training, config.limits, torch.get_num_threads()
-    rows = min(training.rows_per_call, max(planned.values(), default=1), 64)
+    # Fewer rows together take longer for each; other purposes have as many at least, up to their last call.
+    batch = training.questions_per_step * training.group_size
+    most = batch if planned.get("train") else max(planned.values(), default=1)
+    rows = min(training.rows_per_call, most, 64)
     try:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -74,15 +78,17 @@ def cpu_time(config: RunConfig, planned: Mapping[str, int]) -> CpuTime:
         a + max(b - a, 0.0) * (shape.layers - 1) for a, b in zip(one, two, strict=True)
     )
     written = min(limits.turns * limits.turn_tokens, limits.trajectory_tokens)
-    sampled = sum(
-        math.ceil(count / rows) * written * token + count * limits.prompt_tokens * fed
+    longest = limits.prompt_tokens + limits.trajectory_tokens
+    sampled = sum(  # prompts and observations are fed
+        math.ceil(count / rows) * written * token + count * (longest - written) * fed
         for count in planned.values()
     )
-    longest = limits.prompt_tokens + limits.trajectory_tokens
-    trained = 0 if training.frozen else planned.get("train", 0)
+    # In passes of an update, of which a forward pass is a third; with LoRA half, taken as a third too.
+    passes = 1 + ((training.mini_batches > 1) + (training.kl > 0)) / 3
     if config.teacher:  # the policy once more, and a forward pass of the teacher
-        trained *= 2 + 1 / 3
-    return CpuTime(sampled, trained * longest * learnt, threads)
+        passes += 1 + 1 / 3
+    trained = trained_rollouts(training, planned)
+    return CpuTime(sampled, trained * passes * longest * learnt, threads)
 
 
 def _timed(

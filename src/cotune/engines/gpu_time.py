@@ -15,8 +15,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cotune.config.run_file import RunConfig
-from cotune.engines.memory import HALF, Shape
+from cotune.config.run_file import RunConfig, TrainingConfig
+from cotune.engines.memory import HALF, Shape, checkpoints_activations
 from cotune.types import Limits
 
 
@@ -76,11 +76,13 @@ class Layout:
         share: fraction of each GPU's memory that vLLM takes; None if the trainer's process samples,
             `rows_per_call` rollouts at a time.
         split: GPUs that each copy of vLLM's weights is split over.
+        kept: the part of `share` that vLLM also keeps while the policy is updated.
     """
 
     gpus: int
     share: float | None = None
     split: int = 1
+    kept: float = 0.0
 
 
 def weights_used(shape: Shape) -> int:
@@ -99,7 +101,7 @@ def update_passes(config: RunConfig, layout: Layout) -> int:
     """Return how many forward passes an update costs in FLOPs."""
     training = config.training
     backward = 1 if config.policy.lora else 2  # frozen weights have no gradient
-    recomputed = bool(training.engine_args.get("gradient_checkpointing", True))
+    recomputed = checkpoints_activations(training)
     old = training.mini_batches > 1 or layout.share is not None
     # A teacher's forward pass, and the policy's passes once more for its loss.
     taught = 2 + backward + recomputed if config.teacher else 0
@@ -152,6 +154,12 @@ def batch_seconds(
     return math.ceil(own / rows) * written * step + own * prompt
 
 
+def trained_rollouts(training: TrainingConfig, planned: Mapping[str, int]) -> int:
+    """Return how many rollouts are trained on: not groups that were replaced, or rolled out once more."""
+    batches = training.steps * training.questions_per_step * training.group_size
+    return 0 if training.frozen else min(planned.get("train", 0), batches)
+
+
 def gpu_seconds(
     config: RunConfig,
     planned: Mapping[str, int],
@@ -177,8 +185,11 @@ def gpu_seconds(
         raise ValueError(
             "it is projected for rollouts and their updates, not for strategy.kind sft"
         )
-    if training.precision == "fp32":
-        raise ValueError("it is projected for bfloat16, and training.precision is fp32")
+    if training.precision == "fp32" or training.engine_args.get("bf16") is False:
+        asked = "training.precision is fp32"
+        if training.precision != "fp32":
+            asked = "training.engine_args.bf16 is false"
+        raise ValueError(f"it is projected for bfloat16, and {asked}")
     limits = replace(
         config.limits,
         **{
@@ -189,7 +200,7 @@ def gpu_seconds(
     batch = batch_seconds(config, shape, gpu, use, layout, limits)
     rollouts = training.questions_per_step * training.group_size
     found = {purpose: count / rollouts * batch for purpose, count in planned.items()}
-    trained = 0 if training.frozen else planned.get("train", 0)
+    trained = trained_rollouts(training, planned)
     row = forward_flops(shape, limits.prompt_tokens + limits.trajectory_tokens)
     flops = trained * row * update_passes(config, layout)
     return {**found, "updates": flops / (layout.gpus * gpu.flops * use.compute)}

@@ -21,12 +21,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from cotune.config.run_file import RunConfig
+from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.errors import ConfigError
 from cotune.policy.options import LoraOptions
 from cotune.policy.policy_files import cached_folder, check_path, known_path
 from cotune.policy.precision import weights_dtype
 from cotune.types import KLDistillation, Limits
+from cotune.utils.text import flat
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FULL, HALF = 4, 2  # bytes of a float32, and of the type that autocast computes in
@@ -40,6 +41,10 @@ _FORWARD_PER_HIDDEN, _FORWARD_PER_INTERMEDIATE = 20, 8
 _DRAW = 22  # bytes per logit while a token is drawn
 _TEACHER = 18  # bytes per logit: the policy's and the teacher's in float32, a gradient, and what they come from
 _TILE_COPIES = 2
+_CHECKPOINTING = (
+    "gradient_checkpointing",
+    "actor_rollout_ref.model.enable_gradient_checkpointing",
+)
 _LIBRARIES = 3 * 2**29  # bytes of Python with torch, transformers and TRL, and of their threads
 _TILE = 4096 * 32768  # tokens × vocabulary entries that TRL scores at a time
 
@@ -195,7 +200,7 @@ class MemoryEstimate:
         title: the title of the table.
         rows: (label, bytes while sampling, bytes while training).
         sampling, training: the peaks; None if unknown.
-        saved: the size of the trained weights, and of a checkpoint with AdamW's two moments.
+        saved: the size of best/, and of a checkpoint with AdamW's two moments.
         notes: lines to print below the table.
     """
 
@@ -302,6 +307,13 @@ class Memory:
         )
 
 
+def checkpoints_activations(training: TrainingConfig, default: bool = True) -> bool:
+    """Return whether `engine_args` set gradient checkpointing, under TRL's name for it or veRL's."""
+    args = flat(training.engine_args)
+    found = (args[name] for name in _CHECKPOINTING if name in args)
+    return bool(next(found, default))
+
+
 def memory_of(config: RunConfig, shape: Shape, *, on_cpu: bool = False) -> Memory:
     """Estimate the memory of a single training process from the run file and its `engine_args`.
 
@@ -336,7 +348,7 @@ def memory_of(config: RunConfig, shape: Shape, *, on_cpu: bool = False) -> Memor
     )
     if not mixed:
         layer = layer * size // HALF  # the figures are those of autocast
-    if args.get("gradient_checkpointing", not on_cpu):
+    if checkpoints_activations(training, not on_cpu):
         activations = tokens * (shape.layers * shape.hidden * size + layer)
     else:
         activations = tokens * shape.layers * layer

@@ -517,6 +517,8 @@ def data(options: EnvironmentOptions, dataset: DatasetConfig | None) -> list[Fin
     named = {
         f"environment.{name}": getattr(options, name) for name in type(options).__annotations__
     }
+    if not getattr(options, "search", True):
+        named.pop("environment.corpus", None)
     if dataset is not None:
         named["dataset.path"] = dataset.path
         if dataset.path is not None:
@@ -568,7 +570,7 @@ def retriever(environment: EnvironmentOptions, timeout_s: float | None = None) -
     from cotune.retrieval.remote import RemoteRetriever
 
     options = getattr(environment, "retriever", None)
-    if options is None:
+    if options is None or not getattr(environment, "search", True):
         return []
     if timeout_s is not None:
         options = replace(options, timeout_s=min(options.timeout_s, timeout_s), retries=0)

@@ -69,9 +69,11 @@ def show_gpu_hours(
         markup=False,
         highlight=False,
     )
-    if needed is not None and needed + _LIBRARIES > gpu.memory:
+    kept = layout.kept * gpu.memory
+    if needed is not None and needed + kept + _LIBRARIES > gpu.memory:
+        vllm = f", {size(round(kept))} that vLLM keeps" if kept else ""
         console.print(
-            f"notice: one {card} does not hold the {size(needed)} above and 3 GiB for CUDA; see --gpu, "
+            f"notice: one {card} does not hold the {size(needed)} above{vllm} and 3 GiB for CUDA; see --gpu, "
             "--processes and training.rows_per_call",
             markup=False,
             highlight=False,

@@ -144,8 +144,9 @@ class TRL:
             return Layout(processes)
         if args.get("vllm_mode") == "server":
             raise ValueError("vLLM's server samples, on GPUs that the run file does not name")
-        share = args.get("vllm_gpu_memory_utilization", 0.3)
-        return Layout(processes, float(share), int(args.get("vllm_tensor_parallel_size", 1)))
+        share = float(args.get("vllm_gpu_memory_utilization", 0.3))
+        kept = 0.0 if args.get("vllm_enable_sleep_mode") else share
+        return Layout(processes, share, int(args.get("vllm_tensor_parallel_size", 1)), kept)
 
     def measure(
         self, config: RunConfig, run: RunDir, journal: Journal, setup: "Setup", steps: int
@@ -229,13 +230,16 @@ def gpu_memory(config: RunConfig) -> list[Finding]:
 
     if not torch.cuda.device_count():
         return []
+    alone = 1 if config.training.single_gpu else torch.cuda.device_count()
+    processes = int(os.environ.get("WORLD_SIZE", alone))
     try:
-        alone = 1 if config.training.single_gpu else torch.cuda.device_count()
-        memory = ENGINE.memory(config, int(os.environ.get("WORLD_SIZE", alone)))
+        memory = ENGINE.memory(config, processes)
     except ValueError:
         return []
-    needed = max(memory.training, memory.sampling or 0)
     total = torch.cuda.get_device_properties(0).total_memory
+    served = config.training.engine_args.get("vllm_mode") == "server"
+    kept = 0 if served else round(ENGINE.layout(config, processes).kept * total)
+    needed = max(memory.training + kept, memory.sampling or 0)
     what = f"GPU memory: at most {size(needed)} of {size(total)} are needed"
     if needed <= total:
         return [Finding(True, what)]

@@ -12,6 +12,7 @@ from typing import Any
 from cotune.config.run_file import RunConfig
 from cotune.engines.gpu_time import Layout
 from cotune.engines.memory import HALF, Memory, MemoryEstimate, Shape, memory_of, shape_of
+from cotune.engines.verl.arguments import DTYPES, MODEL_DTYPE
 from cotune.errors import ConfigError
 from cotune.utils.text import flat, size
 
@@ -35,7 +36,7 @@ class VerlMemory:
 
     Attributes:
         gpu: the memory for training; `copies` are the weights that FSDP gathers for a micro-batch.
-        saved: the size of the trained weights, and of a checkpoint of them, over all GPUs.
+        saved: the size of best/ with the workers' checkpoint of it, and of a checkpoint, over all GPUs.
         shards: the number of GPUs that weights, gradients, moments and reference are sharded over.
         share: the rollout engine's fraction of a GPU while it samples.
         engine_weights: the rollout engine's weights, within its share.
@@ -65,7 +66,10 @@ def verl_memory(config: RunConfig, shape: Shape) -> VerlMemory:
     shards, split = (sharded if sharded > 0 else layout.gpus), layout.split
     longest = config.limits.prompt_tokens + config.limits.trajectory_tokens
     layer = sum(inputs * outputs for _, inputs, outputs in shape.linear) // shape.layers
-    whole = memory_of(config, shape)
+    policy = config.policy.model_copy(update={"dtype": weights_dtype(config)})
+    whole = memory_of(config.model_copy(update={"policy": policy}), shape)
+    # Weights for the workers and for Hugging Face, and two moments; best/ has a checkpoint of its own.
+    saved = whole.optimizer * 2
     gpu = replace(
         whole,
         weights=-(-whole.weights // shards),
@@ -79,12 +83,20 @@ def verl_memory(config: RunConfig, shape: Shape) -> VerlMemory:
     )
     return VerlMemory(
         gpu,
-        saved=whole.saved,
+        saved=(saved, saved),
         shards=shards,
         share=asked[f"{_ROLLOUT}.gpu_memory_utilization"],
         engine_weights=shape.parameters * HALF // split,
         rollout_cache=longest * shape.layers * shape.key_width * 2 * HALF // split,
     )
+
+
+def weights_dtype(config: RunConfig) -> str:
+    """Return the type that veRL loads the policy in for training: float32 unless something else is set."""
+    given = flat(config.training.engine_args).get(f"actor_rollout_ref.actor.{MODEL_DTYPE}")
+    named = {short: name for name, short in DTYPES.items()}
+    asked = config.policy.dtype if given is None else named.get(str(given), "auto")
+    return "float32" if asked == "auto" else asked
 
 
 def layout_of(config: RunConfig) -> Layout:
@@ -105,7 +117,9 @@ def _asked(config: RunConfig) -> dict[str, float]:
     """Return the numbers of `engine_args` that the projections use, or veRL's defaults."""
     given = flat(config.training.engine_args)
     args = {name.replace("+", ""): value for name, value in given.items()}
-    return {name: _number(args, name, value) for name, value in _DEFAULTS.items()}
+    alone = {"trainer.n_gpus_per_node": 1.0} if config.training.single_gpu else {}
+    defaults = {**_DEFAULTS, **alone}
+    return {name: _number(args, name, value) for name, value in defaults.items()}
 
 
 def _number(args: Mapping[str, Any], name: str, default: float) -> float:

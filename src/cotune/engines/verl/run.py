@@ -92,7 +92,7 @@ def _checked(
     found = verl_config(
         config,
         folder.absolute(),
-        max(1, torch.cuda.device_count()),
+        1 if config.training.single_gpu else max(1, torch.cuda.device_count()),
         bool(worker.environment.stop),
         distillation,
         worker.context_tokens,

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from cotune.config.run_file import RunConfig, TrainingConfig
-from cotune.engines.verl.arguments import SCHEDULES, checked_arguments
+from cotune.engines.verl.arguments import DTYPES, MODEL_DTYPE, SCHEDULES, checked_arguments
 from cotune.errors import ConfigError
 from cotune.methods.context_distillation import masks
 from cotune.methods.method import CISPO_CAP
@@ -66,6 +66,10 @@ def verl_config(
     except HydraException as error:
         raise ConfigError(f"training.engine_args: {one_line(str(error))[:200]}") from error
     values = _values(config, folder, gpus, stops, distillation)
+    if config.policy.dtype != "auto":
+        for part in ("actor", "ref"):
+            if "fsdp_config" in found.actor_rollout_ref[part]:
+                values[f"actor_rollout_ref.{part}.{MODEL_DTYPE}"] = DTYPES[config.policy.dtype]
     with open_dict(found):
         for name, value in values.items():
             OmegaConf.update(found, name, value, force_add=True)
