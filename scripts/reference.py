@@ -50,9 +50,8 @@ of a later TRL, which is why only reviewed minor releases are accepted. For a fi
 error; in a run file, `cotune` names the nearest field.
 
 A run file sets `output_dir`, batch sizes, steps, saving and logging from its own sections
-([configuration](configuration.md)); `training.engine_args` overrides them. It refuses `output_dir`,
-`eval_strategy`, `eval_on_start` and `load_best_model_at_end`, because it keeps checkpoints in its folder and runs its own
-evaluations.
+([configuration](configuration.md)); `training.engine_args` may not set them again, nor `eval_strategy`, `eval_on_start` and
+`load_best_model_at_end`, because a run keeps checkpoints in its folder and runs its own evaluations.
 
 Most fields are checked in `for_trl`. The trainer's constructor checks that `args` is the same object, that the
 policy's context is long enough for `limits`, and that P²O's distillation has `cotune.JointTrainer`. The rest

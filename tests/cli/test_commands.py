@@ -59,6 +59,8 @@ def test_plan_prices_an_endpoint(tmp_path: Path) -> None:
         "price_per_million_completion_tokens": 0,
     }
     assert "at unknown cost: llm has no prices" in plan_text(tmp_path, {"llm": free})
+    own = plan_text(tmp_path, {"llm": "mine.py:LLM"})
+    assert "at the cost of your own llm, which cotune does not know" in own
 
 
 HUB: dict[str, Any] = {"dataset": {"name": "openai/gsm8k"}}

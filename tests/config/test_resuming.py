@@ -1,11 +1,12 @@
 """What a resume goes on with, and what it refuses before anything is loaded."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cotune.config.resuming import recorded_config, resumed_config
+from cotune.config.resuming import open_trained, recorded_config, resumed_config
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.engines.engine import engine_of
 from cotune.errors import ConfigError
@@ -23,6 +24,8 @@ class Folder:
             (self.run.checkpoints_path / f"checkpoint-{step}").mkdir(parents=True)
         if finished:
             self.run.write_summary({"name": "tiny"})
+            self.run.best_path.mkdir()
+            (self.run.best_path / "best.json").write_text("{}")
 
     def resume(self, *assignments: str) -> RunConfig:
         trained = engine_of(self.config).checkpoint_step(self.config, self.run.checkpoints_path)
@@ -106,7 +109,7 @@ def test_steps_of_a_resume_that_failed_are_still_to_be_trained(tmp_path: Path) -
 
 
 def test_a_spent_budget_is_what_a_run_needs_more_of(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out", 1, training={"rollout_budget": 12})
+    folder = Folder(tmp_path / "out", 1, finished=True, training={"rollout_budget": 12})
     ended = {"arms": {"inspo": {"ended_early": "training.rollout_budget is spent"}}}
     folder.run.write_summary({"name": "tiny", **ended})
     with pytest.raises(
@@ -120,6 +123,22 @@ def test_a_finished_run_without_a_budget_has_none_to_raise(tmp_path: Path) -> No
     folder = Folder(tmp_path / "out", 3, finished=True)
     with pytest.raises(ConfigError, match="this run is finished; see its report"):
         folder.resume("training.rollout_budget=99")
+
+
+def test_a_finished_run_whose_best_policy_is_lost_is_finished_again(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out", 3, finished=True)
+    (folder.run.best_path / "best.json").unlink()
+    assert folder.resume() == folder.config
+
+
+def test_modules_in_the_current_folder_are_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path / "out", 1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one not in ("", str(tmp_path))])
+    open_trained(folder.run.path)
+    assert str(tmp_path) in sys.path
 
 
 def test_a_finished_run_without_a_checkpoint_is_not_begun_anew(tmp_path: Path) -> None:

@@ -52,6 +52,15 @@ def test_a_field_given_twice_is_refused(tmp_path: Path) -> None:
         load_config(file)
 
 
+def test_a_number_needs_no_point(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    text = "output: out\nenvironment: {kind: geo}\nstrategy: {kind: static}\ntraining:\n"
+    file.write_text(text + "  engine_args: {adam_epsilon: 1e-8, optim_args: a1e5}\n")
+    changed = load_config(file, assignments=["training.engine_args.weight_decay=1E-2"])
+    args = {"adam_epsilon": 1e-8, "optim_args": "a1e5", "weight_decay": 0.01}
+    assert changed.training.engine_args == args
+
+
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [

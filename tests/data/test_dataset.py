@@ -588,6 +588,8 @@ def test_test_questions_that_are_trained_on_are_told(
         ({}, "dataset: has neither path nor name"),
         ({"path": "a.jsonl", "name": "b"}, "has both path and name"),
         ({"path": "a.jsonl", "test": 0}, "dataset.test is 0"),
+        ({"path": "a.jsonl", "subset": "main"}, "dataset.subset is for a data set of the hub"),
+        ({"path": "a.jsonl", "split": "test"}, "dataset.split is for a data set of the hub"),
         ({"path": "a.jsonl", "columns": {"anwser": "a"}}, "columns.anwser"),
         ({"path": "a.jsonl", "columns": {"question": None}}, "dataset.columns.question is null"),
     ],

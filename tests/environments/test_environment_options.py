@@ -61,6 +61,10 @@ def test_shorthands_of_an_environment(raw: object, expected: object) -> None:
         ({"dataset": {"path": "x.jsonl"}}, "rewards: missing; environment.kind single_turn"),
         ({**DATA, "dataset": {}}, "dataset: has neither path nor name"),
         (
+            {**DATA, "instruction": {"text": "Go.", "role": "system", "placement": "after"}},
+            "placement is 'after', which is for the user's message, but role is 'system'",
+        ),
+        (
             {**DATA, "dataset": {"path": "x", "validation": None}},
             "dataset.validation is None; expected a number",
         ),

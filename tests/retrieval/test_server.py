@@ -346,15 +346,17 @@ def test_a_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_options_of_the_command_line() -> None:
     assert index_options("bm25", 2, None, None, None) == IndexOptions(title_weight=2)
-    dense = index_options("dense", 3, "m", "q: ", None)
+    dense = index_options("dense", None, "m", "q: ", None)
     assert dense.encoder == EncoderOptions(model="m", query_prefix="q: ")
-    assert index_options("dense", 3, None, None, None).encoder.model == "intfloat/e5-base-v2"
-    assert index_options("bm25", 3, None, None, None, "none").language == "none"
+    assert index_options("dense", None, None, None, None).encoder.model == "intfloat/e5-base-v2"
+    assert index_options("bm25", None, None, None, None, "none").language == "none"
     with pytest.raises(ConfigError, match="--language is 'elvish'; expected one of english, "):
-        index_options("bm25", 3, None, None, None, "elvish")
+        index_options("bm25", None, None, None, None, "elvish")
     with pytest.raises(ConfigError, match="--language: only for --index bm25"):
-        index_options("dense", 3, None, None, None, "english")
+        index_options("dense", None, None, None, None, "english")
+    with pytest.raises(ConfigError, match="--title-weight: only for --index bm25"):
+        index_options("dense", 0, None, None, None)
     with pytest.raises(ConfigError, match="--index is 'faiss'; expected bm25 or dense"):
         index_options("faiss", 3, None, None, None)
     with pytest.raises(ConfigError, match="--model, --query-prefix: only for --index dense"):
-        index_options("bm25", 3, "m", "q", None)
+        index_options("bm25", None, "m", "q", None)

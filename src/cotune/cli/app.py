@@ -22,6 +22,7 @@ from cotune.cli.arguments import (
 from cotune.errors import ConfigError, CotuneError, EvolutionError, Stopped
 from cotune.run.full_disk import AGAIN
 from cotune.utils.processes import launched_rank
+from cotune.utils.stopping import stopped_by_sigterm
 from cotune.utils.text import hide_secrets
 
 if TYPE_CHECKING:
@@ -189,16 +190,17 @@ def baseline(
     """Score a baseline that trains nothing (rag, ircot, …) on a run file's test questions."""
     from cotune.cli.baseline import baseline as baseline_
 
-    baseline_(
-        name,
-        run_file,
-        _console(),
-        quiet,
-        set_ or (),
-        model=model,
-        base_url=base_url,
-        api_key_env=api_key_env,
-    )
+    with stopped_by_sigterm():
+        baseline_(
+            name,
+            run_file,
+            _console(),
+            quiet,
+            set_ or (),
+            model=model,
+            base_url=base_url,
+            api_key_env=api_key_env,
+        )
 
 
 @_command(_RESULTS, "evaluate runs/my-agent --samples 4")
@@ -259,6 +261,10 @@ def plan(
     from cotune.cli.plan.plan import plan as plan_
     from cotune.cli.plan.plan import plan_prompt
 
+    if questions is not None and steps is not None:
+        raise ConfigError(
+            "--questions plans without the data, and --steps trains on it; expected one of them"
+        )
     console = _console()
     plan_(run_file, console, set_ or (), processes, questions, gpu, gpu_price)
     if questions is None:
@@ -343,7 +349,8 @@ def export(
 
     check_trusted(run_folder, trust)
     quiet_libraries(open_finished(run_folder)[1])
-    written = export_(run_folder, format, output)
+    with stopped_by_sigterm():
+        written = export_(run_folder, format, output)
     _console().print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -370,7 +377,8 @@ def push(
 
     check_trusted(run_folder, trust)
     quiet_libraries(open_finished(run_folder)[1])
-    address = push_(run_folder, repo_id, format, private)
+    with stopped_by_sigterm():
+        address = push_(run_folder, repo_id, format, private)
     _console().print(f"pushed to {address}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -468,7 +476,7 @@ def serve_retriever(
     model: options.Encoder = None,
     query_prefix: options.QueryPrefix = None,
     passage_prefix: options.PassagePrefix = None,
-    title_weight: options.TitleWeight = 3,
+    title_weight: options.TitleWeight = None,
     language: options.Language = None,
     host: options.Host = "127.0.0.1",
     port: options.Port = 8000,

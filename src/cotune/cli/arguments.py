@@ -178,7 +178,8 @@ Language = Annotated[
     ),
 ]
 TitleWeight = Annotated[
-    int, typer.Option(min=0, help="BM25: how many times a passage's title is counted.")
+    int | None,
+    typer.Option(min=0, help="BM25: how many times a passage's title is counted. Default: 3."),
 ]
 Host = Annotated[
     str,

@@ -22,6 +22,7 @@ from cotune.utils.text import command_on
 
 if TYPE_CHECKING:
     from cotune.experiments.evaluate.evaluating import EvaluationOptions
+    from cotune.experiments.evaluate.quadrants import Quadrants
 
 
 def evaluate(
@@ -74,7 +75,7 @@ def evaluate_quadrants(
     """
     from cotune.experiments.evaluate.quadrant_evaluation import check_options, evaluate_quadrants
     from cotune.experiments.evaluate.quadrant_table import show
-    from cotune.experiments.evaluate.quadrants import FILE, read_quadrants
+    from cotune.experiments.evaluate.quadrants import FILE
     from cotune.experiments.evaluate.quadrants import as_json as content
 
     check_options(options)
@@ -91,7 +92,7 @@ def evaluate_quadrants(
         begin("reading the questions")
         others = [RunDir.open(folder) for folder in initial_of]
         quadrants = evaluate_quadrants(config, run, options, first, others)
-    earlier, scored = read_quadrants(run.path), len(quadrants.questions)
+    earlier, scored = _earlier(run.path), len(quadrants.questions)
     kept = (
         earlier is not None
         and (earlier.split, earlier.since) == (quadrants.split, quadrants.since)
@@ -124,3 +125,13 @@ def _opened(
         raise ConfigError(f"--output is {output}, which this user may not write; name another file")
     run, config = open_trained(folder)
     return run, recorded_config(run, assignments) if assignments else config
+
+
+def _earlier(folder: Path) -> "Quadrants | None":
+    """Return the scores that a run folder keeps; None if there are none, or they cannot be read."""
+    from cotune.experiments.evaluate.quadrants import read_quadrants
+
+    try:
+        return read_quadrants(folder)
+    except ConfigError:
+        return None

@@ -68,6 +68,8 @@ def try_run(
         with uncollected():
             missing = checked.missing_here("environment.retriever")
         _show_missing(missing, console)
+        if not checked.environment.tasks(split):
+            raise ConfigError(f"--split {split} has no questions; expected a split with some")
         trajectories, codec = _rolled_out(checked, count, split, greedy)
     if console.color_system is not None:
         console.print(LEGEND)

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import yaml
 
+from cotune.config.field_loader import FieldLoader
 from cotune.errors import ConfigError
 
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")
@@ -64,7 +65,7 @@ def _parsed(assignment: str) -> tuple[tuple[str, ...], Any]:
         wrong = "does not begin with a field" if equals else "has no '='"
         raise ConfigError(f"--set{_shown(field)} {wrong}; expected FIELD=VALUE, as in {_EXAMPLE}")
     try:
-        return tuple(field.split(".")), yaml.safe_load(text)
+        return tuple(field.split(".")), yaml.load(text, FieldLoader)
     except yaml.YAMLError:
         raise ConfigError(
             f"--set{_shown(field)}: what follows '=' is not YAML; quote a text that YAML would "

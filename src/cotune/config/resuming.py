@@ -9,8 +9,10 @@ from typing import Any
 from cotune.config.overrides import with_overrides
 from cotune.config.run_file import RunConfig, check_values, dump_config, parse_recorded
 from cotune.errors import ConfigError
+from cotune.run.best import FILE as BEST
 from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
+from cotune.utils.importing import import_from
 from cotune.utils.text import command_on
 
 _FIXED = (
@@ -32,6 +34,7 @@ def open_trained(folder: Path) -> tuple[RunDir, RunConfig]:
         ConfigError: no run folder, or one of a program with its own trainer or of `cotune baseline`.
     """
     run = RunDir.open(folder)
+    import_from((Path.cwd(),))  # as for training: modules named in the run file may be there
     if "library" in run.read_config():
         raise ConfigError(
             f"{folder}: belongs to a program with its own GRPOTrainer, which holds the weights: resume there "
@@ -78,11 +81,13 @@ def resumed_config(
             neither more steps nor more rollouts than it had.
     """
     config = was
+    # Without its best policy a run is finished again, from its newest checkpoint.
+    summary = run.read_summary() if (run.best_path / BEST).is_file() else None
     if assignments:
         config = recorded_config(run, assignments)
         check_resumable(was, config, f"{run.config_path} with --set")
     if config.method.supervised:
-        if run.read_summary() is not None:
+        if summary is not None:
             raise ConfigError(
                 f"{run.path}: this run is finished; see its report ({command_on(run.path, 'report')} writes it "
                 "again), or start another run with other strategy.epochs"
@@ -93,7 +98,7 @@ def resumed_config(
             f"{run.path}: training.steps is {config.training.steps}, but {trained} are trained; expected "
             "at least as many"
         )
-    if (summary := run.read_summary()) is not None:
+    if summary is not None:
         training = was.training
         before = {"asked_steps": training.steps, "rollout_budget": training.rollout_budget}
         _check_goes_further(run, before | summary, config, trained)

@@ -18,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from cotune.config.field_loader import FieldLoader
 from cotune.config.overrides import other_kinds_fields, too_much, with_overrides
 from cotune.data.dataset import DatasetConfig
 from cotune.data.splits import warn
@@ -129,8 +130,8 @@ class TrainingConfig(Model):
     single_gpu: bool = False
     """Let one process that sees several GPUs train on the first and leave the others idle."""
     engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Passed on unchanged; overrides the fields above. Fields of GRPOConfig, or with engine verl keys
-    of its configuration such as actor_rollout_ref.rollout.gpu_memory_utilization."""
+    """Passed on unchanged; what other fields of the run file set is refused. Fields of GRPOConfig, or with
+    engine verl keys of its configuration such as actor_rollout_ref.rollout.gpu_memory_utilization."""
 
     @property
     def optimizer_steps(self) -> int:
@@ -532,25 +533,10 @@ def dump_config(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
-class _Loader(yaml.SafeLoader):
-    """A safe loader that rejects a field given twice; plain YAML silently keeps the last one."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        given: set[tuple[str, str]] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in given:
-                    problem = f"{key.value} is given twice; remove one"
-                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-                given.add((key.tag, key.value))
-        return node
-
-
 def read_fields(path: Path, what: str, such_as: str) -> dict[str, Any]:
     """Read a YAML file of fields, without checking their names; ConfigError if it is not one."""
     try:
-        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        raw = yaml.load(path.read_text(encoding="utf-8"), FieldLoader)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}; expected {what}") from error
     except UnicodeDecodeError as error:

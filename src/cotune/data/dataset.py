@@ -115,6 +115,11 @@ class DatasetConfig(Model):
         if (self.path is None) == (self.name is None):
             given = "both path and name" if self.path else "neither path nor name"
             raise ValueError(f"dataset: has {given}; expected one of them")
+        for name in ("subset", "split"):
+            if self.path is not None and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"dataset.{name} is for a data set of the hub (name), but path is set; remove one"
+                )
         for name in ("validation", "test"):
             if isinstance(value := getattr(self, name), int) and value < 1:
                 raise ValueError(f"dataset.{name} is {value}; expected 1 or more")

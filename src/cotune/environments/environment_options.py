@@ -31,6 +31,15 @@ class InstructionConfig(Model):
     def _text_alone(cls, value: Any) -> Any:
         return {"text": value} if isinstance(value, str) or value is None else value
 
+    @model_validator(mode="after")
+    def _has_a_place(self) -> "InstructionConfig":
+        if self.role == "system" and self.placement is not None:
+            raise ValueError(
+                f"placement is {self.placement!r}, which is for the user's message, but role is 'system'; "
+                "remove placement"
+            )
+        return self
+
     @property
     def places(self) -> dict[str, str]:
         """Return the fields of a `PromptFormat` that are given."""

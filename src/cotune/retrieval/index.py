@@ -46,6 +46,10 @@ class Ranker(Protocol):
     def rank(self, queries: Sequence[str], top_k: int) -> list[list[tuple[int, float]]]: ...
 
 
+TITLE_WEIGHT = 3
+"""How often a title is repeated before its text in an index for BM25."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexOptions:
     """The options of an index.
@@ -58,7 +62,7 @@ class IndexOptions:
     """
 
     kind: Kind = "bm25"
-    title_weight: int = 3
+    title_weight: int = TITLE_WEIGHT
     language: Language | None = None
     encoder: EncoderOptions = field(default_factory=EncoderOptions)
 

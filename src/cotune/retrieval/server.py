@@ -26,6 +26,7 @@ from cotune.data.corpus import Document, Language
 from cotune.errors import ConfigError, Stopped
 from cotune.retrieval.dense import DEFAULT_MODEL, EncoderOptions
 from cotune.retrieval.index import (
+    TITLE_WEIGHT,
     IndexOptions,
     StoredIndex,
     build_index,
@@ -371,7 +372,7 @@ def _kind(index: StoredIndex) -> str:
 
 def index_options(
     kind: str,
-    title_weight: int,
+    title_weight: int | None,
     model: str | None,
     query_prefix: str | None,
     passage_prefix: str | None,
@@ -383,8 +384,9 @@ def index_options(
         ConfigError: an unknown kind, or an option of a dense index with another kind.
     """
     if kind == "dense":
-        if language is not None:
-            raise ConfigError("--language: only for --index bm25; drop it")
+        for name, value in (("language", language), ("title-weight", title_weight)):
+            if value is not None:
+                raise ConfigError(f"--{name}: only for --index bm25; drop it")
         encoder = EncoderOptions(
             model=model or DEFAULT_MODEL, query_prefix=query_prefix, passage_prefix=passage_prefix
         )
@@ -399,7 +401,8 @@ def index_options(
     names = ", ".join(f"--{name}" for name, value in given.items() if value is not None)
     if names:
         raise ConfigError(f"{names}: only for --index dense; add that or drop it")
-    return IndexOptions(title_weight=title_weight, language=cast("Language | None", language))
+    weight = TITLE_WEIGHT if title_weight is None else title_weight
+    return IndexOptions(title_weight=weight, language=cast("Language | None", language))
 
 
 def require(extra: str, what: str) -> None:

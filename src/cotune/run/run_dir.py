@@ -227,6 +227,9 @@ class RunDir:
 
     def _committed(self, path: Path) -> tuple[int, str]:
         with path.open("rb") as file:
+            os.fsync(
+                file.fileno()
+            )  # the checkpoint's manifest, which names its size, is on disk too
             size = file.seek(0, os.SEEK_END)
             known, digest = self._hashed.get(path, (0, hashlib.sha256()))
             file.seek(known)  # lines are only appended, so what was hashed before stays

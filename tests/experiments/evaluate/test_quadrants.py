@@ -164,7 +164,8 @@ def test_a_run_from_the_command_line(
     for column, name in names.items():
         assert means[column, "greedy"] == found.scores[name]["greedy"].mean
         assert means[column, "avg@2"] == pytest.approx(found.scores[name]["sampled"].mean)
-    # Another split's scores are not those of fewer questions.
+    # Scores that cannot be read are replaced, and another split's are not those of fewer questions.
+    (run.output / "quadrants.json").write_text("{")
     options = ("--split", "validation", "--limit", "2", "--samples", "1")
     _, other = evaluate(run, monkeypatch, "--quadrants", *options)
     assert other is not None

@@ -20,6 +20,7 @@ from cotune.experiments.report.pages import duration
 from cotune.protocols import Environment
 from cotune.run.journal import RunJournal, SilentJournal
 from cotune.run.run_dir import RunDir
+from cotune.utils.stopping import stopped_by_sigterm
 from cotune.utils.tables import plain_table
 
 _GIB = 2**30
@@ -52,7 +53,7 @@ def plan_by_steps(
             highlight=False,
         )
     try:
-        with tempfile.TemporaryDirectory(prefix="cotune-plan-") as folder:
+        with stopped_by_sigterm(), tempfile.TemporaryDirectory(prefix="cotune-plan-") as folder:
             measured = measured_steps(config, Path(folder) / "run", steps, console)
     except KeyboardInterrupt:
         raise Stopped("stopped; nothing was kept") from None

@@ -18,6 +18,7 @@ from cotune.engines.gpu_time import GPUS
 from cotune.errors import ConfigError
 from cotune.experiments.report.pages import duration
 from cotune.llm.client import OpenAIOptions
+from cotune.llm.own import OwnLLMOptions
 from cotune.utils.progress import begin
 from cotune.utils.tables import plain_table
 from cotune.utils.text import size
@@ -143,6 +144,8 @@ def plan_prompt(path: Path, console: Console, assignments: Sequence[str] = ()) -
 
 
 def _price(config: RunConfig, planned: Plan) -> str:
+    if isinstance(config.llm, OwnLLMOptions):
+        return ", at the cost of your own llm, which cotune does not know"
     if not isinstance(config.llm, OpenAIOptions) or planned.price is None:
         return ", free of charge"
     if not config.llm.price(1, 1):

@@ -168,6 +168,12 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
         if questions.rewards is not None:
             show_as_trained(questions.rewards, config.training)
     wanted = [metrics_of(config.rewards, questions, options.metrics) for questions in sets]
+    trained_on = kept.training_tasks
+    changed = trained_on not in (None, fingerprint(environment.tasks("train")))
+    notices = [
+        *([_UNFINISHED] if run.read_summary() is None else []),
+        *([_OTHER_DATA] if changed else []),
+    ]
     figures: list[dict[str, Sequence[Figure]]] = [{} for _ in sets]
     for trained in (True, False):
         mine = [column for column in columns if column.trained is trained]
@@ -178,12 +184,6 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
         for questions, metrics, found in zip(sets, wanted, figures, strict=True):
             k = options.samples_of(len(questions.tasks))
             found |= _of_columns(policy, questions, mine, metrics, k)
-    trained_on = kept.training_tasks
-    changed = trained_on not in (None, fingerprint(environment.tasks("train")))
-    notices = [
-        *([_UNFINISHED] if run.read_summary() is None else []),
-        *([_OTHER_DATA] if changed else []),
-    ]
     return Evaluation(
         name=config.name,
         strategy=config.strategy.kind,

@@ -1,0 +1,31 @@
+"""Read YAML as run files are written: each field once, and 1e-5 a number."""
+
+import re
+from typing import Any
+
+import yaml
+
+
+class FieldLoader(yaml.SafeLoader):
+    """A safe loader that rejects a field given twice, of which plain YAML keeps the last one.
+
+    YAML 1.1 reads 1e-5 as text, since it has no point; here it is a number.
+    """
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        given: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in given:
+                    problem = f"{key.value} is given twice; remove one"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                given.add((key.tag, key.value))
+        return node
+
+
+FieldLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
