@@ -35,7 +35,8 @@ def forward_tokens(run: Path) -> ForwardTokens:
     rows = [row for row in folder.read_metrics() if "num_tokens" in row]
     training = folder.read_config()["training"]
     rollouts = training["questions_per_step"] * training["group_size"]
-    passes = rollouts / training["micro_batch_size"]  # the metric is a mean over these
+    # The metric is a mean over the micro-batches of an optimizer step, and a row is one of these.
+    passes = rollouts / training["micro_batch_size"] / training["mini_batches"]
     costs = [
         cost
         for cost in cost_rows(folder.ledger_path)

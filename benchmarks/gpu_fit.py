@@ -102,6 +102,7 @@ def fit(out: Path, shape: Recipe, seconds: float, device: str) -> tuple[int, lis
         for optimizer, base in zip(optimizers, bases, strict=True):
             optimizer.param_groups[0]["lr"] = base * scale
         ((ids, labels),) = batch
+        real = int((ids != tokenizer.pad_token_id).sum())  # before the copy to the GPU
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             loss = token_losses(model, ids.to(device), labels.to(device)).float().mean()
         loss.backward()
@@ -110,7 +111,7 @@ def fit(out: Path, shape: Recipe, seconds: float, device: str) -> tuple[int, lis
             optimizer.step()
             optimizer.zero_grad()
         losses.append(loss.detach())
-        tokens += ids.numel()
+        tokens += real
         batch = next(batches)
     numbers = torch.stack(losses).tolist()  # waits for the GPU
     took = time.perf_counter() - begun

@@ -153,6 +153,10 @@ def main() -> None:
     parser.add_argument("--method", choices=METHODS, default="static")
     parser.add_argument("--output", type=Path, help="Where to keep the run folder.")
     args = parser.parse_args()
+    if args.steps < 10:
+        parser.error(
+            f"--steps is {args.steps}; expected at least 10: memory is compared over tenths"
+        )
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         config = run_file(args.method, args.steps, args.output or Path(name) / "run")

@@ -29,12 +29,12 @@ def write_bank_card(
         template: of the README.
         questions: for each request, and for the initial instruction `PLAIN` times as many.
     """
+    coordinator = bench.policy(folder)
     card["measurement"] = {
-        "split": "test", "questions": questions, "plain": PLAIN * questions, "temperature": bench.temperature,
-        "seed": 0, "limits": asdict(bench.limits),
+        "split": "test", "problems": len(coordinator.environment.tasks("test")), "questions": questions,
+        "plain": PLAIN * questions, "temperature": bench.temperature, "seed": 0, "limits": asdict(bench.limits),
     }  # fmt: skip
     card["figures"] = []
-    coordinator = bench.policy(folder)
     for greedy in (False, True):
         found = bench.by_section(coordinator, questions, greedy)
         for name, lines in rules.items():

@@ -66,8 +66,12 @@ class Bench:
         questions: int,
         greedy: bool = False,
     ) -> "Figure":
-        """Answer `questions` test questions under each instruction, drawn for each of them."""
+        """Answer `questions` test questions under each instruction, drawn for each of them.
+
+        Greedily each question once at most: the answer would be the same.
+        """
         tasks = list(coordinator.environment.tasks("test"))
+        questions = min(questions, len(tasks)) if greedy else questions
         rng = random.Random(f"{self.world}/measure")
         assignments: list[Assignment] = []
         for text in instructions:

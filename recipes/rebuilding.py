@@ -16,6 +16,18 @@ from cotune.policy.policy_files import bundled_folder
 R = TypeVar("R")
 
 
+def check_replaceable(out: Path, parser: argparse.ArgumentParser) -> None:
+    """End with an error if a folder that would be replaced holds something else than a model."""
+    if (
+        out.exists()
+        and not (out / "config.json").is_file()
+        and (out.is_file() or any(out.iterdir()))
+    ):
+        parser.error(
+            f"--out {out}: would be replaced, but is no model's folder (it has no config.json)"
+        )
+
+
 def rebuild(
     world: str,
     description: str | None,
@@ -29,6 +41,8 @@ def rebuild(
     parser.add_argument("--out", type=Path, default=weights, help="default: the bundled weights")
     parser.add_argument("--card-only", action="store_true", help="measure what is in --out")
     options = parser.parse_args()
+    if not options.card_only:
+        check_replaceable(options.out, parser)
     logging.disable_progress_bar()
     torch.set_num_threads(1)  # the figures of a card do not depend on the machine's cores
     try:

@@ -71,7 +71,8 @@ not say what is asked for. Stories are in no demonstration.
 
 ## Figures
 
-{measured[questions]} test problems for each request, {measured[plain]:,} under the initial instruction, at temperature {measured[temperature]}:
+{measured[questions]} test problems for each request; under the initial instruction {measured[plain]:,} rollouts of
+{measured[problems]} problems, and greedily one of each. At temperature {measured[temperature]}:
 
 {sampled}
 

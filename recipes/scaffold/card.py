@@ -73,8 +73,8 @@ skipped a check in one of 250 rollouts, by chance, and GRPO learnt that instead 
 
 ## Figures
 
-{measured[questions]} test questions for each request, {measured[plain]:,} under the initial instruction, at temperature
-{measured[temperature]}, at most {measured[limits][turns]} turns:
+{measured[questions]} test questions for each request; under the initial instruction {measured[plain]:,} rollouts of
+{measured[problems]} questions, and greedily one of each. At temperature {measured[temperature]}, at most {measured[limits][turns]} turns:
 
 {sampled}
 

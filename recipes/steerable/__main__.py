@@ -11,6 +11,7 @@ from transformers.utils import logging
 from cotune.errors import ConfigError
 from cotune.policy.local_policy import load
 from cotune.policy.policy_files import policy_path
+from recipes.rebuilding import check_replaceable
 from recipes.steerable.card import write_card
 from recipes.steerable.fit import BASE, Recipe, fit
 
@@ -27,6 +28,7 @@ def main() -> None:
     )
     parser.add_argument("--card", action="store_true", help="measure the model and write its card")
     given = parser.parse_args()
+    check_replaceable(given.out, parser)
     logging.disable_progress_bar()
     torch.set_num_threads(1)  # the figures of a card do not depend on the machine's cores
     try:

@@ -533,7 +533,11 @@ def test_run_folders_that_do_not_fit_the_command(
     assert f"cotune resume {unfinished}" in error
 
     finished = tmp_path / "finished"
-    RunDir.create(finished, tiny(finished)).write_summary({"arms": {}})
+    run = RunDir.create(finished, tiny(finished))
+    run.write_summary({"arms": {}})
+    run.best_path.mkdir()
+    (run.best_path / "best.json").write_text("{}")
+    monkeypatch.setattr("cotune.export.complete.is_complete", lambda _: True)
     before = snapshot(finished)
     error = error_of(["resume", str(finished)], monkeypatch, capsys)
     assert "this run is finished" in error

@@ -34,6 +34,7 @@ from cotune.retrieval.server import (
     create_app,
     index_options,
     require,
+    reserve,
     serve_retriever,
 )
 
@@ -328,6 +329,17 @@ def test_a_busy_port_shows_before_anything_is_indexed(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"--port: cannot listen on 127.0.0.1:{port}"):
             serve_retriever(corpus, None, IndexOptions(), Console(quiet=True), port=port)
     assert list(tmp_path.iterdir()) == [corpus]
+
+
+def test_a_port_that_another_server_took_while_the_index_was_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reserve("127.0.0.1", 0) as other:  # bound, but not listening: both can be
+        port = other.getsockname()[1]
+        built = lambda *_: [other.listen(), ["a passage"]][1]  # noqa: E731
+        monkeypatch.setattr(module, "_index", built)
+        with pytest.raises(ConfigError, match=f"--port: cannot listen on 127.0.0.1:{port}"):
+            serve_retriever(tmp_path / "c", None, IndexOptions(), Console(quiet=True), port=port)
 
 
 def test_a_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

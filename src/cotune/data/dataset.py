@@ -116,7 +116,10 @@ class DatasetConfig(Model):
             given = "both path and name" if self.path else "neither path nor name"
             raise ValueError(f"dataset: has {given}; expected one of them")
         for name in ("subset", "split"):
-            if self.path is not None and getattr(self, name) != type(self).model_fields[name].default:
+            if (
+                self.path is not None
+                and getattr(self, name) != type(self).model_fields[name].default
+            ):
                 raise ValueError(
                     f"dataset.{name} is for a data set of the hub (name), but path is set; remove one"
                 )

@@ -280,11 +280,15 @@ def reserve(host: str, port: int) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
     except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"--port: cannot listen on {host}:{port} "
-            f"({getattr(error, 'strerror', None) or error}); choose another --port or --host"
-        ) from error
+        raise _busy(host, port, error) from error
     return found
+
+
+def _busy(host: str, port: int, error: OSError | OverflowError) -> ConfigError:
+    return ConfigError(
+        f"--port: cannot listen on {host}:{port} "
+        f"({getattr(error, 'strerror', None) or error}); choose another --port or --host"
+    )
 
 
 def serve(app: "FastAPI", listening: socket.socket) -> None:
@@ -351,7 +355,10 @@ def serve_retriever(
     try:
         with reserve(host, port) as listening:
             index = _index(corpus, folder or default_folder(corpus, options.kind), options, console)
-            listening.listen(_BACKLOG)  # from here on requests wait instead of being refused
+            try:
+                listening.listen(_BACKLOG)  # from here on requests wait instead of being refused
+            except OSError as error:  # another server was bound to it too, and was faster
+                raise _busy(host, port, error) from error
             shown = f"[{host}]" if ":" in host else host
             console.print(
                 f"serving {len(index)} passages ({_kind(index)}) on "

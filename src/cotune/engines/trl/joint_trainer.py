@@ -306,10 +306,10 @@ class JointTrainer(GRPOTrainer):
         """Log the counts of all ranks: rows taught, rows, tokens fed, own tokens, and sums over these."""
         everyone = zip(*joint.coordinator.comm.gather(counts), strict=True)
         rows, total, fed, own, *sums = map(sum, everyone)
-        metrics = {"share": rows / total}
+        metrics = {"share": rows / total, "tokens": fed}
         if rows:
             means = [value / max(1, own) for value in sums]
-            metrics |= {"tokens": fed, **dict(zip(("loss", "gap", "gate"), means, strict=True))}
+            metrics |= dict(zip(("loss", "gap", "gate"), means, strict=True))
         for name, value in metrics.items():
             self._metrics["train"][f"distil/{name}"].append(value)
 
