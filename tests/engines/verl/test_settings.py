@@ -35,6 +35,18 @@ def made(
     return verl_config(config, folder, 2, stops, distillation, 4096)
 
 
+def test_the_type_of_the_weights() -> None:
+    parts = ("actor", "ref")
+    verls = made().actor_rollout_ref
+    assert [verls[part].fsdp_config.model_dtype for part in parts] == ["fp32", "fp32"]
+    half = {"policy": {"path": "bundled:geo", "dtype": "bfloat16"}}
+    ours = made(half).actor_rollout_ref
+    assert [ours[part].fsdp_config.model_dtype for part in parts] == ["bf16", "bf16"]
+    key = "actor_rollout_ref.actor.fsdp_config.model_dtype"
+    asked = made(half, engine_args={key: "fp32"}).actor_rollout_ref
+    assert [asked[part].fsdp_config.model_dtype for part in parts] == ["fp32", "bf16"]
+
+
 def test_each_field_lands_where_verl_reads_it() -> None:
     found = made(
         {"logging": {"report_to": ["tensorboard"]}},
