@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def check_replaceable(out: Path, parser: argparse.ArgumentParser) -> None:
-    """End with an error if a folder that would be replaced holds something else than a model."""
+    """End with an error if a folder that would be replaced holds something other than a model."""
     if (
         out.exists()
         and not (out / "config.json").is_file()

@@ -49,7 +49,7 @@ Fields that are not listed here work as TRL documents them: cotune passes them o
 of a later TRL, which is why only reviewed minor releases are accepted. For a field that TRL does not know, TRL raises the
 error; in a run file, `cotune` names the nearest field.
 
-A run file sets `output_dir`, batch sizes, steps, saving and logging from its own sections
+A run file sets `output_dir`, batch sizes, steps and saving from its own sections
 ([configuration](configuration.md)); `training.engine_args` may not set them again, nor `eval_strategy`, `eval_on_start` and
 `load_best_model_at_end`, because a run keeps checkpoints in its folder and runs its own evaluations.
 

@@ -10,7 +10,7 @@ class ConfigError(CotuneError):
 
 
 class EngineError(CotuneError):
-    """An engine does not behave as its adapter expects."""
+    """An engine or an environment does not behave as expected."""
 
 
 class LLMError(CotuneError):

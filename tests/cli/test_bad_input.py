@@ -533,11 +533,7 @@ def test_run_folders_that_do_not_fit_the_command(
     assert f"cotune resume {unfinished}" in error
 
     finished = tmp_path / "finished"
-    run = RunDir.create(finished, tiny(finished))
-    run.write_summary({"arms": {}})
-    run.best_path.mkdir()
-    (run.best_path / "best.json").write_text("{}")
-    monkeypatch.setattr("cotune.export.complete.is_complete", lambda _: True)
+    RunDir.create(finished, tiny(finished)).write_summary({"arms": {}})
     before = snapshot(finished)
     error = error_of(["resume", str(finished)], monkeypatch, capsys)
     assert "this run is finished" in error
@@ -548,6 +544,13 @@ def test_run_folders_that_do_not_fit_the_command(
     for command in ("resume", "evaluate"):
         error = error_of([command, str(library)], monkeypatch, capsys)
         assert "resume_from_checkpoint=True" in error
+
+
+def test_a_plan_without_the_data_takes_no_steps_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", str(tmp_path / "run.yaml"), "--questions", "9,1,1", "--steps", "1"]
+    assert "--questions plans without the data" in error_of(words, monkeypatch, capsys)
 
 
 def test_an_unknown_split(

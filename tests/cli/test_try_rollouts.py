@@ -8,6 +8,7 @@ from rich.console import Console
 
 from cotune.cli.try_rollouts import show_prompt, try_run
 from cotune.config.run_file import load_config
+from cotune.environments.base import TaskEnvironment
 from cotune.errors import ConfigError
 
 RUN = """
@@ -65,6 +66,14 @@ def test_a_field_can_be_set_and_the_split_chosen(run_file: Path) -> None:
 def test_wrong_options(run_file: Path, count: int, split: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         try_run(run_file, console()[0], count, split)
+
+
+def test_a_split_without_questions(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = TaskEnvironment.tasks
+    without = lambda own, split: () if split == "validation" else tasks(own, split)  # noqa: E731
+    monkeypatch.setattr(TaskEnvironment, "tasks", without)
+    with pytest.raises(ConfigError, match="--split validation has no questions"):
+        try_run(run_file, console()[0], 1, "validation", assignments=["evaluation.every=0"])
 
 
 def test_a_prompt_is_shown_as_the_policy_sees_it(run_file: Path) -> None:

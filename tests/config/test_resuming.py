@@ -131,6 +131,34 @@ def test_a_finished_run_whose_best_policy_is_lost_is_finished_again(tmp_path: Pa
     assert folder.resume() == folder.config
 
 
+def test_without_best_and_checkpoint_nothing_is_begun_anew(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "out", finished=True)
+    (folder.run.best_path / "best.json").unlink()
+    with pytest.raises(ConfigError, match="this run is finished"):
+        folder.resume()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strategy": {"kind": "inspo", "population_size": 3, "parents": 3}},
+        {"instruction": {"role": "system", "placement": "after"}},
+        {
+            "strategy": {"kind": "fst", "target": "initial", "distil_steps": 1,
+                         "distillation": {"kind": "filtered"}}
+        },
+    ],
+)  # fmt: skip
+def test_what_is_refused_today_may_have_been_recorded(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    raw = tiny(tmp_path / "out", changes)
+    with pytest.raises(ConfigError):
+        parse_config(raw, "a new run")
+    run = RunDir.create(tmp_path / "out", raw)
+    assert recorded_config(run).strategy.kind == raw["strategy"]["kind"]
+
+
 def test_modules_in_the_current_folder_are_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

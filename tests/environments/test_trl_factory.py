@@ -147,12 +147,6 @@ def test_instances_are_made_once_and_reset_for_later_episodes() -> None:
     assert [t.reward for t in roll_out(own, ["Nothing guessed."])] == [0.0] * 3
 
 
-def test_it_has_no_references_and_takes_no_other_tasks() -> None:
-    own = environment()
-    assert own.reference(TASKS[0]) == ""
-    assert not own.takes_any_tasks
-
-
 def test_results_are_shown_as_trl_shows_them() -> None:
     (trajectory,) = roll_out(environment(), [call("hints"), "Done."], TASKS[:1])
 

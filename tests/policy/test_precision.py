@@ -113,9 +113,12 @@ def test_outside_of_a_trainer_its_autocast_is_opened(
         assert isinstance(made, partial)
         assert made.keywords == {"enabled": expected}
         assert made.args == ("cuda" if gpu else "cpu", torch.bfloat16)
-        half = casting(PolicyConfig(), asked, {"fp16": True})
-        assert isinstance(half, partial)
-        assert (half.keywords, half.args[1]) == ({"enabled": True}, torch.float16)
+
+
+def test_fp16_is_computed_in_fp16() -> None:
+    half = casting(PolicyConfig(), "auto", {"fp16": True})
+    assert isinstance(half, partial)
+    assert (half.keywords, half.args[1]) == ({"enabled": True}, torch.float16)
 
 
 def run_file(tmp_path: Path, **sections: Any) -> RunConfig:

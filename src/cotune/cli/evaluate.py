@@ -93,11 +93,8 @@ def evaluate_quadrants(
         others = [RunDir.open(folder) for folder in initial_of]
         quadrants = evaluate_quadrants(config, run, options, first, others)
     earlier, scored = _earlier(run.path), len(quadrants.questions)
-    kept = (
-        earlier is not None
-        and (earlier.split, earlier.since) == (quadrants.split, quadrants.since)
-        and len(earlier.questions) > scored
-    )
+    # A suite, which scores all questions of a split, must find them again.
+    kept = options.limit is not None and earlier is not None and len(earlier.questions) > scored
     if not kept:
         with full_disk_told(run.path):
             quadrants.write(run.path)

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import yaml
 
-from cotune.config.field_loader import FieldLoader
 from cotune.errors import ConfigError
+from cotune.utils.field_yaml import FieldLoader
 
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")
 # Errors repeat only text that looks like one of our fields; other text may be a misplaced key.

@@ -81,8 +81,11 @@ def resumed_config(
             neither more steps nor more rollouts than it had.
     """
     config = was
-    # Without its best policy a run is finished again, from its newest checkpoint.
-    summary = run.read_summary() if (run.best_path / BEST).is_file() else None
+    summary = run.read_summary()
+    if trained and not (run.best_path / BEST).is_file():
+        summary = (
+            None  # without its best policy a run is finished again, from its newest checkpoint
+        )
     if assignments:
         config = recorded_config(run, assignments)
         check_resumable(was, config, f"{run.config_path} with --set")

@@ -18,7 +18,6 @@ from pydantic import (
     model_validator,
 )
 
-from cotune.config.field_loader import FieldLoader
 from cotune.config.overrides import other_kinds_fields, too_much, with_overrides
 from cotune.data.dataset import DatasetConfig
 from cotune.data.splits import warn
@@ -46,7 +45,9 @@ from cotune.policy.options import PolicyConfig
 from cotune.policy.precision import Precision
 from cotune.rewards.reward_options import RewardConfig
 from cotune.types import Limits
+from cotune.utils.field_yaml import FieldLoader
 from cotune.utils.importing import ENVIRONMENTS, import_from, registered
+from cotune.utils.option_checks import reading_recorded
 from cotune.utils.packages import ENGINES
 from cotune.utils.text import flat, has_secret, hide_secrets
 from cotune.utils.validation import Model, describe
@@ -130,8 +131,9 @@ class TrainingConfig(Model):
     single_gpu: bool = False
     """Let one process that sees several GPUs train on the first and leave the others idle."""
     engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Passed on unchanged; what other fields of the run file set is refused. Fields of GRPOConfig, or with
-    engine verl keys of its configuration such as actor_rollout_ref.rollout.gpu_memory_utilization."""
+    """Passed on unchanged: fields of GRPOConfig, or with engine verl keys of its configuration such as
+    actor_rollout_ref.rollout.gpu_memory_utilization. Those that other fields of the run file set are
+    refused, except for logging and types."""
 
     @property
     def optimizer_steps(self) -> int:
@@ -474,7 +476,7 @@ def _names(options: type) -> Mapping[str, Any]:
 def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
     """Build the configuration of a new run from plain data; `source` is named in errors."""
     check_values(raw, source)
-    config = parse_recorded(raw, source)
+    config = _config_of(raw, source)
     _check_booleans(raw, config, source)
     _check_turns(raw, config.limits, source)
     return config
@@ -482,6 +484,11 @@ def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
 
 def parse_recorded(raw: Mapping[str, Any], source: str) -> RunConfig:
     """Build a configuration from plain data that was accepted before, by this or an older version."""
+    with reading_recorded():
+        return _config_of(raw, source)
+
+
+def _config_of(raw: Mapping[str, Any], source: str) -> RunConfig:
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:

@@ -32,6 +32,7 @@ from cotune.data.splits import (
 )
 from cotune.errors import ConfigError
 from cotune.types import Task
+from cotune.utils.option_checks import are_new
 from cotune.utils.validation import Model, describe
 
 Column = Literal["question", "answers", "solution", "stratum", "id"]
@@ -116,10 +117,8 @@ class DatasetConfig(Model):
             given = "both path and name" if self.path else "neither path nor name"
             raise ValueError(f"dataset: has {given}; expected one of them")
         for name in ("subset", "split"):
-            if (
-                self.path is not None
-                and getattr(self, name) != type(self).model_fields[name].default
-            ):
+            default = type(self).model_fields[name].default
+            if are_new() and self.path is not None and getattr(self, name) != default:
                 raise ValueError(
                     f"dataset.{name} is for a data set of the hub (name), but path is set; remove one"
                 )

@@ -83,10 +83,11 @@ def cpu_time(config: RunConfig, planned: Mapping[str, int]) -> CpuTime:
         math.ceil(count / rows) * written * token + count * (longest - written) * fed
         for count in planned.values()
     )
-    # In passes of an update, of which a forward pass is a third; with LoRA half, taken as a third too.
-    passes = 1 + ((training.mini_batches > 1) + (training.kl > 0)) / 3
+    # In updates, of which a forward pass is a third, or half if frozen weights have no gradient.
+    forward = 1 / 2 if config.policy.lora else 1 / 3
+    passes = 1 + ((training.mini_batches > 1) + (training.kl > 0)) * forward
     if config.teacher:  # the policy once more, and a forward pass of the teacher
-        passes += 1 + 1 / 3
+        passes += 1 + forward
     trained = trained_rollouts(training, planned)
     return CpuTime(sampled, trained * passes * longest * learnt, threads)
 

@@ -60,8 +60,6 @@ class TrlEnvironment(TaskEnvironment):
         own_reward: the name of `get_reward` among the reward functions; "" without it.
     """
 
-    takes_any_tasks = False
-
     def __init__(
         self,
         factory: Callable[[], Any],

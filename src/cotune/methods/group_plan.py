@@ -27,6 +27,7 @@ from cotune.types import (
     Prompt,
     Task,
 )
+from cotune.utils.option_checks import are_new
 
 Groups = Literal["own", "mixed", "population"]
 Target = Literal["sampled", "initial", "best"]
@@ -64,7 +65,7 @@ def check_target(
             )
         return
     if isinstance(distillation, FilteredDistillation):
-        if target != "sampled":
+        if are_new() and target != "sampled":
             raise ValueError(
                 f"target is {target!r}, whose rollouts need a mask (distillation.kind 'substitution'), but "
                 "distillation.kind is 'filtered', which has none; expected target 'sampled' with distil_steps, "

@@ -18,7 +18,7 @@ from importlib import import_module
 from statistics import fmean, variance
 from typing import Any, Literal, Protocol
 
-from cotune.errors import BudgetError, EvolutionError, LLMError
+from cotune.errors import BudgetError, EngineError, LLMError
 from cotune.methods.instruction_rules import CUT_OFF, without_reasoning
 from cotune.methods.llm_health import LLMHealth, ask_ahead, reads_prompts
 from cotune.protocols import LLM, Recorder, Rollout
@@ -304,8 +304,8 @@ class Reflector(ABC):
         """Report a phase whose texts are instructions or hints.
 
         Raises:
-            EvolutionError: the last phase could not ask, because the environment failed; and as in
-                `LLMHealth.end_phase`.
+            EngineError: the last phase could not ask, because the environment failed.
+            EvolutionError: see `LLMHealth.end_phase`.
         """
         if not (self.asked or self.spent):
             why = (
@@ -313,8 +313,8 @@ class Reflector(ABC):
                 if self.broken
                 else "there was no failure to reflect on"
             )
-            if self.broken and last:
-                raise EvolutionError(f"no {what} was asked for: {why}; fix the environment")
+            if self.broken and last and not getattr(self._llm, "optional", False):
+                raise EngineError(f"no {what} was asked for: {why}; fix the environment")
             self._record("notice", text=f"no {what} was asked for: {why}")
             return
         if not self.valid:

@@ -48,6 +48,7 @@ from cotune.run.json_files import (
 from cotune.run.locks import RUN_LOCK
 from cotune.run.manifest import MANIFEST
 from cotune.types import Purpose, Trajectory
+from cotune.utils.field_yaml import FieldDumper
 from cotune.utils.text import command_on, hide_secrets
 
 SCHEMA_VERSION = 1
@@ -382,7 +383,7 @@ class RunDir:
 def _run_yaml(config: Mapping[str, object]) -> str:
     resolved = {"schema_version": SCHEMA_VERSION} | plain(config, "config")
     resolved["schema_version"] = SCHEMA_VERSION
-    return yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True, width=100)
+    return yaml.dump(resolved, Dumper=FieldDumper, sort_keys=False, allow_unicode=True, width=100)
 
 
 def _version_message(path: Path, found: object) -> str:

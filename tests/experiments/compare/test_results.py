@@ -135,7 +135,7 @@ def test_which_policies_of_fine_tuning_are_kept_is_a_note(
 
     _, _, rows = summary_of(tmp_path, monkeypatch, outcome)
     assert rows["inspo"]["note"] == (
-        "kept: the best on validation, after step 5 of 40, 40 of 40; the last policies score 0.375 on all strata"
+        "kept: the best on validation, after step 5 of 40, 40 of 40; the last policies score 0.375 on all questions"
     )
     assert rows["search-r1"]["note"] == ""
 

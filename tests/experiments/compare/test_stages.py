@@ -44,11 +44,11 @@ def test_a_row_is_the_base_with_its_strategy_seed_and_budget(tmp_path: Path) -> 
 
 
 def test_a_rows_own_fields_win_and_named_fields_get_the_seed(tmp_path: Path) -> None:
-    entry = {"method": "inspo", "name": "mine", "set": {"strategy.parents": 3}}
+    entry = {"method": "inspo", "name": "mine", "set": {"strategy.parents": 2}}
     config = row(
         tmp_path, entry, seed_fields=["environment.seed"], set={"environment.top_k": 2}
     ).config(0, (), {})
-    assert config.strategy.parents == 3  # pyright: ignore[reportAttributeAccessIssue]
+    assert config.strategy.parents == 2  # pyright: ignore[reportAttributeAccessIssue]
     assert config.environment.seed == 1  # pyright: ignore[reportAttributeAccessIssue]
     assert config.environment.top_k == 2  # pyright: ignore[reportAttributeAccessIssue]
     assert config.name == "mine, seed 1"

@@ -164,12 +164,14 @@ def test_a_run_from_the_command_line(
     for column, name in names.items():
         assert means[column, "greedy"] == found.scores[name]["greedy"].mean
         assert means[column, "avg@2"] == pytest.approx(found.scores[name]["sampled"].mean)
-    # Scores that cannot be read are replaced, and another split's are not those of fewer questions.
-    (run.output / "quadrants.json").write_text("{")
-    options = ("--split", "validation", "--limit", "2", "--samples", "1")
-    _, other = evaluate(run, monkeypatch, "--quadrants", *options)
+    # All of a split replace more questions of another, and what cannot be read.
+    _, other = evaluate(run, monkeypatch, "--quadrants", "--split", "validation", "--samples", "1")
     assert other is not None
-    assert (other.split, len(other.questions)) == ("validation", 2)
+    assert (other.split, len(other.questions)) == ("validation", 3)
+    (run.output / "quadrants.json").write_text("{")
+    _, again = evaluate(run, monkeypatch, "--quadrants", "--limit", "1", "--samples", "1")
+    assert again is not None
+    assert len(again.questions) == 1
 
 
 def test_equal_policies_and_instructions_are_rolled_out_once(

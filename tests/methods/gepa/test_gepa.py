@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cotune.errors import BudgetError, ConfigError, EvolutionError, LLMError
+from cotune.errors import BudgetError, ConfigError, EngineError, EvolutionError, LLMError
 from cotune.llm.client import MeteredLLM
 from cotune.methods.gepa.gepa import Gepa, GepaOptions
 from cotune.methods.instruction_evolution import InstructionReflector, read_instruction
@@ -146,9 +146,12 @@ def test_rollouts_with_an_environment_error_are_not_shown():
             return replace(found, stop=StopReason.ENVIRONMENT_ERROR, reward=0.0)
 
     strategy, author = gepa(), Author(one_skill_more)
-    with pytest.raises(EvolutionError, match="all rollouts to reflect on ended in an environment"):
+    with pytest.raises(EngineError, match="all rollouts to reflect on ended in an environment"):
         strategy.evolve_if_due(FIRST, Failing(), author, Events())
     assert not author.prompts
+    author.optional, record = True, Events()  # pyright: ignore[reportAttributeAccessIssue]
+    gepa().evolve_if_due(FIRST, Failing(), author, record)
+    assert "ended in an environment error" in record.of("notice")[-1]["text"]
 
 
 def test_instructions_are_scored_as_the_scoring_says():

@@ -782,7 +782,7 @@ def test_state_of_another_run_is_refused():
     ("changes", "message"),
     [
         ({"population_size": 0}, "population_size is 0"),
-        ({"parents": 5}, "parents is 5, but population_size is 4; expected at most 3"),
+        ({"parents": 5}, "parents is 5; expected at most population_size, 4"),
         ({"prune_every": -1}, "prune_every is -1"),
         ({"credit": "uplift"}, "credit is 'uplift', but groups is 'own'"),
         ({"credit": "uplift", "groups": "population"}, "expected groups 'mixed'"),

@@ -11,8 +11,8 @@
     )
     trainer.train()
 
-P²O needs `cotune.JointTrainer` instead of GRPOTrainer, because it weights tokens. Nothing is
-written before training begins, and no environment variable is set.
+Options that weight tokens or need a teacher, such as P²O's masks, need `cotune.JointTrainer` instead of
+GRPOTrainer. Nothing is written before training begins, and no environment variable is set.
 """
 
 from dataclasses import asdict, fields

@@ -9,12 +9,12 @@ from cotune.methods.context_distillation import masks
 from cotune.types import AnyDistillation, Distillation
 from cotune.utils.text import flat
 
-# Keys that a run file sets elsewhere, or that this engine depends on.
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """The values of `policy.dtype`, and veRL's names for them."""
 MODEL_DTYPE = "fsdp_config.model_dtype"
 """veRL's key for the type that weights are loaded in, below an actor or a reference policy."""
 
+# Keys that a run file sets elsewhere, or that this engine depends on.
 _OURS = {
     "data.train_files": "environment",
     "data.val_files": "environment",

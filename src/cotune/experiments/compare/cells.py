@@ -25,6 +25,7 @@ from cotune.run.full_disk import nearly_full
 from cotune.run.journal import describe_event
 from cotune.run.json_files import read_jsonl, write_atomic
 from cotune.run.run_dir import RunDir
+from cotune.utils.field_yaml import FieldDumper
 from cotune.utils.text import flat
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -261,7 +262,9 @@ class Cell:
             shutil.rmtree(folder, ignore_errors=True)
             file = folder.with_name(folder.name + ".yaml")
             file.parent.mkdir(parents=True, exist_ok=True)
-            text = yaml.safe_dump(dump_config(self._config), sort_keys=False, allow_unicode=True)
+            text = yaml.dump(
+                dump_config(self._config), Dumper=FieldDumper, sort_keys=False, allow_unicode=True
+            )
             write_atomic(file, text)
             if self._source is not None:
                 write_atomic(self._version_file, self._source.version)

@@ -227,7 +227,7 @@ def _kept(cells: Sequence[Cell]) -> list[str]:
     last = sum(one.get("em_last", one["em"]) for one in figures) / len(figures)
     return [
         f"kept: the best on validation, after step {steps}; the last policies score {last:.3f} on all "
-        "strata"
+        "questions"
     ]
 
 

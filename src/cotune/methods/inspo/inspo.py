@@ -40,6 +40,7 @@ from cotune.types import (
     Task,
     Trajectory,
 )
+from cotune.utils.option_checks import are_new
 
 _HISTORY = 10  # instructions shown to the history proposer, or drawn from by crossover
 
@@ -94,8 +95,8 @@ class InspoOptions:
             arXiv 2602.12275). Nothing evolves in them. 0 is none.
         new_weight: a newcomer starts at its parent's weight plus the gain of its verification
             ("parent+delta"), or all weights are reset to 0 ("zero", as printed in Algorithm 1).
-        failure_below: a reward below it makes a rollout a failure to reflect on, and one that does not
-            teach in a last stage with `distillation` "filtered".
+        failure_below: a reward below it makes a rollout a failure to reflect on. In a last stage with
+            `distillation` "filtered" such a rollout does not teach.
         buffer_size: rollouts held in the replay buffer.
         max_instruction_chars: length limit of a candidate, in characters.
     """
@@ -171,11 +172,15 @@ class InspoOptions:
                 "groups 'mixed' or 'population', or another credit"
             )
         check_target(self.target, self.distillation, self.groups, self.distil_steps)
-        most = max(1, self.population_size - (self.evolve_every > 0))
-        if self.parents > most:
+        if self.parents > self.population_size:
             raise ValueError(
-                f"parents is {self.parents}, but population_size is {self.population_size}; expected at most "
-                f"{most}, so that an evolution has room for new instructions"
+                f"parents is {self.parents}; expected at most population_size, {self.population_size}"
+            )
+        evolves = 0 < self.evolve_every < self.evolve_until and self.population_size > 1
+        if are_new() and evolves and self.parents == self.population_size:
+            raise ValueError(
+                f"parents is {self.parents}, all of population_size, so an evolution has no room for new "
+                "instructions; expected fewer parents, or evolve_every 0"
             )
 
 

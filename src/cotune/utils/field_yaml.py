@@ -1,4 +1,4 @@
-"""Read YAML as run files are written: each field once, and 1e-5 a number."""
+"""Read and write YAML as run files have it: each field once, and 1e-5 a number."""
 
 import re
 from typing import Any
@@ -24,8 +24,13 @@ class FieldLoader(yaml.SafeLoader):
         return node
 
 
-FieldLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
+class FieldDumper(yaml.SafeDumper):
+    """A safe dumper that quotes the texts that `FieldLoader` would read as numbers."""
+
+
+for _one in (FieldLoader, FieldDumper):
+    _one.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+        list("-+0123456789"),
+    )
