@@ -81,11 +81,9 @@ def resumed_config(
             neither more steps nor more rollouts than it had.
     """
     config = was
-    summary = run.read_summary()
-    if trained and not (run.best_path / BEST).is_file():
-        summary = (
-            None  # without its best policy a run is finished again, from its newest checkpoint
-        )
+    # Without its best policy a run is finished again, from its newest checkpoint.
+    lost = bool(trained) and not (run.best_path / BEST).is_file()
+    summary = None if lost else run.read_summary()
     if assignments:
         config = recorded_config(run, assignments)
         check_resumable(was, config, f"{run.config_path} with --set")

@@ -59,7 +59,7 @@ class LastStage(Unhinted):
     def _notice_if_idle(
         self, progress: Progress, batch: int, best: Instruction, record: Recorder
     ) -> None:
-        """Record a notice before the stage's first batch if its teacher would be the pupil.
+        """Record a notice before the stage's first batch if its teacher would read the same prompt.
 
         Args:
             progress, batch: of a step of the stage, as for `_distils`.

@@ -144,9 +144,8 @@ class TRL:
             return Layout(processes)
         if args.get("vllm_mode") == "server":
             raise ValueError("vLLM's server samples, on GPUs that the run file does not name")
-        share = float(args.get("vllm_gpu_memory_utilization", 0.3))
-        kept = 0.0 if args.get("vllm_enable_sleep_mode") else share
-        return Layout(processes, share, int(args.get("vllm_tensor_parallel_size", 1)), kept)
+        split = int(args.get("vllm_tensor_parallel_size", 1))
+        return Layout(processes, _vllm_share(args), split, _vllm_keeps(args))
 
     def measure(
         self, config: RunConfig, run: RunDir, journal: Journal, setup: "Setup", steps: int
@@ -224,6 +223,16 @@ def processes(training: TrainingConfig, starting: bool = False) -> list[Finding]
     return findings
 
 
+def _vllm_share(args: Mapping[str, Any]) -> float:
+    return float(args.get("vllm_gpu_memory_utilization", 0.3))
+
+
+def _vllm_keeps(args: Mapping[str, Any]) -> float:
+    """Return the fraction of the training GPU's memory that vLLM keeps while the policy is updated."""
+    colocated = args.get("use_vllm") and args.get("vllm_mode") != "server"
+    return _vllm_share(args) if colocated and not args.get("vllm_enable_sleep_mode") else 0.0
+
+
 def gpu_memory(config: RunConfig) -> list[Finding]:
     """Compare the plan's estimate with a GPU's memory, if there is a GPU."""
     import torch
@@ -237,8 +246,7 @@ def gpu_memory(config: RunConfig) -> list[Finding]:
     except ValueError:
         return []
     total = torch.cuda.get_device_properties(0).total_memory
-    served = config.training.engine_args.get("vllm_mode") == "server"
-    kept = 0 if served else round(ENGINE.layout(config, processes).kept * total)
+    kept = round(_vllm_keeps(config.training.engine_args) * total)
     needed = max(memory.training + kept, memory.sampling or 0)
     what = f"GPU memory: at most {size(needed)} of {size(total)} are needed"
     if needed <= total:

@@ -183,7 +183,7 @@ class Cell:
 
     @property
     def _began_from(self) -> str | None:
-        """What that file holds; what the source has now if there is none, as in older suites."""
+        """The version in that file; the source's own if there is no file, as in older suites."""
         try:
             return self._version_file.read_text(encoding="utf-8")
         except FileNotFoundError:
