@@ -54,7 +54,7 @@ A run file sets `output_dir`, batch sizes, steps and saving from its own section
 `load_best_model_at_end`, because a run keeps checkpoints in its folder and runs its own evaluations.
 
 Most fields are checked in `for_trl`. The trainer's constructor checks that `args` is the same object, that the
-policy's context is long enough for `limits`, and that P²O's distillation has `cotune.JointTrainer`. The rest
+policy's context is long enough for `limits`, and that the method has `cotune.JointTrainer` if it needs it. The rest
 (`tools=`, other reward functions, another data set) is checked before the first rollout. `accelerate
 launch`'s configuration counts like `fsdp` and `deepspeed` here; Megatron-LM is refused.
 """

@@ -1,4 +1,4 @@
-"""The pages on tools and verifiers: their programs run as described."""
+"""The pages on tools, environments and verifiers: their programs run as described."""
 
 import json
 from pathlib import Path
@@ -14,12 +14,14 @@ from cotune.environments.environment_options import ToolsOptions, TrlOptions, Ve
 from cotune.environments.tool_calls import read_hermes
 from cotune.environments.tools import ToolEnvironment
 from cotune.environments.trl_factory import TrlEnvironment, trl_environment
-from cotune.testing import ScriptedLLM
-from cotune.types import Action, Prompt, Task
+from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.testing import CharacterCodec, ScriptedLLM, ScriptedSampler
+from cotune.types import Action, Assignment, Limits, Prompt, Sampling, Task
 from tests.docs.sources import DOCS, blocks
 from tests.policy.bigram import bigram_policy
 
 TOOLS, VERIFIERS = DOCS / "how-to" / "tools.md", DOCS / "how-to" / "verifiers.md"
+ENVIRONMENTS = DOCS / "how-to" / "environments.md"
 TASKS = {"train": [Task("q0", "Guess.", ("3",), columns={"secret": 3})]}
 
 
@@ -115,3 +117,27 @@ def test_the_verifiers_page_names_what_there_is(monkeypatch: pytest.MonkeyPatch)
     exec(compile(blocks(VERIFIERS, "python")[0], "verifiers.md", "exec"), names)
 
     assert names["environment"].initial_instruction == "Echo."
+
+
+def test_the_environment_of_the_page_plays_its_game() -> None:
+    names: dict[str, Any] = {}
+    exec(compile(blocks(ENVIRONMENTS, "python")[0], "environments.md", "exec"), names)
+    tasks = cotune.tasks_from([{"question": "Between 1 and 20", "answer": "7"}])
+    environment = names["HigherOrLower"](tasks)
+    codec = CharacterCodec()
+    prompt = Prompt(environment.initial_instruction)
+    assignment = Assignment(environment.tasks("train")[0], prompt, prompt, "i0", 0)
+    (section,) = (yaml.safe_load(block) for block in blocks(ENVIRONMENTS, "yaml"))
+    limits = Limits(**section["limits"])
+
+    episodes = new_episodes([assignment], environment, codec, limits)
+    session = ScriptedSampler(codec, ["I say 10\0", "hm\0", "7\0"]).open(Sampling())
+    (played,) = run_episodes(episodes, environment, session)
+
+    assert [turn.observation.strip() for turn in played.turns] == [
+        "Lower.",
+        "That is no number.",
+        "",
+    ]
+    assert [turn.action for turn in played.turns] == ["guess", "invalid", "answer"]
+    assert (played.reward, played.answer) == (pytest.approx(1 / 3), "7")
