@@ -1,6 +1,7 @@
 """`cotune init`: the starters are files that work."""
 
 import io
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from cotune.engines.memory import find_config, memory_of, read_shape
 from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError
 from cotune.run.frames import RunReader
+from cotune.run.json_files import write_atomic
 from cotune.utils.importing import import_object
 
 
@@ -84,6 +86,18 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         write_starter("tools", tmp_path / "rewards.py")
     with pytest.raises(ConfigError, match="expected one of single-turn, tools, search"):
         write_starter("robot", tmp_path / "x")
+
+
+def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        if path.name != "run.yaml":
+            raise OSError(ENOSPC, "No space left on device")
+        write_atomic(path, text)
+
+    monkeypatch.setattr("cotune.cli.starter.write_atomic", full)
+    with pytest.raises(ConfigError, match=r"cannot be written .No space left on device"):
+        write_starter("tools", tmp_path / "x", policy="Qwen/Qwen3-4B")
+    assert not list((tmp_path / "x").iterdir())
 
 
 @pytest.mark.parametrize("kind", KINDS)

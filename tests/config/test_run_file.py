@@ -1,3 +1,5 @@
+import datetime
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,40 @@ def test_a_number_needs_no_point(tmp_path: Path) -> None:
     # What was a text stays one when it is written and read again.
     run = RunDir.create(tmp_path / "out", dump_config(changed) | {"name": "1e5"})
     assert yaml.load(run.config_path.read_text(), FieldLoader)["name"] == "1e5"
+
+
+def test_two_halves_of_a_character_are_one_and_half_of_one_is_refused(tmp_path: Path) -> None:
+    fields = {
+        "output": "out",
+        "environment": {"kind": "single_turn"},
+        "strategy": {"kind": "static"},
+    }
+    fields |= {"rewards": ["exact_match"], "dataset": {"path": "q.jsonl"}, "policy": {"path": "p"}}
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps(fields | {"instruction": "Be kind 😀."}))
+    assert load_config(file).instruction.text == "Be kind 😀."
+    for broken in (
+        {"instruction": "Be \ud83d kind."},
+        {"output": "a\0b"},
+        {"rewards": ["a\0.py:f"]},
+    ):
+        file.write_text(json.dumps(fields | broken))
+        (name,) = broken
+        with pytest.raises(ConfigError, match=rf"{name}.*: holds a NUL character or half of"):
+            load_config(file)
+
+
+def test_an_argument_of_a_chat_template_is_plain_data() -> None:
+    with pytest.raises(ConfigError, match=r"policy.template_args"):
+        parse_config(
+            {
+                "output": "out",
+                "environment": {"kind": "geo"},
+                "strategy": {"kind": "static"},
+                "policy": {"template_args": {"date_string": datetime.date(2024, 7, 26)}},
+            },
+            "test",
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 import datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import AfterValidator
 
 from cotune.environments.tools import BadArguments, text_of, tool_of
 from cotune.errors import ConfigError
@@ -102,6 +103,32 @@ def test_defaults_stay_with_the_function() -> None:
 def test_arguments_that_do_not_fit_are_named(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(BadArguments, match=said):
         bound(**arguments)
+
+
+def raising(value: str) -> str:
+    raise KeyError(value)
+
+
+def checks(what: Annotated[str, AfterValidator(raising)]) -> str:
+    """Checks.
+
+    Args:
+        what: to check.
+    """
+    return what
+
+
+def test_a_validator_that_raises_is_what_the_policy_reads() -> None:
+    with pytest.raises(BadArguments, match="the argument 'what' is \"a\": KeyError: 'a'"):
+        tool_of(checks, 1.0).bind({"what": "a"})
+
+
+def test_an_argument_nested_deeply_is_refused() -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(BadArguments, match="the argument 'what' is nested too deeply"):
+        bound(what=deep)
 
 
 def untyped(a, b: int):  # type: ignore[no-untyped-def]

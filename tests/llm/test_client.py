@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -458,6 +458,26 @@ def test_the_key_goes_in_the_authorization_header_and_nowhere_else(
     assert not any(KEY.encode() in path.read_bytes() for path in files)
 
 
+@pytest.mark.parametrize("key", ["none", "e", "1"])
+def test_a_placeholder_for_a_key_stays_in_replies(
+    server: Server, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("PLACEHOLDER", key)
+    server.replies = [chat("If there is none, say 1.")]
+    reply = bench(server, api_key_env="PLACEHOLDER").client.complete(PROMPT)
+    assert reply.text == "If there is none, say 1."
+
+
+@pytest.mark.parametrize("proxy", ["http://me:pw/x@host:1", "ftp://me:pw@host:1"])
+def test_a_proxy_that_cannot_be_used_is_one_line_without_its_password(
+    server: Server, monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", proxy)
+    with pytest.raises(ConfigError, match="llm: the environment's proxy cannot be used") as caught:
+        bench(server).client.complete(PROMPT)
+    assert "pw" not in "".join(traceback.format_exception(caught.value))
+
+
 def test_no_key_is_sent_where_none_is_needed(server: Server) -> None:
     server.replies = [chat()]
     bench(server, api_key_env=None).client.complete(PROMPT)
@@ -550,6 +570,20 @@ def test_a_key_in_ones_own_llms_error_is_hidden() -> None:
     (row,) = ledger.rows()
     assert key not in str(caught.value) + row.error
     assert "401" in row.error
+
+
+def test_ones_own_llm_may_have_no_text_or_odd_counts() -> None:
+    replies: list[Any] = [
+        Completion(cast(Any, None), 1, 1),
+        Completion("x", cast(Any, None), -1),
+        Completion("y", 10**30, 2),
+    ]
+    ledger = Ledger(":memory:")
+    ledger.begin_attempt(None)
+    llm = MeteredLLM(ScriptedLLM(replies), ledger, "mine")
+    with pytest.raises(LLMError, match=r"mine.complete\(prompt\) returned a Completion without a"):
+        llm.complete("q")
+    assert [llm.complete("q"), llm.complete("q")] == [Completion("x", 0, 0), Completion("y", 0, 2)]
 
 
 def test_a_metered_llm_is_identified_as_its_own_author_says() -> None:

@@ -7,7 +7,7 @@ import pickle
 import sys
 import threading
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -432,6 +432,55 @@ def test_an_exception_of_an_async_function() -> None:
 
     assert "judge raised TimeoutError: no reply (test_functions.py, line" in error_of(judge)
     assert "for task t0" in error_of(judge, rollouts=[rollout()])
+
+
+def exits(completions: list[str]) -> list[float]:
+    sys.exit(5)
+
+
+async def exits_async(completions: list[str]) -> list[float]:
+    sys.exit(5)
+
+
+def generates(completions: list[str]) -> Iterator[float]:
+    yield 1.0
+    raise KeyError("late")
+
+
+class Unshowable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+    __repr__ = __str__
+
+
+def unshowable(completions: list[str]) -> list[float]:
+    raise Unshowable
+
+
+def gives_unshowable(completions: list[str]) -> list[Any]:
+    return [Unshowable()] * len(completions)
+
+
+def gives_huge(completions: list[str]) -> list[int]:
+    return [10**400] * len(completions)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (exits, "exits raised SystemExit: 5 (test_functions.py, line"),
+        (exits_async, "exits_async raised SystemExit: 5 (test_functions.py, line"),
+        (generates, "generates raised KeyError: 'late' (test_functions.py, line"),
+        (unshowable, "unshowable raised Unshowable: (it cannot be shown)"),
+        (gives_unshowable, "gives_unshowable returned <Unshowable"),
+        (gives_huge, "gives_huge returned 1000"),
+    ],
+)
+def test_what_a_function_does_is_one_line(function: Any, said: str) -> None:
+    text = error_of(function, rollouts=[rollout(0)])
+    assert said in text
+    assert "\n" not in text
 
 
 def test_a_function_for_messages_on_texts_is_told_how_to_get_them() -> None:

@@ -192,6 +192,15 @@ def test_silent_journal_is_a_journal(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_stratum_is_no_markup() -> None:
+    rows = [("before", Score(0.5, 4, {"[/math]": (0.5, 2), "level [5]\x1b[31m": (0.5, 2)}))]
+    out = io.StringIO()
+    Console(file=out, width=80).print(score_table("Held-out", rows))
+    assert "[/math]" in out.getvalue()
+    assert "level [5]" in out.getvalue()
+    assert "\x1b" not in out.getvalue()
+
+
 def test_score_table() -> None:
     rows = [
         ("before", Score(0.25, 8, {"1 hop": (0.5, 4), "2 hops": (0.0, 4)})),

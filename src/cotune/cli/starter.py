@@ -2,13 +2,12 @@
 
 import json
 import re
-import shutil
 from importlib.resources import as_file, files
 from pathlib import Path
 
 from cotune.errors import ConfigError
 from cotune.policy.policy_files import check_path
-from cotune.run.json_files import check_folder
+from cotune.run.json_files import check_folder, write_atomic
 
 KINDS = {
     "single-turn": "questions answered in one turn, scored by a reward function",
@@ -59,16 +58,16 @@ def write_starter(kind: str, folder: Path, policy: str | None = None) -> list[Pa
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name in names:
-                shutil.copyfile(source / name, folder / name)
+                text = (source / name).read_text(encoding="utf-8")
+                if name == "run.yaml" and named is not None:
+                    text = _with_policy(text, named)
+                write_atomic(folder / name, text)
         except OSError as error:
             for name in names:
                 (folder / name).unlink(missing_ok=True)
             raise ConfigError(
                 f"FOLDER: {folder} cannot be written ({error.strerror or error}); choose another FOLDER"
             ) from error
-    if named is not None:
-        path = folder / "run.yaml"
-        path.write_text(_with_policy(path.read_text(encoding="utf-8"), named), encoding="utf-8")
     return [folder / name for name in names]
 
 

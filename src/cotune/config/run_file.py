@@ -1,5 +1,6 @@
 """The run file: a run's configuration in one frozen object. Defaults are the papers'."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args
@@ -49,7 +50,7 @@ from cotune.utils.field_yaml import FieldLoader
 from cotune.utils.importing import ENVIRONMENTS, import_from, registered
 from cotune.utils.option_checks import reading_recorded
 from cotune.utils.packages import ENGINES
-from cotune.utils.text import flat, has_secret, hide_secrets
+from cotune.utils.text import flat, has_secret, hide_secrets, printable
 from cotune.utils.validation import Model, describe
 from cotune.worlds.arithmetic import ArithmeticOptions
 from cotune.worlds.geo import GeoOptions
@@ -520,10 +521,25 @@ def _check_turns(raw: Mapping[str, Any], limits: Limits, source: str) -> None:
         )
 
 
+_UNWRITABLE = re.compile(r"[\x00\ud800-\udfff]")
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [text for one in cast("list[Any]", value) for text in _texts(one)]
+    if isinstance(value, dict):
+        return _texts([*cast("dict[Any, Any]", value), *cast("dict[Any, Any]", value).values()])
+    return [value] if isinstance(value, str) else []
+
+
 def check_values(raw: Mapping[str, Any], source: str) -> None:
-    """Raise ConfigError for a key, a password in a URL, or a number too long to write out."""
+    """Raise ConfigError for a key, a password in a URL, or what cannot be written to a file."""
     for name, value in flat(raw).items():
-        field = hide_secrets(name, guess=True)
+        field = printable(hide_secrets(name, guess=True))
+        if any(map(_UNWRITABLE.search, [name, *_texts(value)])):
+            raise ConfigError(
+                f"{source}: {field}: holds a NUL character or half of a surrogate pair; remove it"
+            )
         try:
             secret = has_secret(str(value))
         except ValueError:  # Python writes no integer of more than 4,300 digits

@@ -128,7 +128,11 @@ class ToolRunner:
             if job.worker is not None:
                 job.worker.put(work)
             else:
-                threading.Thread(target=_into, args=work, name="cotune-tool", daemon=True).start()
+                thread = threading.Thread(target=_into, args=work, name="cotune-tool", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # calls that never return hold all threads
+                    future.set_exception(error)
         return _Running(lane, future, time.monotonic() + job.seconds, job)
 
     def _ended(self, running: Sequence[_Running]) -> list[_Running]:

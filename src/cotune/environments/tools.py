@@ -78,10 +78,17 @@ class Tool:
         try:
             return self.types[name].validate_python(value)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise BadArguments(
-                f"the argument {name!r} is {json.dumps(value, default=str)[:80]}: {first['msg']}"
-            ) from None
+            problem = str(error.errors(include_url=False)[0]["msg"])
+        except Exception as error:  # noqa: BLE001  # of a validator of the user's
+            problem = f"{type(error).__name__}: {error}"
+        raise BadArguments(f"the argument {name!r} is {_json(value)[:80]}: {problem}")
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, default=str)
+    except RecursionError:
+        return "nested too deeply"
 
 
 Tools = Callable[[Action], Sequence[Tool]]

@@ -10,9 +10,9 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
 
 from cotune.errors import ConfigError, CotuneError, LLMError
 from cotune.protocols import LLM
@@ -347,7 +347,11 @@ def _name(error: Exception) -> str:
 def _as_completion(reply: object, name: str) -> Completion:
     """Convert an LLM object's return value; a plain text is a reply with unknown token counts."""
     if isinstance(reply, Completion):
-        return reply
+        if not isinstance(cast(object, reply.text), str):
+            raise LLMError(f"{name}.complete(prompt) returned a Completion without a text")
+        counts = (reply.prompt_tokens, reply.completion_tokens)
+        prompt, completion = (n if type(n) is int and 0 <= n < 2**31 else 0 for n in counts)
+        return replace(reply, prompt_tokens=prompt, completion_tokens=completion)
     if isinstance(reply, str):
         return Completion(reply)
     raise ConfigError(

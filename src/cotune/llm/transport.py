@@ -7,18 +7,20 @@ the API key. The key is removed from all text received before anything else read
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
 import openai
 
+from cotune.errors import ConfigError
 from cotune.llm.client import OPENAI_URL, OpenAIOptions
 from cotune.utils.text import encodable
 
 MAX_REPLY_BYTES = 4 * 2**20
 _SHOWN_CHARACTERS = 300
+_SHORTEST_SECRET = 8  # characters of a key that is looked for in replies
 _RETRYABLE_STATUS = {408, 409, 429}
 # By name, because openai moved from httpx to httpx2 between major versions. These are raised before
 # anything is sent, so nothing can have been charged.
@@ -98,7 +100,7 @@ class ChatEndpoint:
             base_url=options.base_url or OPENAI_URL,
             timeout=options.timeout_s,
             max_retries=0,
-            http_client=_BoundedClient(options.timeout_s),
+            http_client=_client(options.timeout_s),
         )
         self._headers: dict[str, str | openai.Omit] = (
             {} if key else {"Authorization": openai.Omit()}
@@ -128,27 +130,46 @@ class ChatEndpoint:
             )
         except openai.OpenAIError as error:
             return _undelivered(error, self._redact, self._seconds)
-        return parse_reply(self._redact(raw.content.decode("utf-8", "replace")))
+        outcome = parse_reply(raw.content.decode("utf-8", "replace"), self._redact)
+        # A short key is a placeholder such as "none", which a reply may hold as a word.
+        secret = len(self._key or "") >= _SHORTEST_SECRET
+        return replace(outcome, text=self._redact(outcome.text)) if secret else outcome
 
     def _redact(self, text: str) -> str:
         return text.replace(self._key, "***") if self._key else text
 
 
-def parse_reply(body: str) -> Outcome:
-    """Parse the body of a chat completion; an unusable one is a retryable failure."""
+def _client(seconds: float) -> _BoundedClient:
+    """Raise ConfigError if the environment's proxies cannot be used."""
+    try:
+        return _BoundedClient(seconds)
+    except Exception as error:  # noqa: BLE001
+        # Not `from error`: httpx's own message may quote an address with its password.
+        raise ConfigError(
+            f"llm: the environment's proxy cannot be used ({type(error).__name__}); correct HTTP_PROXY, "
+            "HTTPS_PROXY and ALL_PROXY, or for SOCKS pip install 'httpx[socks]'"
+        ) from None
+
+
+def parse_reply(body: str, redact: Callable[[str], str] = str) -> Outcome:
+    """Parse the body of a chat completion; an unusable one is a retryable failure.
+
+    Args:
+        redact: removes the key from what an error shows.
+    """
     try:
         reply: object = json.loads(body)
     except (ValueError, RecursionError):
-        return Outcome(error=f"the reply is not JSON: {_shown(body)!r}", retryable=True)
+        return Outcome(error=f"the reply is not JSON: {_shown(redact(body))!r}", retryable=True)
     usage = _usage(_field(reply, "usage"))
     choices = _field(reply, "choices")
     if not isinstance(choices, list) or not choices:
-        error = f"the reply has no choices: {_shown(body)!r}"
+        error = f"the reply has no choices: {_shown(redact(body))!r}"
         return Outcome(error=error, usage=usage, retryable=True)
     choice = cast("list[object]", choices)[0]
     text, reason = _field(_field(choice, "message"), "content"), _field(choice, "finish_reason")
     if not isinstance(text, str) or not text.strip():
-        error = f"the reply has no text (finish_reason {_shown(str(reason))!r})"
+        error = f"the reply has no text (finish_reason {_shown(redact(str(reason)))!r})"
         if reason == "length":
             error += ": llm.max_tokens may be too low"
         return Outcome(error=error, usage=usage, retryable=True)

@@ -1,9 +1,9 @@
 """The `policy` section of a run file: the model to train, and LoRA."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, JsonValue
 
 from cotune.utils.validation import Model
 
@@ -52,7 +52,7 @@ class PolicyConfig(Model):
     chat_template: str | None = None
     """A file of a Jinja chat template, or "plain" for a base model without one (the messages' texts,
     one after the other); null is the tokenizer's own."""
-    template_args: dict[str, Any] = Field(default_factory=dict[str, Any])
+    template_args: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
     """Passed to the chat template: {enable_thinking: false} for Qwen3, say."""
     lora: LoraOptions | None = None
     """Trains adapters on frozen weights; null trains the weights."""

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import inspect
 import math
+import reprlib
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from cotune.errors import ConfigError
 from cotune.protocols import Environment
 from cotune.rewards import REWARDS
 from cotune.rewards.boxed import BoxedReward, last_boxed
-from cotune.types import Task, Trajectory
+from cotune.types import Prompt, Task, Trajectory
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.importing import import_object
 from cotune.utils.numbers import finite
@@ -248,7 +249,7 @@ class RewardFunctions:
         if waiting:
             results = _LOOP.run(_called_together(list(waiting.values()), batch))
             for (name, reward), result in zip(waiting.items(), results, strict=True):
-                if isinstance(result, Exception):
+                if isinstance(result, Exception | SystemExit):
                     raise raised(name, reward, result, batch) from result
                 if isinstance(result, BaseException):
                     raise result
@@ -332,11 +333,11 @@ def _values(name: str, reward: Loaded, batch: Batch) -> list[Scored]:
         values = call(reward, batch)
         if inspect.isawaitable(values):  # such as a lambda around an async function
             values = _LOOP.run(_result(values))
+        return checked(name, values, batch.ids)  # a generator runs only now
     except ConfigError:
         raise
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise raised(name, reward, error, batch) from error
-    return checked(name, values, batch.ids)
 
 
 async def _result(value: Any) -> Any:
@@ -365,7 +366,10 @@ def arguments(
         bool(environment.tools) or _is_conversational(t.task) if messages is None else messages
         for t in trajectories
     ]
-    prompts = [environment.messages(t.task, t.assignment.trained) for t in trajectories]
+    # Without distillation the hint is also trained on, but it is no part of the question.
+    prompts = [
+        environment.messages(t.task, Prompt(t.assignment.trained.instruction)) for t in trajectories
+    ]
     given["prompts"] = [
         p if chat else "\n\n".join(m["content"] for m in p)
         for p, chat in zip(prompts, chats, strict=True)
@@ -485,7 +489,7 @@ def call(reward: Loaded, batch: Batch, messages: bool | None = None) -> Any:
     return reward.function(**accepted(reward.function, batch.arguments(as_messages)))
 
 
-def raised(name: str, reward: Loaded, error: Exception, batch: Batch) -> ConfigError:
+def raised(name: str, reward: Loaded, error: Exception | SystemExit, batch: Batch) -> ConfigError:
     """Return the error of a function that raised, with the task if calling it again finds it."""
     where, fix = "", "fix the function"
     if not is_async(reward.function):
@@ -498,12 +502,12 @@ def raised(name: str, reward: Loaded, error: Exception, batch: Batch) -> ConfigE
 
 
 def _fails(
-    reward: Loaded, batch: Batch, kind: type[Exception], messages: bool | None = None
+    reward: Loaded, batch: Batch, kind: type[BaseException], messages: bool | None = None
 ) -> bool:
     """Return whether another call of a function raises such an error."""
     try:
         call(reward, batch, messages)
-    except Exception as error:  # noqa: BLE001
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         return isinstance(error, kind)
     return False
 
@@ -549,19 +553,26 @@ def _parameters(function: RewardFunction) -> list[inspect.Parameter]:
 
 
 def _shown(value: Any) -> str:
-    text = " ".join(repr(value).split())
+    text = " ".join(reprlib.repr(value).split())
     return text if len(text) <= 60 else f"{type(value).__name__} {text[:57]}..."
 
 
-def _said(error: Exception, function: RewardFunction) -> str:
+def _said(error: BaseException, function: RewardFunction) -> str:
     """Return an exception with the line of the function that raised it."""
     function = _unwrapped(function)
     code = getattr(inspect.unwrap(function), "__code__", None)
     code = code or getattr(getattr(type(function), "__call__", None), "__code__", None)  # noqa: B004
     frames = traceback.extract_tb(error.__traceback__)[1:]  # below the one that caught it
     own = [f for f in frames if code is not None and f.filename == code.co_filename]
-    text = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    text = " ".join(f"{type(error).__name__}: {_text(error)}".split())[:200]
     if not frames:
         return text
     last = (own or frames)[-1]
     return f"{text} ({last.filename.rpartition('/')[2]}, line {last.lineno})"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  # of the user's own class
+        return "(it cannot be shown)"

@@ -311,7 +311,7 @@ def _describe_search(kind: str, fields: Mapping[str, object]) -> str:
 def score_table(title: str, rows: Sequence[tuple[str, Score | None]]) -> Table:
     """Return a table of mean rewards, overall and by stratum, one row per score."""
     strata = sorted({name for _, score in rows if score for name in score.by_stratum})
-    table = plain_table(title, [""], ["all", *strata])
+    table = plain_table(title, [""], ["all", *(escape(one_line(name)) for name in strata)])
     for label, score in rows:
         if score is None:
             continue

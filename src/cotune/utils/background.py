@@ -47,6 +47,16 @@ class BackgroundLoop:
             if self._loop is None or self._process != os.getpid():
                 self._loop, self._process = asyncio.new_event_loop(), os.getpid()
                 threading.Thread(
-                    target=self._loop.run_forever, name="cotune-async", daemon=True
+                    target=_run_forever, args=(self._loop,), name="cotune-async", daemon=True
                 ).start()
             return self._loop
+
+
+def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop, also after a coroutine that calls sys.exit: its future holds the exception."""
+    while True:
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):
+            continue
+        return

@@ -12,6 +12,6 @@ def finite(value: Any) -> float | None:
     """
     try:
         number = math.nan if isinstance(value, str) else float(value)
-    except (TypeError, ValueError):
+    except Exception:  # noqa: BLE001  # a huge integer, or the user's own class
         return None
     return number if math.isfinite(number) else None

@@ -45,6 +45,9 @@ def check_url(name: str, text: str, path: str = "/path") -> None:
         url = urlsplit(text)
         _ = url.port  # ValueError if it is not a number
         plain = not (url.username or url.password or url.query or url.fragment)
+        _ = (url.hostname or "").encode(
+            "idna"
+        )  # UnicodeError, a ValueError, for an empty or long label
         good = url.scheme in ("http", "https") and bool(url.hostname) and plain and text.isascii()
     except ValueError:
         good = False

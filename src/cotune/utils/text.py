@@ -27,7 +27,8 @@ def one_line(text: str) -> str:
     return " ".join(printable(" ".join(text.split())).split())
 
 
-_CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^\s/@'\"]+@")
+# Without the first look a long word would be searched from each of its letters.
+_CREDENTIALS = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]+://)[^\s/@'\"]+@")
 # Keys of OpenAI and others alike, Hugging Face, GitHub, GitLab, Slack, NVIDIA, Groq, Perplexity, AWS,
 # Google, and JSON web tokens.
 _KEY = re.compile(
