@@ -158,6 +158,16 @@ def test_a_group_with_equal_rewards_adds_no_gradient() -> None:
         assert alone.abs().max() > 0
 
 
+def test_a_rollout_that_the_environment_broke_adds_no_gradient() -> None:
+    model = tiny_model(TOKENIZER)
+    broken = replace(UNEQUAL[1], stop=StopReason.ENVIRONMENT_ERROR)
+    unwritten = replace(UNEQUAL[1], mask=(0, 0))
+    found = gradient(model, [UNEQUAL[0], broken])
+    for got, expected in zip(found, gradient(model, [UNEQUAL[0], unwritten]), strict=True):
+        torch.testing.assert_close(got, expected)
+    assert broken.generated_tokens == 2  # they were written, and are counted
+
+
 def test_a_higher_reward_makes_what_was_written_likelier() -> None:
     model = tiny_model(TOKENIZER)
     better, worse = UNEQUAL[0], replace(UNEQUAL[1], mask=(1, 0))

@@ -251,7 +251,7 @@ def completion_logits(
         start = width_p - len(prompt)
         ids[i, start : width_p + len(completion)] = torch.tensor([*prompt, *completion])
         attention[i, start : width_p + len(completion)] = 1
-        mask[i, : len(completion)] = torch.tensor(trajectory.mask, dtype=torch.float)
+        mask[i, : len(completion)] = torch.tensor(trajectory.trained_mask, dtype=torch.float)
     positions = (attention.cumsum(1) - 1).clamp(min=0)
     logits = model(
         input_ids=ids.to(model.device),

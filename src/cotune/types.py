@@ -432,6 +432,15 @@ class Trajectory:
         return self.assignment.task
 
     @property
+    def trained_mask(self) -> tuple[int, ...]:
+        """1 for tokens that are trained on, else 0, (C,): none if the environment broke.
+
+        Its reward says nothing about the policy's tokens.
+        """
+        broke = self.stop is StopReason.ENVIRONMENT_ERROR
+        return (0,) * len(self.mask) if broke else self.mask
+
+    @property
     def own_text(self) -> str:
         """All the text that the policy wrote, without prompt and observations."""
         return "".join(turn.text for turn in self.turns)
@@ -467,16 +476,14 @@ class Sampling:
         temperature: softmax temperature; 0 is greedy.
         stop: strings that end a turn; the token that completes one is kept.
         seed: seeds the draws, from (run seed, purpose, step, call).
+        episode_seed: seeds what environments draw. It is the same in all calls whose scores are compared:
+            greedy ones, and those of a search in one step.
     """
 
     temperature: float = 1.0
     stop: tuple[str, ...] = ()
     seed: int = 0
-
-    @property
-    def episode_seed(self) -> int:
-        """Return the seed of what environments draw: the same in every greedy call."""
-        return self.seed if self.temperature else 0
+    episode_seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def test_the_runs_own_instruction_wins() -> None:
 
 def test_a_hint_may_take_half_of_a_prompts_tokens() -> None:
     hints = {"hard_set_min_count": 4, "dev_size": 4, "budget": 30, "beam": 2}
-    run = config({"kind": "p2o", "hints": hints}, limits={"prompt_tokens": 10})
+    run = config({"kind": "p2o", "hints": hints}, limits={"prompt_tokens": 26})
     world, events = environment_of(run), Events()
     strategy = strategy_of(run, world, Words())
     failed = [

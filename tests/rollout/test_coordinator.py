@@ -347,6 +347,19 @@ def test_metrics_of_a_batch_by_hand() -> None:
     }
 
 
+def test_environments_draw_the_same_in_all_calls_that_are_compared() -> None:
+    coordinator = make()
+    episodes = {
+        purpose: [coordinator.next_sampling(purpose).episode_seed for _ in range(2)]
+        for purpose in ("train", "verify", "evolve")
+    }
+    assert len(set(episodes["train"] + episodes["verify"])) == 4
+    assert len(set(episodes["evolve"])) == 1
+    assert coordinator.next_sampling("evolve", greedy=True).episode_seed == 0
+    draws = [coordinator.next_sampling("evolve").seed for _ in range(2)]
+    assert len(set(draws)) == 2  # the policy's own
+
+
 def test_rollouts_that_failed_for_no_fault_of_the_policys() -> None:
     made = make_trajectory(Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0), 0.0)
     assert not trajectory_metrics([made], 1).keys() & {

@@ -9,6 +9,8 @@ from cotune.protocols import Environment, Strategy, TokenRules
 from cotune.rewards.boxed import BoxedReward
 from cotune.types import Limits
 
+_SEPARATOR = 8  # tokens between an evolved text and what stands beside it, generously
+
 
 def build_strategy(
     options: MethodOptions,
@@ -41,7 +43,7 @@ def build_strategy(
         context = replace(
             context,
             count_tokens=tokens.count,
-            max_tokens=evolved_room(limits, options.kind),
+            max_tokens=max(1, evolved_room(limits, options.kind) - _SEPARATOR),
             control_tokens=tokens.control_tokens,
         )
     return method_of(options.kind).build(options, context)

@@ -40,11 +40,13 @@ class Candidates:
     Attributes:
         scores: rewards, instructions × dev questions; one rollout each.
         evaluations: rollouts spent on the phase.
+        lost: of these, rollouts that ended in an environment error.
     """
 
     instructions: tuple[Instruction, ...]
     scores: tuple[tuple[float, ...], ...]
     evaluations: int = 0
+    lost: int = 0
 
     def mean(self, index: int) -> float:
         """Return an instruction's mean reward over dev."""
@@ -105,7 +107,7 @@ def evolve_instruction(
     found = evolve_by_gepa(dev, train, judge, reflector, search, seed_key, lineage)
     reflector.end_phase(health, "instruction", last=last)
     candidates = Candidates(
-        tuple(map(lineage.of_text, found.texts)), found.scores, judge.evaluations
+        tuple(map(lineage.of_text, found.texts)), found.scores, judge.evaluations, judge.lost
     )
     record(
         "gepa_phase_ended",

@@ -36,6 +36,9 @@ REFLECTION_TOKENS = 30_720
 Record = Mapping[str, str]
 """One example as gepa's reflection prompt shows it: headings and their contents."""
 
+MOST_LOST = 0.1
+"""The largest share of rollouts without a score with which texts are still compared."""
+
 _MOST_REASONS = 5
 _UNFENCED = "it is not within ``` blocks"
 _ANSWER_CHARS = 500  # of an answer in feedback; the response is shown besides
@@ -73,13 +76,14 @@ class Judge:
 
     Args:
         prompt: builds the prompt from a candidate text.
-        record: told once if rollouts end in an environment error, which count as their reward, 0.
+        record: told once if rollouts end in an environment error; they count as their reward, 0.
         known: by text and question, such rollouts under the current policy that were made before and are
             not repeated.
         scoring: whether rollouts are greedy, or sampled as in training.
 
     Attributes:
         evaluations: rollouts made so far.
+        lost: of these, rollouts that ended in an environment error.
     """
 
     def __init__(
@@ -92,8 +96,8 @@ class Judge:
     ) -> None:
         self._prompt, self._rollout, self._known = prompt, rollout, known or {}
         self._greedy = scoring == "greedy"
-        self._record, self._told = record, False
-        self.evaluations = 0
+        self._record = record
+        self.evaluations = self.lost = 0
 
     def evaluate(self, items: Sequence[tuple[str, Sequence[Task]]]) -> list[list[Trajectory]]:
         """Return the trajectories of each (text, questions), all made in one rollout call."""
@@ -111,18 +115,37 @@ class Judge:
         if len(done) != len(assignments):
             raise ValueError(f"got {len(done)} trajectories; expected {len(assignments)}")
         self.evaluations += len(done)
-        if (failed := sum(t.stop is StopReason.ENVIRONMENT_ERROR for t in done)) and not self._told:
-            self._told = True
+        failed = sum(t.stop is StopReason.ENVIRONMENT_ERROR for t in done)
+        if failed and not self.lost:
             self._record(
                 "notice",
                 text=f"{failed} of {len(done)} rollouts that score texts ended in an environment error "
                 "and count as 0, so the scores may be too low",
             )
+        self.lost += failed
         rest = iter(done)
         return [
             [known.get(text, {}).get(task.id) or next(rest) for task in tasks]
             for text, tasks in items
         ]
+
+
+def scores_are_lost(lost: int, evaluations: int, record: Recorder, stays: str) -> bool:
+    """Return whether the environment failed in too many rollouts of a phase to decide by its scores.
+
+    Args:
+        lost: rollouts that ended in an environment error.
+        evaluations: all rollouts that scored texts.
+        record: takes the notice.
+        stays: what stays as it was, for the notice.
+    """
+    if lost <= MOST_LOST * evaluations:
+        return False
+    record(
+        "notice",
+        text=f"{lost} of {evaluations} rollouts that score texts ended in an environment error: {stays}",
+    )
+    return True
 
 
 def feedback(trajectory: Trajectory, view: View) -> str:

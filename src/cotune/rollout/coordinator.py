@@ -305,11 +305,14 @@ class Coordinator:
         """Return the sampling settings of the next rollout call of a purpose; rank 0 only."""
         # Counted per purpose, so that evaluating more often changes no other draw.
         self._calls[purpose] += 1
-        return Sampling(
-            temperature=0.0 if greedy else self.settings.temperature,
-            stop=self.environment.stop,
-            seed=stable_seed(self.settings.seed, purpose, self.step, self._calls[purpose]),
-        )
+        seed = stable_seed(self.settings.seed, purpose, self.step, self._calls[purpose])
+        temperature = 0.0 if greedy else self.settings.temperature
+        episodes = seed
+        if not temperature:
+            episodes = 0
+        elif purpose == "evolve":
+            episodes = stable_seed(self.settings.seed, purpose, self.step)
+        return Sampling(temperature, self.environment.stop, seed, episodes)
 
     def count(self, purpose: Purpose, trajectories: Sequence[Trajectory], seconds: float) -> None:
         """Record rollouts in the ledger. `rollout` does this itself; rank 0 only."""

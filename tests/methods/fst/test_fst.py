@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,15 @@ from cotune.errors import ConfigError, EvolutionError
 from cotune.methods.fst.fst import METHOD, Fst, FstOptions, covering_prompts
 from cotune.methods.method import Context, RunShape
 from cotune.testing import ScriptedLLM
-from cotune.types import Distillation, KLDistillation, Progress, Prompt
+from cotune.types import (
+    Assignment,
+    Distillation,
+    KLDistillation,
+    Progress,
+    Prompt,
+    StopReason,
+    Trajectory,
+)
 from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
 from tests.helpers import (
     INITIAL,
@@ -61,6 +70,25 @@ def test_rounds_run_every_t_steps_from_the_first_and_never_exceed_their_budget()
     ids = [row["id"] for row in events.of("instruction_born")]
     assert ids == [f"i{n}" for n in range(len(ids))]
     assert strategy.evolve_if_due(Progress(7, 0, 9), policy, RulesLLM(3), events) == {}
+
+
+def test_a_round_that_lost_its_scores_keeps_the_prompts():
+    strategy, policy, events = fst(), ScriptedRollout(chance), Events()
+    run(strategy, policy, RulesLLM(3), events, range(1, 4), TASKS)
+    before = strategy.state_dict()
+
+    def failing(assignments: Sequence[Assignment], **how: Any) -> list[Trajectory]:
+        lost = {"stop": StopReason.ENVIRONMENT_ERROR, "reward": 0.0}
+        done = policy(assignments, **how)
+        return [replace(t, **lost) if i % 2 else t for i, t in enumerate(done)]
+
+    strategy.evolve_if_due(Progress(4, 0, 9), failing, RulesLLM(3), events)
+    after = strategy.state_dict()
+    assert (after["prompts"], after["rows"]) == (before["prompts"], before["rows"])
+    assert "environment error: the prompts in use stay" in events.of("notice")[-1]["text"]
+    new = {row["id"] for row in events.of("instruction_pruned") if "lost" in row["cause"]}
+    born = {one["id"] for one in after["lineage"]} - {one["id"] for one in before["lineage"]}
+    assert new == born
 
 
 def test_a_prompt_is_scored_on_questions_that_no_reflection_shows():

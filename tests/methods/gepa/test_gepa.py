@@ -154,6 +154,23 @@ def test_rollouts_with_an_environment_error_are_not_shown():
     assert "ended in an environment error" in record.of("notice")[-1]["text"]
 
 
+def test_a_search_that_lost_its_scores_changes_nothing():
+    """The environment fails while the initial instruction is scored; any other then looks better."""
+
+    class Failing(Policy):
+        def one(self, assignment: Assignment) -> Trajectory:
+            found = super().one(assignment)
+            if assignment.sampled.instruction != START:
+                return found
+            return replace(found, stop=StopReason.ENVIRONMENT_ERROR, reward=0.0)
+
+    strategy, author, record = gepa(), Author(one_skill_more), Events()
+    author.optional = True  # pyright: ignore[reportAttributeAccessIssue]
+    strategy.evolve_if_due(FIRST, Failing(), author, record)
+    assert strategy.best_instruction_id() == "i0"
+    assert "environment error: the initial instruction stays" in record.of("notice")[-1]["text"]
+
+
 def test_instructions_are_scored_as_the_scoring_says():
     assert searched()[1].greedy == {True}
     assert searched(options=replace(SMALL, scoring="sampled"))[1].greedy == {False}

@@ -1,13 +1,14 @@
 """Fixed hints and the controls of a claim about hints."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from cotune.errors import ConfigError
-from cotune.methods.method import RunShape
+from cotune.methods.method import Context, RunShape
 from cotune.methods.p2o import p2o
-from cotune.methods.p2o.hint_draws import HintDraws, random_text
+from cotune.methods.p2o.hint_draws import HintDraws, check_lengths, random_text
 from cotune.methods.p2o.hints import HintPool
 from cotune.methods.p2o.p2o import P2OOptions
 from cotune.types import Task
@@ -105,3 +106,15 @@ def test_fixed_hints_for_a_stratum_that_no_question_has_are_refused() -> None:
         ConfigError, match="fixed_hints has 'sums', the stratum of no training question"
     ):
         Run(fixed_hints={"sums": ["Carry."], "": ["Check."]})
+
+
+def test_a_fixed_hint_fits_into_the_prompt() -> None:
+    context = Context(
+        instruction="", tasks=(A,), seed=1, count_tokens=lambda text: len(text.split())
+    )
+    hint = {"": ["one two three"]}
+    check_lengths(hint, replace(context, max_tokens=3))
+    with pytest.raises(
+        ConfigError, match="a hint of 3 tokens for '', but the prompt has room for 2"
+    ):
+        check_lengths(hint, replace(context, max_tokens=2))

@@ -10,7 +10,7 @@ from cotune.methods.p2o.hint_evolution import HintEvolution
 from cotune.methods.p2o.hint_rules import HintRules
 from cotune.methods.p2o.hints import HintPool, covering
 from cotune.protocols import LLM
-from cotune.types import Assignment, Prompt
+from cotune.types import Assignment, Prompt, StopReason, Trajectory
 from tests.helpers import Events, make_trajectory
 from tests.methods.p2o.hint_fakes import (
     SMALL,
@@ -190,6 +190,22 @@ def test_single_turn_ends_with_the_llms_budget():
     assert (result.accepted, len(author.prompts)) == (1, 2)
     minibatches, dev = policy.calls
     assert (len(minibatches), len(dev)) == (12, 2 * 8)
+
+
+def test_a_phase_that_lost_its_scores_keeps_the_hints():
+    class Failing(Policy):
+        def __call__(self, *arguments: Any, **how: Any) -> list[Trajectory]:
+            done = super().__call__(*arguments, **how)
+            lost = {"stop": StopReason.ENVIRONMENT_ERROR, "reward": 0.0}
+            return [replace(t, **lost) if i % 2 else t for i, t in enumerate(done)]
+
+    record, author = Events(), Author(one_keyword_each)
+    evolution = HintEvolution(HintRules(), SMALL, seed=1)
+    before = runner(evolution, Policy(), author, record)(1)
+    assert before is not None
+    assert len(before.texts) > 1
+    assert runner(evolution, Failing(), author, record, before=before)(2) is before
+    assert "environment error: the earlier hints stay" in record.of("notice")[-1]["text"]
 
 
 def test_a_spent_budget_is_no_failed_phase():

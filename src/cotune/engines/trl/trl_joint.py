@@ -224,10 +224,10 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
         }
 
     def _trained_mask(self, trajectory: Trajectory) -> list[int]:
-        """Return which tokens are trained on; none of a rollout that was cut off, if args say so."""
+        """Return the rollout's `trained_mask`; 0s if it was cut off and args leave such rollouts out."""
         if self.args.mask_truncated_completions and was_cut(trajectory):
             return [0] * len(trajectory.mask)
-        return list(trajectory.mask)
+        return list(trajectory.trained_mask)
 
     def _evaluate(self, tasks: Sequence[Task]) -> list[Trajectory]:
         """Roll out each question once, greedily; the rollout represents its whole group."""

@@ -196,7 +196,7 @@ def _output(trajectory: Trajectory, sent: dict[str, Any], logprobs: bool) -> Age
     output = AgentLoopOutput(
         prompt_ids=list(trajectory.prompt_ids),
         response_ids=list(trajectory.completion_ids),
-        response_mask=list(trajectory.mask),
+        response_mask=list(trajectory.trained_mask),
         reward_score=trajectory.reward,
         num_turns=2 * len(trajectory.turns),
         metrics=AgentLoopMetrics(),

@@ -43,7 +43,7 @@ def sampling_text(sampling: Sampling) -> str:
 
 def sampling_from(text: str) -> Sampling:
     given = json.loads(text)
-    return Sampling(given["temperature"], tuple(given["stop"]), given["seed"])
+    return Sampling(**given | {"stop": tuple(given["stop"])})
 
 
 def result_text(trajectory: Trajectory) -> str:

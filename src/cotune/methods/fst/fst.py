@@ -38,6 +38,7 @@ from cotune.methods.text_evolution import (
     View,
     dev_count,
     least_budget,
+    scores_are_lost,
     split,
     too_close_to_call,
 )
@@ -275,19 +276,26 @@ class Fst(LastStage):
         self._lineage += new
         pool, rows = [*used, *new], [*before.scores, *found.scores[1:]]
         every = Candidates(tuple(pool), tuple(rows))
-        self._means |= {one.id: every.mean(i) for i, one in enumerate(pool)}
-        cover = covering_prompts(rows, options.prompts)
-        self._rows = {pool[i].id: rows[i] for i in sorted(cover, key=every.ranked.index)}
+        means = {one.id: every.mean(i) for i, one in enumerate(pool)}
+        spent, lost = judge.evaluations + found.evaluations, judge.lost + found.lost
+        if scores_are_lost(lost, spent, record, "the prompts in use stay"):
+            cause = "its scores were lost"
+            self._means = means | self._means
+            self._rows = {one.id: self._rows.get(one.id, rows[i]) for i, one in enumerate(used)}
+        else:
+            cause = "not in the cover"
+            self._means |= means
+            cover = covering_prompts(rows, options.prompts)
+            self._rows = {pool[i].id: rows[i] for i in sorted(cover, key=every.ranked.index)}
         self._prompts = list(self._rows)
         for one in pool:
             if one.id not in self._rows:
                 count, weight = self._observed[one.id], self._means[one.id]
                 record(
                     "instruction_pruned",
-                    id=one.id, weight=weight, observed_rollouts=count, cause="not in the cover",
+                    id=one.id, weight=weight, observed_rollouts=count, cause=cause,
                 )  # fmt: skip
         front = [max(column) for column in zip(*self._rows.values(), strict=True)]
-        spent = judge.evaluations + found.evaluations
         return {
             "fst/evaluations": float(spent),
             "fst/accepted": float(len(new)),

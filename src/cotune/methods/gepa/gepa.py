@@ -24,6 +24,7 @@ from cotune.methods.text_evolution import (
     View,
     dev_count,
     least_budget,
+    scores_are_lost,
     split,
     too_close_to_call,
 )
@@ -147,12 +148,15 @@ class Gepa(StaticStrategy):
             description=self._description,
             last=True,
         )
-        _record_best(found, record)
+        stays = "the initial instruction stays"
+        if scores_are_lost(found.lost, found.evaluations, record, stays):
+            self._found = Candidates((self._initial,), found.scores[:1], found.evaluations)
+        _record_best(self._found, record)
         return {
             "gepa/evaluations": float(found.evaluations),
             "gepa/instructions": float(len(found.instructions)),
             "gepa/initial_dev_score": found.mean(0),
-            "gepa/best_dev_score": found.mean(found.best),
+            "gepa/best_dev_score": self._found.mean(self._found.best),
         }
 
     def best_prompt(self) -> Prompt:

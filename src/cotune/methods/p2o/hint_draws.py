@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cotune.errors import ConfigError
+from cotune.methods.method import Context
 from cotune.methods.p2o.hints import HintPool, assign_hints, candidates
 from cotune.types import Task
 
@@ -30,6 +31,19 @@ def check_strata(fixed: FixedHints, tasks: Sequence[Task]) -> None:
             raise ConfigError(
                 f"strategy: fixed_hints has {stratum!r}, the stratum of no training question; expected "
                 f'some of {", ".join(map(repr, strata))}, or "" for all others'
+            )
+
+
+def check_lengths(fixed: FixedHints, context: Context) -> None:
+    """Raise ConfigError for a fixed hint with more tokens than an evolved one may have."""
+    if context.count_tokens is None or context.max_tokens is None:
+        return
+    for stratum, texts in fixed.items():
+        longest = max(map(context.count_tokens, texts), default=0)
+        if longest > context.max_tokens:
+            raise ConfigError(
+                f"strategy: fixed_hints has a hint of {longest} tokens for {stratum!r}, but the prompt has "
+                f"room for {context.max_tokens}; shorten it, or raise limits.prompt_tokens"
             )
 
 

@@ -22,6 +22,7 @@ from cotune.methods.text_evolution import (
     fenced_text,
     gepa_prompt,
     least_budget,
+    scores_are_lost,
     split,
 )
 from cotune.protocols import LLM, Recorder, Rollout, State
@@ -81,11 +82,13 @@ class PhaseResult:
     Attributes:
         pool: the hints with their dev scores; only the empty one if no other was accepted.
         evaluations: rollouts spent.
+        lost: of these, rollouts that ended in an environment error.
         reflector: with its account of the LLM's replies.
     """
 
     pool: HintPool
     evaluations: int
+    lost: int
     reflector: Reflector
 
     @property
@@ -185,7 +188,7 @@ def evolve_hints(
     reflector = HintReflector(llm, rules, instruction, record, view, description)
     search = evolve_from_empty if options.reflection == "gepa" else reflect_once
     pool = search(HintSearch(dev, train, judge, reflector, options, seed_key, record))
-    result, cover = PhaseResult(pool, judge.evaluations, reflector), covering(pool)
+    result, cover = PhaseResult(pool, judge.evaluations, judge.lost, reflector), covering(pool)
     record(
         "hint_phase_ended",
         phase=phase,
@@ -333,8 +336,9 @@ class HintEvolution:
         """Return the pool to draw from: a phase's, or what is left of the one before.
 
         If too few questions are hard, or a screen solved more than half of them, the result is None, or
-        `before` with `keep_if_skipped`. The result is `before` if a phase cannot be afforded, or finds no
-        hint because the LLM's budget is spent or no call succeeds. A skipped phase is recorded as a
+        `before` with `keep_if_skipped`. The result is `before` if a phase cannot be afforded, loses too many
+        scores to errors of the environment, or finds no hint because the LLM's budget is spent or no call
+        succeeds. A skipped phase is recorded as a
         "notice".
 
         Args:
@@ -397,6 +401,9 @@ class HintEvolution:
         )
         reflector = result.reflector
         reflector.end_phase(self._health, "hint")
+        stays = "the earlier hints stay"
+        if scores_are_lost(result.lost, result.evaluations, record, stays):
+            return before
         unheard = bool(reflector.spent) or (reflector.asked > 0 and not reflector.proposed)
         return before if unheard and not result.accepted else result.pool
 

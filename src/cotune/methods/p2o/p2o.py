@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from cotune.methods.group_plan import Groups, drawn_count
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.p2o.hard_samples import HardSamples
-from cotune.methods.p2o.hint_draws import Given, HintDraws, check_strata
+from cotune.methods.p2o.hint_draws import Given, HintDraws, check_lengths, check_strata
 from cotune.methods.p2o.hint_evolution import HintEvolution
 from cotune.methods.p2o.hint_rules import HintRules
 from cotune.methods.p2o.hints import HintOptions, HintPool, covering, withheld
@@ -123,6 +123,7 @@ class P2O:
         self.options, self.seed = options, context.seed
         self._tasks = {task.id: task for task in context.tasks}
         check_strata(options.fixed_hints or {}, context.tasks)
+        check_lengths(options.fixed_hints or {}, context)
         self._hard = HardSamples(options.successes_below, options.solved_at)
         rules = HintRules(
             max_chars=options.hints.max_chars,
