@@ -156,7 +156,7 @@ def test_dump_and_parse_round_trip(
 
 def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
-    config = load_config(file, {"seed": 7, "output": tmp_path / "other"})
+    config = load_config(file, ["seed=7", f"output={tmp_path / 'other'}"])
     assert (config.seed, config.output) == (7, tmp_path / "other")
     assert load_config(file).seed == 0
 
@@ -166,7 +166,7 @@ def test_bundled_run_files_parse() -> None:
     files = [*root.glob("configs/*.yaml"), *root.glob("src/cotune/experiments/*.yaml")]
     assert files
     for file in files:
-        assert load_config(file, {"output": "out"}).training.steps > 0
+        assert load_config(file, ["output=out"]).training.steps > 0
 
 
 def test_rules_serve_bundled_worlds_only() -> None:

@@ -295,7 +295,7 @@ def test_answers_by_default(tmp_path: Path, column: str) -> None:
 
 def test_named_columns(tmp_path: Path) -> None:
     row = {"ask": "Who?", "question": "not this", "gold": "A", "level": "hard", "answers": "no"}
-    columns = {"question": "ask", "answer": "gold", "stratum": "level"}
+    columns = {"question": "ask", "answers": "gold", "stratum": "level"}
     task = of_one(tmp_path, row, columns=columns)
     assert (task.question, task.answers, task.stratum) == ("Who?", ("A",), "hard")
 
@@ -611,7 +611,7 @@ def test_rows_at_hand_give_the_tasks_of_a_file_that_holds_them(tmp_path: Path) -
     whole = tasks_from(rows)
     assert [len(whole[split]) for split in ("train", "validation", "test")] == [20, 0, 0]
     assert [task.question for task in whole["train"]] == [row["question"] for row in rows]
-    own = tasks_from(rows, test=questions(3, first=50), columns={"answer": None})
+    own = tasks_from(rows, test=questions(3, first=50), columns={"answers": None})
     assert [len(own[split]) for split in ("train", "validation", "test")] == [20, 0, 3]
     assert own["test"][0].id.startswith("test-")
     assert own["test"][0].answers == ()

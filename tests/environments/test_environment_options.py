@@ -72,10 +72,6 @@ def test_shorthands_of_an_environment(raw: object, expected: object) -> None:
             {**DATA, "dataset": {"path": "x", "test": True}},
             "dataset.test is True; expected a number",
         ),
-        (
-            {**DATA, "dataset": {"benchmark": "hotpotqa"}},
-            "dataset.benchmark: benchmarks are tested on, never trained on; expected path or name",
-        ),
         ({**DATA, "dataset": {"path": "x", "name": "y"}}, "dataset: has both path and name"),
         ({**DATA, "dataset": {"path": "x", "test": 0}}, "dataset.test is 0; expected 1 or more"),
         ({**DATA, "dataset": {"path": "x", "spilt": "a"}}, "dataset.spilt: unknown field (did you"),

@@ -74,7 +74,7 @@ def test_a_prompt_beyond_the_context_is_no_reply() -> None:
 
 
 def test_a_run_file_asks_its_own_policy_and_counts_the_call(tmp_path: Path) -> None:
-    config = load_config(RUN, {"llm": "local", "output": str(tmp_path / "run")})
+    config = load_config(RUN, ["llm=local", f"output={tmp_path / 'run'}"])
     assert config.llm == LocalOptions()
     with Ledger(":memory:") as ledger:
         ledger.begin_attempt(None)
@@ -98,7 +98,7 @@ def test_errors_name_the_field_of_the_llm(tmp_path: Path) -> None:
 
 def test_on_verl_it_is_refused(tmp_path: Path) -> None:
     sets = ["training.engine=verl", f"output={tmp_path / 'run'}"]
-    config = load_config(RUN, {"llm": "local"}, sets)
+    config = load_config(RUN, ["llm=local", *sets])
     (check,) = engine_of(config).check(preflight.Preflight(config))
     with pytest.raises(ConfigError, match=r"llm\.kind is local, but with training\.engine verl"):
         check.look()

@@ -521,7 +521,3 @@ def _verdict(error: CotuneError | OSError) -> tuple[int, str]:
     if isinstance(error, Stopped):
         return 130, text
     return 2 if isinstance(error, ConfigError | EvolutionError) else 1, text
-
-
-if __name__ == "__main__":
-    main()

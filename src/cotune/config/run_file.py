@@ -419,16 +419,11 @@ class RunConfig(Model):
         return self
 
 
-def load_config(
-    path: str | Path,
-    overrides: Mapping[str, Any] | None = None,
-    assignments: Sequence[str] = (),
-) -> RunConfig:
+def load_config(path: str | Path, assignments: Sequence[str] = ()) -> RunConfig:
     """Read a run file.
 
     Args:
         path: the file.
-        overrides: sections that replace the file's.
         assignments: fields that replace the file's, each as `training.steps=600`; see
             `cotune.config.overrides`. If they change the `kind` of a section, the file's fields that
             the new kind lacks are dropped, with a warning.
@@ -444,7 +439,7 @@ def load_config(
             f"{path} is a suite file, as it has methods and no strategy; expected a run file; start the "
             f"suite with cotune compare {path}"
         )
-    given = {**raw, **(overrides or {})}
+    given = dict(raw)
     for (section, kind), names in other_kinds_fields(given, assignments, _fields_of).items():
         given[section] = {key: value for key, value in given[section].items() if key not in names}
         verb, fields = "are" if len(names) > 1 else "is", ", ".join(f"{section}.{n}" for n in names)

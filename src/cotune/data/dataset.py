@@ -81,15 +81,6 @@ class DatasetConfig(Model):
     """Leave out questions whose prompts need more than `limits.prompt_tokens`, in every split, with a
     count. Otherwise such a question is an error."""
 
-    @field_validator("columns", mode="before")
-    @classmethod
-    def _answer_is_answers(cls, value: Any) -> Any:
-        """Accept `answer` as a name for `answers`."""
-        if not isinstance(value, Mapping) or "answer" not in value or "answers" in value:
-            return cast("object", value)
-        named = cast("Mapping[str, Any]", value)
-        return {("answers" if name == "answer" else name): c for name, c in named.items()}
-
     @field_validator("validation", "test", mode="before")
     @classmethod
     def _held_out(cls, value: Any, info: ValidationInfo) -> Any:
@@ -99,17 +90,6 @@ class DatasetConfig(Model):
             f"dataset.{info.field_name} is {value!r}; expected a number of questions to hold out, a file, "
             "or a split of the hub's data set"
         )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_benchmark(cls, value: Any) -> Any:
-        """Reject a benchmark as training data: its loader reads only the split that papers test on."""
-        if isinstance(value, Mapping) and "benchmark" in value:
-            raise ValueError(
-                "dataset.benchmark: benchmarks are tested on, never trained on; expected path or name "
-                "of the questions to train on, and cotune evaluate RUN --benchmark NAME[=PATH] after"
-            )
-        return cast("object", value)
 
     @model_validator(mode="after")
     def _one_source(self) -> "DatasetConfig":

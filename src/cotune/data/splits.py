@@ -99,9 +99,7 @@ def warn_of_overlaps(questions: Mapping[str, Sequence[Question]]) -> None:
             )
 
 
-def warn_of_fewer(
-    parts: Mapping[str, Sequence[Question]], asked: Mapping[str, int], field: str = "dataset"
-) -> None:
+def warn_of_fewer(parts: Mapping[str, Sequence[Question]], asked: Mapping[str, int]) -> None:
     """Warn of splits that hold fewer questions than were asked for, with the size of each."""
     if all(len(parts[split]) >= count for split, count in asked.items()):
         return
@@ -111,7 +109,7 @@ def warn_of_fewer(
         for split, size in zip(parts, sizes, strict=True)
     ]
     total = sum(map(len, parts.values()))
-    warn(f"{field}: {total} questions: {', '.join(told)}")
+    warn(f"dataset: {total} questions: {', '.join(told)}")
 
 
 def with_ids(questions: Sequence[Question], split: str, own: bool) -> list[Task]:

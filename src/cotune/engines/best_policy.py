@@ -1,6 +1,5 @@
 """The best policy of a run, with the instruction to use it under."""
 
-import os
 import shutil
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -16,6 +15,7 @@ from cotune.run.json_files import write_atomic
 from cotune.run.manifest import hashes, hashes_of
 from cotune.run.scores import Score
 from cotune.types import Choice, Prompt
+from cotune.utils.files import link_or_copy
 
 
 class BestPolicy:
@@ -127,7 +127,7 @@ class BestPolicy:
         # Hashes cover the text, so a kill must leave the old pair or the new one.
         shutil.rmtree(self._staged, ignore_errors=True)
         shutil.copytree(
-            self._folder, self._staged, copy_function=_link, ignore=lambda *_: [BEST_JSON]
+            self._folder, self._staged, copy_function=link_or_copy, ignore=lambda *_: [BEST_JSON]
         )
         text = self._staged / "instruction.txt"
         write_atomic(text, record.instruction + "\n")
@@ -215,14 +215,6 @@ def _initial_kept(found: BestRecord, initial: Prompt, em: float) -> BestRecord:
         too_close_to_call=None,
         found=replace(found, files={}),
     )
-
-
-def _link(source: str, target: str) -> None:
-    """Link a file to a second name; copy it if the file system has no links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def _evidence(score: Score) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from cotune.engines.best_policy import BestPolicy, choice_of
 from cotune.engines.joint import TrainingRun
 from cotune.environments.environment_options import InstructionConfig
 from cotune.run.best import BestRecord
+from cotune.run.journal import write_score
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score, measure_of, score_trajectories
 from cotune.types import Prompt
@@ -129,20 +130,9 @@ class Validation:
             # Record under the following step, so that a resume drops these lines and writes them
             # again.
             step, journal = joint.coordinator.step, joint.parts.journal
-            journal.event(
-                "evaluated",
-                step,
-                trained=joint.batches if trained is None else trained,
-                split=split,
-                when=when,
-                prompt=_PROMPTS.get(when, "best"),
-                instruction_id=trajectories[0].assignment.instruction_id,
-                em=score.em,
-                n=score.n,
-                measure=score.measure,
-                by_stratum={name: list(value) for name, value in score.by_stratum.items()},
-            )
-            journal.trajectories(step, f"evaluate_{when}", trajectories)
+            done = joint.batches if trained is None else trained
+            prompt_name = _PROMPTS.get(when, "best")
+            write_score(journal, step, trajectories, score, split, when, done, prompt_name)
             if when in _SCORES:
                 self._report(joint, {_SCORES[when]: score.em})
         return score

@@ -8,6 +8,7 @@ from typing import Any, cast
 from cotune.errors import ConfigError
 from cotune.export.export import checked_format, open_finished, stage
 from cotune.export.model_card import base_model
+from cotune.utils.files import link_or_copy
 
 _WEIGHTS = ("*.safetensors", "*.bin", "adapter_config.json")
 
@@ -46,7 +47,7 @@ def push(folder: Path, repo_id: str, format: str | None = None, private: bool = 
     staged = run.path / f".push.{os.getpid()}.new"
     api = HfApi()
     try:
-        stage(config, run, kind, staged, where=repo_id, copy=_linked)
+        stage(config, run, kind, staged, where=repo_id, copy=link_or_copy)
         return _upload(api, staged, repo_id, private)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
@@ -129,11 +130,3 @@ def _refusal(endpoint: str, repo_id: str, error: Any) -> str:
         )
     said = " ".join(str(error.server_message or "").split())[:200]
     return f"{endpoint} answered {status} to the upload of {repo_id}{f' ({said})' if said else ''}; push again"
-
-
-def _linked(source: str, target: str) -> None:
-    """Link a file for as long as the upload lasts; copy it if it cannot be linked."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)

@@ -36,7 +36,6 @@ def rollout_divergences(
     q: Any,
     trajectories: Sequence[Trajectory],
     temperature: float,
-    logits_at_once: int | None = None,
 ) -> list[tuple[float, int]]:
     """Return for each rollout the sum of its own tokens' divergences, and the number of its own tokens.
 
@@ -47,10 +46,8 @@ def rollout_divergences(
         p: the policy that wrote the rollouts, a causal language model; q: the other one.
         trajectories: its rollouts.
         temperature: at which they were sampled.
-        logits_at_once: bounds the rows of a forward pass; None is 2**26, or 2**29 on a GPU.
     """
-    if logits_at_once is None:
-        logits_at_once = _LOGITS if p.device.type == "cpu" else _LOGITS_ON_GPU
+    logits_at_once = _LOGITS if p.device.type == "cpu" else _LOGITS_ON_GPU
     found: dict[int, tuple[float, int]] = {}
     vocabulary = p.config.get_text_config().vocab_size
     for rows in _batches(trajectories, max(1, logits_at_once // vocabulary)):

@@ -5,7 +5,6 @@ tokenizer and the chat template are taken from the file. The folder is named aft
 SHA-256, and is checked against its manifest whenever a process first uses it.
 """
 
-import hashlib
 import logging
 import os
 import shutil
@@ -21,6 +20,7 @@ from cotune.policy.gguf_file import GgufHeader, need_gguf, read_header
 from cotune.run.json_files import write_atomic
 from cotune.run.locks import locked
 from cotune.run.manifest import Manifest, hashes, read_manifest
+from cotune.utils.files import sha256_of
 from cotune.utils.progress import begin
 from cotune.utils.text import one_line
 
@@ -95,8 +95,7 @@ def _folder_of(file: Path) -> Path:
 @cache
 def _sha256(file: Path, size: int, changed: int) -> str:
     """Hash a file once in a process, as long as its size and time stay the same."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    return sha256_of(file)
 
 
 def _is_whole(folder: Path) -> bool:

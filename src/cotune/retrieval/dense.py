@@ -19,6 +19,9 @@ _SAMPLE = 2**20  # bytes
 _BGE_QUERY = "Represent this sentence for searching relevant passages: "
 
 
+_TOGETHER = 64  # texts in one forward pass
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderOptions:
     """The model of a dense index.
@@ -28,14 +31,12 @@ class EncoderOptions:
         query_prefix, passage_prefix: put before each text; None takes the model's own prompts or,
             if it has none, guesses them from its name (`guessed_prefixes`).
         device: "cpu", "cuda", …; None is a GPU if there is one.
-        batch_size: texts in one forward pass.
     """
 
     model: str = DEFAULT_MODEL
     query_prefix: str | None = None
     passage_prefix: str | None = None
     device: str | None = None
-    batch_size: int = 64
 
 
 def guessed_prefixes(model: str) -> tuple[str, str]:
@@ -99,7 +100,6 @@ class Encoder:
         passage = own.get("passage") or own.get("document") or passage
         self.query_prefix = query if options.query_prefix is None else options.query_prefix
         self.passage_prefix = passage if options.passage_prefix is None else options.passage_prefix
-        self._batch_size = options.batch_size
 
     def queries(self, texts: Sequence[str]) -> Any:
         """Return float32 vectors (queries, dimensions), each of norm 1."""
@@ -114,7 +114,7 @@ class Encoder:
         vectors = self._model.encode(
             texts,
             prompt="",
-            batch_size=self._batch_size,
+            batch_size=_TOGETHER,
             normalize_embeddings=True,
             convert_to_numpy=True,
             show_progress_bar=False,

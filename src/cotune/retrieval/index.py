@@ -5,7 +5,6 @@ corpus) and `ranking/`, the files of bm25s or faiss. Passages are read from the 
 neither they nor the index's arrays have to fit in memory. No file is a pickle.
 """
 
-import hashlib
 import json
 import mmap
 import os
@@ -23,7 +22,6 @@ from cotune.data.corpus import (
     STYLES,
     Document,
     Language,
-    Style,
     corpus_rows,
     indexed_text,
     parse_passage,
@@ -31,6 +29,7 @@ from cotune.data.corpus import (
 from cotune.errors import ConfigError
 from cotune.retrieval.dense import Encoder, EncoderOptions, model_identity
 from cotune.run.json_files import write_json_atomic
+from cotune.utils.files import sha256_of
 
 SCHEMA_VERSION = 1
 Kind = Literal["bm25", "dense"]
@@ -103,7 +102,6 @@ class StoredIndex:
         corpus: the passages.
         ranker: ranks the rows of the corpus.
         manifest: the contents of `manifest.json`.
-        style: how documents become text in `search`: a name of `cotune.data.corpus.STYLES`.
     """
 
     def __init__(
@@ -111,17 +109,15 @@ class StoredIndex:
         corpus: CorpusFile,
         ranker: Ranker,
         manifest: dict[str, Any],
-        style: Style = "cotune",
     ) -> None:
-        self._corpus, self._ranker, self._style = corpus, ranker, STYLES[style]
-        self.manifest = manifest
+        self._corpus, self._ranker, self.manifest = corpus, ranker, manifest
 
     def __len__(self) -> int:
         return len(self._corpus)
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
         """Return the passages of each query as text, best first, at most `top_k`."""
-        return [self._style(found) for found in self.documents(queries, top_k)]
+        return [STYLES["cotune"](found) for found in self.documents(queries, top_k)]
 
     def documents(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
         """Return the documents of each query with scores, best first, at most `top_k`.
@@ -236,9 +232,7 @@ def _counted(passages: CorpusFile, progress: Callable[[int, int], None]) -> Iter
             progress(done, len(passages))
 
 
-def open_index(
-    folder: Path, corpus: Path, options: IndexOptions, style: Style = "cotune"
-) -> StoredIndex:
+def open_index(folder: Path, corpus: Path, options: IndexOptions) -> StoredIndex:
     """Open an index that `build_index` built from this corpus with these options.
 
     Raises:
@@ -257,7 +251,7 @@ def open_index(
     count = manifest.get("count")
     if not len(offsets) == ranker.count == count:
         raise _damaged(folder, f"{len(offsets)} offsets and {ranker.count} rows for {count}")
-    return StoredIndex(CorpusFile(corpus, offsets), ranker, manifest, style)
+    return StoredIndex(CorpusFile(corpus, offsets), ranker, manifest)
 
 
 def _open_ranker(folder: Path, manifest: dict[str, Any], options: IndexOptions) -> Ranker:
@@ -326,7 +320,7 @@ def _check_corpus(folder: Path, manifest: dict[str, Any], corpus: Path) -> None:
     if not isinstance(was, dict):
         raise _damaged(folder, "no corpus in its manifest")
     same = was.get("bytes") == stat.st_size and (
-        was.get("mtime_ns") == stat.st_mtime_ns or was.get("sha256") == _sha256(corpus)
+        was.get("mtime_ns") == stat.st_mtime_ns or was.get("sha256") == sha256_of(corpus)
     )
     if not same:
         raise ConfigError(
@@ -341,13 +335,8 @@ def _identity(corpus: Path) -> dict[str, Any]:
         "name": corpus.name,
         "bytes": stat.st_size,
         "mtime_ns": stat.st_mtime_ns,
-        "sha256": _sha256(corpus),
+        "sha256": sha256_of(corpus),
     }
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _damaged(folder: Path, reason: str) -> ConfigError:

@@ -308,6 +308,40 @@ def _describe_search(kind: str, fields: Mapping[str, object]) -> str:
     )
 
 
+def write_score(
+    journal: Journal,
+    step: int,
+    trajectories: Sequence[Trajectory],
+    score: Score,
+    split: str,
+    when: str,
+    trained: int,
+    prompt: str = "best",
+) -> None:
+    """Record an evaluation and its rollouts.
+
+    Args:
+        split: the questions' split.
+        when: names the evaluation: "before", "during", "after", …
+        trained: steps of the policy that was scored.
+        prompt: names the prompt that it was scored under: "best", "initial" or "best with hint".
+    """
+    journal.event(
+        "evaluated",
+        step,
+        trained=trained,
+        split=split,
+        when=when,
+        prompt=prompt,
+        instruction_id=trajectories[0].assignment.instruction_id,
+        em=score.em,
+        n=score.n,
+        measure=score.measure,
+        by_stratum={name: list(value) for name, value in score.by_stratum.items()},
+    )
+    journal.trajectories(step, f"evaluate_{when}", trajectories)
+
+
 def score_table(title: str, rows: Sequence[tuple[str, Score | None]]) -> Table:
     """Return a table of mean rewards, overall and by stratum, one row per score."""
     strata = sorted({name for _, score in rows if score for name in score.by_stratum})

@@ -63,8 +63,6 @@ class Totals:
         generated_tokens: the policy's own.
         llm_calls: each retry counts as a call.
         llm_failed: calls that returned no usable reply.
-        llm_open: calls that were never settled: in flight, or interrupted by a kill.
-        llm_estimated: calls whose tokens are an upper bound because no usage was reported.
         money: spent in all attempts; calls that were never settled count at their worst case.
     """
 
@@ -73,8 +71,6 @@ class Totals:
     seconds: Mapping[Purpose, float]
     llm_calls: int
     llm_failed: int
-    llm_open: int
-    llm_estimated: int
     llm_prompt_tokens: int
     llm_completion_tokens: int
     llm_seconds: float
@@ -309,13 +305,12 @@ class Ledger:
         with self._lock:
             found = self._db.execute(
                 "SELECT kind, SUM(rollouts), SUM(generated_tokens), SUM(seconds), COUNT(*),"
-                " SUM(state = 'failed'), SUM(state = 'open'), SUM(estimated),"
-                " SUM(prompt_tokens), SUM(completion_tokens)"
+                " SUM(state = 'failed'), SUM(prompt_tokens), SUM(completion_tokens)"
                 " FROM costs WHERE committed GROUP BY kind"
             ).fetchall()
             money = self._money()
         by_kind = {row[0]: row[1:] for row in found}
-        nothing = (0, 0, 0.0, 0, 0, 0, 0, 0, 0)
+        nothing = (0, 0, 0.0, 0, 0, 0, 0)
         llm = by_kind.get(LLM_CALL, nothing)
         return Totals(
             rollouts={purpose: by_kind.get(purpose, nothing)[0] for purpose in PURPOSES},
@@ -323,10 +318,8 @@ class Ledger:
             seconds={purpose: by_kind.get(purpose, nothing)[2] for purpose in PURPOSES},
             llm_calls=llm[3],
             llm_failed=llm[4],
-            llm_open=llm[5],
-            llm_estimated=llm[6],
-            llm_prompt_tokens=llm[7],
-            llm_completion_tokens=llm[8],
+            llm_prompt_tokens=llm[5],
+            llm_completion_tokens=llm[6],
             llm_seconds=llm[2],
             money=money,
         )

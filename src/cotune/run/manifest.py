@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from cotune.run.json_files import Row, plain, write_json_atomic
+from cotune.utils.files import sha256_of
 
 MANIFEST = "cotune-manifest.json"
 """The file of a folder that lists the hashes of the others; it is written last."""
@@ -85,7 +86,7 @@ def hashes_of(folder: Path, files: Iterable[Path]) -> dict[str, str]:
     """Return the SHA-256 of files, by their paths relative to a folder."""
     names = [Path(os.path.relpath(path, folder)).as_posix() for path in files]
     with ThreadPoolExecutor(_THREADS) as pool:
-        return dict(zip(names, pool.map(_sha256, [folder / name for name in names]), strict=True))
+        return dict(zip(names, pool.map(sha256_of, [folder / name for name in names]), strict=True))
 
 
 def damaged_file(folder: Path, files: Mapping[str, str]) -> Path | None:
@@ -93,18 +94,13 @@ def damaged_file(folder: Path, files: Mapping[str, str]) -> Path | None:
 
     def differs(name: str) -> bool:
         try:
-            return _sha256(folder / name) != files[name]
+            return sha256_of(folder / name) != files[name]
         except OSError:
             return True
 
     with ThreadPoolExecutor(_THREADS) as pool:
         wrong = [name for name, bad in zip(files, pool.map(differs, files), strict=True) if bad]
     return Path(os.path.normpath(folder / wrong[0])) if wrong else None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sealed(row: Mapping[str, Any]) -> Row:

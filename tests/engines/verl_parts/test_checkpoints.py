@@ -13,7 +13,6 @@ from cotune.engines.verl.checkpoints import (
     keep_newest,
     load_state,
     save_state,
-    step_folder,
 )
 from cotune.methods.static import StaticStrategy
 from cotune.run.journal import SilentJournal
@@ -24,7 +23,7 @@ from tests.policy.tiny import tiny_tokenizer
 
 def theirs(folder: Path, step: int) -> Path:
     """veRL's half of a checkpoint."""
-    path = step_folder(folder, step)
+    path = folder / f"global_step_{step}"
     (path / "actor").mkdir(parents=True)
     (path / "actor" / "model.pt").write_bytes(b"weights")
     return path
@@ -43,7 +42,7 @@ def test_the_newest_is_by_number_not_by_name(tmp_path: Path) -> None:
     whole(tmp_path, 2, 10, 9)
     found = choose_checkpoint(tmp_path).path
     assert found is not None
-    assert found == step_folder(tmp_path, 10)
+    assert found == tmp_path / f"global_step_{10}"
     assert load_state(found) == {"batches": 10}
 
 
@@ -61,7 +60,7 @@ def test_a_torn_pair_is_passed_over(text: str | None, tmp_path: Path) -> None:
     torn = theirs(tmp_path, 4)
     if text is not None:
         (torn / "cotune-state.json").write_text(text)
-    assert choose_checkpoint(tmp_path).path == step_folder(tmp_path, 2)
+    assert choose_checkpoint(tmp_path).path == tmp_path / f"global_step_{2}"
 
 
 @pytest.mark.parametrize("name", ["actor/model.pt", "cotune-state.json", MANIFEST])
@@ -69,10 +68,10 @@ def test_a_damaged_pair_is_passed_over(name: str, tmp_path: Path) -> None:
     for step in (2, 4):
         save_state(theirs(tmp_path, step), {"batches": step}, SilentJournal())
     assert choose_checkpoint(tmp_path).notices == ()
-    newest = step_folder(tmp_path, 4)
+    newest = tmp_path / f"global_step_{4}"
     (newest / name).write_bytes(b"damaged")
     chosen = choose_checkpoint(tmp_path)
-    assert chosen.path == step_folder(tmp_path, 2)
+    assert chosen.path == tmp_path / f"global_step_{2}"
     assert chosen.notices == (f"global_step_4 is skipped: {newest / name} is damaged or missing",)
     chosen.set_aside()
     assert kept(tmp_path) == [2]

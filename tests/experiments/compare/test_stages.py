@@ -10,7 +10,6 @@ from cotune.errors import ConfigError
 from cotune.experiments.compare.stages import Finished, SuiteRow, rows_of
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.llm.bank import BankOptions
-from cotune.llm.client import OpenAIOptions
 from tests.experiments.compare.folders import suite_file
 
 
@@ -170,14 +169,6 @@ def test_tools_are_taken_away_where_there_are_any(tmp_path: Path, world: str) ->
         row(tmp_path, "grpo-no-tools", set={"environment": {"kind": "arithmetic"}}).config(
             0, (), {}
         )
-
-
-def test_hints_are_written_by_the_suites_endpoints(tmp_path: Path) -> None:
-    endpoints = {"teacher_ref": {"model": "big", "base_url": "http://localhost:1/v1"}}
-    config = row(tmp_path, "teacher-ref", endpoints=endpoints).config(0, (), {})
-    assert config.strategy.kind == "p2o"
-    assert isinstance(config.llm, OpenAIOptions)
-    assert (config.llm.model, config.llm.base_url) == ("big", "http://localhost:1/v1")
 
 
 def test_an_instruction_that_is_taken_over_stands_where_the_bases_does(tmp_path: Path) -> None:

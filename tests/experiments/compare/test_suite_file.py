@@ -72,10 +72,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a field of the run file": ({"set": {"training.stepz": 1}}, r"training\.stepz: unknown field"),
     "a budget below one batch": ({"budget": 4}, "less than one batch of 8; raise budget"),
-    "no endpoint": (
-        {"methods": ["search-r1", "self-ref"]},
-        r"endpoints\.self_ref is missing, and methods names self-ref",
-    ),
     "a policy that is no row": (
         {"methods": ["search-r1", "inspo", {"method": "carried", "policy_from": "grpo"}]},
         "carried: policy_from is 'grpo', which is not a row with its own policy",
@@ -110,10 +106,11 @@ def test_what_is_wrong_is_said_in_a_line(tmp_path: Path, case: str) -> None:
 
 
 def test_a_key_in_the_wrong_place_is_not_repeated(tmp_path: Path) -> None:
-    file = suite_file(tmp_path, endpoints={"self_ref": {"model": "m", "sk-secret9": 1}})
+    key = "sk-proj-secret123456"
+    file = suite_file(tmp_path, set={"llm": {"kind": "openai", "model": "m", "key": key}})
     with pytest.raises(ConfigError) as error:
-        load_suite(file)
-    assert "sk-secret9" not in str(error.value)
+        check_rows(rows_of(*load_suite(file)))
+    assert key not in str(error.value)
 
 
 def test_every_method_says_what_it_is() -> None:

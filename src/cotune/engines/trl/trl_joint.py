@@ -58,6 +58,7 @@ from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.rollout.resampling import without_variance
 from cotune.rollout.task_order import TaskOrder
+from cotune.run.journal import write_score
 from cotune.run.scores import measure_of, score_trajectories
 from cotune.types import StopReason, Task, Trajectory
 from cotune.utils.progress import report
@@ -425,20 +426,8 @@ class JointCallback(CheckpointCallback[TRLJoint]):
         measure = measure_of(joint.parts.environment, joint.parts.rewards)
         score, step = score_trajectories(trajectories, measure), joint.batches
         when = "during" if self._training and step else "after" if step else "before"
-        joint.parts.journal.event(
-            "evaluated",
-            step,
-            trained=step,
-            split=joint.splits.get(trajectories[0].task.id, "train"),
-            when=when,
-            prompt="best",
-            instruction_id=trajectories[0].assignment.instruction_id,
-            em=score.em,
-            n=score.n,
-            measure=score.measure,
-            by_stratum={name: list(value) for name, value in score.by_stratum.items()},
-        )
-        joint.parts.journal.trajectories(step, f"evaluate_{when}", trajectories)
+        split = joint.splits.get(trajectories[0].task.id, "train")
+        write_score(joint.parts.journal, step, trajectories, score, split, when, step)
 
 
 class LateSampler:

@@ -26,11 +26,6 @@ from cotune.run.scores import Score
 _STATE = "cotune-state.json"
 
 
-def step_folder(folder: Path, step: int) -> Path:
-    """Return veRL's checkpoint folder of a step."""
-    return folder / f"global_step_{step}"
-
-
 def save_state(checkpoint: Path, state: State, journal: Journal | None = None) -> None:
     """Save cotune's half, and with a journal the manifest of the whole."""
     write_json_atomic(checkpoint / _STATE, state)

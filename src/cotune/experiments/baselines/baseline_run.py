@@ -29,7 +29,7 @@ from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
 from cotune.rollout.episode import score_all
 from cotune.run.full_disk import AGAIN, full_disk_told
-from cotune.run.journal import RunJournal, score_table
+from cotune.run.journal import RunJournal, score_table, write_score
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import Score, measure_of, score_trajectories
@@ -220,20 +220,7 @@ class _BaselineRun:
             run.event("notice", 0, text=self.note)
         trajectories = self._rolled_out(ledger, console)
         result = score_trajectories(trajectories, measure_of(self.environment, self.rewards))
-        journal.event(
-            "evaluated",
-            0,
-            trained=0,
-            split="test",
-            when="after",
-            prompt="best",
-            instruction_id=trajectories[0].assignment.instruction_id,
-            em=result.em,
-            n=result.n,
-            measure=result.measure,
-            by_stratum={name: list(value) for name, value in result.by_stratum.items()},
-        )
-        journal.trajectories(0, "evaluate_after", trajectories)
+        write_score(journal, 0, trajectories, result, "test", "after", trained=0)
         journal.event("run_finished", 0)
         return result
 

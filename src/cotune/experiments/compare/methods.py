@@ -58,7 +58,6 @@ class Method:
         about: one line about it.
         compute: policy rollouts it uses, as a multiple of the suite's budget, or "none".
         stages: one after the other; the last one's policy and prompt are the result.
-        endpoint: the suite's endpoint that writes its proposals ("self_ref", "teacher_ref").
         at_random: proposals are drawn without reading failures: a bank in random order, or the offline
             rules with random remedies.
         takes: what it takes from other rows: the best instruction of one (`instruction_from`), the
@@ -70,7 +69,6 @@ class Method:
     about: str
     compute: str = "1x"
     stages: tuple[Stage, ...] = (Stage(),)
-    endpoint: str = ""
     at_random: bool = False
     takes: tuple[Literal["instruction", "policy"], ...] = ()
 
@@ -322,14 +320,6 @@ METHODS: dict[str, Method] = {
     "beam-16": _ablation("p2o", "beam 16", "sixteen parents an iteration", hints={"beam": 16}),
     "p2o-random": _variant(
         "p2o", "random hints", "P²O's control: the reflector reads no failure", at_random=True
-    ),
-    "self-ref": _variant(
-        "p2o", "Self-Ref", "hints by the initial policy itself (endpoints.self_ref)",
-        endpoint="self_ref",
-    ),
-    "teacher-ref": _variant(
-        "p2o", "Teacher-Ref", "hints by a stronger model (endpoints.teacher_ref)",
-        endpoint="teacher_ref",
     ),
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ from cotune.run.run_dir import read_summary
 _LOCK = "suite.lock"
 _VERSION = 1
 # Fields of run files, `llm:` among them, stay in the run folders.
-_RUN_FIELDS = {"base", "output", "set", "by_strategy", "prompt_stage", "endpoints"}
+_RUN_FIELDS = {"base", "output", "set", "by_strategy", "prompt_stage"}
 
 
 class Progress:

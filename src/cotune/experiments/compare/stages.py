@@ -232,8 +232,6 @@ class SuiteRow:
             raw = merged(raw, _without_tools(raw))
         if not method_of(kind).evolves:
             raw["llm"] = None
-        elif self.method.endpoint:
-            raw["llm"] = self._endpoint()
         elif self.method.at_random:
             raw["llm"] = _at_random(raw.get("llm"))
         raw = merged(raw, self.entry.set)
@@ -250,15 +248,6 @@ class SuiteRow:
     def _strategy(self, stage: Stage) -> str:
         searches = self.method.group == "staged" and stage.searches
         return self.entry.optimizer if searches else stage.strategy
-
-    def _endpoint(self) -> dict[str, Any]:
-        options = getattr(self.suite.endpoints, self.method.endpoint)
-        if options is None:
-            raise ConfigError(
-                f"endpoints.{self.method.endpoint} is missing, and methods names "
-                f"{self.entry.key}; set it to an OpenAI-compatible endpoint: {{model: …, base_url: …}}"
-            )
-        return asdict(options)
 
     def _budgeted(
         self, raw: Mapping[str, Any], stage: Stage, before: Sequence[Finished]

@@ -11,7 +11,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from cotune.config.overrides import with_overrides
 from cotune.config.run_file import read_fields
 from cotune.errors import ConfigError
-from cotune.llm.client import OpenAIOptions
 from cotune.methods.registry import BUILT_IN, added, method_of
 from cotune.utils.validation import Model, TextOrFields, describe
 
@@ -99,15 +98,6 @@ class MethodEntry(TextOrFields):
         return slug(self.name or self.method)
 
 
-class EndpointsConfig(Model):
-    """The endpoints that write hints in P²O's Self-Ref and Teacher-Ref."""
-
-    self_ref: OpenAIOptions | None = None
-    """A server of the initial policy's own weights, frozen."""
-    teacher_ref: OpenAIOptions | None = None
-    """A stronger model."""
-
-
 class SuiteConfig(Model):
     """A suite file."""
 
@@ -146,7 +136,6 @@ class SuiteConfig(Model):
     row are scored, under the initial and the best instruction; 0: only greedy scores."""
     at_once: int = Field(default=2, ge=1)
     """Processes at a time. Set `threads` in the base to the cores that each may use."""
-    endpoints: EndpointsConfig = EndpointsConfig()
     methods: tuple[MethodEntry, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
