@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -94,6 +95,15 @@ def test_plan_shows_names_as_they_are(tmp_path: Path) -> None:
     assert "[bold]odd[/]" in plan_text(tmp_path, {"name": "[bold]odd[/]"})
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C as in a terminal; a shell starts a program in the background with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_says_how_to_resume(tmp_path: Path, number: signal.Signals) -> None:
     run, config = tmp_path / "out", parse_config(tiny(tmp_path / "out"), "test")

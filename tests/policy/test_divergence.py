@@ -6,6 +6,7 @@ from itertools import chain
 import pytest
 import torch
 
+from cotune.policy import divergence
 from cotune.policy.divergence import rollout_divergences, token_divergence
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 from tests.policy.tiny import tiny_model, tiny_tokenizer
@@ -41,7 +42,9 @@ def rollout(prompt: list[int], completion: list[int], mask: list[int]) -> Trajec
     )  # fmt: skip
 
 
-def test_own_tokens_are_predicted_from_all_that_was_read() -> None:
+def test_own_tokens_are_predicted_from_all_that_was_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Batches, their padding and their order change nothing; nor does the prompt that is trained on."""
     tokenizer = tiny_tokenizer()
     p, q = tiny_model(tokenizer, 1), tiny_model(tokenizer, 2)
@@ -61,7 +64,8 @@ def test_own_tokens_are_predicted_from_all_that_was_read() -> None:
     assert min(chain(*expected)) > 0.01
     sums = [sum(values) for values in expected]
     for at_once in (1, 10**6):
-        found = rollout_divergences(p, q, rollouts, 0.7, at_once)
+        monkeypatch.setattr(divergence, "_LOGITS", at_once)
+        found = rollout_divergences(p, q, rollouts, 0.7)
         assert [n for _, n in found] == [3, 3, 1, 0]
         assert [total for total, _ in found] == pytest.approx(sums, rel=1e-4)
     alike = rollout_divergences(p, q, rollouts[:2], 0.7)  # what both prompts begin with is fed once
