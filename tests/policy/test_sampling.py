@@ -1,12 +1,13 @@
 """Both samplers against the model itself, on tiny models with a token a character."""
 
+import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import GPTNeoConfig, GPTNeoForCausalLM, MistralConfig, MistralForCausalLM
 
 from cotune.errors import EngineError
 from cotune.policy.codec import HFCodec
@@ -244,10 +245,27 @@ def test_windows_of_attention_are_honoured_by_the_sampler_that_is_chosen() -> No
         )
 
 
+def test_eager_attention_is_masked_as_well() -> None:
+    eager = copy.deepcopy(MODEL)
+    eager.set_attn_implementation("eager")
+    for trajectory in roll(cached(eager), Sampling(1.0, WORLD.stop, seed=1)).values():
+        expected = forward_logprobs(
+            MODEL, trajectory.sampled_prompt_ids, trajectory.completion_ids, 1.0
+        )
+        own = torch.tensor(trajectory.mask) == 1
+        torch.testing.assert_close(
+            torch.tensor(trajectory.logprobs)[own], expected[own], atol=1e-4, rtol=0
+        )
+
+
 def test_the_cache_is_used_where_every_layer_attends_to_everything() -> None:
     assert isinstance(policy_sampler(opens(MODEL), CODEC, TOKENIZER), CachedSampler)
     shape = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    local = GPTNeoConfig(vocab_size=20, hidden_size=8, num_layers=2, num_heads=2,
+        attention_types=[[["global", "local"], 1]])  # fmt: skip
+    neo = GPTNeoForCausalLM(local)
+    assert isinstance(policy_sampler(opens(neo), CODEC, TOKENIZER), GenerateSampler)
     for window, kind in ((None, CachedSampler), (16, GenerateSampler)):
         mistral = MistralForCausalLM(MistralConfig(**shape, **heads, sliding_window=window))
         assert isinstance(policy_sampler(opens(mistral), CODEC, TOKENIZER), kind)

@@ -77,7 +77,9 @@ def newest_undamaged(complete: Iterable[Path]) -> Chosen:
     return Chosen()
 
 
-def check_resumed(checkpoint: Path) -> None:
-    """Raise ConfigError if a checkpoint that a trainer chose itself is damaged."""
+def chosen_by_trainer(checkpoint: Path) -> Chosen:
+    """Return a checkpoint that a trainer chose itself; ConfigError if it is damaged."""
     if (wrong := damaged_by_manifest(checkpoint)) is not None:
         raise ConfigError(f"{wrong}: is damaged or missing; resume from an older checkpoint")
+    manifest = read_manifest(checkpoint)
+    return Chosen(checkpoint, {} if manifest is None else manifest.logs)

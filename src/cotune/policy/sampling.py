@@ -322,7 +322,9 @@ class CachedSession:
         # A fully masked row would divide zero by zero; prompts are never empty.
         # transformers drops a plain mask if nothing is padding. Without one, torch's attention for a single
         # token takes several times as long on a CPU in bfloat16, if heads share keys.
-        shaped = mask[:, None, None].bool() if mask.device.type == "cpu" else mask
+        # Other kinds of attention add a mask of truth values to the scores.
+        shapes = mask.device.type == "cpu" and self._model.config._attn_implementation == "sdpa"
+        shaped = mask[:, None, None].bool() if shapes else mask
         logits = self._model(
             input_ids=torch.where(alive, ids, self._pad_id)[:, None],
             attention_mask=shaped,
@@ -527,6 +529,7 @@ class GenerateSession:
                 pad_token_id=self._pad_id,
                 logits_processor=[force],
                 stopping_criteria=StoppingCriteriaList([cast(Any, ended)]),
+                synced_gpus=False,  # ranks make different numbers of calls, also under FSDP2
             )
         return [turn.sample() for turn in turns]
 
@@ -549,5 +552,7 @@ def attends_fully(policy: PreTrainedModel) -> bool:
     config = policy.config.get_text_config()
     layers = getattr(config, "layer_types", None)
     if layers is None:
-        return not policy._is_stateful and getattr(config, "sliding_window", None) is None
+        local = "local" in getattr(config, "attention_layers", ())  # GPT-Neo
+        windows = local or getattr(config, "sliding_window", None) is not None
+        return not policy._is_stateful and not windows
     return all(kind == "full_attention" for kind in layers)

@@ -116,6 +116,13 @@ def test_training_ends_before_the_batch_that_would_exceed_the_budget(
     assert run.joint.ended is state_of(tmp_path, batches)["ended"] is last
 
 
+def test_the_last_step_of_a_spent_budget_is_saved(tmp_path: Path) -> None:
+    run = budgeted(tmp_path, 12, save_steps=3)
+    run.trainer.train()
+    assert run.joint.batches == 2
+    assert state_of(tmp_path, 2)["ended"] is True
+
+
 def test_a_batch_is_trained_on_to_its_end(tmp_path: Path) -> None:
     halves = {
         "per_device_train_batch_size": 3,

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOTrainer
 
@@ -280,6 +282,31 @@ def test_an_average_of_bfloat16_weights_follows_small_steps() -> None:
     with teacher.reading(policy) as copy:
         moved = next(copy.parameters()).detach() - before
     torch.testing.assert_close(moved, 0.01 * (weight.detach().float() - before))
+
+
+def test_an_average_of_an_adapter_is_the_adapters_alone(tmp_path: Path) -> None:
+    def policy() -> Any:
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_pretrained(small_policy())
+        return get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+
+    settings = KLDistillation(**KL, teacher="ema", ema_decay=0.5)
+    live = policy()
+    teacher = Teacher(settings, live)
+    adapters = {name: w for name, w in live.named_parameters() if w.requires_grad}
+    with torch.no_grad():
+        for weight in adapters.values():
+            weight += 2.0
+    teacher.follow(live)
+    teacher.save(tmp_path)
+    saved = load_file(tmp_path / FILE)
+    assert saved.keys() == adapters.keys()
+    again = Teacher(settings, policy())
+    again.load(tmp_path)
+    with again.reading(live) as copy:
+        averages = dict(copy.named_parameters())
+    for name, weight in adapters.items():
+        torch.testing.assert_close(averages[name], weight - 1.0)
 
 
 def test_a_checkpoint_without_the_average_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -69,6 +70,16 @@ def test_what_cannot_work_is_refused_in_a_line(
         check_args(config(tmp_path, use_vllm=True, **changes))
     assert str(error.value).startswith(f"GRPOConfig.{message}")
     assert "\n" not in str(error.value)
+
+
+def test_vllm_stays_awake_under_fsdp2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleepy = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+    trainer: Any = SimpleNamespace(args=config(tmp_path, **sleepy))
+    monkeypatch.setattr(checks, "sharding_of", lambda trainer: "none")
+    checks.check_sleep(trainer)
+    monkeypatch.setattr(checks, "sharding_of", lambda trainer: "fsdp2")
+    with pytest.raises(ConfigError, match="set vllm_enable_sleep_mode=False"):
+        checks.check_sleep(trainer)
 
 
 @pytest.mark.usefixtures("installed")

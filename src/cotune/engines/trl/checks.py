@@ -263,6 +263,20 @@ def check_teacher(trainer: GRPOTrainer, strategy: Strategy) -> None:
         )
 
 
+def check_sleep(trainer: GRPOTrainer) -> None:
+    """Raise ConfigError if vLLM would collect sharded weights again in every turn.
+
+    Ranks make different numbers of turns, and would wait for each other forever.
+    """
+    args = cast(GRPOConfig, trainer.args)
+    sleeps = args.use_vllm and args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode
+    if sleeps and sharding_of(trainer) == "fsdp2":
+        raise ConfigError(
+            "GRPOConfig.vllm_enable_sleep_mode is True under FSDP2, where vLLM would collect all weights "
+            "again in every turn: set vllm_enable_sleep_mode=False"
+        )
+
+
 def check_trainer(trainer: GRPOTrainer) -> None:
     """Raise ConfigError if the trainer would generate, score or shard differently from cotune."""
     if trainer.tools or trainer.environment_factories is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_utils import SaveStrategy
 
 from cotune.config.run_file import RunConfig
 from cotune.engines.best_policy import BestPolicy
@@ -197,3 +198,5 @@ class RolloutBudget(TrainerCallback):
         self._joint.ended = self.spent()
         if self._joint.ended:
             control.should_training_stop = True
+            # As at the last step: a kill while the result is scored must not train it again.
+            control.should_save = args.save_strategy == SaveStrategy.STEPS

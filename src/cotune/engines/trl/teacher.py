@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 from accelerate.utils import is_peft_model
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from cotune.errors import ConfigError
@@ -36,6 +36,7 @@ class Teacher:
         self._copy = _copied(policy) if copies else None
         if self._copy is not None and kind == "ema" and not is_peft_model(policy):
             self._copy.float()  # bfloat16 would round most of an average's small steps away
+        self._names = [name for name, weight in policy.named_parameters() if weight.requires_grad]
         self._keep = settings.ema_decay if isinstance(settings, KLDistillation) else 0.0
         self._averages = kind == "ema"
 
@@ -43,10 +44,10 @@ class Teacher:
         """Move an average towards the policy: θ' ← d θ' + (1 − d) θ. Call once before each batch."""
         if not self._averages:
             return
-        pairs = zip(self._weights.parameters(), policy.parameters(), strict=True)
+        averages, weights = self._averaged(), dict(policy.named_parameters())
         with torch.no_grad():
-            for average, weight in pairs:
-                average.lerp_(weight.to(average.dtype), 1 - self._keep)
+            for name, average in averages.items():
+                average.lerp_(weights[name].to(average.dtype), 1 - self._keep)
 
     @contextmanager
     def reading(self, policy: PreTrainedModel) -> Iterator[PreTrainedModel]:
@@ -63,7 +64,9 @@ class Teacher:
         """Write an average into a checkpoint; other teachers follow from the policy."""
         if self._averages:
             folder.mkdir(parents=True, exist_ok=True)
-            save_model(self._weights, str(folder / FILE))
+            save_file(
+                {name: one.contiguous() for name, one in self._averaged().items()}, folder / FILE
+            )
 
     def load(self, folder: Path) -> None:
         """Load the average that `save` wrote.
@@ -75,12 +78,16 @@ class Teacher:
             return
         if not (folder / FILE).is_file():
             raise ConfigError(f"{folder}: has no {FILE}, which distillation.teacher 'ema' needs")
-        load_model(self._weights, folder / FILE)
+        saved = load_file(folder / FILE)
+        with torch.no_grad():
+            for name, average in self._averaged().items():
+                average.copy_(saved[name])
 
-    @property
-    def _weights(self) -> PreTrainedModel:
+    def _averaged(self) -> dict[str, torch.Tensor]:
+        """Return the averages of the weights that are trained, by name: with an adapter only its own."""
         assert self._copy is not None
-        return self._copy
+        copies = dict(self._copy.named_parameters())
+        return {name: copies[name] for name in self._names}
 
 
 def _copied(policy: PreTrainedModel) -> PreTrainedModel:

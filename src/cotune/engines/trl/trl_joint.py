@@ -35,6 +35,7 @@ from cotune.engines.joint import Joint, Parts
 from cotune.engines.trl.checkpoints import drop_orphans, load_state
 from cotune.engines.trl.checks import (
     check_args,
+    check_sleep,
     check_strategy,
     check_teacher,
     check_trainer,
@@ -47,7 +48,7 @@ from cotune.engines.trl.sharding import check_spread, spread, whole_weights
 from cotune.engines.trl.trackers import TrackerCallback
 from cotune.engines.trl.trl_run import CheckpointCallback, TRLRun
 from cotune.engines.trl.vllm_sampler import VLLMSampler, engine_context, sampling_logprobs
-from cotune.engines.undamaged import check_resumed
+from cotune.engines.undamaged import chosen_by_trainer
 from cotune.errors import ConfigError
 from cotune.methods.context_distillation import reweighs
 from cotune.policy.attention import avoid_cudnn_attention
@@ -160,6 +161,7 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
                 "reward_funcs=joint.reward_funcs as it is, and your functions to the method as rewards=[…]"
             )
         check_teacher(trainer, self.parts.strategy)
+        check_sleep(trainer)
         if self._loaded is not None:
             check_spread(self._loaded, trainer)
         if not isinstance(trainer, JointTrainer):
@@ -373,7 +375,8 @@ class JointCallback(CheckpointCallback[TRLJoint]):
                 f"cotune-state-{state.global_step}.json beside it; resume from one that has"
             )
         if joint.chosen is None and self._writes:  # the trainer has chosen it
-            check_resumed(joint.state_folder / f"checkpoint-{state.global_step}")
+            checkpoint = joint.state_folder / f"checkpoint-{state.global_step}"
+            joint.chosen = chosen_by_trainer(checkpoint)
         joint.resume(saved)
 
     def on_substep_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:

@@ -59,6 +59,7 @@ class Cell:
         self._config: RunConfig | None = None
         self._source: Finished | None = None
         self._merging = self._scoring = False
+        self._seen: tuple[object, tuple[int, int, float | None, str]] = (None, (0, 0, None, ""))
 
     @property
     def name(self) -> str:
@@ -128,13 +129,23 @@ class Cell:
         """
         if self._config is None or self._scoring:
             return 0, 0, None, ""
-        rows = read_jsonl(self._folder / "metrics.jsonl")
+        files = [self._folder / name for name in ("metrics.jsonl", "events.jsonl")]
+        state = (self._folder, *((f.stat().st_size if f.is_file() else 0) for f in files))
+        if state != self._seen[0]:  # asked every second; the logs may be long
+            self._seen = (state, self._read_progress(self._config.training.steps, *files))
+        return self._seen[1]
+
+    @staticmethod
+    def _read_progress(
+        steps: int, metrics: Path, events: Path
+    ) -> tuple[int, int, float | None, str]:
+        rows = read_jsonl(metrics)
         rewards = [row["reward_mean"] for row in rows[-3:] if row.get("reward_mean") is not None]
-        events = reversed(read_jsonl(self._folder / "events.jsonl"))
-        last = next(filter(None, (describe_event(event["kind"], event) for event in events)), "")
+        newest = reversed(read_jsonl(events))
+        last = next(filter(None, (describe_event(event["kind"], event) for event in newest)), "")
         return (
             int(rows[-1]["step"]) if rows else 0,
-            self._config.training.steps,
+            steps,
             sum(rewards) / len(rewards) if rewards else None,
             last,
         )
