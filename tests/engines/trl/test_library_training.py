@@ -171,13 +171,13 @@ def test_a_stopped_run_is_resumed_as_if_never_stopped(
 
 
 def test_a_checkpoint_of_what_was_discarded_is_refused(tmp_path: Path) -> None:
-    saving = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
+    saving = {"save_strategy": "steps", "save_steps": 1}
     first = begin(tmp_path, **saving)
     first.trainer.add_callback(StopAfter(4))
     first.trainer.train()
     back = begin(tmp_path, **saving)
     back.trainer.add_callback(StopAfter(2))
-    back.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    back.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoints" / "checkpoint-1"))
     assert [row["from_step"] for row in back.events("resumed")] == [1]
     # Checkpoints 3 and 4 are still those of the first attempt, whose logs were cut back.
     with pytest.raises(ConfigError, match="are not what the checkpoint was saved with"):

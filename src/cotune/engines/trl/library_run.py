@@ -123,7 +123,9 @@ class LibraryRun:
         return self._journal.committed()
 
     def check_committed(self, logs: Mapping[str, tuple[int, str]]) -> None:
-        self._journal.check_committed(logs)
+        # Before `begin_attempt`, which opens the journal.
+        if RunDir.is_run(self._folder):
+            RunDir.open(self._folder).check_committed(logs)
 
     def evolution_log(self, step: int) -> EvolutionLog:
         return self._journal.evolution_log(step)
