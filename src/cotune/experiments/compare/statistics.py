@@ -66,9 +66,10 @@ def interval(samples: Samples, values: Rewards | None = None) -> tuple[float, fl
     """Return the 95 % interval of the mean reward: a stratified bootstrap's percentiles.
 
     Seeds are resampled, and questions within their strata: the same ones for every seed if all seeds
-    have the same questions (crossed), otherwise each seed's own (nested; the interval is then somewhat
-    too wide, since the spread of the seeds already contains part of the spread of the questions). With
-    one seed, only questions are resampled.
+    have the same questions (crossed), otherwise each seed's own (nested). With several seeds the interval is
+    conservative: what is random in a single rollout is counted up to three times (Owen 2007, the pigeonhole
+    bootstrap), so that it is up to 1.7 times too wide if little else differs. With one seed, only questions
+    are resampled.
 
     Args:
         samples: the seeds and questions that are resampled.
