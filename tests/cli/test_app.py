@@ -1,5 +1,6 @@
 """The command line as a person uses it: whole runs, a stop in the middle, several processes."""
 
+import errno
 import json
 import os
 import shlex
@@ -68,13 +69,48 @@ def test_errors_are_one_line(
     assert capsys.readouterr().err == f"cotune (rank 1): {text}\n"
 
 
+@pytest.mark.parametrize(
+    ("number", "status", "says"),
+    [
+        (errno.ENOSPC, 2, "make room, then: run the command again"),
+        (errno.EACCES, 2, "report.html cannot be used: Permission denied"),
+        (errno.EIO, 1, "report.html cannot be used: Input/output error"),
+    ],
+)
+def test_a_disk_that_fails_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: int,
+    status: int,
+    says: str,
+) -> None:
+    def fails() -> None:
+        raise OSError(number, os.strerror(number), "report.html")
+
+    monkeypatch.setattr(cli, "app", fails)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == status
+    shown = capsys.readouterr().err
+    assert says in shown
+    assert shown.count("\n") == 1
+
+
+def test_other_errors_of_the_system_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+
+    monkeypatch.setattr(cli, "app", fails)
+    with pytest.raises(ConnectionRefusedError):
+        cli.main()
+
+
 def test_help_names_every_command() -> None:
     shown = cotune("--help")
     assert shown.returncode == 0
-    for command in (
-        "train", "resume", "evaluate", "plan", "doctor", "schema", "instructions", "report",
-        "demo", "demo-p2o", "demo-real", "--install-completion", "--show-completion",
-    ):  # fmt: skip
+    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    assert len(commands) > 15
+    for command in (*commands, "--install-completion", "--show-completion"):
         assert command in shown.stdout
 
 

@@ -14,9 +14,10 @@ from rich.console import Console
 
 from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.plan.plan import plan
-from cotune.cli.train import _stoppable
-from cotune.config.run_file import parse_config
-from cotune.errors import RetrievalError, Stopped
+from cotune.cli.train import _stoppable, resume
+from cotune.config.run_file import dump_config, parse_config
+from cotune.errors import ConfigError, RetrievalError, Stopped
+from cotune.run.locks import run_locked
 from cotune.run.run_dir import RunDir
 from tests.forked import run_module
 from tests.run_files import tiny, write
@@ -135,6 +136,16 @@ def test_a_failure_under_way_says_how_to_go_on(tmp_path: Path, steps: int, says:
         _stoppable(run.path, parse_config(tiny(run.path), "test"), new=True),  # pyright: ignore[reportPrivateUsage]
     ):
         raise RetrievalError("judge is down")
+
+
+def test_a_run_that_is_being_trained_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out"
+    RunDir.create(folder, dump_config(parse_config(tiny(folder), "test")))
+    monkeypatch.setattr("cotune.run.locks._PATIENCE", 0.0)
+    with run_locked(folder), pytest.raises(ConfigError, match="being trained by another"):
+        resume(folder, Console(quiet=True))
 
 
 def test_of_several_trainings_into_one_folder_exactly_one_runs(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_the_command_shows_their_memory(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(data))
     cached(data, FILES[name][0], FILES[name][1])
     out = io.StringIO()
-    plan(FOLDER / f"{name}.yaml", Console(file=out, width=120), (), FILES[name][2])
+    plan(FOLDER / f"{name}.yaml", Console(file=out, width=120), (), FILES[name][2], None, "h100")
     text = out.getvalue()
     assert "Memory of a GPU" in text
     assert "notice" not in text

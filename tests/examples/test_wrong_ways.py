@@ -297,8 +297,3 @@ def test_right_it_starts(example: dict[str, ModuleType], tmp_path: Path) -> None
     ]
     with pytest.raises(cotune.ConfigError, match="holds an earlier run"):
         start(example, tmp_path, {"args": {"max_steps": 1}, "parts": {"evolve_every": 0}})
-
-
-def test_there_are_fifteen_and_more() -> None:
-    assert len(AS_RUN_FILE) >= 15
-    assert len(IN_PYTHON) >= 15

@@ -1,5 +1,7 @@
 """`cotune export`: the folder holds all that serves, or is not there."""
 
+import signal
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from cotune.export.export import export
 from cotune.policy.adapters import lora_config, merged, save_weights
 from cotune.policy.local_policy import load
 from cotune.run.run_dir import RunDir
+from tests.export.fake_hub import running_hub
 from tests.export.finished import files, finished_run, read_json
 from tests.export.test_complete import world
 from tests.policy.tiny import tiny_model, tiny_tokenizer
@@ -201,6 +204,35 @@ def test_the_command_says_where(
         cli.main()
     assert left.value.code == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["export", "push"])
+def test_sigterm_leaves_nothing(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = whole(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+    module = import_module(f"cotune.export.{command}")
+    staged: list[Path] = []
+
+    def stage(config: Any, run: Any, kind: Any, folder: Path, **_: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        staged.append(folder)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(module, "stage", stage)
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
+    arguments = [command, str(run.path), *(["me/agent"] if command == "push" else [])]
+    with running_hub() as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.address)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("sys.argv", ["cotune", *arguments])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+    assert left.value.code == 130
+    assert staged
+    assert not any(folder.exists() for folder in staged)
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_links_in_best_are_refused(tmp_path: Path) -> None:

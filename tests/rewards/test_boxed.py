@@ -228,8 +228,9 @@ def test_threads_take_turns(reward: BoxedReward):
     assert found == {i: [1.0, 0.0] for i in range(len(pairs))}
 
 
+@pytest.mark.usefixtures("stand_in")
 def test_a_late_answer_scores_zero_and_the_rest_is_done_anew():
-    with BoxedReward(2.0) as impatient:
+    with BoxedReward(0.6) as impatient:
         found = impatient.judge([("1/2", ["0.5"]), (ENDLESS, ["5"]), ("1/4", ["0.25"])])
     assert found == [
         Verdict(1.0),

@@ -483,4 +483,3 @@ def test_what_an_evolution_brought_is_logged_in_a_line_each(
 
 def test_no_handler_is_put_on_the_logger() -> None:
     assert logging.getLogger("cotune").handlers == []
-    assert LIMITS.prompt_tokens < 512

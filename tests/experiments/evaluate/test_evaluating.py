@@ -13,6 +13,7 @@ from cotune.cli import app as cli
 from cotune.config.run_file import RunConfig
 from cotune.environments.base import SingleTurnEnvironment
 from cotune.errors import ConfigError
+from cotune.experiments.evaluate import evaluating
 from cotune.experiments.evaluate.question_sets import QuestionSet, metrics_of, question_sets
 from cotune.rewards.functions import RewardFunctions
 from cotune.rewards.reward_options import RewardConfig
@@ -247,6 +248,26 @@ def test_an_unfinished_run_and_changed_data_are_told(tmp_path: Path, evaluate: E
     (result,) = evaluate(config, "--limit", 1)["sets"]
     assert result["notices"][0].startswith("The run is not finished")
     assert "not those that the run was trained on" in result["notices"][1]
+
+
+def test_a_best_policy_that_is_replaced_meanwhile_is_not_scored_under_its_instruction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = finished(tmp_path / "run", GEO, BETTER)
+    chosen = tmp_path / "run" / "best" / "best.json"
+    load = evaluating.run_policy
+
+    def replaced(*arguments: Any, **how: Any) -> Any:
+        found = load(*arguments, **how)
+        chosen.write_text(json.dumps({**json.loads(chosen.read_text()), "step": 7}))
+        return found
+
+    monkeypatch.setattr(evaluating, "run_policy", replaced)
+    monkeypatch.setattr("sys.argv", ["cotune", "evaluate", str(config.output), "--limit", "1"])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+    assert "its best policy was replaced while it was loaded" in capsys.readouterr().err
 
 
 REFUSED: dict[str, tuple[Sequence[str], str]] = {

@@ -181,6 +181,10 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
             continue
         best = run.best_path if trained else None
         policy = run_policy(config, environment, best=best, temperature=options.temperature)
+        if trained and read_best(run.best_path) != kept:
+            raise ConfigError(
+                f"{run.path}: its best policy was replaced while it was loaded; run the command again"
+            )
         for questions, metrics, found in zip(sets, wanted, figures, strict=True):
             k = options.samples_of(len(questions.tasks))
             found |= _of_columns(policy, questions, mine, metrics, k)
