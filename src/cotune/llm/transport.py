@@ -1,7 +1,7 @@
 """One chat completion over HTTP: a dialogue in, an outcome out; failures are not exceptions.
 
 Failures are values here because the exceptions of an HTTP stack may carry the request, and with it
-the API key. The key is removed from all text received before anything else reads it.
+the API key. The key is removed from errors, and from replies unless it is too short to be a secret.
 """
 
 import json

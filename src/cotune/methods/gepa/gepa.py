@@ -148,8 +148,7 @@ class Gepa(StaticStrategy):
             description=self._description,
             last=True,
         )
-        stays = "the initial instruction stays"
-        if scores_are_lost(found.lost, found.evaluations, record, stays):
+        if scores_are_lost(found.lost, found.evaluations, record, "the initial instruction stays"):
             self._found = Candidates((self._initial,), found.scores[:1], found.evaluations)
         _record_best(self._found, record)
         return {

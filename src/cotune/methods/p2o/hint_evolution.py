@@ -401,8 +401,7 @@ class HintEvolution:
         )
         reflector = result.reflector
         reflector.end_phase(self._health, "hint")
-        stays = "the earlier hints stay"
-        if scores_are_lost(result.lost, result.evaluations, record, stays):
+        if scores_are_lost(result.lost, result.evaluations, record, "the earlier hints stay"):
             return before
         unheard = bool(reflector.spent) or (reflector.asked > 0 and not reflector.proposed)
         return before if unheard and not result.accepted else result.pool
