@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -28,6 +27,7 @@ from gpu_fit import Fitted, learn, recipe
 
 from cotune.run.json_files import write_atomic
 from cotune.types import Limits
+from cotune.utils.packages import installed
 
 TINY = Load(
     steps=2,
@@ -47,7 +47,7 @@ def machine(device: str) -> str:
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         name = f"{properties.name} ({properties.total_memory / 2**30:.0f} GiB), CUDA {torch.version.cuda}"
-    found = [f"{p} {version(p)}" for p in PACKAGES if importlib.util.find_spec(p) is not None]
+    found = [f"{p} {version}" for p in PACKAGES if (version := installed(p))]
     return f"{name}; {os.cpu_count()} CPU cores; Python {platform.python_version()}, {', '.join(found)}"
 
 

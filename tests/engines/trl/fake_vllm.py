@@ -62,6 +62,8 @@ class Engine:
         fails_at: the call that fails, counted from 0.
         runs_on: tokens it writes past the end of a turn, as steps of several tokens do.
         refuses_weights: whether sending them fails.
+        refuses_to_start: whether constructing it fails.
+        dtype: what it was asked to compute in.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -76,6 +78,8 @@ class Engine:
     fails_at: int = -1
     runs_on: int = 0
     refuses_weights: bool = False
+    refuses_to_start: bool = False
+    dtype: str = ""
     asleep: bool = False
 
     def __post_init__(self) -> None:
@@ -166,7 +170,11 @@ class LLM:
     engine: Engine
 
     def __init__(self, model: str, **options: Any) -> None:
+        if self.engine.refuses_to_start:
+            raise ValueError("No available memory\nfor the cache blocks.")
         self.engine.logprobs_mode = options.get("logprobs_mode", "raw_logprobs")
+        torch.manual_seed(options["seed"])  # as vLLM does to the whole process
+        self.engine.dtype = options.get("dtype", "auto")
         if options["max_model_len"] is not None:
             self.engine.max_model_len = options["max_model_len"]
         worker = SimpleNamespace(model_runner=SimpleNamespace(model=self))
@@ -298,6 +306,6 @@ def install(
     for name, fake in fakes.items():
         put(vllm_generation, name, fake, **extra)
     put(checks, "is_vllm_available", fakes["is_vllm_available"])
-    found = preflight.installed
-    put(preflight, "installed", lambda name: "0.0" if name == "vllm" else found(name))
+    found = preflight.find_spec
+    put(preflight, "find_spec", lambda name: True if name == "vllm" else found(name))
     return engine

@@ -57,6 +57,7 @@ def test_both_modes_pass(tmp_path: Path, mode: str) -> None:
             {"vllm_tensor_parallel_size": 2},
             "vllm_tensor_parallel_size is 2; expected a divisor of the 1 processes that train",
         ),
+        ({"vllm_gpu_memory_utilization": 1.5}, "vllm_gpu_memory_utilization is 1.5; expected"),
         ({"vllm_structured_outputs_regex": "a+"}, "vllm_structured_outputs_regex is 'a+'"),
         ({"generation_kwargs": {"seed": 3}}, "generation_kwargs is {'seed': 3}"),
         ({"top_p": 0.9}, "top_p is 0.9"),
@@ -96,3 +97,22 @@ def test_a_run_file_asks_for_vllm_by_engine_args(tmp_path: Path) -> None:
         args = grpo_config(run, tmp_path)
     assert {name: getattr(args, name) for name in ASKED} == ASKED
     check_args(args)
+
+
+def test_vllm_reserves_memory_for_the_longest_episode(tmp_path: Path) -> None:
+    """Its own default is the policy's whole context, for which a GPU may have no memory."""
+    limits = {"prompt_tokens": 96, "trajectory_tokens": 64}
+
+    def args_of(**given: Any) -> Any:
+        asked = {"limits": limits, "training": {"engine_args": {"use_vllm": True, **given}}}
+        with mock.patch.dict(os.environ, {"WORLD_SIZE": "1"}):
+            return grpo_config(parse_config(tiny(tmp_path, asked), "test"), tmp_path)
+
+    assert args_of().vllm_max_model_length == 160
+    assert args_of(vllm_max_model_length=200).vllm_max_model_length == 200
+    with pytest.raises(ConfigError) as error:
+        args_of(vllm_max_model_length=159)
+    assert str(error.value) == (
+        "training.engine_args.vllm_max_model_length is 159, but limits.prompt_tokens + "
+        "limits.trajectory_tokens is 160; remove it, which reserves that many, or lower a limit"
+    )

@@ -16,6 +16,7 @@ from cotune.engines.trl.batches import (
 )
 from cotune.engines.trl.shared_prompts import score_completions
 from cotune.engines.trl.teacher import Teacher, completion_logits
+from cotune.engines.trl.vllm_start import seed_vllm, starting_vllm
 from cotune.methods.context_distillation import (
     RatioStatistics,
     batch_weights,
@@ -70,9 +71,11 @@ class JointTrainer(GRPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         token = _IN_THE_MAKING.set(self)
         try:
-            super().__init__(*args, **kwargs)
+            with starting_vllm(self):
+                super().__init__(*args, **kwargs)
         finally:
             _IN_THE_MAKING.reset(token)
+        seed_vllm(self)
         compute_as_base(self.model)
         if self.joint is not None:
             self.joint.bind(self)

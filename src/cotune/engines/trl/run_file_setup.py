@@ -139,12 +139,27 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
         # TRL would load the reference policy in float32, spread over all GPUs.
         dtype = weights_dtype(config.policy, training.precision)
         values["model_init_kwargs"] = {"dtype": dtype, "device_map": None}
+    if training.engine_args.get("use_vllm"):
+        values["vllm_max_model_length"] = _episode_tokens(config)
     try:
         args = GRPOConfig(**(values | training.engine_args))
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise ConfigError(f"training.engine_args: {' '.join(str(error).split())}") from error
     check_named_parts(args)
     return held_to_one_gpu(args) if training.single_gpu else args
+
+
+def _episode_tokens(config: RunConfig) -> int:
+    """Return the tokens of the longest episode, for which vLLM reserves memory."""
+    limits = config.limits
+    longest = limits.prompt_tokens + limits.trajectory_tokens
+    given = config.training.engine_args.get("vllm_max_model_length")
+    if given is not None and given < longest:
+        raise ConfigError(
+            f"training.engine_args.vllm_max_model_length is {given}, but limits.prompt_tokens + "
+            f"limits.trajectory_tokens is {longest}; remove it, which reserves that many, or lower a limit"
+        )
+    return longest
 
 
 def _loss(loss: str, training: TrainingConfig) -> dict[str, Any]:
