@@ -108,10 +108,12 @@ def _sizes(config: RunConfig, questions: str | None) -> Mapping[str, int]:
 
 
 def _at_once(config: RunConfig, planned: Plan) -> RunConfig:
-    """Return the run file with `rows_per_call` lowered if no purpose has as many rollouts."""
-    most = max(1, *planned.rollouts.values())
-    rows = min(config.training.rows_per_call, most)
-    training = config.training.model_copy(update={"rows_per_call": rows})
+    """Return the run file with `rows_per_call` lowered if rollouts never come in as large a batch."""
+    training, most = config.training, dict(planned.rollouts)
+    if "train" in most:
+        most["train"] = min(most["train"], training.questions_per_step * training.group_size)
+    rows = min(training.rows_per_call, max(1, *most.values()))
+    training = training.model_copy(update={"rows_per_call": rows})
     return config.model_copy(update={"training": training})
 
 
