@@ -254,6 +254,33 @@ def test_a_gpu_that_is_not_known_or_too_small() -> None:
     assert "notice: one rtx4090 of 24 GB does not hold the 37.7 GiB above" in out.getvalue()
 
 
+def test_the_readmes_own_run_file_fits_and_takes_as_long_as_it_says(tmp_path: Path) -> None:
+    readme = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+    before, _, said = readme.partition(
+        "`cotune plan run.yaml --gpu rtx4090` projects that this fits"
+    )
+    file = tmp_path / "run.yaml"
+    file.write_text(before.rpartition("```yaml\n")[2].partition("```")[0], encoding="utf-8")
+
+    def planned(*fields: str) -> list[str]:
+        out = io.StringIO()
+        plan(file, Console(file=out, width=120), fields, 1, "1000,100,200", "rtx4090")
+        lines = out.getvalue().splitlines()
+        memory, hours = (
+            [cell.strip() for cell in line.split("│")]
+            for line in lines
+            if line.startswith("in all")
+        )
+        assert not memory[1] or float(memory[1].removesuffix(" GiB")) < 22
+        return hours
+
+    vllm = "use_vllm: true, vllm_gpu_memory_utilization: 0.5"
+    hours, with_vllm = planned(), planned(f"training.engine_args={{{vllm}}}")
+    sentence = " ".join(said.partition(". ")[0].split())
+    assert f"takes {hours[2]} hours" in sentence
+    assert f"or {with_vllm[2]} with" in sentence
+
+
 def test_where_runs_train_and_sample() -> None:
     verl = "inspo-qwen2.5-7b-verl"
     assert layout(read(verl)) == Layout(8, 0.6, 1)

@@ -35,7 +35,7 @@ SHAPE = Shape(
     dtype="bfloat16",
 )
 GPU = Gpu(flops=1e6, bandwidth=1e5, memory=1e5)
-FULL = Efficiency(compute=1.0, decoding=1.0, launch=0.0)
+FULL = Efficiency(compute=1.0, decoding=1.0, launch=0.0, schedule=0.0)
 CACHED = 2 * 2 * 2 * 5  # bytes of a token: keys and values of 5, in 2 layers, in bfloat16
 
 
@@ -83,12 +83,16 @@ def test_a_decoding_step() -> None:
     assert decode_seconds(SHAPE, GPU, FULL, one, 2, 10) == pytest.approx(read / 1e5)
     # Bound by FLOPs with many rows: 100 × (2 × 2,200 + 4 × 2 × 20 × 10).
     assert decode_seconds(SHAPE, GPU, FULL, one, 100, 10) == pytest.approx(100 * 6000 / 1e6)
-    half = Efficiency(1.0, 0.5, 0.2)
+    half = Efficiency(1.0, 0.5, 0.2, schedule=0.0)
     assert decode_seconds(SHAPE, GPU, half, one, 2, 10) == pytest.approx(2 * read / 1e5)
     two = Layout(2, 0.5, split=2)
     assert decode_seconds(SHAPE, GPU, FULL, two, 2, 10) == pytest.approx(read / 2 / 1e5)
     # In the trainer's own process at least the launches of 2 layers.
     assert decode_seconds(SHAPE, GPU, half, Layout(1), 2, 10) == pytest.approx(0.4)
+    assert decode_seconds(SHAPE, GPU, half, Layout(1), 2, 10, lora=True) == pytest.approx(1.0)
+    # vLLM schedules once a step, whatever the layers.
+    slow = Efficiency(1.0, 0.5, 0.2, schedule=3.0)
+    assert decode_seconds(SHAPE, GPU, slow, one, 2, 10) == 3.0
 
 
 def test_rows_at_once(tmp_path: Path) -> None:
@@ -102,7 +106,7 @@ def test_rows_at_once(tmp_path: Path) -> None:
 
 def test_a_batch_and_a_run(tmp_path: Path) -> None:
     given = config(tmp_path, training={"rows_per_call": 4})
-    use, layout = Efficiency(0.5, 1.0, 0.05), Layout(2)
+    use, layout = Efficiency(0.5, 1.0, 0.05, schedule=0.0), Layout(2)
     # 12 rollouts on 2 GPUs: 2 calls each, of 2 turns of 4 tokens at 0.1 s, bound by launches; and 6 prompts
     # and observations of 8 + 12 - 8 tokens.
     prompts = 6 * forward_flops(SHAPE, 12) / 0.5e6

@@ -6,9 +6,9 @@
     a decoding step  the weights and the caches of the rows read once, or the rows' FLOPs if these take longer
     a prompt         a forward pass over the prompt and the observations
 
-Each is divided by a utilisation, once by a low and once by a high one. A trainer that samples in
-its own process takes at least the time to launch its kernels. Not counted: rewards, searches, the LLM,
-exchanging weights and gradients, checkpoints.
+Each is divided by a utilisation, once by a low and once by a high one. A decoding step takes at least
+the time that the CPU needs for it: to launch the kernels in the trainer's own process, or to schedule the
+rows in vLLM. Not counted: rewards, searches, the LLM, exchanging weights and gradients, checkpoints.
 """
 
 import math
@@ -51,20 +51,26 @@ class Efficiency:
         compute: share of the peak FLOP/s in updates and prompts.
         decoding: share of the bandwidth, or of the peak FLOP/s, in decoding.
         launch: seconds to launch the kernels of a layer of a decoding step in the trainer's process.
+        schedule: seconds that vLLM needs between two decoding steps.
     """
 
     compute: float
     decoding: float
     launch: float
+    schedule: float
 
 
 # Llama 3's training reached 38 to 43 % of the FLOP/s (arXiv 2407.21783); small micro-batches of uneven
 # rows reach less. A compiled Llama-7B decodes one row at 69 % of the bandwidth (github.com/pytorch-labs/
 # gpt-fast); a server schedules many rows of changing length. An eager one took 1/25.5 s for a token of 32
 # layers, bound by launches (pytorch.org/blog/accelerating-generative-ai-2); faster CPUs take less. The
-# lower ends, and 60 % of the bandwidth, are ours.
-SLOW = Efficiency(0.2, 0.3, 1.2e-3)
-FAST = Efficiency(0.4, 0.6, 0.6e-3)
+# lower ends, and 60 % of the bandwidth, are ours. Measured on an H200 (docs/results/benchmarks.md): vLLM took
+# 10.6 ms for a step of 128 rows of 0.5B, whose weights and caches it could read in 0.4 ms; launches took
+# 1.1 ms a layer, and 2.7 ms with adapters.
+SLOW = Efficiency(0.2, 0.3, 1.2e-3, 10e-3)
+FAST = Efficiency(0.4, 0.6, 0.6e-3, 5e-3)
+LORA_LAUNCHES = 2.5
+"""Launches of a layer with adapters, by those of one without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,13 @@ def update_passes(config: RunConfig, layout: Layout) -> int:
 
 
 def decode_seconds(
-    shape: Shape, gpu: Gpu, use: Efficiency, layout: Layout, rows: float, context: float
+    shape: Shape,
+    gpu: Gpu,
+    use: Efficiency,
+    layout: Layout,
+    rows: float,
+    context: float,
+    lora: bool = False,
 ) -> float:
     """Return the seconds of a decoding step: a token for each row, after a given number of tokens."""
     cached = 2 * HALF * shape.layers * shape.key_width  # bytes of a token's keys and values
@@ -117,7 +129,8 @@ def decode_seconds(
     attended = 4 * shape.layers * shape.query_width * context
     flops = rows * (2 * weights_used(shape) + attended) / layout.split
     busy = max(read / gpu.bandwidth, flops / gpu.flops) / use.decoding
-    return busy if layout.share is not None else max(busy, shape.layers * use.launch)
+    launches = shape.layers * use.launch * (LORA_LAUNCHES if lora else 1)
+    return max(busy, launches if layout.share is None else use.schedule)
 
 
 def rows_at_once(config: RunConfig, shape: Shape, gpu: Gpu, layout: Layout, limits: Limits) -> int:
@@ -149,7 +162,8 @@ def batch_seconds(
     written = min(limits.turns * limits.turn_tokens, limits.trajectory_tokens)
     whole = limits.prompt_tokens + limits.trajectory_tokens
     context = limits.prompt_tokens + limits.trajectory_tokens / 2
-    step = decode_seconds(shape, gpu, use, layout, rows, context)
+    lora = config.policy.lora is not None
+    step = decode_seconds(shape, gpu, use, layout, rows, context, lora)
     prompt = forward_flops(shape, whole - written) / layout.split / (gpu.flops * use.compute)
     return math.ceil(own / rows) * written * step + own * prompt
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cotune.cli.plan.plan import show_memory
+from cotune.cli.plan.plan import plan, show_memory
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.memory import Memory, cpu_memory, find_config, memory_of, read_shape
 from cotune.policy.options import LoraOptions
 from cotune.policy.policy_files import policy_path
 from cotune.policy.update_rounding import rounding_notice
-from tests.run_files import tiny
+from tests.run_files import tiny, write
 
 # config.json of Qwen/Qwen2.5-3B-Instruct and Qwen/Qwen3-0.6B, as far as it is read.
 QWEN2_3B: dict[str, Any] = {
@@ -272,6 +272,29 @@ def test_the_table(tmp_path: Path) -> None:
     assert rows["gradients"].count("11.5 GiB") == 1
     assert "each holds 11.5 GiB more (DDP)" in text
     assert "notice" not in text
+
+
+@pytest.mark.parametrize(("test_questions", "rows"), [(3, 24), (40, 40), (500, 64)])
+def test_rows_at_once_are_a_steps_or_an_evaluations(
+    tmp_path: Path, test_questions: int, rows: int
+) -> None:
+    config = at(
+        tmp_path,
+        QWEN2_3B,
+        strategy={"kind": "static"},
+        training={
+            "steps": 100,
+            "questions_per_step": 6,
+            "group_size": 4,
+            "mini_batches": 1,
+            "rows_per_call": 64,
+        },
+        evaluation={"every": 0, "before": False},
+    )
+    out = io.StringIO()
+    file = write(tmp_path / "run.yaml", config.model_dump(mode="json"))
+    plan(file, Console(file=out, width=120), questions=f"9,3,{test_questions}", gpu="h100")
+    assert f"KV cache, {rows} rows of" in out.getvalue()
 
 
 def test_what_has_no_bytes_has_no_row_and_vllm_no_sum(tmp_path: Path) -> None:

@@ -31,8 +31,8 @@ class VLLMSampler:
 
     Weights are sent at the start of a rollout call if the trainer has stepped since the last call.
 
-    vLLM draws with its own random state instead of cotune's uniforms: a resumed run continues with
-    the same distribution, but not the same tokens as an uninterrupted one. No seed is sent: TRL
+    vLLM draws with the process's random state (or its server's) instead of cotune's uniforms: a resumed
+    run continues with the same distribution, but not always the same tokens. No seed is sent: TRL
     gives all rows of a call one set of sampling parameters, and with one seed a group's rows would
     be identical.
 
