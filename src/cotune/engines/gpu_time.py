@@ -51,7 +51,7 @@ class Efficiency:
         compute: share of the peak FLOP/s in updates and prompts.
         decoding: share of the bandwidth, or of the peak FLOP/s, in decoding.
         launch: seconds to launch the kernels of a layer of a decoding step in the trainer's process.
-        schedule: seconds that vLLM needs between two decoding steps.
+        schedule: the least seconds of a decoding step of vLLM, which its scheduling takes.
     """
 
     compute: float
@@ -64,13 +64,13 @@ class Efficiency:
 # rows reach less. A compiled Llama-7B decodes one row at 69 % of the bandwidth (github.com/pytorch-labs/
 # gpt-fast); a server schedules many rows of changing length. An eager one took 1/25.5 s for a token of 32
 # layers, bound by launches (pytorch.org/blog/accelerating-generative-ai-2); faster CPUs take less. The
-# lower ends, and 60 % of the bandwidth, are ours. Measured on an H200 (docs/results/benchmarks.md): vLLM took
-# 10.6 ms for a step of 128 rows of 0.5B, whose weights and caches it could read in 0.4 ms; launches took
+# lower ends, and 60 % of the bandwidth, are ours. Measured on a shared H200 (docs/results/benchmarks.md): vLLM
+# took 10.6 ms for a step of 128 rows of 0.5B, whose weights and caches it could read in 0.4 ms; launches took
 # 1.1 ms a layer, and 2.7 ms with adapters.
-SLOW = Efficiency(0.2, 0.3, 1.2e-3, 10e-3)
+SLOW = Efficiency(0.2, 0.3, 1.2e-3, 11e-3)
 FAST = Efficiency(0.4, 0.6, 0.6e-3, 5e-3)
 LORA_LAUNCHES = 2.5
-"""Launches of a layer with adapters, by those of one without."""
+"""How many times as long the launches of a layer take with adapters."""
 
 
 @dataclass(frozen=True, slots=True)

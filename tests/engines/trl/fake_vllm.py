@@ -83,7 +83,7 @@ class Engine:
     asleep: bool = False
 
     def __post_init__(self) -> None:
-        self.draws = torch.Generator().manual_seed(0)
+        self.draws = torch.default_generator  # vLLM's, too, is the process's
 
     def load(self, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
         if self.refuses_weights:

@@ -57,7 +57,6 @@ def test_both_modes_pass(tmp_path: Path, mode: str) -> None:
             {"vllm_tensor_parallel_size": 2},
             "vllm_tensor_parallel_size is 2; expected a divisor of the 1 processes that train",
         ),
-        ({"vllm_gpu_memory_utilization": 1.5}, "vllm_gpu_memory_utilization is 1.5; expected"),
         ({"vllm_structured_outputs_regex": "a+"}, "vllm_structured_outputs_regex is 'a+'"),
         ({"generation_kwargs": {"seed": 3}}, "generation_kwargs is {'seed': 3}"),
         ({"top_p": 0.9}, "top_p is 0.9"),
@@ -109,7 +108,9 @@ def test_vllm_reserves_memory_for_the_longest_episode(tmp_path: Path) -> None:
             return grpo_config(parse_config(tiny(tmp_path, asked), "test"), tmp_path)
 
     assert args_of().vllm_max_model_length == 160
-    assert args_of(vllm_max_model_length=200).vllm_max_model_length == 200
+    for allowed in (200, -1, None):  # -1: vLLM chooses
+        assert args_of(vllm_max_model_length=allowed).vllm_max_model_length == allowed
+    assert args_of(vllm_max_model_length=9, vllm_mode="server").vllm_max_model_length == 9
     with pytest.raises(ConfigError) as error:
         args_of(vllm_max_model_length=159)
     assert str(error.value) == (

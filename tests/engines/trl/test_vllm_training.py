@@ -4,17 +4,22 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import requests
 import torch
+import trl.generation.vllm_generation as vllm_generation
+from trl import GRPOTrainer
 
 from cotune.config.run_file import parse_config
 from cotune.engines.preflight import Preflight
 from cotune.engines.trl.grpo import TRLBest, train
 from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.engines.trl.run_file_setup import prepare
-from cotune.errors import ConfigError
+from cotune.engines.trl.vllm_start import computed_in, seed_vllm
+from cotune.errors import ConfigError, EngineError
 from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run
 from cotune.policy.local_policy import load
 from cotune.policy.policy_files import policy_path
@@ -62,7 +67,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])
 def test_a_training_through_vllm(mode: str, tmp_path: Path, engine: Engine) -> None:
-    run = vllm_run(tmp_path, mode, temperature=0.7, max_steps=3)
+    run = vllm_run(tmp_path, mode, seed=5, temperature=0.7, max_steps=3)
     run.trainer.train()
     everyone = [t for batch in run.trajectories for t in batch]
     assert len({t.completion_ids for t in everyone[:3]}) > 1  # group-mates draw differently
@@ -307,3 +312,79 @@ def test_a_run_file_is_trained_evolved_and_evaluated_through_vllm(
     greedy = result.figures["best"][0]
     assert (greedy.mean, greedy.by_stratum) == (outcome.after.em, outcome.after.by_stratum)
     assert 0 < outcome.after.n == greedy.n
+
+
+def test_vllm_computes_in_the_trainers_type(tmp_path: Path, engine: Engine) -> None:
+    """By default vLLM would sample a float32 policy in half precision."""
+    started = vllm_generation.LLM  # type: ignore[attr-defined]
+    vllm_run(tmp_path, trainer_class=JointTrainer)
+    assert engine.dtype == "float32"
+    assert vllm_generation.LLM is started  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("mixed", "expected"),
+    [("no", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)],
+)
+def test_the_trainers_type_is_its_autocasts_or_its_weights(
+    mixed: str, expected: torch.dtype
+) -> None:
+    accelerator = SimpleNamespace(mixed_precision=mixed)
+    model = SimpleNamespace(dtype=torch.float32)
+    trainer = SimpleNamespace(accelerator=accelerator, model=model)
+    assert computed_in(cast(Any, trainer)) == expected
+
+
+@pytest.mark.parametrize("trainer_class", [GRPOTrainer, JointTrainer])
+def test_vllm_draws_with_the_runs_seed(
+    tmp_path: Path, engine: Engine, trainer_class: type[GRPOTrainer]
+) -> None:
+    """TRL seeds the vLLM of every run alike."""
+
+    def drawn(folder: str, seed: int) -> list[tuple[int, ...]]:
+        run = vllm_run(tmp_path / folder, seed=seed, trainer_class=trainer_class, max_steps=1)
+        run.trainer.train()
+        return [t.completion_ids for batch in run.trajectories for t in batch]
+
+    first = drawn("first", 3)
+    assert drawn("again", 3) == first
+    assert drawn("other", 4) != first
+
+
+def test_processes_that_share_an_engine_have_one_seed() -> None:
+    def seed_of(process: int, mode: str = "colocate") -> int:
+        trainer = SimpleNamespace(
+            use_vllm=True,
+            vllm_mode=mode,
+            accelerator=SimpleNamespace(process_index=process),
+            args=SimpleNamespace(vllm_tensor_parallel_size=2),
+        )
+        torch.manual_seed(1)
+        seed_vllm(cast(Any, trainer), 10)
+        return torch.initial_seed()
+
+    assert [seed_of(process) for process in range(4)] == [10, 10, 11, 11]
+    assert seed_of(0, "server") == 1
+
+
+def test_vllm_that_does_not_start_says_why_in_a_line(tmp_path: Path, engine: Engine) -> None:
+    started = vllm_generation.LLM  # type: ignore[attr-defined]
+    engine.refuses_to_start = True
+    with pytest.raises(EngineError) as error:
+        vllm_run(tmp_path, trainer_class=JointTrainer)
+    assert str(error.value) == (
+        "vLLM did not start: ValueError: No available memory for the cache blocks. (its settings are "
+        "vllm_… in training.engine_args or GRPOConfig)"
+    )
+    assert vllm_generation.LLM is started  # type: ignore[attr-defined]
+
+
+def test_a_server_that_does_not_answer_is_named_in_a_line(
+    tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(**options: Any) -> None:
+        raise requests.ConnectionError("The vLLM server can't be reached\nat http://localhost:1")
+
+    monkeypatch.setattr(vllm_generation, "VLLMClient", unreachable)
+    with pytest.raises(EngineError, match=r"can't be reached at http://localhost:1 \(its settings"):
+        vllm_run(tmp_path, "server", trainer_class=JointTrainer)

@@ -95,11 +95,6 @@ def _vllm_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
             f"GRPOConfig.vllm_mode is {args.vllm_mode!r}; expected 'colocate' or 'server'",
         ),
         (
-            not 0 < args.vllm_gpu_memory_utilization <= 1,
-            f"GRPOConfig.vllm_gpu_memory_utilization is {args.vllm_gpu_memory_utilization}; expected "
-            "vLLM's share of the GPU's memory, above 0 and at most 1",
-        ),
-        (
             shared < 1 or args.world_size % shared != 0,
             f"GRPOConfig.vllm_tensor_parallel_size is {shared}; expected a divisor of the "
             f"{args.world_size} processes that train",

@@ -16,7 +16,7 @@ from cotune.engines.trl.batches import (
 )
 from cotune.engines.trl.shared_prompts import score_completions
 from cotune.engines.trl.teacher import Teacher, completion_logits
-from cotune.engines.trl.vllm_start import seed_vllm, starting_vllm
+from cotune.engines.trl.vllm_start import starting_vllm
 from cotune.methods.context_distillation import (
     RatioStatistics,
     batch_weights,
@@ -75,7 +75,6 @@ class JointTrainer(GRPOTrainer):
                 super().__init__(*args, **kwargs)
         finally:
             _IN_THE_MAKING.reset(token)
-        seed_vllm(self)
         compute_as_base(self.model)
         if self.joint is not None:
             self.joint.bind(self)

@@ -140,7 +140,7 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
         dtype = weights_dtype(config.policy, training.precision)
         values["model_init_kwargs"] = {"dtype": dtype, "device_map": None}
     if training.engine_args.get("use_vllm"):
-        values["vllm_max_model_length"] = _episode_tokens(config)
+        values["vllm_max_model_length"] = _vllm_context(config)
     try:
         args = GRPOConfig(**(values | training.engine_args))
     except (KeyError, OSError, TypeError, ValueError) as error:
@@ -149,12 +149,13 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
     return held_to_one_gpu(args) if training.single_gpu else args
 
 
-def _episode_tokens(config: RunConfig) -> int:
-    """Return the tokens of the longest episode, for which vLLM reserves memory."""
-    limits = config.limits
+def _vllm_context(config: RunConfig) -> int:
+    """Return the tokens of the longest episode: vLLM then reserves memory for no longer context."""
+    limits, args = config.limits, config.training.engine_args
     longest = limits.prompt_tokens + limits.trajectory_tokens
-    given = config.training.engine_args.get("vllm_max_model_length")
-    if given is not None and given < longest:
+    given = args.get("vllm_max_model_length")
+    here = args.get("vllm_mode", "colocate") == "colocate"  # a server has its own
+    if here and isinstance(given, int) and 0 <= given < longest:
         raise ConfigError(
             f"training.engine_args.vllm_max_model_length is {given}, but limits.prompt_tokens + "
             f"limits.trajectory_tokens is {longest}; remove it, which reserves that many, or lower a limit"

@@ -48,6 +48,7 @@ from cotune.engines.trl.sharding import check_spread, spread, whole_weights
 from cotune.engines.trl.trackers import TrackerCallback
 from cotune.engines.trl.trl_run import CheckpointCallback, TRLRun
 from cotune.engines.trl.vllm_sampler import VLLMSampler, engine_context, sampling_logprobs
+from cotune.engines.trl.vllm_start import seed_vllm
 from cotune.engines.undamaged import chosen_by_trainer
 from cotune.errors import ConfigError
 from cotune.methods.context_distillation import reweighs
@@ -176,6 +177,10 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
         if several and self.coordinator.comm.size == 1:
             self.coordinator.comm = TorchComm()
         self._trainer = trainer
+        if (
+            trainer.state.global_step == 0
+        ):  # else the trainer has restored a checkpoint's random state
+            seed_vllm(trainer, self.parts.seed)
         if isinstance(trainer, JointTrainer):
             trainer.follow(self)
         self.coordinator.settings = replace(

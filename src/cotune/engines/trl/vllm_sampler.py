@@ -56,7 +56,9 @@ class VLLMSampler:
         generation = self._trainer.vllm_generation
         shared = generation.mode == "server" or generation.tensor_parallel_size > 1
         comm = self._comm if shared else SingleProcess()
-        return VLLMSession(generation, self._codec, sampling, comm, self._context_tokens)
+        # An engine in this process ends rows at its context; a server rejects the call.
+        context = self._context_tokens if generation.mode == "server" else None
+        return VLLMSession(generation, self._codec, sampling, comm, context)
 
     def _send_weights(self) -> None:
         """Send weights as the trainer does before its rollouts; final evaluations need this."""
@@ -81,8 +83,8 @@ class VLLMSession:
 
     All rows of a call have one limit, since TRL passes one set of parameters: the largest that a
     row requests. Rows with a smaller limit are truncated, which gives the same distribution because
-    the start of a sample does not depend on its limit. Rows that would not fit into the context
-    with the call's limit wait for another call, because a server would reject them.
+    the start of a sample does not depend on its limit. Rows that would not fit into a server's context
+    with the call's limit wait for another call, because the server would reject them.
 
     Ranks with fewer rows than another send only `eos` for the rest, and discard the result.
     """

@@ -1,71 +1,76 @@
 """Start the vLLM that a trainer samples with: in the trainer's type and with the run's seed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 import trl.generation.vllm_generation as vllm_generation
 from transformers import set_seed
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from cotune.errors import EngineError
 from cotune.utils.progress import begin
+from cotune.utils.text import one_line
+
+_LONGEST = 400  # of what vLLM says
 
 
 @contextmanager
 def starting_vllm(trainer: GRPOTrainer) -> Iterator[None]:
-    """Set the type of the vLLM that the trainer starts in this process while it is constructed.
+    """Give the vLLM that the trainer starts in this process the trainer's type, while it is constructed.
 
-    TRL has no argument for it, and vLLM samples a policy in float32 in half precision.
+    TRL has no argument for the type, and by default vLLM samples a float32 policy in half precision.
 
     Raises:
         EngineError: vLLM did not start, or its server does not answer.
     """
-    engine = getattr(vllm_generation, "LLM", None)  # absent if vLLM is not installed
+    replaced = {
+        name: getattr(vllm_generation, name)
+        for name in ("LLM", "VLLMClient")
+        if hasattr(vllm_generation, name)  # without vLLM there is no LLM
+    }
+    if engine := replaced.get("LLM"):
 
-    def start(**options: Any) -> Any:
-        assert engine is not None
-        begin("starting vLLM")
-        dtype = str(computed_in(cast(GRPOConfig, trainer.args), trainer.model)).removeprefix(
-            "torch."
-        )
-        try:
-            return engine(**options, dtype=dtype)
-        except Exception as error:
-            raise EngineError(
-                f"vLLM did not start: {_in_a_line(error)}; its settings are GRPOConfig's vllm_… "
-                "(training.engine_args)"
-            ) from error
+        def start(**options: Any) -> Any:
+            begin("starting vLLM")
+            dtype = str(computed_in(trainer)).removeprefix("torch.")
+            return _started(engine, options | {"dtype": dtype})
 
-    if engine is not None:
         vllm_generation.LLM = start
+    client = replaced["VLLMClient"]
+    vllm_generation.VLLMClient = lambda **options: _started(client, options)
     try:
         yield
-    except ConnectionError as error:
-        raise EngineError(_in_a_line(error)) from error
     finally:
-        if engine is not None:
-            vllm_generation.LLM = engine
+        for name, original in replaced.items():
+            setattr(vllm_generation, name, original)
 
 
-def computed_in(args: GRPOConfig, model: Any) -> torch.dtype:
-    """Return the type that the trainer computes the policy's probabilities in."""
-    if args.bf16:
-        return torch.bfloat16
-    return torch.float16 if args.fp16 else model.dtype
+def _started(make: Callable[..., Any], options: dict[str, Any]) -> Any:
+    try:
+        return make(**options)
+    except Exception as error:
+        said = one_line(f"{type(error).__name__}: {error}")
+        said = said if len(said) <= _LONGEST else f"{said[: _LONGEST - 1]}…"
+        raise EngineError(
+            f"vLLM did not start: {said} (its settings are vllm_… in training.engine_args or GRPOConfig)"
+        ) from error
 
 
-def seed_vllm(trainer: GRPOTrainer) -> None:
-    """Seed the draws of the vLLM in this process with the trainer's seed.
+def computed_in(trainer: GRPOTrainer) -> torch.dtype:
+    """Return the type in which the trainer computes the policy's probabilities."""
+    mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    model: Any = trainer.model
+    return mixed.get(str(trainer.accelerator.mixed_precision), model.dtype)
 
-    vLLM draws from the process's random state. TRL starts it with the same seed in every run.
-    Processes that share an engine must draw alike.
+
+def seed_vllm(trainer: GRPOTrainer, seed: int) -> None:
+    """Seed the draws of the vLLM in this process with a run's seed.
+
+    vLLM draws from the process's random state, which TRL seeds alike in every run. Processes that
+    share an engine have the same seed.
     """
-    args = cast(GRPOConfig, trainer.args)
-    if args.use_vllm and args.vllm_mode == "colocate":
-        set_seed(args.seed + args.process_index // args.vllm_tensor_parallel_size)
-
-
-def _in_a_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    if trainer.use_vllm and trainer.vllm_mode == "colocate":
+        process = trainer.accelerator.process_index
+        set_seed(seed + process // trainer.args.vllm_tensor_parallel_size)
