@@ -177,9 +177,8 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
         if several and self.coordinator.comm.size == 1:
             self.coordinator.comm = TorchComm()
         self._trainer = trainer
-        if (
-            trainer.state.global_step == 0
-        ):  # else the trainer has restored a checkpoint's random state
+        # Later, the trainer has restored a checkpoint's random state.
+        if trainer.state.global_step == 0:
             seed_vllm(trainer, self.parts.seed)
         if isinstance(trainer, JointTrainer):
             trainer.follow(self)
