@@ -10,7 +10,6 @@ same code on a CPU, at a size whose figures mean nothing.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
@@ -55,15 +54,11 @@ def arms(policy: Path, samplers: list[str], load: Load, device: str) -> dict[str
     """Return the figures of each sampler, or how it failed."""
     found: dict[str, Figures | str] = {}
     for sampler in samplers:
-        if sampler == "vllm" and (device == "cpu" or not _installed("vllm")):
+        if sampler == "vllm" and (device == "cpu" or not installed("vllm")):
             continue
         print(f"{sampler} …", file=sys.stderr, flush=True)
         found[sampler] = _one(policy, sampler, load, device)
     return found
-
-
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
 
 
 def _one(policy: Path, sampler: str, load: Load, device: str) -> Figures | str:

@@ -11,7 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from cotune.errors import EngineError
 from cotune.utils.progress import begin
-from cotune.utils.text import one_line
+from cotune.utils.text import one_line, shorten_middle
 
 _LONGEST = 400  # of what vLLM says
 
@@ -51,8 +51,7 @@ def _started(make: Callable[..., Any], options: dict[str, Any]) -> Any:
     try:
         return make(**options)
     except Exception as error:
-        said = one_line(f"{type(error).__name__}: {error}")
-        said = said if len(said) <= _LONGEST else f"{said[: _LONGEST - 1]}…"
+        said = one_line(shorten_middle(f"{type(error).__name__}: {error}", _LONGEST))
         raise EngineError(
             f"vLLM did not start: {said} (its settings are vllm_… in training.engine_args or GRPOConfig)"
         ) from error
