@@ -8,6 +8,7 @@ Letters in shapes: B rows of a batch, G rollouts of a group, T tokens, P prompt 
 tokens, V entries of the vocabulary.
 """
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ class Task:
         stratum: the row of a result table that it belongs to ("2 hops"); "" without strata.
         solution: a reference solution, if the data has one. It is never shown; no hint may quote it.
         context: messages before the question, as (role, content): a system prompt, earlier turns.
+        chat: whether the data has the question as chat messages; reward functions then get messages.
         columns: all columns of the data's row, for reward functions. Saved states leave them out.
     """
 
@@ -37,7 +39,19 @@ class Task:
     stratum: str = ""
     solution: str = ""
     context: tuple[tuple[str, str], ...] = ()
+    chat: bool = False
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
+
+    def own_columns(self) -> dict[str, Any]:
+        """Return copies of the columns' values, for the user's code, which may change them."""
+        return {name: _copied(value) for name, value in self.columns.items()}
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001  # an open file, say
+        return value
 
 
 @dataclass(frozen=True, slots=True)

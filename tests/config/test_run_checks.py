@@ -85,6 +85,14 @@ def test_a_blank_instruction_that_stays_is_none(strategy: str) -> None:
     check_instruction(SingleTurnEnvironment({}, ""), "", strategy)
 
 
+def test_texts_without_the_comma_of_a_tuple_are_refused() -> None:
+    class Forgot(SingleTurnEnvironment):
+        stop = "</answer>"  # type: ignore[assignment]
+
+    with pytest.raises(ConfigError, match=r"Forgot.stop is the text '</answer>'; .*with a comma"):
+        check_instruction(Forgot({}, "Answer."), "Answer.")
+
+
 def test_an_instruction_with_the_tags() -> None:
     check_instruction(environment("Who?"), SEARCH_R1_INSTRUCTION)
 

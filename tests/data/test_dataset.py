@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 from datasets import Dataset, Features, Image, Json, Value
 from pydantic import ValidationError
@@ -318,6 +319,28 @@ def test_a_field_below_a_column(tmp_path: Path) -> None:
     assert "dataset.columns.answers: reward_model.ground_truth.target" in text
     text = error_of(tmp_path / "a.jsonl", columns={"answers": "reward_model.truth"})
     assert 'line 1: has no "reward_model.truth"' in text
+    path = jsonl(tmp_path / "b.jsonl", [*rows, {"question": "Why?", "reward_model": None}])
+    found = {t.question: t.answers for t in all_of(read(path, columns=column))}
+    assert (found["Why?"], found["Who?"]) == ((), ("A", "B"))
+
+
+def test_numbers_of_numpy_and_the_rows_of_a_transform() -> None:
+    rows = [{"id": np.int64(i), "question": f"q{i}", "answer": np.bool_(i % 2)} for i in range(2)]
+    found = tasks_from(rows)["train"]
+    assert [(t.id, t.answers) for t in found] == [("0", ("False",)), ("1", ("True",))]
+    data = datasets.Dataset.from_list([{"question": "2 + 2", "answer": "4"}])
+    asked = data.with_transform(
+        lambda rows: {**rows, "question": [f"Add {q}" for q in rows["question"]]}
+    )
+    assert [t.question for t in tasks_from(asked)["train"]] == ["Add 2 + 2"]
+
+
+def test_only_the_column_of_the_question_makes_it_chat() -> None:
+    chat = [{"role": "user", "content": "Who?"}]
+    (text,) = tasks_from([{"question": "Who?", "prompt": chat}])["train"]
+    assert not text.chat
+    (nested,) = tasks_from([{"x": {"prompt": chat}}], columns={"question": "x.prompt"})["train"]
+    assert nested.chat
 
 
 def test_answers_in_gsm8k_form(tmp_path: Path) -> None:

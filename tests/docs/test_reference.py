@@ -116,7 +116,7 @@ def test_every_section_has_an_anchor_of_its_own(configuration: str) -> None:
     assert "strategy-inspop2o" in anchors
 
 
-def test_pydantic_and_dataclass_fields_read_alike() -> None:
+def test_pydantic_and_dataclass_fields_read_the_same() -> None:
     class Model(BaseModel):
         model_config = ConfigDict(use_attribute_docstrings=True)
         low: int = Field(default=1, ge=0)

@@ -1,5 +1,6 @@
 """The sections of a run file that say what is trained on."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,11 @@ import pytest
 from cotune.config.build import initial_instruction
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.environments.base import PromptFormat, TaskEnvironment
-from cotune.environments.environment_options import environment_section
+from cotune.environments.environment_options import (
+    PythonOptions,
+    environment_section,
+    own_environment,
+)
 from cotune.environments.tag_protocol import PROMPT_FORMAT
 from cotune.errors import ConfigError
 from tests.run_files import environment_of
@@ -91,6 +96,18 @@ def test_what_cannot_be_trained_on_is_said_in_a_line(sections: dict[str, Any], s
     with pytest.raises(ConfigError) as caught:
         parsed(**sections)
     assert said in str(caught.value)
+
+
+def test_what_the_class_of_an_environment_raises_is_one_line(tmp_path: Path) -> None:
+    code = "class Mine:\n    def __init__(self, size):\n        len(size)\n"
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    name = f"{tmp_path / 'mine.py'}:Mine"
+    with pytest.raises(ConfigError, match=r"Mine raised TypeError: .*\(mine.py, line 3\); fix it"):
+        own_environment(PythonOptions(object=name, args={"size": 3}), None)
+    with pytest.raises(
+        ConfigError, match=r"Mine does not take \['sise'\] \(missing a required arg"
+    ):
+        own_environment(PythonOptions(object=name, args={"sise": 3}), None)
 
 
 def test_an_instruction_is_a_text_or_a_text_and_a_place() -> None:

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -200,7 +201,13 @@ def test_a_users_problems(write: Write):
         )
     )
     first, second = env.tasks("train")
-    assert first == Task("7", "1 + 2?", ("3", "3.5"), "easy")
+    assert first.columns == {
+        "id": 7,
+        "question": " 1 + 2? ",
+        "answers": ["3", 3.5],
+        "stratum": "easy",
+    }
+    assert replace(first, columns={}) == Task("7", "1 + 2?", ("3", "3.5"), "easy")
     assert (second.answers, second.stratum, second.solution) == (("4",), "", "Count.")
     assert second.id.startswith("train-")
     assert env.initial_instruction == INITIAL_INSTRUCTION

@@ -182,6 +182,18 @@ def test_an_async_call_that_takes_too_long_is_cancelled() -> None:
     assert cancelled.wait(LONG)
 
 
+def test_a_tool_whose_own_task_was_cancelled_took_no_time() -> None:
+    async def waits() -> None:
+        task = asyncio.ensure_future(asyncio.sleep(LONG))
+        task.cancel()
+        await task
+
+    outcome = ToolRunner(1).call(job(waits))
+
+    assert not outcome.timed_out
+    assert "was cancelled" in str(outcome.error)
+
+
 def test_an_async_tool_that_blocks_its_loop_does_not_stop_the_others(
     hang: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -245,6 +245,7 @@ def test_the_answer_is_what_the_last_turn_says(turns: list[Turn], answer: str | 
     ("make", "said"),
     [
         (lambda: ToolEnvironment([], {}), "tools is empty"),
+        (lambda: ToolEnvironment(add, {}), "tools is a function; expected a list"),  # pyright: ignore[reportArgumentType]
         (lambda: ToolEnvironment([add], [TASK]), "tasks is a list; expected tasks by split"),  # pyright: ignore[reportArgumentType]
         (lambda: environment(add, add), "two are called add"),
         (lambda: environment(concurrency=0), "concurrency is 0"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cotune.config.run_checks import check_rewards
-from cotune.data.dataset import DatasetConfig
+from cotune.data.dataset import DatasetConfig, tasks_from
 from cotune.data.splits import warn
 from cotune.environments.environment_options import TrlOptions, own_environment
 from cotune.environments.trl_factory import TrlEnvironment, from_trl, trl_environment
@@ -135,6 +135,28 @@ def test_each_episode_has_an_instance_of_its_own_that_get_reward_scores() -> Non
     assert [t.reward for t in trajectories] == [0.0, 1.0, 0.0]
     assert [t.turns[0].observation for t in trajectories] == ["\nwrong\n", "\nright\n", "\nwrong\n"]
     assert [t.answer for t in trajectories] == ["Done."] * 3
+
+
+def test_an_episode_may_change_its_columns() -> None:
+    class Bag:
+        def reset(self, items: list[str], **columns: Any) -> str:
+            self.items = items
+            return f" Items: {len(items)}."
+
+        def take(self) -> str:
+            """Take the last item.
+
+            Returns:
+                The item.
+            """
+            return self.items.pop()
+
+    tasks = tasks_from([{"question": "Take one.", "items": ["a", "b"]}])
+    own = from_trl(Bag, tasks, "Use the tool.")
+    (task,) = own.tasks("train")
+    taken = [roll_out(own, lambda row, turn, context: call("take"), (task, task)) for _ in range(2)]
+    assert [[t.turns[0].observation for t in found] for found in taken] == [["\nb\n"] * 2] * 2
+    assert task.columns["items"] == ["a", "b"]
 
 
 def test_instances_are_made_once_and_reset_for_later_episodes() -> None:
@@ -427,7 +449,7 @@ def test_rows_with_equal_prompts_are_tasks_of_their_own(tmp_path: Path) -> None:
     assert len({task.id for s in ("train", "validation", "test") for task in own.tasks(s)}) == 40
 
 
-def test_tools_that_draw_do_so_alike_after_a_resume() -> None:
+def test_tools_that_draw_draw_the_same_after_a_resume() -> None:
     def score(environments: list[Tiles], **_: Any) -> list[float]:
         return [float(sum(e.grid)) for e in environments]
 
@@ -509,7 +531,7 @@ def test_what_cannot_be_continued_exactly_is_said_once(
     assert re.search(f"{said}: a resumed run", found.getMessage())
 
 
-def test_tools_alone_draw_alike_on_other_ranks_and_after_a_resume(
+def test_tools_draw_the_same_on_other_ranks_and_after_a_resume(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     warn.cache_clear()  # each warning is given once in a process

@@ -82,6 +82,14 @@ def test_hints_have_a_file_of_their_own(tmp_path: Path) -> None:
     assert said == ["```\nh\n```", "```\na\n```", "```\ni\n```"]
 
 
+def test_a_text_in_both_files_is_proposed_as_each(tmp_path: Path) -> None:
+    (tmp_path / "hints").write_text("a\n\ni", encoding="utf-8")
+    first, again = (bank(tmp_path, "a\n\nb", hints=tmp_path / "hints") for _ in range(2))
+    assert read_hint(first.complete(HINTS).text) == "a"
+    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert again.complete(INSTRUCTION).text == first.complete(INSTRUCTION).text == "```\na\n```"
+
+
 def test_a_random_order_is_the_seeds_and_stays_when_entries_are_added(tmp_path: Path) -> None:
     def order(text: str, seed: int) -> list[str]:
         found = bank(tmp_path, text, seed, order="random")

@@ -307,6 +307,16 @@ def test_a_reply_without_text_costs_what_it_reports(server: Server) -> None:
     assert sum(row.estimated for row in b.ledger.rows()) == 0
 
 
+def test_a_reply_in_parts_is_a_text_and_a_refusal_is_quoted(server: Server) -> None:
+    parts = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "so"}]
+    refusal = {"choices": [{"message": {"content": None, "refusal": "I cannot."}}]}
+    server.replies = [chat(parts), *[Canned(json.dumps(refusal).encode())] * 3]
+    b = bench(server)
+    assert b.client.complete(PROMPT).text == "so"
+    with pytest.raises(LLMError, match=r"no text.*it refused: 'I cannot\.'"):
+        b.client.complete(PROMPT)
+
+
 def test_a_long_refusal_is_not_read_to_its_end(server: Server) -> None:
     def flood(handler: BaseHTTPRequestHandler, over: threading.Event) -> None:
         handler.send_response(400)
@@ -485,6 +495,20 @@ def test_no_key_is_sent_where_none_is_needed(server: Server) -> None:
     assert not any(KEY in value for value in server.requests[0].headers.values())
 
 
+def test_what_is_for_openai_alone_goes_nowhere_else(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-mine")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-mine")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "api-key: gateway-secret")
+    server.replies = [Canned(b"no: gateway-secret", 401)]
+    with pytest.raises(LLMError, match=r"HTTP status 401: 'no: \*\*\*'"):
+        bench(server).client.complete(PROMPT)
+    headers = server.requests[0].headers
+    assert headers["api-key"] == "gateway-secret"
+    assert not {"openai-organization", "openai-project"} & {name.lower() for name in headers}
+
+
 @pytest.mark.parametrize(
     ("value", "match"),
     [(None, "is not set"), ("  ", "is not set"), ("sk-secret\nX", "holds no"), ("sé", "holds no")],
@@ -620,12 +644,13 @@ def test_any_llm_can_be_metered() -> None:
     ("raised", "passed_on", "booked"),
     [
         (TimeoutError("read\ntimed out"), LLMError, "TimeoutError: read timed out"),
+        (SystemExit("quota"), LLMError, "SystemExit: quota"),
         (BudgetError("no more"), BudgetError, "no more"),
         (ConfigError("correct it"), ConfigError, "correct it"),
     ],
 )
 def test_what_an_llm_object_raises_is_settled(
-    raised: Exception, passed_on: type[Exception], booked: str
+    raised: BaseException, passed_on: type[Exception], booked: str
 ) -> None:
     class Own:
         def complete(self, prompt: str) -> Completion:
@@ -649,6 +674,8 @@ def test_an_llm_object_may_return_a_text_and_nothing_else_but_a_completion(tmp_p
     with Ledger(tmp_path / "ledger.sqlite") as ledger:
         ledger.begin_attempt(None)
         assert MeteredLLM(Own("so"), ledger, model="Own").complete("?") == Completion("so")
+        with pytest.raises(LLMError, match=r"Own.complete\(prompt\) returned None"):
+            MeteredLLM(Own(None), ledger, model="Own").complete("?")
         with pytest.raises(
             ConfigError, match=r"llm: Own.complete\(prompt\) returned dict; expected"
         ):

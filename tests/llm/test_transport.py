@@ -33,7 +33,9 @@ def test_no_text_breaks_the_parser(body: str) -> None:
 def test_a_reply_is_usable_exactly_when_it_has_text(content: object, usage: object) -> None:
     body = json.dumps({"choices": [{"message": {"content": content}}], "usage": usage})
     outcome = parse_reply(body)
-    usable = isinstance(content, str) and bool(content.strip())
+    parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"] if isinstance(content, list) else []  # fmt: skip
+    text = "".join(str(part or "") for part in parts) if isinstance(content, list) else content
+    usable = isinstance(text, str) and bool(text.strip())
     assert (outcome.error == "") == usable
     assert bool(outcome.text) == usable
     outcome.text.encode()

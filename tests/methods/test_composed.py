@@ -252,7 +252,7 @@ def test_a_screen_under_the_best_instruction_decides_what_is_hard():
 # ---- state, limits, options
 
 
-def test_a_state_saved_in_mid_epoch_goes_on_alike():
+def test_a_state_saved_in_mid_epoch_continues_the_same():
     run = Run(strategy(groups="mixed", target="best", credit="uplift", screen=True))
     run.steps([1, 2, 3])
     saved = json.dumps(run.strategy.state_dict())

@@ -103,7 +103,7 @@ def test_steps_of_a_fit() -> None:
     assert optimizer_steps(16, 2, 4, 2) == 4
 
 
-def test_nothing_kept_is_an_error_with_its_mend() -> None:
+def test_nothing_kept_is_an_error_that_says_what_to_change() -> None:
     options = SFTOptions(data="rollouts", keep_from=0.5)
     check_accepted(1, 40, 1.0, options)
     with pytest.raises(

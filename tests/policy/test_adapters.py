@@ -134,7 +134,9 @@ def test_a_layer_that_cannot_have_one_is_named_with_those_that_can(name: str, wr
     )
 
 
-def test_without_peft_the_mend_is_said(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_without_peft_the_error_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "peft" else find(name)

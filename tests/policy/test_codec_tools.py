@@ -324,7 +324,7 @@ def test_a_table_of_trl_is_asked_where_no_form_is_known() -> None:
     assert codec.read_calls(ids, TOOLS, prompt).calls == (CALL,)
 
 
-def test_a_policy_in_a_folder_is_checked_alike(tmp_path: Path) -> None:
+def test_a_policy_in_a_folder_is_checked_the_same_way(tmp_path: Path) -> None:
     lfm = (TEMPLATES / "lfm2_2_5.jinja").read_text(encoding="utf-8")
     save(tmp_path / "lfm", {"7": 1.0}, lfm)
     save(tmp_path / "plain", {"7": 1.0}, PLAIN_TEMPLATE)

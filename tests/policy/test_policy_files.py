@@ -66,7 +66,7 @@ def cached(folder: Path, name: str) -> Path:
     return snapshot
 
 
-def test_a_folder_asks_nobody(tmp_path: Path) -> None:
+def test_a_folder_makes_no_request(tmp_path: Path) -> None:
     assert only_local(tmp_path)
 
 

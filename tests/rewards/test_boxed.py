@@ -163,7 +163,7 @@ def test_long_answers_are_not_read():
 
 
 @pytest.mark.usefixtures("no_worker")
-def test_plain_integers_alone_where_asked_for():
+def test_only_plain_integers_if_asked_for():
     strict = BoxedReward(plain_integers=True)
     pairs = [("12 \\times 13", ["156"]), ("156.0", ["156"]), ("156", ["156"]), ("1,56", ["156"])]
     assert strict.score(pairs) == [0.0, 0.0, 1.0, 0.0]

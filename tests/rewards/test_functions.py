@@ -40,9 +40,12 @@ def rollout(
     columns: Mapping[str, Any] | None = None,
     answers: tuple[str, ...] = ("yes",),
     context: tuple[tuple[str, str], ...] = (),
+    chat: bool = False,
 ) -> Trajectory:
     """A rollout of task t<index>, sampled under a hint, with an observation after each turn."""
-    task = Task(f"t{index}", f"q{index}?", answers, context=context, columns=columns or {})
+    task = Task(
+        f"t{index}", f"q{index}?", answers, context=context, chat=chat, columns=columns or {}
+    )
     sampled, trained = Prompt(INSTRUCTION, "A hint."), Prompt(INSTRUCTION)
     turns = tuple(Turn(text, observation=" seen") for text in texts)
     return Trajectory(
@@ -104,7 +107,7 @@ def test_plain_questions_give_texts() -> None:
 
 def test_questions_as_messages_give_messages() -> None:
     spy = Spy()
-    scored(spy, rollouts=[rollout(0, ("a", "b"), CHAT, context=(("system", "s"),))])
+    scored(spy, rollouts=[rollout(0, ("a", "b"), CHAT, context=(("system", "s"),), chat=True)])
     assert spy.given["prompts"] == [
         [{"role": "system", "content": "s"}, {"role": "user", "content": "Do it.\n\nq0?"}]
     ]
@@ -120,6 +123,17 @@ def test_a_list_beside_the_question_is_no_conversation() -> None:
     for beside in (turns, turns[:1], [1], []):
         scored(spy, rollouts=[rollout(0, columns={"question": "q0?", "examples": beside})])
         assert spy.given["completions"] == ["yes"]
+
+
+def test_a_function_that_changes_a_column_changes_its_own_copy() -> None:
+    def uses_each_once(completions: list[str], words: list[list[str]]) -> list[float]:
+        return [float(len([left.pop(), left.pop()])) for left in words]
+
+    columns = {"words": ["a", "b"]}
+    rows = [rollout(i, columns=columns) for i in range(2)]
+    for _ in range(2):
+        assert [t.reward for t in scored(uses_each_once, rollouts=rows)] == [2.0, 2.0]
+    assert columns == {"words": ["a", "b"]}
 
 
 def test_tools_give_messages() -> None:
@@ -500,7 +514,7 @@ def test_a_function_for_texts_on_messages_is_told_how_to_get_them() -> None:
     def counted(completions: list[str]) -> list[float]:
         return [float(text.lower().count("e")) for text in completions]
 
-    rows = [rollout(0, columns=CHAT, context=(("system", "s"),))]
+    rows = [rollout(0, columns=CHAT, context=(("system", "s"),), chat=True)]
     text = error_of(counted, rollouts=rows)
     assert (
         "it gets chat messages: fix the function or, if it takes texts, set messages: false for it"

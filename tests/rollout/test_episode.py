@@ -1,14 +1,14 @@
 """Episodes: token in, token out, and every way one can end."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.errors import ConfigError
-from cotune.rollout.episode import Episode, new_episodes, run_episodes, score_all
+from cotune.rollout.episode import Episode, new_episodes, responses, run_episodes, score_all
 from cotune.testing import CharacterCodec, Reply, ScriptedSampler
 from cotune.types import (
     Action,
@@ -302,6 +302,7 @@ def test_any_episode_is_consistent(
         ((None, None), "gave the reward None for task t"),
         (("1.0", None), "gave the reward '1.0' for task t"),
         (0.5, r"gave 0.5 for task t\w*; expected \(reward, answer\)"),
+        ((1.0, ["7"]), r"gave the answer \['7'\] for task t\w*; expected text or None"),
     ],
 )
 def test_a_score_that_is_no_finite_number_names_environment_and_task(found: Any, said: str) -> None:
@@ -317,3 +318,49 @@ def test_a_score_that_is_no_finite_number_names_environment_and_task(found: Any,
     for environment, name in ((Broken(), "Broken.score"), (BrokenBatch(), "BrokenBatch.scores")):
         with pytest.raises(ConfigError, match=f"{name} {said}.*fix `{name.split('.')[1]}`"):
             score_all([done], environment)
+
+
+def test_an_answer_may_be_a_number() -> None:
+    class Numbers(Echo):
+        def score(self, trajectory: Trajectory) -> Any:
+            return 1.0, 7
+
+    assert score_all([run(["end answer."])], Numbers())[0].answer == "7"
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, "returned None for 1 actions; expected a list with a cotune.Response for each"),
+        ([], r"returned \[\] for 1 actions"),
+        (Response("x"), "returned Response.* for 1 actions"),
+        (["x"], "gave 'x'; expected a cotune.Response"),
+        ([Response(cast(str, 5))], "gave Response.*whose observation is text"),
+        (
+            [Response(messages=({"role": "tool", "content": "x"},))],
+            "gave Response.*of a tool its name",
+        ),
+    ],
+)
+def test_a_response_that_cannot_be_used_names_the_environment(found: Any, said: str) -> None:
+    class Broken(Echo):
+        def respond(self, actions: Sequence[Action]) -> Any:
+            return found
+
+    with pytest.raises(ConfigError, match=f"environment: Broken.respond {said}") as caught:
+        responses(Broken(), [Action(TASK, (Turn("x"),), "", False, 0)])
+    assert "\n" not in str(caught.value)
+
+
+def test_an_environment_cannot_end_the_process() -> None:
+    class Exits(Echo):
+        def respond(self, actions: Sequence[Action]) -> list[Response]:
+            raise SystemExit
+
+        def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+            raise SystemExit(3)
+
+    with pytest.raises(ConfigError, match=r"Exits.respond raised SystemExit\(\); catch it there"):
+        responses(Exits(), [])
+    with pytest.raises(ConfigError, match=r"Exits.score raised SystemExit\(3\)"):
+        score_all([run(["end answer."])], Exits())

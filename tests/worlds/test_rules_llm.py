@@ -1,5 +1,6 @@
 import random
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -135,6 +136,8 @@ def test_examples_are_read_from_the_proposers_prompt():
         Example(QUESTION, BROAD, ("Franc",)),
         Example(QUESTION, "x\n[stopped: turn limit]", ("Franc",)),
     ]
+    told = replace(failure(BROAD), feedback="Too broad.\nAsk for less.")
+    assert read_examples(reflection_prompt(INITIAL, [told], 6)) == read_examples(prompt)[:1]
 
 
 # ---- writing
@@ -171,7 +174,7 @@ def test_the_control_arm_reads_no_example():
     assert drawn == set(Mode)
 
 
-def test_an_old_remedy_gives_way_to_a_new_wording():
+def test_an_old_remedy_is_replaced_by_a_new_wording():
     old = REMEDIES[Mode.NO_ANSWER_TAG][0]
     prompt = reflection_prompt(f"{INITIAL} {old}", FAILURES[3:], 6)
     for candidate in parse_candidates(RulesLLM(1).complete(prompt).text):

@@ -14,7 +14,7 @@ from cotune.cli.step_progress import step_progress
 from cotune.config.resuming import open_trained, recorded_config
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.run.full_disk import full_disk_told
+from cotune.run.full_disk import full_disk_explained
 from cotune.run.json_files import plain, write_output
 from cotune.run.run_dir import RunDir
 from cotune.utils.progress import begin
@@ -47,7 +47,7 @@ def evaluate(
 
         evaluation = evaluate_run(config, run, options)
     if output is not None:
-        with full_disk_told(output.parent):
+        with full_disk_explained(output.parent):
             write_output(output, json_text(evaluation))
     if as_json:
         sys.stdout.write(json_text(evaluation))
@@ -96,11 +96,11 @@ def evaluate_quadrants(
     # A suite, which scores all questions of a split, must find them again.
     kept = options.limit is not None and earlier is not None and len(earlier.questions) > scored
     if not kept:
-        with full_disk_told(run.path):
+        with full_disk_explained(run.path):
             quadrants.write(run.path)
     text = json.dumps(plain(content(quadrants), "quadrants"), indent=2) + "\n"
     if output is not None:
-        with full_disk_told(output.parent):
+        with full_disk_explained(output.parent):
             write_output(output, text)
     if as_json:
         sys.stdout.write(text)

@@ -17,7 +17,7 @@ from cotune.engines.preflight import Preflight
 from cotune.engines.run_summary import write_run_summary
 from cotune.errors import CotuneError, EvolutionError, Stopped
 from cotune.protocols import Environment
-from cotune.run.full_disk import full_disk_told
+from cotune.run.full_disk import full_disk_explained
 from cotune.run.journal import Journal, score_table
 from cotune.run.ledger import Ledger
 from cotune.run.locks import run_locked
@@ -175,7 +175,7 @@ def _stoppable(folder: Path, config: RunConfig, new: bool = False) -> Generator[
         return command_on(folder, "resume") if begun() else "start again"
 
     try:
-        with stopped_by_sigterm(), full_disk_told(folder, again):
+        with stopped_by_sigterm(), full_disk_explained(folder, again):
             yield
     except KeyboardInterrupt:
         if begun():

@@ -29,11 +29,17 @@ def check_instruction(environment: Environment, instruction: str, strategy: str 
             f"instruction: blank; {method.label} evolves it: say in a sentence or two what the "
             "policy is to do"
         )
+    for name in ("stop", "required"):
+        if isinstance(texts := getattr(environment, name), str):
+            raise ConfigError(
+                f"environment: {type(environment).__name__}.{name} is the text {texts!r}; expected a tuple "
+                f"of texts: write ({texts!r},), with a comma"
+            )
     if missing := missing_texts(instruction, environment.required):
         raise ConfigError(f"instruction {missing}")
 
 
-def check_told(environment: Environment, instruction: str, tokens: TokenRules) -> None:
+def check_prompt_texts(environment: Environment, instruction: str, tokens: TokenRules) -> None:
     """Raise ConfigError if texts could not be put into prompts unchanged.
 
     Args:

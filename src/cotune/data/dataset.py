@@ -17,6 +17,7 @@ from cotune.data.rows import (
     hub_rows,
     listed,
     nested,
+    plain_scalar,
     plain_text,
     shortened,
 )
@@ -26,7 +27,7 @@ from cotune.data.splits import (
     hold_out,
     sha,
     warn,
-    warn_of_fewer,
+    warn_if_fewer,
     warn_of_overlaps,
     with_ids,
 )
@@ -146,7 +147,7 @@ def _split(
         asked: the splits whose number is the user's own, not a default.
     """
     parts = {**questions, **hold_out(questions["train"], wanted, source)}
-    warn_of_fewer(parts, {split: n for split, n in wanted.items() if split in asked})
+    warn_if_fewer(parts, {split: n for split, n in wanted.items() if split in asked})
     warn_of_overlaps(parts)
     return {split: with_ids(parts[split], split, split not in wanted) for split in SPLITS}
 
@@ -301,6 +302,7 @@ def _question(row: Mapping[str, Any], columns: Mapping[str, str], where: str) ->
         stratum=_text(found.get("stratum"), "stratum", columns, where),
         solution=_text(found.get("solution"), "solution", columns, where) or reasoning,
         context=context,
+        chat=isinstance(found["question"], list),
         columns=row,
     )
     text = json.dumps([*context, question]) if context else question
@@ -407,6 +409,7 @@ def _text(value: Any, role: str, columns: Mapping[str, str], where: str) -> str:
 
 
 def _id(value: Any, column: str, where: str) -> str:
+    value = plain_scalar(value)
     if value is None or value == "":
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from cotune.errors import ConfigError
+from cotune.utils.text import named
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -98,7 +99,7 @@ def hub_rows(
         loaded = load_dataset(name, subset, split=split)
     except Exception as error:  # offline, or no such name, subset or split
         raise ConfigError(
-            f"{field}: cannot load split {split!r} of {name!r} ({_said(error)}); {fix}"
+            f"{field}: cannot load split {split!r} of {name!r} ({named(error)}); {fix}"
         ) from error
     kept = loaded.select_columns([name for name in loaded.column_names if name not in without])
     return _numbered(_plain(kept), f"{field}: {name}, split {split}")
@@ -234,11 +235,16 @@ def id_field(row: Mapping[str, Any], where: str, default: str) -> str:
 
 
 def nested(row: Mapping[str, Any], column: str, default: object = None) -> Any:
-    """Return a column's value; a dotted name that is not a column leads to a nested field."""
+    """Return a column's value; a dotted name that is not a column leads to a nested field.
+
+    A row may have null in place of what holds the field.
+    """
     if column in row:
         return row[column]
     value: Any = row
     for part in column.split("."):
+        if value is None:
+            return None
         if not isinstance(value, Mapping) or part not in value:
             return default
         value = value[part]
@@ -348,6 +354,7 @@ def _json(path: Path, field: str) -> list[Row]:
 
 def plain_text(value: object) -> str:
     """Return a text, finite number or boolean as text; "" for anything else."""
+    value = plain_scalar(value)
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, float):
@@ -355,6 +362,12 @@ def plain_text(value: object) -> str:
         whole = value.is_integer() and abs(value) < 2**53
         return str(int(value) if whole else value) if math.isfinite(value) else ""
     return str(value) if isinstance(value, int | Decimal) else ""
+
+
+def plain_scalar(value: Any) -> Any:
+    """Return a scalar of numpy as Python's own; anything else as it is."""
+    scalar = type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0
+    return value.item() if scalar else value
 
 
 def _loaded(text: str) -> object:
@@ -366,7 +379,12 @@ def _loaded(text: str) -> object:
 
 
 def _plain(dataset: "Dataset") -> list[dict[str, Any]]:
-    """Return all rows as plain Python: JSON columns are parsed, media stay bytes."""
+    """Return all rows as plain Python: JSON columns are parsed, media stay bytes.
+
+    The rows of a data set with a transform are what the transform gives.
+    """
+    if dataset.format["type"] == "custom":
+        return [dict(row) for row in cast("Iterable[Mapping[str, Any]]", dataset)]
     return cast("list[dict[str, Any]]", dataset.with_format(None).to_list())
 
 
@@ -376,9 +394,5 @@ def _numbered(rows: Sequence[Mapping[str, Any]], where: str) -> list[Row]:
 
 def _unreadable(path: Path, field: str, kind: str, error: Exception) -> ConfigError:
     return ConfigError(
-        f"{field}: {path} cannot be read as {kind} ({_said(error)}); fix or rename the file"
+        f"{field}: {path} cannot be read as {kind} ({named(error)}); fix or rename the file"
     )
-
-
-def _said(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:240]

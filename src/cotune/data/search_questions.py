@@ -118,7 +118,7 @@ def read_tasks(path: Path, split: str) -> list[Task]:
         if not isinstance(stratum, str):
             raise ConfigError(f'{where}: "stratum" is {shortened(stratum)}; expected text')
         id = id_field(row, where, f"{split}-{digest(question)}")
-        return Task(id, question, _listed_answers(row, where), stratum)
+        return Task(id, question, _listed_answers(row, where), stratum, columns=row)
 
     rows = json_rows(path, f"environment.{split}")
     fix = 'drop one of the two or give each its "id" (without one it is a hash of the question)'
@@ -208,6 +208,7 @@ def _task(row: Mapping[str, Any], where: str, split: str) -> Task:
         answers=_answers(row, where),
         stratum=stratum,
         context=context,
+        columns=row,
     )
 
 

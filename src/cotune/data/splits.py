@@ -99,7 +99,7 @@ def warn_of_overlaps(questions: Mapping[str, Sequence[Question]]) -> None:
             )
 
 
-def warn_of_fewer(parts: Mapping[str, Sequence[Question]], asked: Mapping[str, int]) -> None:
+def warn_if_fewer(parts: Mapping[str, Sequence[Question]], asked: Mapping[str, int]) -> None:
     """Warn of splits that hold fewer questions than were asked for, with the size of each."""
     if all(len(parts[split]) >= count for split, count in asked.items()):
         return

@@ -27,12 +27,12 @@ from cotune.config.build import build_llm, build_rewards, initial_instruction, r
 from cotune.config.run_checks import (
     check_context,
     check_instruction,
+    check_prompt_texts,
     check_prompts,
     check_retriever,
     check_rewards,
     check_splits,
     check_tokens,
-    check_told,
     warn_of_repeats,
 )
 from cotune.config.run_file import EnvironmentOptions, LLMConfig, RunConfig
@@ -372,7 +372,7 @@ class Preflight:
         config, environment = self.config, self.environment
         check_context(self.context_tokens, config.limits)
         check_turns(environment, self.codec, self.tokenizer)
-        check_told(environment, self.instruction, self.codec)
+        check_prompt_texts(environment, self.instruction, self.codec)
         check_prompts(
             environment,
             self.codec,

@@ -34,15 +34,15 @@ class Chosen:
             path.rename(aside)
 
 
-def write_manifest(checkpoint: Path, journal: Journal, besides: Iterable[Path] = ()) -> None:
+def write_manifest(checkpoint: Path, journal: Journal, extra: Iterable[Path] = ()) -> None:
     """Complete a checkpoint: write the hashes of its files and of the run's logs so far.
 
     Args:
         checkpoint: the trainer's folder, with all of its files.
         journal: where the run is recorded.
-        besides: files of the checkpoint that are not in its folder.
+        extra: files of the checkpoint that are not in its folder.
     """
-    Manifest(files=hashes(checkpoint, besides), logs=journal.committed()).write(checkpoint)
+    Manifest(files=hashes(checkpoint, extra), logs=journal.committed()).write(checkpoint)
 
 
 def newest_undamaged(complete: Iterable[Path]) -> Chosen:

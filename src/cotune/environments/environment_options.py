@@ -1,5 +1,7 @@
 """The `instruction` section, and the environments that a user brings: their options and building."""
 
+import inspect
+import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, cast
@@ -12,6 +14,7 @@ from cotune.errors import ConfigError
 from cotune.protocols import Environment
 from cotune.utils.importing import ENVIRONMENTS, import_object, load_registered
 from cotune.utils.option_checks import are_new
+from cotune.utils.text import named, one_line
 from cotune.utils.validation import Model, TextOrFields
 
 
@@ -213,12 +216,23 @@ def _python(options: PythonOptions, dataset: DatasetConfig | None) -> Environmen
             "function that makes an environment"
         )
     try:
-        environment = factory(**arguments)
+        inspect.signature(factory).bind(**arguments)
     except TypeError as error:
-        reason = " ".join(str(error).split())
         raise ConfigError(
-            f"environment.args: {options.object} does not take {sorted(arguments)} ({reason}); "
+            f"environment.args: {options.object} does not take {sorted(arguments)} ({one_line(str(error))}); "
             "change environment.args, or the class"
+        ) from error
+    except ValueError:
+        pass  # a class without a signature
+    try:
+        environment = factory(**arguments)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"environment.object: {options.object} raised {named(error)} ({last.filename.rpartition('/')[2]}, "
+            f"line {last.lineno}); fix it, or change environment.args"
         ) from error
     missing = [name for name in _MEMBERS if not hasattr(environment, name)]
     if missing:

@@ -227,7 +227,7 @@ def read_problems(path: Path, split: str, options: MathOptions) -> list[Task]:
 def _hard_enough(task: Task, where: str, options: MathOptions) -> bool:
     if options.difficulty_at_least is None:
         return True
-    value = task.columns[options.difficulty_column]
+    value = task.columns.get(options.difficulty_column)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(
             f'{where}: "{options.difficulty_column}" is {shortened(value)}; expected a number, which '
@@ -250,11 +250,8 @@ def _problems(path: Path, split: str, options: MathOptions) -> list[tuple[Task, 
     """Read tasks, each with the position of its row."""
     tasks: dict[str, tuple[Task, str]] = {}
     repeated = 0
-    difficulty = options.difficulty_column
     for where, row in _rows(path, split, options):
         task = _task(row, where, split, options)
-        if split == "train" and options.difficulty_at_least is not None:
-            task = replace(task, columns={difficulty: row.get(difficulty)})
         if task.id not in tasks:
             tasks[task.id] = (task, where)
         elif row.get("id") is None:
@@ -287,6 +284,7 @@ def _task(row: Mapping[str, Any], where: str, split: str, options: MathOptions) 
         answers=tuple(_final(text, where) for text in raw),
         stratum=_optional(row, options.stratum_column, where),
         solution=solution or reasoned,
+        columns=row,
     )
 
 

@@ -25,7 +25,7 @@ from cotune.rewards.last_number import last_number
 from cotune.types import Action, Response, Task, Trajectory
 from cotune.utils.packages import installed
 from cotune.utils.progress import begin
-from cotune.utils.text import did_you_mean, one_line
+from cotune.utils.text import did_you_mean, named
 from cotune.utils.validation import Model, TextOrFields
 
 PACKAGE = "reasoning-gym"
@@ -273,7 +273,7 @@ class _Stratum:
                 return dataset(config=config(**given))
             return dataset(config=replace(self._of_level(factory), **given))
         except Exception as error:
-            reason = one_line(f"{type(error).__name__}: {error}")[:160]
+            reason = named(error, 160)
             field = "" if self._level is None else f" at difficulty {self._level}"
             raise ConfigError(
                 f"environment.tasks: reasoning-gym refuses {self.name}{field} ({reason}); change its "

@@ -1,7 +1,7 @@
 """Question answering with a search engine over the tag protocol, as in Search-R1 and INSPO."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -22,6 +22,8 @@ from cotune.protocols import Retriever
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.rewards import REWARDS, Reward, exact_match
 from cotune.types import SEARCH_FAILED, Action, Response, Task, Trajectory
+from cotune.utils.option_checks import are_new
+from cotune.utils.text import named
 
 SEARCH_R1_INSTRUCTION = (
     "Answer the given question. You must conduct reasoning inside <think> and </think> first every "
@@ -163,8 +165,8 @@ class SearchEnvironment(TaskEnvironment):
             found = self._retriever.search(queries, self._top_k)
         except (OSError, RetrievalError) as error:
             # OSError includes TimeoutError and every connection error.
-            reason = " ".join(f"{SEARCH_FAILED}: {type(error).__name__}: {error}".split())
-            failure = Response(self._protocol.failure(), action="search", error=reason[:200])
+            reason = f"{SEARCH_FAILED}: {named(error, 180)}"
+            failure = Response(self._protocol.failure(), action="search", error=reason)
             return [failure] * len(queries)
         if len(found) != len(queries):
             raise ConfigError(
@@ -240,6 +242,13 @@ class SearchOptions:
         check_questions(self.validation, self.test, self.sample)
         if self.top_k < 1:
             raise ValueError(f"environment.top_k is {self.top_k}; expected at least 1")
+        defaults = {f.name: f.default for f in fields(self)}
+        for name in ("title_weight", "language"):
+            if self.retriever is not None and getattr(self, name) != defaults[name] and are_new():
+                raise ValueError(
+                    f"environment.{name} is {getattr(self, name)!r}, which is for a corpus; remove it: the "
+                    "retrieval server has its own index"
+                )
         if self.title_weight < 0:
             raise ValueError(f"environment.title_weight is {self.title_weight}; expected 0 or more")
         if not self.initial_instruction.strip():

@@ -209,10 +209,11 @@ def _types(name: str, tools: Sequence[Schema]) -> Mapping[str, Any]:
 def _typed(raw: str, schema: Mapping[str, Any] | None) -> Any:
     """Convert a parameter's text to its schema's type; return it unchanged if that fails."""
     schema = schema or {"type": "string"}
-    if "enum" in schema:
-        return next((value for value in schema["enum"] if str(value) == raw), raw)
     if schema.get("nullable") and raw.strip() in ("null", "None"):
         return None
+    if "enum" in schema:
+        # Templates may write True as in Python or as in JSON.
+        return next((v for v in schema["enum"] if raw in (str(v), json.dumps(v))), raw)
     if schema.get("type") == "string":
         return raw
     try:

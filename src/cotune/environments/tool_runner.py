@@ -4,6 +4,7 @@ A function that takes too long continues in its thread, since Python cannot stop
 waits for it. Its slot is freed immediately, and the thread does not keep the process from ending.
 """
 
+import asyncio
 import inspect
 import threading
 import time
@@ -167,6 +168,11 @@ async def _awaited(job: Job) -> Any:
     except (SystemExit, KeyboardInterrupt) as error:
         # These would stop the event loop.
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():  # it took too long
+            raise
+        raise RuntimeError("a task that it awaited was cancelled") from error
 
 
 def _serve(queue: "SimpleQueue[_Work | None]") -> None:

@@ -20,6 +20,7 @@ from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker
 from cotune.errors import ConfigError
 from cotune.types import Action, Response, Task, ToolCall, Trajectory
 from cotune.utils.importing import import_object
+from cotune.utils.text import message_of
 
 ToolFunction = Callable[..., Any]
 OUT_OF_TURNS = "calls a tool in its last turn"
@@ -132,8 +133,9 @@ class ToolEnvironment(TaskEnvironment):
         concurrency: int = 32,
     ) -> None:
         super().__init__(tasks, initial_instruction, prompt_format)
-        if not tools:
-            raise ConfigError("tools is empty; expected one function or more")
+        if callable(tools) or not tools:
+            came = "a function" if tools else "empty"
+            raise ConfigError(f"tools is {came}; expected a list of one function or more")
         pairs = [
             cast("tuple[ToolFunction, float]", tool) if isinstance(tool, tuple) else (tool, seconds)
             for tool in tools
@@ -303,14 +305,14 @@ class _Answer:
             self._fail(TIMED_OUT, f"{self.name} {outcome.error}")
         elif outcome.error is not None:
             kind = type(outcome.error).__name__
-            self._fail(kind, f"{kind}: {_said(outcome.error)}")
+            self._fail(kind, f"{kind}: {message_of(outcome.error)}")
         else:
             try:
                 self.text = shown(outcome.value)
             except ConfigError:
                 raise
             except Exception as error:  # noqa: BLE001 - a result whose __str__ fails
-                self._fail(type(error).__name__, f"its result has no text: {_said(error)}")
+                self._fail(type(error).__name__, f"its result has no text: {message_of(error)}")
 
     def _fail(self, error: str, text: str) -> None:
         self.error, self.text = f"{self.name}: {error}", f"Error: {text}"
@@ -394,10 +396,3 @@ def _named(action: Action, known: Sequence[str] = ()) -> str:
     if count > 1:
         return f"{count} calls"
     return known[0] if known else "call"
-
-
-def _said(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - the user's own class
-        return "(without a text)"

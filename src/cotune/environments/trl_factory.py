@@ -26,6 +26,7 @@ from cotune.rollout.coordinator import stable_seed
 from cotune.types import Action, Prompt, Response, StopReason, Task, ToolCall, Trajectory
 from cotune.utils.importing import import_object
 from cotune.utils.numbers import finite
+from cotune.utils.text import named
 
 _OWN = ("reset", "get_reward")
 _FIELD = "environment.factory"
@@ -238,7 +239,7 @@ class TrlEnvironment(TaskEnvironment):
 
         def run(runner: ToolRunner) -> list[Outcome]:
             lanes = [
-                [instance.job(self._own(instance, "reset"), self._seconds, **task.columns)]
+                [instance.job(self._own(instance, "reset"), self._seconds, **task.own_columns())]
                 for instance, task in pairs
             ]
             return [outcome for (outcome,) in runner.run(lanes)]
@@ -455,4 +456,4 @@ def _of_blocks(value: Any) -> str | None:
 def _failed(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and str(error).startswith("took longer"):
         return str(error)
-    return " ".join(f"raised {type(error).__name__}: {error}".split())[:200]
+    return f"raised {named(error)}"

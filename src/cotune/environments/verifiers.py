@@ -18,6 +18,7 @@ from cotune.errors import ConfigError
 from cotune.types import Task
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.importing import import_object
+from cotune.utils.text import named
 
 _FIELD = "environment.environment"
 
@@ -118,7 +119,7 @@ def _loaded(options: VerifiersOptions) -> Any:
         except ConfigError:
             raise
         except Exception as error:  # a third-party package may raise anything
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            reason = named(error)
             raise ConfigError(
                 f"{_FIELD}: {options.environment!r} cannot be loaded by verifiers {_version()} "
                 f"({reason}); install it, or change environment.args"
@@ -233,7 +234,8 @@ def _task(id: str, row: Mapping[str, Any], own_system: str) -> Task:
         del messages[0]
     answer = row.get("answer")
     answers = (answer,) if isinstance(answer, str) and answer else ()
-    return Task(id, messages[-1][1], answers, context=tuple(messages[:-1]), columns=dict(row))
+    context = tuple(messages[:-1])
+    return Task(id, messages[-1][1], answers, context=context, chat=True, columns=dict(row))
 
 
 def _message(message: Mapping[str, Any], id: str) -> tuple[str, str]:

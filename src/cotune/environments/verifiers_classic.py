@@ -33,7 +33,7 @@ class ClassicApi:
         self.tools = tuple(schema_of(tool) for tool in environment.tool_defs or ())
 
     def start(self, task: Task, prompt: Sequence[Chat]) -> "ClassicRollout":
-        row = {"example_id": 0, **task.columns, "prompt": prompt}
+        row = {"example_id": 0, **task.own_columns(), "prompt": prompt}
         policy = _Policy()
         return ClassicRollout(
             policy.requests,

@@ -20,6 +20,7 @@ from cotune.environments.tools import OUT_OF_TURNS, answer_of
 from cotune.errors import ConfigError
 from cotune.types import Action, Response, Task, Trajectory
 from cotune.utils.background import BackgroundLoop
+from cotune.utils.text import named, one_line
 
 _FIELD = "environment.environment"
 _REFUSALS = 4  # refused requests after which a rollout is cancelled
@@ -109,8 +110,9 @@ class VerifiersEnvironment(TaskEnvironment):
             return await self._rollouts[action.row].answer(action)
         except ConfigError:
             raise
-        except Exception as error:  # noqa: BLE001 - of the user's environment; ends the episode only
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        # Of the user's environment; they end the episode only.
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
+            reason = named(error, 120)
             return Response(failed=True, action="invalid", error=reason)
 
     async def _begin(self, action: Action) -> None:
@@ -244,7 +246,7 @@ class Rollout(ABC):
         """Return the end of an episode from the loop's output."""
         output = self._task.result()
         if error := output.get("error"):
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+            reason = named(error, 120)
             return Response(failed=True, action=self._named(action), error=reason)
         late = output.get("stop_condition") == "timeout_reached"
         error = "the environment's time is up" if late else action.calls.error
@@ -314,7 +316,7 @@ def _error_of(task: "asyncio.Future[Mapping[str, Any]]") -> str:
     if task.cancelled():
         return "cancelled"
     error = task.exception() or task.result().get("error") or "no error"
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return named(error) if isinstance(error, BaseException) else one_line(str(error))[:200]
 
 
 def _plain(message: Any) -> tuple[str, str, list[tuple[str, str]]]:

@@ -28,6 +28,7 @@ from cotune.environments.verifiers_rollouts import MODEL, Chat, Requests, Rollou
 from cotune.errors import ConfigError
 from cotune.types import Task
 from cotune.utils.background import BackgroundLoop
+from cotune.utils.text import named
 
 _FIELD = "environment.environment"
 _MOST_TASKS = 10_000  # of a taskset that never ends
@@ -163,7 +164,7 @@ async def _serve(api: V1Api, environment: Any) -> None:
     if not ready.is_set():
         waiting.cancel()
         error = task.exception()
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = named(error) if error else "it ended"
         raise ConfigError(f"{_FIELD}: what its rollouts share does not start ({reason})")
     weakref.finalize(api, loop.call_soon_threadsafe, end.set)
 

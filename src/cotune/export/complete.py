@@ -171,7 +171,7 @@ def _renders_alike(
     environment: TaskEnvironment,
     tokenizer: Any,
 ) -> bool:
-    """Return whether questions alone render, by these templates, to the evaluated tokens."""
+    """Return whether these templates render a question by itself to the evaluated tokens."""
     from jinja2.exceptions import TemplateError
 
     from cotune.policy.codec import HFCodec

@@ -110,11 +110,11 @@ class BankLLM:
         return Completion(f"```\n{entries.take(1)[0]}\n```")
 
     def state_dict(self) -> State:
-        return {"used": sorted(self._entries.used | self._hints.used)}
+        return {"used": sorted(self._entries.used), "used_hints": sorted(self._hints.used)}
 
     def load_state_dict(self, state: State) -> None:
         self._entries.used = set(state["used"])
-        self._hints.used = set(state["used"])
+        self._hints.used = set(state["used_hints"])
 
 
 class _Entries:

@@ -97,7 +97,7 @@ class OpenAIOptions:
         if self.api_key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env):
             raise ValueError(
                 "api_key_env is not the NAME of an environment variable in capitals, such as "
-                "OPENAI_API_KEY (what came is not shown: it may be a key)"
+                "OPENAI_API_KEY (the value is not shown: it may be a key)"
             )
         _check_extra(self.extra_body)
         check_range("temperature", self.temperature, 0, 10)
@@ -209,7 +209,7 @@ class OpenAIClient:
         """Make one small call, so that an endpoint that does not answer is found before training.
 
         Raises:
-            LLMError, BudgetError: as of `complete`.
+            LLMError, BudgetError: see `complete`.
         """
         self.complete(CHECK)
 
@@ -322,7 +322,7 @@ class MeteredLLM:
             if isinstance(error, LLMError):
                 raise LLMError(failure) from error
             raise
-        except Exception as error:  # its own code may raise anything
+        except (Exception, SystemExit) as error:  # its own code may raise anything
             failure = one_line(hide_secrets(f"{_name(error)}: {error}"))
             self._settle(reservation, Completion(""), failure, begun)
             raise LLMError(failure) from error
@@ -340,7 +340,7 @@ class MeteredLLM:
         )
 
 
-def _name(error: Exception) -> str:
+def _name(error: BaseException) -> str:
     return type(error).__name__
 
 
@@ -354,6 +354,8 @@ def _as_completion(reply: object, name: str) -> Completion:
         return replace(reply, prompt_tokens=prompt, completion_tokens=completion)
     if isinstance(reply, str):
         return Completion(reply)
+    if reply is None:  # as the content of a refusal
+        raise LLMError(f"{name}.complete(prompt) returned None")
     raise ConfigError(
         f"llm: {name}.complete(prompt) returned {type(reply).__name__}; expected a text or "
         "cotune.Completion(text, prompt_tokens, completion_tokens)"
@@ -411,7 +413,7 @@ def _check_extra(body: Mapping[str, Any]) -> None:
         json.dumps(body, allow_nan=False)
     except (TypeError, ValueError):
         raise ValueError(
-            "extra_body holds a value that JSON has no form for (what came is not shown); expected "
+            "extra_body holds a value that JSON has no form for (the value is not shown); expected "
             "texts, numbers, true, false, null, lists and mappings"
         ) from None
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, cast
 from cotune.errors import ConfigError, LLMError
 from cotune.protocols import LLM
 from cotune.utils.importing import import_object
-from cotune.utils.text import one_line
+from cotune.utils.text import named
 
 _OBJECT = re.compile(r"[^\s:]+:[A-Za-z_][\w.]*")
 _made: dict[str, LLM] = {}
@@ -35,7 +35,7 @@ class OwnLLMOptions:
     def __post_init__(self) -> None:
         if not _OBJECT.fullmatch(self.object):
             raise ValueError(
-                "object is not of the form package.module:name or file.py:name (what came is not shown: "
+                "object is not of the form package.module:name or file.py:name (the value is not shown: "
                 "it may be a key)"
             )
 
@@ -108,6 +108,6 @@ def _instance(made: type[Any], name: str) -> Any:
         return made()
     except Exception as error:  # its own code may raise anything
         raise ConfigError(
-            f"llm.object: {name}() raised {one_line(f'{type(error).__name__}: {error}')[:200]}; expected "
+            f"llm.object: {name}() raised {named(error)}; expected "
             "a class without required arguments, or an object"
         ) from error

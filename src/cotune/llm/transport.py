@@ -5,6 +5,7 @@ the API key. The key is removed from errors, and from replies unless it is too s
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -105,6 +106,14 @@ class ChatEndpoint:
         self._headers: dict[str, str | openai.Omit] = (
             {} if key else {"Authorization": openai.Omit()}
         )
+        if options.base_url and options.base_url != OPENAI_URL:
+            # openai reads them from OPENAI_ORG_ID and OPENAI_PROJECT_ID; they are for OpenAI only.
+            names = ("OpenAI-Organization", "OpenAI-Project")
+            self._headers |= dict.fromkeys(names, openai.Omit())
+        # Headers that openai takes from OPENAI_CUSTOM_HEADERS may hold a key, too.
+        own = os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines()
+        values = [line.partition(":")[2].strip() for line in own]
+        self._secrets = [value for value in (key, *values) if value]
         self._temperature = openai.omit if options.temperature is None else options.temperature
         self._extra = options.extra_body
         plain = options.max_tokens_field == "max_tokens"
@@ -131,12 +140,17 @@ class ChatEndpoint:
         except openai.OpenAIError as error:
             return _undelivered(error, self._redact, self._seconds)
         outcome = parse_reply(raw.content.decode("utf-8", "replace"), self._redact)
-        # A short key is a placeholder such as "none", which a reply may hold as a word.
-        secret = len(self._key or "") >= _SHORTEST_SECRET
-        return replace(outcome, text=self._redact(outcome.text)) if secret else outcome
+        return replace(outcome, text=self._redact(outcome.text, _SHORTEST_SECRET))
 
-    def _redact(self, text: str) -> str:
-        return text.replace(self._key, "***") if self._key else text
+    def _redact(self, text: str, shortest: int = 1) -> str:
+        """Hide secrets of at least `shortest` characters.
+
+        A short one is a placeholder such as "none", which a reply may hold as a word.
+        """
+        for secret in self._secrets:
+            if len(secret) >= shortest:
+                text = text.replace(secret, "***")
+        return text
 
 
 def _client(seconds: float) -> _BoundedClient:
@@ -167,13 +181,24 @@ def parse_reply(body: str, redact: Callable[[str], str] = str) -> Outcome:
         error = f"the reply has no choices: {_shown(redact(body))!r}"
         return Outcome(error=error, usage=usage, retryable=True)
     choice = cast("list[object]", choices)[0]
-    text, reason = _field(_field(choice, "message"), "content"), _field(choice, "finish_reason")
+    message, reason = _field(choice, "message"), _field(choice, "finish_reason")
+    text = _text(_field(message, "content"))
     if not isinstance(text, str) or not text.strip():
         error = f"the reply has no text (finish_reason {_shown(redact(str(reason)))!r})"
         if reason == "length":
             error += ": llm.max_tokens may be too low"
+        if isinstance(refusal := _field(message, "refusal"), str) and refusal:
+            error += f": it refused: {_shown(redact(refusal))!r}"
         return Outcome(error=error, usage=usage, retryable=True)
     return Outcome(text=encodable(text), usage=usage, truncated=reason == "length")
+
+
+def _text(content: object) -> object:
+    """Return a message's content; of a list of parts the texts that are not thoughts."""
+    if not isinstance(content, list):
+        return content
+    parts = [part for part in cast("list[object]", content) if _field(part, "type") == "text"]
+    return "".join(str(_field(part, "text") or "") for part in parts)
 
 
 def refused(status: int, headers: Mapping[str, str], body: str) -> Outcome:

@@ -29,7 +29,7 @@ def has_teacher(trajectory: Trajectory) -> bool:
 
 
 def teaches(settings: AnyDistillation) -> bool:
-    """Return whether the loss has a teacher, so that GRPO's alone is not enough."""
+    """Return whether the loss has a teacher, so that GRPO's loss is not enough."""
     return not isinstance(settings, Distillation)
 
 

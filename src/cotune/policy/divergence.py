@@ -37,7 +37,7 @@ def rollout_divergences(
     trajectories: Sequence[Trajectory],
     temperature: float,
 ) -> list[tuple[float, int]]:
-    """Return for each rollout the sum of its own tokens' divergences, and the number of its own tokens.
+    """Return the sum of each rollout's own tokens' divergences, and the number of its own tokens.
 
     Both policies read the prompt that the rollout was sampled under; prompt and observations do not
     count.

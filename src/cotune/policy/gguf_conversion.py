@@ -117,7 +117,7 @@ def _matches(folder: Path, stamps: Sequence[object]) -> bool:
 
 
 def _convert_once(path: str, file: Path, folder: Path) -> None:
-    """Convert a file beside its place and move it there; one process at a time."""
+    """Convert a file in a temporary folder and move it to its place; one process at a time."""
     need_gguf(path)
     busy = f"policy.path: another process is still converting {file.name}; wait for it"
     try:

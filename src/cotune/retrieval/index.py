@@ -30,6 +30,7 @@ from cotune.errors import ConfigError
 from cotune.retrieval.dense import Encoder, EncoderOptions, model_identity
 from cotune.run.json_files import write_json_atomic
 from cotune.utils.files import sha256_of
+from cotune.utils.text import named
 
 SCHEMA_VERSION = 1
 Kind = Literal["bm25", "dense"]
@@ -246,7 +247,7 @@ def open_index(folder: Path, corpus: Path, options: IndexOptions) -> StoredIndex
         offsets = np.load(folder / _OFFSETS, mmap_mode="r", allow_pickle=False)
         ranker = _open_ranker(folder / _RANKING, manifest, options)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = named(error)
         raise _damaged(folder, reason) from error
     count = manifest.get("count")
     if not len(offsets) == ranker.count == count:

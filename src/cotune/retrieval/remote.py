@@ -18,7 +18,7 @@ from cotune.data.corpus import STYLES, Document, Style, join_contents
 from cotune.errors import ConfigError, RetrievalError
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.option_checks import check_range, check_url
-from cotune.utils.text import encodable
+from cotune.utils.text import encodable, named
 
 _LOOP = BackgroundLoop()
 _FIRST_WAIT_S = 0.5
@@ -230,7 +230,7 @@ class RemoteRetriever:
         except (TimeoutError, httpx.TimeoutException) as error:
             raise _FailureError(f"no whole reply within {seconds:g} s") from error
         except (httpx.TransportError, httpx.InvalidURL, OSError) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            reason = named(error)
             raise _FailureError(reason, final=isinstance(error, httpx.InvalidURL)) from error
 
 

@@ -20,7 +20,7 @@ from cotune.types import Prompt, Task, Trajectory
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.importing import import_object
 from cotune.utils.numbers import finite
-from cotune.utils.text import shorten_middle
+from cotune.utils.text import named, shorten_middle
 
 RewardFunction = Callable[..., Any]
 """`f(prompts, completions, **columns)`, sync or async. It returns a number for each completion, or a
@@ -359,11 +359,12 @@ def arguments(
     Args:
         messages: whether prompts and completions are chat messages; None follows the data.
     """
-    columns = dict.fromkeys(key for t in trajectories for key in t.task.columns)
+    rows = [t.task.own_columns() for t in trajectories]
+    columns = dict.fromkeys(key for row in rows for key in row)
     given: dict[str, list[Any]] = {"ground_truths": [list(t.task.answers) for t in trajectories]}
-    given |= {name: [t.task.columns.get(name) for t in trajectories] for name in columns}
+    given |= {name: [row.get(name) for row in rows] for name in columns}
     chats = [
-        bool(environment.tools) or _is_conversational(t.task) if messages is None else messages
+        bool(environment.tools) or t.task.chat if messages is None else messages
         for t in trajectories
     ]
     # Without distillation the hint is also trained on, but it is no part of the question.
@@ -390,17 +391,6 @@ def of_environment(
     """Return the arguments that an environment adds: `environments`, as in TRL."""
     give = getattr(environment, "reward_arguments", None)
     return {} if give is None else give(trajectories)
-
-
-def _is_conversational(task: Task) -> bool:
-    """Return whether a task's question is chat messages in the data."""
-    return any(
-        isinstance(value, list)
-        and len(cast("list[Any]", value)) == len(task.context) + 1
-        and isinstance(value[-1], Mapping)
-        and cast("Mapping[str, Any]", value[-1]).get("role") == "user"
-        for value in task.columns.values()
-    )
 
 
 def _drop(column: str, values: Sequence[Any]) -> None:
@@ -564,15 +554,8 @@ def _said(error: BaseException, function: RewardFunction) -> str:
     code = code or getattr(getattr(type(function), "__call__", None), "__code__", None)  # noqa: B004
     frames = traceback.extract_tb(error.__traceback__)[1:]  # below the one that caught it
     own = [f for f in frames if code is not None and f.filename == code.co_filename]
-    text = " ".join(f"{type(error).__name__}: {_text(error)}".split())[:200]
+    text = named(error)
     if not frames:
         return text
     last = (own or frames)[-1]
     return f"{text} ({last.filename.rpartition('/')[2]}, line {last.lineno})"
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001  # of the user's own class
-        return "(it cannot be shown)"

@@ -11,9 +11,11 @@ episodes in lock-step (`run_episodes`) or one at a time with the same calls:
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from numbers import Number
+from typing import Any, cast
 
 from cotune.errors import ConfigError
 from cotune.protocols import Codec, Environment, Rewards, Session
@@ -289,7 +291,8 @@ def placed_episodes(
     begin = getattr(environment, "begin", None)
     if begin is not None and placed:
         given, rows, seeds = zip(*placed, strict=True)
-        tasks = begin([a.task for a in given], rows, seeds)
+        with _may_not_exit(environment, "begin"):
+            tasks = begin([a.task for a in given], rows, seeds)
         begun = [replace(a, task=task) for a, task in zip(given, tasks, strict=True)]
     else:
         begun = [assignment for assignment, _, _ in placed]
@@ -337,12 +340,59 @@ def run_episodes(
             episode.advance(sample.ids, sample.logprobs)
             for episode, sample in zip(live, samples, strict=True)
         ]
-        for episode, response in zip(live, environment.respond(actions), strict=True):
+        for episode, response in zip(live, responses(environment, actions), strict=True):
             episode.observe(response)
         live = [episode for episode in live if not episode.done]
         finished(len(episodes) - len(live))
     done = score_all([episode.trajectory() for episode in episodes], environment)
     return done if rewards is None else rewards(done, environment)
+
+
+def responses(environment: Environment, actions: Sequence[Action]) -> Sequence[Response]:
+    """Return the environment's response to each action.
+
+    Raises:
+        ConfigError: it returned anything else.
+    """
+    what = f"environment: {type(environment).__name__}.respond"
+    with _may_not_exit(environment, "respond"):
+        found: Any = environment.respond(actions)  # of the user's own class
+    listed = cast("Sequence[object]", found if isinstance(found, list | tuple) else ())
+    if len(listed) != len(actions):
+        raise ConfigError(
+            f"{what} returned {cast(object, found)!r:.80} for {len(actions)} actions; expected a list with a "
+            "cotune.Response for each, in order"
+        )
+    for response in listed:
+        if not isinstance(response, Response) or not _renders(response):
+            raise ConfigError(
+                f"{what} gave {response!r:.80}; expected a cotune.Response whose observation is text "
+                "and whose messages have role and content, and of a tool its name"
+            )
+    return cast("Sequence[Response]", listed)
+
+
+def _renders(response: Response) -> bool:
+    """Return whether a response has what chat templates need."""
+    needed = [
+        {"role", "content"} | ({"name"} if message.get("role") == "tool" else set[str]())
+        for message in response.messages
+    ]
+    given = zip(needed, response.messages, strict=True)
+    return isinstance(cast(object, response.observation), str) and all(
+        n <= set(m) for n, m in given
+    )
+
+
+@contextmanager
+def _may_not_exit(environment: Environment, method: str) -> Generator[None]:
+    """Report SystemExit, as of code that the policy wrote: it would end the run without a message."""
+    try:
+        yield
+    except SystemExit as error:
+        raise ConfigError(
+            f"environment: {type(environment).__name__}.{method} raised SystemExit({error}); catch it there"
+        ) from error
 
 
 def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> list[Trajectory]:
@@ -355,12 +405,13 @@ def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> l
         ConfigError: a result is no pair of a finite number and an answer.
     """
     batch = getattr(environment, "scores", None)
-    found: Sequence[Any] = (  # of the user's own class
-        [environment.score(t) for t in trajectories] if batch is None else batch(trajectories)
-    )
+    name = "score" if batch is None else "scores"
+    with _may_not_exit(environment, name):
+        found: Sequence[Any] = (  # of the user's own class
+            [environment.score(t) for t in trajectories] if batch is None else batch(trajectories)
+        )
     parts = getattr(environment, "reward_parts", None)
     scored: list[Trajectory] = []
-    name = "score" if batch is None else "scores"
     for trajectory, pair in zip(trajectories, found, strict=True):
         what = f"environment: {type(environment).__name__}.{name} gave"
         try:
@@ -374,6 +425,13 @@ def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> l
             raise ConfigError(
                 f"{what} the reward {given!r:.80} for task {trajectory.task.id}; expected a finite number; "
                 f"fix `{name}`"
+            )
+        if isinstance(answer, Number):
+            answer = str(answer)
+        if answer is not None and not isinstance(answer, str):
+            raise ConfigError(
+                f"{what} the answer {answer!r:.80} for task {trajectory.task.id}; expected text or None; fix "
+                f"`{name}`"
             )
         values: Mapping[str, float] = {} if parts is None else parts(trajectory)
         scored.append(replace(trajectory, reward=reward, answer=answer, parts=values))

@@ -46,7 +46,7 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
 
 
 def _outages(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the shares of rollouts that failed for no fault of the policy's; without those that are 0."""
+    """Return the shares of rollouts that failed through no fault of the policy; without those that are 0."""
     failed = {
         ENVIRONMENT_ERROR_SHARE: [t.stop is StopReason.ENVIRONMENT_ERROR for t in trajectories],
         FAILED_SEARCH_SHARE: [

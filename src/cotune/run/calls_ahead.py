@@ -1,4 +1,4 @@
-"""LLM calls that begin before their answers are due, in threads beside the program.
+"""LLM calls that begin before their answers are due, in background threads.
 
 The program takes each answer when it needs it, and waits if it has not arrived. So a run depends on the answers,
 but not on when they arrive.

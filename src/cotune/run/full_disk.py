@@ -19,7 +19,7 @@ AGAIN = "run the command again"
 
 
 @contextmanager
-def full_disk_told(folder: Path, again: Callable[[], str] = lambda: AGAIN) -> Generator[None]:
+def full_disk_explained(folder: Path, again: Callable[[], str] = lambda: AGAIN) -> Generator[None]:
     """Turn an error that comes from a full disk into one line.
 
     Args:

@@ -71,15 +71,15 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise ValueError("it is not a manifest") from error
 
 
-def hashes(folder: Path, besides: Iterable[Path] = ()) -> dict[str, str]:
+def hashes(folder: Path, extra: Iterable[Path] = ()) -> dict[str, str]:
     """Return the SHA-256 of each file in a folder and below it, except of its manifest.
 
     Args:
         folder: the folder.
-        besides: files elsewhere; their paths are also relative to the folder.
+        extra: files elsewhere; their paths are also relative to the folder.
     """
     inside = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
-    return hashes_of(folder, (*inside, *besides))
+    return hashes_of(folder, (*inside, *extra))
 
 
 def hashes_of(folder: Path, files: Iterable[Path]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Failures that may be no fault of the policy's: an environment's errors, failed searches and calls."""
+"""Failures that may not be the policy's fault: an environment's errors, failed searches and calls."""
 
 from collections.abc import Mapping
 

@@ -7,7 +7,7 @@ import yaml
 
 
 class FieldLoader(yaml.SafeLoader):
-    """A safe loader that rejects a field given twice, of which plain YAML keeps the last one.
+    """A safe loader that rejects a field given twice; plain YAML keeps the last one.
 
     YAML 1.1 reads 1e-5 as text, since it has no point; here it is a number. JSON writes a character as two
     escapes, \\ud83d\\ude00, which YAML reads as two halves; here they are one.

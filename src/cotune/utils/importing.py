@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from cotune.errors import ConfigError
-from cotune.utils.text import did_you_mean
+from cotune.utils.text import did_you_mean, named
 
 ENVIRONMENTS = "cotune.environments"
 """The entry-point group in which a package registers kinds of environments."""
@@ -76,7 +76,7 @@ def load_registered(group: str, name: str, field: str) -> Any:
         return registered(group)[name].load()
     except Exception as error:  # an import may raise anything
         raise ConfigError(
-            f"{field}: {name!r} cannot be loaded ({_said(error)}); fix or reinstall its package"
+            f"{field}: {name!r} cannot be loaded ({named(error)}); fix or reinstall its package"
         ) from error
 
 
@@ -97,9 +97,9 @@ def _module(name: str, field: str) -> ModuleType:
                 f"{field}: no module {error.name!r}; install its package, or run cotune from the "
                 f"folder that holds it (this one is {Path.cwd().name})"
             ) from error
-        raise ConfigError(f"{field}: importing {name} failed: {_said(error)}") from error
+        raise ConfigError(f"{field}: importing {name} failed: {named(error)}") from error
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{field}: importing {name} failed: {_said(error)}") from error
+        raise ConfigError(f"{field}: importing {name} failed: {named(error)}") from error
 
 
 def _file(path: str, field: str) -> ModuleType:
@@ -119,12 +119,8 @@ def _file(path: str, field: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a script may end the process
         del sys.modules[name]
-        raise ConfigError(f"{field}: importing {path} failed: {_said(error)}") from error
+        raise ConfigError(f"{field}: importing {path} failed: {named(error)}") from error
     return module
-
-
-def _said(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 @contextmanager

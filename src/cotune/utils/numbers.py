@@ -5,7 +5,7 @@ from typing import Any
 
 
 def finite(value: Any) -> float | None:
-    """Return a value as a float; None if it is not finite, or no number but a text, say.
+    """Return a value as a float; None if it is not finite, or not a number (such as a text).
 
     >>> finite(True), finite("1"), finite(None), finite(float("nan"))
     (1.0, None, None, None)

@@ -1,4 +1,4 @@
-"""Checks that options share: numbers in a range, URLs, and which checks are for new runs alone."""
+"""Checks that options share: numbers in a range, URLs, and which checks are only for new runs."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ def reading_recorded() -> Generator[None]:
 def are_new() -> bool:
     """Return whether the options that are being checked are a new run's, not a recorded one's.
 
-    A check that an earlier version lacked must be for new ones alone, or a run from then could be neither
+    A check that an earlier version lacked must be only for new ones, or a run from then could be neither
     resumed nor exported.
     """
     return not _recorded.get()

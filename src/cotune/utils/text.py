@@ -27,6 +27,19 @@ def one_line(text: str) -> str:
     return " ".join(printable(" ".join(text.split())).split())
 
 
+def message_of(error: BaseException) -> str:
+    """Return an error's message; a class of the user's own may fail to give one."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001
+        return "(it cannot be shown)"
+
+
+def named(error: BaseException, limit: int = 200) -> str:
+    """Return an error's class and message on one line of at most `limit` characters."""
+    return one_line(f"{type(error).__name__}: {message_of(error)}")[:limit]
+
+
 # Without the first look a long word would be searched from each of its letters.
 _CREDENTIALS = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]+://)[^\s/@'\"]+@")
 # Keys of OpenAI and others alike, Hugging Face, GitHub, GitLab, Slack, NVIDIA, Groq, Perplexity, AWS,

@@ -203,6 +203,13 @@ _HARMFUL = re.compile(
 _LINK = re.compile(r"\b(of|where|who|whose|which|that)\b", re.IGNORECASE)
 
 
+_FAILURE = re.compile(
+    r"Question:(?P<question>.*?)\nResponse:(?P<response>.*?)(\nCorrect answer:(?P<answers>[^\n]*))?"
+    r"(\nFeedback:.*)?",
+    re.DOTALL,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """One failed rollout, as a reflection prompt shows it."""
@@ -214,10 +221,16 @@ class Example:
 
 def read_examples(prompt: str) -> list[Example]:
     """Return the `<example>` blocks of a prompt."""
-    pattern = r"<example>\s*Question:(.*?)\nResponse:(.*?)\nCorrect answer:([^\n]*)\n</example>"
+    blocks = re.findall(r"<example>\s*(Question:.*?)\n</example>", prompt, re.DOTALL)
+    found = [_FAILURE.fullmatch(block) for block in blocks]
     return [
-        Example(question.strip(), response.strip(), tuple(a.strip() for a in answers.split("|")))
-        for question, response, answers in re.findall(pattern, prompt, re.DOTALL)
+        Example(
+            match["question"].strip(),
+            match["response"].strip(),
+            tuple(a.strip() for a in (match["answers"] or "").split("|")),
+        )
+        for match in found
+        if match
     ]
 
 

@@ -205,7 +205,7 @@ def test_the_world_is_asked_in_the_files_layout(tmp_path: Path) -> None:
         assert [message["role"] for message in messages] == ["system", "user"]
 
 
-def test_a_long_instruction_gives_way(tmp_path: Path) -> None:
+def test_a_long_instruction_is_shortened(tmp_path: Path) -> None:
     long = "<search> q </search> <information> </information> <answer> a </answer> " * 30
     config = config_of(search_file(tmp_path, instruction=long))
     scaled, replaced = scaled_down(config, *few_questions(config)[:2], False)

@@ -63,7 +63,7 @@ def test_the_first_and_every_better_one_is_kept(run: Run, best: TRLBest) -> None
         assert kept(run, best) == (*expected[step], "abc de. " + "abcdef"[of], float(of))
 
 
-def test_one_of_a_later_step_than_this_gives_way(run: Run, best: TRLBest) -> None:
+def test_one_of_a_later_step_is_replaced(run: Run, best: TRLBest) -> None:
     """It is from before a resume; an equal step's, evaluated anew, need not."""
     mark(run, 4)
     best.offer(run.joint, scored(0.9), 4)

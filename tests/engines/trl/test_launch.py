@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.preflight import Preflight
 from cotune.engines.trl import run_file_setup as trl_setup
-from cotune.engines.trl.checks import check_args, check_launch, held_to_one_gpu
+from cotune.engines.trl.checks import check_args, check_launch, on_one_gpu
 from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.errors import ConfigError
 from tests.engines.trl.setup import config as own_args
@@ -130,11 +130,11 @@ def test_asked_for_the_trainer_uses_the_first_and_no_more_rows(gpus: Any, tmp_pa
     for name in ("n_gpu", "train_batch_size", "parallel_mode", "world_size", "device"):
         assert getattr(args, name) == getattr(alone, name), name
     assert (args.n_gpu, args.train_batch_size) == (1, 2)
-    assert not isinstance(trainer(held_to_one_gpu(own_args(tmp_path))).model_wrapped, DataParallel)
+    assert not isinstance(trainer(on_one_gpu(own_args(tmp_path))).model_wrapped, DataParallel)
 
 
 def test_not_asked_for_nothing_is_held_back(gpus: Any, tmp_path: Path) -> None:
     gpus(4)
     assert grpo_config(run_config(engine_args=ON_GPUS), tmp_path).n_gpu == 4
     assert own_args(tmp_path).n_gpu == 0  # on the CPU
-    assert held_to_one_gpu(own_args(tmp_path)).n_gpu == 0
+    assert on_one_gpu(own_args(tmp_path)).n_gpu == 0

@@ -105,7 +105,7 @@ def test_a_finished_run_is_not_resumed(runs: tuple[RunDir, RunDir]) -> None:
     ],
     ids=["mixed", "fst"],
 )  # fmt: skip
-def test_runs_under_other_group_plans_resume_alike(
+def test_runs_under_other_group_plans_resume_exactly(
     strategy: dict[str, object], tmp_path: Path
 ) -> None:
     content = with_sections(training={"steps": 4}, evaluation={"every": 2, "before": False})

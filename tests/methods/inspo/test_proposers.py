@@ -257,7 +257,7 @@ def test_a_spent_budget_ends_proposals_once_and_the_run_only_if_none_was_of_use(
         unaffordable.end_phase(Broke(), events, last=True)
 
 
-def test_texts_that_are_no_tags_are_to_be_kept_and_the_rules_answer_alike() -> None:
+def test_required_texts_that_are_no_tags_are_kept_and_the_rules_answer_the_same() -> None:
     parent = "Solve it in <answer> \\boxed{}. </answer>"
     told = paraphrase_prompt(parent, 3, required=("<answer>", "</answer>", "\\boxed"))
     line = "Keep these texts in every candidate, letter by letter: \\boxed\n"

@@ -228,7 +228,7 @@ def test_hints_outlive_a_phase_that_brings_none():
 # ---- state
 
 
-def test_a_state_saved_in_mid_epoch_goes_on_alike():
+def test_a_state_saved_in_mid_epoch_continues_the_same():
     def succeeds(a: Assignment, k: int) -> bool:
         return a.task in EASY or a.task.id in {"q0", "q5", "q6", "q19"}
 

@@ -326,7 +326,7 @@ def check_devices(args: "TrainingArguments") -> None:
         raise ConfigError(_one_of(args.n_gpu, "your_script.py"))
 
 
-def held_to_one_gpu(args: Args) -> Args:
+def on_one_gpu(args: Args) -> Args:
     """Return the arguments changed so that the trainer uses only the first GPU.
 
     Trainer wraps the model in DataParallel if it counts several GPUs. It sets the same field to 1

@@ -11,7 +11,12 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 from trl import GRPOConfig
 
-from cotune.config.run_checks import check_context, check_prompts, check_rewards, check_told
+from cotune.config.run_checks import (
+    check_context,
+    check_prompt_texts,
+    check_prompts,
+    check_rewards,
+)
 from cotune.config.run_file import EvaluationConfig
 from cotune.engines.best_policy import choice_of
 from cotune.engines.evaluation import Validation
@@ -258,7 +263,7 @@ def joint_run(
     check_rewards(method.rewards, method.environment, method.instruction, ("train",))
     codec = HFCodec(tokenizer, cast("dict[str, Any] | None", args.chat_template_kwargs))
     check_turns(method.environment, codec, tokenizer)
-    check_told(method.environment, method.instruction, codec)
+    check_prompt_texts(method.environment, method.instruction, codec)
     check_prompts(
         method.environment,
         codec,

@@ -14,7 +14,7 @@ from trl import GRPOConfig
 from cotune.config.run_checks import check_tokens
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.preflight import Preflight
-from cotune.engines.trl.checks import check_args, check_named_parts, held_to_one_gpu
+from cotune.engines.trl.checks import check_args, check_named_parts, on_one_gpu
 from cotune.engines.trl.grpo_fields import LOSSES
 from cotune.engines.trl.sharding import check_deepspeed
 from cotune.errors import ConfigError
@@ -146,7 +146,7 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise ConfigError(f"training.engine_args: {' '.join(str(error).split())}") from error
     check_named_parts(args)
-    return held_to_one_gpu(args) if training.single_gpu else args
+    return on_one_gpu(args) if training.single_gpu else args
 
 
 def _vllm_context(config: RunConfig) -> int:

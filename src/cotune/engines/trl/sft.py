@@ -21,7 +21,7 @@ from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import Parts, run_parts
 from cotune.engines.trl.checkpoints import load_state
-from cotune.engines.trl.checks import check_devices, check_named_parts, held_to_one_gpu
+from cotune.engines.trl.checks import check_devices, check_named_parts, on_one_gpu
 from cotune.engines.trl.grpo import TRLBest, lost_steps
 from cotune.engines.trl.run_file_setup import (
     SHARED_FIELDS,
@@ -94,7 +94,7 @@ def sft_config(config: RunConfig, folder: Path) -> SFTConfig:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"training.engine_args: {' '.join(str(error).split())}") from error
     check_named_parts(args)
-    args = held_to_one_gpu(args) if training.single_gpu else args
+    args = on_one_gpu(args) if training.single_gpu else args
     check_devices(args)
     return args
 

@@ -51,9 +51,9 @@ def _started(make: Callable[..., Any], options: dict[str, Any]) -> Any:
     try:
         return make(**options)
     except Exception as error:
-        said = one_line(shorten_middle(f"{type(error).__name__}: {error}", _LONGEST))
+        reason = one_line(shorten_middle(f"{type(error).__name__}: {error}", _LONGEST))
         raise EngineError(
-            f"vLLM did not start: {said} (its settings are vllm_… in training.engine_args or GRPOConfig)"
+            f"vLLM did not start: {reason} (its settings are vllm_… in training.engine_args or GRPOConfig)"
         ) from error
 
 

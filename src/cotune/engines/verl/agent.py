@@ -26,7 +26,7 @@ from cotune.engines.verl.worker import SECTION, Worker, worker_of
 from cotune.errors import EngineError
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import stable_seed
-from cotune.rollout.episode import Episode, placed_episodes, score_all
+from cotune.rollout.episode import Episode, placed_episodes, responses, score_all
 from cotune.types import Assignment, Sample, SampleRequest, Sampling, Trajectory
 
 
@@ -59,7 +59,7 @@ def _calls(worker: Worker) -> Calls:
 
     def stepped(taken: Sequence[tuple[Episode, Sample]]) -> list[None]:
         actions = [episode.advance(sample.ids, sample.logprobs) for episode, sample in taken]
-        for (episode, _), response in zip(taken, environment.respond(actions), strict=True):
+        for (episode, _), response in zip(taken, responses(environment, actions), strict=True):
             episode.observe(response)
         return [None] * len(taken)
 

@@ -17,6 +17,7 @@ from cotune.errors import ConfigError, RetrievalError
 from cotune.experiments.baselines.chat import Ask, Chat, Reply
 from cotune.protocols import Environment, Retriever
 from cotune.types import Action, Limits, Prompt, Response, Task, Turn
+from cotune.utils.text import named
 
 UNSCORED = ("reason", "condense", "retrieve")
 """Actions of turns that are the method's own notes; no answer is read from them."""
@@ -259,6 +260,5 @@ def _looked_up(retriever: Retriever | None, top_k: int, queries: Sequence[str]) 
     try:
         found = retriever.search(queries, top_k)
     except (OSError, RetrievalError) as error:
-        reason = " ".join(f"search failed: {type(error).__name__}: {error}".split())
-        return [Found(error=reason[:200])] * len(queries)
+        return [Found(error=f"search failed: {named(error, 180)}")] * len(queries)
     return [Found(tuple(passages)) for passages in found]

@@ -28,7 +28,7 @@ from cotune.experiments.baselines.chat import Chat, EndpointChat, PolicyChat
 from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
 from cotune.rollout.episode import score_all
-from cotune.run.full_disk import AGAIN, full_disk_told
+from cotune.run.full_disk import AGAIN, full_disk_explained
 from cotune.run.journal import RunJournal, score_table, write_score
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
@@ -99,7 +99,7 @@ def run_baseline(name: str, config: RunConfig, console: Console, endpoint: Endpo
         return f"remove {config.output}, and {AGAIN}" if RunDir.is_run(config.output) else AGAIN
 
     try:
-        with full_disk_told(config.output, again):
+        with full_disk_explained(config.output, again):
             return _run(_BaselineRun(name, config, endpoint), console)
     except KeyboardInterrupt:
         if RunDir.is_run(config.output):

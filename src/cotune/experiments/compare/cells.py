@@ -26,7 +26,7 @@ from cotune.run.journal import describe_event
 from cotune.run.json_files import read_jsonl, write_atomic
 from cotune.run.run_dir import RunDir
 from cotune.utils.field_yaml import FieldDumper
-from cotune.utils.text import flat
+from cotune.utils.text import flat, one_line
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _FAILURES = (CotuneError, OSError, KeyError, ValueError)
@@ -332,8 +332,8 @@ def other_settings(folder: Path, config: RunConfig) -> str:
 
 def in_one_line(error: Exception) -> str:
     """Return an error's text in one line, with its type unless it is one of cotune's own."""
-    kind = "" if isinstance(error, CotuneError) else f"{type(error).__name__}: "
-    return kind + " ".join(str(error).split())
+    text = str(error) if isinstance(error, CotuneError) else f"{type(error).__name__}: {error}"
+    return one_line(text)
 
 
 def _reached(folder: Path) -> str:

@@ -23,7 +23,7 @@ from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.compare.suite_summary import PROGRESS
 from cotune.methods.registry import added
 from cotune.protocols import Environment
-from cotune.run.full_disk import full_disk_told
+from cotune.run.full_disk import full_disk_explained
 from cotune.run.json_files import Row
 from cotune.run.ledger import policy_rollouts
 from cotune.run.run_dir import RunDir, read_summary, write_summary
@@ -67,7 +67,7 @@ def compare(
     fields = (word for assignment in assignments for word in ("--set", assignment))
     command = again or shlex.join(["cotune", "compare", str(path), *fields])
     _print_heading(suite, setting, console)
-    with full_disk_told(suite.output, lambda: command):
+    with full_disk_explained(suite.output, lambda: command):
         with held(suite.output):
             try:
                 with stopped_by_sigterm():
