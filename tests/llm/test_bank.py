@@ -63,13 +63,14 @@ def test_a_bank_that_cannot_propose_is_refused(
 
 
 def test_each_proposer_gets_the_next_entries_as_it_reads_them(tmp_path: Path) -> None:
-    found = bank(tmp_path, "\n\n".join("abcdefg"))
+    (tmp_path / "seven").write_text("\n\n".join("abcdefg"), encoding="utf-8")
+    found = BankLLM(BankOptions(path=str(tmp_path / "seven")), 0)  # type: ignore[arg-type]
     assert parse_candidates(found.complete(REWRITES).text) == ["a", "b"]
     assert read_hint(found.complete(HINTS).text) == "c"
     assert read_instruction(found.complete(INSTRUCTION).text) == ("", "d")
     history = history_prompt([("Add.", 50.0)], "Add.", 4)
     assert parse_candidates(found.complete(history).text) == ["e", "f", "g"]  # all that are left
-    with pytest.raises(BudgetError, match=r"bank.txt is exhausted: its 7 texts"):
+    with pytest.raises(BudgetError, match=r"seven is exhausted: its 7 texts"):
         found.complete(HINTS)
     with pytest.raises(LLMError, match="INSPO, GEPA and P²O only"):
         found.complete("What is a bank?")

@@ -411,7 +411,7 @@ def compare(
     suite: options.SuiteFile = None,
     dry_run: options.SuiteDryRun = False,
     methods: options.ListMethods = False,
-    set_: Overrides = None,
+    set_: options.SuiteOverrides = None,
 ) -> None:
     """Run methods over seeds at equal numbers of policy rollouts, and compare them.
 

@@ -16,6 +16,15 @@ Overrides = Annotated[
         "repeated.",
     ),
 ]
+SuiteOverrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Override a field of the suite file; VALUE is YAML, as in seeds=[0] or "
+        "base.training.steps=600 (if `base` holds the fields themselves). Can be repeated.",
+    ),
+]
 WeightsFormat = Annotated[
     str | None,
     typer.Option(

@@ -40,6 +40,11 @@ class BankOptions:
     hints: Path | None = None
     order: Literal["file", "random"] = "file"
 
+    def __post_init__(self) -> None:
+        # In Python a text will do.
+        object.__setattr__(self, "path", Path(self.path))
+        object.__setattr__(self, "hints", None if self.hints is None else Path(self.hints))
+
     def describe(self) -> str:
         """Return what proposes, and its files."""
         names = " and ".join(path.name for path in (self.path, self.hints) if path is not None)

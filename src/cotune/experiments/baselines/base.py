@@ -90,7 +90,7 @@ def answer_form(environment: Environment, instruction: str, kind: str) -> Answer
         return AnswerForm(instruction)
     raise ConfigError(
         f"environment.kind is {kind}; baselines of one response need questions that one response "
-        "answers: search, geo, scaffold, arithmetic, math or single_turn (cotune baseline agent runs any)"
+        "answers, without tools, such as search, math or single_turn (cotune baseline agent runs any)"
     )
 
 
