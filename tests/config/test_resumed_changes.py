@@ -52,6 +52,15 @@ def test_what_a_step_is_may_not_change(field: str, value: int) -> None:
     assert {name for name in was if was[name] != now[name]} == {f"training.{field}"}
 
 
+def test_what_the_optimizers_state_stands_on_may_not_change() -> None:
+    was = of(identity, training={"engine_args": {"adam_beta1": 0.8, "epsilon": 0.3}})
+    now = of(identity, training={"engine_args": {"optim": "sgd", "epsilon": 0.4}})
+    assert set(was.items()) ^ set(now.items()) == {
+        ("training.engine_args.adam_beta1", "0.8"),
+        ("training.engine_args.optim", '"sgd"'),
+    }
+
+
 def config_of(**change: Any) -> RunConfig:
     return parse_config(tiny(Path("out"), change), "test")
 

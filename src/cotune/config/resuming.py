@@ -22,6 +22,8 @@ _FIXED = (
 _FIXED_IN_TRAINING = (
     "engine", "questions_per_step", "group_size", "mini_batches", "frozen", "precision",
 )  # fmt: skip
+# A checkpoint's optimizer has these; another optimizer cannot load its state.
+_OF_OPTIMIZER = ("optim", "optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 _FREE = "name, threads, environment.retriever, llm, evaluation, logging and training"
 # May hold a key or a token: stored as a hash, and only the names are reported.
 _SILENT = ("llm", "training.engine_args")
@@ -152,6 +154,11 @@ def identity(config: RunConfig) -> dict[str, str]:
         plain["environment"]["retriever"] = {"kind": server["kind"]}
     fixed = {field: plain[field] for field in _FIXED}
     fixed |= {f"training.{name}": plain["training"][name] for name in _FIXED_IN_TRAINING}
+    fixed |= {
+        f"training.engine_args.{name}": value
+        for name, value in plain["training"]["engine_args"].items()
+        if name in _OF_OPTIMIZER
+    }
     return {field: json.dumps(value, sort_keys=True) for field, value in fixed.items()}
 
 
@@ -195,8 +202,8 @@ def check_resumable(was: RunConfig, now: RunConfig, source: str) -> None:
         source: the origin of the changes; named in the error.
     """
     before, after = identity(was), identity(now)
-    for field, value in before.items():
-        if after[field] != value:
+    for field in before | after:
+        if after.get(field) != before.get(field):
             raise ConfigError(
                 f"{source}: {field} is fixed once a run has started; on resume {_FREE} can change "
                 f"(in training, not {', '.join(_FIXED_IN_TRAINING)}); leave it, or start a new run in "

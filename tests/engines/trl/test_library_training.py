@@ -483,3 +483,39 @@ def test_what_an_evolution_brought_is_logged_in_a_line_each(
 
 def test_no_handler_is_put_on_the_logger() -> None:
     assert logging.getLogger("cotune").handlers == []
+
+
+class Asks(TrainerCallback):
+    """A callback of the user's, after cotune's."""
+
+    def __init__(self, step: int, stops: bool = False) -> None:
+        self.step, self.stops = step, stops
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            if self.stops:
+                self.stops = False
+                raise KeyboardInterrupt
+            control.should_save = True
+
+
+def test_a_checkpoint_that_a_later_callback_asks_for_can_be_resumed(tmp_path: Path) -> None:
+    training = begin(tmp_path, save_steps=2, save_total_limit=1, max_steps=3)
+    training.trainer.add_callback(Asks(3))
+    training.trainer.train()
+    assert load_state(training.joint.state_folder, 3) is not None
+
+
+def test_a_trainer_that_was_interrupted_within_a_batch_begins_it_again(tmp_path: Path) -> None:
+    batches: dict[str, Any] = {
+        "steps_per_generation": 2, "gradient_accumulation_steps": 1, "max_steps": 6,
+        "save_strategy": "steps", "save_steps": 2,
+    }  # fmt: skip
+    whole = begin(tmp_path / "whole", **batches)
+    whole.trainer.train()
+    stopped = begin(tmp_path / "stopped", **batches)
+    stopped.trainer.add_callback(Asks(3, stops=True))
+    with pytest.raises(KeyboardInterrupt):
+        stopped.trainer.train()
+    stopped.trainer.train(resume_from_checkpoint=True)
+    assert figures(stopped) == figures(whole)

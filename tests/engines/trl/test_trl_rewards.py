@@ -29,7 +29,7 @@ def rollout(text: str, index: int, chat: bool) -> Trajectory:
     question = f"Half of a third, {index}?"
     raw: Any = [{"role": "user", "content": question}] if chat else question
     row = {"prompt": raw, "solution": r"$\frac{1}{6}$", "level": index}
-    task = Task(f"t{index}", question, (), columns=row)
+    task = Task(f"t{index}", question, (), chat=chat, columns=row)
     ids = (5, 5, 5, 5) if index else (1, 2, 3, 4)
     return Trajectory(
         assignment=Assignment(task, Prompt(""), Prompt(""), "i0", index),

@@ -16,6 +16,7 @@ from cotune.engines.joint import run_parts
 from cotune.engines.trl.checkpoints import choose_checkpoint, load_state
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.engines.trl.joint_trainer import JointTrainer
+from cotune.engines.trl.learning_rate import ResumedRate
 from cotune.engines.trl.run_file_setup import Setup
 from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
@@ -133,7 +134,7 @@ def build_trainer(
         reward_funcs=joint.reward_funcs,
         peft_config=setup.adapter,
         # The budget comes first, so that the saved state includes whether it ended the run.
-        callbacks=[budget, *joint.callbacks],
+        callbacks=[budget, *joint.callbacks, ResumedRate()],
     )
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)

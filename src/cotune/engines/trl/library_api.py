@@ -95,17 +95,21 @@ class TrainerMethod(Generic[Options]):
     ) -> None:
         self.method = method_of(self.options_class().kind)
         name = type(self).__name__
-        if not hasattr(environment, "initial_instruction"):
+        if isinstance(environment, type) or not hasattr(environment, "initial_instruction"):
             raise ConfigError(
                 f"{name}: environment is {_kind(environment)}; expected an environment, such as "
                 "cotune.GeoEnvironment() or your subclass of cotune.TaskEnvironment"
             )
         self.environment = environment
+        if not isinstance(limits, Limits | None):
+            raise ConfigError(
+                f"{name}: limits is a {type(limits).__name__}; expected cotune.Limits(…)"
+            )
         self.limits = limits or Limits()
         self.instruction = environment.initial_instruction if instruction is None else instruction
         check_instruction(environment, self.instruction, self.method.kind)
         self.rewards = _reward_functions(name, rewards)
-        self.seed, self.folder = seed, None if folder is None else Path(folder)
+        self.seed, self.folder = seed, None if folder is None else Path(folder).expanduser()
         self.options = self._options(options, option_fields)
         self.llm = self._llm_or_rules(llm)
 

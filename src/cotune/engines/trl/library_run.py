@@ -261,6 +261,8 @@ def joint_run(
     if method.rewards is not None:
         method.rewards.trainer_state = TrainerState(max_steps=args.max_steps)
     check_rewards(method.rewards, method.environment, method.instruction, ("train",))
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token  # as the trainer does
     codec = HFCodec(tokenizer, cast("dict[str, Any] | None", args.chat_template_kwargs))
     check_turns(method.environment, codec, tokenizer)
     check_prompt_texts(method.environment, method.instruction, codec)
@@ -302,7 +304,11 @@ def _config(
         "name": Path(cast(str, args.output_dir)).resolve().name,
         "policy": {"path": tokenizer.name_or_path},
         **method.describe(),
-        "batch": {"rollouts": args.generation_batch_size, "group_size": args.num_generations},
+        "batch": {
+            "rollouts": args.generation_batch_size,
+            "group_size": args.num_generations,
+            "mini_batches": steps_per_batch(args),
+        },
         "training": {
             "steps": steps,
             "mini_batches": steps_per_batch(args),

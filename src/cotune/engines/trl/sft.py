@@ -23,6 +23,7 @@ from cotune.engines.joint import Parts, run_parts
 from cotune.engines.trl.checkpoints import load_state
 from cotune.engines.trl.checks import check_devices, check_named_parts, on_one_gpu
 from cotune.engines.trl.grpo import TRLBest, lost_steps
+from cotune.engines.trl.learning_rate import ResumedRate
 from cotune.engines.trl.run_file_setup import (
     SHARED_FIELDS,
     Setup,
@@ -268,7 +269,7 @@ def build_trainer(
         ),
         processing_class=setup.tokenizer,
         peft_config=setup.adapter,
-        callbacks=[callback],
+        callbacks=[callback, ResumedRate()],
     )
     compute_as_base(trainer.model)
     for shown in (PrinterCallback, ProgressCallback):

@@ -327,10 +327,15 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
         With "validation", the end of training also chooses the best instruction there.
 
         Raises:
-            ConfigError: a task of the split has the id of a training task; the trainer identifies
-                tasks only by id.
+            ConfigError: the split has no task, or one with the id of a training task; the trainer
+                identifies tasks only by id.
         """
         tasks = self.parts.environment.tasks(split)
+        if not tasks:
+            raise ConfigError(
+                f"environment: the {split} split has no questions; hold some out, as in "
+                f"cotune.tasks_from(dataset, {split}=100)"
+            )
         known = self.order.by_id
         for task in tasks:
             if known.get(task.id, task).question != task.question:
@@ -368,6 +373,9 @@ class JointCallback(CheckpointCallback[TRLJoint]):
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         super().on_train_begin(args, state, control)
         joint, self._training = self._joint, True
+        if joint.bound:  # a call of train() that was interrupted may have left half of a batch
+            joint.trainer._step, joint.trainer._buffered_inputs = 0, None
+            joint.trainer._current_train_step_time = 0.0
         if state.global_step == 0:
             if self._writes:
                 joint.parts.meter.begin_attempt(None)

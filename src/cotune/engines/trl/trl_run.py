@@ -13,6 +13,7 @@ from cotune.engines.trl.checkpoints import (
     drop_orphans,
     drop_torn,
     save_state,
+    state_path,
 )
 from cotune.engines.trl.sharding import gathered
 from cotune.errors import EngineError
@@ -95,6 +96,8 @@ class CheckpointCallback(TrainerCallback, Generic[AnyRun]):
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         self._joint.coordinator.comm.gather(None)  # wait until every process has written its files
+        if not state_path(self._joint.state_folder, state.global_step).exists():
+            self._save_state(state)  # a later callback asked for this checkpoint
         if self._writes:
             journal = self._joint.parts.journal
             complete_checkpoint(self._joint.state_folder, state.global_step, journal)
