@@ -119,7 +119,7 @@ class BankLLM:
 
     def load_state_dict(self, state: State) -> None:
         self._entries.used = set(state["used"])
-        self._hints.used = set(state["used_hints"])
+        self._hints.used = set(state.get("used_hints", state["used"]))
 
 
 class _Entries:

@@ -13,7 +13,6 @@ from cotune.engines.trl.checkpoints import (
     drop_orphans,
     drop_torn,
     save_state,
-    state_path,
 )
 from cotune.engines.trl.sharding import gathered
 from cotune.errors import EngineError
@@ -79,6 +78,8 @@ class CheckpointCallback(TrainerCallback, Generic[AnyRun]):
     `checkpoints` says when a pair is complete.
     """
 
+    _saved = -1  # the step whose half was saved last
+
     def __init__(self, joint: AnyRun) -> None:
         self._joint = joint
 
@@ -96,7 +97,7 @@ class CheckpointCallback(TrainerCallback, Generic[AnyRun]):
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         self._joint.coordinator.comm.gather(None)  # wait until every process has written its files
-        if not state_path(self._joint.state_folder, state.global_step).exists():
+        if self._saved != state.global_step:
             self._save_state(state)  # a later callback asked for this checkpoint
         if self._writes:
             journal = self._joint.parts.journal
@@ -123,5 +124,6 @@ class CheckpointCallback(TrainerCallback, Generic[AnyRun]):
         raise NotImplementedError
 
     def _save_state(self, state: TrainerState) -> None:
+        self._saved = state.global_step
         if self._writes:
             save_state(self._joint.state_folder, state.global_step, self._joint.state_dict())
