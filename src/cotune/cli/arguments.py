@@ -1,29 +1,23 @@
 """The arguments and options of the commands, with their help texts."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="A run's folder.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="FIELD=VALUE",
-        help="Override a field of the run file; VALUE is YAML, as in training.steps=600. Can be "
-        "repeated.",
-    ),
-]
+
+
+def _set(file: str, examples: str) -> Any:
+    text = f"Override a field of the {file} file; VALUE is YAML, as in {examples}. Can be repeated."
+    return typer.Option("--set", metavar="FIELD=VALUE", help=text)
+
+
+Overrides = Annotated[list[str] | None, _set("run", "training.steps=600")]
 SuiteOverrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="FIELD=VALUE",
-        help="Override a field of the suite file; VALUE is YAML, as in seeds=[0] or "
-        "base.training.steps=600 (if `base` holds the fields themselves). Can be repeated.",
-    ),
+    _set("suite", "seeds=[0] or base.training.steps=600 (if `base` holds the fields themselves)"),
 ]
 WeightsFormat = Annotated[
     str | None,
