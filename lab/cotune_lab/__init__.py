@@ -1,0 +1,1 @@
+"""What reproduces cotune's results; see lab/README.md."""

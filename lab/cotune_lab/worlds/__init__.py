@@ -1,0 +1,1 @@
+"""Worlds that were made for one result each; cotune registers their environments by entry points."""
