@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "cotune"
 LAYERS = (
-    "errors", "types", "protocols", "utils", "run", "methods", "rollout", "loop", "llm", "rewards",
+    "errors", "types", "protocols", "utils", "run", "methods", "rollout", "llm", "rewards",
     "data", "retrieval", "environments", "policy", "testing", "worlds", "config", "engines",
     "export", "experiments", "cli", "__main__", "__init__",
 )  # fmt: skip
@@ -62,8 +62,7 @@ def test_packages_import_only_those_above_them() -> None:
 
 def test_the_root_holds_only_what_everything_shares() -> None:
     assert {path.name for path in ROOT.glob("*.py")} == {
-        f"{name}.py"
-        for name in ("__init__", "__main__", "types", "protocols", "errors", "loop", "testing")
+        f"{name}.py" for name in ("__init__", "__main__", "types", "protocols", "errors", "testing")
     }
 
 

@@ -7,14 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from cotune.loop import (
-    LoopSettings,
-    completion_logprobs,
-    group_advantages,
-    grpo_loss,
-    policy_loss,
-    train,
-)
 from cotune.methods.static import StaticStrategy
 from cotune.policy.codec import HFCodec
 from cotune.policy.sampling import CachedSampler
@@ -26,6 +18,14 @@ from cotune.testing import ScriptedLLM
 from cotune.types import Assignment, Limits, Progress, Prompt, StopReason, Task, Trajectory, Turn
 from tests.helpers import one_step
 from tests.policy.tiny import Letters, opens, tiny_model, tiny_tokenizer
+from tests.reference_loop import (
+    LoopSettings,
+    completion_logprobs,
+    group_advantages,
+    grpo_loss,
+    policy_loss,
+    train,
+)
 
 TOKENIZER = tiny_tokenizer()
 

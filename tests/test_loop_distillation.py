@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from cotune.loop import completion_logprobs, policy_loss, teacher_loss
 from cotune.policy.codec import HFCodec
 from cotune.policy.sampling import CachedSampler, GenerateSampler
 from cotune.rollout.episode import new_episodes, run_episodes
@@ -25,6 +24,7 @@ from cotune.types import (
     Turn,
 )
 from tests.policy.tiny import Letters, opens, tiny_model, tiny_tokenizer
+from tests.reference_loop import completion_logprobs, policy_loss, teacher_loss
 
 TASK = Task("t", "?", ("a",))
 

@@ -82,7 +82,7 @@ class Coordinator:
     """Run the phases of a training step, in any number of processes.
 
     A step calls `evolve`, `assign`, `rollout`, `resample`, `observe` and `retry` in this order
-    (`cotune.loop.train` shows it); an engine updates the weights in between. Every rank calls every
+    (`tests/reference_loop.py` shows it); an engine updates the weights in between. Every rank calls every
     phase: rank 0 does the work, the others serve its rollouts, and all return the same result. On
     rank 0 a phase may call another phase.
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cotune.loop import LoopSettings, completion_logprobs, group_advantages, train
 from cotune.methods.context_distillation import batch_weights
 from cotune.policy.codec import HFCodec
 from cotune.policy.policy_files import policy_path
@@ -19,6 +18,7 @@ from cotune.run.ledger import Ledger
 from cotune.types import Trajectory
 from tests.engines.contract.recording import Recording, Row, update_row, watch
 from tests.engines.contract.script import POLICY, Script
+from tests.reference_loop import LoopSettings, completion_logprobs, group_advantages, train
 from tests.run_files import environment_of, strategy_of
 
 

@@ -10,11 +10,11 @@ from trl import GRPOTrainer
 
 from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.engines.trl.trl_joint import was_cut
-from cotune.loop import policy_loss
 from cotune.types import Limits, Trajectory
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from tests.engines.trl.setup import Counting, start
 from tests.policy.tiny import small_policy
+from tests.reference_loop import policy_loss
 
 LIMITS = Limits(turns=2, turn_tokens=24, observation_tokens=60, trajectory_tokens=120)
 HINT = "Zanzibar: first make a plan."

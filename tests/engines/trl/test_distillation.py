@@ -13,12 +13,12 @@ from trl import GRPOTrainer
 
 from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.errors import ConfigError
-from cotune.loop import completion_logprobs, policy_loss
 from cotune.methods.static import StaticStrategy
 from cotune.types import Assignment, Distillation, Limits, Progress, Prompt, Task, Trajectory
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from tests.engines.trl.setup import HINT, Counting, Run, start
 from tests.policy.tiny import small_policy
+from tests.reference_loop import completion_logprobs, policy_loss
 
 LIMITS = Limits(turns=2, turn_tokens=24, observation_tokens=60, trajectory_tokens=120)
 TEMPERATURE = 1.4

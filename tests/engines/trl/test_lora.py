@@ -16,7 +16,6 @@ from cotune.engines.trl.grpo import TRLBest, lost_steps
 from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.engines.trl.run_file_setup import Setup, load_policy, prepare
 from cotune.errors import ConfigError
-from cotune.loop import completion_logprobs, policy_loss
 from cotune.policy.adapters import lora_config, merged, save_weights
 from cotune.policy.codec import HFCodec
 from cotune.policy.options import LoraOptions
@@ -26,6 +25,7 @@ from tests.engines.trl.setup import Run, config, scored, start
 from tests.engines.trl.test_distillation import LIMITS, TEMPERATURE, EveryOther, GeoOptions, Mixed
 from tests.policy.test_adapters import adapted
 from tests.policy.tiny import Letters, opens, small_policy, tiny_model, tiny_tokenizer
+from tests.reference_loop import completion_logprobs, policy_loss
 from tests.run_files import tiny
 
 

