@@ -110,18 +110,17 @@ class TrlOptions(Model):
 
 
 class VerifiersOptions(Model):
-    """An environment of the `verifiers` library, with its own data, tools and rubric."""
+    """An environment of `verifiers.v1`, with its own data, tools and rewards."""
 
     kind: Literal["verifiers"] = "verifiers"
     environment: str
-    """An installed environment's or taskset's id, or `package.module:name` of a function that returns one."""
+    """An installed taskset's id, or `package.module:name` of a function that returns an environment."""
     args: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Keyword arguments of its loader; of a `verifiers.v1` taskset the fields of its environment's
-    config: `{taskset: …, agent: …}`."""
+    """Fields of the environment's config, `{taskset: …, agent: …}`; or the function's arguments."""
     validation: int = Field(default=100, ge=1)
-    """Number of questions for validation, of its evaluation data or held out of its training data."""
+    """Number of questions held out for validation, at most a tenth of all."""
     test: int = Field(default=200, ge=1)
-    """Number of questions for the final evaluation, likewise."""
+    """Number of questions held out for the final evaluation, at most a fifth of all."""
     initial_instruction: str | None = None
     """null: the environment's own system prompt."""
 
