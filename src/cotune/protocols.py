@@ -86,10 +86,9 @@ class Strategy(Protocol):
     Each step t calls `evolve_if_due`, `assign` and `observe`, in this order. Checkpoints are saved
     after `observe`, so an evolution that is due then is still due after a resume.
 
-    It may have three more methods, for reports. `choice()` returns the `Choice` of the best
+    It may have two more methods, for reports. `choice()` returns the `Choice` of the best
     instruction, which is recorded at the end of a run. Trackers show the `Standing` of each
-    instruction that `standings()` returns, and the `HintStanding` of each hint in
-    `hint_standings()`. If its attribute `checks_uplift` is true, policies are also scored on validation
+    instruction that `standings()` returns. If its attribute `checks_uplift` is true, policies are also scored on validation
     under the initial instruction, which is then kept unless `best_prompt()` scores higher. If its
     attribute `keeps_last` is true, the policy of the last step is kept, whatever earlier policies score.
     If it has a method `settle(instruction_id)`, the leading `rivals` of its `choice()` are scored on

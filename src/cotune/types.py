@@ -114,16 +114,6 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class HintStanding:
-    """Record where a hint stands: its mean score and solved questions on dev, and whether it is in use."""
-
-    hint: str
-    mean_dev_score: float
-    solved: int
-    covers: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """The best instruction by weight, with its margin over the runner-up.
 

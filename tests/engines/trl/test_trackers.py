@@ -10,21 +10,19 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugin_util import markdown_to_safe_html
 from transformers.integrations.integration_utils import WandbCallback
 
 from cotune.cli.train import train
 from cotune.engines.trl import trackers
-from cotune.engines.trl.trackers import markdown_table, tables
+from cotune.engines.trl.trackers import COLUMNS, instruction_table
 from cotune.methods.static import StaticStrategy
 from cotune.run.run_dir import RunDir
-from tests.engines.trl.library_runs import STEPS, LibraryTraining, begin, figures
+from tests.engines.trl.library_runs import LibraryTraining, begin, figures
 from tests.forked import run_module
 from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 
 ROOT = Path(__file__).parents[3]
-NAMES = ("cotune/instructions", "cotune/hints")
 
 
 def events_of(folder: Path) -> EventAccumulator:
@@ -32,15 +30,6 @@ def events_of(folder: Path) -> EventAccumulator:
     (found,) = {path.parent for path in folder.rglob("events.out.tfevents.*")}
     events = EventAccumulator(str(found), size_guidance={"tensors": 0, "scalars": 0})
     return events.Reload()
-
-
-def texts_of(events: EventAccumulator, name: str) -> dict[int, list[list[str]]]:
-    """By step: the cells of a table that was logged as text."""
-    found: dict[int, list[list[str]]] = {}
-    for entry in events.Tensors(f"{name}/text_summary"):
-        lines = entry.tensor_proto.string_val[0].decode().splitlines()
-        found[entry.step] = [line[2:-2].split(" | ") for line in lines if line.strip()]
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -62,70 +51,21 @@ def test_the_strategys_numbers_are_in_tensorboard_by_their_names(trained: Librar
         assert seen == pytest.approx(written)
 
 
-def test_the_table_of_instructions_is_logged_after_each_evolution_and_at_the_end(
-    trained: LibraryTraining,
-) -> None:
-    found = texts_of(events_of(Path(str(trained.args.output_dir))), "cotune/instructions")
-    changed = {
-        event["step"]
-        for event in trained.run.read_events()
-        if event["kind"] in ("instruction_born", "instruction_pruned")
-    }
-    assert set(found) == changed | {STEPS}
+def test_the_table_has_the_lineage_the_living_and_the_best(trained: LibraryTraining) -> None:
+    strategy = trained.strategy
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in instruction_table(strategy)]
     lineage = trained.run.read_instructions()
-    (columns, _, *rows) = found[STEPS]
-    assert columns[:3] == ["id", "parent", "lineage"]
-    assert [row[0] for row in rows] == [one["id"] for one in lineage]
-    by_id = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
-    for one in lineage:
-        row = by_id[one["id"]]
-        assert row["parent"] == (one["parent"] or "")
-        above = by_id[one["parent"]]["lineage"] + " &#62; " if one["parent"] else ""
-        assert row["lineage"] == above + one["id"]
-    alive = {row["id"] for row in by_id.values() if row["alive"] == "True"}
-    assert alive == {member.id for member in trained.strategy.base.population.members}
-    best = [row["id"] for row in by_id.values() if row["best"] == "True"]
-    assert best == [trained.strategy.best_instruction_id()]
-
-
-def test_the_table_of_hints_is_that_of_the_last_phase(trained: LibraryTraining) -> None:
-    found = texts_of(events_of(Path(str(trained.args.output_dir))), "cotune/hints")
-    (_, _, *rows) = found[STEPS]
-    assert len(rows) == len(trained.strategy.hint_standings()) > 1
-    (phase,) = trained.events("hint_phase_ended")
-    covering = [text for text, *_, covers, _ in tables(trained.strategy)[1][2] if covers]
-    assert sorted(covering) == sorted(phase["covering_texts"])
+    assert [(row["id"], row["parent"], row["text"]) for row in rows] == [
+        (one["id"], one["parent"], one["text"]) for one in lineage
+    ]
+    alive = {row["id"] for row in rows if row["alive"]}
+    assert alive == {member.id for member in strategy.base.population.members}
+    assert [row["id"] for row in rows if row["best"]] == [strategy.best_instruction_id()]
 
 
 def test_a_strategy_without_a_population_has_one_instruction() -> None:
-    ((name, columns, rows),) = tables(StaticStrategy("Say it."))
-    assert name == "cotune/instructions"
-    row = dict(zip(columns, rows[0], strict=True))
-    assert (row["id"], row["text"], row["best"], row["parent"]) == ("i0", "Say it.", True, None)
-
-
-HOSTILE = (
-    "a | b\n| c | d |\n<script>alert(1)</script> ![x](http://evil/x.png) [l](javascript:alert(1)) "
-    "`code` **bold** _em_ &lt; \\| <http://evil> https://evil é 😀 \x1b[31m"
-)
-
-
-def test_model_text_is_text_in_a_table() -> None:
-    html = markdown_to_safe_html(markdown_table(("id", "text"), [("i0", HOSTILE), ("i1", None)]))
-    tags = set(re.findall(r"<(/?\w+)", html))
-    assert tags == {
-        f"{slash}{tag}"
-        for slash in ("", "/")
-        for tag in ("table", "thead", "tbody", "tr", "th", "td")
-    }
-    assert html.count("<td") == 4
-    assert "&#60;script&#62;alert&#40;1&#41;" in html
-    assert "é" in html
-
-
-@pytest.mark.parametrize("kept", ["0.25", "step 3, then: what?", "i0", "10%", "-1"])
-def test_plain_text_stays_readable(kept: str) -> None:
-    assert f"| {kept} |" in markdown_table(("x",), [(kept,)])
+    (row,) = instruction_table(StaticStrategy("Say it."))
+    assert row == ["i0", None, "initial", 0, True, None, True, "Say it."]
 
 
 def test_wandb_without_a_run_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,16 +76,16 @@ def test_wandb_without_a_run_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> 
     logged: list[dict[str, Any]] = []
     fake = SimpleNamespace(run=None, Table=Table, log=logged.append)
     monkeypatch.setattr(trackers, "import_module", lambda name: {"wandb": fake}[name])
-    found = tables(StaticStrategy("Say it."))
+    rows = instruction_table(StaticStrategy("Say it."))
     callback = WandbCallback.__new__(WandbCallback)
-    trackers._log_tables(callback, found, 4)
+    trackers.log_table(callback, rows, 4)
     assert logged == []
     fake.run = object()
-    trackers._log_tables(callback, found, 4)
+    trackers.log_table(callback, rows, 4)
     (row,) = logged
     assert row["train/global_step"] == 4
-    assert row["cotune/instructions"].columns == list(found[0][1])
-    assert row["cotune/instructions"].data == [list(found[0][2][0])]
+    assert row["cotune/instructions"].columns == list(COLUMNS)
+    assert row["cotune/instructions"].data == rows
 
 
 def quiet_console() -> Any:
@@ -209,7 +149,6 @@ def test_every_name_that_a_run_logs_is_documented(tmp_path: Path) -> None:
     (arm,) = summary["arms"].values()
     assert [e.value for e in events.Scalars("test/em")] == [pytest.approx(arm["em"])]
     assert {"test/em_before"} <= tags
-    assert set(texts_of(events, "cotune/instructions")) >= {1, 3, 4}
 
 
 @pytest.mark.slow
@@ -226,26 +165,15 @@ def test_wandb_offline_and_trackio_get_tables_and_numbers(tmp_path: Path) -> Non
     done = run_module("tests.engines.trl.tracked_run", *arguments, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
 
-    for name in NAMES:
-        files = list((tmp_path / "wandb").glob(f"*/files/media/table/{name}_*.table.json"))
-        newest = max(files, key=lambda path: int(path.name.split("_")[1]))
-        shown = json.loads(newest.read_text(encoding="utf-8"))
-        columns = {n: c for n, c, _ in tables_of_any()}[name]
-        assert shown["columns"] == list(columns)
-        assert len(shown["data"]) >= 1
+    files = list((tmp_path / "wandb").glob("*/files/media/table/cotune/instructions_*.table.json"))
+    newest = max(files, key=lambda path: int(path.name.split("_")[1]))
+    shown = json.loads(newest.read_text(encoding="utf-8"))
+    assert shown["columns"] == list(COLUMNS)
+    assert len(shown["data"]) >= 1
 
     with sqlite3.connect(tmp_path / "trackio" / "huggingface.db") as database:
         rows = [json.loads(row[0]) for row in database.execute("SELECT metrics FROM metrics")]
-    last = [row for row in rows if "cotune/hints" in row][-1]
-    assert last["train/global_step"] == 3
-    assert last["cotune/hints"]["_value"][0]["hint"] == ""
-    assert last["cotune/instructions"]["_value"][0]["id"] == "i0"
+    tables = [row["cotune/instructions"] for row in rows if "cotune/instructions" in row]
+    assert tables[-1]["_value"][0]["id"] == "i0"
     (hard,) = [row for row in rows if "train/p2o/hard" in row]
     assert hard["train/p2o/hard"] > 0
-
-
-def tables_of_any() -> list[tuple[str, tuple[str, ...], None]]:
-    return [
-        ("cotune/instructions", trackers._INSTRUCTION_COLUMNS, None),
-        ("cotune/hints", trackers._HINT_COLUMNS, None),
-    ]

@@ -169,7 +169,7 @@ ADJUSTED: Mapping[str, str] = {
     "num_generations_eval": "Each question is rolled out once, and its group holds copies; 1 saves "
     "TRL's own work on them.",
     "logging_strategy": f'"steps" or "no", which leaves metrics.jsonl empty; {_NO_EPOCHS}',
-    "report_to": "tensorboard, wandb and trackio also get the table of instructions; metrics.md "
+    "report_to": "wandb and trackio also get a table of the instructions; metrics.md "
     "lists the names.",
     "log_completions": "The prompt that TRL shows is the task's id.",
     "deepspeed": "ZeRO stages 1 and 2; stage 3 is refused: no process holds whole weights.",

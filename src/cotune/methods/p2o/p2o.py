@@ -21,7 +21,6 @@ from cotune.types import (
     Choice,
     Distillation,
     FilteredDistillation,
-    HintStanding,
     KLDistillation,
     Metrics,
     Progress,
@@ -353,17 +352,6 @@ class P2O:
 
     def standings(self) -> list[Standing]:
         return getattr(self.base, "standings", list[Standing])()
-
-    def hint_standings(self) -> list[HintStanding]:
-        """Return the last phase's hints; those that cover hard questions are in use."""
-        pool = self._pool
-        if pool is None:
-            return []
-        cover = covering(pool)
-        return [
-            HintStanding(text, pool.mean(i), len(pool.solved(i)), i in cover)
-            for i, text in enumerate(pool.texts)
-        ]
 
     def state_dict(self) -> State:
         return {
