@@ -248,15 +248,3 @@ def test_links_in_best_are_refused(tmp_path: Path) -> None:
     (run.best_path / "tokenizer.json").symlink_to(secret)
     with pytest.raises(ConfigError, match=r"tokenizer\.json: is a symbolic link"):
         export(run.path, output=tmp_path / "out")
-
-
-def test_damage_to_a_completed_file_is_one_line(tmp_path: Path) -> None:
-    run, _ = whole(tmp_path)
-    export(run.path, output=tmp_path / "first")
-    file = run.best_path / "chat_template.jinja"
-    file.write_text(file.read_text().replace(" ", "", 1))
-    with pytest.raises(ConfigError, match=r"chat_template\.jinja: is damaged or missing"):
-        export(run.path, output=tmp_path / "second")
-    (run.best_path / "README.md").write_text("my own words")  # people may edit the card
-    (run.best_path / "serving.json").unlink()
-    export(run.path, output=tmp_path / "second")

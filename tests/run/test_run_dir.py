@@ -353,34 +353,3 @@ def test_token_ids_are_not_looked_at_one_by_one() -> None:
     assert json.loads(line) == row
     assert plain([1, True, np.int64(2), 0.5], "x") == [1, True, 2, 0.5]
     assert [type(value) for value in plain((1, np.int64(2)), "x")] == [int, int]
-
-
-def test_a_checkpoint_commits_to_the_logs_of_its_moment(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", CONFIG)
-    run.event("started", 0, text="\ud800 é", score=0.1)
-    run.metrics(1, {"loss": 0.1 + 0.2})
-    first = run.committed()
-    assert first.keys() == {"events.jsonl", "metrics.jsonl"}
-    run.event("saved", 1)
-    run.metrics(2, {"loss": 1e-9})
-    assert run.committed() == RunDir.open(run.path).committed() != first
-    run.check_committed(first)
-    again = RunDir.open(run.path)
-    for _ in range(2):  # a resume leaves what was committed as it is, however often
-        again.cut_back(1)
-        again.event("resumed", 1)
-        again.check_committed(first)
-        assert again.committed() == RunDir.open(run.path).committed()
-    assert [row["step"] for row in again.read_metrics()] == [1]
-    for path in (run.events_path, run.metrics_path):
-        whole = path.read_bytes()
-        for damaged in (b"", whole[:20], b"x" + whole[1:]):
-            path.write_bytes(damaged)
-            with pytest.raises(ConfigError) as caught:
-                again.check_committed(first)
-            assert str(caught.value).startswith(f"{path}: its first ")
-        path.unlink()
-        with pytest.raises(ConfigError, match=path.name):
-            again.check_committed(first)
-        path.write_bytes(whole)
-    again.check_committed(first)

@@ -2,17 +2,16 @@
 
 import shutil
 from dataclasses import replace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from cotune.engines.joint import TrainingRun
+from cotune.policy.policy_files import check_whole
 from cotune.run.best import FILE as BEST_JSON
-from cotune.run.best import MAY_CHANGE, BestRecord, read_best
+from cotune.run.best import BestRecord, read_best
 from cotune.run.json_files import write_atomic
-from cotune.run.manifest import hashes, hashes_of
 from cotune.run.scores import Score
 from cotune.types import Choice, Prompt
 from cotune.utils.files import link_or_copy
@@ -85,11 +84,6 @@ class BestPolicy:
             training_tasks=joint.identity.get("the training tasks"),
             **({} if score is None else _evidence(score)),
             **({} if choice is None else _observed(choice)),
-            files={
-                name: digest
-                for name, digest in hashes(staged).items()
-                if not any(fnmatch(name, pattern) for pattern in MAY_CHANGE)
-            },
         )
         record.write(staged)
         self._swap_in(staged)
@@ -113,7 +107,6 @@ class BestPolicy:
             trained=trained,
             leader=leader,
             last_em=None if last is None else last.em,
-            files=known.files,
         )
         if record.initial_em is not None and record.initial_em >= record.em:
             record = _initial_kept(record, initial, record.initial_em)
@@ -124,14 +117,13 @@ class BestPolicy:
         if record.instruction == self.known().instruction:
             record.write(self._folder)
             return record
-        # Hashes cover the text, so a kill must leave the old pair or the new one.
+        # The record holds the text too, so a kill must leave the old pair or the new one.
         shutil.rmtree(self._staged, ignore_errors=True)
         shutil.copytree(
             self._folder, self._staged, copy_function=link_or_copy, ignore=lambda *_: [BEST_JSON]
         )
         text = self._staged / "instruction.txt"
         write_atomic(text, record.instruction + "\n")
-        record = replace(record, files={**record.files, **hashes_of(self._staged, [text])})
         record.write(self._staged)
         self._swap_in(self._staged)
         return record
@@ -165,14 +157,14 @@ class BestPolicy:
         known = self.known()
         if known.step != joint.batches:
             if joint.coordinator.comm.rank == 0:
-                known.check_files(self._folder)
+                check_whole(self._folder)
             self.load_weights(joint, known.step)
         return known.instruction_id, Prompt(known.instruction, known.hint)
 
     def check(self) -> None:
         """Raise ConfigError if the kept policy is damaged."""
-        if (known := self._read()) is not None:
-            known.check_files(self._folder)
+        if self._read() is not None:
+            check_whole(self._folder)
 
     def known(self) -> BestRecord:
         """Return the record of what is kept. Raises FileNotFoundError before anything is."""
@@ -213,7 +205,7 @@ def _initial_kept(found: BestRecord, initial: Prompt, em: float) -> BestRecord:
         observed_rollouts=None,
         runner_up=None,
         too_close_to_call=None,
-        found=replace(found, files={}),
+        found=found,
     )
 
 

@@ -135,7 +135,7 @@ class Engine(Protocol):
         """Choose the checkpoint to resume a run from; write nothing.
 
         Raises:
-            ConfigError: all checkpoints, a log or the kept policy is damaged.
+            ConfigError: all checkpoints or the kept policy is damaged.
         """
         ...
 

@@ -158,7 +158,6 @@ class TrainingRun:
                 the run file at that time.
         """
         now, chosen = self.parts.changeable, self.chosen or Chosen()
-        self.parts.journal.check_committed(chosen.logs)
         self.parts.meter.begin_attempt(step)
         self.parts.journal.cut_back(step)
         changed = changes(saved.get("changeable", now), now)

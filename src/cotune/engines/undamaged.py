@@ -1,13 +1,12 @@
-"""Choose the checkpoint of a resume, for every engine: the newest whose files match its manifest."""
+"""Choose the checkpoint of a resume, for every engine: the newest whose files are all there."""
 
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from cotune.errors import ConfigError
-from cotune.run.journal import Journal
-from cotune.run.manifest import Manifest, damaged_by_manifest, hashes, read_manifest
+from cotune.run.manifest import MANIFEST, damaged_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +15,11 @@ class Chosen:
 
     Attributes:
         path: the trainer's folder; None if there is no complete checkpoint.
-        logs: what its manifest says of the run's logs.
         notices: what to tell the user, a line each.
         damaged: newer folders that were skipped.
     """
 
     path: Path | None = None
-    logs: Mapping[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     notices: tuple[str, ...] = ()
     damaged: tuple[Path, ...] = ()
 
@@ -34,19 +31,8 @@ class Chosen:
             path.rename(aside)
 
 
-def write_manifest(checkpoint: Path, journal: Journal, extra: Iterable[Path] = ()) -> None:
-    """Complete a checkpoint: write the hashes of its files and of the run's logs so far.
-
-    Args:
-        checkpoint: the trainer's folder, with all of its files.
-        journal: where the run is recorded.
-        extra: files of the checkpoint that are not in its folder.
-    """
-    Manifest(files=hashes(checkpoint, extra), logs=journal.committed()).write(checkpoint)
-
-
 def newest_undamaged(complete: Iterable[Path]) -> Chosen:
-    """Return the first checkpoint whose files are what was written.
+    """Return the first checkpoint whose files have the size that was written.
 
     Args:
         complete: folders of checkpoints whose writing had ended, newest first.
@@ -58,15 +44,13 @@ def newest_undamaged(complete: Iterable[Path]) -> Chosen:
     damaged: list[Path] = []
     wrong: Path | None = None
     for path in complete:
-        if (wrong := damaged_by_manifest(path)) is None:
-            manifest = read_manifest(path)
-            if manifest is None:
+        if (wrong := damaged_file(path)) is None:
+            if not (path / MANIFEST).exists():
                 notices.append(
                     f"{path.name} has no manifest (an earlier version, or a kill), so its files are not "
                     "checked"
                 )
-            logs = {} if manifest is None else manifest.logs
-            return Chosen(path, logs, tuple(notices), tuple(damaged))
+            return Chosen(path, tuple(notices), tuple(damaged))
         damaged.append(path)
         notices.append(f"{path.name} is skipped: {wrong} is damaged or missing")
     if wrong is not None:
@@ -79,7 +63,6 @@ def newest_undamaged(complete: Iterable[Path]) -> Chosen:
 
 def chosen_by_trainer(checkpoint: Path) -> Chosen:
     """Return a checkpoint that a trainer chose itself; ConfigError if it is damaged."""
-    if (wrong := damaged_by_manifest(checkpoint)) is not None:
+    if (wrong := damaged_file(checkpoint)) is not None:
         raise ConfigError(f"{wrong}: is damaged or missing; resume from an older checkpoint")
-    manifest = read_manifest(checkpoint)
-    return Chosen(checkpoint, {} if manifest is None else manifest.logs)
+    return Chosen(checkpoint)

@@ -7,23 +7,18 @@ between completing it again repairs it.
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cotune.config.build import run_environment
 from cotune.config.run_file import RunConfig
 from cotune.environments.base import TaskEnvironment
-from cotune.errors import ConfigError
 from cotune.export.model_card import write_card
-from cotune.export.serving import FILE as SERVING
 from cotune.export.serving import Serving, best_choice, finished, read_serving
 from cotune.policy.chat_template import own_templates, with_instruction, without_instruction
-from cotune.policy.policy_files import is_adapter
+from cotune.policy.policy_files import check_whole, is_adapter
 from cotune.protocols import Environment
-from cotune.run.best import REWRITTEN
 from cotune.run.json_files import Row, write_atomic, write_json_atomic
-from cotune.run.manifest import damaged_file, hashes_of
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits, Prompt, Task
 
@@ -72,8 +67,7 @@ def complete_best(config: RunConfig, run: RunDir, environment: Environment | Non
         tasks={name: len(environment.tasks(name)) for name in ("train", "validation", "test")},
     )
     write_card(best, config, run, serving, "adapter" if is_adapter(best) else "full")
-    written = {file for pattern in REWRITTEN for file in best.glob(pattern)}
-    replace(serving, files=hashes_of(best, written)).write(best)
+    serving.write(best)
 
 
 def is_complete(run: RunDir) -> bool:
@@ -86,18 +80,14 @@ def completed(config: RunConfig, run: RunDir) -> Serving:
     """Return how the finished run's policy was evaluated; complete `best/` first if needed.
 
     Raises:
-        ConfigError: see `complete_best`; or a file of `best/` is damaged.
+        ConfigError: see `complete_best`; or a part of `best/` is missing.
     """
-    best_choice(run.best_path).check_files(run.best_path)
+    best_choice(run.best_path)
+    check_whole(run.best_path)
     if not is_complete(run):
         complete_best(config, run)
     known = read_serving(run.best_path)
     assert known is not None  # it was just written
-    if (wrong := damaged_file(run.best_path, known.files)) is not None:
-        raise ConfigError(
-            f"{wrong}: is damaged or missing; restore the file, or remove "
-            f"{run.best_path / SERVING} to have it written again"
-        )
     return known
 
 

@@ -1,7 +1,7 @@
 """A finished run's best policy: its choice in `best/best.json`, its evaluation in `best/serving.json`."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -9,7 +9,6 @@ from cotune.environments.base import PromptFormat
 from cotune.errors import ConfigError
 from cotune.run.best import BestRecord, read_best
 from cotune.run.json_files import Row, write_json_atomic
-from cotune.run.manifest import sealed, unsealed
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits
 from cotune.utils.text import command_on
@@ -36,7 +35,6 @@ class Serving:
         tools: names of the tools that were offered through the chat template.
         limits: limits of an episode.
         tasks: how many questions each split has.
-        files: SHA-256 of the files that were completed with it, by name.
     """
 
     attempt: int
@@ -48,11 +46,10 @@ class Serving:
     tools: tuple[str, ...]
     limits: Limits
     tasks: dict[str, int]
-    files: dict[str, str] = field(default_factory=dict[str, str])
 
     def write(self, folder: Path) -> None:
         """Replace serving.json in a folder."""
-        write_json_atomic(folder / FILE, sealed({"schema_version": SCHEMA_VERSION} | asdict(self)))
+        write_json_atomic(folder / FILE, {"schema_version": SCHEMA_VERSION} | asdict(self))
 
 
 def read_serving(folder: Path) -> Serving | None:
@@ -65,7 +62,7 @@ def read_serving(folder: Path) -> Serving | None:
     if not path.is_file():
         return None
     try:
-        row = unsealed(json.loads(path.read_bytes()))
+        row = json.loads(path.read_bytes())
         if row.pop("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"its schema_version is not {SCHEMA_VERSION}")
         laid_out = row.pop("instruction")

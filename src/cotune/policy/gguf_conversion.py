@@ -19,7 +19,7 @@ from cotune.errors import ConfigError
 from cotune.policy.gguf_file import GgufHeader, need_gguf, read_header
 from cotune.run.json_files import write_atomic
 from cotune.run.locks import locked
-from cotune.run.manifest import Manifest, hashes, read_manifest
+from cotune.run.manifest import MANIFEST, damaged_file, write_manifest
 from cotune.utils.files import sha256_of
 from cotune.utils.progress import begin
 from cotune.utils.text import one_line
@@ -110,9 +110,8 @@ def _is_whole(folder: Path) -> bool:
 @cache
 def _matches(folder: Path, stamps: Sequence[object]) -> bool:
     try:
-        manifest = read_manifest(folder)
-        return manifest is not None and dict(manifest.files) == hashes(folder)
-    except (OSError, ValueError):
+        return (folder / MANIFEST).is_file() and damaged_file(folder) is None
+    except OSError:
         return False
 
 
@@ -164,7 +163,7 @@ def _convert(path: str, file: Path, folder: Path) -> None:
     license = f"---\nlicense: {header.license}\n---\n" if header.license.isascii() else ""
     text = f"Converted by cotune from {file.name}, SHA-256 {_sha256_of(file)}.\n"
     write_atomic(folder / "README.md", (license if header.license else "") + text)
-    Manifest(files=hashes(folder)).write(folder)
+    write_manifest(folder)
 
 
 def _sha256_of(file: Path) -> str:

@@ -133,6 +133,17 @@ def damaged_weights(folder: Path) -> str:
     return ""
 
 
+def check_whole(folder: Path) -> None:
+    """Raise ConfigError if the best policy of a run lacks a part, or its weights are cut off."""
+    lacks = missing_parts(folder)
+    wrong = f"lacks {', '.join(lacks)}" if lacks else damaged_weights(folder)
+    if wrong:
+        raise ConfigError(
+            f"{folder}: {wrong}; restore the file, or remove {folder} and resume the run without what it "
+            "had kept"
+        )
+
+
 def cached_folder(name: str) -> Path | None:
     """Return the folder of a model in the hub's cache; None if it is not there."""
     from huggingface_hub import try_to_load_from_cache

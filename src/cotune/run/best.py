@@ -6,23 +6,15 @@ summary, the report and the model card.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 from cotune.errors import ConfigError
 from cotune.run.json_files import write_json_atomic
-from cotune.run.manifest import damaged_file, sealed, unsealed
 from cotune.run.scores import EXACT_MATCH
 
 FILE = "best.json"
-REWRITTEN = (
-    "chat_template.jinja", "additional_chat_templates/*", "tokenizer_config.json",
-    "generation_config.json",
-)  # fmt: skip
-"""Files of `best/` that the end of a run replaces; patterns of names."""
-MAY_CHANGE = (*REWRITTEN, "adapter_config.json")
-"""Files of `best/` that a later change does not damage: an adapter names the folder of its base."""
 _VERSION = 1
 
 
@@ -46,7 +38,6 @@ class BestRecord:
             another one and was checked.
         found: the record of what the method found, if the initial instruction is kept in its place.
         training_tasks: fingerprint of the training questions (`task_order.fingerprint`).
-        files: SHA-256 of the files that must not change, by name.
     """
 
     instruction: str
@@ -70,7 +61,6 @@ class BestRecord:
     initial_interval: tuple[float, float] | None = None
     found: "BestRecord | None" = None
     training_tasks: str | None = None
-    files: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
@@ -90,12 +80,7 @@ class BestRecord:
 
     def write(self, folder: Path) -> None:
         """Replace best.json in a folder."""
-        write_json_atomic(folder / FILE, sealed({"schema_version": _VERSION} | asdict(self)))
-
-    def check_files(self, folder: Path) -> None:
-        """Raise ConfigError if a file of the folder is missing or is not what was written."""
-        if (path := damaged_file(folder, self.files)) is not None:
-            raise ConfigError(f"{path}: is damaged or missing; {_fix(folder)}")
+        write_json_atomic(folder / FILE, {"schema_version": _VERSION} | asdict(self))
 
     def statement(self) -> str:
         """Return which pair is kept, and why, in one or two sentences."""
@@ -137,7 +122,7 @@ def read_best(folder: Path) -> BestRecord | None:
     """
     path = folder / FILE
     try:
-        row = unsealed(json.loads(path.read_bytes()))
+        row = json.loads(path.read_bytes())
         if row.pop("schema_version", _VERSION) != _VERSION:
             raise ValueError(f"its schema_version is not {_VERSION}")
         if not isinstance(row.get("instruction"), str):

@@ -39,14 +39,6 @@ class Journal(Protocol):
         """Drop everything after a step; a resumed run writes it again."""
         ...
 
-    def committed(self) -> Mapping[str, tuple[int, str]]:
-        """Return (bytes, SHA-256) of each log so far, for a checkpoint's manifest."""
-        ...
-
-    def check_committed(self, logs: Mapping[str, tuple[int, str]]) -> None:
-        """Raise ConfigError if the start of a log has changed since a checkpoint was saved."""
-        ...
-
     def evolution_log(self, step: int) -> EvolutionLog:
         """Return the log of the evolution before a step's rollouts, which a resume continues."""
         ...
@@ -65,12 +57,6 @@ class SilentJournal:
         pass
 
     def cut_back(self, step: int) -> None:
-        pass
-
-    def committed(self) -> Mapping[str, tuple[int, str]]:
-        return {}
-
-    def check_committed(self, logs: Mapping[str, tuple[int, str]]) -> None:
         pass
 
     def evolution_log(self, step: int) -> EvolutionLog:
@@ -172,12 +158,6 @@ class RunJournal:
 
     def cut_back(self, step: int) -> None:
         self._run.cut_back(step)
-
-    def committed(self) -> Mapping[str, tuple[int, str]]:
-        return self._run.committed()
-
-    def check_committed(self, logs: Mapping[str, tuple[int, str]]) -> None:
-        self._run.check_committed(logs)
 
     def evolution_log(self, step: int) -> EvolutionLog:
         return self._run.evolution_log(step)

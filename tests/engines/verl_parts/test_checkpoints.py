@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
 from cotune.engines.verl.checkpoints import (
     VerlBest,
@@ -15,7 +16,6 @@ from cotune.engines.verl.checkpoints import (
     save_state,
 )
 from cotune.methods.static import StaticStrategy
-from cotune.run.journal import SilentJournal
 from cotune.run.manifest import MANIFEST
 from cotune.run.scores import Score
 from tests.policy.tiny import tiny_tokenizer
@@ -66,10 +66,10 @@ def test_a_torn_pair_is_passed_over(text: str | None, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["actor/model.pt", "cotune-state.json", MANIFEST])
 def test_a_damaged_pair_is_passed_over(name: str, tmp_path: Path) -> None:
     for step in (2, 4):
-        save_state(theirs(tmp_path, step), {"batches": step}, SilentJournal())
+        save_state(theirs(tmp_path, step), {"batches": step})
     assert choose_checkpoint(tmp_path).notices == ()
     newest = tmp_path / f"global_step_{4}"
-    (newest / name).write_bytes(b"damaged")
+    (newest / name).write_bytes(b"cut")
     chosen = choose_checkpoint(tmp_path)
     assert chosen.path == tmp_path / f"global_step_{2}"
     assert chosen.notices == (f"global_step_4 is skipped: {newest / name} is damaged or missing",)
@@ -121,7 +121,8 @@ def test_the_best_policy_is_kept_with_the_pieces_that_the_workers_load(tmp_path:
         def save_checkpoint(self, path: str, *_: Any, **__: Any) -> None:
             whole = Path(path) / "huggingface"
             whole.mkdir(parents=True)
-            (whole / "model.safetensors").write_bytes(b"weights")
+            (whole / "config.json").write_text("{}")
+            save_file({}, whole / "model.safetensors")
             (Path(path) / "shard.pt").write_bytes(b"a piece")
 
     replicas = SimpleNamespace(sleep_replicas=lambda: None, update_weights=lambda _: None)

@@ -6,7 +6,7 @@ moment leaves the previous pair intact. With several processes, the others may s
 that point, so their files are checked as well: each process's random state and, under DeepSpeed,
 its part of the optimizer. FSDP2 writes `.metadata` after all of its shards.
 
-Last of all comes the manifest with the hash of every file, once all processes have written. A pair
+Last of all comes the manifest with the size of every file, once all processes have written. A pair
 from an earlier version, or one that a kill cut off from its manifest, is complete without it.
 """
 
@@ -17,11 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cotune.engines.undamaged import Chosen, newest_undamaged, write_manifest
+from cotune.engines.undamaged import Chosen, newest_undamaged
 from cotune.protocols import State
-from cotune.run.journal import Journal
 from cotune.run.json_files import write_json_atomic
-from cotune.run.manifest import MANIFEST
+from cotune.run.manifest import MANIFEST, write_manifest
 
 
 def state_path(folder: Path, step: int) -> Path:
@@ -49,10 +48,10 @@ def choose_checkpoint(folder: Path) -> Chosen:
     return newest_undamaged(path for step, path in newest_first if _is_complete(folder, step, path))
 
 
-def complete_checkpoint(folder: Path, step: int, journal: Journal) -> None:
+def complete_checkpoint(folder: Path, step: int) -> None:
     """Write the manifest of a pair whose files are all written."""
     ours = state_path(folder, step)
-    write_manifest(folder / f"checkpoint-{step}", journal, (ours,) if ours.exists() else ())
+    write_manifest(folder / f"checkpoint-{step}", (ours,) if ours.exists() else ())
 
 
 def _is_complete(folder: Path, step: int, path: Path) -> bool:

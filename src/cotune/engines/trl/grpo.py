@@ -103,13 +103,12 @@ def choose(run: RunDir, setup: Setup) -> Chosen:
     """Return the checkpoint to resume from, which the first process chooses.
 
     Raises:
-        ConfigError: all checkpoints, a log or the kept policy is damaged.
+        ConfigError: all checkpoints or the kept policy is damaged.
     """
     chosen = None
     if world().rank == 0:
         chosen = choose_checkpoint(run.checkpoints_path)
         if chosen.path is not None:
-            run.check_committed(chosen.logs)
             TRLBest(run.best_path, setup.tokenizer).check()
     return world().broadcast(chosen)
 

@@ -124,14 +124,6 @@ class LibraryRun:
     def cut_back(self, step: int) -> None:
         self._journal.cut_back(step)
 
-    def committed(self) -> Mapping[str, tuple[int, str]]:
-        return self._journal.committed()
-
-    def check_committed(self, logs: Mapping[str, tuple[int, str]]) -> None:
-        # Before `begin_attempt`, which opens the journal.
-        if RunDir.is_run(self._folder):
-            RunDir.open(self._folder).check_committed(logs)
-
     def evolution_log(self, step: int) -> EvolutionLog:
         return self._journal.evolution_log(step)
 

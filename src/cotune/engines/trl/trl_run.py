@@ -100,10 +100,9 @@ class CheckpointCallback(TrainerCallback, Generic[AnyRun]):
         if self._saved != state.global_step:
             self._save_state(state)  # a later callback asked for this checkpoint
         if self._writes:
-            journal = self._joint.parts.journal
-            complete_checkpoint(self._joint.state_folder, state.global_step, journal)
+            complete_checkpoint(self._joint.state_folder, state.global_step)
             drop_orphans(self._joint.state_folder, keep_from=state.global_step)
-            journal.event("saved", self._joint.batches)
+            self._joint.parts.journal.event("saved", self._joint.batches)
 
     def on_log(
         self,

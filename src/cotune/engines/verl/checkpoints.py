@@ -1,7 +1,7 @@
 """Checkpoints: veRL's folder of a step, with cotune's state in it, which is written last.
 
 A pair is therefore complete if the state can be read, and a kill at any moment leaves the previous
-pair intact. A manifest with the hash of every file follows. veRL deletes no checkpoints; older ones are deleted once a newer pair is complete.
+pair intact. A manifest with the size of every file follows. veRL deletes no checkpoints; older ones are deleted once a newer pair is complete.
 """
 
 import json
@@ -14,23 +14,21 @@ from transformers import PreTrainedTokenizerBase
 
 from cotune.engines.best_policy import BestPolicy
 from cotune.engines.joint import TrainingRun
-from cotune.engines.undamaged import Chosen, newest_undamaged, write_manifest
+from cotune.engines.undamaged import Chosen, newest_undamaged
 from cotune.errors import ConfigError, EngineError
 from cotune.protocols import State
 from cotune.run.best import BestRecord
-from cotune.run.journal import Journal
 from cotune.run.json_files import write_json_atomic
-from cotune.run.manifest import MANIFEST, Manifest, damaged_by_manifest, hashes
+from cotune.run.manifest import MANIFEST, damaged_file, write_manifest
 from cotune.run.scores import Score
 
 _STATE = "cotune-state.json"
 
 
-def save_state(checkpoint: Path, state: State, journal: Journal | None = None) -> None:
-    """Save cotune's half, and with a journal the manifest of the whole."""
+def save_state(checkpoint: Path, state: State) -> None:
+    """Save cotune's half, and the manifest of the whole."""
     write_json_atomic(checkpoint / _STATE, state)
-    if journal is not None:
-        write_manifest(checkpoint, journal)
+    write_manifest(checkpoint)
 
 
 def load_state(checkpoint: Path) -> State | None:
@@ -121,7 +119,7 @@ class VerlBest(BestPolicy):
             )
         shutil.copytree(whole, folder)
         shutil.rmtree(whole)  # only the copy is kept
-        Manifest(files=hashes(pieces)).write(pieces)
+        write_manifest(pieces)
         (pieces / _WHOLE).touch()
 
     def load_weights(self, joint: Any, step: int) -> None:
@@ -157,7 +155,7 @@ class VerlBest(BestPolicy):
 
 def _check(pieces: Path) -> None:
     """Raise ConfigError if the workers' checkpoint is damaged; older ones have no manifest."""
-    if (wrong := damaged_by_manifest(pieces)) is not None:
+    if (wrong := damaged_file(pieces)) is not None:
         raise ConfigError(
             f"{wrong}: is damaged or missing; restore the file, or remove {pieces} and resume the run "
             "without the policy it had kept"

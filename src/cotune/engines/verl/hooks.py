@@ -115,7 +115,7 @@ class VerlJoint(Joint):
 
     def save(self, checkpoint: Path) -> None:
         """Save cotune's state after veRL has written its half of a checkpoint."""
-        save_state(checkpoint, self.state_dict(), self.parts.journal)
+        save_state(checkpoint, self.state_dict())
         keep_newest(checkpoint.parent, self.worker.config.training.keep_checkpoints)
         self.parts.journal.event("saved", self.batches)
 

@@ -135,11 +135,10 @@ def choose(run: RunDir, setup: VerlSetup) -> Chosen:
     """Return the checkpoint to resume from.
 
     Raises:
-        ConfigError: all checkpoints, a log or the kept policy is damaged.
+        ConfigError: all checkpoints or the kept policy is damaged.
     """
     chosen = choose_checkpoint(run.checkpoints_path.absolute())
     if chosen.path is not None:
-        run.check_committed(chosen.logs)
         _best(run, setup.worker).check()
     return chosen
 

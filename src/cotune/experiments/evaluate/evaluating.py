@@ -22,6 +22,7 @@ from cotune.experiments.evaluate.metrics import (
 )
 from cotune.experiments.evaluate.question_sets import QuestionSet, metrics_of, question_sets
 from cotune.experiments.evaluate.run_policy import run_policy
+from cotune.policy.policy_files import check_whole
 from cotune.rewards import REWARDS
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import Coordinator
@@ -216,7 +217,7 @@ def kept_best(run: RunDir) -> BestRecord:
         raise ConfigError(
             f"{run.path}: has no best policy yet; finish it with: {command_on(run.path, 'resume')}"
         )
-    kept.check_files(run.best_path)
+    check_whole(run.best_path)
     return kept
 
 
