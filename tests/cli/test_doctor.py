@@ -572,4 +572,4 @@ def test_a_retrieval_server_is_asked(tmp_path: Path) -> None:
     assert preflight.retriever(replace(given, search=False), 10.0) == []
     said = lacking(preflight.retriever(given, 10.0))
     assert said.startswith(f"environment.retriever.url: the retrieval server {url}")
-    assert "start the server (cotune serve-retriever" in said
+    assert "start the server, such as Search-R1's" in said

@@ -33,11 +33,13 @@ def test_a_corpus(write: Callable[[str], Path]):
         '\ufeff{"id": "0", "contents": "\\"Oslo\\"\\nThe capital.\\nOn a fjord."}\n'
         "\n"
         '{"contents": "Plain\\ntext", "extra": 1}\r\n'
+        '{"title": " Bergen\\nby ", "text": "Rain."}\n'
         '{"contents": " No title. "}'
     )
     assert read_corpus(path) == [
         ("Oslo", "The capital.\nOn a fjord."),
         ("Plain", "text"),
+        ("Bergen by", "Rain."),
         ("", "No title."),
     ]
 
@@ -63,6 +65,13 @@ def test_a_corpus_is_read_back(passages: list[tuple[str, str]]):
         ('{"id": 1, "text": "a"}', r'line 1: no field "contents", only id, text; add "contents"'),
         ("{}", r'no field "contents", only an empty object'),
         ('{"contents": 5}', r'line 1: "contents" is 5; expected text'),
+        ('{"id": [7], "contents": "a"}', r'"id" is \[7\]; expected text or an integer'),
+        ('{"title": 3, "text": "a"}', r'"title" is 3; expected text'),
+        ('{"title": "T", "text": " "}', r'"text" is \' \'; expected text'),
+        (
+            '{"id": 7, "contents": "a"}\n\n{"id": "7", "contents": "b"}',
+            r"line 3: the id '7' came before, in line 1 \(a passage without one has its number, from 0\)",
+        ),
         ('{"contents": " "}', r'"contents" is \' \'; expected text'),
         ('{"contents": "\\ud800"}', r"line 1: not JSON \(UnicodeEncodeError"),
         ("[" * 100_000, r"line 1: not JSON \(RecursionError"),

@@ -10,8 +10,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from cotune.engines.preflight import OPTIONAL
-
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 INSTALLED = {"constraints.txt": "dev", "constraints-verl.txt": "verl,test"}
@@ -64,8 +62,3 @@ def test_the_makefile_installs_what_is_pinned() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for file, extras in INSTALLED.items():
         assert f"-e '.[{extras}]' -c {file}" in makefile
-
-
-def test_the_doctor_looks_for_what_retrieval_needs() -> None:
-    named = {requirement.name for requirement in of_extras("retrieval-server,dense")}
-    assert named - {"uvicorn"} <= OPTIONAL.keys()  # which comes with fastapi's extra

@@ -9,7 +9,7 @@ import pytest
 from cotune.data.corpus import Language, read_corpus
 from cotune.errors import ConfigError
 from cotune.retrieval import bm25
-from cotune.retrieval.bm25 import BM25Ranker, BM25Retriever, write_bm25
+from cotune.retrieval.bm25 import BM25Retriever
 from cotune.worlds.geo import GeoQuestion, bundled_world
 from tests.retrieval.corpora import queries, write_corpus
 
@@ -93,21 +93,21 @@ def test_what_is_remembered_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("top_k", [1, 3, 40])
 def test_the_ranking_is_that_of_bm25s_with_ties_by_row(tmp_path: Path, top_k: int):
-    passages = read_corpus(write_corpus(tmp_path / "c.jsonl", 1000))
-    write_bm25([text for _, text in passages], tmp_path / "index", "none")
-    library = bm25s.BM25.load(tmp_path / "index", show_progress=False)
+    texts = [text for _, text in read_corpus(write_corpus(tmp_path / "c.jsonl", 1000))]
+    library = bm25s.BM25()
+    library.index(bm25s.tokenize(texts, stopwords=[], show_progress=False), show_progress=False)
     asked = ["red fox", "owl", *queries(100), "number7", "number7 number7"]
     # Two words find several passages of equal score, a rare one fewer passages than are asked for.
     words = [[w for w in text.split() if w in library.vocab_dict] for text in asked]
-    found = BM25Ranker(tmp_path / "index", "none").rank(asked, top_k)
-    for row, pairs in zip(words, found, strict=True):
+    found = BM25Retriever(texts, language="none").search(asked, top_k)
+    for row, passages in zip(words, found, strict=True):
         scores = library.get_scores(row).tolist()
         best = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[:top_k]
-        assert pairs == [(i, scores[i]) for i in best]
+        assert passages == [texts[i] for i in best]
 
 
 @pytest.mark.parametrize(
-    ("passages", "top_k", "found"),
+    ("indexed", "top_k", "rows"),
     [
         # The one without "owl" is the shortest and best; the cut is among the other three.
         (["owl fox", "whale", "owl fox", "fox", "owl fox"], 2, [3, 0]),
@@ -119,12 +119,9 @@ def test_the_ranking_is_that_of_bm25s_with_ties_by_row(tmp_path: Path, top_k: in
         (["whale"] * 1000 + ["fox"] * 2, 4, [1000, 1001, 0, 1]),
     ],
 )
-def test_of_equal_scores_the_lower_row_comes_first(
-    tmp_path: Path, passages: list[str], top_k: int, found: list[int]
-):
-    write_bm25(passages, tmp_path, "none")
-    ranked = BM25Ranker(tmp_path, "none").rank(["fox"], top_k)
-    assert [row for row, _ in ranked[0]] == found
+def test_of_equal_scores_the_lower_row_comes_first(indexed: list[str], top_k: int, rows: list[int]):
+    retriever = BM25Retriever([str(row) for row in range(len(indexed))], indexed, "none")
+    assert retriever.search(["fox"], top_k) == [[str(row) for row in rows]]
 
 
 def test_what_is_indexed_may_differ_from_what_is_shown():

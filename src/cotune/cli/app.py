@@ -468,27 +468,6 @@ def _console() -> "Console":
     return Console(quiet=launched_rank() != 0)
 
 
-@_command(_SUITES, "serve-retriever --corpus corpus.jsonl --index bm25", "serve-retriever")
-def serve_retriever(
-    corpus: options.Corpus,
-    index: options.IndexKind = "bm25",
-    folder: options.IndexFolder = None,
-    model: options.Encoder = None,
-    query_prefix: options.QueryPrefix = None,
-    passage_prefix: options.PassagePrefix = None,
-    title_weight: options.TitleWeight = None,
-    language: options.Language = None,
-    host: options.Host = "127.0.0.1",
-    port: options.Port = 8000,
-    topk: options.TopK = 3,
-) -> None:
-    """Serve a corpus to search environments over Search-R1's /retrieve, with BM25 or embeddings."""
-    from cotune.retrieval.server import index_options, serve_retriever
-
-    chosen = index_options(index, title_weight, model, query_prefix, passage_prefix, language)
-    serve_retriever(corpus, folder, chosen, _console(), host=host, port=port, top_k=topk)
-
-
 _OF_THE_DISK = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
      errno.ENAMETOOLONG, errno.EIO)

@@ -153,47 +153,6 @@ AskLLM = Annotated[
     bool, typer.Option("--ask-llm", metavar="", help="With --dry-run: call the run file's LLM.")
 ]
 
-Corpus = Annotated[
-    Path, typer.Option(help="Passages as JSON Lines with the fields id and contents.")
-]
-IndexKind = Annotated[str, typer.Option(metavar="bm25|dense", help="dense: embeddings and faiss.")]
-IndexFolder = Annotated[
-    Path | None,
-    typer.Option(
-        help="Index folder, built if it does not exist. Default: CORPUS.bm25 or CORPUS.dense."
-    ),
-]
-Encoder = Annotated[
-    str | None,
-    typer.Option(help="Dense: the sentence-transformers model. Default: intfloat/e5-base-v2."),
-]
-QueryPrefix = Annotated[
-    str | None, typer.Option(help="Dense: text before each query. Default: the model's.")
-]
-PassagePrefix = Annotated[
-    str | None, typer.Option(help="Dense: text before each passage. Default: the model's.")
-]
-Language = Annotated[
-    str | None,
-    typer.Option(
-        help="BM25: language of the stemmer and the stop words; none uses neither. Default: english for a "
-        "new index; an existing index keeps its own."
-    ),
-]
-TitleWeight = Annotated[
-    int | None,
-    typer.Option(min=0, help="BM25: how many times a passage's title is counted. Default: 3."),
-]
-Host = Annotated[
-    str,
-    typer.Option(
-        help="Address to listen on. 0.0.0.0 opens the server to the network; there is no "
-        "authentication."
-    ),
-]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
-TopK = Annotated[int, typer.Option(help="Passages per query if a request does not say.")]
-
 SuiteFile = Annotated[Path | None, typer.Argument(metavar="[SUITE.yaml]", help="The suite file.")]
 SuiteDryRun = Annotated[
     bool,

@@ -1,12 +1,9 @@
 """Passages of a corpus: read from Search-R1's JSONL format, and written out for the policy."""
 
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-import numpy as np
+from typing import Any, Literal
 
 from cotune.data.rows import id_field, lines_of, parse_line, shortened, text_field
 from cotune.errors import ConfigError
@@ -96,39 +93,29 @@ def read_corpus(path: Path) -> list[tuple[str, str]]:
         ConfigError: the file does not exist, is empty or not JSON Lines, `contents` is missing or
             blank, or an id is repeated.
     """
-    return [(document.title, document.text) for _, document in corpus_rows(path)]
+    return [(document.title, document.text) for document in corpus_rows(path)]
 
 
-def corpus_rows(path: Path, field: str = "environment.corpus") -> Iterator[tuple[int, Document]]:
-    """Yield each passage with the byte at which its line starts, in file order.
-
-    Repeated ids are reported after the last line.
-
-    Args:
-        path: as for `read_corpus`; not held in memory.
-        field: the run file's field or the option, named in errors.
-
-    Raises:
-        ConfigError: as `read_corpus`.
-    """
-    count, hashes = 0, array("q")  # eight bytes an id: a corpus may have 20 million
-    for number, offset, line in lines_of(path, field):
-        document = parse_passage(line, f"{field}: {path}, line {number}", str(count))
-        hashes.append(hash(document.id))
-        count += 1
-        yield offset, document
-    if not count:
+def corpus_rows(path: Path) -> Iterator[Document]:
+    """Yield each passage, in file order; raise as `read_corpus`."""
+    field = "environment.corpus"
+    line_of: dict[str, int] = {}
+    for number, line in lines_of(path, field):
+        where = f"{field}: {path}, line {number}"
+        document = _passage(parse_line(line, where), where, str(len(line_of)))
+        first = line_of.setdefault(document.id, number)
+        if first != number:
+            raise ConfigError(
+                f"{where}: the id {shortened(document.id)} came before, in line {first} (a passage "
+                "without one has its number, from 0); give each passage its own id, or none"
+            )
+        yield document
+    if not line_of:
         raise ConfigError(f'{field}: {path} is empty; expected lines of {{"id": …, "contents": …}}')
-    if np.unique(np.frombuffer(hashes, dtype=np.int64)).size < count:
-        _refuse_repeated_id(path, field)
 
 
-def parse_passage(line: str, where: str, number: str) -> Document:
-    """Parse a line of a corpus; ConfigError, starting with `where`, if it is not a passage.
-
-    `number` is the id of a passage that has none.
-    """
-    row = parse_line(line, where)
+def _passage(row: Mapping[str, Any], where: str, number: str) -> Document:
+    """Return a line's passage; `number` is the id of one that has none."""
     id = id_field(row, where, number)
     if "contents" not in row and "title" in row and "text" in row:
         title = row["title"]
@@ -137,17 +124,3 @@ def parse_passage(line: str, where: str, number: str) -> Document:
         title = " ".join(title.split())
         return Document(id, join_contents(title, text_field(row, "text", where, '"text": "…"')))
     return Document(id, text_field(row, "contents", where, '"contents": "\\"Title\\"\\ntext"'))
-
-
-def _refuse_repeated_id(path: Path, field: str) -> None:
-    """Raise ConfigError naming both lines of a repeated id; return if only hashes were equal."""
-    lines: dict[str, int] = {}
-    for count, (number, _, line) in enumerate(lines_of(path, field)):
-        where = f"{field}: {path}, line {number}"
-        id = parse_passage(line, where, str(count)).id
-        if id in lines:
-            raise ConfigError(
-                f"{where}: the id {shortened(id)} came before, in line {lines[id]} (a passage without one "
-                "has its number, from 0); give each passage its own id, or none"
-            )
-        lines[id] = number

@@ -139,21 +139,20 @@ def given_rows(rows: Rows, field: str) -> list[Row]:
 
 def json_rows(path: Path, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield each line's object with "field: file, line n" to start a message with."""
-    for number, _, line in lines_of(path, field):
+    for number, line in lines_of(path, field):
         where = f"{field}: {path}, line {number}"
         yield where, parse_line(line, where)
 
 
-def lines_of(path: Path, field: str) -> Iterator[tuple[int, int, str]]:
-    """Yield number (from 1), first byte and text of each line that is not blank."""
-    number = offset = 0
+def lines_of(path: Path, field: str) -> Iterator[tuple[int, str]]:
+    """Yield number (from 1) and text of each line that is not blank."""
+    number = 0
     try:
         with path.open("rb") as lines:
             for number, raw in enumerate(lines, 1):
                 text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 if text.strip():
-                    yield number, offset, text
-                offset += len(raw)
+                    yield number, text
     except OSError as error:
         raise ConfigError(
             f"{field}: cannot read {path} ({error.strerror}); name a JSONL file"

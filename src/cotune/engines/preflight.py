@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 
     from cotune.policy.codec import HFCodec
 
-_SERVER_S = 10.0  # a dense index on a CPU is slow
+_SERVER_S = 10.0  # embedding a query on a CPU is slow
 _FIRST_CALL_S, _FIRST_CALL_RETRIES = 30.0, 1
 OPTIONAL = {
     "peft": "LoRA",
@@ -90,9 +90,6 @@ OPTIONAL = {
     "vllm": "sampling with vLLM",
     "verifiers": "environments of verifiers",
     "reasoning-gym": "its generated questions",
-    "fastapi": "serving a retriever",
-    "sentence-transformers": "dense retrieval",
-    "faiss-cpu": "dense retrieval",
     "wandb": "reporting to W&B",
     "trackio": "reporting to trackio",
     "tensorboard": "reporting to TensorBoard",

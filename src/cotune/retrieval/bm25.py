@@ -1,11 +1,10 @@
-"""BM25 with `bm25s`: over passages in memory, and from an index on disk.
+"""BM25 with `bm25s` over passages in memory.
 
 Texts and queries become terms in the same way, as in Lucene's analyzers: words of two characters or
 more in lower case, without stop words, stemmed by Snowball.
 """
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,45 +67,12 @@ class BM25Retriever:
         fresh = sorted({q for q in queries if (q, top_k) not in self._memo})
         if fresh:
             ranked = _rank(self._index, fresh, min(top_k, len(self.passages)), self._language)
-            found = [tuple(self.passages[row] for row, _ in rows) for rows in ranked]
-            self._memo.update({(q, top_k): row for q, row in zip(fresh, found, strict=True)})
+            for query, rows in zip(fresh, ranked, strict=True):
+                self._memo[query, top_k] = tuple(self.passages[row] for row in rows)
         answers = [list(self._memo[q, top_k]) for q in queries]
         if len(self._memo) > _REMEMBERED:
             self._memo.clear()
         return answers
-
-
-class BM25Ranker:
-    """Rank the rows of an index that `write_bm25` wrote; its arrays stay on disk, memory-mapped.
-
-    Args:
-        folder: the index.
-        language: the one that it was written with.
-
-    Raises:
-        OSError, ValueError, KeyError, TypeError: the folder holds no such index.
-    """
-
-    def __init__(self, folder: Path, language: Language) -> None:
-        # allow_pickle=False: an index from elsewhere must not run code.
-        self._index = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
-        # Plain views of the same memory: slicing a memmap takes longer than scoring a rare term.
-        arrays = {k: np.asarray(self._index.scores[k]) for k in ("data", "indices", "indptr")}
-        self._index.scores.update(arrays)
-        self._language: Language = language
-        self.count = int(self._index.scores["num_docs"])
-
-    def rank(self, queries: Sequence[str], top_k: int) -> list[list[tuple[int, float]]]:
-        """Return row and score of the `top_k` best passages of each query, best first.
-
-        Of equal scores the lower row comes first, also at the cut: runs do not depend on the processor.
-        """
-        return _rank(self._index, list(queries), min(top_k, self.count), self._language)
-
-
-def write_bm25(texts: Iterable[str], folder: Path, language: Language) -> None:
-    """Index texts into a folder: `.npy` arrays and JSON, no pickle."""
-    _indexed(texts, language).save(folder, allow_pickle=False, show_progress=False)
 
 
 def _analysis(language: Language) -> dict[str, Any]:
@@ -131,18 +97,16 @@ def _indexed(texts: Iterable[str], language: Language) -> bm25s.BM25:
     return index
 
 
-def _rank(
-    index: bm25s.BM25, queries: list[str], top_k: int, language: Language
-) -> list[list[tuple[int, float]]]:
-    """Return rows and scores, best first; none for a query that shares no term with the corpus."""
+def _rank(index: bm25s.BM25, queries: list[str], top_k: int, language: Language) -> list[list[int]]:
+    """Return the rows of each query, best first; none if it shares no term with the corpus."""
     words = bm25s.tokenize(queries, **_analysis(language), return_ids=False)
     vocabulary = index.vocab_dict
     known = [[str(word) for word in row if word in vocabulary] for row in words]
     return [_best(index.get_scores(row), top_k) if row else [] for row in known]
 
 
-def _best(scores: Any, top_k: int) -> list[tuple[int, float]]:
-    """Return rows and scores of the `top_k` highest scores, best first; ties go to the lower row.
+def _best(scores: Any, top_k: int) -> list[int]:
+    """Return the rows of the `top_k` highest scores, best first; ties go to the lower row.
 
     Which of several equal scores a partition selects (and so `retrieve` of bm25s) depends on the
     processor. So the partition only finds a score that at least `top_k` rows reach; a stable sort of
@@ -157,5 +121,4 @@ def _best(scores: Any, top_k: int) -> list[tuple[int, float]]:
         rows = np.flatnonzero(scores >= least)
     else:  # and the first rows, in case too few score above zero
         rows = np.union1d(np.flatnonzero(scores), np.arange(top_k))
-    rows = rows[np.argsort(-scores[rows], kind="stable")[:top_k]]
-    return list(zip(rows.tolist(), scores[rows].tolist(), strict=True))
+    return rows[np.argsort(-scores[rows], kind="stable")[:top_k]].tolist()

@@ -129,8 +129,8 @@ class RemoteRetriever:
             self.documents(["test"], 1)
         except RetrievalError as error:
             raise ConfigError(
-                f"environment.retriever.url: {error}; start the server (cotune serve-retriever, or "
-                "Search-R1's own) or correct the address"
+                f"environment.retriever.url: {error}; start the server, such as "
+                "Search-R1's, or correct the address"
             ) from error
 
     async def _fetch(self, queries: list[str], top_k: int) -> dict[str, list[Document]]:

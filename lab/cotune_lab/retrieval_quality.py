@@ -1,6 +1,6 @@
 """Measure how well BM25 finds the relevant passages of a judged collection, with and without stemming.
 
-    python benchmarks/retrieval_quality.py DOCUMENTS.trec TOPICS.trec QRELS
+    python -m cotune_lab.retrieval_quality DOCUMENTS.trec TOPICS.trec QRELS
 
 The files are in TREC's format; the numbers in docs/how-to/retrieval.md are for the Vaswani (NPL)
 collection, from `tests/fixtures/vaswani_npl` in PyTerrier's repository. Means over the topics that have
@@ -8,17 +8,13 @@ judgements, of 1,000 passages each.
 """
 
 import argparse
-import json
 import math
 import re
-import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast, get_args
 
-from cotune.data.corpus import Language
-from cotune.retrieval.index import IndexOptions, build_index, open_index
+from cotune_lab.retrieval_server import Index
 
 DEPTH = 1000
 _DOCUMENT = re.compile(r"<DOCNO>\s*(\S+)\s*</DOCNO>(.*?)</DOC>", re.DOTALL)
@@ -59,24 +55,19 @@ def main() -> None:
         for number, text in _TOPIC.findall(args.topics.read_text(encoding="utf-8"))
         if number in relevant
     }
-    with tempfile.TemporaryDirectory() as folder:
-        corpus = Path(folder) / "corpus.jsonl"
-        with corpus.open("w", encoding="utf-8") as file:
-            for id, text in _DOCUMENT.findall(args.documents.read_text(encoding="utf-8")):
-                file.write(json.dumps({"id": id, "contents": " ".join(text.split())}) + "\n")
-        for language in args.languages:
-            assert language in get_args(Language), language
-            options = IndexOptions(language=cast("Language", language))
-            build_index(corpus, Path(folder) / language, options)
-            index = open_index(Path(folder) / language, corpus, options)
-            found = index.documents(list(topics.values()), DEPTH)
-            ranked = {
-                topic: [document.id for document in documents]
-                for topic, documents in zip(topics, found, strict=True)
-            }
-            score = sum(average_precision(r, relevant[t]) for t, r in ranked.items()) / len(ranked)
-            top = sum(ndcg(r, relevant[t]) for t, r in ranked.items()) / len(ranked)
-            print(f"{language:>10}  MAP {score:.4f}  nDCG@10 {top:.4f}  {len(ranked)} topics")
+    documents = [
+        {"id": id, "contents": " ".join(text.split())}
+        for id, text in _DOCUMENT.findall(args.documents.read_text(encoding="utf-8"))
+    ]
+    for language in args.languages:
+        found = Index(documents, language).search(list(topics.values()), DEPTH)
+        ranked = {
+            topic: [document["id"] for document, _ in rows]
+            for topic, rows in zip(topics, found, strict=True)
+        }
+        score = sum(average_precision(r, relevant[t]) for t, r in ranked.items()) / len(ranked)
+        top = sum(ndcg(r, relevant[t]) for t, r in ranked.items()) / len(ranked)
+        print(f"{language:>10}  MAP {score:.4f}  nDCG@10 {top:.4f}  {len(ranked)} topics")
 
 
 if __name__ == "__main__":
