@@ -66,7 +66,7 @@ def test_the_run_files_of_the_pages_are_read(
     (message,) = environment.messages(environment.tasks("train")[0], Prompt("Go."))
     assert message["content"].startswith("Go.\n\nCount to ")
     (section,) = (yaml.safe_load(block)["environment"] for block in blocks(VERIFIERS, "yaml"))
-    assert VerifiersOptions.model_validate(section).environment == "gsm8k"
+    assert VerifiersOptions.model_validate(section).environment == "my-taskset"
 
 
 def test_the_library_is_used_as_shown(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 import asyncio
 import json
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,6 @@ import torch
 
 from cotune.config.run_checks import check_rewards
 from cotune.data.dataset import DatasetConfig, tasks_from
-from cotune.data.splits import warn
 from cotune.environments.environment_options import TrlOptions, own_environment
 from cotune.environments.trl_factory import TrlEnvironment, from_trl, trl_environment
 from cotune.errors import ConfigError
@@ -462,7 +460,11 @@ def test_tools_that_draw_draw_the_same_after_a_resume() -> None:
 
     def grids(first: int, last: int) -> list[list[str]]:
         done = roll_out(
-            environment(Tiles), played, tasks[first:last], RewardFunctions([score]), first
+            environment(Tiles, concurrency=1),
+            played,
+            tasks[first:last],
+            RewardFunctions([score]),
+            first,
         )
         assert all(t.reward >= 8 for t in done)
         return [[t.task.question, *(turn.observation for turn in t.turns)] for t in done]
@@ -481,13 +483,6 @@ def test_a_reset_may_seed_the_process() -> None:
     assert asked == [f"Guess {i}. {random.Random(i).random()}" for i in range(3)]
 
 
-class OwnGenerator(Guessing):
-    generator = random.Random()
-
-    def reset(self, secret: int, **columns: Any) -> str:
-        return f" {self.generator.random()}"
-
-
 class DrawsInTools(Guessing):
     def guess(self, number: int) -> str:
         """Guesses.
@@ -501,55 +496,24 @@ class DrawsInTools(Guessing):
         return random.random()
 
 
-class DrawsLater(Guessing):
-    def guess(self, number: int) -> str:
-        """Guesses.
-
-        Args:
-            number: the guess.
-        """
-        return str(self.secret and random.random())
-
-
-@pytest.mark.parametrize(
-    ("factory", "said"),
-    [
-        (OwnGenerator, r"reset\(\) gives different texts for the same row and seed"),
-        (DrawsLater, r"a tool draws, but not in its first call"),
-    ],
-)
-def test_what_cannot_be_continued_exactly_is_said_once(
-    factory: Any, said: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    own = environment(factory)
-    random.seed(5)
-    for _ in range(2):
-        assert len(roll_out(own, guessed, TASKS)) == len(roll_out(own, guessed, [TASKS[0]] * 2)) + 1
-    assert random.random() == random.Random(5).random()
-
-    (found,) = [r for r in caplog.records if "a resumed run draws others" in r.getMessage()]
-    assert re.search(f"{said}: a resumed run", found.getMessage())
-
-
-def test_tools_draw_the_same_on_other_ranks_and_after_a_resume(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    warn.cache_clear()  # each warning is given once in a process
+def test_tools_draw_the_same_on_other_ranks_and_after_a_resume() -> None:
     random.seed(5)
 
     def drawn(first: int, last: int) -> list[object]:
-        done = roll_out(environment(DrawsInTools), guessed, TASKS[first:last], None, first)
+        own = environment(DrawsInTools, concurrency=1)
+        done = roll_out(own, guessed, TASKS[first:last], None, first)
         return [(t.turns[0].observation, t.reward) for t in done]
 
     whole = drawn(0, 3)
     assert drawn(0, 1) + drawn(1, 3) == whole
     assert len(set(whole)) == 3
     assert random.random() == random.Random(5).random()
-    said = {record.getMessage().partition("; ")[0] for record in caplog.records}
-    assert said == {
-        "environment.factory: draws from random, numpy or torch: the calls of all episodes are made "
-        "one after the other"
-    }
+
+
+def test_tools_that_draw_at_the_same_time_leave_the_training_draws() -> None:
+    random.seed(5)
+    roll_out(environment(DrawsInTools), guessed)
+    assert random.random() == random.Random(5).random()
 
 
 class NoReset:

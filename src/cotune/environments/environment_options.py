@@ -102,7 +102,8 @@ class TrlOptions(Model):
     seconds: float = Field(default=30.0, gt=0)
     """Timeout of a call, in seconds."""
     concurrency: int = Field(default=32, ge=1)
-    """Calls that run at the same time, per process."""
+    """Calls of tools that run at the same time, per process; 1 seeds each, for tools that draw from the
+    generators of `random`, numpy or torch."""
     initial_instruction: str = "Complete the task. Call the tools where they help."
     """Used if the run file's `instruction` has no text."""
     description: str | None = None

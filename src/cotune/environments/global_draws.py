@@ -1,4 +1,4 @@
-"""Random draws of the user's code from the process's own generators: seed, notice and restore them."""
+"""Random draws of the user's code from the process's own generators: seed and restore them."""
 
 import inspect
 import random
@@ -22,52 +22,19 @@ def generators_kept() -> Generator[None]:
             sys.modules["torch"].set_rng_state(kept[2])
 
 
-def drawn_since(before: str) -> bool:
-    """Return whether anything was drawn, or a seed set, since `fingerprint` gave this text."""
-    return fingerprint() != before
-
-
-def fingerprint() -> str:
-    """Return a text that changes with every draw."""
-    own, numpy, torch = _states()
-    parts = [hash(own)]
-    if numpy is not None:
-        parts += [hash(numpy[1].tobytes()), numpy[2], numpy[3]]
-    if torch is not None:
-        parts.append(hash(torch.numpy().tobytes()))
-    return repr(parts)
-
-
-def seeded(
-    function: Callable[..., Any], seed: int, drawn: Callable[[], None] | None = None
-) -> Callable[..., Any]:
-    """Return a function that sets the seeds of all generators before each call.
-
-    Args:
-        drawn: called after a call that drew.
-    """
-
-    @contextmanager
-    def watched() -> Generator[None]:
-        _seed(seed)
-        before = fingerprint()
-        try:
-            yield
-        finally:
-            if drawn is not None and drawn_since(before):
-                drawn()
-
+def seeded(function: Callable[..., Any], seed: int) -> Callable[..., Any]:
+    """Return a function, sync or async, that sets the seeds of all generators before each call."""
     if inspect.iscoroutinefunction(function):
 
         async def awaited(*args: Any, **kwargs: Any) -> Any:
-            with watched():
-                return await function(*args, **kwargs)
+            _seed(seed)
+            return await function(*args, **kwargs)
 
         return awaited
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        with watched():
-            return function(*args, **kwargs)
+        _seed(seed)
+        return function(*args, **kwargs)
 
     return called
 

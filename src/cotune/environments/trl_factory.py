@@ -3,9 +3,8 @@
 `reset` may draw the task of an episode at random. Its text is then part of that episode's question.
 Before each `reset`, the generators of `random`, numpy and torch are seeded for the episode: in training
 by the rollout call and the task, so that a group starts from one state; in evaluations, where nothing is
-drawn, only by the task. An environment that draws from these generators makes its calls one after
-another, as in TRL, so that they draw the same on every rank and after a resume. `reset` and the first
-call of each tool, which is made on its own, show whether the environment draws.
+drawn, only by the task. Resets are made one after another, as in TRL, so that they draw the same on every
+rank and after a resume. Tools that draw from these generators need `concurrency` 1, which seeds each call.
 """
 
 import functools
@@ -15,15 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from cotune.data.splits import warn
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.environment_options import TrlOptions
-from cotune.environments.global_draws import drawn_since, fingerprint, generators_kept, seeded
+from cotune.environments.global_draws import generators_kept, seeded
 from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker
-from cotune.environments.tools import BadArguments, Tool, answer_of, answered, tool_of
+from cotune.environments.tools import Tool, answer_of, answered, tool_of
 from cotune.errors import ConfigError
 from cotune.rollout.coordinator import stable_seed
-from cotune.types import Action, Prompt, Response, StopReason, Task, ToolCall, Trajectory
+from cotune.types import Action, Prompt, Response, StopReason, Task, Trajectory
 from cotune.utils.importing import import_object
 from cotune.utils.numbers import finite
 from cotune.utils.text import named
@@ -52,8 +50,8 @@ class TrlEnvironment(TaskEnvironment):
     """See `from_trl`.
 
     Each episode has its own instance, which is reset for it and reused by later ones, as in TRL. All
-    calls of an instance are made in one thread, one after the other; several instances run at the
-    same time. A `reset` that fails or a call that takes too long breaks its instance: the episode
+    calls of an instance are made in one thread, one after the other; tools of several instances run at
+    the same time. A `reset` that fails or a call that takes too long breaks its instance: the episode
     ends with an environment error, and the instance is not used again.
 
     Attributes:
@@ -81,12 +79,11 @@ class TrlEnvironment(TaskEnvironment):
             )
         self._factory, self._seconds = factory, seconds
         self._runner, self._in_order = ToolRunner(concurrency), ToolRunner(1)
+        self._seeds_tools = concurrency == 1
         self._live: dict[int, _Instance] = {}
         self._scored: set[int] = set()
         self._by_id: tuple[dict[str, Task], object] = {}, None
         self._texts: dict[str, str] = {}  # of the last reset for each task
-        self._draws = False  # from the generators of the process
-        self._noticed = False
         first = self._new()
         self._spare = [first]
         kind = cast("type[Any]", type(first.made))
@@ -103,7 +100,6 @@ class TrlEnvironment(TaskEnvironment):
             for name in names
             if not name.startswith("_") and name not in _OWN
         }
-        self._untried = set(self._tools)
 
     @property
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -115,7 +111,7 @@ class TrlEnvironment(TaskEnvironment):
         Args:
             tasks: the task of each episode.
             rows: its row.
-            seeds: decides, with the task, what `reset` draws; rows, what the tools draw.
+            seeds: decides, with the task, what `reset` draws; with the row, what the tools draw.
         """
         for row in self._scored:
             self._give_back(self._live.pop(row))
@@ -128,7 +124,6 @@ class TrlEnvironment(TaskEnvironment):
             self._live[row].seed = stable_seed(seed, task.id)
         episodes = [self._live[row] for row in rows]
         outcomes = self._reset(list(zip(episodes, plain, strict=True)))
-        texts: dict[tuple[str, int], str] = {}
         begun: list[Task] = []
         for instance, task, outcome, row in zip(episodes, plain, outcomes, rows, strict=True):
             if outcome.error is not None:
@@ -138,11 +133,6 @@ class TrlEnvironment(TaskEnvironment):
             instance.failure = ""
             text = self._texts[task.id] = _reset_text(outcome.value)
             begun.append(replace(task, question=task.question + text))
-            if texts.setdefault((task.id, instance.seed), text) != text:
-                self._notice(
-                    "reset() gives different texts for the same row and seed",
-                    "draw from the module random, or from a column",
-                )
             instance.seed = stable_seed(instance.seed, row)
         return begun
 
@@ -159,24 +149,20 @@ class TrlEnvironment(TaskEnvironment):
         return super().messages(task, prompt)
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
-        """Make the calls of all episodes at the same time, or in order if the environment draws."""
+        """Make the calls of all episodes, at most `concurrency` at the same time."""
         if new := [action for action in actions if action.row not in self._live]:
             self.begin([a.task for a in new], [a.row for a in new], [0] * len(new))
-        failed = {
-            action.row: Response(
-                failed=True, action="invalid", error=self._live[action.row].failure
-            )
-            for action in actions
-            if self._live[action.row].failure
-        }
-        playing = [action for action in actions if action.row not in failed]
-        new_tools = {action.row for action in playing if self._tries(action)}
-        first = [action for action in playing if action.row in new_tools]
-        rest = [action for action in playing if action.row not in new_tools]
-        found = self._answered(first, alone=True) | self._answered(rest) | failed
-        for row, response in found.items():
-            self._live[row].broken |= response.failed
-        return [found[action.row] for action in actions]
+        responses: dict[int, Response] = {}
+        for action in actions:
+            if failure := self._live[action.row].failure:
+                responses[action.row] = Response(failed=True, action="invalid", error=failure)
+        playing = [action for action in actions if action.row not in responses]
+        with generators_kept():
+            answers = answered(playing, self._tools_of, self._runner, _shown, stateful=True)
+        for action, response in zip(playing, answers, strict=True):
+            self._live[action.row].broken |= response.failed
+            responses[action.row] = response
+        return [responses[action.row] for action in actions]
 
     def reference(self, task: Task) -> str:
         """Return "": only an episode of its own instances has a reward."""
@@ -235,89 +221,13 @@ class TrlEnvironment(TaskEnvironment):
         return by_id.get(task.id, task)
 
     def _reset(self, pairs: Sequence[tuple[_Instance, Task]]) -> list[Outcome]:
-        """Call `reset` of each instance with the columns of a task."""
-
-        def run(runner: ToolRunner) -> list[Outcome]:
-            lanes = [
-                [instance.job(self._own(instance, "reset"), self._seconds, **task.own_columns())]
-                for instance, task in pairs
-            ]
-            return [outcome for (outcome,) in runner.run(lanes)]
-
-        if self._draws:
-            return self._guarded(run)
-        before = fingerprint()
+        """Call `reset` of each instance with the columns of a task, seeded for its episode."""
+        lanes: list[list[Job]] = []
+        for instance, task in pairs:
+            reset = seeded(instance.made.reset, stable_seed(instance.seed))
+            lanes.append([instance.job(reset, self._seconds, **task.own_columns())])
         with generators_kept():
-            outcomes = run(self._runner)
-            drew = drawn_since(before)
-        if not drew:
-            return outcomes
-        self._drew()
-        return self._guarded(run)
-
-    def _tries(self, action: Action) -> bool:
-        """Return whether an action makes the first call of a tool."""
-        if self._draws or action.last:
-            return False
-        new = {c.name for c in action.calls.calls if c.name in self._untried and self._fits(c)}
-        self._untried -= new
-        return bool(new)
-
-    def _fits(self, call: ToolCall) -> bool:
-        try:
-            self._tools[call.name].bind(call.arguments)
-        except BadArguments:
-            return False
-        return True
-
-    def _answered(self, actions: Sequence[Action], alone: bool = False) -> dict[int, Response]:
-        """Make the calls of actions; return the responses by row."""
-        tools = functools.partial(self._tools_of, watched=alone)
-
-        def run(runner: ToolRunner) -> list[Response]:
-            return answered(actions, tools, runner, shown=_shown, stateful=True)
-
-        responses = self._guarded(run, alone)
-        return dict(zip((action.row for action in actions), responses, strict=True))
-
-    def _guarded(self, run: Callable[[ToolRunner], Any], alone: bool = False) -> Any:
-        """Make calls, one after the other if `alone` or drawing; the training's draws stay."""
-        with generators_kept():
-            if alone or self._draws:
-                return run(self._in_order)
-            before = fingerprint()
-            found = run(self._runner)
-            drew = drawn_since(before)
-        if drew:
-            self._drew()
-            self._notice("a tool draws, but not in its first call", "also draw in reset()")
-        return found
-
-    def _drew(self) -> None:
-        """Make all calls from now on one after the other, and seed them."""
-        if not self._draws and self._tools:
-            warn(
-                f"{_FIELD}: draws from random, numpy or torch: the calls of all episodes are made one "
-                "after the other; for concurrent calls, draw from a random.Random that a column seeds"
-            )
-        self._draws = True
-
-    def _own(
-        self, instance: _Instance, name: str, *key: object, watched: bool = False
-    ) -> Callable[..., Any]:
-        """Return a method of an instance, seeded for its episode if the environment may draw."""
-        method = getattr(instance.made, name)
-        if not watched and not self._draws:
-            return method
-        return seeded(method, stable_seed(instance.seed, *key), self._drew if watched else None)
-
-    def _notice(self, what: str, fix: str) -> None:
-        if not self._noticed:
-            self._noticed = True
-            warn(
-                f"{_FIELD}: {what}: a resumed run draws others, so it does not continue exactly as the "
-                f"run would have; {fix}"
-            )
+            return [outcome for (outcome,) in self._in_order.run(lanes)]
 
     def _first_text(self, task: Task) -> str:
         """Return the text of `reset` for a task; the instance becomes the last spare one."""
@@ -332,16 +242,16 @@ class TrlEnvironment(TaskEnvironment):
         self._give_back(instance)
         return _reset_text(outcome.value)
 
-    def _tools_of(self, action: Action, watched: bool) -> Sequence[Tool]:
-        instance, turn = self._live[action.row], len(action.turns)
-        return [
-            replace(
-                tool,
-                function=self._own(instance, name, turn, name, watched=watched),
-                worker=instance.worker,
-            )
-            for name, tool in self._tools.items()
-        ]
+    def _tools_of(self, action: Action) -> Sequence[Tool]:
+        instance = self._live[action.row]
+        tools: list[Tool] = []
+        for name, tool in self._tools.items():
+            function = getattr(instance.made, name)
+            if self._seeds_tools:
+                seed = stable_seed(instance.seed, len(action.turns), name)
+                function = seeded(function, seed)
+            tools.append(replace(tool, function=function, worker=instance.worker))
+        return tools
 
     def _taken(self) -> _Instance:
         return self._spare.pop() if self._spare else self._new()
@@ -392,7 +302,8 @@ def from_trl(
         initial_instruction: the instruction that training starts from.
         prompt_format: the layout of a prompt.
         seconds: the timeout of a call.
-        concurrency: calls that run at the same time, per process.
+        concurrency: calls of tools that run at the same time, per process. With 1 each is seeded, for
+            tools that draw from the generators of `random`, numpy or torch.
 
     Raises:
         ConfigError: no factory, no `reset`, or a method that cannot be a tool; gives the fix.
