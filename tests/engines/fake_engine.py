@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -104,9 +103,6 @@ class Fake:
         self, config: RunConfig, run: RunDir, journal: Journal, setup: Preflight, steps: int
     ) -> Measured:
         raise ConfigError("--steps: a fake has no rate; leave it out")
-
-    def dry_run_args(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        return {}
 
 
 def _outcome(config: RunConfig, run: RunDir, setup: Preflight, journal: Journal) -> Outcome:

@@ -139,19 +139,8 @@ def train(
     run_file: RunFile,
     set_: Overrides = None,
     quiet: Quiet = False,
-    dry_run: options.DryRun = False,
-    ask_llm: options.AskLLM = False,
 ) -> None:
     """Train a run file from the start."""
-    if dry_run:
-        from rich.console import Console
-
-        from cotune.cli.plan import dry_run as dry
-
-        dry.dry_run(run_file, Console(quiet=True) if quiet else _console(), set_ or (), ask_llm)
-        return
-    if ask_llm:
-        raise ConfigError("--ask-llm was given without --dry-run; remove it, or add --dry-run")
     from cotune.cli.train import train as train_
 
     train_(run_file, _console(), quiet, set_ or ())

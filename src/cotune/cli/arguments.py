@@ -139,20 +139,6 @@ OutputFile = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Also write the figures as JSON to this file.")
 ]
 
-DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run",
-        metavar="",
-        help="Run two small steps with a bundled policy instead of the model and offline rules "
-        "instead of the LLM. Downloads nothing and leaves nothing behind. For environments that have a "
-        "bundled world: geo, search, arithmetic, math, ladder, scaffold.",
-    ),
-]
-AskLLM = Annotated[
-    bool, typer.Option("--ask-llm", metavar="", help="With --dry-run: call the run file's LLM.")
-]
-
 SuiteFile = Annotated[Path | None, typer.Argument(metavar="[SUITE.yaml]", help="The suite file.")]
 SuiteDryRun = Annotated[
     bool,

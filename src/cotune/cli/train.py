@@ -81,22 +81,17 @@ def passed(
     config: RunConfig,
     *,
     new: bool = True,
-    environment: Environment | None = None,
 ) -> Preflight:
     """Run all checks, cheap ones first; write nothing.
 
     Args:
         new: whether the run folder is still to be created.
-        environment: replaces the run file's.
 
     Raises:
         ConfigError: a check failed.
     """
     quiet_libraries(config)
-    checked = Preflight(config, new=new)
-    if environment is not None:
-        checked.environment = environment
-    return checked.require()
+    return Preflight(config, new=new).require()
 
 
 def _book(checked: Preflight, run: RunDir) -> None:

@@ -203,14 +203,6 @@ class Engine(Protocol):
         """
         ...
 
-    def dry_run_args(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the `engine_args` that also apply to two small steps on TRL.
-
-        Raises:
-            ConfigError: the engine does not accept a field.
-        """
-        ...
-
 
 def engine_named(name: str) -> Engine:
     """Return the engine for a value of `training.engine`."""

@@ -1,6 +1,6 @@
 """INSPO and P²O composed: a population of instructions, with hints on hard questions."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from cotune.methods.group_plan import Groups, Target
@@ -93,11 +93,6 @@ def _cost(options: ComposedOptions, shape: RunShape) -> Cost:
     return Cost(a.phases + b.phases, rollouts, proposals, a.validations, a.rivals)
 
 
-def _scaled(options: ComposedOptions) -> ComposedOptions:
-    small = {"inspo": inspo.scaled(options.inspo), "p2o": p2o.scaled(options.p2o)}
-    return replace(options, **small)
-
-
 METHOD = Method(
     options=ComposedOptions,
     build=InspoP2O,
@@ -112,5 +107,4 @@ METHOD = Method(
     check=_check,
     cost=_cost,
     distillation=lambda options: options.p2o.distillation,
-    scaled=_scaled,
 )

@@ -133,7 +133,6 @@ class Method(Generic[Options]):
             field.
         cost: bounds what evolution spends.
         distillation: returns how rollouts that are trained on another prompt are weighted.
-        scaled: the same options in sizes for a dry run of two steps.
     """
 
     options: type[Options]
@@ -152,7 +151,6 @@ class Method(Generic[Options]):
     check: Callable[[Options, RunShape], None] = lambda options, shape: None
     cost: Callable[[Options, RunShape], Cost] = lambda options, shape: Cost()
     distillation: Callable[[Options], AnyDistillation] = lambda options: Distillation()
-    scaled: Callable[[Options], Options] = lambda options: options
 
     @property
     def kind(self) -> str:

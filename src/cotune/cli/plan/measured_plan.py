@@ -17,7 +17,6 @@ from cotune.config.run_file import ASKS_A_MODEL, RunConfig, dump_config, load_co
 from cotune.engines.engine import Measured, engine_of
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.report.pages import duration
-from cotune.protocols import Environment
 from cotune.run.journal import RunJournal, SilentJournal
 from cotune.run.run_dir import RunDir
 from cotune.utils.stopping import stopped_by_sigterm
@@ -66,24 +65,15 @@ def plan_by_steps(
     _print_notes(measured, planned, projection, console)
 
 
-def measured_steps(
-    config: RunConfig,
-    folder: Path,
-    steps: int,
-    console: Console,
-    environment: Environment | None = None,
-) -> Measured:
+def measured_steps(config: RunConfig, folder: Path, steps: int, console: Console) -> Measured:
     """Run the first steps of a run in a temporary folder and show progress.
-
-    Args:
-        environment: replaces the run file's.
 
     Raises:
         ConfigError: for the same reasons as in `cotune train`.
     """
     given = config.model_copy(update={"output": folder})
     with step_progress(console):
-        checked = passed(given, environment=environment)
+        checked = passed(given)
         setup = checked.engine.prepare(checked, RunDir(folder, attempt=1).checkpoints_path)
         run, journal = _kept_for_now(given, folder, steps, console)
         return engine_of(given).measure(given, run, journal, setup, steps)

@@ -220,25 +220,6 @@ def check_engine_args(given: dict[str, Any]) -> None:
         check_deepspeed("training.engine_args.deepspeed")
 
 
-_DRY_RUN = (
-    "max_grad_norm weight_decay adam_beta1 adam_beta2 adam_epsilon optim beta "
-    "use_bias_correction_kl num_iterations epsilon epsilon_high delta sapo_temperature_neg "
-    "sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg "
-    "off_policy_mask_threshold loss_type importance_sampling_level top_entropy_quantile "
-    "entropy_coef use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta "
-    "entropy_target scale_rewards multi_objective_aggregation reward_weights sync_ref_model "
-    "ref_model_mixup_alpha ref_model_sync_steps"
-)
-"""Fields of GRPOConfig that depend on neither the machine nor on sizes: optimizer and loss."""
-
-
-def dry_run_args(given: dict[str, Any]) -> dict[str, Any]:
-    """Check all fields, and return those that also apply to a few small steps."""
-    check_engine_args(given)
-    kept = _DRY_RUN.split()
-    return {name: value for name, value in given.items() if name in kept}
-
-
 SHARED_FIELDS = {
     "learning_rate": "training.learning_rate",
     "lr_scheduler_type": "training.schedule",

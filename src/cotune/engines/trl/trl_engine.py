@@ -154,11 +154,6 @@ class TRL:
 
         return measure_steps(config, run, journal, setup, steps)
 
-    def dry_run_args(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        from cotune.engines.trl.run_file_setup import dry_run_args
-
-        return dry_run_args(dict(given))
-
 
 def arguments(config: RunConfig) -> list[Finding]:
     """Check that TRL accepts the trainer's arguments for any number of processes.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import requires
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -121,9 +121,6 @@ class VeRL:
             "--steps: steps are not timed with training.engine verl; leave it out, or set "
             "training.engine: trl"
         )
-
-    def dry_run_args(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        return {}
 
 
 def _arguments(config: RunConfig) -> None:

@@ -9,7 +9,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
@@ -442,13 +442,6 @@ def _cost(options: FstOptions, shape: RunShape) -> Cost:
     return Cost(rounds, evolve, (shown,), 1 + _checks_uplift(options), options.prompts - 1)
 
 
-def _scaled(options: FstOptions) -> FstOptions:
-    return replace(
-        options, prompts=2, evolve_every=1, evolve_until=None, dev_size=2, budget=24, minibatch=2, beam=1,
-        distil_steps=min(options.distil_steps, 1),
-    )  # fmt: skip
-
-
 METHOD = Method(
     options=FstOptions,
     build=Fst,
@@ -464,5 +457,4 @@ METHOD = Method(
     check=_check,
     cost=_cost,
     distillation=lambda options: distillation_of(options.distillation, options.target),
-    scaled=_scaled,
 )

@@ -1,7 +1,7 @@
 """GEPA on the instruction, before any training: the prompt-only baseline (arXiv 2507.19457)."""
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
@@ -230,10 +230,6 @@ def _cost(options: GepaOptions, shape: RunShape) -> Cost:
     return Cost(1, {"evolve": options.budget}, (shown,))
 
 
-def _scaled(options: GepaOptions) -> GepaOptions:
-    return replace(options, dev_size=2, budget=24, minibatch=2, beam=1)
-
-
 METHOD = Method(
     options=GepaOptions,
     build=Gepa,
@@ -246,5 +242,4 @@ METHOD = Method(
     uses_batches=False,
     check=lambda options, shape: check_budget(options.budget, shape),
     cost=_cost,
-    scaled=_scaled,
 )

@@ -565,16 +565,6 @@ def cost(options: InspoOptions, shape: RunShape) -> Cost:
     )
 
 
-def scaled(options: InspoOptions) -> InspoOptions:
-    """Return sizes for a dry run, in which the instruction evolves after the first step."""
-    most = {
-        "population_size": 3, "parents": 2, "prune_every": 1, "evolve_every": 1, "evolve_until": 2,
-        "verification_tasks": 2, "verification_rounds": 2, "failures_per_reflection": 2,
-        "candidates": 3, "distil_steps": 1,
-    }  # fmt: skip
-    return replace(options, **{name: min(getattr(options, name), n) for name, n in most.items()})
-
-
 METHOD = Method(
     options=InspoOptions,
     build=Inspo,
@@ -586,5 +576,4 @@ METHOD = Method(
     check=lambda options, shape: check_last_stage(options.distil_steps, shape),
     cost=cost,
     distillation=lambda options: distillation_of(options.distillation, options.target),
-    scaled=scaled,
 )

@@ -427,20 +427,6 @@ def cost(options: P2OOptions, shape: RunShape, groups: Groups = "own") -> Cost:
     return Cost(phases, most, (Proposals(calls, hints.max_chars, hints.minibatch),))
 
 
-def scaled(options: P2OOptions) -> P2OOptions:
-    """Return sizes for a dry run, in which hints evolve after the first step."""
-    hints = options.hints
-    small = replace(
-        hints,
-        hard_set_min_count=2,
-        dev_size=2,
-        budget=24,
-        beam=min(hints.beam, 2),
-        minibatch=min(hints.minibatch, 2),
-    )
-    return replace(options, hints=small)
-
-
 METHOD = Method(
     options=P2OOptions,
     build=P2O,
@@ -456,5 +442,4 @@ METHOD = Method(
     check=check,
     cost=cost,
     distillation=lambda options: options.distillation,
-    scaled=scaled,
 )
