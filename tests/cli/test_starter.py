@@ -10,17 +10,17 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cotune.cli.app import app
-from cotune.cli.plan.plan import show_memory
+from cotune.cli.plan.plan import plan
 from cotune.cli.starter import KINDS, OFFLINE, write_starter
 from cotune.cli.train import train
 from cotune.config.cost import plan_run
 from cotune.config.run_file import load_config
-from cotune.engines.memory import find_config, memory_of, read_shape
 from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError
 from cotune.run.frames import RunReader
 from cotune.run.json_files import write_atomic
 from cotune.utils.importing import import_object
+from tests.shapes import CONFIGS, use_cache
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -44,18 +44,17 @@ def test_a_starter_fits_a_small_gpu_and_gives_no_notice(
 ) -> None:
     write_starter(kind, tmp_path)
     monkeypatch.chdir(tmp_path)
-    config = load_config("run.yaml")
-    raw = find_config(config.policy.path)
-    assert raw is not None
-    memory = memory_of(config, read_shape(raw))
-    assert max(memory.training, memory.sampling or 0) < 16 * 2**30
-    shown = io.StringIO()
-    show_memory(config, Console(file=shown, width=200))
-    assert "in all" in shown.getvalue()
-    assert "notice" not in shown.getvalue()
-    everything = load_config("run.yaml", assignments=["training.rows_per_call=4000"])
-    show_memory(everything, Console(file=shown, width=200))
-    assert "notice: sampling needs more than an 80 GB GPU has; lower" in shown.getvalue()
+    use_cache(monkeypatch, tmp_path / "cache", *CONFIGS)
+
+    def planned(*assignments: str) -> str:
+        out = io.StringIO()
+        plan(Path("run.yaml"), Console(file=out, width=200), assignments, 1, "400,50,90", "rtx4090")
+        return out.getvalue()
+
+    assert "in all" in planned()
+    assert "notice" not in planned()
+    everything = ("training.rows_per_call=4000", "training.questions_per_step=800")
+    assert "notice: an rtx4090 of 24 GB does not hold this" in planned(*everything)
 
 
 def test_the_rewards_of_the_starters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

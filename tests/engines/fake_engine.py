@@ -2,16 +2,14 @@
 
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Conclude, Measured, newest_numbered
+from cotune.engines.estimate import Layout
 from cotune.engines.evaluation import Outcome
-from cotune.engines.gpu_time import Layout
-from cotune.engines.memory import MemoryEstimate
 from cotune.engines.preflight import Check, Finding, Preflight
 from cotune.engines.undamaged import Chosen
 from cotune.errors import ConfigError
@@ -89,12 +87,6 @@ class Fake:
 
     def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
         return newest_numbered(folder, "step-")
-
-    def memory(self, config: RunConfig, processes: int = 1) -> MemoryEstimate:
-        return MemoryEstimate("Memory of the fake", [("nothing", 1, 1)], 1, 1, (1, 3), ["A note."])
-
-    def cpu_time(self, config: RunConfig, planned: Mapping[str, int]) -> None:
-        return None
 
     def layout(self, config: RunConfig, processes: int = 1) -> Layout:
         return Layout(processes)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cotune.config.run_file import parse_config
-from cotune.engines.memory import shape_of
+from cotune.engines.estimate import shape_of
 from cotune.engines.preflight import Preflight, policy
 from cotune.errors import ConfigError
 from cotune.export.model_card import base_model
@@ -61,13 +61,13 @@ def test_quantised_weights_become_bfloat16(tmp_path: Path) -> None:
     assert (logits(folder, ids) - expected).abs().max() < 0.05 * expected.abs().max()
 
 
-def test_the_header_is_enough_for_the_plan_and_the_doctor(tmp_path: Path) -> None:
+def test_the_header_is_enough_for_the_doctor(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf", quantized=True)
     count = sum(weight.numel() for weight in tiny_llama().parameters())
 
     assert read_header("p", file).parameters == count
-    shape = shape_of(str(file))
-    assert (shape.parameters, shape.dtype, shape.layers) == (count, "bfloat16", 2)
+    with pytest.raises(ValueError, match="is not on this machine"):
+        shape_of(str(file))
     (found,) = policy(PolicyConfig(path=str(file)))
     assert found.ok
     assert f"llama, {count:,} parameters in Q8_0; converted on first use" in found.what

@@ -243,7 +243,6 @@ def plan(
     processes: options.PlanProcesses = 1,
     questions: options.PlanQuestions = None,
     gpu: options.PlanGpu = None,
-    gpu_price: options.PlanGpuPrice = None,
     set_: Overrides = None,
 ) -> None:
     """Estimate a run's rollouts, cost, memory and time without running it."""
@@ -255,7 +254,7 @@ def plan(
             "--questions plans without the data, and --steps trains on it; expected one of them"
         )
     console = _console()
-    plan_(run_file, console, set_ or (), processes, questions, gpu, gpu_price)
+    plan_(run_file, console, set_ or (), processes, questions, gpu)
     if questions is None:
         plan_prompt(run_file, console, set_ or ())
     if steps is not None:

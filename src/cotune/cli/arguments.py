@@ -176,10 +176,6 @@ PlanGpu = Annotated[
     typer.Option(
         "--gpu",
         metavar="a100|h100|h200|rtx4090",
-        help="Project the time on this GPU. Default: h100, for runs that cannot be timed on this CPU.",
+        help="Project the time on this GPU. Default: h100.",
     ),
-]
-PlanGpuPrice = Annotated[
-    float | None,
-    typer.Option("--gpu-price", min=0, help="Price of an hour of one GPU."),
 ]

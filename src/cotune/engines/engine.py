@@ -4,7 +4,7 @@ To add an engine, write a package with a module that defines an `Engine` as `ENG
 module to `cotune.utils.packages.ENGINES`. No other code depends on an engine's name.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,10 +21,8 @@ from cotune.run.run_dir import RunDir
 from cotune.utils.packages import ENGINES, installed
 
 if TYPE_CHECKING:
-    from cotune.engines.cpu_time import CpuTime
+    from cotune.engines.estimate import Layout
     from cotune.engines.evaluation import Outcome
-    from cotune.engines.gpu_time import Layout
-    from cotune.engines.memory import MemoryEstimate
     from cotune.engines.preflight import Check, Finding, Preflight
     from cotune.engines.undamaged import Chosen
 
@@ -155,40 +153,14 @@ class Engine(Protocol):
         """Return the number of steps in the newest checkpoint of a folder; None without one."""
         ...
 
-    def memory(self, config: RunConfig, processes: int = 1) -> "MemoryEstimate":
-        """Estimate the maximum memory per GPU.
-
-        Args:
-            config: the run file.
-            processes: how many processes training is sharded over, if the run file asks for it.
-
-        Raises:
-            ValueError: the memory is unknown; the message says why in one line.
-            ConfigError: a field of the run file cannot be read.
-        """
-        ...
-
-    def cpu_time(self, config: RunConfig, planned: Mapping[str, int]) -> "CpuTime | None":
-        """Estimate how long a run takes here; None if there is a GPU, or the engine needs one.
-
-        Args:
-            config: the run file.
-            planned: the most rollouts by purpose.
-
-        Raises:
-            ValueError: the time is unknown; the message says why in one line.
-        """
-        ...
-
     def layout(self, config: RunConfig, processes: int = 1) -> "Layout":
-        """Return which GPUs train and sample, to project the time of a run.
+        """Return where a run trains and samples, to estimate its memory and hours.
 
         Args:
             config: the run file.
             processes: how many processes train, if the run file does not say.
 
         Raises:
-            ValueError: the time of this layout cannot be projected; the message says why in one line.
             ConfigError: a field of the run file cannot be read.
         """
         ...

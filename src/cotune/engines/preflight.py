@@ -39,6 +39,7 @@ from cotune.config.run_file import EnvironmentOptions, LLMConfig, RunConfig
 from cotune.data.dataset import SPLITS, DatasetConfig
 from cotune.data.splits import warn
 from cotune.engines.engine import Engine, engine_of
+from cotune.engines.estimate import memory_of, shape_of
 from cotune.environments.environment_options import (
     PythonOptions,
     ToolsOptions,
@@ -783,7 +784,8 @@ def disk_needed(config: RunConfig, trainer: Engine) -> int | None:
     one more than the number kept, and best/ is staged next to the folder that it replaces.
     """
     try:
-        best, checkpoint = trainer.memory(config).saved
+        shape, layout = shape_of(config.policy.path), trainer.layout(config)
+        best, checkpoint = memory_of(config, shape, layout).saved
     except (ValueError, ConfigError):
         return None
     kept = config.training.keep_checkpoints + 1 if config.training.save_every else 0

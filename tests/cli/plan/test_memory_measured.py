@@ -1,4 +1,4 @@
-"""The estimates of `cotune.engines.memory` beside what is measured here: tensors, by their storages."""
+"""The estimates of `cotune.engines.estimate` beside what is measured here: tensors, by their storages."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCau
 from transformers.cache_utils import Cache
 
 from cotune.config.run_file import parse_config
-from cotune.engines.memory import memory_of, read_shape
+from cotune.engines.estimate import Layout, memory_of, read_shape
 from cotune.policy.options import LoraOptions
 from cotune.policy.sampling import CachedSampler, GrowingLayer
 from cotune.policy.update_rounding import rounding_notice
@@ -172,9 +172,9 @@ def test_the_sampler_holds_its_cache_two_and_a_half_times_at_most() -> None:
 def test_bytes_of_weights_and_adapters(tmp_path: Path) -> None:
     raw = tiny(tmp_path, {"policy": {"lora": {"rank": 2}}})
     model = policy("qwen3")
-    found = memory_of(parse_config(raw, "test"), shape_of(model))
+    found = memory_of(parse_config(raw, "test"), shape_of(model), Layout())
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    assert found.weights == weights + 4 * found.trained
+    assert found.rows["weights"][0] == weights + 4 * found.trained
 
 
 def test_a_step_is_lost_above_the_weight_that_the_notice_names() -> None:

@@ -5,23 +5,36 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from cotune.cli.library_settings import quiet_libraries
-from cotune.cli.plan.gpu_hours import show_gpu_hours
 from cotune.cli.step_progress import step_progress
 from cotune.config.build import describe_llm
 from cotune.config.cost import CHARS_PER_TOKEN, Plan, plan_run, split_sizes
 from cotune.config.run_file import RunConfig, load_config
 from cotune.data.splits import SPLITS
 from cotune.engines.engine import engine_of
-from cotune.engines.gpu_time import GPUS
+from cotune.engines.estimate import (
+    FAST,
+    GPUS,
+    SLOW,
+    Layout,
+    Memory,
+    Shape,
+    memory_of,
+    run_seconds,
+    shape_of,
+)
 from cotune.errors import ConfigError
-from cotune.experiments.report.pages import duration
 from cotune.llm.client import OpenAIOptions
 from cotune.llm.own import OwnLLMOptions
+from cotune.policy.local_llm import LocalOptions
+from cotune.policy.update_rounding import rounding_notice
 from cotune.utils.progress import begin
 from cotune.utils.tables import plain_table
 from cotune.utils.text import size
+
+_LIBRARIES = 3 * 2**30  # bytes of CUDA, NCCL and fragmentation, at most
 
 
 def plan(
@@ -31,7 +44,6 @@ def plan(
     processes: int = 1,
     questions: str | None = None,
     gpu: str | None = None,
-    gpu_price: float | None = None,
 ) -> None:
     """Print the most that a run can spend, before it spends anything.
 
@@ -39,8 +51,7 @@ def plan(
         assignments: fields to set, as with --set.
         processes: how many processes train, if the run file does not say.
         questions: "TRAIN,VALIDATION,TEST": plan for this many, and do not read the data.
-        gpu: project the time on this GPU; None does so only if a price is given or this CPU cannot be timed.
-        gpu_price: the price of an hour of one GPU.
+        gpu: project the time on this GPU; None is h100.
     """
     if gpu is not None and gpu not in GPUS:
         raise ConfigError(f"--gpu is {gpu}; expected {', '.join(GPUS)}")
@@ -76,14 +87,7 @@ def plan(
         )
     with step_progress(console):
         begin("estimating the memory")
-        needed = show_memory(_at_once(config, planned), console, processes)
-        if gpu is None and gpu_price is None and processes == 1:
-            begin("timing this CPU")
-            if show_time(config, planned, console):
-                return
-        if gpu is None and (needed is None or config.method.supervised):
-            return  # there is nothing to project from
-        show_gpu_hours(config, planned, console, processes, gpu or "h100", gpu_price, needed)
+        show_estimate(_at_once(config, planned), planned, console, processes, gpu or "h100")
 
 
 def _sizes(config: RunConfig, questions: str | None) -> Mapping[str, int]:
@@ -117,25 +121,6 @@ def _at_once(config: RunConfig, planned: Plan) -> RunConfig:
     return config.model_copy(update={"training": training})
 
 
-def show_time(config: RunConfig, planned: Plan, console: Console) -> bool:
-    """Print how long the run takes at most on this CPU; return whether this CPU can train it."""
-    try:
-        found = engine_of(config).cpu_time(config, planned.rollouts)
-    except (ConfigError, ValueError) as error:
-        console.print(f"time on this CPU: unknown, {error}", markup=False)
-        return False
-    if found is None:
-        return False
-    console.print(
-        f"Time on this CPU ({found.threads} thread{'s' * (found.threads != 1)}), projected from its speed "
-        "now, at most "
-        f"{duration(found.rollouts + found.updates)}: rollouts {duration(found.rollouts)}, updates "
-        f"{duration(found.updates)}. cotune plan --steps measures it, --gpu h100 projects it for an H100.",
-        highlight=False,
-    )
-    return True
-
-
 def plan_prompt(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
     """Print one prompt of the run file as its policy will see it."""
     config = load_config(path, assignments=assignments)
@@ -161,27 +146,110 @@ def _price(config: RunConfig, planned: Plan) -> str:
     return text
 
 
-def show_memory(config: RunConfig, console: Console, processes: int = 1) -> int | None:
-    """Print the maximum memory per GPU and return it in bytes; if unknown, print why and return None.
+def show_estimate(
+    config: RunConfig, planned: Plan, console: Console, processes: int, gpu: str
+) -> None:
+    """Print the maximum memory per GPU and the hours of a run; if unknown, why.
 
     Args:
-        processes: how many processes FSDP2 or DeepSpeed shards over, if the run file asks for it.
+        processes: how many processes train, if the run file does not say.
+        gpu: one of `GPUS`.
     """
+    layout = engine_of(config).layout(config, processes)
     try:
-        found = engine_of(config).memory(config, processes)
+        shape = shape_of(config.policy.path, ask_hub=True)
     except ValueError as error:
-        console.print(f"memory: unknown, {error}", markup=False)
-        return None
-    table = plain_table(found.title, [""], ["sampling", "training"])
-    for name, sampled, trained in found.rows:
+        console.print(f"memory and time: unknown, {error}", markup=False, highlight=False)
+        return
+    memory = memory_of(config, shape, layout)
+    _print_memory(config, memory, layout, console, gpu)
+    if config.method.supervised:
+        return
+    try:
+        hours = _hours_table(config, planned, shape, layout, gpu)
+    except ValueError as error:
+        console.print(f"time on {gpu}: unknown, {error}", markup=False)
+        return
+    console.print(hours)
+    console.print(
+        f"Projected from the policy's shape and a data sheet: updates and prompts reach {SLOW.compute:.0%} to "
+        f"{FAST.compute:.0%} of the FLOP/s, decoding {SLOW.decoding:.0%} to {FAST.decoding:.0%} of the bandwidth. "
+        "Not counted: rewards, searches, the LLM, exchanging weights. cotune plan --steps measures this machine.",
+        markup=False,
+        highlight=False,
+    )
+
+
+def _print_memory(
+    config: RunConfig, memory: Memory, layout: Layout, console: Console, gpu: str
+) -> None:
+    table = plain_table("Memory of a GPU, estimated, at most", [""], ["sampling", "training"])
+    for label, (sampled, trained) in memory.rows.items():
         if sampled or trained:
-            table.add_row(name, _cell(sampled), _cell(trained))
+            table.add_row(label, _cell(sampled), _cell(trained))
     table.add_section()
-    table.add_row("in all", _cell(found.sampling), _cell(found.training))
+    table.add_row("in all", _cell(memory.sampling), _cell(memory.training))
     console.print(table)
-    for note in found.notes:
-        console.print(note, markup=False, highlight=False)
-    return max(found.sampling or 0, found.training)
+    of = f"of {memory.parameters:,} " if config.policy.lora else ""
+    lines = [
+        f"Trained: {memory.trained:,} {of}parameters on {_count(layout.gpus, 'GPU')}; "
+        f"{_spread(layout)}. CUDA and fragmentation take 1 to 2 GiB in addition."
+    ]
+    if isinstance(config.proposer, LocalOptions):
+        lines.append("The LLM that proposes is loaded beside the policy.")
+    if layout.share:
+        lines.append(f"vLLM takes {layout.share:.0%} of each GPU while it samples.")
+    card = GPUS[gpu].memory
+    needed = max(memory.sampling or 0, memory.training) + layout.kept * card + _LIBRARIES
+    if needed > card:
+        lines.append(
+            f"notice: an {gpu} of {card / 1e9:.0f} GB does not hold this; see --gpu, --processes, "
+            "training.micro_batch_size, and training.rows_per_call, the rollouts that are sampled together, "
+            "which changes no result"
+        )
+    if config.policy.lora is None:
+        lost = rounding_notice(memory.dtype, config.training.learning_rate)
+        lines += [f"notice: {lost}"] if lost else []
+    for line in lines:
+        console.print(line, markup=False, highlight=False)
+
+
+def _spread(layout: Layout) -> str:
+    if layout.shards > 1:
+        return f"weights, gradients and moments are spread over {layout.shards}"
+    if layout.zero > 1:
+        return f"moments are spread over {layout.zero}"
+    return "each holds all of it"
+
+
+def _hours_table(config: RunConfig, planned: Plan, shape: Shape, layout: Layout, gpu: str) -> Table:
+    """Return the hours of each part, at the token limits and at a quarter of them."""
+    fast, slow = (
+        [
+            run_seconds(config, planned.rollouts, shape, layout, GPUS[gpu], use, fill)
+            for fill in (1.0, 0.25)
+        ]
+        for use in (FAST, SLOW)
+    )
+    card = f"{gpu} of {GPUS[gpu].memory / 1e9:.0f} GB"
+    title = f"Hours on {layout.gpus} × {card}, projected, not measured"
+    table = plain_table(title, [""], ["every rollout at its limits", "at a quarter of them"])
+    for part in fast[0]:
+        label = part if part == "updates" else f"rollouts: {part}"
+        table.add_row(label, *(_range(a[part], b[part]) for a, b in zip(fast, slow, strict=True)))
+    table.add_section()
+    sums = [(sum(a.values()), sum(b.values())) for a, b in zip(fast, slow, strict=True)]
+    table.add_row("in all", *(_range(*pair) for pair in sums))
+    table.add_row("GPU hours", *(_range(*(layout.gpus * n for n in pair)) for pair in sums))
+    return table
+
+
+def _range(*seconds: float) -> str:
+    return " to ".join(f"{float(f'{number / 3600:.2g}'):,g}" for number in seconds)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _cell(count: int | None) -> str:

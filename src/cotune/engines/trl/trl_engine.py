@@ -2,16 +2,16 @@
 
 import os
 import warnings
-from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.engine import Conclude, check_package, newest_numbered
-from cotune.engines.memory import MemoryEstimate
+from cotune.engines.estimate import Layout, memory_of, shape_of
 from cotune.engines.preflight import Check, Finding, Preflight
 from cotune.errors import EngineError
 from cotune.methods.sft import SFTOptions
@@ -22,9 +22,7 @@ from cotune.utils.progress import begin
 from cotune.utils.text import one_line, size
 
 if TYPE_CHECKING:
-    from cotune.engines.cpu_time import CpuTime
     from cotune.engines.engine import Measured
-    from cotune.engines.gpu_time import Layout
     from cotune.engines.trl.run_file_setup import Setup
     from cotune.engines.undamaged import Chosen
 
@@ -122,30 +120,26 @@ class TRL:
         newest = newest_numbered(folder, "checkpoint-")
         return None if newest is None else newest // config.training.optimizer_steps
 
-    def memory(self, config: RunConfig, processes: int = 1) -> MemoryEstimate:
-        from cotune.engines.trl.memory_sharding import estimate
-
-        return estimate(config, processes)
-
-    def cpu_time(self, config: RunConfig, planned: Mapping[str, int]) -> "CpuTime | None":
-        import torch
-
-        if torch.cuda.is_available() or config.method.supervised:
-            return None
-        from cotune.engines.cpu_time import cpu_time
-
-        return cpu_time(config, planned)
-
-    def layout(self, config: RunConfig, processes: int = 1) -> "Layout":
-        from cotune.engines.gpu_time import Layout
-
+    def layout(self, config: RunConfig, processes: int = 1) -> Layout:
         args = config.training.engine_args
+        fsdp, zero = bool(args.get("fsdp")), bool(args.get("deepspeed"))
+        layout = Layout(
+            processes,
+            shards=processes if fsdp else 1,
+            zero=processes if zero else 1,
+            dtype="float32" if fsdp else None,
+        )
         if not args.get("use_vllm"):
-            return Layout(processes)
+            return layout
         if args.get("vllm_mode") == "server":
-            raise ValueError("vLLM's server samples, on GPUs that the run file does not name")
-        split = int(args.get("vllm_tensor_parallel_size", 1))
-        return Layout(processes, _vllm_share(args), split, _vllm_keeps(args))
+            return replace(layout, share=0.0)
+        share = float(args.get("vllm_gpu_memory_utilization", 0.3))
+        return replace(
+            layout,
+            share=share,
+            split=int(args.get("vllm_tensor_parallel_size", 1)),
+            kept=0.0 if args.get("vllm_enable_sleep_mode") else share,
+        )
 
     def measure(
         self, config: RunConfig, run: RunDir, journal: Journal, setup: "Setup", steps: int
@@ -218,16 +212,6 @@ def processes(training: TrainingConfig, starting: bool = False) -> list[Finding]
     return findings
 
 
-def _vllm_share(args: Mapping[str, Any]) -> float:
-    return float(args.get("vllm_gpu_memory_utilization", 0.3))
-
-
-def _vllm_keeps(args: Mapping[str, Any]) -> float:
-    """Return the fraction of the training GPU's memory that vLLM keeps while the policy is updated."""
-    colocated = args.get("use_vllm") and args.get("vllm_mode") != "server"
-    return _vllm_share(args) if colocated and not args.get("vllm_enable_sleep_mode") else 0.0
-
-
 def gpu_memory(config: RunConfig) -> list[Finding]:
     """Compare the plan's estimate with a GPU's memory, if there is a GPU."""
     import torch
@@ -236,12 +220,13 @@ def gpu_memory(config: RunConfig) -> list[Finding]:
         return []
     alone = 1 if config.training.single_gpu else torch.cuda.device_count()
     processes = int(os.environ.get("WORLD_SIZE", alone))
+    layout = ENGINE.layout(config, processes)
     try:
-        memory = ENGINE.memory(config, processes)
+        memory = memory_of(config, shape_of(config.policy.path), layout)
     except ValueError:
         return []
     total = torch.cuda.get_device_properties(0).total_memory
-    kept = round(_vllm_keeps(config.training.engine_args) * total)
+    kept = round(layout.kept * total)
     needed = max(memory.training + kept, memory.sampling or 0)
     what = f"GPU memory: at most {size(needed)} of {size(total)} are needed"
     if needed <= total:

@@ -1,9 +1,11 @@
 """Check `training.engine_args`, and the fields that veRL does not support, without veRL."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from cotune.config.run_file import RunConfig
+from cotune.engines.estimate import Layout
 from cotune.errors import ConfigError
 from cotune.methods.context_distillation import masks
 from cotune.types import AnyDistillation, Distillation
@@ -130,3 +132,61 @@ def _keys(given: Mapping[str, Any]) -> dict[str, Any]:
         f"+{name.replace('+', '')}" if "+" in name else name: value
         for name, value in flat(given).items()
     }
+
+
+# veRL's defaults, except for the last entry, which `settings` sets.
+_NUMBERS: Mapping[str, float] = {
+    "trainer.n_gpus_per_node": 8,
+    "trainer.nnodes": 1,
+    "actor_rollout_ref.actor.fsdp_config.fsdp_size": -1,
+    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.5,
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+}
+
+
+def layout_of(config: RunConfig) -> Layout:
+    """Return the GPUs that train, and the rollout engine's share of each.
+
+    Raises:
+        ConfigError: a key of `engine_args` that is used here is not a number.
+    """
+    args = {
+        name.replace("+", ""): value for name, value in flat(config.training.engine_args).items()
+    }
+    alone = {"trainer.n_gpus_per_node": 1.0} if config.training.single_gpu else {}
+    defaults = {**_NUMBERS, **alone}
+    per_node, nodes, fsdp, share, split = (_number(args, *item) for item in defaults.items())
+    gpus = max(1, int(per_node * nodes))
+    # veRL loads float32 unless something else is set.
+    model_dtype = str(args.get(f"actor_rollout_ref.actor.{MODEL_DTYPE}"))
+    dtype = {short: name for name, short in DTYPES.items()}.get(model_dtype, config.policy.dtype)
+    return Layout(
+        gpus,
+        shards=int(fsdp) if fsdp > 0 else gpus,
+        share=share,
+        split=max(1, int(split)),
+        dtype="float32" if dtype == "auto" else dtype,
+        whole_logits=True,
+        # Weights for the workers and for Hugging Face, and two moments; best/ has a checkpoint of its own.
+        saved=(4, 4),
+    )
+
+
+def _number(args: Mapping[str, Any], name: str, default: float) -> float:
+    """Return a number from `engine_args`; null means the default.
+
+    Raises:
+        ConfigError: the value is not a number.
+    """
+    given = args.get(name)
+    if given is None:
+        return default
+    try:
+        value = float(given)
+    except (TypeError, ValueError):
+        value = math.nan
+    if isinstance(given, bool) or not math.isfinite(value):
+        raise ConfigError(
+            f"training.engine_args.{name} is {given!r}; expected a number, or null for {default:g}"
+        )
+    return value

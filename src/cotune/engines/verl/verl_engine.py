@@ -1,6 +1,5 @@
 """veRL as an `Engine`: its trainer on Ray, in separate processes."""
 
-from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import requires
 from pathlib import Path
@@ -12,8 +11,9 @@ from rich.console import Console
 
 from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Conclude, check_package, newest_numbered
-from cotune.engines.memory import MemoryEstimate
+from cotune.engines.estimate import Layout
 from cotune.engines.preflight import Check, Finding, Preflight, required
+from cotune.engines.verl.arguments import layout_of
 from cotune.errors import ConfigError
 from cotune.policy.local_llm import LocalOptions
 from cotune.run.journal import Journal
@@ -22,7 +22,6 @@ from cotune.utils.packages import installed
 
 if TYPE_CHECKING:
     from cotune.engines.engine import Measured
-    from cotune.engines.gpu_time import Layout
     from cotune.engines.undamaged import Chosen
     from cotune.engines.verl.run import VerlSetup
 
@@ -101,17 +100,7 @@ class VeRL:
     def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
         return newest_numbered(folder, "global_step_")
 
-    def memory(self, config: RunConfig, processes: int = 1) -> MemoryEstimate:
-        from cotune.engines.verl.memory import estimate
-
-        return estimate(config)
-
-    def cpu_time(self, config: RunConfig, planned: Mapping[str, int]) -> None:
-        return None
-
-    def layout(self, config: RunConfig, processes: int = 1) -> "Layout":
-        from cotune.engines.verl.memory import layout_of
-
+    def layout(self, config: RunConfig, processes: int = 1) -> Layout:
         return layout_of(config)
 
     def measure(

@@ -1,0 +1,466 @@
+"""Estimate a run's memory per GPU and its hours, from config.json and the run file; nothing is loaded or timed.
+
+Upper bounds on the bytes of a GPU:
+
+    weights       parameters × bytes of `policy.dtype`; adapters in float32
+    reference     the same again, for a KL term without LoRA
+    optimizer     AdamW's two moments of the trained parameters
+    gradients     of the trained parameters, twice if several processes exchange them (DDP)
+    KV cache      rows × longest context × layers × key width, 2.5 times (see `policy.sampling`)
+    activations   tokens of a micro-batch × (all layer inputs + one layer's activations)
+    logits        a tile of log-probabilities and the head's gradient
+
+CUDA, NCCL and fragmentation need another one or two GiB. Time:
+
+    an update        forward and backward (2 forward passes; 1 with LoRA), the recomputation of gradient
+                     checkpointing, and the passes for the old and the reference log-probabilities
+    a decoding step  the weights and the caches of the rows read once, or the rows' FLOPs if these take longer;
+                     at least the time that the CPU needs for it
+    a prompt         a forward pass over the prompt and the observations
+
+Each is divided by a utilisation, once by a low and once by a high one. Not counted: rewards, searches, the
+LLM, exchanging weights and gradients, checkpoints. To measure a run instead, use `cotune plan --steps`.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cotune.config.run_file import RunConfig
+from cotune.errors import ConfigError
+from cotune.policy.options import LoraOptions
+from cotune.policy.policy_files import cached_folder, known_path, only_local
+from cotune.types import Limits
+from cotune.utils.text import flat
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+FULL, HALF = 4, 2  # bytes of a float32, and of the type that autocast computes in
+# KV cache buffers grow by half, and are copied when rows are joined.
+_CACHE_COPIES = 2.5
+# Bytes per token and unit of width that a decoder layer keeps for its backward pass, fitted to
+# what autograd saves for Qwen2 and Qwen3 layers under autocast, including gradients.
+_PER_HIDDEN, _PER_INTERMEDIATE, _PER_KEY = 38, 12, 4
+# The same for a forward pass without a backward pass.
+_FORWARD_PER_HIDDEN, _FORWARD_PER_INTERMEDIATE = 20, 8
+_DRAW = 22  # bytes per logit while a token is drawn
+_TILE = 4096 * 32768  # tokens × vocabulary entries that TRL scores at a time
+_WHOLE_LOGIT = 8  # bytes per logit: bfloat16, its gradient, and float32 for the log-probability
+_CHECKPOINTING = (
+    "gradient_checkpointing",
+    "actor_rollout_ref.model.enable_gradient_checkpointing",
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a dense decoder.
+
+    Attributes:
+        parameters: the number of parameters of the whole model.
+        linear: (name, inputs, outputs) of every linear layer except the head.
+        layers, hidden, intermediate, query_width, key_width, vocabulary: as in config.json; widths
+            are over all heads.
+        dtype: the dtype of the weights in the checkpoint.
+    """
+
+    parameters: int
+    linear: Sequence[tuple[str, int, int]]
+    layers: int
+    hidden: int
+    intermediate: int
+    query_width: int
+    key_width: int
+    vocabulary: int
+    dtype: str
+
+    def lora_parameters(self, options: LoraOptions) -> int:
+        """Return the number of parameters of the adapters."""
+        targets = options.target_modules
+        return options.rank * sum(
+            inputs + outputs
+            for name, inputs, outputs in self.linear
+            if isinstance(targets, str) or any(f".{name}".endswith(f".{t}") for t in targets)
+        )
+
+    @property
+    def weights_used(self) -> int:
+        """Return how many weights a token is multiplied by: all but an untied embedding's."""
+        return self.vocabulary * self.hidden + sum(
+            inputs * outputs for _, inputs, outputs in self.linear
+        )
+
+    @property
+    def cache_bytes(self) -> int:
+        """Return the bytes of a token's keys and values in bfloat16."""
+        return 2 * HALF * self.layers * self.key_width
+
+    def forward_flops(self, tokens: float) -> float:
+        """Return the FLOPs of a forward pass over a row, causal attention included."""
+        return 2 * self.weights_used * tokens + 2 * self.layers * self.query_width * tokens**2
+
+
+def read_shape(raw: Mapping[str, Any]) -> Shape:
+    """Return the shape of a decoder from the content of its config.json.
+
+    Raises:
+        ValueError: the estimate does not support the architecture.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    text = dict(raw.get("text_config") or raw)
+    if "tie_word_embeddings" in raw:
+        text.setdefault("tie_word_embeddings", raw["tie_word_embeddings"])
+    kind = str(text.get("model_type", "unknown"))
+    if text.get("num_experts") or text.get("num_local_experts") or text.get("n_routed_experts"):
+        raise ValueError(f"model_type {kind} is a mixture of experts")
+    if not set(text.get("layer_types") or ()) <= {"full_attention", "sliding_attention"}:
+        raise ValueError(f"model_type {kind} has layers without attention")
+    try:
+        config: Any = AutoConfig.for_model(**text)
+        with torch.device("meta"):
+            body = AutoModel.from_config(config)
+        heads, hidden, vocabulary = (
+            int(config.num_attention_heads), int(config.hidden_size), int(config.vocab_size),
+        )  # fmt: skip
+        head_width = int(getattr(config, "head_dim", None) or hidden // heads)
+        key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        parameters = sum(parameter.numel() for parameter in body.parameters())
+        return Shape(
+            parameters=parameters + (0 if config.tie_word_embeddings else vocabulary * hidden),
+            linear=[
+                (name, module.in_features, module.out_features)
+                for name, module in body.named_modules()
+                if isinstance(module, torch.nn.Linear)
+            ],
+            layers=int(config.num_hidden_layers),
+            hidden=hidden,
+            intermediate=int(config.intermediate_size),
+            query_width=heads * head_width,
+            key_width=key_heads * head_width,
+            vocabulary=vocabulary,
+            dtype=str(text.get("dtype") or text.get("torch_dtype") or "float32"),
+        )
+    # transformers raises many kinds of errors for unknown model types and missing or invalid
+    # fields.
+    except Exception as error:
+        raise ValueError(
+            f"transformers cannot build a decoder of model_type {kind} from its config.json "
+            f"({type(error).__name__})"
+        ) from error
+
+
+def shape_of(policy: str, ask_hub: bool = False) -> Shape:
+    """Return the shape of a policy, given its path; no weights are needed.
+
+    Args:
+        ask_hub: fetch its config.json, a few kB, if it is in no folder and not in the hub's cache.
+
+    Raises:
+        ValueError: the shape is unknown; the message says why in one line.
+    """
+    try:
+        path = known_path(policy)
+        folder = (
+            None if path is None else Path(path) if Path(path).is_dir() else cached_folder(path)
+        )
+        if folder is None and path is not None and ask_hub and not only_local(path, weights=False):
+            from huggingface_hub import hf_hub_download
+
+            folder = Path(hf_hub_download(path, "config.json")).parent
+        if folder is None:
+            raise ValueError(f"{policy} is not on this machine")
+        raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (ConfigError, OSError) as error:
+        raise ValueError(f"{policy} is not on this machine") from error
+    if not isinstance(raw, dict):
+        raise ValueError(f"the config.json of {policy} is not one")
+    return read_shape(raw)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a run trains and samples, as its engine reads the run file.
+
+    Attributes:
+        gpus: GPUs that train, and sample.
+        shards: GPUs that weights, gradients and moments are spread over (FSDP).
+        zero: GPUs that only the moments and float32 weights are spread over (ZeRO).
+        share: fraction of each GPU's memory that vLLM takes, 0 for vLLM's server; None if the trainer's
+            process samples, `rows_per_call` rollouts at a time.
+        split: GPUs that each copy of vLLM's weights is split over.
+        kept: the part of `share` that vLLM also keeps while the policy is updated.
+        dtype: the type that the engine loads weights in; None leaves it to the run file.
+        whole_logits: whether a micro-batch's logits exist all at once, not tile by tile.
+        saved: how many times the trained weights' bytes best/ and a checkpoint take.
+    """
+
+    gpus: int = 1
+    shards: int = 1
+    zero: int = 1
+    share: float | None = None
+    split: int = 1
+    kept: float = 0.0
+    dtype: str | None = None
+    whole_logits: bool = False
+    saved: tuple[int, int] = (1, 3)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Maximum bytes on a GPU.
+
+    Attributes:
+        parameters, trained: numbers of parameters; with LoRA only the adapters are trained.
+        dtype: the type that the weights are loaded in.
+        rows: (bytes while sampling, bytes while training) of each part.
+        sampling: the peak while sampling; None if vLLM samples, within its share.
+        training: the peak while training on a micro-batch.
+        saved: the size of best/, and of a checkpoint.
+    """
+
+    parameters: int
+    trained: int
+    dtype: str
+    rows: Mapping[str, tuple[int, int]]
+    sampling: int | None
+    training: int
+    saved: tuple[int, int]
+
+
+def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
+    """Estimate the memory of each GPU at its peaks."""
+    policy, training, limits, args = (
+        config.policy, config.training, config.limits, config.training.engine_args,
+    )  # fmt: skip
+    lora = policy.lora
+    exact = training.precision == "fp32"
+    casts = not (exact or args.get("bf16") is False) or bool(args.get("fp16"))
+    dtype = "float32" if exact and policy.dtype == "auto" else policy.dtype
+    dtype = layout.dtype or (shape.dtype if dtype == "auto" else dtype)
+    size = HALF if layout.zero > 1 else _BYTES.get(dtype, FULL)
+
+    # peft keeps the adapters of half-precision weights in float32.
+    adapters = shape.lora_parameters(lora) if lora else 0
+    trained, trained_size = (adapters, FULL) if lora else (shape.parameters, size)
+    gradients = trained * trained_size // layout.shards
+    if layout.gpus > 1 and layout.shards == layout.zero == 1:
+        gradients *= 2  # DDP's buckets
+    if layout.zero > 1:
+        moments = 3 * FULL * trained // layout.zero
+    else:
+        moments = 2 * trained * trained_size // layout.shards
+    weights = (shape.parameters * size + adapters * FULL) // layout.shards
+    reference = shape.parameters * size // layout.shards if training.kl > 0 and not lora else 0
+    copies = shape.parameters * HALF if casts and size == FULL else 0
+
+    longest = limits.prompt_tokens + limits.trajectory_tokens
+    tokens = training.micro_batch_size * longest
+    layer = (
+        _PER_HIDDEN * shape.hidden
+        + _PER_INTERMEDIATE * shape.intermediate
+        + _PER_KEY * shape.key_width
+    )
+    if not casts:
+        layer = layer * size // HALF  # the figures are those of autocast
+    if checkpoints_activations(config):
+        inputs = HALF if layout.shards > 1 else size
+        activations = tokens * (shape.layers * shape.hidden * inputs + layer)
+    else:
+        activations = tokens * shape.layers * layer
+    if layout.whole_logits:
+        head = tokens * shape.vocabulary * _WHOLE_LOGIT
+    else:  # one tile, the hidden states' gradient, and the head's in float32
+        head = _TILE * (HALF if casts else FULL) + tokens * shape.hidden * FULL
+        head += 0 if lora else shape.vocabulary * shape.hidden * FULL
+
+    cache, work = _sampling(training.rows_per_call, limits, shape, HALF if casts else size)
+    if layout.share is not None:
+        cache = work = 0
+    sampled = f"{training.rows_per_call} rows of {longest:,} tokens"
+    rows = {
+        "weights": (weights, weights),
+        "reference policy": (reference, reference),
+        "optimizer (AdamW)": (moments, moments),
+        "copies to compute in bfloat16": (copies if layout.share is None else 0, copies),
+        f"KV cache, {sampled}": (cache, 0),
+        "prompts, attention, draws": (work, 0),
+        "gradients": (0, gradients),
+        f"activations, {training.micro_batch_size} rows of {longest:,} tokens": (0, activations),
+        "log-probabilities": (0, head),
+    }
+    sampling, peak = (sum(column) for column in zip(*rows.values(), strict=True))
+    best, checkpoint = (times * trained * trained_size for times in layout.saved)
+    return Memory(
+        shape.parameters,
+        trained,
+        dtype,
+        rows,
+        sampling if layout.share is None else None,
+        peak,
+        (best, checkpoint),
+    )
+
+
+def checkpoints_activations(config: RunConfig) -> bool:
+    """Return whether `engine_args` leave gradient checkpointing on, under TRL's name for it or veRL's."""
+    args = flat(config.training.engine_args)
+    return bool(next((args[name] for name in _CHECKPOINTING if name in args), True))
+
+
+def _sampling(rows: int, limits: Limits, shape: Shape, size: int) -> tuple[int, int]:
+    """Return the peak bytes of the cache, and of the forward pass and draw at that time."""
+    longest = limits.prompt_tokens + limits.trajectory_tokens
+    per_token = shape.layers * shape.key_width * 2 * size
+    cache = int(_CACHE_COPIES * rows * longest * per_token)
+    per_fed = _FORWARD_PER_HIDDEN * shape.hidden + _FORWARD_PER_INTERMEDIATE * shape.intermediate
+    repeated = 2 * HALF * rows * longest * shape.query_width  # keys and values for every head
+    turn = rows * limits.observation_tokens * per_fed + repeated + rows * shape.vocabulary * _DRAW
+    # Each row may have its own prompt, whose mask is (L, L), as booleans and as a bias.
+    masks = rows * limits.prompt_tokens**2 * (1 + HALF)
+    prompts = rows * limits.prompt_tokens * (per_fed + 2 * per_token) + masks
+    return cache, max(turn, prompts - cache)
+
+
+# ---- time
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU's data sheet.
+
+    Attributes:
+        flops: peak FLOP/s of bfloat16 tensor cores, without sparsity.
+        bandwidth: bytes of memory a second.
+        memory: bytes.
+    """
+
+    flops: float
+    bandwidth: float
+    memory: float
+
+
+GPUS: Mapping[str, Gpu] = {
+    "a100": Gpu(312e12, 2.039e12, 80e9),  # SXM, 80 GB; NVIDIA's data sheet of June 2021
+    "h100": Gpu(989e12, 3.35e12, 80e9),  # SXM; NVIDIA's data sheet has twice the FLOP/s, sparse
+    "h200": Gpu(989e12, 4.8e12, 141e9),  # SXM; NVIDIA's data sheet, likewise
+    "rtx4090": Gpu(165e12, 1.008e12, 24e9),  # accumulating in float32; NVIDIA's Ada white paper
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """The utilisation of a GPU by a run.
+
+    Attributes:
+        compute: share of the peak FLOP/s in updates and prompts.
+        decoding: share of the bandwidth, or of the peak FLOP/s, in decoding.
+        launch: seconds to launch the kernels of a layer of a decoding step in the trainer's process.
+        schedule: the least seconds of a decoding step of vLLM, which its scheduling takes.
+    """
+
+    compute: float
+    decoding: float
+    launch: float
+    schedule: float
+
+
+# docs/how-to/costs.md has the sources.
+SLOW = Efficiency(0.2, 0.3, 1.2e-3, 11e-3)
+FAST = Efficiency(0.4, 0.6, 0.6e-3, 5e-3)
+LORA_LAUNCHES = 2.5
+"""How many times as long the launches of a layer take with adapters."""
+
+
+def run_seconds(
+    config: RunConfig,
+    planned: Mapping[str, int],
+    shape: Shape,
+    layout: Layout,
+    gpu: Gpu,
+    use: Efficiency,
+    fill: float = 1.0,
+) -> dict[str, float]:
+    """Return a run's seconds by purpose of its rollouts, and of its "updates".
+
+    Rollouts of any purpose are assumed to be sampled in batches as large as in training.
+
+    Args:
+        planned: the most rollouts by purpose.
+        fill: the share of each token limit that a rollout takes.
+
+    Raises:
+        ValueError: the time of this layout cannot be projected; the message says why in one line.
+    """
+    training = config.training
+    if training.precision == "fp32" or training.engine_args.get("bf16") is False:
+        raise ValueError(
+            "it is projected for bfloat16, and training.precision or bf16 asks for float32"
+        )
+    if layout.share == 0:
+        raise ValueError("vLLM's server samples, on GPUs that the run file does not name")
+    names = ("turn_tokens", "observation_tokens", "trajectory_tokens", "prompt_tokens")
+    filled = {name: max(1, round(fill * getattr(config.limits, name))) for name in names}
+    limits = replace(config.limits, **filled)
+    batch = training.questions_per_step * training.group_size
+    seconds = batch_seconds(config, shape, gpu, use, layout, limits)
+    found = {purpose: count / batch * seconds for purpose, count in planned.items()}
+    # Groups that were replaced, or rolled out once more, are not trained on.
+    trained = 0 if training.frozen else min(planned.get("train", 0), training.steps * batch)
+    row = shape.forward_flops(limits.prompt_tokens + limits.trajectory_tokens)
+    flops = trained * row * update_passes(config, layout)
+    return {**found, "updates": flops / (layout.gpus * gpu.flops * use.compute)}
+
+
+def update_passes(config: RunConfig, layout: Layout) -> int:
+    """Return how many forward passes an update costs in FLOPs."""
+    training = config.training
+    backward = 1 if config.policy.lora else 2  # frozen weights have no gradient
+    old = training.mini_batches > 1 or layout.share is not None
+    return 1 + backward + checkpoints_activations(config) + old + (training.kl > 0)
+
+
+def batch_seconds(
+    config: RunConfig, shape: Shape, gpu: Gpu, use: Efficiency, layout: Layout, limits: Limits
+) -> float:
+    """Return the seconds to sample a training batch, each rollout to the limits."""
+    batch = config.training.questions_per_step * config.training.group_size
+    share = math.ceil(batch * layout.split / layout.gpus)  # rollouts of a copy of the weights
+    written = min(limits.turns * limits.turn_tokens, limits.trajectory_tokens)
+    whole = limits.prompt_tokens + limits.trajectory_tokens
+    rows = config.training.rows_per_call
+    if layout.share is not None:
+        room = layout.share * gpu.memory * layout.split - HALF * shape.parameters
+        rows = int(room // (shape.cache_bytes * whole))
+    if rows < 1:
+        raise ValueError(
+            f"vLLM's share, {layout.share:.0%} of {gpu.memory / 1e9:.0f} GB, does not hold the weights "
+            "and a rollout"
+        )
+    rows = min(share, rows)
+    context = limits.prompt_tokens + limits.trajectory_tokens / 2
+    lora = config.policy.lora is not None
+    step = decode_seconds(shape, gpu, use, layout, rows, context, lora)
+    prompt = shape.forward_flops(whole - written) / layout.split / (gpu.flops * use.compute)
+    return math.ceil(share / rows) * written * step + share * prompt
+
+
+def decode_seconds(
+    shape: Shape,
+    gpu: Gpu,
+    use: Efficiency,
+    layout: Layout,
+    rows: float,
+    context: float,
+    lora: bool = False,
+) -> float:
+    """Return the seconds of a decoding step: a token for each row, after a given number of tokens."""
+    read = (HALF * shape.parameters + rows * context * shape.cache_bytes) / layout.split
+    attended = 4 * shape.layers * shape.query_width * context
+    flops = rows * (2 * shape.weights_used + attended) / layout.split
+    busy = max(read / gpu.bandwidth, flops / gpu.flops) / use.decoding
+    launches = shape.layers * use.launch * (LORA_LAUNCHES if lora else 1)
+    return max(busy, launches if layout.share is None else use.schedule)

@@ -1,0 +1,467 @@
+"""Memory and hours of a run, worked by hand for published shapes, and what `cotune plan` prints of them."""
+
+import io
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cotune.cli.plan.plan import plan
+from cotune.config.run_file import RunConfig, load_config, parse_config
+from cotune.engines.engine import engine_of
+from cotune.engines.estimate import (
+    FAST,
+    GPUS,
+    SLOW,
+    Efficiency,
+    Gpu,
+    Layout,
+    Memory,
+    Shape,
+    batch_seconds,
+    decode_seconds,
+    memory_of,
+    read_shape,
+    run_seconds,
+    shape_of,
+    update_passes,
+)
+from cotune.policy.options import LoraOptions
+from cotune.policy.policy_files import policy_path
+from cotune.policy.update_rounding import rounding_notice
+from tests.run_files import tiny, write
+from tests.shapes import CONFIGS, use_cache
+
+QWEN2_3B, QWEN3_06B = CONFIGS["Qwen/Qwen2.5-3B"], CONFIGS["Qwen/Qwen3-0.6B"]
+P_3B = 3_085_938_688
+P_06B = 596_049_920
+ALONE = Layout()
+
+
+def config_with(**changes: Any) -> RunConfig:
+    limits = {"prompt_tokens": 1000, "trajectory_tokens": 500, "observation_tokens": 100}
+    training = {"micro_batch_size": 2, "rows_per_call": 8, **changes.pop("training", {})}
+    sections = {"limits": limits, "training": training, **changes}
+    return parse_config(tiny(Path("out"), sections), "test")
+
+
+def memory(raw: dict[str, Any], layout: Layout = ALONE, **changes: Any) -> Memory:
+    return memory_of(config_with(**changes), read_shape(raw), layout)
+
+
+def part(estimate: Memory, label: str) -> tuple[int, int]:
+    """The bytes of a part while sampling and while training."""
+    (row,) = (row for name, row in estimate.rows.items() if name.startswith(label))
+    return row
+
+
+# ---- shapes
+
+
+def test_parameters_by_hand() -> None:
+    # Qwen2: q 2048² + 2048, k and v 2 × (2048 × 256 + 256), o 2048², 3 × 2048 × 11008, 2 × 2048.
+    layer = 4_196_352 + 1_049_088 + 4_194_304 + 67_633_152 + 4_096
+    assert 151_936 * 2048 + 36 * layer + 2048 == P_3B
+    assert read_shape(QWEN2_3B).parameters == P_3B
+    # Qwen3: q and o 1024 × 2048 each, k and v 1024², 3 × 1024 × 3072, 2 × 1024 + 2 × 128.
+    layer = 2 * 2_097_152 + 2 * 1_048_576 + 9_437_184 + 2_304
+    assert 151_936 * 1024 + 28 * layer + 1024 == P_06B
+    assert read_shape(QWEN3_06B).parameters == P_06B
+    untied = read_shape({**QWEN3_06B, "tie_word_embeddings": False})
+    assert untied.parameters == P_06B + 151_936 * 1024
+
+
+@pytest.mark.parametrize("name", ["ladder"])
+def test_parameters_of_a_bundled_policy_are_those_of_its_weights(name: str) -> None:
+    file = Path(policy_path(f"bundled:{name}")) / "model.safetensors"
+    with file.open("rb") as opened:
+        (length,) = struct.unpack("<Q", opened.read(8))
+        header = json.loads(opened.read(length))
+    counts = [
+        int.__mul__(*entry["shape"]) if len(entry["shape"]) == 2 else entry["shape"][0]
+        for key, entry in header.items()
+        if key != "__metadata__"
+    ]
+    assert shape_of(f"bundled:{name}").parameters == sum(counts)
+
+
+def test_lora_parameters_by_hand() -> None:
+    shape = read_shape(QWEN3_06B)
+    # r × (in + out): q and o 3072 each, k and v 2048 each, three of the MLP 4096 each.
+    assert shape.lora_parameters(LoraOptions(rank=16)) == 28 * 16 * (6144 + 4096 + 12288)
+    some = LoraOptions(rank=1, target_modules=("q_proj", "mlp.down_proj"))
+    assert shape.lora_parameters(some) == 28 * (3072 + 4096)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"num_experts": 64}, "model_type qwen3 is a mixture of experts"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "layers without attention"),
+        ({"intermediate_size": None}, "cannot build a decoder of model_type qwen3"),
+    ],
+)
+def test_other_architectures_are_not_guessed(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        read_shape({**QWEN3_06B, **changes})
+
+
+def test_the_text_part_of_a_multimodal_policy() -> None:
+    inner = {k: v for k, v in QWEN3_06B.items() if k != "tie_word_embeddings"}
+    raw = {"model_type": "x", "tie_word_embeddings": True, "text_config": inner}
+    assert read_shape(raw).parameters == P_06B
+
+
+def test_a_name_is_looked_up_in_the_hubs_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_cache(monkeypatch, tmp_path, "Qwen/Qwen3-4B")
+    assert shape_of("Qwen/Qwen3-4B").parameters == 4_022_468_096
+    for path in ("Qwen/Qwen3-0.6B", "./nowhere", "no such/name", "bundled:nothing"):
+        with pytest.raises(ValueError, match="is not on this machine"):
+            shape_of(path, ask_hub=True)
+
+
+def test_only_the_config_is_fetched_from_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_cache(monkeypatch, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_06B))
+    fetched: list[tuple[str, ...]] = []
+
+    def download(*asked: str) -> str:
+        fetched.append(asked)
+        return str(tmp_path / "config.json")
+
+    monkeypatch.setattr("cotune.engines.estimate.only_local", lambda path, weights: False)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    assert shape_of("Qwen/Qwen3-0.6B", ask_hub=True).parameters == P_06B
+    assert fetched == [("Qwen/Qwen3-0.6B", "config.json")]
+    with pytest.raises(ValueError, match="is not on this machine"):
+        shape_of("Qwen/Qwen3-0.6B")
+
+
+# ---- memory
+
+
+def test_whole_weights_in_float32_by_hand() -> None:
+    found = memory(QWEN2_3B, policy={"dtype": "float32"}, training={"kl": 0.001})
+    assert part(found, "weights") == part(found, "reference") == (4 * P_3B, 4 * P_3B)
+    assert part(found, "optimizer") == (8 * P_3B, 8 * P_3B)
+    assert part(found, "copies") == (2 * P_3B, 2 * P_3B)
+    assert part(found, "gradients") == (0, 4 * P_3B)
+    assert found.trained == found.parameters == P_3B
+    # 2.5 × 8 rows × 1500 tokens × 36 layers × 2 heads × 128 × keys and values of 2 bytes.
+    cache = int(2.5 * 8 * 1500 * 36 * 256 * 4)
+    assert found.rows["KV cache, 8 rows of 1,500 tokens"] == (cache, 0)
+    # 3000 tokens × (36 layers' inputs of 4 bytes, and one layer's 38 H + 12 I + 4 keys).
+    activations = 3000 * (36 * 2048 * 4 + 38 * 2048 + 12 * 11008 + 4 * 256)
+    assert found.rows["activations, 2 rows of 1,500 tokens"] == (0, activations)
+    # A tile of 4096 × 32768 in bfloat16, the hidden states' gradient, the head's in float32.
+    head = 2 * 4096 * 32768 + 3000 * 2048 * 4 + 151_936 * 2048 * 4
+    assert part(found, "log-probabilities") == (0, head)
+    held = 18 * P_3B
+    assert found.training == held + 4 * P_3B + activations + head
+    assert found.sampling == held + cache + part(found, "prompts")[0]
+    assert found.saved == (4 * P_3B, 12 * P_3B)
+
+
+def test_lora_on_bfloat16_by_hand() -> None:
+    found = memory(QWEN3_06B, policy={"lora": {"rank": 16}}, training={"kl": 0.001})
+    adapters = 28 * 16 * 22528
+    assert found.trained == adapters
+    assert part(found, "weights")[0] == 2 * P_06B + 4 * adapters  # adapters in float32
+    assert part(found, "optimizer")[1] == 8 * adapters
+    assert part(found, "gradients")[1] == 4 * adapters
+    assert part(found, "reference") == (0, 0)  # the base, its adapter off
+    assert part(found, "copies") == (0, 0)
+    cache = int(2.5 * 8 * 1500 * 28 * 1024 * 4)
+    assert part(found, "KV cache")[0] == cache
+    # Prompts: 8 rows × 1000 tokens × (20 H + 8 I of a layer, twice the cache's bytes), masks (L, L).
+    per_token = 28 * 1024 * 4
+    prompts = 8 * 1000 * (20 * 1024 + 8 * 3072 + 2 * per_token) + 8 * 1000**2 * 3
+    turns = 8 * 100 * (20 * 1024 + 8 * 3072) + 2 * 2 * 8 * 1500 * 2048 + 8 * 151_936 * 22
+    assert part(found, "prompts")[0] == max(turns, prompts - cache)
+
+
+def test_the_work_on_many_prompts_at_once_counts_where_it_is_more_than_the_turns() -> None:
+    """Long prompts, nothing after them: their masks outgrow the cache that comes later."""
+    limits = {
+        "prompt_tokens": 30_000,
+        "turn_tokens": 9,
+        "trajectory_tokens": 10,
+        "observation_tokens": 1,
+    }
+    found = memory(QWEN2_3B, policy={"lora": {}}, limits=limits)
+    per_token = 36 * 256 * 4
+    fed = 20 * 2048 + 8 * 11008
+    prompts = 8 * 30_000 * (fed + 2 * per_token) + 8 * 30_000**2 * 3
+    cache = int(2.5 * 8 * 30_010 * per_token)
+    turns = 8 * fed + 2 * 2 * 8 * 30_010 * 2048 + 8 * 151_936 * 22
+    assert prompts - cache > turns
+    assert part(found, "KV cache")[0] == cache
+    assert part(found, "prompts")[0] == prompts - cache
+
+
+def test_the_engines_arguments_are_heeded() -> None:
+    plain = memory(QWEN2_3B, policy={"dtype": "float32"})
+    full = {"engine_args": {"bf16": False}}
+    exact = memory(QWEN2_3B, policy={"dtype": "float32"}, training=full)
+    assert part(exact, "copies") == (0, 0)
+    assert part(exact, "KV cache")[0] == int(2.5 * 8 * 1500 * 36 * 256 * 8)
+    kept = {"engine_args": {"gradient_checkpointing": False}}
+    layer = 38 * 2048 + 12 * 11008 + 4 * 256
+    whole = part(memory(QWEN2_3B, training=kept), "activations")[1]
+    assert whole == 3000 * 36 * layer > part(plain, "activations")[1]
+    vllm = memory(QWEN2_3B, Layout(share=0.3))
+    assert part(vllm, "KV cache") == part(vllm, "prompts") == (0, 0)
+    assert vllm.sampling is None
+    precise = memory(QWEN2_3B, training={"precision": "fp32"})
+    assert part(precise, "weights")[0] == 4 * P_3B
+
+
+LORA = {"rank": 16, "alpha": 32, "dropout": 0.0, "target_modules": ["q_proj"]}
+
+
+def spread(engine_args: dict[str, Any], processes: int = 8, **changes: Any) -> Memory:
+    policy = {"path": "bundled:ladder", "dtype": "float32", **changes.pop("policy", {})}
+    training = {"engine_args": engine_args, "kl": 0.001}
+    config = config_with(policy=policy, training=training, **changes)
+    layout = engine_of(config).layout(config, processes)
+    return memory_of(config, read_shape(QWEN2_3B), layout)
+
+
+def test_processes_that_share_nothing_exchange_gradients() -> None:
+    alone, eight = spread({}, 1), spread({})
+    assert part(eight, "gradients")[1] == 2 * part(alone, "gradients")[1]
+    assert eight.sampling == alone.sampling
+
+
+def test_fsdp_by_hand() -> None:
+    found = spread({"fsdp": True})
+    assert part(found, "weights") == part(found, "reference") == (P_3B * 4 // 8, P_3B * 4 // 8)
+    assert part(found, "gradients")[1] == P_3B * 4 // 8
+    assert part(found, "optimizer")[1] == P_3B * 8 // 8
+    assert part(found, "copies") == (P_3B * 2, P_3B * 2)  # gathered
+    half = {"path": "bundled:ladder", "dtype": "bfloat16"}
+    assert spread({"fsdp": True}, policy=half) == found
+
+
+def test_zero_by_hand() -> None:
+    zero = {"deepspeed": {"zero_optimization": {"stage": 2}}}
+    found = spread(zero)
+    assert part(found, "weights") == part(found, "reference") == (P_3B * 2, P_3B * 2)
+    assert part(found, "optimizer")[1] == P_3B * 12 // 8
+    assert part(found, "gradients")[1] == P_3B * 2
+    assert part(found, "copies") == (0, 0)
+    adapters = 36 * 16 * (2048 + 2048)
+    tuned = spread(zero, policy={"lora": LORA})
+    assert tuned.trained == adapters
+    assert part(tuned, "optimizer")[1] == adapters * 12 // 8
+
+
+# ---- time
+
+# 2 layers of 600 weights, a head of 100 × 10, and an embedding of its own that is looked up.
+SHAPE = Shape(
+    parameters=3200,
+    linear=[("layers.0.up", 10, 60), ("layers.1.up", 10, 60)],
+    layers=2,
+    hidden=10,
+    intermediate=60,
+    query_width=20,
+    key_width=5,
+    vocabulary=100,
+    dtype="bfloat16",
+)
+GPU = Gpu(flops=1e6, bandwidth=1e5, memory=1e5)
+WHOLE = Efficiency(compute=1.0, decoding=1.0, launch=0.0, schedule=0.0)
+CACHED = 2 * 2 * 2 * 5  # bytes of a token: keys and values of 5, in 2 layers, in bfloat16
+
+
+def timed(**sections: Any) -> RunConfig:
+    limits = {
+        "prompt_tokens": 8, "turns": 2, "turn_tokens": 4, "observation_tokens": 4,
+        "trajectory_tokens": 12,
+    }  # fmt: skip
+    training = {"questions_per_step": 3, "group_size": 4, "mini_batches": 1, "kl": 0}
+    given = {"limits": limits, **sections, "training": training | sections.get("training", {})}
+    return parse_config(tiny(Path("out"), given), "test")
+
+
+def test_flops_of_a_forward_pass() -> None:
+    assert SHAPE.weights_used == 2 * 600 + 1000
+    # 2 FLOPs a weight and token; queries times keys and weights times values, half of them masked.
+    assert SHAPE.forward_flops(10) == 2 * 2200 * 10 + 2 * 2 * 20 * 10**2
+    # 7.62 B parameters, of which the embedding of 152,064 × 3,584 is looked up, and biases and norms.
+    used = 7_615_616_512 - 152_064 * 3584 - 28 * (4608 + 7168) - 3584
+    assert read_shape(CONFIGS["Qwen/Qwen2.5-7B"]).weights_used == used
+
+
+def test_passes_of_an_update() -> None:
+    # Forward, backward as two, recomputation.
+    assert update_passes(timed(), ALONE) == 4
+    assert update_passes(timed(), Layout(share=0.5)) == 5  # and old log-probabilities
+    assert update_passes(timed(training={"mini_batches": 2}), ALONE) == 5
+    assert update_passes(timed(training={"kl": 0.1}), ALONE) == 5  # and the reference's
+    plain = {"engine_args": {"gradient_checkpointing": False}}
+    assert update_passes(timed(training=plain), ALONE) == 3
+    assert update_passes(timed(policy={"lora": {}}), ALONE) == 3
+
+
+def test_a_decoding_step() -> None:
+    one = Layout(share=0.5)
+    # Bound by memory: the weights, and the caches of 2 rows with 10 tokens each.
+    read = 2 * 3200 + 2 * 10 * CACHED
+    assert decode_seconds(SHAPE, GPU, WHOLE, one, 2, 10) == pytest.approx(read / 1e5)
+    # Bound by FLOPs with many rows: 100 × (2 × 2,200 + 4 × 2 × 20 × 10).
+    assert decode_seconds(SHAPE, GPU, WHOLE, one, 100, 10) == pytest.approx(100 * 6000 / 1e6)
+    half = Efficiency(1.0, 0.5, 0.2, schedule=0.0)
+    assert decode_seconds(SHAPE, GPU, half, one, 2, 10) == pytest.approx(2 * read / 1e5)
+    two = Layout(2, share=0.5, split=2)
+    assert decode_seconds(SHAPE, GPU, WHOLE, two, 2, 10) == pytest.approx(read / 2 / 1e5)
+    # In the trainer's own process at least the launches of 2 layers.
+    assert decode_seconds(SHAPE, GPU, half, ALONE, 2, 10) == pytest.approx(0.4)
+    assert decode_seconds(SHAPE, GPU, half, ALONE, 2, 10, lora=True) == pytest.approx(1.0)
+    # vLLM schedules once a step, whatever the layers.
+    slow = Efficiency(1.0, 0.5, 0.2, schedule=3.0)
+    assert decode_seconds(SHAPE, GPU, slow, one, 2, 10) == 3.0
+
+
+def test_a_batch_and_a_run() -> None:
+    given = timed(training={"rows_per_call": 4})
+    use, layout = Efficiency(0.5, 1.0, 0.05, schedule=0.0), Layout(2)
+    # 12 rollouts on 2 GPUs: 2 calls each, of 2 turns of 4 tokens at 0.1 s, bound by launches; and 6 prompts
+    # and observations of 8 + 12 - 8 tokens.
+    prompts = 6 * SHAPE.forward_flops(12) / 0.5e6
+    batch = 2 * 8 * 0.1 + prompts
+    assert batch_seconds(given, SHAPE, GPU, use, layout, given.limits) == pytest.approx(batch)
+    found = run_seconds(given, {"train": 24, "evaluate": 6}, SHAPE, layout, GPU, use)
+    # 24 rollouts of 20 tokens, 4 passes, on 2 GPUs.
+    updates = 24 * 4 * SHAPE.forward_flops(20) / (2 * 0.5e6)
+    assert found == pytest.approx({"train": 2 * batch, "evaluate": batch / 2, "updates": updates})
+    half = run_seconds(given, {"train": 24}, SHAPE, layout, GPU, use, fill=0.5)
+    assert half["updates"] == pytest.approx(24 * 4 * SHAPE.forward_flops(10) / (2 * 0.5e6))
+    assert half["train"] == pytest.approx(2 * (2 * 4 * 0.1 + 6 * SHAPE.forward_flops(6) / 0.5e6))
+    frozen = timed(training={"frozen": True})
+    assert run_seconds(frozen, {"train": 24}, SHAPE, layout, GPU, use)["updates"] == 0
+
+
+def test_vllm_samples_as_many_rows_as_its_share_holds() -> None:
+    given = timed()
+    # (13,600 - 6,400 bytes) / (20 tokens × 40 bytes): 9 of 12 rollouts at a time, 2 calls of 8 tokens.
+    use = Efficiency(1e9, 1.0, 0.0, schedule=1.0)
+    assert batch_seconds(given, SHAPE, GPU, use, Layout(share=0.136), given.limits) == (
+        pytest.approx(2 * 8 * 1.0)
+    )
+
+
+def test_what_is_not_projected() -> None:
+    tight = Layout(share=0.07)
+    for given, layout, why in (
+        (timed(training={"precision": "fp32"}), ALONE, "for bfloat16"),
+        (timed(training={"engine_args": {"bf16": False}}), ALONE, "for bfloat16"),
+        (timed(), tight, "7% of 0 GB, does not hold the weights and a rollout"),
+        (timed(), Layout(share=0.0), "on GPUs that the run file does not name"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            run_seconds(given, {"train": 24}, SHAPE, layout, GPU, WHOLE)
+
+
+def test_a_run_that_others_have_timed() -> None:
+    """Search-R1 with 3B on 8 × H100: 200 steps took 2 to 3 or 6 to 7 hours (its issue 1 on GitHub)."""
+    file = Path(__file__).parents[2] / "configs" / "inspo-qwen2.5-7b-verl.yaml"
+    changes = ("policy.path=Qwen/Qwen2.5-3B", "limits.turns=4", "limits.trajectory_tokens=3584")
+    given, shape = load_config(file, assignments=changes), read_shape(QWEN2_3B)
+    layout, rollouts = Layout(8, shards=8, share=0.6), {"train": 200 * 2560}
+    fast, slow = (
+        sum(run_seconds(given, rollouts, shape, layout, GPUS["h100"], use, 0.25).values()) / 3600
+        for use in (FAST, SLOW)
+    )
+    assert 3 < fast < 7 < slow < 14
+
+
+# ---- what the command prints
+
+
+def printed(folder: Path, raw: dict[str, Any], processes: int = 1, **changes: Any) -> str:
+    """What `plan` prints of a policy in a folder."""
+    (folder / "config.json").write_text(json.dumps(raw))
+    policy = {"path": str(folder), **changes.pop("policy", {})}
+    config = config_with(policy=policy, **changes)
+    file = write(folder / "run.yaml", config.model_dump(mode="json"))
+    out = io.StringIO()
+    plan(file, Console(file=out, width=200), (), processes, "9,3,6", "h100")
+    return out.getvalue()
+
+
+def test_the_table(tmp_path: Path) -> None:
+    text = printed(tmp_path, QWEN2_3B, policy={"dtype": "float32"}, training={"kl": 0.001})
+    rows = {line.split("│")[0].strip(): line for line in text.splitlines() if "│" in line}
+    assert rows["weights"].count("11.5 GiB") == 2
+    assert rows["reference policy"].count("11.5 GiB") == 2
+    assert rows["optimizer (AdamW)"].count("23.0 GiB") == 2
+    # 2.5 × 8 × 1500 × 36 × 256 × 4 bytes.
+    assert "1.0 GiB" in rows["KV cache, 8 rows of 1,500 tokens"]
+    assert rows["gradients"].count("11.5 GiB") == 1
+    assert "Trained: 3,085,938,688 parameters on 1 GPU; each holds all of it" in text
+    assert "Hours on 1 × h100 of 80 GB, projected, not measured" in text
+    assert "notice" not in text
+
+
+def test_what_has_no_bytes_has_no_row_and_vllm_no_sum(tmp_path: Path) -> None:
+    text = printed(tmp_path, QWEN3_06B, training={"engine_args": {"use_vllm": True}})
+    assert "reference" not in text
+    assert "KV cache" not in text
+    assert "vLLM takes 30% of each GPU while it samples" in text
+
+
+def test_what_is_spread_is_said(tmp_path: Path) -> None:
+    fsdp = {"engine_args": {"fsdp": True}}
+    text = printed(tmp_path, QWEN3_06B, 4, training=fsdp, policy={"dtype": "float32"})
+    assert "on 4 GPUs; weights, gradients and moments are spread over 4." in text
+
+
+@pytest.mark.parametrize(("test_questions", "rows"), [(3, 24), (40, 40), (500, 64)])
+def test_rows_at_once_are_a_steps_or_an_evaluations(
+    tmp_path: Path, test_questions: int, rows: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN2_3B))
+    config = config_with(
+        policy={"path": str(tmp_path)},
+        strategy={"kind": "static"},
+        training={
+            "steps": 100,
+            "questions_per_step": 6,
+            "group_size": 4,
+            "mini_batches": 1,
+            "rows_per_call": 64,
+        },
+        evaluation={"every": 0, "before": False},
+    )
+    out = io.StringIO()
+    file = write(tmp_path / "run.yaml", config.model_dump(mode="json"))
+    plan(file, Console(file=out, width=120), questions=f"9,3,{test_questions}", gpu="h100")
+    assert f"KV cache, {rows} rows of" in out.getvalue()
+
+
+def test_an_unknown_architecture_is_said(tmp_path: Path) -> None:
+    text = printed(tmp_path, {**QWEN3_06B, "num_experts": 8})
+    assert "memory and time: unknown, model_type qwen3 is a mixture of experts\n" in text
+
+
+def test_steps_that_bfloat16_loses_are_told(tmp_path: Path) -> None:
+    notice = rounding_notice("bfloat16", 5e-7)
+    assert notice is not None
+    assert "for weights above 0.00026" in notice
+    assert rounding_notice("float16", 5e-7) is not None
+    assert rounding_notice("float32", 5e-7) is None
+    assert rounding_notice("bfloat16", 1e-4) is None
+    small = {"learning_rate": 5e-7}
+    assert "notice: weights are trained in bfloat16" in printed(tmp_path, QWEN3_06B, training=small)
+    lora = {"lora": {}}
+    assert "notice" not in printed(tmp_path, QWEN3_06B, training=small, policy=lora)
+    assert "notice" not in printed(tmp_path, QWEN3_06B, training={"learning_rate": 1e-3})
