@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import sys
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -14,11 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 from cotune.data.corpus import Document
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
 from cotune.errors import ConfigError, RetrievalError
-from cotune.retrieval.remote import (
-    RemoteOptions,
-    RemoteRetriever,
-    read_reply,
-)
+from cotune.retrieval import remote
+from cotune.retrieval.remote import RemoteOptions, RemoteRetriever, read_reply
 from cotune.rewards import exact_match
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.rollout.metrics import trajectory_metrics
@@ -53,9 +49,12 @@ def test_documents_and_their_two_written_forms() -> None:
     assert server.asked[0] == {"queries": ["a"], "topk": 2, "return_scores": True}
 
 
-def test_equal_queries_are_sent_once_and_batches_keep_their_order() -> None:
+def test_equal_queries_are_sent_once_and_batches_keep_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote, "_BATCH", 2)
     with raw_server(found) as server:
-        client = retriever(server, batch_size=2, concurrency=3)
+        client = retriever(server)
         queries = [f"q{i % 5}" for i in range(23)]
         assert [row[0].id for row in client.documents(queries, 1)] == [f"{q}-0" for q in queries]
     assert sorted(q for request in server.asked for q in request["queries"]) == [
@@ -64,23 +63,22 @@ def test_equal_queries_are_sent_once_and_batches_keep_their_order() -> None:
     assert [len(request["queries"]) for request in server.asked].count(2) == 2
 
 
-def test_what_a_model_writes_is_data() -> None:
+def test_what_a_model_writes_is_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_QUERY_CHARS", 50)
     query = 'a"}], "topk": 9\r\nHost: x\x00\x1b[31m \ud800 ' + "y" * 90
     with raw_server(found) as server:
-        assert len(retriever(server, max_query_chars=50).documents([query], 1)) == 1
+        assert len(retriever(server).documents([query], 1)) == 1
     assert server.asked[0]["queries"] == [query[:50].replace("\ud800", "?")]
     assert server.asked[0]["topk"] == 1
 
 
-def test_awaited_and_from_within_a_running_loop() -> None:
+def test_from_within_a_running_loop() -> None:
     with raw_server(found) as server:
-        client = retriever(server)
 
-        async def main() -> tuple[list[list[str]], list[list[str]]]:
-            return await client.asearch(["a"], 1), client.search(["a"], 1)
+        async def main() -> list[list[str]]:
+            return retriever(server).search(["a"], 1)
 
-        awaited, called = asyncio.run(main())
-    assert awaited == called == [['(Title: "a") text 0']]
+        assert asyncio.run(main()) == [['(Title: "a") text 0']]
 
 
 def test_no_query_makes_no_request() -> None:
@@ -137,23 +135,21 @@ def test_garbage_is_one_line(data: bytes, message: str) -> None:
     assert len(server.asked) == 1  # the same would come again
 
 
-def test_overload_is_tried_again_and_waited_for() -> None:
-    overloaded = body(b"", "429 Too Many Requests", "Retry-After: 7")
+def test_overload_is_tried_again_after_waits_that_double() -> None:
+    overloaded = body(b"", "429 Too Many Requests")
     with raw_server(body(b"oops", "500 Oops"), overloaded, body(b"", "503 No"), found) as server:
         client = retriever(server, retries=3)
         assert client.search(["a"], 1) == [['(Title: "a") text 0']]
-    first, second, third = client.waits  # type: ignore[attr-defined]
-    assert 0 < first <= 0.5
-    assert second == 7
-    assert 1 <= third <= 2
+    assert client.waits == [0.5, 1, 2]  # type: ignore[attr-defined]
     assert len(server.asked) == 4
 
 
 def test_a_wait_is_never_long() -> None:
-    with raw_server(body(b"", "503 No", "Retry-After: 1e9"), found) as server:
-        client = retriever(server, retries=1)
-        client.search(["a"], 1)
-    assert client.waits == [30.0]  # type: ignore[attr-defined]
+    with raw_server(body(b"", "503 No")) as server:
+        client = retriever(server, retries=8)
+        with pytest.raises(RetrievalError):
+            client.search(["a"], 1)
+    assert client.waits[-2:] == [30.0, 30.0]  # type: ignore[attr-defined]
 
 
 def silent(over: Callable[[], Any]) -> Answer:
@@ -192,7 +188,6 @@ def test_what_does_not_get_better_ends_after_the_retries(answer: Answer, message
         (body(b"", "404 Not Found"), r"status 404 \(is the address right"),
         (body(b"", "422 No"), "status 422"),
         (body(b"", "204 No Content"), "status 204"),
-        (body(b"\x1f\x8b", "200 OK", "Content-Encoding: gzip"), "a compressed reply"),
     ],
 )
 def test_what_is_final_is_not_tried_again(answer: Answer, message: str) -> None:
@@ -240,7 +235,8 @@ def test_silence_and_single_bytes_end_by_the_timeout(where: str) -> None:
 
 
 @pytest.mark.parametrize("announced", [True, False])
-def test_two_gigabytes_are_cut_off(announced: bool) -> None:
+def test_two_gigabytes_are_cut_off(announced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_REPLY_BYTES", 2**20)
     sent = count()
     written = 0
 
@@ -252,14 +248,16 @@ def test_two_gigabytes_are_cut_off(announced: bool) -> None:
             written += connection.send(b" " * 2**16)
 
     with raw_server(flood) as server:
-        client = retriever(server, max_bytes=2**20, retries=3)
-        with pytest.raises(RetrievalError, match=r"larger than 1048576 bytes \(max_bytes\)"):
+        client = retriever(server, retries=3)
+        with pytest.raises(RetrievalError, match="larger than 1048576 bytes"):
             client.search(["a"], 1)
     assert written < 64 * 2**20  # sockets' buffers hold some
     assert len(server.asked) == 1
 
 
-def test_the_first_failure_ends_the_other_requests() -> None:
+def test_the_first_failure_ends_the_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_BATCH", 1)
+
     def answer(connection: socket.socket, request: dict[str, Any]) -> None:
         if request["queries"] == ["bad"]:
             body(b"", "400 Bad")(connection, request)
@@ -267,7 +265,7 @@ def test_the_first_failure_ends_the_other_requests() -> None:
             connection.recv(1)  # until the client lets go
 
     with raw_server(answer) as server:
-        client = retriever(server, batch_size=1)
+        client = retriever(server)
         with pytest.raises(RetrievalError, match="status 400"):
             client.search(["slow", "bad", "slower"], 1)
 
@@ -280,9 +278,6 @@ def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatc
         monkeypatch.delenv("no_proxy", raising=False)
         retriever(server).search(["a"], 1)
         assert not proxy.asked
-        with pytest.raises(RetrievalError, match="0 results"):
-            retriever(server, environment_proxies=True).search(["a"], 1)
-        assert len(proxy.asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -298,10 +293,6 @@ def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatc
         ({"url": "http://x/", "timeout_s": 0}, "timeout_s is 0"),
         ({"url": "http://x/", "timeout_s": float("nan")}, "timeout_s is nan"),
         ({"url": "http://x/", "retries": -1}, "retries is -1"),
-        ({"url": "http://x/", "batch_size": 0}, "batch_size is 0"),
-        ({"url": "http://x/", "max_bytes": 1}, "max_bytes is 1"),
-        ({"url": "http://x/", "concurrency": 0}, "concurrency is 0"),
-        ({"url": "http://x/", "max_query_chars": 0}, "max_query_chars is 0"),
         ({"url": "http://x/", "time_out": 1}, "time_out"),
         ({}, "url"),
     ],
@@ -343,21 +334,3 @@ def test_a_batch_goes_on_where_its_searches_fail() -> None:
     assert trajectory_metrics(failed, 2)["turn_error_share"] == 1
     with raw_server(found) as server:
         assert trajectory_metrics(roll_out(retriever(server)), 2)["turn_error_share"] == 0
-
-
-@pytest.mark.parametrize(
-    "proxy", ["socks5://me:secret@h:1", "gopher://me:secret@h:1", "http://me:secret@h:port"]
-)
-def test_a_proxy_that_cannot_be_used_is_one_failed_search(
-    proxy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ALL_PROXY", proxy)
-    monkeypatch.setenv("all_proxy", proxy)
-    monkeypatch.setitem(sys.modules, "socksio", None)  # as where it is not installed
-    client = retriever("http://h/retrieve", environment_proxies=True, retries=3)
-    with pytest.raises(RetrievalError, match="the environment's proxy cannot be used") as caught:
-        client.search(["a"], 1)
-    assert "secret" not in str(caught.value)
-    assert "\n" not in str(caught.value)
