@@ -14,6 +14,7 @@ from cotune.environments.environment_options import ToolsOptions, TrlOptions, Ve
 from cotune.environments.tool_calls import read_hermes
 from cotune.environments.tools import ToolEnvironment
 from cotune.environments.trl_factory import TrlEnvironment, trl_environment
+from cotune.errors import ConfigError
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.testing import CharacterCodec, ScriptedLLM, ScriptedSampler
 from cotune.types import Action, Assignment, Limits, Prompt, Sampling, Task
@@ -102,21 +103,12 @@ def test_the_library_is_used_as_shown(tmp_path: Path) -> None:
 
 
 def test_the_verifiers_page_names_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    vf = pytest.importorskip("verifiers")
-    from datasets import Dataset
+    vf = pytest.importorskip("verifiers.v1")
+    monkeypatch.setattr(vf, "resolve_env_config", lambda config: config["taskset"]["id"])
+    monkeypatch.setattr(vf, "load_environment", lambda config: config)
 
-    rows = [{"question": f"{i}?", "answer": str(i)} for i in range(20)]
-    made = vf.SingleTurnEnv(
-        dataset=Dataset.from_list(rows),
-        system_prompt="Echo.",
-        rubric=vf.Rubric(funcs=[lambda answer: 1.0]),
-    )
-    monkeypatch.setattr(vf, "load_environment", lambda name: made if name == "gsm8k" else None)
-    names: dict[str, Any] = {"cotune": cotune}
-
-    exec(compile(blocks(VERIFIERS, "python")[0], "verifiers.md", "exec"), names)
-
-    assert names["environment"].initial_instruction == "Echo."
+    with pytest.raises(ConfigError, match=r"is str; expected an Env of verifiers\.v1"):
+        exec(compile(blocks(VERIFIERS, "python")[0], "verifiers.md", "exec"), {"cotune": cotune})
 
 
 def test_the_environment_of_the_page_plays_its_game() -> None:

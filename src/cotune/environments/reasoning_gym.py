@@ -7,11 +7,10 @@ curriculum has levels; each level of each task is a stratum.
 import io
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import fields, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
-from itertools import islice
 from typing import Any, Literal, cast
 
 from pydantic import Field, model_validator
@@ -41,32 +40,26 @@ NO_ANSWER: Mapping[AnswerForm, str] = {
     "last_number": "no number",
 }
 
-_RUNS_CODE = "its verifier evaluates the answer as Python code"
-_DIFFERS = "its questions differ from one process to the next, so that no run could be resumed"
+_REFUSED_BY_REASON = {
+    "its verifier evaluates the answer as Python code": (
+        "binary_matrix", "countdown", "intermediate_integration", "n_queens",
+        "polynomial_multiplication", "puzzle24", "simple_integration", "spiral_matrix",
+        "string_insertion",
+    ),
+    "its questions differ from one process to the next, so that no run could be resumed": (
+        "codeio", "isomorphic_strings", "knight_swap", "ransom_note", "word_ladder",
+    ),
+    "its verifier accepts an answer that needs no thought, such as 0, nan or any text": (
+        "coin_flip", "complex_arithmetic", "game_of_life_halting",
+    ),
+    "it mixes others; name those in environment.tasks": ("composite",),
+}  # fmt: skip
 REFUSED: Mapping[str, str] = {
-    "binary_matrix": _RUNS_CODE,
-    "countdown": _RUNS_CODE,
-    "intermediate_integration": _RUNS_CODE,
-    "n_queens": _RUNS_CODE,
-    "polynomial_multiplication": _RUNS_CODE,
-    "puzzle24": _RUNS_CODE,
-    "simple_integration": _RUNS_CODE,
-    "spiral_matrix": _RUNS_CODE,
-    "string_insertion": _RUNS_CODE,
-    "codeio": _DIFFERS,
-    "isomorphic_strings": _DIFFERS,
-    "knight_swap": _DIFFERS,
-    "ransom_note": _DIFFERS,
-    "word_ladder": _DIFFERS,
-    "coin_flip": "its verifier accepts the first digits of an answer, such as 0",
-    "complex_arithmetic": "its verifier accepts nan",
-    "game_of_life_halting": "its verifier accepts any text as the answer yes",
-    "composite": "it mixes others; name those in environment.tasks",
+    name: reason for reason, names in _REFUSED_BY_REASON.items() for name in names
 }
 """Tasks of the package that no policy should be trained on, as of reasoning-gym 0.1.25, and why."""
 
 _SPAN = 2**29  # seeds of a split; no split is as large
-_KEPT = 4096  # scores that are kept, more than a batch of rollouts has
 _SPARE = 8  # questions that may be drawn for each one that is wanted
 
 
@@ -88,8 +81,9 @@ class ReasoningGymOptions(Model):
     tasks: tuple[GymTask, ...] = Field(min_length=1)
     """Names of its data sets, each alone or as {name: …, config: {…}, difficulty: …}."""
     difficulty: int | tuple[int, ...] | None = None
-    """A level or levels, from 0, of each task's curriculum, without the easier ranges of lower levels;
-    null, and for tasks without a curriculum: the task's default configuration."""
+    """A level or levels, from 0, of each task's curriculum, without the easier ranges of lower levels; what
+    has no level as high has its highest. null, and for tasks without a curriculum: the default
+    configuration."""
     train: int = Field(default=500, ge=1, lt=_SPAN)
     """Number of training questions, in equal shares of each task and level."""
     validation: int = Field(default=100, ge=1, lt=_SPAN)
@@ -98,9 +92,6 @@ class ReasoningGymOptions(Model):
     """Number of questions for the final evaluation."""
     seed: int = Field(default=0, ge=0)
     """Other questions for another seed."""
-    partial_credit: bool = False
-    """Take a verifier's scores between 0 and 1 as rewards. Many tasks give some to answers that hold the
-    right one among others, or to any text; false: only the full score is rewarded, with 1."""
     answer: AnswerForm = "tags"
     """Which text is the answer: the last one between <answer> and </answer>, or the reply's last number.
     Small models often write no tags."""
@@ -136,33 +127,38 @@ class ReasoningGymOptions(Model):
 class ReasoningGymEnvironment(TaskEnvironment):
     """Generated questions answered in one turn; by default the last text between the answer tags counts.
 
-    Rewards are the package's scores, 0 without an answer. A verifier that raises scores 0, and the
-    metrics count it as `reward/verifier_failed`; `reward/verifier` is the score with partial credit.
+    The reward is 1 for the verifier's full score, else 0: many verifiers give a part of it to answers
+    that hold the right one among others, or to any text. `reward/verifier` in the metrics is the score
+    with these parts. A verifier that raises scores 0, and is counted as `reward/verifier_failed`.
 
     Raises:
-        ConfigError: the package is missing; a task, level or configuration is unknown or refused; or
-            there are too few different questions.
+        ConfigError: the package is missing; it refuses a task's name, level or configuration; or there
+            are too few different questions.
     """
 
     takes_any_tasks = False
 
     def __init__(self, options: ReasoningGymOptions) -> None:
-        strata = _strata(options)
-        # Held-out splits first, so that they do not depend on the number of training questions.
-        seen, tasks = set[str](), dict[str, list[Task]]()
+        if installed(PACKAGE) is None:
+            raise ConfigError(
+                f"environment.kind {PACKAGE} needs the package {PACKAGE}, which is not installed: pip "
+                f"install 'cotune[{PACKAGE}]'"
+            )
+        texts = set[str]()
+        tasks: dict[str, list[Task]] = {}
         with generators_kept():  # some draw from the process's own generators
+            strata = [stratum for task in options.tasks for stratum in _strata(task, options)]
+            # Held-out splits first, so that they do not depend on the number of training questions.
             for split in reversed(SPLITS):
-                tasks[split] = _drawn(options, strata, split, seen)
+                tasks[split] = _split(options, strata, split, texts)
         self._form: AnswerForm = options.answer
         self._required = options.required
-        given = options.initial_instruction
+        text = options.initial_instruction
         super().__init__(
             {split: tasks[split] for split in SPLITS},
-            INITIAL_INSTRUCTIONS[options.answer] if given is None else given,
+            INITIAL_INSTRUCTIONS[options.answer] if text is None else text,
         )
         self._verifiers = {stratum.label: stratum.dataset("test", 1) for stratum in strata}
-        self._partial_credit = options.partial_credit
-        self._scores: dict[tuple[str, str], tuple[float, bool]] = {}
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -186,35 +182,23 @@ class ReasoningGymEnvironment(TaskEnvironment):
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return the reward of the answer in the policy's own text, and that answer."""
         answer = answer_of(trajectory.own_text, self._form)
-        score, _ = self._verified(trajectory.task, answer)
-        return (score if self._partial_credit else float(score == 1)), answer
+        score, _ = self._verify(trajectory.task, answer)
+        return float(score == 1), answer
 
     def reward_parts(self, trajectory: Trajectory) -> dict[str, float]:
         """Return the verifier's own score, and 1 under `verifier_failed` if it raised."""
-        score, failed = self._verified(trajectory.task, answer_of(trajectory.own_text, self._form))
+        score, failed = self._verify(trajectory.task, answer_of(trajectory.own_text, self._form))
         return {"verifier": score, "verifier_failed": float(failed)}
 
-    def _verified(self, task: Task, answer: str | None) -> tuple[float, bool]:
-        """Return the verifier's score of an answer, between 0 and 1, and whether it failed.
-
-        A rollout asks for it twice, so scores are kept.
-        """
+    def _verify(self, task: Task, answer: str | None) -> tuple[float, bool]:
+        """Return the verifier's score of an answer, between 0 and 1, and whether it failed."""
         if answer is None:
             return 0.0, False
-        key = task.id, answer
-        if key not in self._scores:
-            if len(self._scores) >= _KEPT:
-                self._scores.clear()
-            self._scores[key] = self._verify(task, answer)
-        return self._scores[key]
-
-    def _verify(self, task: Task, answer: str) -> tuple[float, bool]:
         try:
             score = float(self._verifiers[task.stratum].score_answer(answer, dict(task.columns)))
         except Exception as error:  # noqa: BLE001 - what it cannot read is a wrong answer
             reason = type(error).__name__
-            name = task.stratum
-            warn(f"environment: a verifier of {name} raised {reason}; such answers score 0")
+            warn(f"environment: a verifier of {task.stratum} raised {reason}; such answers score 0")
             return 0.0, True
         return (min(max(score, 0.0), 1.0), False) if math.isfinite(score) else (0.0, True)
 
@@ -244,126 +228,94 @@ def last_answer(text: str) -> str | None:
     return text[start + len("<answer>") :].partition("</answer>")[0].strip() or None
 
 
+@dataclass(frozen=True)
 class _Stratum:
-    """A task at one level of its curriculum, or in its default configuration.
+    """A task at one level of its curriculum, or in its default configuration (None)."""
 
-    Attributes:
-        label: the name of the stratum.
-    """
+    task: GymTask
+    level: int | None
+    seed: int
 
-    def __init__(self, task: GymTask, level: int | None, seed: int) -> None:
-        self.name, self._task, self._level = task.name, task, level
-        self.label = task.name if level is None else f"{task.name} level {level}"
-        self._seed = int(sha(f"reasoning-gym/{seed}/{self.label}")[:8], 16) % _SPAN
+    @property
+    def label(self) -> str:
+        name = self.task.name
+        return name if self.level is None else f"{name} level {self.level}"
 
     def dataset(self, split: str, count: int) -> Any:
         """Return the package's data set for a split, with room for `count` questions.
 
         Seeds of different splits are at least `_SPAN` minus the size of a split apart.
         """
-        given: dict[str, Any] = {
-            **self._task.config,
-            "seed": self._seed + _SPAN * SPLITS.index(split),
+        seed = int(sha(f"reasoning-gym/{self.seed}/{self.label}")[:8], 16) % _SPAN
+        fields: dict[str, Any] = {
+            **self.task.config,
+            "seed": seed + _SPAN * SPLITS.index(split),
             "size": _SPARE * count + 100,
         }
-        factory = import_module("reasoning_gym.factory")
-        dataset, config = factory.DATASETS[self.name]
+        factory = _factory()
+        dataset, config = factory.DATASETS[self.task.name]
         try:
-            if self._level is None:
-                return dataset(config=config(**given))
-            return dataset(config=replace(self._of_level(factory), **given))
+            if self.level is None:
+                return dataset(config=config(**fields))
+            curriculum = factory.create_curriculum(self.task.name)
+            curriculum.set_global_level(self.level)
+            base = import_module("reasoning_gym.coaching.base_curriculum")
+            # Without the ranges of lower levels.
+            only = base.DefaultCurriculumContext(mode=base.RangeAttributeMode.UPPER_BOUND)
+            return dataset(
+                config=replace(curriculum.generate_configuration(context=only), **fields)
+            )
         except Exception as error:
-            reason = named(error, 160)
-            field = "" if self._level is None else f" at difficulty {self._level}"
             raise ConfigError(
-                f"environment.tasks: reasoning-gym refuses {self.name}{field} ({reason}); change its "
-                "config or difficulty"
+                f"environment.tasks: reasoning-gym refuses {self.label} ({named(error, 200)}); change "
+                "its config or difficulty"
             ) from error
 
-    def _of_level(self, factory: Any) -> Any:
-        """Return the configuration of the level, whose ranges leave out those of lower levels."""
-        base = import_module("reasoning_gym.coaching.base_curriculum")
-        curriculum = factory.create_curriculum(self.name)
-        curriculum.set_global_level(self._level)
-        only = base.DefaultCurriculumContext(mode=base.RangeAttributeMode.UPPER_BOUND)
-        return curriculum.generate_configuration(context=only)
+
+def _factory() -> Any:
+    import_module("reasoning_gym")
+    return import_module("reasoning_gym.factory")
 
 
-def _strata(options: ReasoningGymOptions) -> list[_Stratum]:
-    """Check names, configurations and levels, and return the strata in the order of the options."""
-    if installed(PACKAGE) is None:
+def _strata(task: GymTask, options: ReasoningGymOptions) -> list[_Stratum]:
+    """Return the levels of a task, each once, or its default configuration."""
+    factory = _factory()
+    if task.name not in factory.DATASETS:
+        names = sorted(factory.DATASETS.keys() - REFUSED.keys())
+        near = did_you_mean(task.name, names)
         raise ConfigError(
-            f"environment.kind {PACKAGE} needs the package {PACKAGE}, which is not installed: pip "
-            f"install 'cotune[{PACKAGE}]'"
+            f"environment.tasks: {PACKAGE} has no task {task.name!r}{near}; expected one of its "
+            f"{len(names)} names, such as {names[0]} or {names[-1]}"
         )
-    with generators_kept():
-        import_module("reasoning_gym")
-    factory = import_module("reasoning_gym.factory")
-    known = sorted(factory.DATASETS.keys() - REFUSED.keys())
-    strata: list[_Stratum] = []
-    for task in options.tasks:
-        if task.name not in factory.DATASETS:
-            near = did_you_mean(task.name, known)
-            raise ConfigError(
-                f"environment.tasks: {PACKAGE} has no task {task.name!r}{near}; expected one of its "
-                f"{len(known)} names, such as {known[0]} or {known[-1]}"
-            )
-        _check_config(task, factory.DATASETS[task.name][1])
-        strata += [_Stratum(task, level, options.seed) for level in _levels(task, options, factory)]
-    return strata
+    levels = task.difficulty
+    if levels is None and factory.has_curriculum(task.name):
+        levels = options.difficulty
+    each = levels if isinstance(levels, tuple) else (levels,)
+    return [_Stratum(task, level, options.seed) for level in dict.fromkeys(each)]
 
 
-def _check_config(task: GymTask, config: Any) -> None:
-    names = [field.name for field in fields(config) if field.name not in ("seed", "size")]
-    for given in task.config:
-        if given not in names:
-            raise ConfigError(
-                f"environment.tasks: {task.name} has no configuration {given!r}"
-                f"{did_you_mean(given, names)}; expected {', '.join(names) or 'none'}"
-            )
-
-
-def _levels(task: GymTask, options: ReasoningGymOptions, factory: Any) -> tuple[int | None, ...]:
-    """Return the levels of a task, each once; (None,) for its default configuration."""
-    if not factory.has_curriculum(task.name):
-        if task.difficulty is not None:
-            raise ConfigError(
-                f"environment.tasks: {task.name} has no curriculum, but sets difficulty; remove it, "
-                "and set fields of its config"
-            )
-        return (None,)
-    given = options.difficulty if task.difficulty is None else task.difficulty
-    if given is None:
-        return (None,)
-    asked = (given,) if isinstance(given, int) else given
-    attributes = cast("dict[str, Any]", factory.create_curriculum(task.name).attributes)
-    most = max(len(attribute.levels) for attribute in attributes.values()) - 1
-    wrong = [level for level in asked if not 0 <= level <= most]
-    if wrong or not asked:
-        raise ConfigError(
-            f"environment.difficulty is {wrong[0] if wrong else '[]'}, but {task.name} has the levels "
-            f"0 to {most}; choose among them, or set the task's own difficulty"
-        )
-    return tuple(dict.fromkeys(asked))
-
-
-def _drawn(
-    options: ReasoningGymOptions, strata: Sequence[_Stratum], split: str, seen: set[str]
+def _split(
+    options: ReasoningGymOptions, strata: Sequence[_Stratum], split: str, texts: set[str]
 ) -> list[Task]:
-    """Return the tasks of a split, the strata in turn; `seen` holds the texts that are taken."""
-    count, drawn = cast("int", getattr(options, split)), list[list[Task]]()
+    """Return the tasks of a split, the strata in turn; `texts` holds the questions that are taken."""
+    count = cast("int", getattr(options, split))
+    parts: list[list[Task]] = []
     for i, stratum in enumerate(strata):
         share = len(range(i, count, len(strata)))
         # At a high level some generators may never finish; this says which.
         begin(f"generating questions of {stratum.label}")
-        drawn.append(list(islice(_questions(stratum, split, share, seen), share)))
-    return [drawn[i % len(strata)][i // len(strata)] for i in range(count)]
+        parts.append(_questions(stratum, split, share, texts))
+    return [parts[i % len(strata)][i // len(strata)] for i in range(count)]
 
 
-def _questions(stratum: _Stratum, split: str, share: int, seen: set[str]) -> Iterator[Task]:
-    """Yield different questions of a stratum; ConfigError if it has too few."""
-    dataset, found, reason = stratum.dataset(split, share), 0, ""
+def _questions(stratum: _Stratum, split: str, share: int, texts: set[str]) -> list[Task]:
+    """Return different questions of a stratum; ConfigError if it has too few."""
+    dataset = stratum.dataset(split, share)
+    tasks: list[Task] = []
+    reason = ""
     for index in range(len(dataset)):
+        if len(tasks) == share:
+            return tasks
         try:
             with redirect_stdout(io.StringIO()):  # some print
                 entry = cast("dict[str, Any]", dataset[index])
@@ -371,21 +323,20 @@ def _questions(stratum: _Stratum, split: str, share: int, seen: set[str]) -> Ite
             reason = f" ({type(error).__name__} in the generator)"
             continue
         text = " ".join(str(entry["question"]).split())
-        if text in seen:
-            continue
-        seen.add(text)
-        found += 1
-        yield _task(entry, stratum, split)
+        if text not in texts:
+            texts.add(text)
+            tasks.append(_task(entry, stratum, split))
     raise ConfigError(
-        f"environment.{split} asks for {share} questions of {stratum.label}, and {found} different ones "
-        f"were found that no other split has{reason}; lower it, or change the task's config or difficulty"
+        f"environment.{split} asks for {share} questions of {stratum.label}, and {len(tasks)} different "
+        f"ones were found that no other split has{reason}; lower it, or change the task's config or "
+        "difficulty"
     )
 
 
 def _task(entry: Mapping[str, Any], stratum: _Stratum, split: str) -> Task:
     question, answer = str(entry["question"]), entry["answer"]
     return Task(
-        id=f"{stratum.name}-{split}-{digest(question)}",
+        id=f"{stratum.task.name}-{split}-{digest(question)}",
         question=question,
         answers=(answer,) if isinstance(answer, str) and answer.strip() else (),
         stratum=stratum.label,
