@@ -18,7 +18,7 @@ INITIAL = (
 )
 
 
-WAITING = frozenset({"llm/waited_seconds", "llm/hidden_seconds"})
+WAITING = frozenset({"llm/waited_seconds"})
 """Metrics that say how long an LLM took, which differs from run to run."""
 
 

@@ -58,16 +58,12 @@ class LLM(Protocol):
     """A language model that writes proposals.
 
     It may have an attribute `identity`, a string that names the model (the class name by default).
-    A resumed evolution phase uses recorded replies only if they came from the same model.
+    A resumed run uses recorded replies only if they came from the same model.
 
     It may have three more attributes. If `optional` is true, a run whose proposals all fail continues.
     `origin` is recorded as the origin of its proposals. `advice` says what to do if all proposals fail
     and `llm.optional` cannot be set. With `state_dict` and `load_state_dict` it has a state that is
     saved with the run; metered LLMs have none.
-
-    With an attribute `at_once`, the number of calls it takes at a time, `complete` may be called from
-    other threads while the policy trains, before the answer is due. Without it, a call begins only when
-    its answer is due.
     """
 
     def complete(self, prompt: str) -> Completion:
@@ -93,10 +89,6 @@ class Strategy(Protocol):
     attribute `keeps_last` is true, the policy of the last step is kept, whatever earlier policies score.
     If it has a method `settle(instruction_id)`, the leading `rivals` of its `choice()` are scored on
     validation at the end of a run. If one of them scores higher, `settle` makes it the choice.
-
-    The optional method `requests(progress)` returns the prompts that `evolve_if_due` will send to the LLM
-    at the step after `progress.step`, as far as they are known after `observe`. They are sent while the
-    policy trains. The method changes no state, and a wrong or missing prompt changes no result.
 
     The optional method `retry(trajectories, group_size, progress, rollout)` may roll groups out once more
     after `observe`; it returns the batch to train on, of the same size, and metrics.

@@ -14,8 +14,8 @@ from cotune.methods.inspo.inspo import Inspo
 from cotune.methods.inspo.proposers import paraphrase_prompt
 from cotune.methods.p2o.p2o import P2O
 from cotune.methods.static import StaticStrategy
-from cotune.run.evolution_log import identity_of
 from cotune.run.ledger import Ledger
+from cotune.run.replies import identity_of
 from cotune.types import Progress, Prompt
 from cotune.worlds.arithmetic import ArithmeticEnvironment
 from tests.helpers import Events, make_trajectory

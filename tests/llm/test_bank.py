@@ -11,9 +11,8 @@ from cotune.methods.inspo.proposers import history_prompt, paraphrase_prompt, pa
 from cotune.methods.instruction_evolution import instruction_prompt, read_instruction
 from cotune.methods.p2o.hint_evolution import read_hint
 from cotune.methods.text_evolution import gepa_prompt
-from cotune.run.evolution_log import EvolutionLogs, LoggedPhase
 from cotune.run.ledger import Ledger
-from cotune.types import Sampling
+from cotune.run.replies import CachedLLM, ReplyCache
 
 EXAMPLES = [{"Inputs": "1 + 1?", "Generated Outputs": "3", "Feedback": "Wrong."}]
 REWRITES = paraphrase_prompt("Add. List the candidates in tags.", 2, attempt=3)
@@ -111,21 +110,12 @@ def test_what_was_proposed_is_saved_and_is_not_proposed_again(tmp_path: Path) ->
 
 
 def test_a_phase_that_was_cut_off_goes_on_after_its_last_entry(tmp_path: Path) -> None:
-    logs = EvolutionLogs(tmp_path / "evolution")
-    logs.go_on_from(0)
     with Ledger(":memory:") as ledger:
         ledger.begin_attempt(None)
 
-        def phase() -> LoggedPhase:
-            found = bank(tmp_path, "a\n\nb\n\nc")
-            return LoggedPhase(
-                logs.open(1),
-                lambda *_: [],
-                lambda *_: Sampling(),
-                found,
-                ledger,
-                lambda *_, **__: None,
-            )
+        def phase() -> CachedLLM:
+            found, cache = bank(tmp_path, "a\n\nb\n\nc"), ReplyCache(tmp_path / "replies.jsonl")
+            return CachedLLM(found, cache, ledger, lambda *_, **__: None, 1)
 
         cut_off = phase()
         said = [cut_off.complete(HINTS).text for _ in range(2)]

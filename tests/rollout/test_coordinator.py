@@ -17,7 +17,7 @@ from cotune.protocols import LLM, Recorder, Rewards, Rollout, State
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import Coordinator, RolloutSettings, SingleProcess, stable_seed
 from cotune.rollout.metrics import trajectory_metrics
-from cotune.run.evolution_log import EvolutionLog
+from cotune.run.replies import ReplyCache
 from cotune.testing import CharacterCodec, ScriptedLLM, ScriptedSampler, ScriptedSession
 from cotune.types import (
     Action,
@@ -94,10 +94,11 @@ class Diary:
     ) -> None:
         self.lines.append(("rollouts", purpose, rollouts, generated_tokens))
 
-    def evolution_log(self, step: int) -> EvolutionLog:
-        return EvolutionLog()
+    @property
+    def replies(self) -> ReplyCache:
+        return ReplyCache()
 
-    def booking(self, step: int | None = None) -> AbstractContextManager[list[int]]:
+    def booking(self) -> AbstractContextManager[list[int]]:
         return nullcontext([])
 
     def adopt(self, rows: Sequence[int]) -> None:

@@ -95,31 +95,6 @@ def test_rows_whose_results_are_used_again_are_committed_and_paid_once() -> None
     assert ledger.totals().rollouts["verify"] == 0
 
 
-def test_rows_of_another_thread_are_not_booked_and_a_step_holds_for_one_thread() -> None:
-    ledger = Ledger(":memory:")
-    ledger.begin_attempt(None)
-    ledger.set_step(3)
-    begun, over = threading.Event(), threading.Event()
-
-    def ahead() -> None:
-        with ledger.booking(4) as rows:
-            begun.set()
-            assert over.wait(10)
-            call(ledger, 1.0)
-        booked.extend(rows)
-
-    booked: list[int] = []
-    thread = threading.Thread(target=ahead)
-    thread.start()
-    assert begun.wait(10)
-    with ledger.booking() as mine:
-        ledger.add_rollouts("train", 1, 1)
-        over.set()
-        thread.join()
-    assert (mine, booked) == ([1], [2])
-    assert [row.step for row in ledger.rows()] == [3, 4]
-
-
 ENTRIES = st.lists(
     st.tuples(
         st.integers(0, 6),  # step

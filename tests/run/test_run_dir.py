@@ -203,35 +203,11 @@ def test_cut_back_drops_later_steps_only(run: RunDir) -> None:
     assert not [path for path in run.path.iterdir() if path.suffix == ".tmp"]
 
 
-def evolution_logs(run: RunDir) -> list[str]:
-    folder = run.path / "evolution"
-    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-
-
-def test_only_the_evolution_right_after_a_checkpoint_is_logged(run: RunDir) -> None:
-    run.evolution_log(1).note({"key": "a"})
-    assert evolution_logs(run) == []  # a run that is killed now starts anew
-    run.event("saved", 4)
-    run.evolution_log(6).note({"key": "a"})
-    assert evolution_logs(run) == []
-    run.evolution_log(5).note({"key": "a"})
-    assert evolution_logs(run) == ["step-000005.jsonl"]
-    run.event("saved", 6)
-    assert not (run.path / "evolution").exists()
-
-
-@pytest.mark.parametrize(
-    ("resumed_from", "kept"), [(4, ["step-000005.jsonl"]), (3, []), (5, []), (-1, [])]
-)
-def test_cut_back_keeps_the_log_of_the_next_evolution_alone(
-    run: RunDir, resumed_from: int, kept: list[str]
-) -> None:
-    run.event("saved", 4)
-    run.evolution_log(5).note({"key": "a"})
+def test_replies_outlive_a_resume(run: RunDir) -> None:
+    run.replies.add({"key": "a", "step": 5, "completion": {}})
     again = RunDir.open(run.path)
-    again.cut_back(resumed_from)
-    assert evolution_logs(again) == kept
-    assert (again.evolution_log(5).recall("a") is not None) == bool(kept)
+    again.cut_back(-1)
+    assert again.replies.find("a") is not None
 
 
 def test_attempts_count_up_even_when_their_lines_are_cut(run: RunDir) -> None:

@@ -174,7 +174,6 @@ class TrainingRun:
     def begin_closing(self) -> None:
         """Record what follows under the step after the last; a resume drops and repeats it."""
         self.record_under(self.batches + 1)
-        self.coordinator.finish_calls()
 
 
 class Joint(TrainingRun):

@@ -57,8 +57,6 @@ class OpenAIOptions:
             `{chat_template_kwargs: {enable_thinking: false}}` of vLLM. Not for secrets.
         timeout_s: seconds that one attempt may take.
         retries: further attempts after a failed first one.
-        calls_at_once: the most calls in progress at a time. They begin before their answers are due; with
-            0 they do not. With a budget they are made one after another.
         price_per_million_prompt_tokens: in US dollars; 0 if calls are free.
         price_per_million_completion_tokens: in US dollars; 0 if calls are free.
         budget: the most that the run may spend on calls, all attempts included; None sets no limit.
@@ -77,7 +75,6 @@ class OpenAIOptions:
     extra_body: dict[str, Any] = field(default_factory=dict[str, Any], hash=False)
     timeout_s: float = 120.0
     retries: int = 4
-    calls_at_once: int = 8
     price_per_million_prompt_tokens: float = 0.0
     price_per_million_completion_tokens: float = 0.0
     budget: float | None = None
@@ -104,7 +101,6 @@ class OpenAIOptions:
         check_range("max_tokens", self.max_tokens, 1, 2**20)
         check_range("timeout_s", self.timeout_s, 0.01, 3600)
         check_range("retries", self.retries, 0, 20)
-        check_range("calls_at_once", self.calls_at_once, 0, 1000)
         prompt_price = self.price_per_million_prompt_tokens
         completion_price = self.price_per_million_completion_tokens
         check_range("price_per_million_prompt_tokens", prompt_price, 0, 10**9)
@@ -177,10 +173,6 @@ class OpenAIClient:
     ) -> None:
         self._options = options
         self.identity, self.optional = options.describe(), options.optional
-        # With a budget the order of calls decides which of them it covers.
-        self.at_once = (
-            options.calls_at_once if options.budget is None else min(1, options.calls_at_once)
-        )
         self._ledger = ledger
         self._sleep = sleep
         self._key = _read_key(options.api_key_env)
@@ -301,7 +293,6 @@ class MeteredLLM:
         self.origin = str(getattr(llm, "origin", ""))
         self.optional = bool(getattr(llm, "optional", False)) if optional is None else optional
         self.advice = str(getattr(llm, "advice", ""))
-        self.at_once = int(getattr(llm, "at_once", 0))
         self._ledger = ledger
         self._model = model
 

@@ -16,9 +16,8 @@ from cotune.protocols import LLM, Codec, Comm, Environment, Rewards, Sampler, St
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.rollout.metrics import trajectory_metrics
 from cotune.rollout.resampling import Resampling, resampled
-from cotune.run.calls_ahead import CallsAhead
-from cotune.run.evolution_log import EvolutionLog, LoggedPhase, llm_state, restore_llm
 from cotune.run.journal import Journal, Meter
+from cotune.run.replies import CachedLLM, llm_state, restore_llm
 from cotune.types import Assignment, Limits, Progress, Prompt, Purpose, Sampling, Task, Trajectory
 from cotune.utils.progress import report
 
@@ -122,7 +121,6 @@ class Coordinator:
         self.comm: Comm = comm or SingleProcess()
         self.gather: Callable[[], Any] = lambda: None
         self.step = 0
-        self._llm_calls = CallsAhead(llm, meter)
         self._roll_out_here = roll_out or self._in_lock_step
         self._leads = False  # rank 0 is inside a phase and the others serve
         self._calls: Counter[Purpose] = Counter()
@@ -134,24 +132,21 @@ class Coordinator:
     def evolve(self, progress: Progress) -> dict[str, float]:
         """Begin a step: let the strategy evolve if it is due. Return its metrics.
 
-        Rollouts and replies logged by an interrupted attempt are reused, not paid for twice.
+        Replies that an interrupted attempt was given are used again, not paid for twice.
         """
 
         def work() -> dict[str, float]:
-            self.step = self._llm_calls.step = progress.step
+            self.step = progress.step
             self._calls = Counter()
             self.meter.set_step(progress.step)
-            log = self.journal.evolution_log(progress.step)
-            phase = self.logged(log)
+            replies = self.journal.replies
+            llm = CachedLLM(self.llm, replies, self.meter, self._record, progress.step)
             try:
-                metrics = self.strategy.evolve_if_due(progress, phase.rollout, phase, self._record)
+                metrics = self.strategy.evolve_if_due(progress, self.rollout, llm, self._record)
             except EvolutionError:
-                log.delete()  # a resume that recalls the same replies would fail again
+                replies.forget(progress.step)  # a resume that recalls them would fail again
                 raise
-            finally:
-                self._llm_calls.drop()
-            phase.close()
-            return {**metrics, **self._llm_calls.metrics()}
+            return {**metrics, **llm.finish()}
 
         return self.on_rank_zero(work)
 
@@ -214,7 +209,7 @@ class Coordinator:
     def observe(
         self, trajectories: Sequence[Trajectory], group_size: int, progress: Progress
     ) -> dict[str, float]:
-        """Show a step's rollouts to the strategy and journal them; begin the LLM calls that follow.
+        """Show a step's rollouts to the strategy and journal them.
 
         Returns:
             the strategy's metrics and the batch's.
@@ -224,9 +219,6 @@ class Coordinator:
             metrics = dict(self.strategy.observe(trajectories, progress, self._record))
             metrics.update(trajectory_metrics(trajectories, group_size))
             self.journal.trajectories(progress.step, "train", trajectories)
-            if (requests := getattr(self.strategy, "requests", None)) is not None:
-                self._llm_calls.step = progress.step + 1
-                self._llm_calls.begin(requests(progress))
             return metrics
 
         return self.on_rank_zero(work)
@@ -279,23 +271,6 @@ class Coordinator:
 
     # ---- shared by phases and engines
 
-    def logged(self, log: EvolutionLog, what: str = "evolution") -> LoggedPhase:
-        """Return rollouts and LLM calls that replay a log, then run live; rank 0 only."""
-        return LoggedPhase(
-            log,
-            self._roll_out,
-            self.next_sampling,
-            self.llm,
-            self.meter,
-            self._record,
-            what,
-            self._llm_calls,
-        )
-
-    def finish_calls(self) -> None:
-        """Wait for the LLM calls whose answers were not used, so that the ledger has their cost."""
-        self._llm_calls.finish()
-
     def gather_here(self) -> Any:
         """Call `gather` on all ranks and return rank 0's result; for use in a phase on rank 0."""
         self.comm.broadcast(_Command("gather"))
@@ -335,7 +310,6 @@ class Coordinator:
                 f"of cotune reads {STATE_SCHEMA}: resume with the version that wrote it"
             )
         self.step = int(state["step"])
-        self._llm_calls.drop()
         try:
             self.strategy.load_state_dict(state["strategy"])
         except KeyError as error:

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cotune.run.evolution_log import Entries, EvolutionLog
 from cotune.run.outages import outage_notice
+from cotune.run.replies import Bookings, ReplyCache
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score
 from cotune.run.truncation import SHARE, truncation_notice
@@ -39,8 +39,9 @@ class Journal(Protocol):
         """Drop everything after a step; a resumed run writes it again."""
         ...
 
-    def evolution_log(self, step: int) -> EvolutionLog:
-        """Return the log of the evolution before a step's rollouts, which a resume continues."""
+    @property
+    def replies(self) -> ReplyCache:
+        """The LLM's replies, which a resumed run uses again."""
         ...
 
 
@@ -59,11 +60,12 @@ class SilentJournal:
     def cut_back(self, step: int) -> None:
         pass
 
-    def evolution_log(self, step: int) -> EvolutionLog:
-        return EvolutionLog()
+    @property
+    def replies(self) -> ReplyCache:
+        return ReplyCache()
 
 
-class Meter(Entries, Protocol):
+class Meter(Bookings, Protocol):
     """A place to count rollouts (`cotune.run.ledger.Ledger` is one)."""
 
     def begin_attempt(self, resumed_from: int | None) -> int: ...
@@ -159,8 +161,9 @@ class RunJournal:
     def cut_back(self, step: int) -> None:
         self._run.cut_back(step)
 
-    def evolution_log(self, step: int) -> EvolutionLog:
-        return self._run.evolution_log(step)
+    @property
+    def replies(self) -> ReplyCache:
+        return self._run.replies
 
     def _say(self, line: str) -> None:
         """Print markup after the time: with a hanging indent on a terminal, as one line in a file."""

@@ -120,7 +120,7 @@ class Ledger:
         self._lock = threading.RLock()
         self.attempt = 0
         self.step = 0
-        self._of_thread = threading.local()  # what `booking` has set there
+        self._booked: list[int] = []  # by the current `booking`
         try:
             # Autocommit; several statements that belong together get an explicit transaction.
             self._db = sqlite3.connect(
@@ -184,18 +184,11 @@ class Ledger:
         self.step = step
 
     @contextmanager
-    def booking(self, step: int | None = None) -> Generator[list[int]]:
-        """Yield a list that gets the number of every row that this thread writes within the block.
-
-        Args:
-            step: the step that they are written under; None is the ledger's at that time.
-        """
-        rows: list[int] = []
-        self._of_thread.booked = rows, step
-        try:
-            yield rows
-        finally:
-            del self._of_thread.booked
+    def booking(self) -> Generator[list[int]]:
+        """Yield a list that gets the number of every row that is written within the block."""
+        self._booked = []
+        yield self._booked
+        self._booked = []
 
     def add_rollouts(
         self, purpose: Purpose, rollouts: int, generated_tokens: int, seconds: float = 0.0
@@ -233,15 +226,14 @@ class Ledger:
             return self._insert(kind=LLM_CALL, model=model, state="open", money=worst_case)
 
     def _insert(self, **values: str | float) -> int:
-        """Write a row under this attempt and the step of `booking`; return its number."""
-        rows, step = getattr(self._of_thread, "booked", ([], None))
-        row = {"attempt": self._begun(), "step": self.step if step is None else step, **values}
+        """Write a row under this attempt and step; return its number."""
+        row = {"attempt": self._begun(), "step": self.step, **values}
         cursor = self._db.execute(
             f"INSERT INTO entries ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})",
             tuple(row.values()),
         )
         assert cursor.lastrowid is not None  # an INSERT sets it
-        rows.append(cursor.lastrowid)
+        self._booked.append(cursor.lastrowid)
         return cursor.lastrowid
 
     def settle(

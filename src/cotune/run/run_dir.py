@@ -8,7 +8,7 @@
     trajectories/       {purpose}-{step:06d}.jsonl, one rollout a line
     ledger.sqlite       rollouts, tokens, LLM calls and money (cotune.run.ledger)
     checkpoints/        what a resume starts from
-    evolution/          the log of an evolution phase that a resume may have to continue
+    replies.jsonl       the replies of the optimizer LLM, which a resumed run uses again
     sft/                rows.jsonl: the rows of supervised fine-tuning on rollouts
     best/               the policy and instruction to ship
     summary.json        the run's result; written last
@@ -25,13 +25,13 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Self, cast
 
 import yaml
 
 from cotune.errors import ConfigError
-from cotune.run.evolution_log import EvolutionLog, EvolutionLogs
 from cotune.run.json_files import (
     Row,
     check_folder,
@@ -45,6 +45,7 @@ from cotune.run.json_files import (
     write_new,
 )
 from cotune.run.locks import RUN_LOCK
+from cotune.run.replies import ReplyCache
 from cotune.types import Purpose, Trajectory
 from cotune.utils.field_yaml import FieldDumper
 from cotune.utils.text import command_on, hide_secrets
@@ -115,7 +116,6 @@ class RunDir:
         self.path = path
         self.attempt = attempt
         self._repaired: set[Path] = set()
-        self._evolution = EvolutionLogs(path / "evolution")
         self.config_path = path / "run.yaml"
         self.events_path = path / "events.jsonl"
         self.metrics_path = path / "metrics.jsonl"
@@ -189,9 +189,6 @@ class RunDir:
     def event(self, kind: str, step: int, /, **fields: object) -> None:
         """Append an event; "instruction_born" also adds its row to instructions.jsonl.
 
-        "saved" and "run_started" mark states that a resume can start from; logs of evolutions before
-        them are deleted.
-
         Raises:
             TypeError: a field that has no JSON form; nothing is written.
             ValueError: a field has the name of a column (time, attempt, step, kind).
@@ -201,10 +198,6 @@ class RunDir:
         if kind == "instruction_born":
             lineage = {key: row.get(key) for key in _INSTRUCTION_KEYS} | {"step": step}
             self._append(self.instructions_path, [lineage], "instruction")
-        if kind in ("saved", "run_started"):
-            self._evolution.go_on_from(step)
-        if kind == "run_finished":
-            self._evolution.finish()
 
     def metrics(self, step: int, values: Mapping[str, object]) -> None:
         """Append the metrics of one step. Raises as `event` does."""
@@ -217,9 +210,10 @@ class RunDir:
         head = {"step": step, "attempt": self.attempt, "purpose": purpose}
         self._append(path, (head | trajectory_row(t) for t in trajectories), "trajectory")
 
-    def evolution_log(self, step: int) -> EvolutionLog:
-        """Return the log of the phase before a step's rollouts; empty if it cannot be resumed."""
-        return self._evolution.open(step)
+    @cached_property
+    def replies(self) -> ReplyCache:
+        """The LLM's replies in all attempts."""
+        return ReplyCache(self.path / "replies.jsonl")
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         """Replace summary.json; add schema_version and the attempt."""
@@ -262,9 +256,9 @@ class RunDir:
     def cut_back(self, step: int) -> None:
         """Begin a new attempt at the end of `step`; drop everything that later steps wrote.
 
-        Removes later lines of events, metrics and instructions, later trajectory files, and evolution
-        logs other than the next step's. Each file is replaced atomically, the events last: they hold
-        the attempt, so that calling again completes an interrupted call.
+        Removes later lines of events, metrics and instructions, and later trajectory files. Each file is
+        replaced atomically, the events last: they hold the attempt, so that calling again completes an
+        interrupted call.
         """
         attempt = self.attempt + 1
         for path in (self.metrics_path, self.instructions_path):
@@ -272,7 +266,6 @@ class RunDir:
         for later, _, path in self._trajectory_paths():
             if later > step:
                 path.unlink()
-        self._evolution.go_on_from(max(0, step))
         mark = {"time": round(time.time(), 3), "attempt": attempt, "step": step, "kind": "cut_back"}
         self._cut(self.events_path, step, [mark])
         self.attempt = attempt

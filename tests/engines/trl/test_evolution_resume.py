@@ -120,13 +120,13 @@ def test_every_kill_was_in_or_after_the_phase(runs: Runs) -> None:
     assert inside.count(runs.case.purpose) >= 2
 
 
-def test_nothing_of_the_phase_is_asked_twice_but_the_call_that_was_cut(runs: Runs) -> None:
+def test_no_reply_is_asked_for_twice(runs: Runs) -> None:
     unbroken, broken = Counter(calls(runs.unbroken)), Counter(calls(runs.broken))
     assert not unbroken - broken
-    again = sorted((broken - unbroken).elements())
-    assert [(purpose, step) for purpose, step, _ in again] == [
-        *sorted([(runs.case.purpose, runs.case.at), ("train", runs.case.at)])
-    ]
+    again = (broken - unbroken).elements()
+    assert {(purpose, step) for purpose, step, _ in again} == {
+        (runs.case.purpose, runs.case.at), ("train", runs.case.at),
+    }  # fmt: skip
 
 
 def test_it_ends_as_the_unbroken_run(runs: Runs) -> None:
@@ -135,7 +135,6 @@ def test_it_ends_as_the_unbroken_run(runs: Runs) -> None:
     assert len(numbers(unbroken)) == runs.case.content["training"]["steps"]
     assert learnt(broken) == learnt(unbroken)
     assert arm(broken) == arm(unbroken)
-    assert not list((broken.path / "evolution").glob("*"))
 
 
 def test_what_was_used_again_is_committed_and_the_rest_is_not(runs: Runs) -> None:

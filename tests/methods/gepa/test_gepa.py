@@ -1,7 +1,5 @@
 import json
 import random
-import re
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,21 +7,17 @@ from typing import Any
 import pytest
 
 from cotune.errors import BudgetError, ConfigError, EngineError, EvolutionError, LLMError
-from cotune.llm.client import MeteredLLM
 from cotune.methods.gepa.gepa import Gepa, GepaOptions
 from cotune.methods.instruction_evolution import InstructionReflector, read_instruction
 from cotune.methods.instruction_rules import InstructionRules
 from cotune.methods.method import Context
 from cotune.methods.text_evolution import View, example
-from cotune.run.evolution_log import EvolutionLog, LoggedPhase
-from cotune.run.ledger import Ledger
 from cotune.testing import ScriptedLLM
 from cotune.types import (
     Assignment,
     Completion,
     Progress,
     Prompt,
-    Sampling,
     StopReason,
     Task,
     Trajectory,
@@ -289,39 +283,6 @@ def test_only_an_author_that_reads_was_shown_questions(origin: str, shown: set[s
     (text,) = reflector.propose([(INITIAL, [make_trajectory(assignment, 0.0)])])
     assert text is not None
     assert reflector.shown[text] == shown
-
-
-def test_an_iterations_parents_are_reflected_on_at_once_and_read_in_their_order():
-    together = threading.Barrier(3)
-
-    class Endpoint:
-        """Answers when it is asked by all three."""
-
-        at_once = 3
-
-        def complete(self, prompt: str) -> Completion:
-            together.wait(30)
-            (number,) = re.findall(r"Town(\d)", prompt)
-            return Completion(reply(f"{INITIAL} Search part {number} with care."))
-
-    with Ledger(":memory:") as ledger:
-        ledger.begin_attempt(None)
-        llm = LoggedPhase(
-            EvolutionLog(), lambda *_: [], lambda *_: Sampling(),
-            MeteredLLM(Endpoint(), ledger, "m"), ledger, lambda *_, **__: None,
-        )  # fmt: skip
-        reflector = InstructionReflector(
-            llm, InstructionRules(INITIAL), lambda *_: None, lambda *_, **__: None, View()
-        )
-        prompt = Prompt(INITIAL)
-        rollouts = [
-            [make_trajectory(Assignment(task, prompt, prompt, "", 0), 0.0)]
-            for task in make_tasks(3)
-        ]
-        found = reflector.propose([(INITIAL, ts) for ts in rollouts])
-    # The others are near copies of the first.
-    assert [text and text[-17:] for text in found] == ["part 0 with care.", None, None]
-    assert (reflector.asked, reflector.proposed, reflector.valid) == (3, 3, 1)
 
 
 def test_an_answer_of_a_question_that_was_met_is_a_leak():

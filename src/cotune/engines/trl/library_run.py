@@ -31,12 +31,12 @@ from cotune.methods.method import RunShape
 from cotune.policy.codec import HFCodec
 from cotune.policy.tool_templates import check_turns
 from cotune.protocols import State
-from cotune.run.evolution_log import EvolutionLog
 from cotune.run.frames import cost_rows
 from cotune.run.journal import Journal, RunJournal, SilentJournal, describe_event
 from cotune.run.json_files import plain, write_atomic
 from cotune.run.ledger import Ledger
 from cotune.run.locks import run_locked
+from cotune.run.replies import ReplyCache
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import Score
 from cotune.types import Purpose, Trajectory
@@ -124,8 +124,9 @@ class LibraryRun:
     def cut_back(self, step: int) -> None:
         self._journal.cut_back(step)
 
-    def evolution_log(self, step: int) -> EvolutionLog:
-        return self._journal.evolution_log(step)
+    @property
+    def replies(self) -> ReplyCache:
+        return self._journal.replies
 
     # ---- meter
 
@@ -139,8 +140,8 @@ class LibraryRun:
         if self._ledger is not None:
             self._ledger.add_rollouts(purpose, rollouts, generated_tokens, seconds)
 
-    def booking(self, step: int | None = None) -> AbstractContextManager[list[int]]:
-        return nullcontext([]) if self._ledger is None else self._ledger.booking(step)
+    def booking(self) -> AbstractContextManager[list[int]]:
+        return nullcontext([]) if self._ledger is None else self._ledger.booking()
 
     def adopt(self, rows: Sequence[int]) -> None:
         if self._ledger is not None:
@@ -172,7 +173,7 @@ class LibraryRun:
                 "output_dir in GRPOConfig"
             )
         run = self._opened()
-        run.cut_back(-1)  # keeps the answers of a phase before the first step
+        run.cut_back(-1)  # keeps the LLM's replies
         return run
 
     def _opened(self) -> RunDir:

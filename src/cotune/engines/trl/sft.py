@@ -33,7 +33,6 @@ from cotune.engines.trl.run_file_setup import (
     shared_args,
 )
 from cotune.engines.trl.sft_rows import (
-    ROLLOUTS,
     ROWS,
     Rows,
     answer_rows,
@@ -53,7 +52,6 @@ from cotune.policy.sampling import policy_sampler
 from cotune.protocols import State
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.rollout.task_order import TaskOrder
-from cotune.run.evolution_log import EvolutionLog
 from cotune.run.journal import Journal
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
@@ -328,11 +326,10 @@ def _rows(
     if options.data == "answers":
         found = answer_rows(joint)
     else:
-        found = rollout_rows(joint, options, training, run.sft_path)
+        found = rollout_rows(joint, options, training)
     _tell(joint, options, training, found)
     if options.data == "rollouts":
         write_rows(kept, found.rows, joint.identity, joint.parts.changeable)
-        EvolutionLog(run.sft_path / ROLLOUTS).delete()  # the rows were chosen from these
     return found.rows
 
 

@@ -20,7 +20,6 @@ from cotune.methods.sft import (
 from cotune.protocols import Environment
 from cotune.rollout.episode import score_all
 from cotune.rollout.task_order import TaskOrder
-from cotune.run.evolution_log import EvolutionLog
 from cotune.run.json_files import Row, json_line, read_jsonl, write_atomic
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 
@@ -108,25 +107,18 @@ def _written(task: Task, prompt: Prompt, row: TrainingRow, text: str) -> Traject
     )
 
 
-def rollout_rows(
-    joint: "TRLSft", options: SFTOptions, training: TrainingConfig, folder: Path
-) -> Rows:
+def rollout_rows(joint: "TRLSft", options: SFTOptions, training: TrainingConfig) -> Rows:
     """Return the initial policy's own successful rollouts as rows (rejection sampling).
-
-    Rollouts are kept on disk batch by batch until the rows are written, so a killed run samples at most one
-    batch again.
 
     Args:
         joint: a run with the initial policy, before any training step.
         options: the run file's `strategy`.
         training: its `training`.
-        folder: the folder that keeps the rollouts.
 
     Raises:
         EngineError: no rollout succeeded.
     """
-    log = EvolutionLog(folder / ROLLOUTS)
-    trajectories = list(_sampled(joint, options, training, log))
+    trajectories = list(_sampled(joint, options, training))
     rewards = [t.reward for t in trajectories]
     kept = accepted(trajectories, options)
     check_accepted(len(kept), len(trajectories), max(rewards), options)
@@ -139,7 +131,7 @@ def rollout_rows(
 
 
 def _sampled(
-    joint: "TRLSft", options: SFTOptions, training: TrainingConfig, log: EvolutionLog
+    joint: "TRLSft", options: SFTOptions, training: TrainingConfig
 ) -> Iterator[Trajectory]:
     """Yield all rollouts, one of the run file's rollout batches at a time.
 
@@ -150,11 +142,10 @@ def _sampled(
     order = TaskOrder(joint.parts.environment.tasks("train"), size, joint.parts.seed)
     total = rollouts_sampled(training, options, len(order.by_id))
     coordinator, prompt = joint.coordinator, joint.coordinator.strategy.best_prompt()
-    phase = coordinator.logged(log, "sampling")
     groups: dict[str, int] = {}  # a question's rollouts form one group across batches
     for first in range(0, total, size):
         tasks = [order.by_id[order.at(i)] for i in range(first, min(first + size, total))]
-        batch = phase.rollout(
+        batch = coordinator.rollout(
             [
                 Assignment(task, prompt, prompt, "i0", groups.setdefault(task.id, len(groups)))
                 for task in tasks
@@ -171,7 +162,6 @@ def _sampled(
             reward_mean=sum(t.reward for t in batch) / len(batch),
         )
         yield from batch
-    phase.close()
 
 
 def write_rows(

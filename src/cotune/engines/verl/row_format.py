@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from cotune.run.evolution_log import trajectory_fields, trajectory_from
-from cotune.types import Assignment, Prompt, Sampling, Task, Trajectory
+from cotune.run.json_files import Row
+from cotune.types import Assignment, Prompt, Sampling, StopReason, Task, Trajectory, Turn
 
 ASSIGNMENTS = "cotune_assignments"
 """Column of a prompt's row: the prompts that each session is sampled under and trained on."""
@@ -48,7 +48,7 @@ def sampling_from(text: str) -> Sampling:
 
 def result_text(trajectory: Trajectory) -> str:
     """Serialize a finished rollout without its assignment."""
-    return json.dumps({**trajectory_fields(trajectory), "logged": dict(trajectory.logged)})
+    return json.dumps({**_trajectory_fields(trajectory), "logged": dict(trajectory.logged)})
 
 
 def failure_text(error: Exception) -> str:
@@ -60,4 +60,50 @@ def result_from(text: str, assignment: Assignment) -> Trajectory | tuple[str, st
     given: dict[str, Any] = json.loads(text)
     if "failed" in given:
         return given["failed"], given["message"]
-    return replace(trajectory_from(given, assignment), logged=given["logged"])
+    return replace(_trajectory_from(given, assignment), logged=given["logged"])
+
+
+def _trajectory_fields(trajectory: Trajectory) -> Row:
+    """Return a rollout without its assignment as exact JSON, for `_trajectory_from`."""
+    same = trajectory.prompt_ids == trajectory.sampled_prompt_ids
+    return {
+        "question": trajectory.task.question,
+        "sampled_prompt_ids": _ints(trajectory.sampled_prompt_ids),
+        "prompt_ids": None if same else _ints(trajectory.prompt_ids),
+        "completion_ids": _ints(trajectory.completion_ids),
+        "mask": _ints(trajectory.mask),
+        "logprobs": [float(x) for x in trajectory.logprobs],
+        "turns": [[t.text, t.observation, t.action, t.error] for t in trajectory.turns],
+        "stop": str(trajectory.stop),
+        "answer": trajectory.answer,
+        "reward": float(trajectory.reward),
+        "parts": {name: float(value) for name, value in trajectory.parts.items()},
+        "feedback": trajectory.feedback,
+        "row": trajectory.row,
+    }
+
+
+def _trajectory_from(fields: Row, assignment: Assignment) -> Trajectory:
+    """Return the rollout of an assignment that `_trajectory_fields` wrote."""
+    asked = fields.get("question", assignment.task.question)  # an environment may have changed it
+    assignment = replace(assignment, task=replace(assignment.task, question=asked))
+    sampled = tuple[int, ...](fields["sampled_prompt_ids"])
+    return Trajectory(
+        assignment,
+        sampled_prompt_ids=sampled,
+        prompt_ids=sampled if fields["prompt_ids"] is None else tuple(fields["prompt_ids"]),
+        completion_ids=tuple(fields["completion_ids"]),
+        mask=tuple(fields["mask"]),
+        logprobs=tuple(fields["logprobs"]),
+        turns=tuple(Turn(*turn) for turn in fields["turns"]),
+        stop=StopReason(fields["stop"]),
+        answer=fields["answer"],
+        reward=fields["reward"],
+        parts=fields["parts"],
+        feedback=fields.get("feedback", ""),
+        row=fields["row"],
+    )
+
+
+def _ints(values: Sequence[Any]) -> list[int]:
+    return [int(x) for x in values]

@@ -190,7 +190,6 @@ def costs(run: RecordedRun) -> list[tuple[str, str, str]]:
         ("", "Generated tokens", count(run.result.get("generated_tokens"))),
         ("", "LLM calls", count(run.result.get("llm_calls"))),
         ("part", "waited for", _sum_of_steps(run, "llm/waited_seconds")),
-        ("part", "hidden behind other work", _sum_of_steps(run, "llm/hidden_seconds")),
         ("", "Phases without a useful proposal", count(run.result.get("failed_phases") or None)),
         ("", "Money", money(run.result.get("money"))),
         ("", "Time", duration(run.result.get("seconds"))),
