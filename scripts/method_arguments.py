@@ -23,7 +23,7 @@ from cotune.methods.p2o.hints import HintOptions
 from cotune.methods.p2o.p2o import P2OOptions
 from cotune.methods.static import StaticOptions
 from cotune.protocols import LLM, Environment
-from cotune.types import Distillation, FilteredDistillation, KLDistillation, Limits
+from cotune.types import Distillation, FilteredDistillation, Limits
 
 FILE = Path(__file__).parents[1] / "src" / "cotune" / "engines" / "trl" / "method_arguments.py"
 METHODS: dict[str, type] = {
@@ -35,7 +35,7 @@ METHODS: dict[str, type] = {
     "Composed": ComposedOptions,
 }
 _NAMED = (
-    *METHODS.values(), ComposedInspoOptions, ComposedP2OOptions, HintOptions, Distillation, FilteredDistillation, KLDistillation, BankOptions, OpenAIOptions, Limits, LLM, Environment,
+    *METHODS.values(), ComposedInspoOptions, ComposedP2OOptions, HintOptions, Distillation, FilteredDistillation, BankOptions, OpenAIOptions, Limits, LLM, Environment,
 )  # fmt: skip
 _HEAD = '''# fmt: off
 """The keyword arguments of the library's methods; written by scripts/method_arguments.py."""

@@ -10,15 +10,17 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from cotune.methods.context_distillation import batch_weights, old_logprobs
-from cotune.methods.teacher_kl import (
-    TeacherDistillation,
-    has_teacher,
-    mean_over_rollouts,
-    token_losses,
-)
+from cotune.methods.context_distillation import batch_weights
+from cotune.methods.teacher_kl import has_teacher, mean_over_rollouts, token_losses
 from cotune.rollout.coordinator import Coordinator
-from cotune.types import AnyDistillation, Distillation, Progress, Task, Trajectory
+from cotune.types import (
+    AnyDistillation,
+    Distillation,
+    FilteredDistillation,
+    Progress,
+    Task,
+    Trajectory,
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def train(
 ) -> None:
     """Train weights and instructions together: INSPO's Algorithm 1 with any strategy.
 
-    The loss is GRPO's with PPO's clip for all of them (FST's own is CISPO), and a teacher is the live policy.
+    The loss is GRPO's with PPO's clip for all of them (FST's own is CISPO).
 
     Args:
         model: the policy; the coordinator's sampler must sample from this very model.
@@ -59,12 +61,7 @@ def train(
         tasks: returns the questions of a step, counted from 1.
         settings: sizes and the optimizer's settings.
         log: called with step and metrics after each update.
-
-    Raises:
-        ValueError: the strategy wants another teacher.
     """
-    if getattr(coordinator.strategy.distillation, "teacher", "live") != "live":
-        raise ValueError("distillation.teacher: the reference loop has only 'live'")
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0)
     group_size, temperature = settings.group_size, coordinator.settings.temperature
     for step in range(1, settings.steps + 1):
@@ -80,16 +77,15 @@ def train(
         trajectories, resampled = coordinator.resample(trajectories, group_size, progress)
         # 4. The strategy credits its prompts with the rewards.
         metrics |= resampled | coordinator.observe(trajectories, group_size, progress)
-        # 5. Groups that all failed may be rolled out once more, under hints.
-        trajectories, retried = coordinator.retry(trajectories, group_size, progress)
-        metrics |= retried
+        # 5. In a last stage, successes get a teacher.
+        trajectories = coordinator.taught(trajectories)
         # 6. GRPO updates the weights, and a teacher if there is one.
         distillation = coordinator.strategy.distillation
         loss = policy_loss(
             model, trajectories, group_size, settings.clip, temperature, distillation
         )
-        if not isinstance(distillation, Distillation):
-            loss = loss + teacher_loss(model, model, trajectories, distillation, temperature)
+        if isinstance(distillation, FilteredDistillation):
+            loss = loss + teacher_loss(model, trajectories, distillation, temperature)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         optimizer.step()
@@ -128,16 +124,14 @@ def policy_loss(
     logprobs, mask = completion_logprobs(model, trajectories, temperature)
     before = logprobs.detach().double().cpu().numpy()
     weights = batch_weights(trajectories, before, advantages.tolist(), distillation)
-    old = torch.from_numpy(old_logprobs(trajectories, before, distillation))
     by_token = (advantages[:, None] * torch.from_numpy(weights)).to(logprobs)
-    return grpo_loss(logprobs, old.to(logprobs), by_token, mask, clip)
+    return grpo_loss(logprobs, logprobs.detach(), by_token, mask, clip)
 
 
 def teacher_loss(
     model: PreTrainedModel,
-    teacher: PreTrainedModel,
     trajectories: Sequence[Trajectory],
-    distillation: TeacherDistillation,
+    distillation: FilteredDistillation,
     temperature: float = 1.0,
 ) -> torch.Tensor:
     """Return λ times the distillation loss of a batch: the mean over rollouts of token means.
@@ -145,10 +139,9 @@ def teacher_loss(
     Rollouts without a teacher count as 0.
 
     Args:
-        model: the policy.
-        teacher: the same, its average or its first weights; reads rollouts under the teacher's prompt.
+        model: the policy, which is also the teacher, under the teacher's prompt.
         trajectories: (B,).
-        distillation: λ, gate and tokens.
+        distillation: λ.
         temperature: softmax temperature at which the rollouts were sampled.
     """
     taught = [t for t in trajectories if has_teacher(t)]
@@ -157,9 +150,9 @@ def teacher_loss(
     logits, ids, mask = completion_logits(model, [(t.prompt_ids, t) for t in taught], temperature)
     with torch.no_grad():
         theirs, _, _ = completion_logits(
-            teacher, [(t.teacher_prompt_ids, t) for t in taught], temperature
+            model, [(t.teacher_prompt_ids, t) for t in taught], temperature
         )
-    losses = token_losses(logits, theirs, ids, distillation).losses
+    losses = token_losses(logits, theirs, ids).losses
     share = len(taught) / len(trajectories)
     return distillation.weight * share * mean_over_rollouts(losses, mask)
 

@@ -14,7 +14,7 @@ from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.types import (
     Assignment,
     Distillation,
-    KLDistillation,
+    FilteredDistillation,
     Limits,
     Prompt,
     Sampling,
@@ -88,15 +88,10 @@ def loss_and_gradient(settings: Distillation | None, clip: float = 0.2) -> tuple
     [
         # What each token's advantage is multiplied by in the hinted rollouts (A and −A).
         (Distillation(ratio="original"), (1, 1), (1, 1)),
-        (Distillation(ratio="off"), (1, 1), (1, 1)),
-        (Distillation(ratio="masked"), (1, 1), (1, 1)),
+        (Distillation(ratio="masked_signed"), (1, 1), (1, 1)),
         (None, (1, 1), (1, 1)),
-        (Distillation(ratio="masked", low=0.25, high=2.0), (0, 1), (1, 0)),
-        (Distillation(ratio="masked", low=0.25, high=2.0, soft=True), (0.5, 1), (1, 0.5)),
-        (Distillation(ratio="masked", low=0.9, high=2.0), (0, 0), (0, 0)),
-        (Distillation(ratio="masked", low=0.5, high=0.7, soft=True), (0.25, 0.875), (0.875, 0.175)),
-        (Distillation(ratio="original", drop_failed=True), (1, 1), (0, 0)),
-        (Distillation(ratio="masked", low=0.25, drop_failed=True), (0, 1), (0, 0)),
+        (Distillation(ratio="masked_signed", low=0.25, high=2.0), (1, 1), (1, 0)),
+        (Distillation(ratio="masked_signed", low=0.9, high=2.0), (1, 1), (0, 0)),
     ],
 )
 def test_masked_tokens_weigh_nothing_and_count_in_the_denominator(
@@ -114,24 +109,6 @@ def test_masked_tokens_weigh_nothing_and_count_in_the_denominator(
         ]
     )
     torch.testing.assert_close(weights, per_token, atol=1e-6, rtol=1e-5)
-
-
-def test_mode_hint_has_the_sampled_chances_in_its_denominator() -> None:
-    loss, weights = loss_and_gradient(Distillation(ratio="hint"), clip=0.25)
-    # Ratios 0.125, 0.8 at A: min with the clipped 0.75, 0.8. At −A: −max(0.8, 0.8), −max(4, 1.25).
-    expected = -A * ((0.125 + 0.8) / 2 - 1 - (0.8 + 4) / 2 + 1) / 4
-    assert loss == pytest.approx(expected, abs=1e-6)
-    per_token = torch.tensor([[-A * 0.125 / 8, -A * 0.8 / 8], [0.0, 0.0], [A * 0.8 / 8, A * 4 / 8]])
-    torch.testing.assert_close(weights, per_token, atol=1e-6, rtol=1e-5)
-
-
-def test_mode_hint_clips_what_it_would_push_too_far() -> None:
-    loss, weights = loss_and_gradient(Distillation(ratio="hint"), clip=0.1)
-    # At −A the ratio 0.8 is below 1 − ε: the loss is 0.9 · A there, without a gradient.
-    expected = -A * ((0.125 + 0.8) / 2 - 1 - (0.9 + 4) / 2 + 1) / 4
-    assert loss == pytest.approx(expected, abs=1e-6)
-    assert weights[2, 0] == 0
-    assert weights[2, 1] == pytest.approx(A * 4 / 8)
 
 
 @pytest.mark.parametrize("sampler_class", [CachedSampler, GenerateSampler])
@@ -171,12 +148,15 @@ def test_a_teacher_reads_the_rollout_under_its_own_prompt(temperature: float) ->
     with torch.no_grad():
         model.logit *= temperature
     batch = [replace(BATCH[0], teacher_prompt_ids=(5,)), replace(BATCH[0], prompt_ids=(5,))]
-    settings = KLDistillation(kind="kl", weight=3.0, gate_slope=1.0)
-    loss = teacher_loss(model, model, batch, settings, temperature)
-    # p / q is ½ at both tokens, so that the gate is ⅔.
-    assert loss.item() == pytest.approx(3 / 2 * -2 / 3 * math.log(2), abs=1e-6)
+    settings = FilteredDistillation(kind="filtered", weight=3.0)
+    loss = teacher_loss(model, batch, settings, temperature)
+    # The chances of token 1: the policy's 0.1 and 0.4, the teacher's 0.2 and 0.8.
+    first = 0.2 * math.log(0.2 / 0.1) + 0.8 * math.log(0.8 / 0.9)
+    second = 0.8 * math.log(0.8 / 0.4) + 0.2 * math.log(0.2 / 0.6)
+    assert loss.item() == pytest.approx(3 / 2 * (first + second) / 2, abs=1e-6)
     loss.backward()
-    each = 3 / 2 * -2 / 3 * math.log(2) / 2 / temperature
-    torch.testing.assert_close(model.logit.grad[0], torch.tensor([each * 0.9, each * 0.6]))
+    each = 3 / 2 / 2 / temperature
+    expected = torch.tensor([each * (0.1 - 0.2), each * (0.4 - 0.8)])
+    torch.testing.assert_close(model.logit.grad[0], expected, atol=1e-6, rtol=1e-5)
     assert model.logit.grad[1].tolist() == [0.0, 0.0]
-    assert teacher_loss(model, model, batch[1:], settings).item() == 0
+    assert teacher_loss(model, batch[1:], settings).item() == 0

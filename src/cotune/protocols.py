@@ -90,8 +90,8 @@ class Strategy(Protocol):
     If it has a method `settle(instruction_id)`, the leading `rivals` of its `choice()` are scored on
     validation at the end of a run. If one of them scores higher, `settle` makes it the choice.
 
-    The optional method `retry(trajectories, group_size, progress, rollout)` may roll groups out once more
-    after `observe`; it returns the batch to train on, of the same size, and metrics.
+    The optional method `taught(trajectories)` returns the batch to train on, after `observe`: the same
+    rollouts, without `teacher_prompt_ids` where no teacher reads them.
     """
 
     @property

@@ -144,13 +144,11 @@ class Assignment:
     Attributes:
         task: the question.
         sampled: the prompt that the policy sees while it writes.
-        trained: the prompt that the gradient is taken on; never with a hint, unless distillation is
-            off.
+        trained: the prompt that the gradient is taken on; never with a hint.
         instruction_id: the instruction that it is sampled under, and that is credited with the reward.
         group: index of the rollout's group in its batch; a group shares the task and is the unit
             over which advantages are normalised.
-        teacher: the prompt under which a teacher reads the rollout, for `KLDistillation` and for a last
-            stage; None without a teacher.
+        teacher: the prompt under which a teacher reads the rollout, in a last stage; None without a teacher.
     """
 
     task: Task
@@ -170,105 +168,45 @@ class Distillation:
     context ratio.
 
     Attributes:
-        ratio: the denominator of the importance ratio. "original", the paper's, is π_old(ỹ|x): it
-            starts at 1. "hint" is π_old(ỹ|x̃): off-policy. "masked" is "original" without the tokens
-            whose context ratio is outside [low, high]; the authors' scripts have it, the paper does
-            not. "masked_signed" leaves these tokens out only if the advantage is not
-            positive: raising an improbable token is bounded, pushing it down is not. "off" is no
-            distillation: the gradient is taken on the prompt with the hint (an ablation).
-        low, high: bounds of the context ratio, with a mask; the defaults are the scripts'.
-        soft: with a mask, scale a token outside the bounds by its distance from them instead.
-        drop_failed: give rollouts under a hint no weight in the loss if their reward is 0 or less.
+        ratio: "original", the paper's, has π_old(ỹ|x) in the denominator of the importance ratio, which
+            starts at 1. "masked_signed" also leaves out the tokens whose context ratio is outside
+            [low, high] if the advantage is not positive: raising an improbable token is bounded, pushing
+            it down is not. (The mask of the authors' scripts leaves them out whatever the advantage is.)
+        low, high: bounds of the context ratio, with the mask; the defaults are the scripts'.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     kind: Literal["substitution"] = "substitution"
-    ratio: Literal["original", "hint", "masked", "masked_signed", "off"] = "original"
+    ratio: Literal["original", "masked_signed"] = "original"
     low: float = 0.01
     high: float = 10.0
-    soft: bool = False
-    drop_failed: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.low < self.high:
             raise ValueError(f"low is {self.low} and high {self.high}; expected 0 <= low < high")
-        if self.soft and self.ratio not in ("masked", "masked_signed"):
-            raise ValueError(
-                f"soft is true, but ratio is {self.ratio!r}, without a mask; expected ratio 'masked' or "
-                "'masked_signed', or soft false"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TeacherOptions:
-    """Options of a loss that pulls p_t = π_θ(· | x, y_<t) towards a teacher q_t = π(· | x̃, y_<t).
+class FilteredDistillation:
+    """Options of a last stage (`methods.last_stage`): GRPO, and KL(q_t ‖ p_t) on successes.
+
+    Rollouts are sampled under x̃. Successes pull p_t = π_θ(· | x, y_<t) towards its teacher, the live policy
+    q_t = π(· | x̃, y_<t) without a gradient. From HDPO (arXiv 2603.23871); the notes that we worked from
+    give neither its divergence nor its λ.
 
     Attributes:
-        weight: λ, the factor of the loss, which is added to GRPO's.
-        tokens: what two distributions are compared by: the token that the rollout has ("sampled"), or
-            the `top_k` likeliest tokens with one more for all others ("top_k"). "top_k" has
-            less variance.
-        top_k: number of these tokens.
+        weight: λ, the factor of the KL, which is added to GRPO's loss.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
+    kind: Literal["filtered"]
     weight: float = 1.0
-    tokens: Literal["sampled", "top_k"] = "top_k"
-    top_k: int = 64
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < math.inf:
             raise ValueError(f"weight is {self.weight}; expected more than 0")
-        if self.top_k < 1:
-            raise ValueError(f"top_k is {self.top_k}; expected 1 or more")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KLDistillation(TeacherOptions):
-    """GRPO on rollouts under x, and a gated KL(p_t ‖ q_t) at each of their tokens.
-
-    The KL is from OPCD (arXiv 2602.12275), which has no GRPO. The gate is from SDAR (arXiv 2605.15155);
-    its slope and the weight are from public implementations.
-
-    Attributes:
-        weight: λ, the factor of the KL. For OPCD, which has no other loss, it would be 1.
-        gate: the factor of a token: 1 ("none"), or σ(gate_slope · (log q_t(y_t) − log p_t(y_t))), which
-            softens the loss if the teacher finds the token less likely than the policy does.
-        gate_slope: α of the gate.
-        teacher: whose distribution q_t is: the "live" policy's, its average over steps ("ema"), or the
-            initial policy's ("base").
-        ema_decay: how much of the average a step keeps.
-    """
-
-    kind: Literal["kl"]
-    weight: float = 0.01
-    tokens: Literal["sampled", "top_k"] = "sampled"
-    gate: Literal["none", "sigmoid"] = "sigmoid"
-    gate_slope: float = 5.0
-    teacher: Literal["live", "ema", "base"] = "live"
-    ema_decay: float = 0.99
-
-    def __post_init__(self) -> None:
-        TeacherOptions.__post_init__(self)
-        if not 0 < self.gate_slope < math.inf:
-            raise ValueError(f"gate_slope is {self.gate_slope}; expected more than 0")
-        if not 0 <= self.ema_decay < 1:
-            raise ValueError(f"ema_decay is {self.ema_decay}; expected 0 <= ema_decay < 1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilteredDistillation(TeacherOptions):
-    """GRPO on rollouts under x; if all of a group fail, KL(q_t ‖ p_t) on successes under x̃.
-
-    From HDPO (arXiv 2603.23871). The group is rolled out once more under x̃; its successes replace
-    failures that had no advantage. In a last stage (`methods.last_stage`) all rollouts are sampled
-    under x̃, and successes are taught in every group. The teacher is the live policy under x̃. The notes
-    that we worked from give neither HDPO's divergence nor its λ.
-    """
-
-    kind: Literal["filtered"]
 
 
 class _ByKind:
@@ -292,7 +230,7 @@ class _ByKind:
         return found
 
 
-AnyDistillation = Annotated[Distillation | KLDistillation | FilteredDistillation, _ByKind()]
+AnyDistillation = Annotated[Distillation | FilteredDistillation, _ByKind()]
 """A way in which a rollout under one prompt teaches the policy under another."""
 
 

@@ -79,15 +79,6 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"strategy": {"kind": "p2o", "hinted_per_group": "half", "judged_on": "plain"}},
         ["successes_below is 2", "judged by 1 rollouts of training.group_size 2", "at most 1"],
     ),
-    "nothing distilled": (
-        {
-            "strategy": {
-                "kind": "inspo+p2o",
-                "p2o": {"distillation": {"ratio": "off"}},
-            }
-        },
-        ["strategy: inspo.target is 'initial'", "p2o.distillation.ratio is 'off'"],
-    ),
     "instruction without a box": (
         {
             "environment": {"kind": "arithmetic"},

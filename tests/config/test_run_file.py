@@ -330,39 +330,44 @@ def test_groups_are_replaced_for_the_static_strategy_alone(method: str) -> None:
 
 
 WRONG_DISTILLATION = [
-    ({"kind": "klx"}, ".kind: 'klx' is unknown; expected one of 'substitution', 'kl', 'filtered'"),
+    ({"kind": "klx"}, ".kind: 'klx' is unknown; expected one of 'substitution', 'filtered'"),
     (
-        {"kind": "kl", "ratio": "masked"},
-        ".ratio: is not a field of strategy.distillation.kind kl, but",
+        {"kind": "filtered", "ratio": "masked_signed"},
+        ".ratio: is not a field of strategy.distillation.kind filtered, but",
     ),
     ({"weight": 1.0}, ".weight: is not a field of strategy.distillation.kind substitution, but"),
     (
-        {"kind": "kl", "wieght": 1},
+        {"kind": "filtered", "wieght": 1},
         ".wieght: unknown field (did you mean strategy.distillation.weight",
     ),
-    ({"kind": "kl", "weight": -1}, ".weight is -1.0; expected more than 0"),
-    ({"kind": "filtered", "tokens": 3}, ".tokens: expected 'sampled' or 'top_k'; got 3"),
-    ({"ratio": "x"}, ".ratio: expected 'original', 'hint', 'masked',"),
+    ({"kind": "filtered", "weight": -1}, ".weight is -1.0; expected more than 0"),
+    ({"ratio": "x"}, ".ratio: expected 'original' or 'masked_signed'"),
     (3, ": expected {kind: …}; got 3"),
 ]
 
 
 @pytest.mark.parametrize(("distillation", "said"), WRONG_DISTILLATION)
 def test_what_is_wrong_with_a_kind_of_distillation_is_said(distillation: Any, said: str) -> None:
-    strategy = {"kind": "p2o", "distillation": distillation}
+    strategy = {"kind": "inspo", "distillation": distillation}
     with pytest.raises(ConfigError) as caught:
         parse_config(LEAST | {"strategy": strategy}, "test")
     assert str(caught.value).startswith(f"test: strategy.distillation{said}")
-    both = {"kind": "inspo+p2o", "p2o": {"distillation": distillation}}
+    both = {"kind": "inspo+p2o", "inspo": {"distillation": distillation}}
     with pytest.raises(ConfigError) as caught:
         parse_config(LEAST | {"strategy": both}, "test")
-    assert str(caught.value).startswith("test: strategy.p2o.distillation")
+    assert str(caught.value).startswith("test: strategy.inspo.distillation")
 
 
 def test_p2o_and_both_methods_from_plain_data() -> None:
-    p2o = {"hints": {"beam": 4}, "distillation": {"ratio": "hint"}, "hinted_per_group": "half"}
+    p2o = {
+        "hints": {"beam": 4},
+        "distillation": {"ratio": "masked_signed"},
+        "hinted_per_group": "half",
+    }
     options = P2OOptions(
-        hints=HintOptions(beam=4), distillation=Distillation(ratio="hint"), hinted_per_group="half"
+        hints=HintOptions(beam=4),
+        distillation=Distillation(ratio="masked_signed"),
+        hinted_per_group="half",
     )
     config = parse_config(LEAST | {"strategy": {"kind": "p2o", **p2o}}, "test")
     assert config.strategy == options

@@ -23,7 +23,7 @@ from cotune.methods.p2o.hints import HintOptions
 from cotune.methods.p2o.p2o import P2OOptions
 from cotune.methods.sft import SFTOptions
 from cotune.run.ledger import Ledger
-from cotune.types import Distillation, FilteredDistillation, KLDistillation
+from cotune.types import Distillation, FilteredDistillation
 from tests.docs.sources import DOCS, ROOT, blocks, pages
 
 PAGES = {path.relative_to(DOCS).as_posix(): path for path in pages()}
@@ -133,8 +133,7 @@ def test_the_ledger_is_read_as_shown(
         ("concepts/p2o.md", P2OOptions),
         ("concepts/p2o.md", HintOptions),
         ("concepts/p2o.md", Distillation),
-        ("concepts/p2o.md", KLDistillation),
-        ("concepts/p2o.md", FilteredDistillation),
+        ("concepts/inspo.md", FilteredDistillation),
         ("concepts/composed.md", ComposedOptions),
         ("concepts/gepa.md", GepaOptions),
         ("concepts/sft.md", SFTOptions),

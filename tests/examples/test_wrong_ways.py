@@ -270,7 +270,7 @@ IN_PYTHON: dict[str, tuple[dict[str, Any], list[str]]] = {
     "another sampling": ({"args": {"top_k": 50}}, ["GRPOConfig.top_k is 50"]),
     "several passes": ({"args": {"num_iterations": 2}}, ["GRPOConfig.num_iterations is 2"]),
     "P²O's mask on a plain trainer": (
-        {"method": cotune.P2O, "trainer": GRPOTrainer, "parts": {"distillation": cotune.Distillation(ratio="masked")}},
+        {"method": cotune.P2O, "trainer": GRPOTrainer, "parts": {"distillation": cotune.Distillation(ratio="masked_signed")}},
         ["cotune.JointTrainer"],
     ),
     "hard for ever": ({"method": cotune.P2O, "parts": {"successes_below": 9}}, ["successes_below is 9", "at most 4"]),

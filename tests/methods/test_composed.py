@@ -18,7 +18,6 @@ from cotune.methods.p2o.hints import HintOptions
 from cotune.types import (
     Assignment,
     Completion,
-    Distillation,
     Instruction,
     Progress,
     Prompt,
@@ -309,11 +308,7 @@ def test_options_from_a_run_file():
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (
-            {"p2o": {"distillation": {"ratio": "off"}}},
-            "inspo.target is 'initial', but p2o.distillation.ratio is 'off', no distillation",
-        ),
-        ({"inspo": {"distillation": {"ratio": "hint"}}}, "set p2o.distillation"),
+        ({"inspo": {"distillation": {"ratio": "masked_signed"}}}, "set p2o.distillation"),
         (
             {
                 "inspo": {
@@ -332,10 +327,3 @@ def test_options_refuse_what_cannot_work(raw: dict[str, Any], message: str):
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(ComposedOptions).validate_python(raw)
     assert message in str(caught.value)
-
-
-def test_without_distillation_hints_are_trained_on():
-    made = strategy(distillation=Distillation(ratio="off"))
-    hinted = [a for a in Run(made).steps([1, 2, 3]) if a.sampled.hint]
-    assert hinted
-    assert all(a.trained == a.sampled for a in hinted)

@@ -7,7 +7,7 @@ from cotune.methods.fst import fst
 from cotune.methods.group_plan import check_target, distillation_of, planned, spread
 from cotune.methods.inspo import inspo
 from cotune.methods.method import Context, Method
-from cotune.types import Distillation, FilteredDistillation, Instruction, KLDistillation, Prompt
+from cotune.types import Distillation, FilteredDistillation, Instruction, Prompt
 from tests.helpers import make_tasks
 
 FIRST, A, B, C = (Instruction(f"i{n}", f"Text {n}.") for n in range(4))
@@ -40,44 +40,24 @@ def test_what_a_group_is_sampled_under(
     assert {row.trained for row in on_one} == {Prompt("Text 2.")}
 
 
-@pytest.mark.parametrize(("size", "taught"), [(4, [2, 3]), (5, [3, 4]), (1, [])])
-def test_a_teacher_reads_the_rollouts_under_the_initial_instruction(
-    size: int, taught: list[int]
-) -> None:
-    rows = planned(TASK, 7, size, "mixed", [A], FIRST, None, taught=True)
-    plain = planned(TASK, 7, size, "mixed", [A], FIRST, None)
-    assert [i for i, row in enumerate(rows) if row.teacher] == taught
-    assert {row.teacher for row in rows} <= {None, Prompt("Text 1.")}
-    assert [(r.sampled, r.trained) for r in rows] == [(r.sampled, r.trained) for r in plain]
-    # The initial instruction has nothing to teach itself.
-    own = planned(TASK, 7, size, "mixed", [FIRST], FIRST, None, taught=True)
-    assert not any(row.teacher for row in own)
-
-
-KL, FILTERED = KLDistillation(kind="kl"), FilteredDistillation(kind="filtered")
+FILTERED = FilteredDistillation(kind="filtered")
 
 
 @pytest.mark.parametrize(
-    ("target", "distillation", "groups", "said"),
+    ("target", "distillation", "distil_steps", "said"),
     [
-        ("initial", KL, "mixed", "target is 'initial', but distillation.kind is 'kl'"),
-        ("sampled", KL, "own", "kind is 'kl', but no rollout has a teacher; expected distil_steps"),
-        ("sampled", KL, "population", "kind is 'kl', but no rollout has a teacher"),
-        ("sampled", FILTERED, "mixed", "kind is 'filtered', which rolls out under hints, and this"),
+        ("sampled", FILTERED, 0, "kind is 'filtered', the loss of a last stage, but distil_steps"),
+        ("initial", FILTERED, 2, "target is 'initial', whose rollouts need a mask"),
+        ("initial", Distillation(), 2, "distil_steps is 2, a last stage with a teacher, but"),
+        ("sampled", Distillation(ratio="masked_signed"), 0, "but target is 'sampled', so nothing"),
     ],
 )
-def test_instructions_teach_in_mixed_groups_alone(
-    target: Any, distillation: Any, groups: Any, said: str
+def test_only_a_last_stage_has_a_teacher(
+    target: Any, distillation: Any, distil_steps: int, said: str
 ) -> None:
-    check_target("sampled", KL, "mixed")
-    check_target("sampled", KL, "own", distil_steps=2)
-    check_target("sampled", FILTERED, "mixed", distil_steps=2)
-    with pytest.raises(ValueError, match="target is 'initial', whose rollouts need a mask"):
-        check_target("initial", FILTERED, "mixed", distil_steps=2)
-    with pytest.raises(ValueError, match="distil_steps is 2, a last stage with a teacher, but"):
-        check_target("initial", Distillation(), "own", distil_steps=2)
+    check_target("sampled", FILTERED, 2)
     with pytest.raises(ValueError, match=said):
-        check_target(target, distillation, groups)
+        check_target(target, distillation, distil_steps)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +70,7 @@ def test_instructions_teach_in_mixed_groups_alone(
 def test_training_on_another_instruction_has_the_signed_mask_by_default(
     method: Method[Any], options: Any
 ) -> None:
-    signed, given = Distillation(ratio="masked_signed"), Distillation(ratio="hint")
+    signed, given = Distillation(ratio="masked_signed"), Distillation(ratio="original")
     context = Context(instruction="Text.", tasks=make_tasks(4))
     assert method.distillation(options) == method.build(options, context).distillation == signed
     assert method.distillation(replace(options, distillation=given)) is given

@@ -182,23 +182,6 @@ def test_a_step_evolves_then_assigns_rolls_out_and_observes() -> None:
     assert (metrics["evolved"], metrics["observed"], metrics["reward_mean"]) == (1.0, 6.0, 2.0)
 
 
-def test_what_is_rolled_out_once_more_is_counted_once_and_journalled_apart() -> None:
-    class Again(Told):
-        def retry(
-            self, batch: list[Trajectory], size: int, progress: Progress, rollout: Rollout
-        ) -> tuple[list[Trajectory], Metrics]:
-            found = rollout([t.assignment for t in batch[:2]], purpose="train")
-            return [*found, *batch[2:]], {"kept": 2.0}
-
-    diary = Diary()
-    coordinator = make(diary, strategy=Again(diary))
-    batch, _ = one_step(coordinator, TASKS[:2], 2, STEP)
-    diary.lines.clear()
-    trained, metrics = coordinator.retry(batch, 2, STEP)
-    assert diary.lines == [("rollouts", "train", 2, 1 + 2), ("trajectories", 3, "retry", 2)]
-    assert (len(trained), trained[2:], metrics) == (4, batch[2:], {"kept": 2.0})
-
-
 def test_an_evaluation_is_greedy_under_the_best_prompt_and_changes_nothing() -> None:
     diary = Diary()
     coordinator = make(diary)

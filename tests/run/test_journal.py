@@ -175,11 +175,9 @@ def test_which_training_rollouts_are_kept(tmp_path: Path, every: int, kept: list
     rollout = make_trajectory(Assignment(make_tasks(1)[0], prompt, prompt, "i0", 0), 1.0)
     for step in range(1, 10):
         written.trajectories(step, "train", [rollout])
-        written.trajectories(step, "retry", [rollout])
     written.trajectories(3, "evaluate_during", [rollout])
     files = run.trajectory_files()
     assert [step for step, purpose in files if purpose == "train"] == kept
-    assert [step for step, purpose in files if purpose == "retry"] == kept
     assert (3, "evaluate_during") in files
 
 

@@ -40,7 +40,6 @@ from cotune.llm.client import OpenAIOptions
 from cotune.llm.own import OwnLLMOptions
 from cotune.methods.method import Method, MethodOptions, RunShape
 from cotune.methods.registry import BUILT_IN, GROUP, method_of
-from cotune.methods.teacher_kl import TeacherDistillation
 from cotune.policy.local_llm import LocalOptions
 from cotune.policy.options import PolicyConfig
 from cotune.policy.precision import Precision
@@ -386,12 +385,6 @@ class RunConfig(Model):
     def proposer(self) -> LLMConfig | None:
         """Return the LLM that the method asks: `llm` or the offline rules; None if it asks none."""
         return (self.llm or RulesConfig()) if self.method.needs_llm(self.strategy) else None
-
-    @property
-    def teacher(self) -> TeacherDistillation | None:
-        """Return the options of the teacher that the policy learns from; None without one."""
-        found = self.method.distillation(self.strategy)
-        return found if isinstance(found, TeacherDistillation) else None
 
     @property
     def has_batches(self) -> bool:

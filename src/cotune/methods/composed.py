@@ -10,7 +10,7 @@ from cotune.methods.inspo.inspo import Inspo, InspoOptions
 from cotune.methods.method import Context, Cost, Method, RunShape, arxiv
 from cotune.methods.p2o import p2o
 from cotune.methods.p2o.p2o import P2O, P2OOptions
-from cotune.types import AnyDistillation, Distillation
+from cotune.types import Distillation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,7 @@ class ComposedP2OOptions(P2OOptions):
     """P²O's options with other defaults: the signed mask; a question is hard if the best instruction fails on it."""
 
     screen: bool = True
-    distillation: AnyDistillation = field(
-        default_factory=lambda: Distillation(ratio="masked_signed")
-    )
+    distillation: Distillation = field(default_factory=lambda: Distillation(ratio="masked_signed"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +52,6 @@ class ComposedOptions:
             )
         if self.inspo.distillation not in (None, Distillation()):
             raise ValueError("inspo.distillation: is not read here; set p2o.distillation")
-        distillation, target = self.p2o.distillation, self.inspo.target
-        if not isinstance(distillation, Distillation):
-            if target != "sampled":
-                raise ValueError(
-                    f"p2o.distillation.kind is {distillation.kind!r}, for rollouts that are trained on their "
-                    f"own instruction, but inspo.target is {target!r}; expected inspo: {{groups: own, "
-                    "target: sampled, credit: centred}, or kind substitution"
-                )
-        elif target != "sampled" and distillation.ratio == "off":
-            raise ValueError(
-                f"inspo.target is {target!r}, but p2o.distillation.ratio is 'off', no "
-                "distillation; expected another ratio, or inspo.target 'sampled'"
-            )
 
 
 class InspoP2O(P2O):

@@ -2,7 +2,7 @@
 
 A rollout ỹ is sampled under x̃ = T(x, z) and its gradient is taken on x (arXiv 2603.21877, Eq. 4).
 Its tokens are off-policy by the context ratio π_old(ỹ_t|x, ỹ_<t) / π_old(ỹ_t|x̃, ỹ_<t). The reference
-loop and every engine take their weights and denominators from here.
+loop and every engine take their weights from here.
 """
 
 import math
@@ -30,40 +30,17 @@ def is_distilled(trajectory: Trajectory) -> bool:
     return trajectory.sampled_prompt_ids != trajectory.prompt_ids
 
 
-def ratio_of(settings: AnyDistillation) -> str:
-    """Return `ratio`; with a teacher in place of substitution "original", which weights no token."""
-    return settings.ratio if isinstance(settings, Distillation) else "original"
-
-
-def drops_failed(settings: AnyDistillation) -> bool:
-    """Return whether failed rollouts under a hint have no weight in the loss."""
-    return isinstance(settings, Distillation) and settings.drop_failed
-
-
-def is_dropped(trajectory: Trajectory, settings: AnyDistillation) -> bool:
-    """Return whether `drop_failed` drops the rollout: it is hinted and its reward is 0 or less."""
-    return drops_failed(settings) and is_hinted(trajectory) and trajectory.reward <= 0
-
-
 def masks(settings: AnyDistillation) -> bool:
-    """Return whether tokens are left out by their context ratio."""
-    return ratio_of(settings) in ("masked", "masked_signed")
+    """Return whether tokens are left out by their context ratio, so that GRPO's loss is not enough.
 
-
-def compares_contexts(settings: AnyDistillation) -> bool:
-    """Return whether the loss needs log-probabilities under both prompts."""
-    return masks(settings) or ratio_of(settings) == "hint"
-
-
-def weighs(settings: AnyDistillation) -> bool:
-    """Return whether the loss of distilled rollouts can differ from plain GRPO's on their trained prompts."""
-    return compares_contexts(settings) or drops_failed(settings)
+    The loss then needs log-probabilities under both prompts.
+    """
+    return isinstance(settings, Distillation) and settings.ratio == "masked_signed"
 
 
 def reweighs(trajectories: Iterable[Trajectory], settings: AnyDistillation) -> bool:
     """Return whether the loss of these rollouts differs from plain GRPO's on their trained prompts."""
-    compares = compares_contexts(settings)
-    return any((compares and is_distilled(t)) or is_dropped(t, settings) for t in trajectories)
+    return masks(settings) and any(map(is_distilled, trajectories))
 
 
 def context_ratios(trained_logprobs: Floats, sampled_logprobs: Floats) -> Floats:
@@ -79,20 +56,13 @@ def context_ratios(trained_logprobs: Floats, sampled_logprobs: Floats) -> Floats
     return np.where(np.isnan(sampled_logprobs), 1.0, ratios)
 
 
-def token_weights(ratios: Floats, settings: Distillation, advantage: float = 0.0) -> Floats:
+def token_weights(ratios: Floats, settings: Distillation, advantage: float) -> Floats:
     """Return the factor of each token's loss, from its context ratio, (C,) to (C,).
 
-    With `ratio: masked` it is the context-ratio mask 1[low <= r <= high], or softly
-    min(1, r/low, high/r), continuous at the bounds and never above 1; with `masked_signed` the same
-    if the rollout's advantage is not above 0, else ones. Ones in every other mode.
+    With `ratio: masked_signed` and an advantage that is not above 0 it is 1[low <= r <= high], else 1.
     """
-    weights = np.ones_like(ratios, dtype=np.float64)
-    if not masks(settings) or (settings.ratio == "masked_signed" and advantage > 0):
-        return weights
-    if settings.soft:
-        np.divide(ratios, settings.low, out=weights, where=ratios < settings.low)
-        np.divide(settings.high, ratios, out=weights, where=ratios > settings.high)
-        return weights
+    if not masks(settings) or advantage > 0:
+        return np.ones_like(ratios, dtype=np.float64)
     return ((ratios >= settings.low) & (ratios <= settings.high)).astype(np.float64)
 
 
@@ -102,7 +72,7 @@ class RatioStatistics:
 
     Attributes:
         count, total, lowest, highest: number, sum, minimum and maximum of the ratios.
-        masked: tokens with a weight below 1 (0 with the hard mask).
+        masked: tokens with weight 0.
         counts: tokens by bin, RATIO_BINS + 2: the first holds ratios below 10^RATIO_FROM, the
             last those from 10^RATIO_TO.
     """
@@ -176,8 +146,8 @@ def batch_weights(
     Args:
         trajectories: B rollouts.
         trained_logprobs: log π_old on the trained prompts, (B, C), padded on the right; read for
-            distilled rollouts only, in the modes where `compares_contexts` is true.
-        advantages: (B,), whose signs `masked_signed` reads.
+            distilled rollouts only, with a mask.
+        advantages: (B,), whose signs the mask reads.
         settings: the mode.
         statistics: collects the ratios.
     """
@@ -185,36 +155,10 @@ def batch_weights(
     for row, trajectory in enumerate(trajectories):
         own = np.flatnonzero(trajectory.mask)
         weights[row, own] = 1.0
-        if (
-            isinstance(settings, Distillation)
-            and compares_contexts(settings)
-            and is_distilled(trajectory)
-        ):
+        if isinstance(settings, Distillation) and reweighs([trajectory], settings):
             sampled = np.array(trajectory.logprobs)[own]
             ratios = context_ratios(trained_logprobs[row, own], sampled)
             weights[row, own] = token_weights(ratios, settings, float(advantages[row]))
             if statistics is not None:
                 statistics.add(ratios, weights[row, own])
-        if is_dropped(trajectory, settings):
-            weights[row] = 0.0
     return weights
-
-
-def old_logprobs(
-    trajectories: Sequence[Trajectory], trained_logprobs: Floats, settings: AnyDistillation
-) -> Floats:
-    """Return log π_old of the importance ratio, (B, C): on x̃ for distilled rollouts if `hint`.
-
-    Args:
-        trajectories: B rollouts.
-        trained_logprobs: log π_old on the trained prompts, (B, C), padded on the right.
-        settings: the mode; in all but `hint` the result is `trained_logprobs`.
-    """
-    denominators = np.array(trained_logprobs, dtype=np.float64)
-    if ratio_of(settings) == "hint":
-        for row, trajectory in enumerate(trajectories):
-            if is_distilled(trajectory):
-                sampled = np.array(trajectory.logprobs)
-                own = denominators[row, : len(sampled)]
-                denominators[row, : len(sampled)] = np.where(np.isnan(sampled), own, sampled)
-    return denominators

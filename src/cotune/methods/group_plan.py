@@ -7,8 +7,7 @@
                 initial     on the initial instruction, so that the gain moves into the weights
                 best        on the best instruction so far
 
-With `KLDistillation` each rollout of a mixed group is trained on its own prompt, and the policy under the
-drawn instruction teaches those under the initial one. A last stage (`methods.last_stage`) has its own plans.
+A last stage (`methods.last_stage`) has its own plan.
 
 One advantage is computed over the whole group, so rollouts under different instructions are compared
 with each other. P²O adds hints to the rollouts under a drawn instruction.
@@ -23,7 +22,6 @@ from cotune.types import (
     Distillation,
     FilteredDistillation,
     Instruction,
-    KLDistillation,
     Prompt,
     Task,
 )
@@ -42,28 +40,14 @@ def distillation_of(given: AnyDistillation | None, target: Target) -> AnyDistill
     return given or Distillation(ratio="original" if target == "sampled" else "masked_signed")
 
 
-def check_target(
-    target: Target, distillation: AnyDistillation | None, groups: Groups, distil_steps: int = 0
-) -> None:
-    """Raise ValueError if target, distillation and groups contradict each other.
+def check_target(target: Target, distillation: AnyDistillation | None, distil_steps: int) -> None:
+    """Raise ValueError if target, distillation and last stage contradict each other.
 
     Args:
         distillation: of a method without hints; None if not given.
         distil_steps: batches of the last stage.
     """
     distillation = distillation_of(distillation, target)
-    if isinstance(distillation, KLDistillation):
-        if target != "sampled":
-            raise ValueError(
-                f"target is {target!r}, but distillation.kind is 'kl', which trains every rollout on its own "
-                "instruction; expected target 'sampled', or another kind"
-            )
-        if groups != "mixed" and not distil_steps:
-            raise ValueError(
-                "distillation.kind is 'kl', but no rollout has a teacher; expected distil_steps above 0, "
-                "INSPO's groups 'mixed', or kind 'substitution'"
-            )
-        return
     if isinstance(distillation, FilteredDistillation):
         if are_new() and target != "sampled":
             raise ValueError(
@@ -73,29 +57,19 @@ def check_target(
             )
         if not distil_steps:
             raise ValueError(
-                "distillation.kind is 'filtered', which rolls out under hints, and this method has none; "
-                "expected 'substitution' or 'kl', or distil_steps above 0"
+                "distillation.kind is 'filtered', the loss of a last stage, but distil_steps is 0; expected "
+                "distil_steps above 0, or kind 'substitution'"
             )
         return
     if distil_steps:
         raise ValueError(
             f"distil_steps is {distil_steps}, a last stage with a teacher, but distillation.kind is "
-            f"{distillation.kind!r}; expected 'filtered' or 'kl', or distil_steps 0"
+            f"{distillation.kind!r}; expected 'filtered', or distil_steps 0"
         )
     if target == "sampled" and distillation != Distillation():
         raise ValueError(
             "distillation is set, but target is 'sampled', so nothing is distilled; expected target "
             "'initial' or 'best', or no distillation"
-        )
-    if distillation.drop_failed:
-        raise ValueError(
-            "distillation.drop_failed drops failed rollouts under hints, and this method has none; "
-            "expected false"
-        )
-    if target != "sampled" and distillation.ratio == "off":
-        raise ValueError(
-            f"target is {target!r}, but distillation.ratio is 'off', no distillation; expected another "
-            "ratio, or target 'sampled'"
         )
 
 
@@ -122,7 +96,6 @@ def planned(
     drawn: Sequence[Instruction],
     initial: Instruction,
     trained: Instruction | None,
-    taught: bool = False,
 ) -> list[Assignment]:
     """Return the assignments of one group.
 
@@ -134,16 +107,11 @@ def planned(
         drawn: the drawn instructions; one, or for "population" up to `size`.
         initial: the initial instruction.
         trained: the instruction that the gradient is taken on; None is each rollout's own.
-        taught: whether a teacher under the drawn instruction reads the rollouts under the initial one.
     """
     count = drawn_count(groups, size)
     under = [*spread(drawn, count), *[initial] * (size - count)]
     target = None if trained is None else Prompt(trained.text)
-    teacher = Prompt(drawn[0].text) if taught and drawn[0] != initial else None
     return [
-        Assignment(
-            task, prompt := Prompt(one.text), target or prompt, one.id, group,
-            teacher if i >= count else None,
-        )
-        for i, one in enumerate(under)
-    ]  # fmt: skip
+        Assignment(task, prompt := Prompt(one.text), target or prompt, one.id, group)
+        for one in under
+    ]

@@ -8,13 +8,11 @@ from dataclasses import replace
 
 from cotune.methods.method import RunShape
 from cotune.methods.static import Unhinted
-from cotune.protocols import Recorder, Rollout
+from cotune.protocols import Recorder
 from cotune.types import (
     AnyDistillation,
     Assignment,
-    FilteredDistillation,
     Instruction,
-    Metrics,
     Progress,
     Prompt,
     Task,
@@ -75,17 +73,13 @@ class LastStage(Unhinted):
                 "than the initial one",
             )
 
-    def retry(
-        self,
-        trajectories: Sequence[Trajectory],
-        group_size: int,
-        progress: Progress,
-        rollout: Rollout,
-    ) -> tuple[list[Trajectory], Metrics]:
-        """Leave the teacher to successes, if `distillation` is filtered; roll out nothing."""
-        if not (self._distilling and isinstance(self._distillation, FilteredDistillation)):
-            return list(trajectories), {}
-        return successes_teach(trajectories, self._solved_at), {}
+    def taught(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Return a batch of the stage with a teacher for its successes alone."""
+        return (
+            successes_teach(trajectories, self._solved_at)
+            if self._distilling
+            else list(trajectories)
+        )
 
 
 def check_last_stage(steps: int, shape: RunShape) -> None:
@@ -120,23 +114,16 @@ def check_last_stage(steps: int, shape: RunShape) -> None:
 
 
 def taught_groups(
-    tasks: Sequence[Task],
-    size: int,
-    initial: Instruction,
-    best: Instruction,
-    distillation: AnyDistillation,
+    tasks: Sequence[Task], size: int, initial: Instruction, best: Instruction
 ) -> list[Assignment]:
-    """Return a batch of the last stage: trained on the initial instruction, taught by the best one.
+    """Return a batch of the last stage: sampled under the best instruction, trained on the initial one.
 
-    It is sampled under the instruction whose rollouts the loss is taken on: the initial one for
-    `KLDistillation`, the best one for `FilteredDistillation`. Only the latter can teach what the policy
-    never does under the initial instruction: KL(p ‖ q) has no gradient if p is certain.
+    The policy under the best instruction teaches. Rollouts under the initial one could not teach what the
+    policy never does there: KL(p ‖ q) has no gradient if p is certain.
     """
-    plain, teacher = Prompt(initial.text), Prompt(best.text)
-    under = best if isinstance(distillation, FilteredDistillation) else initial
-    sampled = Prompt(under.text)
+    plain, sampled = Prompt(initial.text), Prompt(best.text)
     return [
-        Assignment(task, sampled, plain, under.id, group, None if best == initial else teacher)
+        Assignment(task, sampled, plain, best.id, group, None if best == initial else sampled)
         for group, task in enumerate(tasks)
         for _ in range(size)
     ]

@@ -95,7 +95,7 @@ class Cost:
 
     Attributes:
         phases: number of evolution phases.
-        rollouts: number of rollouts by purpose; of "train", those beyond the batches.
+        rollouts: number of rollouts by purpose, beside the training batches.
         proposals: the calls of the optimizer LLM.
         validations: how often a policy is scored on validation; 2 if also under the initial instruction.
         rivals: how many instructions validation may have to compare with the best one at the end.

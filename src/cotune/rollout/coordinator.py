@@ -1,4 +1,4 @@
-"""The phases of a training step that every engine shares: evolve, assign, roll out, observe, retry.
+"""The phases of a training step that every engine shares: evolve, assign, roll out, observe.
 
 The strategy and the LLM live on rank 0. During a phase the other ranks serve rank 0: they roll out
 their share of each batch until rank 0 reports that the phase is done or has failed.
@@ -80,7 +80,7 @@ class RolloutFailed(EngineError):
 class Coordinator:
     """Run the phases of a training step, in any number of processes.
 
-    A step calls `evolve`, `assign`, `rollout`, `resample`, `observe` and `retry` in this order
+    A step calls `evolve`, `assign`, `rollout`, `resample`, `observe` and `taught` in this order
     (`tests/reference_loop.py` shows it); an engine updates the weights in between. Every rank calls every
     phase: rank 0 does the work, the others serve its rollouts, and all return the same result. On
     rank 0 a phase may call another phase.
@@ -223,29 +223,12 @@ class Coordinator:
 
         return self.on_rank_zero(work)
 
-    def retry(
-        self, trajectories: Sequence[Trajectory], group_size: int, progress: Progress
-    ) -> tuple[list[Trajectory], dict[str, float]]:
-        """Let a strategy with a method `retry` roll groups out once more, after `observe`; journal that.
-
-        Args:
-            progress: of the step, with the rollouts that are left after its batch.
-
-        Returns:
-            the batch to train on, of the same size, and metrics.
-        """
-        retry = getattr(self.strategy, "retry", None)
-        if retry is None:
-            return list(trajectories), {}
-
-        def again(
-            assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
-        ) -> list[Trajectory]:
-            found = self.rollout(assignments, purpose=purpose, greedy=greedy)
-            self.journal.trajectories(progress.step, "retry", found)
-            return found
-
-        return self.on_rank_zero(lambda: retry(trajectories, group_size, progress, again))
+    def taught(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Return the batch to train on: a strategy with a method `taught` chooses what a teacher reads."""
+        taught = getattr(self.strategy, "taught", None)
+        if taught is None:
+            return list(trajectories)
+        return self.on_rank_zero(lambda: taught(trajectories))
 
     def evaluate(
         self, tasks: Sequence[Task], prompt: Prompt | None = None, instruction_id: str = ""

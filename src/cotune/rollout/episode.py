@@ -131,8 +131,7 @@ class Episode:
         last = len(self._turns) + 1 >= self._limits.turns or self._room < 1
         calls = self._codec.read_calls(ids, self._tools, context) if self._tools else Calls()
         assignment, turns = self.assignment, tuple(self._turns)
-        # Where a hint is trained on (ratio "off"), the environment does not see it either.
-        prompt = Prompt(assignment.trained.instruction)
+        prompt = Prompt(assignment.trained.instruction)  # a hint is for the policy alone
         return Action(assignment.task, turns, self._pending, last, self.row, calls, prompt)
 
     def observe(self, response: Response) -> None:

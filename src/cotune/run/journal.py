@@ -155,7 +155,7 @@ class RunJournal:
 
     def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None:
         due = self._every > 0 and (step % self._every == 0 or step in (1, self._total))
-        if due or purpose not in ("train", "retry"):
+        if due or purpose != "train":
             self._run.trajectories(step, purpose, trajectories)
 
     def cut_back(self, step: int) -> None:

@@ -163,7 +163,7 @@ HINTS = {"hard_set_min_count": 2, "dev_size": 2, "budget": 14, "beam": 2, "minib
 P2O_ = {
     "hints": HINTS,
     "hinted_per_group": "all_but_one",
-    "distillation": {"ratio": "masked"},
+    "distillation": {"ratio": "masked_signed"},
 }
 STRATEGIES: dict[str, dict[str, Any]] = {
     "static": {"kind": "static"},

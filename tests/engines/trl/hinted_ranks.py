@@ -19,7 +19,7 @@ from cotune.types import (
     AnyDistillation,
     Assignment,
     Distillation,
-    KLDistillation,
+    FilteredDistillation,
     Progress,
     Prompt,
     Task,
@@ -30,9 +30,8 @@ from tests.engines.trl.two_ranks import SIZES, fingerprint
 # Rows of three groups of two, three rows a rank; some on both ranks, then on the first alone.
 HINTED_ROWS = {"both": (0, 1, 3), "first": (1, 2)}
 MODES = {
-    "masked": Distillation(ratio="masked", low=0.3, high=3.0),
-    "hint": Distillation(ratio="hint", drop_failed=True),
-    "kl": KLDistillation(kind="kl", weight=0.5, gate_slope=1.0),
+    "masked": Distillation(ratio="masked_signed", low=0.3, high=3.0),
+    "filtered": FilteredDistillation(kind="filtered", weight=0.5),
 }
 
 
@@ -51,11 +50,11 @@ class HintedRows(StaticStrategy):
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
         plain, hinted = Prompt("abc de. "), Prompt("abc de. ", HINT)
-        taught = isinstance(self._distillation, KLDistillation)
+        taught = isinstance(self._distillation, FilteredDistillation)
         return [
             Assignment(
                 tasks[row // group_size],
-                hinted if row in self._rows and not taught else plain,
+                hinted if row in self._rows else plain,
                 plain,
                 "i0",
                 row // group_size,

@@ -218,10 +218,10 @@ def test_the_ratio_of_a_sequence_cannot_leave_tokens_out(tmp_path: Path) -> None
     args = config(tmp_path, importance_sampling_level="sequence")
     check_args(args)
     with pytest.raises(ConfigError, match=r"importance_sampling_level is 'sequence'.*'token'"):
-        check_strategy(args, p2o(ratio="masked"))
+        check_strategy(args, p2o(ratio="masked_signed"))
     check_strategy(args, p2o(ratio="original"))
     check_strategy(args, StaticStrategy("abc"))
-    check_strategy(config(tmp_path), p2o(ratio="masked"))
+    check_strategy(config(tmp_path), p2o(ratio="masked_signed"))
 
 
 @pytest.mark.parametrize(

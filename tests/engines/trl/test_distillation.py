@@ -48,8 +48,7 @@ class Mixed(StaticStrategy):
             for k in range(group_size):
                 hinted = group == 0 or (group == 1 and k > 0)
                 seen = Prompt(self._instruction, self._hint) if hinted else plain
-                trained = seen if self._distillation.ratio == "off" else plain
-                found.append(Assignment(task, seen, trained, "i0", group))
+                found.append(Assignment(task, seen, plain, "i0", group))
         return found
 
     @property
@@ -129,14 +128,9 @@ def trained(folder: Path, distillation: Distillation, **changes: Any) -> Spy:
 
 MODES = {
     "original": Distillation(ratio="original"),
-    "off": Distillation(ratio="off"),
-    "hint": Distillation(ratio="hint"),
-    "masked": Distillation(ratio="masked", low=0.7, high=1.2),
-    "soft": Distillation(ratio="masked", low=0.7, high=1.2, soft=True),
-    "default": Distillation(ratio="masked"),
-    "most masked": Distillation(ratio="masked", low=1.2, high=2.0),
-    "drop failed": Distillation(ratio="original", drop_failed=True),
-    "masked, drop failed": Distillation(ratio="masked", low=0.7, high=1.2, drop_failed=True),
+    "masked": Distillation(ratio="masked_signed", low=0.7, high=1.2),
+    "default": Distillation(ratio="masked_signed"),
+    "most masked": Distillation(ratio="masked_signed", low=1.2, high=2.0),
 }
 
 
@@ -146,7 +140,7 @@ def trained_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Spy]
 
     @cache
     def run(mode: str) -> Spy:
-        changes = {} if mode in ("soft", "default") else ACCUMULATED
+        changes = {} if mode == "default" else ACCUMULATED
         return trained(tmp_path_factory.mktemp("run"), MODES[mode], **changes)
 
     return run
@@ -162,7 +156,7 @@ def test_loss_and_gradient_are_the_loops(mode: str, trained_in: Callable[[str], 
     (batch,) = spy.run.trajectories
     assert [t.reward for t in batch] == [1.0, 0.0] * 6
     (row,) = spy.run.folder.read_metrics()
-    if settings.ratio in ("masked", "hint"):
+    if settings.ratio == "masked_signed":
         check_ratios(spy.run, row, settings, mode)
     else:
         assert not [name for name in row if name.startswith("p2o/")]
@@ -187,13 +181,14 @@ def check_ratios(run: Run, row: dict[str, float], settings: Distillation, mode: 
     assert row["p2o/ratio_min"] == pytest.approx(ratios.min().item(), rel=1e-3)
     assert row["p2o/ratio_mean"] == pytest.approx(ratios.mean().item(), rel=1e-3)
     assert row["p2o/ratio_max"] == pytest.approx(ratios.max().item(), rel=1e-3)
-    outside = ((ratios < settings.low) | (ratios > settings.high)).float().mean().item()
-    expected = 0.0 if settings.ratio == "hint" else outside
+    # Successes have a positive advantage, and none of their tokens is masked.
+    failed = torch.cat([torch.full((sum(t.mask),), t.reward == 0) for t in distilled])
+    outside = failed & ((ratios < settings.low) | (ratios > settings.high))
+    expected = outside.float().mean().item()
     assert row["p2o/ratio_masked_share"] == pytest.approx(expected, abs=1e-6)
-    assert (row["p2o/ratio_masked_share"] > 0) == (mode not in ("hint", "default"))
-    assert (row["p2o/ratio_masked_share"] > 0.8) == (mode == "most masked")
-    fed = batch if settings.ratio == "hint" else distilled
-    tokens = sum(len(t.prompt_ids) + len(t.completion_ids) for t in fed)
+    assert (row["p2o/ratio_masked_share"] > 0) == (mode != "default")
+    assert (row["p2o/ratio_masked_share"] > 0.4) == (mode == "most masked")
+    tokens = sum(len(t.prompt_ids) + len(t.completion_ids) for t in distilled)
     assert row["p2o/logprob_tokens"] == tokens
     assert run.logged("p2o/ratio_mean") == pytest.approx([row["p2o/ratio_mean"]])
     (event,) = [e for e in run.folder.read_events() if e["kind"] == "context_ratios"]
@@ -208,11 +203,11 @@ def check_ratios(run: Run, row: dict[str, float], settings: Distillation, mode: 
     assert sum(event["counts"]) == len(ratios)
 
 
-@pytest.mark.parametrize("ratio", ["masked", "hint", "original", "off"])
+@pytest.mark.parametrize("mode", ["masked", "original"])
 def test_no_hint_is_trained_on_and_the_loss_counts_every_own_token(
-    ratio: str, trained_in: Callable[[str], Spy]
+    mode: str, trained_in: Callable[[str], Spy]
 ) -> None:
-    spy = trained_in(ratio)
+    spy = trained_in(mode)
     (batch,), (output,) = spy.run.trajectories, spy.outputs
     rows = zip(output["prompt_ids"], output["prompt_mask"], strict=True)
     prompts = [tuple(ids[mask == 1].tolist()) for ids, mask in rows]
@@ -220,30 +215,11 @@ def test_no_hint_is_trained_on_and_the_loss_counts_every_own_token(
     decode = spy.run.joint.codec.decode
     seen = ["Zanzibar" in decode(t.sampled_prompt_ids) for t in batch]
     assert seen == [True] * 4 + [False] + [True] * 3 + [False] * 4
-    in_trained = ["Zanzibar" in decode(ids) for ids in prompts]
-    assert in_trained == (seen if ratio == "off" else [False] * 12)
+    assert not any("Zanzibar" in decode(ids) for ids in prompts)
     own = sum(t.generated_tokens for t in batch)
     assert int(output["num_items_in_batch"]) == own
     assert int((output["completion_mask"] * output["tool_mask"]).sum()) == own
-    assert (output["advantages"].dim() == 2) == (ratio in ("masked", "hint"))
-
-
-def test_mode_hint_overwrites_only_hinted_rows_where_trl_has_its_own(tmp_path: Path) -> None:
-    """With two updates a batch TRL computes log π_old itself: no further pass is made."""
-    spy = trained(tmp_path, Distillation(ratio="hint"), **MINI_BATCHES)
-    (batch,), (output,) = spy.run.trajectories, spy.outputs
-    policy = AutoModelForCausalLM.from_pretrained(small_policy())
-    with torch.no_grad():
-        on_trained, _ = completion_logprobs(policy, batch, TEMPERATURE)
-    for row, t in enumerate(batch):
-        own = torch.tensor(t.mask) == 1
-        got = output["old_per_token_logps"][row, : len(t.mask)][own]
-        hinted = t.sampled_prompt_ids != t.prompt_ids
-        expected = torch.tensor(t.logprobs)[own] if hinted else on_trained[row, : len(own)][own]
-        torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
-    rows = spy.run.folder.read_metrics()
-    assert [row["p2o/logprob_tokens"] for row in rows] == [0.0, 0.0]
-    assert rows[0]["p2o/ratio_mean"] == rows[1]["p2o/ratio_mean"]  # of the batch, at both updates
+    assert (output["advantages"].dim() == 2) == (mode == "masked")
 
 
 def test_the_mask_is_taken_before_the_first_of_two_updates(
@@ -259,7 +235,7 @@ def test_the_mask_is_taken_before_the_first_of_two_updates(
 def test_an_evaluation_between_batches_is_left_alone(tmp_path: Path) -> None:
     run = start(
         tmp_path,
-        Mixed("abc de. ", Distillation(ratio="masked"), HINT),
+        Mixed("abc de. ", Distillation(ratio="masked_signed"), HINT),
         trainer_class=JointTrainer,
         per_device_eval_batch_size=2,
         num_generations_eval=1,
@@ -274,44 +250,27 @@ def test_an_evaluation_between_batches_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_row_whose_every_token_is_masked_is_left_out_and_counted(tmp_path: Path) -> None:
-    """All 7 hinted rows weigh nothing; the loss is the mean over all 12 all the same."""
-    spy = trained(tmp_path, Distillation(ratio="masked", low=1e6, high=1e7))
+    """All hinted failures weigh nothing; the loss is the mean over all 12 rows all the same."""
+    spy = trained(tmp_path, Distillation(ratio="masked_signed", low=1e6, high=1e7))
     (output,) = spy.outputs
-    hinted = [t.sampled_prompt_ids != t.prompt_ids for t in spy.run.trajectories[0]]
+    batch = spy.run.trajectories[0]
+    hinted = [t.sampled_prompt_ids != t.prompt_ids and t.reward == 0 for t in batch]
+    assert sum(hinted) == 4
     assert not output["advantages"][torch.tensor(hinted)].any()
     assert spy.run.logged("loss") == pytest.approx(spy.losses, abs=1e-5)
     for got, expected in spy.pairs:
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        Distillation(ratio="masked"),
-        Distillation(ratio="hint"),
-        Distillation(ratio="original", drop_failed=True),
-    ],
-)
-def test_a_plain_trainer_is_refused_if_it_could_not_weigh(
-    settings: Distillation, tmp_path: Path
-) -> None:
-    strategy = Mixed("bcd ef. ", settings, HINT)
+def test_a_plain_trainer_is_refused_if_it_could_not_weigh(tmp_path: Path) -> None:
+    strategy = Mixed("bcd ef. ", Distillation(ratio="masked_signed"), HINT)
     with pytest.raises(ConfigError, match=r"JointTrainer.* ratio: original") as refused:
         start(tmp_path, strategy, trainer_class=GRPOTrainer, max_steps=1)
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        Counting(hint=HINT),  # ratio: original
-        Mixed("abc de. ", Distillation(ratio="off"), HINT),
-    ],
-    ids=["original", "off"],
-)
-def test_a_plain_trainer_does_where_nothing_is_to_be_weighed(
-    strategy: StaticStrategy, tmp_path: Path
-) -> None:
+def test_a_plain_trainer_does_where_nothing_is_to_be_weighed(tmp_path: Path) -> None:
+    strategy = Counting(hint=HINT)  # ratio: original
     run = start(tmp_path, strategy, trainer_class=GRPOTrainer, max_steps=1)
     run.trainer.train()
     assert run.trainer.state.global_step == 1

@@ -51,7 +51,7 @@ SUPPORTED: list[dict[str, Any]] = [
     "changes", SUPPORTED, ids=lambda changes: "=".join(map(str, next(iter(changes.items()))))
 )
 def test_hinted_rollouts_are_trained_on(tmp_path: Path, changes: dict[str, Any]) -> None:
-    strategy = Mixed("abc de. ", Distillation(ratio="masked"), HINT)
+    strategy = Mixed("abc de. ", Distillation(ratio="masked_signed"), HINT)
     run = start(tmp_path, strategy, trainer_class=JointTrainer, **changes)
     run.trainer.train()
     rows = run.folder.read_metrics()

@@ -210,7 +210,7 @@ def test_hints_are_distilled_into_the_adapter(tmp_path: Path) -> None:
     run = lora_run(
         tmp_path,
         strategy=Mixed(
-            environment.initial_instruction, Distillation(ratio="masked", low=0.7, high=1.2)
+            environment.initial_instruction, Distillation(ratio="masked_signed", low=0.7, high=1.2)
         ),
         environment=environment,
         policy=(AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)),

@@ -236,7 +236,7 @@ def test_hinted_rollouts_with_tools_are_distilled_as_the_loop_does_it(tmp_path: 
 
     run = start(
         tmp_path,
-        Mixed("Add up.", Distillation(ratio="masked"), hint="Count on your fingers."),
+        Mixed("Add up.", Distillation(ratio="masked_signed"), hint="Count on your fingers."),
         environment,
         (model, tokenizer),
         Limits(turns=3, turn_tokens=24, observation_tokens=300, trajectory_tokens=1000),

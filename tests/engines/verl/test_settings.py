@@ -14,7 +14,7 @@ from cotune.policy.policy_files import policy_path
 from cotune.types import Distillation
 from tests.engines.verl.runs import GEO
 
-MASKED, ORIGINAL = Distillation(ratio="masked"), Distillation(ratio="original")
+MASKED, ORIGINAL = Distillation(ratio="masked_signed"), Distillation(ratio="original")
 
 
 def made(
@@ -125,18 +125,9 @@ def test_a_constant_rate_may_be_warmed_up_to() -> None:
     assert (optim.lr_scheduler_type, optim.lr_warmup_steps) == ("constant", 3)
 
 
-def test_the_mask_is_on_with_the_divisor_that_it_asks_for() -> None:
-    found = made(distillation=Distillation(ratio="masked", low=0.25, high=8.0))
-    assert found.actor_rollout_ref.rollout.calculate_log_probs
-    assert found.actor_rollout_ref.actor.loss_agg_mode == "token-mean"
-    correction = found.algorithm.rollout_correction
-    assert (correction.rollout_rs, correction.rollout_rs_threshold) == ("token_k1", "0.125_4.0")
-    assert correction.rollout_is is None  # the mask drops tokens, and weighs none
-
-
 @pytest.mark.parametrize("kind", ["p2o", "inspo+p2o"])
 def test_the_divisor_of_runs_with_hints_does_not_depend_on_the_mask(kind: str) -> None:
-    for distillation in (MASKED, ORIGINAL, Distillation(ratio="off")):
+    for distillation in (MASKED, ORIGINAL):
         found = made({"strategy": {"kind": kind}}, distillation)
         assert found.actor_rollout_ref.actor.loss_agg_mode == "token-mean"
 
@@ -223,15 +214,6 @@ def test_engine_args_that_are_refused(given: dict[str, Any], message: str) -> No
         (lambda: made(resample_rounds=1), "training.resample_rounds"),
         (lambda: made({"policy": {"path": "bundled:geo", "lora": {}}}), "policy.lora"),
         (lambda: made(schedule="linear"), "training.schedule linear"),
-        (lambda: made(distillation=Distillation(ratio="hint")), "strategy.distillation.ratio hint"),
-        (
-            lambda: made(distillation=Distillation(ratio="masked", soft=True)),
-            "strategy.distillation.soft",
-        ),
-        (
-            lambda: made(distillation=Distillation(ratio="original", drop_failed=True)),
-            "strategy.distillation.drop_failed",
-        ),
     ],
 )
 def test_what_verl_cannot_do_is_refused_by_name(make: Callable[[], Any], field: str) -> None:
@@ -245,14 +227,6 @@ def test_what_verl_cannot_do_is_refused_by_name(make: Callable[[], Any], field: 
 def test_mini_batches_are_of_whole_questions() -> None:
     with pytest.raises(ConfigError, match="expected a divisor of questions_per_step 6"):
         made(questions_per_step=6, group_size=4, mini_batches=4, micro_batch_size=6)
-
-
-def test_a_loss_that_divides_by_what_the_mask_leaves_is_refused() -> None:
-    given = {"actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean"}
-    with pytest.raises(ConfigError, match="divides by the tokens that the context ratio leaves"):
-        made(distillation=MASKED, engine_args=given)
-    sums = {"actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-sum"}
-    assert made(engine_args=sums).actor_rollout_ref.actor.loss_agg_mode == "seq-mean-token-sum"
 
 
 @pytest.mark.parametrize("name", ["sglang", "trtllm"])

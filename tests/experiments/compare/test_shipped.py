@@ -25,9 +25,9 @@ def shown(work: object) -> str:
 def test_there_are_the_papers_and_a_quick_one() -> None:
     assert {file.stem for file in FILES} == {
         "quick", "inspo-table1", "p2o-table-ladder", "p2o-transfer-arithmetic",
-        "joint-arithmetic", "joint-arithmetic-tune", "distillation-arithmetic", "distillation-ladder", "ladder", "ladder-arms",
+        "joint-arithmetic", "joint-arithmetic-tune", "ladder", "ladder-arms",
         "ladder-ablations", "ladder-tune", "ladder-control", "ladder-limit", "ladder-limit-tune", "scaffold",
-        "scaffold-tune", "smollm2-arith", "smollm2-gym", "steerable", "distillation-steerable",
+        "scaffold-tune", "smollm2-arith", "smollm2-gym", "steerable",
     }  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def test_suites_of_the_papers_have_three_seeds() -> None:
         assert seeds.pop(name) == (10, 11, 12)
     assert seeds.pop("joint-arithmetic-tune") == seeds.pop("ladder-limit-tune") == (10, 11)
     # Their rates were tried on seed 0.
-    for name in ("smollm2-arith", "smollm2-gym", "steerable", "distillation-steerable"):
+    for name in ("smollm2-arith", "smollm2-gym", "steerable"):
         assert seeds.pop(name) == (1, 2, 3)
     assert seeds.pop("ladder") == seeds.pop("scaffold") == (0, 1, 2, 3, 4)
     assert set(seeds.values()) == {(0, 1, 2)}

@@ -121,7 +121,7 @@ def test_ratios_of_all_steps_are_added(run: RunDir) -> None:
     assert chart.note.startswith("426 tokens")
     assert "bounds" not in chart.note
     run.replace_config({**CONFIG, "strategy": {
-        "kind": "inspo+p2o", "p2o": {"distillation": {"ratio": "masked", "low": 0.1, "high": 10.0}}}})  # fmt: skip
+        "kind": "inspo+p2o", "p2o": {"distillation": {"ratio": "masked_signed", "low": 0.1, "high": 10.0}}}})  # fmt: skip
     chart = next(c for c in hint_charts(read_run(run.path)) if "whole" in c.title)
     assert "the mask's bounds" in chart.note
     assert chart.svg.count('class="guide"') == 2
@@ -129,7 +129,7 @@ def test_ratios_of_all_steps_are_added(run: RunDir) -> None:
     run.replace_config({**CONFIG, "strategy": {
         "kind": "p2o", "distillation": {"ratio": "masked_signed", "low": 0.1, "high": 10.0}}})  # fmt: skip
     chart = next(c for c in hint_charts(read_run(run.path)) if "whole" in c.title)
-    assert "unless the rollout's advantage is positive" in chart.note
+    assert "unless the advantage is positive" in chart.note
     assert chart.svg.count('class="guide"') == 2
 
 

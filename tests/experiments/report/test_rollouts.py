@@ -258,7 +258,6 @@ def test_what_went_wrong_in_a_turn_is_said(tmp_path: Path) -> None:
     said = replace(rollout(0.0, turns), feedback="brief: Too long.")
     run.trajectories(1, "train", [said, rollout(1.0)])
     run.trajectories(1, "evaluate_after", [said])
-    run.trajectories(2, "retry", [rollout(1.0)])
     html, words = page_text(run)
     assert '<li class="wrong"><small>turn 1 · invalid</small>' in html
     assert "empty query" in words

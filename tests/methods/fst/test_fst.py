@@ -12,7 +12,7 @@ from cotune.testing import ScriptedLLM
 from cotune.types import (
     Assignment,
     Distillation,
-    KLDistillation,
+    FilteredDistillation,
     Progress,
     Prompt,
     StopReason,
@@ -102,7 +102,7 @@ def test_a_prompt_is_scored_on_questions_that_no_reflection_shows():
 
 
 def test_the_last_stage_teaches_the_initial_instruction_by_the_best_prompt():
-    strategy = fst(distil_steps=3, distillation=KLDistillation(kind="kl"))
+    strategy = fst(distil_steps=3, distillation=FilteredDistillation(kind="filtered"))
     events, policy = Events(), ScriptedRollout(chance)
     run(strategy, policy, RulesLLM(3), events, range(1, 8), TASKS, total=9)
     assert len(events.of("gepa_phase")) == 2  # before steps 1 and 4; 7 belongs to the last stage
@@ -111,12 +111,12 @@ def test_the_last_stage_teaches_the_initial_instruction_by_the_best_prompt():
     for step, taught in ((6, False), (7, True), (9, True)):
         rows = strategy.assign(TASKS, 4, Progress(step, 0, 9))
         assert {r.teacher for r in rows} == {best if taught else None}
-        assert ({r.sampled for r in rows} == {Prompt(INITIAL)}) == taught
+        assert ({(r.sampled, r.trained) for r in rows} == {(best, Prompt(INITIAL))}) == taught
     assert strategy.checks_uplift
 
 
 def test_a_last_stage_without_anything_to_distil_says_so():
-    strategy = fst(distil_steps=3, distillation=KLDistillation(kind="kl"))
+    strategy = fst(distil_steps=3, distillation=FilteredDistillation(kind="filtered"))
     events, policy = Events(), ScriptedRollout(lambda _: 0.0)  # no prompt is better
     run(strategy, policy, RulesLLM(3), events, range(1, 10), TASKS, total=9)
     texts = [row["text"] for row in events.of("notice")]
@@ -200,15 +200,13 @@ def test_an_llm_that_was_of_use_may_repeat_itself():
     ("changes", "message"),
     [
         ({"prompts": 0}, "prompts is 0"),
-        ({"target": "initial", "distillation": Distillation(ratio="off")}, "target is 'initial'"),
         ({"budget": 35}, "strategy.budget is 35; expected at least 36, to score 2 prompts"),
         ({"tasks": 1}, "1 training questions"),
         ({"evolve_until": -1}, "evolve_until is -1"),
         (
-            {"distillation": Distillation(ratio="hint")},
+            {"distillation": Distillation(ratio="masked_signed")},
             "distillation is set, but target is 'sampled'",
         ),
-        ({"target": "best", "distillation": Distillation(drop_failed=True)}, "drop_failed"),
     ],
 )
 def test_refusals(changes: dict[str, Any], message: str):
@@ -229,7 +227,7 @@ def test_the_first_round_leaves_rollouts_for_a_batch(budget: int, fits: bool):
 
 
 def test_a_last_stage_has_batches_before_it_and_a_budget():
-    stage = {"distil_steps": 3, "distillation": KLDistillation(kind="kl")}
+    stage = {"distil_steps": 3, "distillation": FilteredDistillation(kind="filtered")}
     shape = RunShape(group_size=8, questions_per_step=24, steps=4, rollout_budget=400 + 4 * 192)
     METHOD.check(FstOptions(**stage), shape)
     assert METHOD.cost(FstOptions(**stage), shape).validations == 2
@@ -242,7 +240,7 @@ def test_a_last_stage_has_batches_before_it_and_a_budget():
 
 
 def test_an_llm_of_no_use_ends_the_run_in_the_only_round_before_the_last_stage():
-    strategy = fst(distil_steps=6, distillation=KLDistillation(kind="kl"))
+    strategy = fst(distil_steps=6, distillation=FilteredDistillation(kind="filtered"))
     llm = ScriptedLLM(["none"] * 50)
     with pytest.raises(EvolutionError):
         run(strategy, ScriptedRollout(chance), llm, Events(), range(1, 2), TASKS, total=9)

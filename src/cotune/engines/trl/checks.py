@@ -20,7 +20,7 @@ from trl.import_utils import is_vllm_available
 from cotune.engines.trl.grpo_fields import REFUSED
 from cotune.engines.trl.sharding import check_sharding, sharding_of
 from cotune.errors import ConfigError, EngineError
-from cotune.methods.context_distillation import masks, weighs
+from cotune.methods.context_distillation import masks
 from cotune.methods.teacher_kl import teaches
 from cotune.protocols import Strategy
 from cotune.types import Distillation
@@ -243,12 +243,11 @@ def check_weighing(strategy: Strategy) -> None:
             f"GRPOTrainer alone has no teacher, which distillation kind: {settings.kind} needs: use "
             "cotune.JointTrainer in its place (its arguments are the same), or kind: substitution"
         )
-    if weighs(settings):
-        asked = "drop_failed" if settings.drop_failed else f"ratio: {settings.ratio}"
+    if masks(settings):
         raise ConfigError(
             "GRPOTrainer alone does not weight tokens that were sampled under another prompt, which "
-            f"distillation {asked} needs: use cotune.JointTrainer in its place (its arguments are the "
-            "same), or distillation ratio: original without drop_failed"
+            f"distillation ratio: {settings.ratio} needs: use cotune.JointTrainer in its place (its "
+            "arguments are the same), or ratio: original"
         )
 
 

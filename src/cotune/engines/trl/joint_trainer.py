@@ -1,7 +1,6 @@
 """GRPOTrainer with distillation, which skips work that cannot change the gradient."""
 
 from contextvars import ContextVar
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -14,21 +13,17 @@ from cotune.engines.trl.batches import (
     with_rows,
     without_padding,
 )
-from cotune.engines.trl.shared_prompts import score_completions
-from cotune.engines.trl.teacher import Teacher, completion_logits
+from cotune.engines.trl.shared_prompts import completion_logits, score_completions
 from cotune.engines.trl.vllm_start import starting_vllm
 from cotune.methods.context_distillation import (
     RatioStatistics,
     batch_weights,
-    compares_contexts,
     is_distilled,
-    old_logprobs,
-    ratio_of,
 )
-from cotune.methods.teacher_kl import TeacherDistillation, mean_over_rollouts, token_losses
+from cotune.methods.teacher_kl import mean_over_rollouts, teaches, token_losses
 from cotune.policy.adapters import compute_as_base
 from cotune.policy.prompt_cache import can_share
-from cotune.types import Distillation
+from cotune.types import FilteredDistillation
 
 if TYPE_CHECKING:
     from cotune.engines.trl.trl_joint import TRLJoint
@@ -62,11 +57,11 @@ class JointTrainer(GRPOTrainer):
 
     Attributes:
         joint: the run whose rollouts are trained on; set by `TRLJoint`'s callbacks or its `bind`.
-        teacher: the teacher of its distillation; None without one.
+        teaches: whether its distillation has a teacher.
     """
 
     joint: "TRLJoint | None" = None
-    teacher: Teacher | None = None
+    teaches = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         token = _IN_THE_MAKING.set(self)
@@ -81,9 +76,8 @@ class JointTrainer(GRPOTrainer):
 
     def follow(self, joint: "TRLJoint") -> None:
         """Train on the rollouts of a run, from before a checkpoint is loaded."""
-        self.joint, settings = joint, joint.coordinator.strategy.distillation
-        if self.teacher is None and not isinstance(settings, Distillation):
-            self.teacher = Teacher(settings, joint.unwrapped)
+        self.joint = joint
+        self.teaches = teaches(joint.coordinator.strategy.distillation)
 
     @staticmethod
     def in_the_making() -> "JointTrainer | None":
@@ -99,8 +93,7 @@ class JointTrainer(GRPOTrainer):
             output["advantages"][joint.flat_rows] = 0.0
             if joint.reweighs:
                 self._distil(output, joint)
-            if self.teacher is not None:
-                self.teacher.follow(joint.unwrapped)
+            if self.teaches:
                 self._add_teacher_prompts(output, joint)
         return output
 
@@ -121,29 +114,21 @@ class JointTrainer(GRPOTrainer):
         )
 
     def _distil(self, output: dict[str, Any], joint: "TRLJoint") -> None:
-        """Weight the advantages per token, to (B, C); with `ratio: hint`, log π_old is that under x̃.
+        """Weight the advantages per token, to (B, C).
 
         Called on all ranks, even if a rank's own rollouts need nothing.
         """
         settings, rollouts = joint.coordinator.strategy.distillation, joint.last_rollouts
-        distilled = [row for row, t in enumerate(rollouts) if is_distilled(t)]
-        fills_old = ratio_of(settings) == "hint" and bool(distilled)
         logprobs, tokens = output.get("old_per_token_logps"), 0
         if logprobs is None:
-            wanted = distilled if compares_contexts(settings) else []
-            # In `hint` mode the plain rows also need a denominator: their own.
-            rows = list(range(len(rollouts))) if fills_old else wanted
-            logprobs, tokens = self._trained_logprobs(output, rows, joint)
+            distilled = [row for row, t in enumerate(rollouts) if is_distilled(t)]
+            logprobs, tokens = self._trained_logprobs(output, distilled, joint)
         before = logprobs.double().cpu().numpy()
         statistics = RatioStatistics()
         advantages = output["advantages"]
         weights = batch_weights(rollouts, before, advantages.tolist(), settings, statistics)
         output["advantages"] = advantages[:, None] * torch.from_numpy(weights).to(advantages)
-        if fills_old:
-            old = torch.from_numpy(old_logprobs(rollouts, before, settings))
-            output["old_per_token_logps"] = old.to(logprobs)
-        if compares_contexts(settings):
-            self._log_distillation(statistics, tokens, joint)
+        self._log_distillation(statistics, tokens, joint)
 
     def _trained_logprobs(
         self, output: dict[str, Any], rows: list[int], joint: "TRLJoint"
@@ -261,18 +246,18 @@ class JointTrainer(GRPOTrainer):
         loss = super().compute_loss(
             model, without_padding(inputs), return_outputs, num_items_in_batch
         )
-        if self.teacher is None or "teacher_prompt_ids" not in inputs:
+        if "teacher_prompt_ids" not in inputs:
             return loss * scale
-        return loss * scale + self._teacher_loss(model, everything, self.teacher)
+        return loss * scale + self._teacher_loss(model, everything)
 
-    def _teacher_loss(self, model: Any, inputs: dict[str, Any], teacher: Teacher) -> Any:
+    def _teacher_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         """Return this micro-batch's share of the teacher's loss, and log what it compares."""
         joint = cast("TRLJoint", self.joint)
-        settings = cast(TeacherDistillation, joint.coordinator.strategy.distillation)
+        settings = cast(FilteredDistillation, joint.coordinator.strategy.distillation)
         total = len(inputs["advantages"])
         rows = inputs["teacher_prompt_mask"].any(1).nonzero()[:, 0]
         if not len(rows):
-            self._log_teacher([0.0, total, 0.0, 0.0, 0.0, 0.0, 0.0], joint)
+            self._log_teacher([0.0, total, 0.0, 0.0, 0.0, 0.0], joint)
             return 0.0
         taught = with_rows(inputs, rows)
         prompts = {name: taught[f"teacher_{name}"] for name in ("prompt_ids", "prompt_mask")}
@@ -281,9 +266,8 @@ class JointTrainer(GRPOTrainer):
             torch.no_grad(),
             self.accelerator.autocast(),
             joint.policy() as policy,
-            teacher.reading(policy) as reader,
         ):
-            theirs = completion_logits(reader, read, self.temperature, self._shares_prompts(reader))
+            theirs = completion_logits(policy, read, self.temperature, self._shares_prompts(policy))
         # Apart from the teacher's: torch before 2.11 would reuse its copies of the weights, without a gradient.
         with self.accelerator.autocast():
             # Unwrapped: DDP expects equally many forward passes of all processes.
@@ -294,10 +278,9 @@ class JointTrainer(GRPOTrainer):
                 self._shares_prompts(model),
             )
         own = plain["completion_mask"] * plain.get("tool_mask", 1)
-        found = token_losses(ours, theirs, plain["completion_ids"], settings)
+        found = token_losses(ours, theirs, plain["completion_ids"])
         fed = [batch[name].sum() for batch in (read, plain) for name in _FED]
-        means = (found.losses.detach(), found.gaps, found.gates)
-        sums = [(values * own).sum() for values in means]
+        sums = [(values * own).sum() for values in (found.losses.detach(), found.gaps)]
         self._log_teacher(
             [len(rows), total, float(sum(fed)), *map(float, (own.sum(), *sums))], joint
         )
@@ -311,21 +294,9 @@ class JointTrainer(GRPOTrainer):
         metrics = {"share": rows / total, "tokens": fed}
         if rows:
             means = [value / max(1, own) for value in sums]
-            metrics |= dict(zip(("loss", "gap", "gate"), means, strict=True))
+            metrics |= dict(zip(("loss", "gap"), means, strict=True))
         for name, value in metrics.items():
             self._metrics["train"][f"distil/{name}"].append(value)
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        if self.teacher is not None and self.args.should_save:
-            # First, because a checkpoint is complete once the trainer has written its own files.
-            folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"
-            self.teacher.save(folder)
-        super()._save_checkpoint(model, trial)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        if self.teacher is not None:
-            self.teacher.load(Path(resume_from_checkpoint))
 
     def _most_of_all_ranks(self, count: int) -> int:
         if self.accelerator.num_processes == 1:

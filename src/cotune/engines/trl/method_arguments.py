@@ -15,7 +15,7 @@ from cotune.methods.p2o.p2o import P2OOptions
 from cotune.methods.static import StaticOptions
 from cotune.protocols import LLM, Environment
 from cotune.rewards.functions import GivenRewards
-from cotune.types import Distillation, FilteredDistillation, KLDistillation, Limits
+from cotune.types import Distillation, FilteredDistillation, Limits
 
 
 class TrainerArguments(TypedDict, total=False):
@@ -62,7 +62,7 @@ class InspoArguments(TrainerArguments, total=False):
     groups: Literal["own", "mixed", "population"]
     target: Literal["sampled", "initial", "best"]
     credit: Literal["raw", "centred", "uplift", "pairwise"]
-    distillation: Distillation | KLDistillation | FilteredDistillation | None
+    distillation: Distillation | FilteredDistillation | None
     distil_steps: int
     new_weight: Literal["parent+delta", "zero"]
     failure_below: float
@@ -98,7 +98,7 @@ class FstArguments(TrainerArguments, total=False):
     minibatch: int
     beam: int
     target: Literal["sampled", "initial", "best"]
-    distillation: Distillation | KLDistillation | FilteredDistillation | None
+    distillation: Distillation | FilteredDistillation | None
     distil_steps: int
     show_answers: bool
     solved_at: float
@@ -113,7 +113,7 @@ class P2OArguments(TrainerArguments, total=False):
     successes_below: int
     solved_at: float
     hints: HintOptions
-    distillation: Distillation | KLDistillation | FilteredDistillation
+    distillation: Distillation
     hinted_per_group: Literal["all", "all_but_one", "half"]
     same_hint: bool
     judged_on: Literal["all", "plain"]

@@ -35,3 +35,26 @@ def score_completions(
         fused_lm_head=True,
     )
     return scored.log_probs, scored.entropy
+
+
+def completion_logits(
+    model: Any, batch: dict[str, Any], temperature: float, shared: bool
+) -> torch.Tensor:
+    """Return logits at every completion token, divided by the temperature, (B, C, V).
+
+    Args:
+        batch: prompt_ids and prompt_mask (B, P), completion_ids and completion_mask (B, C).
+        shared: feed each distinct prompt once; the model must be able to (`can_share`).
+    """
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], 1)
+    # A prompt's last token predicts the first of the completion, so it is fed with the completion.
+    start = batch["prompt_ids"].shape[1] - 1 if shared else 0
+    logits = model(
+        input_ids=ids[:, start:-1],
+        attention_mask=mask[:, :-1],
+        past_key_values=prompt_cache(model, ids[:, :start], mask[:, :start]),
+        use_cache=False,
+        logits_to_keep=batch["completion_ids"].shape[1],
+    ).logits
+    return logits.float() / temperature

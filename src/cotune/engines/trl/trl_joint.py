@@ -304,8 +304,7 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
         trajectories = coordinator.rollout(assignments)
         trajectories, resampled = coordinator.resample(trajectories, group, progress)
         metrics |= resampled | coordinator.observe(trajectories, group, progress)
-        trajectories, retried = coordinator.retry(trajectories, group, self.progress(step))
-        metrics |= retried
+        trajectories = coordinator.taught(trajectories)
         self.reweighs = reweighs(trajectories, coordinator.strategy.distillation)
         self.batches = step
         self.metrics = metrics

@@ -7,7 +7,6 @@ from typing import Any
 from cotune.config.run_file import RunConfig
 from cotune.engines.estimate import Layout
 from cotune.errors import ConfigError
-from cotune.methods.context_distillation import masks
 from cotune.types import AnyDistillation, Distillation
 from cotune.utils.text import flat
 
@@ -75,19 +74,19 @@ def substitution(distillation: AnyDistillation) -> Distillation:
     )
 
 
-def checked_arguments(config: RunConfig, distillation: Distillation) -> dict[str, Any]:
+def checked_arguments(config: RunConfig) -> dict[str, Any]:
     """Return `training.engine_args` as veRL's dotted keys; a + is in front.
 
     Raises:
         ConfigError: a field is not supported, or a key is not for engine_args; the message names it.
     """
     given = _keys(config.training.engine_args)
-    _check_supported(config, distillation)
+    _check_supported(config)
     _check_ours(given)
     return given
 
 
-def _check_supported(config: RunConfig, distillation: Distillation) -> None:
+def _check_supported(config: RunConfig) -> None:
     """Raise ConfigError for settings that veRL's public hooks do not support; name the field."""
     training = config.training
     refused = {
@@ -97,9 +96,6 @@ def _check_supported(config: RunConfig, distillation: Distillation) -> None:
         "training.resample_rounds": training.resample_rounds > 0,
         "policy.lora": config.policy.lora is not None,
         f"training.schedule {training.schedule}": training.schedule not in SCHEDULES,
-        f"strategy.distillation.ratio {distillation.ratio}": distillation.ratio == "hint",
-        "strategy.distillation.soft": distillation.soft and masks(distillation),
-        "strategy.distillation.drop_failed": distillation.drop_failed,
     }
     for field, given in refused.items():
         if given:

@@ -1,6 +1,5 @@
 """One joint run on veRL's trainer: the actions at each of its hooks."""
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -131,20 +130,9 @@ class VerlJoint(Joint):
 
 
 def context_ratios(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Convert veRL's rejection metrics to those of P²O's context ratio, over all own tokens.
-
-    veRL's statistic k1 is -log of the ratio.
-    """
-    found: dict[str, float] = {}
-    k1 = "rollout_corr/rollout_rs_token_k1"
-    if f"{k1}_max" in metrics and f"{k1}_min" in metrics:
-        found["p2o/ratio_min"] = math.exp(-metrics[f"{k1}_max"])
-        found["p2o/ratio_max"] = math.exp(-metrics[f"{k1}_min"])
-    if "rollout_corr/rollout_rs_masked_fraction" in metrics:
-        found["p2o/ratio_masked_share"] = metrics["rollout_corr/rollout_rs_masked_fraction"]
-    if "actor/signed_masked_share" in metrics:
-        found["p2o/ratio_masked_share"] = metrics["actor/signed_masked_share"]
-    return found
+    """Return the share of masked tokens, of all own tokens, under the name that it has on TRL."""
+    name = "actor/signed_masked_share"
+    return {"p2o/ratio_masked_share": metrics[name]} if name in metrics else {}
 
 
 class _NoSampler:

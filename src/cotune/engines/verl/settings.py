@@ -29,7 +29,7 @@ ADVANTAGES = "cotune_grpo"
 LOSS = "seq-mean-token-mean"
 """The mean over rollouts of their token means (INSPO's Eq. 2)."""
 LOSS_WITH_HINTS = "token-mean"
-"""P²O's, masked or not. It divides by all own tokens; with a mask, the others leave out rejected ones."""
+"""P²O's, with a mask or without. It divides by all own tokens."""
 
 SIGNED_LOSS = "cotune_signed_"
 """The prefix of the policy losses of `engines.verl.signed_mask`; the name of veRL's own follows."""
@@ -60,7 +60,7 @@ def verl_config(
     Raises:
         ConfigError: a field is invalid; the message names it.
     """
-    given = checked_arguments(config, distillation)
+    given = checked_arguments(config)
     try:
         found = deepcopy(_composed(*(f"{k}={given[k]}" for k in _COMPOSED if k in given)))
     except HydraException as error:
@@ -78,10 +78,9 @@ def verl_config(
             _set(found, name, value)
     if found.actor_rollout_ref.actor.policy_loss.loss_mode == "cispo":
         _set_cispo_clip(found, given)
-    if distillation.ratio == "masked_signed":
+    if masks(distillation):
         _set_signed_mask(found)
     _set_context(found, config.limits, context_tokens, given)
-    _check_loss(found, distillation)
     _check_rollout(found)
     _check_batch(found, config.training)
     return found
@@ -138,7 +137,7 @@ def _values(
         f"{actor}.clip_ratio_c": _NO_DUAL_CLIP,
         f"{actor}.use_kl_loss": training.kl > 0,
         f"{actor}.kl_loss_coef": training.kl,
-        f"{actor}.loss_agg_mode": _loss(config, distillation),
+        f"{actor}.loss_agg_mode": _loss(config),
         f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": training.micro_batch_size,
         f"{rollout}.log_prob_micro_batch_size_per_gpu": training.micro_batch_size,
@@ -157,10 +156,7 @@ def _values(
         values[f"{actor}.policy_loss.loss_mode"] = "cispo"
     if stops:
         values[f"{rollout}.skip_tokenizer_init"] = False
-    if _rejects(distillation):
-        values["algorithm.rollout_correction.rollout_rs"] = "token_k1"
-        values["algorithm.rollout_correction.rollout_rs_threshold"] = rejection_bounds(distillation)
-    if distillation.ratio == "masked_signed":
+    if masks(distillation):
         values["algorithm.rollout_correction.rollout_is"] = "token"
         bounds = f"{max(distillation.low, _LEAST_RATIO)!r}_{distillation.high!r}"
         values["algorithm.rollout_correction.rollout_is_threshold"] = bounds
@@ -207,25 +203,9 @@ def _trainer_values(config: RunConfig, folder: Path, gpus: int) -> dict[str, Any
     }
 
 
-def rejection_bounds(distillation: Distillation) -> str:
-    """Return `low` and `high` of the context ratio π_old(ỹ_t|x)/π_old(ỹ_t|x̃), for veRL's token_k1.
-
-    veRL's statistic is -log of that ratio, kept between the logarithms of two bounds: those of the
-    inverse. veRL clamps it to ±20, so a bound beyond e²⁰ has no effect.
-    """
-    upper = 1 / distillation.low if distillation.low else 1e9
-    return f"{max(1 / distillation.high, 1e-9)!r}_{upper!r}"
-
-
-def _loss(config: RunConfig, distillation: Distillation) -> str:
-    hinted = "hints" in config.method.evolves
-    by_token = hinted or _rejects(distillation) or config.method.loss == "cispo"
+def _loss(config: RunConfig) -> str:
+    by_token = "hints" in config.method.evolves or config.method.loss == "cispo"
     return LOSS_WITH_HINTS if by_token else LOSS
-
-
-def _rejects(distillation: Distillation) -> bool:
-    """Return whether veRL's rejection leaves tokens out; the signed mask is part of the loss."""
-    return distillation.ratio == "masked"
 
 
 def _warmup_steps(training: TrainingConfig) -> int:
@@ -243,16 +223,6 @@ def _set(found: DictConfig, name: str, value: Any) -> None:
             f"training.engine_args.{name}: {one_line(str(error))[:200]}; correct it, or write +{name} for a key "
             "that veRL's files do not list"
         ) from error
-
-
-def _check_loss(found: DictConfig, distillation: Distillation) -> None:
-    mode = found.actor_rollout_ref.actor.loss_agg_mode
-    if _rejects(distillation) and mode != LOSS_WITH_HINTS:
-        raise ConfigError(
-            f"training.engine_args.actor_rollout_ref.actor.loss_agg_mode is {mode}, which divides by "
-            f"the tokens that the context ratio leaves; expected {LOSS_WITH_HINTS}, or "
-            "strategy.distillation.ratio: original"
-        )
 
 
 def _set_context(

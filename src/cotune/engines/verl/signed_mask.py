@@ -1,6 +1,6 @@
 """P²O's signed mask as a policy loss of veRL's; veRL's workers import this module as an `external_lib`.
 
-veRL's rejection of tokens does not know advantages, so `ratio: masked_signed` works differently: the
+veRL's own rejection of tokens does not know advantages, so `ratio: masked_signed` works differently: the
 importance weights are 0 for a token whose context ratio is out of bounds (`rollout_is` with two bounds), and
 every policy loss of veRL's has a variant that reads them as a mask.
 """

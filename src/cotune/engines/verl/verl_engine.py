@@ -125,7 +125,7 @@ def _arguments(config: RunConfig) -> None:
         )
     distillation = substitution(config.method.distillation(config.strategy))
     if installed("verl") is None or installed("hydra-core") is None:
-        checked_arguments(config, distillation)
+        checked_arguments(config)
         return
     from cotune.engines.verl.settings import verl_config
 

@@ -264,46 +264,13 @@ METHODS: dict[str, Method] = {
         "inspo", "random proposals", "INSPO's control: proposals that read no failure", at_random=True
     ),
     # P²O, Section 4
-    "no-distillation": _ablation(
-        "p2o", "no distillation", "gradient on the hinted prompt", distillation={"ratio": "off"}
-    ),
     "no-mask": _ablation(
         "p2o", "no mask", "every token distilled, as in the paper", distillation={"ratio": "original"}
-    ),
-    "hard-mask": _ablation(
-        "p2o", "hard mask", "the authors' scripts'", distillation={"ratio": "masked"}
     ),
     "signed-mask": _ablation(
         "p2o", "signed mask", "tokens masked only where the advantage is not positive",
         distillation={"ratio": "masked_signed"},
     ),
-    "ratio-to-hint": _ablation(
-        "p2o", "ratio to the hinted policy", "off-policy ratio", distillation={"ratio": "hint"}
-    ),
-    "soft-mask": _ablation(
-        "p2o", "soft mask", "tokens scaled to the bound",
-        distillation={"ratio": "masked", "soft": True},
-    ),
-    "drop-failed": _ablation(
-        "p2o", "failed hinted dropped", "only successes", distillation={"drop_failed": True}
-    ),
-    "kl": _ablation(
-        "p2o", "KL to the hinted policy", "plain rollouts, a gated KL to the policy under the hint",
-        distillation={"kind": "kl"},
-    ),
-    "kl-ungated": _ablation(
-        "p2o", "KL without a gate", "plain rollouts, a KL to the policy under the hint",
-        distillation={"kind": "kl", "gate": "none"},
-    ),
-    "filtered": _ablation(
-        "p2o", "filtered distillation", "hinted successes where all plain rollouts failed",
-        distillation={"kind": "filtered"},
-    ),
-    "other-hints": _ablation("p2o", "other questions' hints", "a control", given="other"),
-    "random-text": _ablation(
-        "p2o", "random text", "a control: as long as the hint", given="random"
-    ),
-    "no-hints": _ablation("p2o", "no hints", "a control at the same cost", given="none"),
     "one-hint": _ablation("p2o", "one hint per group", "no mixing of hints", same_hint=True),
     "single-turn": _ablation(
         "p2o", "single-turn reflection", "no evolution", hints={"reflection": "single_turn"}

@@ -20,10 +20,6 @@ from cotune.run.json_files import Row
 from cotune.types import Distillation
 
 _PHASE_KINDS = ("hint_accepted", "hint_rejected", "proposal_failed", "hint_phase_ended")
-_MASKED = {
-    "masked": "less, or nothing",
-    "masked_signed": "less, or nothing, unless the rollout's advantage is positive",
-}
 _LEAST_RATIO = 1e-12  # smaller ratios are drawn at this value
 
 
@@ -245,7 +241,7 @@ def _histogram(run: RecordedRun) -> Chart | None:
         "π(token with hint)."
     )
     if mask:
-        note += f" Dotted: the mask's bounds; grey tokens weigh {_MASKED[mask.ratio]}."
+        note += " Dotted: the mask's bounds; grey tokens weigh nothing, unless the advantage is positive."
     bounds = (math.log10(max(mask.low, _LEAST_RATIO)), math.log10(mask.high)) if mask else None
     return Chart(title, column_chart(title, counts, low, high, bounds), note=note)
 
@@ -254,6 +250,6 @@ def _mask(config: Row) -> Distillation | None:
     """Return the mask of the resolved run file, or None."""
     strategy = config.get("strategy", {})
     settings = strategy.get("p2o", strategy).get("distillation", {})
-    if settings.get("ratio") not in _MASKED:
+    if settings.get("ratio") != "masked_signed":
         return None
     return Distillation(**{name: settings[name] for name in ("ratio", "low", "high")})

@@ -84,7 +84,7 @@ class FstOptions:
             No round runs in them. 0 is none.
         show_answers: whether the reflector is shown the ground truth.
         solved_at: the lowest reward that counts as a success, as the reflector is told; in a last stage
-            with `distillation` "filtered", rollouts teach from there on.
+            rollouts teach from there on.
         reflection_tokens: the most tokens of a reflection prompt, by an estimate that errs on the high
             side; longer responses are shortened in the middle.
         max_instruction_chars: length limit of a candidate, in characters.
@@ -117,7 +117,7 @@ class FstOptions:
             raise ValueError(f"evolve_until is {self.evolve_until}; expected 0 or more, or null")
         if self.distil_steps < 0:
             raise ValueError(f"distil_steps is {self.distil_steps}; expected 0 or more")
-        check_target(self.target, self.distillation, "population", self.distil_steps)
+        check_target(self.target, self.distillation, self.distil_steps)
 
     def least_budget(self, dev: int) -> int:
         """Return the fewest evaluations with which a round can propose anything, on `dev` questions."""
@@ -317,7 +317,7 @@ class Fst(LastStage):
         used, initial = self._used(), self._lineage[0]
         self._distilling = self._distils(progress, len(tasks) * group_size)
         if self._distilling:
-            return taught_groups(tasks, group_size, initial, used[0], self.distillation)
+            return taught_groups(tasks, group_size, initial, used[0])
         trained = {"sampled": None, "initial": initial, "best": used[0]}[self.options.target]
         assignments: list[Assignment] = []
         for group, task in enumerate(tasks):

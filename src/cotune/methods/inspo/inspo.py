@@ -30,7 +30,6 @@ from cotune.types import (
     Assignment,
     Choice,
     Instruction,
-    KLDistillation,
     Metrics,
     Progress,
     Prompt,
@@ -86,17 +85,14 @@ class InspoOptions:
             mean of the same group's rollouts under the initial instruction; "pairwise" is the share
             of the same group's rollouts under other instructions that a rollout beats.
         distillation: how rollouts that are trained on another instruction are weighted, by default with
-            ratio "masked_signed"; or, with mixed groups, the KL that teaches rollouts under the
-            initial instruction what the policy would write under the drawn one; or the loss of the last
-            stage.
-        distil_steps: the run's last batches, which distil the best instruction into the weights. With
-            `distillation` "filtered" they are sampled under it, and the policy under the initial one learns
-            the distribution of successes; with "kl" they are sampled under the initial one (OPCD,
-            arXiv 2602.12275). Nothing evolves in them. 0 is none.
+            ratio "masked_signed"; or "filtered", the loss of the last stage.
+        distil_steps: the run's last batches, which distil the best instruction into the weights: they are
+            sampled under it, and the policy under the initial one learns the distribution of successes.
+            Nothing evolves in them. 0 is none.
         new_weight: a newcomer starts at its parent's weight plus the gain of its verification
             ("parent+delta"), or all weights are reset to 0 ("zero", as printed in Algorithm 1).
-        failure_below: a reward below it makes a rollout a failure to reflect on. In a last stage with
-            `distillation` "filtered" such a rollout does not teach.
+        failure_below: a reward below it makes a rollout a failure to reflect on, which does not teach in a
+            last stage.
         buffer_size: rollouts held in the replay buffer.
         max_instruction_chars: length limit of a candidate, in characters.
     """
@@ -171,7 +167,7 @@ class InspoOptions:
                 "credit is 'pairwise', but with groups 'own' a group has one instruction; expected "
                 "groups 'mixed' or 'population', or another credit"
             )
-        check_target(self.target, self.distillation, self.groups, self.distil_steps)
+        check_target(self.target, self.distillation, self.distil_steps)
         if self.parents > self.population_size:
             raise ValueError(
                 f"parents is {self.parents}; expected at most population_size, {self.population_size}"
@@ -382,9 +378,7 @@ class Inspo(LastStage):
         options, initial = self.options, self._lineage[0]
         self._distilling = self._distils(progress, len(tasks) * group_size)
         if self._distilling:
-            return taught_groups(
-                tasks, group_size, initial, self.choice().instruction, self.distillation
-            )
+            return taught_groups(tasks, group_size, initial, self.choice().instruction)
         trained = {"sampled": None, "initial": initial, "best": self.choice().instruction}
         assignments: list[Assignment] = []
         for group, task in enumerate(tasks):
@@ -394,9 +388,8 @@ class Inspo(LastStage):
                 keys = [f"{key}/{rollout}" for rollout in range(group_size)]
             drawn = [self.population.draw(one) for one in keys]
             assignments += planned(
-                task, group, group_size, options.groups, drawn, initial, trained[options.target],
-                taught=isinstance(self.distillation, KLDistillation),
-            )  # fmt: skip
+                task, group, group_size, options.groups, drawn, initial, trained[options.target]
+            )
         return assignments
 
     def observe(

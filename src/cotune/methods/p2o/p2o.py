@@ -16,12 +16,9 @@ from cotune.methods.static import StaticStrategy
 from cotune.methods.text_evolution import SOLVED_AT, Judge, dev_count, least_budget
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
 from cotune.types import (
-    AnyDistillation,
     Assignment,
     Choice,
     Distillation,
-    FilteredDistillation,
-    KLDistillation,
     Metrics,
     Progress,
     Prompt,
@@ -41,9 +38,7 @@ class P2OOptions:
             the next one.
         solved_at: the lowest reward that counts as a success, in mining and for hints.
         hints: the evolution of hints at the end of an epoch.
-        distillation: how hints teach the policy: rollouts under a hint are trained on without it
-            ("substitution", P²O's), or a teacher that sees the hint pulls the policy to what it would
-            write ("kl", "filtered").
+        distillation: how rollouts under a hint are weighted, which are trained on without it.
         hinted_per_group: how many rollouts of a hard question's group see a hint. "all" is the
             paper's; with the others the group compares rollouts with and without one. In a mixed group
             (`methods.group_plan`), this refers to the half under the drawn instruction.
@@ -65,7 +60,7 @@ class P2OOptions:
     successes_below: int = 2
     solved_at: float = SOLVED_AT
     hints: HintOptions = field(default_factory=HintOptions)
-    distillation: AnyDistillation = field(default_factory=Distillation)
+    distillation: Distillation = field(default_factory=Distillation)
     hinted_per_group: Literal["all", "all_but_one", "half"] = "all"
     same_hint: bool = False
     judged_on: Literal["all", "plain"] = "all"
@@ -86,8 +81,8 @@ class P2OOptions:
         return max(1, drawn - plain)
 
     def judged(self, group_size: int, groups: Groups = "own") -> int:
-        """Return how many of a group's rollouts judge a question with hints; with a teacher all are plain."""
-        if self.judged_on == "all" or not isinstance(self.distillation, Distillation):
+        """Return how many of a group's rollouts judge a question with hints."""
+        if self.judged_on == "all":
             return group_size
         return group_size - self.hinted(group_size, groups)
 
@@ -139,7 +134,7 @@ class P2O:
         self._batch = 0  # rollouts of the last batch
 
     @property
-    def distillation(self) -> AnyDistillation:
+    def distillation(self) -> Distillation:
         return self.options.distillation
 
     @property
@@ -250,14 +245,7 @@ class P2O:
         return draws.draw(tasks, list(hard.values()), count, key)
 
     def _under_hint(self, assignment: Assignment, hint: str) -> Assignment:
-        distillation = self.options.distillation
-        hinted = Prompt(assignment.sampled.instruction, hint)
-        if isinstance(distillation, KLDistillation):  # without a hint there is nothing to teach
-            return replace(assignment, teacher=hinted) if hint else assignment
-        if isinstance(distillation, FilteredDistillation):
-            return assignment  # `retry` gives it a hint, if the group fails
-        off = distillation.ratio == "off"
-        return replace(assignment, sampled=hinted, trained=hinted if off else assignment.trained)
+        return replace(assignment, sampled=Prompt(assignment.sampled.instruction, hint))
 
     def observe(
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
@@ -272,55 +260,6 @@ class P2O:
         """Return the base strategy's requests; those for hints need rollouts of the phase itself."""
         requests: Callable[[Progress], Sequence[str]] | None = getattr(self.base, "requests", None)
         return () if requests is None else requests(progress)
-
-    def retry(
-        self,
-        trajectories: Sequence[Trajectory],
-        group_size: int,
-        progress: Progress,
-        rollout: Rollout,
-    ) -> tuple[list[Trajectory], dict[str, float]]:
-        """Roll hard questions out under hints if all of their group failed; keep the successes (HDPO).
-
-        A success takes the place of a failure and gets the failure's reward. Like the rest of its group it
-        has no advantage; it teaches through the distribution of tokens under its hint. Groups with a
-        gradient of their own stay as they are, and so do groups that the rollout budget does not cover.
-        """
-        batch, hinted = list(trajectories), self.options.hinted(group_size, self._groups)
-        if not isinstance(self.options.distillation, FilteredDistillation):
-            return batch, {}
-        solved_at, left = self.options.solved_at, progress.rollouts_left
-        firsts = [
-            first
-            for first in range(0, len(batch), group_size)
-            if len({t.reward for t in batch[first : first + group_size]}) == 1
-            and batch[first].reward < solved_at
-        ]
-        hints = self._hints([batch[first].task.id for first in firsts], hinted)
-        firsts = [first for first in firsts if batch[first].task.id in hints]
-        if left is not None:
-            firsts = firsts[: max(0, left) // hinted]
-        rows = [
-            (first + k, k)
-            for first in firsts
-            for k in range(hinted)
-            if hints[batch[first].task.id][k]  # not the empty hint, under which they failed
-        ]
-        asked = [
-            replace(a, sampled=Prompt(a.sampled.instruction, hints[a.task.id][k]))
-            for a, k in ((batch[row].assignment, k) for row, k in rows)
-        ]
-        retried = rollout(asked, purpose="train") if asked else []
-        kept = 0
-        for (row, _), found in zip(rows, retried, strict=True):
-            if found.reward >= solved_at:
-                kept += 1
-                batch[row] = replace(
-                    found,
-                    reward=batch[row].reward,
-                    teacher_prompt_ids=found.sampled_prompt_ids,
-                )
-        return batch, {"distil/retried": float(len(rows)), "distil/kept": float(kept)}
 
     def _judged(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Return the rollouts that decide whether a question is hard."""
@@ -421,9 +360,6 @@ def cost(options: P2OOptions, shape: RunShape, groups: Groups = "own") -> Cost:
     most: dict[Purpose, int] = {
         "evolve": phases * (each + (shape.questions if options.screen else 0))
     }
-    if isinstance(options.distillation, FilteredDistillation):
-        hinted = options.hinted(shape.group_size, groups)
-        most["train"] = shape.steps * shape.questions_per_step * hinted  # retries under hints
     return Cost(phases, most, (Proposals(calls, hints.max_chars, hints.minibatch),))
 
 
