@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -9,8 +10,7 @@ import pytest
 
 import cotune
 from cotune.errors import ConfigError
-from cotune.run import frames
-from cotune.run.frames import Columns, RunReader, open_run
+from cotune.run.frames import RunReader, open_run
 from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from cotune.types import Prompt
@@ -23,27 +23,12 @@ def empty(tmp_path: Path) -> RunReader:
     return open_run(tmp_path / "run")
 
 
-def types(frame: pd.DataFrame) -> dict[str, str]:
-    return {str(name): str(dtype) for name, dtype in frame.dtypes.items()}
-
-
-def check_empty(frame: pd.DataFrame, columns: Columns) -> None:
-    assert len(frame) == 0
-    assert types(frame) == columns
-    assert list(frame.columns) == list(columns)
-
-
-LINE = {"time": "datetime64[ms, UTC]", "attempt": "int64", "step": "int64"}
-
-
-def test_a_run_without_files_has_empty_frames_with_the_same_columns(empty: RunReader) -> None:
-    check_empty(empty.metrics_frame(), frames.METRICS)
-    check_empty(empty.events_frame(), {**LINE, "kind": "string", "fields": "object"})
-    for kind, fields in frames.EVENTS.items():
-        check_empty(empty.events_frame(kind), {**LINE, "kind": "string", **fields})
-    check_empty(empty.instructions_frame(), frames.INSTRUCTIONS)
-    check_empty(empty.trajectories_frame(), frames.TRAJECTORIES)
-    check_empty(empty.costs_frame(), frames.COSTS)
+def test_a_run_without_files_has_empty_frames(empty: RunReader) -> None:
+    for frame in (
+        empty.metrics_frame(), empty.events_frame(), empty.events_frame("notice"),
+        empty.instructions_frame(), empty.trajectories_frame(), empty.costs_frame(),
+    ):  # fmt: skip
+        assert len(frame) == 0
     assert [path.name for path in empty.path.iterdir()] == ["run.yaml"], "reading wrote something"
 
 
@@ -58,32 +43,27 @@ def test_metrics_keep_every_number(empty: RunReader) -> None:
     empty.metrics(1, {"reward_mean": 0.25, "loss": float("nan"), "optimizer_step": 1.0})
     empty.metrics(2, {"reward_mean": 0.5, "inspo/best_weight": 2, "optimizer_step": 2.0})
     frame = empty.metrics_frame()
-    assert types(frame) == {**frames.METRICS, "loss": "float64", "inspo/best_weight": "float64"}
     assert list(frame["reward_mean"]) == [0.25, 0.5]
     assert list(frame["optimizer_step"]) == [1, 2]
     assert frame["loss"].isna().to_list() == [True, True]
     assert frame["inspo/best_weight"].isna().tolist() == [True, False]
-    assert frame["turns_mean"].isna().to_list() == [True, True]
     written = [row["time"] for row in empty.read_metrics()]
     assert [round(t.timestamp(), 3) for t in frame["time"]] == written
 
 
-def test_events_of_a_kind_have_its_columns_and_unknown_fields_follow(empty: RunReader) -> None:
+def test_events_of_a_kind_have_its_columns(empty: RunReader) -> None:
     empty.event("evaluated", 3, split="test", when="after", prompt="best", instruction_id="i1",
                 trained=2, em=0.5, n=8, by_stratum={"1 hop": [0.5, 8]})  # fmt: skip
     empty.event("evaluated", 4, split="test", em=None, later=[1])
     empty.event("notice", 4, text="x")
     frame = empty.events_frame("evaluated")
-    assert types(frame) == {
-        **LINE, "kind": "string", **frames.EVENTS["evaluated"], "later": "object",
-    }  # fmt: skip
-    assert frame["n"].tolist() == [8, pd.NA]
+    assert "text" not in frame
+    assert frame["n"].isna().tolist() == [False, True]
     assert frame["em"].isna().tolist() == [False, True]
     assert frame["by_stratum"].tolist()[0] == {"1 hop": [0.5, 8]}
     everything = empty.events_frame()
     assert everything["kind"].tolist() == ["evaluated", "evaluated", "notice"]
-    assert everything["fields"].tolist()[2] == {"text": "x"}
-    assert types(empty.events_frame("brand_new")) == {**LINE, "kind": "string"}
+    assert everything["text"].tolist()[2] == "x"
 
 
 def test_instructions_know_what_became_of_them(empty: RunReader) -> None:
@@ -97,11 +77,10 @@ def test_instructions_know_what_became_of_them(empty: RunReader) -> None:
     ])  # fmt: skip
     empty.event("instruction_pruned", 4, id="i0", weight=0.25, cause="prune")
     frame = empty.instructions_frame().set_index("id")
-    assert types(empty.instructions_frame()) == frames.INSTRUCTIONS
     assert frame["best"].tolist() == [False, True, False]
-    assert frame["pruned"].tolist() == [4, pd.NA, pd.NA]
+    assert frame["pruned"].dropna().tolist() == [4]
     assert frame.loc["i1", ["weight", "observed_rollouts", "score"]].tolist() == [0.5, 8, 0.75]
-    assert frame["parent"].tolist() == [pd.NA, "i0", "i1"]
+    assert frame["parent"].dropna().tolist() == ["i0", "i1"]
     assert pd.isna(frame.loc["i2", "weight"])
 
 
@@ -115,16 +94,15 @@ def test_trajectories_are_chosen_by_step_and_purpose(empty: RunReader) -> None:
     ):
         empty.trajectories(step, purpose, [make_trajectory(), hinted])
     frame = empty.trajectories_frame()
-    assert types(frame) == frames.TRAJECTORIES
     assert len(frame) == 8
     first = frame.iloc[0]
-    assert (first["task_id"], first["question"], first["answers"]) == (
+    assert (first["task_id"], first["task_question"], first["task_answers"]) == (
         "q1", "Where is Wusu?", ["China"],
     )  # fmt: skip
     assert first["completion_ids"] == [4, 5, 6, 7]
     assert first["turns"][1]["error"] == "late"
     assert (first["reward"], first["answer"], first["stop"]) == (1.0, "China", "answered")
-    assert pd.isna(first["trained_instruction"])
+    assert first["trained"] is None
 
     def chosen(**wanted: object) -> list[tuple[int, str]]:
         found = empty.trajectories_frame(**wanted)  # type: ignore[arg-type]
@@ -149,9 +127,8 @@ def test_costs_are_the_ledger_s_view_and_reading_leaves_it_alone(empty: RunReade
         expected = ledger.rows()
         assert len(empty.costs_frame()) == 3, "not read while a run writes"
     frame = empty.costs_frame()
-    assert types(frame) == frames.COSTS
     found = [dict(zip(frame.columns, row, strict=True)) for row in frame.itertuples(index=False)]
-    assert found == [{name: getattr(row, name) for name in frames.COSTS} for row in expected]
+    assert found == [asdict(row) for row in expected]
     with Ledger(empty.ledger_path) as ledger:
         ledger.begin_attempt(1)
     assert empty.costs_frame()["committed"].tolist() == [True, True, False]
