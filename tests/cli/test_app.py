@@ -64,6 +64,7 @@ def test_errors_are_one_line(
     assert stopped.value.code == status
     assert capsys.readouterr().err == f"cotune: {text}\n"
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SystemExit):
         cli.main()
     assert capsys.readouterr().err == f"cotune (rank 1): {text}\n"

@@ -466,6 +466,7 @@ def test_equal_questions_without_ids_are_told_and_dropped(
     assert line == f"dataset.path: {file}: 1 of 11 rows repeat a question; the first is kept"
     caplog.clear()
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     read(file)
     assert not caplog.messages
 

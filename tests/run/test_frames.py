@@ -106,7 +106,7 @@ def test_trajectories_are_chosen_by_step_and_purpose(empty: RunReader) -> None:
 
     def chosen(**wanted: object) -> list[tuple[int, str]]:
         found = empty.trajectories_frame(**wanted)  # type: ignore[arg-type]
-        return sorted(set(zip(found["step"], found["purpose"], strict=True)))
+        return [] if found.empty else sorted(set(zip(found["step"], found["purpose"], strict=True)))
 
     assert chosen(step=1) == [(1, "train")]
     assert chosen(purpose="train") == [(1, "train"), (2, "train")]

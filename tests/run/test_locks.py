@@ -34,11 +34,15 @@ def test_a_run_that_another_process_trains(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr("cotune.run.locks._PATIENCE", 0.1)
         with pytest.raises(ConfigError) as caught, run_locked(tmp_path):
             pass
+        for left_behind in ("1", "junk"):
+            monkeypatch.setenv("RANK", left_behind)
+            with pytest.raises(ConfigError), run_locked(tmp_path):
+                pass
         # the second of two processes that train together
         monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
         with run_locked(tmp_path):
             pass
-        monkeypatch.delenv("RANK")
         other.kill()
     monkeypatch.undo()
     assert str(caught.value) == (
@@ -74,6 +78,17 @@ def test_who_finds_a_new_folder_locked_leaves_the_lock(tmp_path: Path) -> None:
         with mock.patch("cotune.run.locks._PATIENCE", 0.0), pytest.raises(ConfigError), again:
             pass
         assert (tmp_path / "run" / "run.lock").stat().st_ino == before
+
+
+def test_a_lock_neither_empties_a_file_nor_follows_a_link(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("kept")
+    with locked(mine, "busy"):
+        pass
+    (tmp_path / "run.lock").symlink_to(mine)
+    with pytest.raises(ConfigError, match="cannot be written"), run_locked(tmp_path):
+        pass
+    assert mine.read_text() == "kept"
 
 
 def test_the_lock_goes_when_what_it_kept_fails(tmp_path: Path) -> None:

@@ -66,7 +66,9 @@ def locked(path: Path, busy: str, patience: float = 0.1) -> Generator[None]:
         ConfigError: another process holds it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    # A link is not followed, and an existing file keeps its content.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    with os.fdopen(descriptor, "r+") as file:
         end = time.monotonic() + patience
         while os.name == "posix" and not _lock(file.fileno()):
             if time.monotonic() > end:
