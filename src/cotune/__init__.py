@@ -48,13 +48,9 @@ if TYPE_CHECKING:
         Task,
         Trajectory,
     )
-    from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
     from cotune.worlds.geo import GeoEnvironment, GeoOptions
     from cotune.worlds.ladder import LadderEnvironment, LadderOptions
     from cotune.worlds.rules_llm import RulesLLM
-    from cotune.worlds.scaffold import ScaffoldEnvironment, ScaffoldOptions
-    from cotune.worlds.short_answers.arith import ArithEnvironment, ArithOptions
-    from cotune.worlds.short_answers.extract3 import Extract3Environment, Extract3Options
 
 __all__ = [
     "FST",
@@ -63,10 +59,6 @@ __all__ = [
     "LLM",
     "P2O",
     "Action",
-    "ArithEnvironment",
-    "ArithOptions",
-    "ArithmeticEnvironment",
-    "ArithmeticOptions",
     "BankOptions",
     "BudgetError",
     "Completion",
@@ -80,8 +72,6 @@ __all__ = [
     "EngineError",
     "Environment",
     "EvolutionError",
-    "Extract3Environment",
-    "Extract3Options",
     "FilteredDistillation",
     "FstOptions",
     "GeoEnvironment",
@@ -108,8 +98,6 @@ __all__ = [
     "RulesLLM",
     "RunDir",
     "RunReader",
-    "ScaffoldEnvironment",
-    "ScaffoldOptions",
     "SearchEnvironment",
     "SearchOptions",
     "SingleTurnEnvironment",
@@ -146,10 +134,6 @@ _HOME = {
         "RetrievalError",
     ),
     "engines.trl.joint_trainer": ("JointTrainer",),
-    "worlds.arithmetic": (
-        "ArithmeticEnvironment",
-        "ArithmeticOptions",
-    ),
     "environments.base": (
         "PromptFormat",
         "SingleTurnEnvironment",
@@ -171,18 +155,6 @@ _HOME = {
     "worlds.ladder": (
         "LadderEnvironment",
         "LadderOptions",
-    ),
-    "worlds.short_answers.arith": (
-        "ArithEnvironment",
-        "ArithOptions",
-    ),
-    "worlds.short_answers.extract3": (
-        "Extract3Environment",
-        "Extract3Options",
-    ),
-    "worlds.scaffold": (
-        "ScaffoldEnvironment",
-        "ScaffoldOptions",
     ),
     "environments.search": (
         "SearchEnvironment",

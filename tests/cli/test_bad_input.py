@@ -81,7 +81,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "instruction without a box": (
         {
-            "environment": {"kind": "arithmetic"},
+            "environment": {"kind": "ladder"},
             "strategy": {"kind": "p2o"},
             "instruction": "Solve the problem.",
         },
@@ -90,14 +90,13 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "too few problems": (
         {
             "environment": {
-                "kind": "arithmetic",
-                "validation": 999,
-                "kinds": ["multiplication"],
-                "long_share": 0,
+                "kind": "ladder",
+                "validation": 99_999,
+                "rungs": ["round sum"],
             },
             "strategy": {"kind": "p2o"},
         },
-        ["environment.validation asks for more than", "short multiplication"],
+        ["environment.validation asks for more than", "problems with round sum"],
     ),
     "answers where there are none": (
         {

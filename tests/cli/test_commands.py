@@ -44,7 +44,7 @@ def test_plan_of_an_offline_run(tmp_path: Path) -> None:
     text = plan_text(tmp_path, {})
     # 24 rollouts × 3 turns × 24 tokens.
     assert "1,728" in text
-    assert "offline rules (reflected); at most 2 proposals, free of charge" in text
+    assert "offline rules; at most 2 proposals, free of charge" in text
 
 
 def test_plan_prices_an_endpoint(tmp_path: Path) -> None:

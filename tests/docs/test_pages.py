@@ -183,7 +183,7 @@ def test_the_files_of_a_run_are_those_of_its_folder() -> None:
         assert f"`{name}`" in text, name
 
 
-FOLDERS = "src|configs|examples|tests|benchmarks|scripts|recipes|docs"
+FOLDERS = "src|configs|examples|tests|benchmarks|scripts|lab|docs"
 
 
 def test_paths_that_are_named_exist() -> None:
@@ -202,7 +202,7 @@ def test_no_page_holds_the_two_sides_of_a_merge() -> None:
 def test_the_architecture_names_the_packages_and_modules_there_are() -> None:
     text = text_of("architecture.md")
     package = ROOT / "src" / "cotune"
-    tree = text.partition("    src/cotune/\n")[2].partition("    recipes/")[0]
+    tree = text.partition("    src/cotune/\n")[2].partition("    lab/")[0]
     named = re.findall(r"([\w]+\.py|\w+/)(?= )", "\n".join(line[:40] for line in tree.splitlines()))
     there = {f"{p.name}/" for p in package.iterdir() if (p / "__init__.py").is_file()}
     there |= {p.name for p in package.glob("*.py") if not p.name.startswith("__")}

@@ -55,9 +55,9 @@ def own_questions(folder: Path) -> dict[str, Any]:
 def world(kind: str, folder: Path, **changes: Any) -> dict[str, Any]:
     """A run file of a kind of environment."""
     raw = tiny(folder / "run", {"strategy": {"kind": "static"}})
-    if kind == "arithmetic":
-        raw["environment"] = {"kind": "arithmetic", "train": 8, "validation": 4, "test": 8}
-        raw["policy"] = {"path": "bundled:arithmetic"}
+    if kind == "ladder":
+        raw["environment"] = {"kind": "ladder", "train": 8, "validation": 4, "test": 8}
+        raw["policy"] = {"path": "bundled:ladder"}
         raw["limits"] = {"turns": 1, "turn_tokens": 64}
     elif kind in ("single_turn", "tools"):
         tools = {"tools": [f"{__file__}:look_up"]} if kind == "tools" else {}
@@ -101,7 +101,7 @@ def check_renders_as_evaluated(
     ("kind", "policy", "template", "changes"),
     [
         ("geo", "bundled:geo", "", {}),
-        ("arithmetic", "bundled:arithmetic", "", {}),
+        ("ladder", "bundled:ladder", "", {}),
         ("single_turn", "bundled:geo", "qwen2_5", {"instruction": {"role": "system"}}),
         ("single_turn", "bundled:geo", "qwen2_5", {"instruction": {"placement": "after"}}),
         (

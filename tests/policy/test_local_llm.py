@@ -20,8 +20,8 @@ from cotune.policy.policy_files import bundled_folder
 from cotune.policy.precision import Precision
 from cotune.run.ledger import Ledger
 
-WORLD = PolicyConfig(path="bundled:arithmetic")
-RUN = Path(__file__).parents[2] / "configs" / "arithmetic-p2o.yaml"
+WORLD = PolicyConfig(path="bundled:ladder")
+RUN = Path(__file__).parents[2] / "configs" / "ladder-inspo.yaml"
 ASKED = "3 5 + 4 8 ="
 
 
@@ -31,7 +31,7 @@ def llm(seed: int = 0, **fields: Any) -> LocalLLM:
 
 
 def test_a_greedy_reply_is_what_transformers_generates() -> None:
-    model, tokenizer = load(bundled_folder("arithmetic"))
+    model, tokenizer = load(bundled_folder("ladder"))
     ids = HFCodec(tokenizer).render([{"role": "user", "content": ASKED}])
     (whole,) = model.generate(
         model.dummy_inputs["input_ids"].new_tensor([ids]), max_new_tokens=40, do_sample=False
@@ -69,7 +69,7 @@ def test_it_computes_in_the_type_that_the_policy_would(monkeypatch: pytest.Monke
 
 
 def test_a_prompt_beyond_the_context_is_no_reply() -> None:
-    with pytest.raises(LLMError, match=r"the prompt has .* tokens, and bundled:arithmetic reads "):
+    with pytest.raises(LLMError, match=r"the prompt has .* tokens, and bundled:ladder reads "):
         llm().complete("3 + 4 = " * 500)
 
 

@@ -8,9 +8,12 @@ from cotune.errors import ConfigError, LLMError
 from cotune.policy.local_policy import load, local_coordinator
 from cotune.policy.policy_files import policy_path
 from cotune.rollout.coordinator import RolloutSettings
-from cotune.types import StopReason
+from cotune.types import Limits, StopReason
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
-from recipes.geo.card import LIMITS
+
+LIMITS = Limits(
+    turns=4, turn_tokens=64, observation_tokens=200, trajectory_tokens=640, prompt_tokens=384
+)
 
 
 def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from cotune.worlds.geo import (
     shares,
     split_of,
 )
-from recipes.geo.phrases import INITIAL
 
 SPLITS = ("train", "validation", "test")
 
@@ -31,8 +30,7 @@ def env() -> GeoEnvironment:
     return GeoEnvironment()
 
 
-def test_the_instruction_is_the_one_the_policy_was_trained_around():
-    assert " ".join(sentence for _, sentence in INITIAL) == INITIAL_INSTRUCTION
+def test_the_instruction_is_the_worlds():
     assert GeoEnvironment(GeoOptions(train=1)).initial_instruction == INITIAL_INSTRUCTION
 
 

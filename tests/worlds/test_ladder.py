@@ -29,9 +29,6 @@ from cotune.worlds.ladder import (
 )
 from cotune.worlds.ladder_rules import REMEDIES, STYLE, Lack, lacks
 from cotune.worlds.rules_llm import RulesLLM
-from recipes.ladder.measure import BENCH
-from recipes.ladder.phrases import GRAMMAR
-from recipes.measuring import read_bank
 
 MIXED = Problem(RUNGS[4], 59, (6, -8, -9, 8, -7), "What is 59 + 6 - 8 - 9 + 8 - 7?")
 LATER = Problem(RUNGS[3], 52, (9, -5, -8, -9, 9, -8), "What is 52 + 9 - 5 - 8 - 9 + 9 - 8?")
@@ -73,9 +70,8 @@ def test_slips_by_hand() -> None:
     )
 
 
-@pytest.mark.parametrize("story", [False, True])
 @pytest.mark.parametrize("rung", RUNGS)
-def test_a_right_answer_tells_that_nothing_was_forgotten(rung: str, story: bool) -> None:
+def test_a_right_answer_tells_that_nothing_was_forgotten(rung: str) -> None:
     rng = random.Random(rung)
     # Carries and borrows of each way; None where it does not solve the rung.
     places = {
@@ -87,8 +83,7 @@ def test_a_right_answer_tells_that_nothing_was_forgotten(rung: str, story: bool)
         "3 borrows below 100": (None, None, (2, 3)),
     }[rung]
     for _ in range(40):
-        drawn = problem(rng, rung, story)
-        assert ("How many" in drawn.text) == story
+        drawn = problem(rng, rung)
         assert (drawn.at_once == drawn.answer) == (rung == RUNGS[0])
         for way, expected in zip(WRITTEN, places, strict=True):
             written = procedure(drawn, way)
@@ -102,14 +97,13 @@ def test_a_right_answer_tells_that_nothing_was_forgotten(rung: str, story: bool)
 
 
 def test_splits_are_disjoint_and_mixed_as_said() -> None:
-    environment = LadderEnvironment(LadderOptions(train=520, stories=0.25))
+    environment = LadderEnvironment(LadderOptions(train=520))
     tasks = {split: environment.tasks(split) for split in ("train", "validation", "test")}
     for split, rows in tasks.items():
         assert {split_of(task.question) for task in rows} == {split}
         assert len({task.question for task in rows}) == len(rows)
     counts = [sum(t.stratum == rung for t in tasks["train"]) for rung in RUNGS]
     assert counts == [520 * share // 26 for share in SHARES]
-    assert sum("story" in t.stratum for t in tasks["test"]) == 100
     assert {t.stratum for t in tasks["test"][:26]} == set(RUNGS)
 
 
@@ -123,18 +117,7 @@ def test_a_world_of_some_rungs_keeps_their_shares() -> None:
         LadderOptions(rungs=("4 carries",))
 
 
-# ---- what is written about it
-
-
-def test_recipe_bank_and_rules_share_no_sentence() -> None:
-    recipe = GRAMMAR.all_sentences()
-    held_out = {line for lines in read_bank(BENCH.bank).values() for line in lines}
-    rules = {s for options in REMEDIES.values() for s in options} | set(STYLE)
-    assert len(held_out) == 100
-    assert not recipe & held_out
-    assert not recipe & rules
-    assert not held_out & rules
-
+# ---- the rules
 
 AT_ONCE = "\\boxed{48}"
 GROUPED, SINGLE = (procedure(MIXED, way) for way in (Way.TOGETHER, Way.ONE_BY_ONE))

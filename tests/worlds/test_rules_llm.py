@@ -1,8 +1,8 @@
 import random
-import re
 from dataclasses import replace
 
 import pytest
+from gepa.strategies.instruction_proposal import InstructionProposalSignature
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,8 +16,11 @@ from cotune.methods.inspo.proposers import (
 )
 from cotune.methods.inspo.replay import Experience
 from cotune.methods.instruction_rules import InstructionRules, protocol_tags
-from cotune.types import StopReason, Task
+from cotune.methods.p2o.hint_evolution import read_hint
+from cotune.methods.text_evolution import View, example
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 from cotune.worlds.rules_llm import (
+    CAUTION,
     MAX_SENTENCES,
     REMEDIES,
     REWORDINGS,
@@ -31,8 +34,7 @@ from cotune.worlds.rules_llm import (
     read_examples,
     split_sentences,
 )
-from recipes.geo.phrases import SENTENCES, Kind, all_sentences
-from tests.helpers import INITIAL
+from tests.helpers import INITIAL, make_trajectory
 
 QUESTION = "What is the currency of the country where Zinder is?"
 BROAD = "<search> currency of the country where Zinder is </search>"
@@ -50,21 +52,7 @@ def failure(text: str, stop: StopReason = StopReason.ANSWERED) -> Experience:
     return Experience("i0", Task("q", QUESTION, ("Franc",)), text, 0.0, 1, stop)
 
 
-def words(text: str) -> set[str]:
-    return set(re.findall(r"</?\w+>|[a-z']+", text.lower()))
-
-
 # ---- the sentences
-
-
-def test_no_sentence_is_one_of_the_recipes():
-    assert set(OWN) & all_sentences() == set()
-    assert len(set(OWN)) == len(OWN)
-
-
-def test_every_word_is_one_of_the_recipes():
-    known = set().union(*map(words, all_sentences()))
-    assert {w for sentence in OWN for w in words(sentence)} - known == set()
 
 
 def test_every_mode_has_wordings_enough():
@@ -72,13 +60,8 @@ def test_every_mode_has_wordings_enough():
     assert min(map(len, REMEDIES.values())) >= 6
 
 
-def test_harm_is_recognised_in_the_recipes_sentences_and_not_in_remedies():
-    def flat(kind: Kind) -> list[str]:
-        return [s for options in SENTENCES[kind] for s in options]
-
-    assert [s for s in flat(Kind.BROAD) + flat(Kind.MEMORY) if not is_harmful(s)] == []
-    kinds = (Kind.DECOMPOSE, Kind.PLAN, Kind.EVIDENCE, Kind.ANSWER_TAG, Kind.SEARCH_TAG)
-    assert [s for kind in kinds for s in flat(kind) if is_harmful(s)] == []
+def test_remedies_do_no_harm_and_style_asks_for_nothing():
+    assert len(set(OWN)) == len(OWN)
     assert [s for s in OWN if is_harmful(s)] == []
     assert all(is_style(s) for s in STYLE)
     assert not any(is_style(s) for options in REMEDIES.values() for s in options)
@@ -162,18 +145,6 @@ def test_reflection_remedies_what_went_wrong():
     assert "- no answer tag (1 of 4)" in critique
 
 
-def test_the_control_arm_reads_no_example():
-    llm = RulesLLM(0, remedies="random")
-    drawn: set[Mode] = set()
-    for attempt in range(1, 9):
-        text = llm.complete(reflection_prompt(INITIAL, FAILURES, 6, attempt)).text
-        assert "of 4" not in critique_of(text)
-        for candidate in parse_candidates(text):
-            assert 1 <= len(added_modes(candidate)) <= 3
-            drawn |= added_modes(candidate)
-    assert drawn == set(Mode)
-
-
 def test_an_old_remedy_is_replaced_by_a_new_wording():
     old = REMEDIES[Mode.NO_ANSWER_TAG][0]
     prompt = reflection_prompt(f"{INITIAL} {old}", FAILURES[3:], 6)
@@ -250,5 +221,38 @@ def test_other_prompts_are_refused():
         RulesLLM().complete("What is the capital of Niger?")
     with pytest.raises(LLMError, match="no instruction"):
         RulesLLM().complete("<history></history> Give 6 different candidates.")
-    with pytest.raises(ValueError, match="remedies is 'none'"):
-        RulesLLM(0, remedies="none")  # pyright: ignore[reportArgumentType]
+
+
+# ---- hints, which GEPA asks for
+
+
+def gepas_prompt(rows: list[Trajectory], parent: str = "") -> str:
+    """What gepa asks, in its own words."""
+    shown = [dict(example(row, View(), 6000)) for row in rows]
+    prompt = InstructionProposalSignature.prompt_renderer(
+        {"current_instruction_doc": parent, "dataset_with_feedback": shown}
+    )
+    assert isinstance(prompt, str)
+    return prompt
+
+
+def rollout(text: str, reward: float = 0.0) -> Trajectory:
+    prompt = Prompt("Search.")
+    task = Task("z", QUESTION, ("Franc",))
+    return make_trajectory(Assignment(task, prompt, prompt, "", 0), reward, text)
+
+
+def test_hints_are_remedies_of_what_failed():
+    failed = rollout(THOUGHT + BROAD + INFORMATION + "<answer> none </answer>")
+    expected = {*REMEDIES[Mode.WHOLE_QUESTION], *REMEDIES[Mode.ONE_SEARCH]}
+    replies = [RulesLLM(seed).complete(gepas_prompt([failed])).text for seed in range(30)]
+    written = [split_sentences(read_hint(reply)) for reply in replies]
+    assert all(w[0] in expected | set(REMEDIES[Mode.NOT_IN_EVIDENCE]) for w in written)
+    assert all(set(w[1:]) <= set(CAUTION) for w in written)
+    for mode in (Mode.WHOLE_QUESTION, Mode.ONE_SEARCH):
+        assert len({w[0] for w in written} & set(REMEDIES[mode])) > 1
+
+
+def test_success_calls_for_no_hint():
+    with pytest.raises(LLMError, match="no failed example of a bundled world"):
+        RulesLLM(0).complete(gepas_prompt([rollout("<answer> Franc </answer>", 1.0)]))

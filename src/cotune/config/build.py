@@ -21,13 +21,9 @@ from cotune.protocols import LLM, Codec, Environment
 from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.rewards.reward_options import RewardConfig
 from cotune.run.ledger import Ledger
-from cotune.worlds.arithmetic import ArithmeticEnvironment, ArithmeticOptions
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from cotune.worlds.ladder import LadderEnvironment, LadderOptions
 from cotune.worlds.rules_llm import RulesLLM
-from cotune.worlds.scaffold import ScaffoldEnvironment, ScaffoldOptions
-from cotune.worlds.short_answers.arith import ArithEnvironment, ArithOptions
-from cotune.worlds.short_answers.extract3 import Extract3Environment, Extract3Options
 
 
 def build_environment(
@@ -40,16 +36,8 @@ def build_environment(
     """
     if isinstance(options, GeoOptions):
         environment = GeoEnvironment(options)
-    elif isinstance(options, ArithmeticOptions):
-        environment = ArithmeticEnvironment(options)
     elif isinstance(options, LadderOptions):
         environment = LadderEnvironment(options)
-    elif isinstance(options, ScaffoldOptions):
-        environment = ScaffoldEnvironment(options)
-    elif isinstance(options, Extract3Options):
-        environment = Extract3Environment(options)
-    elif isinstance(options, ArithOptions):
-        environment = ArithEnvironment(options)
     elif isinstance(options, MathOptions):
         environment = math_environment(options)
     elif isinstance(options, ReasoningGymOptions):
@@ -126,7 +114,8 @@ def build_llm(
 
     Args:
         options: `RunConfig.proposer`.
-        seed: seed of the offline rules, of a bank in random order and of a local model's draws.
+        seed: seed of the offline rules, of a bank in random order, of a local model's draws, and of an
+            object of the user's that has an attribute `seed`.
         ledger: charged for every call.
         policy: the run's, for a local model that is the policy itself.
         precision: the run's, for a local model.
@@ -137,8 +126,7 @@ def build_llm(
     if options is None:
         return NoLLM()
     if isinstance(options, RulesConfig):
-        rules = RulesLLM(seed, options.remedies)
-        return MeteredLLM(rules, ledger, model="rules", identity=options.describe())
+        return MeteredLLM(RulesLLM(seed), ledger, model="rules", identity=options.describe())
     if isinstance(options, BankOptions):
         return BankLLM(options, seed)
     if isinstance(options, LocalOptions):
@@ -147,6 +135,8 @@ def build_llm(
         return MeteredLLM(own, ledger, options.public_name, options.describe())
     if isinstance(options, OwnLLMOptions):
         own = own_llm(options)
+        if hasattr(own, "seed"):
+            own.seed = seed  # pyright: ignore[reportAttributeAccessIssue]
         optional = options.optional or bool(getattr(own, "optional", False))
         return MeteredLLM(own, ledger, options.describe(), optional=optional)
     return OpenAIClient(options, ledger)

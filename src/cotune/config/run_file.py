@@ -51,13 +51,9 @@ from cotune.utils.option_checks import reading_recorded
 from cotune.utils.packages import ENGINES
 from cotune.utils.text import flat, has_secret, hide_secrets, printable
 from cotune.utils.validation import Model, describe
-from cotune.worlds.arithmetic import ArithmeticOptions
 from cotune.worlds.geo import GeoOptions
 from cotune.worlds.ladder import LadderOptions
 from cotune.worlds.rules_llm import OFFLINE_WORLDS
-from cotune.worlds.scaffold import ScaffoldOptions
-from cotune.worlds.short_answers.arith import ArithOptions
-from cotune.worlds.short_answers.extract3 import Extract3Options
 
 if TYPE_CHECKING:
     EngineName = str
@@ -69,12 +65,10 @@ class RulesConfig(Model):
     """The offline reader of the proposers' prompts; for the bundled worlds."""
 
     kind: Literal["rules"] = "rules"
-    remedies: Literal["reflected", "random"] = "reflected"
-    """"random" is the control: remedies drawn without reading the failures."""
 
     def describe(self) -> str:
         """Return what proposes."""
-        return f"offline rules ({self.remedies})"
+        return "offline rules"
 
     @property
     def public_name(self) -> str:
@@ -180,31 +174,19 @@ class LoggingConfig(Model):
 
 
 EnvironmentOptions = Annotated[
-    GeoOptions
-    | ArithmeticOptions
-    | LadderOptions
-    | ScaffoldOptions
-    | Extract3Options
-    | ArithOptions
-    | SearchOptions
-    | MathOptions
-    | ReasoningGymOptions
-    | OwnEnvironment,
+    GeoOptions | LadderOptions | SearchOptions | MathOptions | ReasoningGymOptions | OwnEnvironment,
     Field(discriminator="kind"),
 ]
 REQUIRED_TEXTS = {
-    "geo": CALL_TAGS, "search": CALL_TAGS, "scaffold": CALL_TAGS, "math": REQUIRED,
-    "arithmetic": REQUIRED, "ladder": REQUIRED,
+    "geo": CALL_TAGS, "search": CALL_TAGS, "math": REQUIRED,
+    "ladder": REQUIRED,
 }  # fmt: skip
 """The texts that an instruction must contain, by kind of environment."""
 
 
 def without_search(environment: object) -> bool:
     """Return whether a search environment's options disable its search engine."""
-    return (
-        isinstance(environment, GeoOptions | ScaffoldOptions | SearchOptions)
-        and not environment.search
-    )
+    return isinstance(environment, GeoOptions | SearchOptions) and not environment.search
 
 
 def _union(classes: Sequence[type]) -> Any:

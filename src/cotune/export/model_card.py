@@ -255,12 +255,10 @@ def _source(options: EnvironmentOptions, dataset: DatasetConfig | None) -> Marku
             said = Markup("Data set {} of the Hugging Face hub{}")
             return said.format(inline(dataset.name), subset)
         return Markup("The file ") + inline(Path(dataset.path or dataset.name or "").name)
-    if options.kind == "geo" or options.kind == "scaffold":
-        return Markup(f"cotune's bundled world `{options.kind}` (facts from GeoNames, CC BY 4.0)")
-    if options.kind == "arithmetic" or options.kind == "ladder":
-        return Markup("cotune's bundled world ") + inline(options.kind)
-    if options.kind == "extract3" or options.kind == "arith":
-        return Markup("cotune's generated task ") + inline(options.kind)
+    if options.kind == "geo":
+        return Markup("cotune's bundled world `geo` (facts from GeoNames, CC BY 4.0)")
+    if options.kind == "ladder":
+        return Markup("cotune's bundled world `ladder`")
     if options.kind == "search" or options.kind == "math":
         given = (options.train, options.validation, options.test)
         files = [inline(file.name) for file in given if isinstance(file, Path)]

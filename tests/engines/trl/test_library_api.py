@@ -103,7 +103,7 @@ def test_the_rules_serve_the_bundled_worlds_only(
 
 
 def test_in_a_bundled_world_the_rules_write(geo: cotune.GeoEnvironment) -> None:
-    sums = cotune.ArithmeticEnvironment(cotune.ArithmeticOptions(train=8, validation=4, test=4))
+    sums = cotune.LadderEnvironment(cotune.LadderOptions(train=8, validation=4, test=4))
     for world in (geo, sums):
         for method in (cotune.INSPO, cotune.P2O, cotune.INSPOWithP2O, cotune.GEPA):
             assert isinstance(method(environment=world).llm, cotune.RulesLLM)

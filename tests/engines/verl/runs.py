@@ -27,21 +27,20 @@ GEO: dict[str, Any] = {
     "evaluation": {"every": 0, "before": False},
     "logging": {"trajectories_every": 1},
 }
-ARITHMETIC: dict[str, Any] = GEO | {
-    "policy": {"path": "bundled:arithmetic"},
+LADDER: dict[str, Any] = GEO | {
+    "policy": {"path": "bundled:ladder"},
     "environment": {
-        "kind": "arithmetic",
+        "kind": "ladder",
         "train": 16,
         "validation": 8,
         "test": 16,
-        "kinds": ["addition", "multiplication"],
     },
     "limits": {
         "turns": 1,
-        "turn_tokens": 144,
+        "turn_tokens": 120,
         "observation_tokens": 1,
-        "trajectory_tokens": 146,
-        "prompt_tokens": 192,
+        "trajectory_tokens": 122,
+        "prompt_tokens": 224,
     },
 }
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from cotune.config.run_file import RulesConfig
 from cotune.errors import ConfigError
 from cotune.experiments.compare.stages import Finished, SuiteRow, rows_of
 from cotune.experiments.compare.suite_file import load_suite
@@ -151,24 +150,21 @@ def test_an_arm_is_options_of_its_strategy(
 
 @pytest.mark.parametrize("order", ["file", "random"])
 def test_random_proposals_are_of_the_suites_own_bank(tmp_path: Path, order: str) -> None:
-    """With the rules they are the rules' random remedies."""
     bank = {"kind": "bank", "path": str(tmp_path / "bank.txt"), "order": order}
     given = row(tmp_path, "inspo-random", set={"llm": bank}).config(0, (), {}).llm
     assert given == BankOptions(path=tmp_path / "bank.txt", order="random")
-    rules = row(tmp_path, "inspo-random").config(0, (), {}).llm
-    assert rules == RulesConfig(remedies="random")
+    with pytest.raises(ConfigError, match="random proposals need an llm of kind bank"):
+        row(tmp_path, "inspo-random").config(0, (), {})
 
 
-@pytest.mark.parametrize("world", ["geo", "scaffold"])
+@pytest.mark.parametrize("world", ["geo"])
 def test_tools_are_taken_away_where_there_are_any(tmp_path: Path, world: str) -> None:
     one = row(tmp_path, "grpo-no-tools", set={"environment": {"kind": world}})
     config = one.config(0, (), {})
     assert not config.environment.search  # pyright: ignore[reportAttributeAccessIssue]
     assert config.limits.turns == 1
-    with pytest.raises(ConfigError, match=r"with tools, and environment\.kind is arithmetic"):
-        row(tmp_path, "grpo-no-tools", set={"environment": {"kind": "arithmetic"}}).config(
-            0, (), {}
-        )
+    with pytest.raises(ConfigError, match=r"with tools, and environment\.kind is ladder"):
+        row(tmp_path, "grpo-no-tools", set={"environment": {"kind": "ladder"}}).config(0, (), {})
 
 
 def test_an_instruction_that_is_taken_over_stands_where_the_bases_does(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ GEO: dict[str, Any] = {
     "limits": {"turns": 6, "turn_tokens": 80, "observation_tokens": 200, "trajectory_tokens": 640},
     "strategy": {"kind": "static"},
 }
-ARITHMETIC: dict[str, Any] = {
-    "policy": {"path": "bundled:arithmetic"},
-    "environment": {"kind": "arithmetic", "train": 8, "validation": 4, "test": 8},
+LADDER: dict[str, Any] = {
+    "policy": {"path": "bundled:ladder"},
+    "environment": {"kind": "ladder", "train": 8, "validation": 4, "test": 8},
     "limits": {"turns": 1, "turn_tokens": 96},
     "strategy": {"kind": "static"},
 }

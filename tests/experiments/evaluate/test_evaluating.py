@@ -12,6 +12,7 @@ import pytest
 from cotune.cli import app as cli
 from cotune.config.run_file import RunConfig
 from cotune.environments.base import SingleTurnEnvironment
+from cotune.environments.math import INITIAL_INSTRUCTION as SOLVE
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate import evaluating
 from cotune.experiments.evaluate.question_sets import QuestionSet, metrics_of, question_sets
@@ -19,9 +20,8 @@ from cotune.rewards.functions import RewardFunctions
 from cotune.rewards.reward_options import RewardConfig
 from cotune.run.run_dir import RunDir
 from cotune.types import Task
-from cotune.worlds.arithmetic import INITIAL_INSTRUCTION as SOLVE
 from cotune.worlds.geo import INITIAL_INSTRUCTION as SEARCH
-from tests.experiments.evaluate.folders import ARITHMETIC, BETTER, GEO, finished
+from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished
 from tests.export.finished import files
 from tests.helpers import without_loading
 from tests.run_files import environment_of, tiny
@@ -35,7 +35,7 @@ def geo(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 @pytest.fixture(scope="module")
 def arithmetic(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     hint = "Work through it in written columns and carry what is over."
-    return finished(tmp_path_factory.mktemp("arithmetic") / "run", ARITHMETIC, SOLVE, hint)
+    return finished(tmp_path_factory.mktemp("ladder") / "run", LADDER, SOLVE, hint)
 
 
 Evaluate = Callable[..., dict[str, Any]]
@@ -208,7 +208,7 @@ def test_a_math_benchmark_on_a_run_that_boxes_nothing_says_so(
 def test_words_in_a_box_are_compared_as_words(
     arithmetic: RunConfig, evaluate: Evaluate, tmp_path: Path
 ) -> None:
-    rows = [{"id": "a", "question": "What is 3 + 4?", "golden_answers": ["the 7", "seven"]}]
+    rows = [{"id": "a", "question": "What is 23 + 4 + 2?", "golden_answers": ["the 29", "nine"]}]
     file = tmp_path / "qa.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (result,) = evaluate(arithmetic, "--benchmark", f"bamboogle={file}")["sets"]

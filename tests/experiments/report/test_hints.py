@@ -17,7 +17,6 @@ from cotune.experiments.report.hints import (
 )
 from cotune.experiments.report.recorded_run import read_run
 from cotune.run.run_dir import RunDir
-from cotune.worlds.arithmetic import HARD
 from tests.experiments.report.hint_runs import phase
 from tests.experiments.report.pages import check
 from tests.methods.p2o.hint_fakes import Author, Policy, fresh_hint, one_keyword_each
@@ -218,7 +217,9 @@ def test_failed_calls_of_hints_make_no_section_of_instructions(tmp_path: Path) -
 
 
 def figures(hard: float, evolve: int) -> dict[str, Any]:
-    strata = {"short addition": 1.0} | dict.fromkeys(HARD, hard)
+    strata = {"short addition": 1.0} | dict.fromkeys(
+        map("long {}".format, ("addition", "subtraction", "multiplication", "story")), hard
+    )
     return {
         "em": (1 + 4 * hard) / 5, "em_before": 0.2, "em_by_stratum": strata,
         "em_before_by_stratum": dict.fromkeys(strata, 0.0),

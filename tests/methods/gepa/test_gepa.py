@@ -432,25 +432,24 @@ def whole_question_searched(number: int) -> Trajectory:
     return replace(make_trajectory(assignment, 0.0, said), answer="none", stop=StopReason.ANSWERED)
 
 
-@pytest.mark.parametrize("remedies", ["reflected", "random"])
-def test_the_rules_answer_with_remedies(remedies: Any):
+def test_the_rules_answer_with_remedies():
     from cotune.methods.instruction_evolution import instruction_prompt
 
     named: list[Mode] = []
     for number in range(20):
         shown = [example(whole_question_searched(number), View(), 6000)]
         prompt = instruction_prompt(INITIAL, shown, ("<search>", "</search>"))
-        answer = RulesLLM(number, remedies).complete(prompt)
+        answer = RulesLLM(number).complete(prompt)
         assert isinstance(answer, Completion)
         critique, text = read_instruction(answer.text)
         known = {s: mode for mode, options in REMEDIES.items() for s in options}
         new = [known[s] for s in split_sentences(text) if s in known]
         assert new
-        assert (Mode.WHOLE_QUESTION in critique) == (remedies == "reflected")
+        assert Mode.WHOLE_QUESTION in critique
         assert text.count("<search>") >= 1
         named += new
     blind = {Mode.NO_REASONING, Mode.OUT_OF_TURNS, Mode.NEVER_SEARCHED}
-    assert bool(blind & set(named)) == (remedies == "random")
+    assert not blind & set(named)
 
 
 def test_the_rules_have_nothing_to_say_of_success():

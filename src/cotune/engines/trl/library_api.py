@@ -37,13 +37,9 @@ from cotune.rewards.functions import GivenRewards, RewardFunctions, WeightedRewa
 from cotune.types import Limits
 from cotune.utils.packages import need_trl
 from cotune.utils.text import did_you_mean
-from cotune.worlds.arithmetic import ArithmeticEnvironment
 from cotune.worlds.geo import GeoEnvironment
 from cotune.worlds.ladder import LadderEnvironment
 from cotune.worlds.rules_llm import RulesLLM
-from cotune.worlds.scaffold import ScaffoldEnvironment
-from cotune.worlds.short_answers.arith import ArithEnvironment
-from cotune.worlds.short_answers.extract3 import Extract3Environment
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -60,14 +56,7 @@ if TYPE_CHECKING:
     from cotune.engines.trl.trl_joint import TRLJoint
 
 Options = TypeVar("Options", bound=MethodOptions)
-_WORLDS = (
-    GeoEnvironment,
-    ArithmeticEnvironment,
-    LadderEnvironment,
-    ScaffoldEnvironment,
-    Extract3Environment,
-    ArithEnvironment,
-)
+_WORLDS = (GeoEnvironment, LadderEnvironment)
 
 
 class TrainerMethod(Generic[Options]):

@@ -386,19 +386,21 @@ def _check_questions(rows: Sequence[SuiteRow]) -> None:
 
 
 def _at_random(llm: object) -> dict[str, Any]:
-    """Return the proposer that draws without reading failures: the suite's own bank, or the rules."""
+    """Return the proposer that draws without reading failures: the suite's bank in random order."""
     if isinstance(llm, Mapping):
         given = cast("Mapping[str, Any]", llm)
         if given.get("kind") == "bank":
             return {**given, "order": "random"}
-    return {"kind": "rules", "remedies": "random"}
+    raise ConfigError(
+        "methods: random proposals need an llm of kind bank; add one to the suite, or remove them"
+    )
 
 
 def _without_tools(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the changes that take the tools from an environment and leave its questions."""
     given = raw.get("environment", "single_turn")
     kind = given.get("kind") if isinstance(given, Mapping) else given
-    if kind in ("geo", "scaffold", "search"):
+    if kind in ("geo", "search"):
         # An instruction of the suite would mention the search engine.
         environment: dict[str, Any] = {"kind": kind, "search": False}
         if kind == "search":

@@ -1,4 +1,4 @@
-"""The bundled world `scaffold`: look-ups in several hops, on which the best instruction changes.
+"""The world `scaffold`: look-ups in several hops, on which the best instruction changes.
 
 The facts, documents and index are those of `geo`; a question names a city and asks for something one, two
 or three look-ups away. An episode has five turns: at most four searches, and the answer. There are three
@@ -15,8 +15,8 @@ useful. A second search makes up for that, so "twice" is better at first; once t
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 from cotune.data.splits import digest
 from cotune.environments.search import SearchEnvironment
@@ -28,7 +28,6 @@ from cotune.worlds.geo import (
     GeoQuestion,
     GeoWorld,
     bundled_world,
-    check_mix,
     interleaved,
     shares,
 )
@@ -37,8 +36,6 @@ INITIAL_INSTRUCTION = (
     "Answer the question. Search by <search> query </search>. Put the answer inside <answer> and "
     "</answer>."
 )
-ANSWER_INSTRUCTION = "Answer the question. Put the answer inside <answer> and </answer>."
-"""The initial instruction without a search engine."""
 TURNS = 5
 """Turns of an episode: four searches and the answer."""
 MIX = {1: 5.0, 2: 7.0, 3: 8.0}
@@ -77,26 +74,18 @@ class ScaffoldOptions:
     """The questions of the world that a run uses.
 
     Attributes:
-        train, validation, test: numbers of questions; each holds counts in proportion to `mix`. Their
+        train, validation, test: numbers of questions; each holds counts in proportion to `MIX`. Their
             cities are disjoint.
-        mix: the weight of each number of hops.
         seed: other questions for another seed; the cities of each split stay the same.
-        search: false removes the search engine, as in `GeoOptions`.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    kind: Literal["scaffold"] = "scaffold"
     train: int = 480
     validation: int = 100
     test: int = 400
-    mix: dict[int, float] = field(default_factory=lambda: dict(MIX))
     seed: int = 0
-    search: bool = True
 
     def __post_init__(self) -> None:
         check_counts(self, "train", "validation", "test")
-        check_mix(self.mix)
 
 
 class ScaffoldEnvironment(SearchEnvironment):
@@ -115,8 +104,8 @@ class ScaffoldEnvironment(SearchEnvironment):
         }
         super().__init__(
             tasks,
-            retriever if options.search else None,
-            INITIAL_INSTRUCTION if options.search else ANSWER_INSTRUCTION,
+            retriever,
+            INITIAL_INSTRUCTION,
             exact_match,
             top_k=1,
         )
@@ -129,10 +118,15 @@ class ScaffoldEnvironment(SearchEnvironment):
         )
 
 
+def environment(**fields: Any) -> ScaffoldEnvironment:
+    """Build the environment from the fields of a run file's section."""
+    return ScaffoldEnvironment(ScaffoldOptions(**fields))
+
+
 def _drawn(world: GeoWorld, options: ScaffoldOptions, split: str, count: int) -> list[Task]:
     """Return tasks with exact counts by hops; every prefix has about the same mix."""
     drawn: list[list[Task]] = []
-    for hops, n in shares(count, options.mix).items():
+    for hops, n in shares(count, MIX).items():
         rows = _endless(world, options, split, hops)
         drawn.append([next(rows) for _ in range(n)])
     return interleaved(drawn)
@@ -147,5 +141,4 @@ def _endless(world: GeoWorld, options: ScaffoldOptions, split: str, hops: int) -
         id = f"scaffold-{split}-{digest(drawn.text)}"
         return Task(id, drawn.text, (drawn.answer,), STRATA[hops])
 
-    what, advice = f"questions of {STRATA[hops]}", " or change environment.mix"
-    return different(draw, _TRIES, split, what, advice)
+    return different(draw, _TRIES, split, f"questions of {STRATA[hops]}")

@@ -4,11 +4,14 @@ Only the kind of the problem counts, not the response. An instruction may ask fo
 kinds; the bundled policy then follows each of them less.
 """
 
+import random
 import re
+from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 
-from cotune.worlds.remedies import Remedies
+from cotune.worlds.remedies import Failed, Remedies
+from cotune.worlds.rules_llm import CAUTION, with_advice
 
 
 class Kind(StrEnum):
@@ -56,9 +59,6 @@ ADVICE: dict[Kind, tuple[str, ...]] = {
 }
 """The remedy for each kind."""
 
-GENERAL = ("Be careful with the numbers.", "Read it twice.", "This is an important exam.")
-"""Sentences that ask for nothing."""
-
 
 def kind_of(question: str) -> Kind | None:
     """Return the kind of an arithmetic problem; None for anything else."""
@@ -84,4 +84,14 @@ def advises(texts: Sequence[str]) -> bool:
     return any(sentence in text for text in texts for s in ADVICE.values() for sentence in s)
 
 
-RULES = Remedies(ADVICE, GENERAL, lacks, several=True)
+class _Rules(Remedies[Kind]):
+    """Remedies whose hints may keep what the current hint says about other kinds."""
+
+    def write_hint(self, current: str, failed: Failed, rng: random.Random) -> str:
+        """Return a hint about a kind that failed; the kinds that fail often are drawn more often."""
+        counts = Counter(kind for shown in failed for kind in lacks(*shown))
+        kind = rng.choices(list(counts), list(counts.values()))[0]
+        return with_advice(current, ADVICE[kind], rng)
+
+
+RULES = _Rules(ADVICE, CAUTION, lacks, keeps_others=0.5)

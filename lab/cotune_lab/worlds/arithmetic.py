@@ -1,4 +1,4 @@
-"""The bundled world `arithmetic`: problems, the written procedures that solve them, and the slips.
+"""The world `arithmetic`: problems, the written procedures that solve them, and the slips.
 
 There are four kinds of problems, each short or long. Answering a long one at once gives the slips
 that children make (Brown and Burton, 1978): carries are forgotten, the smaller digit is subtracted
@@ -8,20 +8,20 @@ episode has one turn, with the answer in `\\boxed{}`.
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, Literal
 
 from cotune.data.splits import digest
 from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
 from cotune.rewards.boxed import BoxedReward
 from cotune.types import Task
 from cotune.worlds.drawing import check_counts, different, split_by_hash
+from cotune.worlds.ladder import SPLITS, asked
 
 _TRIES = 2000  # draws of one problem before a stratum counts as exhausted
 KINDS = ("addition", "subtraction", "multiplication", "word problem")
 SIZES = ("short", "long")
-SPLITS = {"train": 0.8, "validation": 0.1, "test": 0.1}
 HARD = tuple(f"long {kind}" for kind in KINDS)
 """The strata that the bundled policy misses unless it writes a procedure."""
 
@@ -200,11 +200,6 @@ def _multiplication(rng: random.Random, long: bool) -> Drawn:
     return asked(rng, f"{a} * {b}"), (Operation(a, "*", b),)
 
 
-def asked(rng: random.Random, expression: str) -> str:
-    """Return a question for an expression's value, in one of three wordings."""
-    return rng.choice(("What is {}?", "Compute {}.", "Calculate {}.")).format(expression)
-
-
 NAMES = ("Ada", "Ben", "Carl", "Dina", "Eva", "Finn", "Gus", "Hana", "Ivo", "Jana")
 THINGS = (
     "apples",
@@ -260,13 +255,10 @@ class ArithmeticOptions:
         seed: other problems for another seed.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    kind: Literal["arithmetic"] = "arithmetic"
     train: int = 480
     validation: int = 80
     test: int = 320
-    kinds: tuple[str, ...] = KINDS
+    kinds: Sequence[str] = KINDS
     long_share: float = 0.5
     seed: int = 0
 
@@ -296,6 +288,11 @@ class ArithmeticEnvironment(MathEnvironment):
         tasks = {split: _drawn(options, split, count) for split, count in counts.items()}
         # In mathematics "12*13" equals 156; here it is the question, not an answer.
         super().__init__(tasks, INITIAL_INSTRUCTION, BoxedReward(plain_integers=True))
+
+
+def environment(**fields: Any) -> ArithmeticEnvironment:
+    """Build the environment from the fields of a run file's section."""
+    return ArithmeticEnvironment(ArithmeticOptions(**fields))
 
 
 def _drawn(options: ArithmeticOptions, split: str, count: int) -> list[Task]:

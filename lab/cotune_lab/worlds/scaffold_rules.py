@@ -8,7 +8,7 @@ rules do not know which of the two is better: verification has to find out.
 from enum import StrEnum
 
 from cotune.worlds.remedies import Remedies, sentences_of
-from cotune.worlds.scaffold import INITIAL_INSTRUCTION, is_question
+from cotune_lab.worlds.scaffold import INITIAL_INSTRUCTION, is_question
 
 
 class Lack(StrEnum):

@@ -7,14 +7,13 @@ at most ten words. So a list of all values, or the passage itself, is wrong.
 import random
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
 from cotune.environments.base import TaskEnvironment
 from cotune.types import Trajectory
-from cotune.worlds.short_answers.content_splits import Drawn, Sizes, drawn_tasks, split_of
+from cotune_lab.worlds.content_splits import Drawn, Sizes, drawn_tasks, split_of
 
 INITIAL_INSTRUCTION = "Read the text and answer the question."
 BANK = Path(__file__).with_name("extract3.txt")
@@ -150,13 +149,6 @@ def _parsed(question: str) -> tuple[str | None, str]:
     return None, ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Extract3Options(Sizes):
-    """Questions on a passage about three people, for a pretrained model."""
-
-    kind: Literal["extract3"] = "extract3"
-
-
 class Extract3Environment(TaskEnvironment):
     """Questions whose people are in one split only; the reward is 1 for the right value and nothing else.
 
@@ -166,8 +158,8 @@ class Extract3Environment(TaskEnvironment):
 
     measure: ClassVar[str] = "exact match"
 
-    def __init__(self, options: Extract3Options | None = None) -> None:
-        tasks = drawn_tasks("extract3", options or Extract3Options(), STRATA, _draw)
+    def __init__(self, sizes: Sizes | None = None) -> None:
+        tasks = drawn_tasks("extract3", sizes or Sizes(), STRATA, _draw)
         super().__init__(tasks, INITIAL_INSTRUCTION)
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
@@ -175,6 +167,11 @@ class Extract3Environment(TaskEnvironment):
         task, reply = trajectory.task, trajectory.own_text.strip()
         right = task.answers[0]
         return reward(reply, right, distractors(task.question, right)), reply or None
+
+
+def environment(**fields: Any) -> Extract3Environment:
+    """Build the environment from the fields of a run file's section."""
+    return Extract3Environment(Sizes(**fields))
 
 
 def names_of(split: str) -> list[str]:

@@ -15,8 +15,8 @@ from functools import cache
 
 from cotune.rewards.last_number import last_number
 from cotune.worlds.remedies import Failed, Writer
-from cotune.worlds.short_answers import arith, extract3
-from cotune.worlds.short_answers.bank import Bank, Sections, read_sections
+from cotune_lab.worlds import arith, extract3
+from cotune_lab.worlds.bank import Bank, Sections, read_sections
 
 _ASTRAY = 0.25
 """Share of the proposals that come from any section."""
@@ -51,20 +51,16 @@ class BankRules:
     lack: Callable[[str, str], Lack]
     calls_for: Mapping[Lack, tuple[str, ...]]
 
-    def reflect(self, parent: str, failed: Failed, at_random: bool) -> tuple[str, Writer]:
+    def reflect(self, parent: str, failed: Failed) -> tuple[str, Writer]:
         """Return a critique, and a function that writes a candidate.
 
         Args:
             parent: the instruction that failed.
             failed: questions with their failed replies.
-            at_random: whether sections are drawn without reading the failures.
         """
         counts = Counter(self.lack(question, _STOPPED.sub("", reply)) for question, reply in failed)
         critique = "What went wrong:\n" + "\n".join(f"- {lack} ({n})" for lack, n in counts.items())
         sections = [name for lack in counts.elements() for name in self.calls_for[lack]]
-        if at_random:
-            sections = []
-            critique = "Candidates at random; no example was read."
         return critique, _writer(self.bank.instructions, sections, parent)
 
     def paraphrase(self, parent: str) -> Writer:
@@ -76,10 +72,10 @@ class BankRules:
         found = [name for text in texts for name in self._sections_of(text)]
         return _writer(self.bank.instructions, found, texts[0])
 
-    def write_hint(self, current: str, failed: Failed, rng: random.Random, at_random: bool) -> str:
+    def write_hint(self, current: str, failed: Failed, rng: random.Random) -> str:
         """Return a hint on the type of one of the failed questions."""
         types = [found for question, _reply in failed if (found := self.type_of(question))]
-        if at_random or not types:
+        if not types:
             types = list(self.bank.hints)
         return rng.choice([h for h in self.bank.hints[rng.choice(types)] if h not in current])
 

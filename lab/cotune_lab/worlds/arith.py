@@ -7,14 +7,13 @@ wrong in long explanations.
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
 from cotune.environments.base import TaskEnvironment
 from cotune.rewards.last_number import last_number
 from cotune.types import Trajectory
-from cotune.worlds.short_answers.content_splits import Drawn, Sizes, drawn_tasks, split_of
+from cotune_lab.worlds.content_splits import Drawn, Sizes, drawn_tasks, split_of
 
 INITIAL_INSTRUCTION = "Think step by step."
 BANK = Path(__file__).with_name("arith.txt")
@@ -63,13 +62,6 @@ def type_of(question: str) -> str | None:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArithOptions(Sizes):
-    """Sums, differences and products for a pretrained model."""
-
-    kind: Literal["arith"] = "arith"
-
-
 class ArithEnvironment(TaskEnvironment):
     """Questions whose pairs of numbers are in one split only; the reward is 1 for the right last number.
 
@@ -79,8 +71,8 @@ class ArithEnvironment(TaskEnvironment):
 
     measure: ClassVar[str] = "exact match"
 
-    def __init__(self, options: ArithOptions | None = None) -> None:
-        tasks = drawn_tasks("arith", options or ArithOptions(), STRATA, _draw)
+    def __init__(self, sizes: Sizes | None = None) -> None:
+        tasks = drawn_tasks("arith", sizes or Sizes(), STRATA, _draw)
         super().__init__(tasks, INITIAL_INSTRUCTION)
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
@@ -88,6 +80,11 @@ class ArithEnvironment(TaskEnvironment):
         found = last_number(trajectory.own_text)
         right = int(trajectory.task.answers[0])
         return reward(trajectory.own_text, right), None if found is None else f"{found:f}"
+
+
+def environment(**fields: Any) -> ArithEnvironment:
+    """Build the environment from the fields of a run file's section."""
+    return ArithEnvironment(Sizes(**fields))
 
 
 def _draw(rng: random.Random, kind: str, split: str) -> Drawn:
