@@ -139,7 +139,7 @@ def _preload() -> None:
             importlib.import_module(module.name)
     tqdm.monitor_interval = 0  # no thread of it while others are forked
     bundled_world()
-    templates = pages._environment(shares=True)
+    templates = pages.environment()
     for name in templates.list_templates(extensions=["j2"]):
         templates.get_template(name)
     model_card._template()

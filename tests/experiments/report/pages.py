@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-VOID = {"meta", "br", "line", "circle", "polyline", "path"}
+VOID = {"meta", "br", "line", "circle", "polyline", "polygon"}
 
 
 class Checker(HTMLParser):

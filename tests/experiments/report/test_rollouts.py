@@ -1,7 +1,6 @@
 """Groups side by side and tokens by role, from stored rollouts and a real tokenizer."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,9 @@ from cotune.experiments.report import write_report
 from cotune.experiments.report.rollouts import (
     MOST_COLUMNS,
     MOST_GROUPS,
-    OBSERVED,
-    OWN,
-    TEMPLATE,
-    Piece,
-    choose_trajectories,
     read_tokenizer,
-    role_runs,
-    shortened,
     show_rollout,
+    some_evaluated,
     some_groups,
     turns_in_tokens,
 )
@@ -80,39 +73,25 @@ def rollout(
     )  # fmt: skip
 
 
-def text_of(piece: Piece) -> str:
-    return "".join(piece.texts)
-
-
-def test_tokens_are_separated_by_turn_and_role() -> None:
+def test_tokens_are_separated_by_turn_and_author() -> None:
     row = trajectory_row(rollout(1.0))
     found = turns_in_tokens(TOKENIZER, row)
     assert found is not None
-    assert [[(p.role, text_of(p)) for p in turn] for turn in found] == [
-        [
-            (OWN, "<search>é</search>"),
-            (TEMPLATE, f"{END}user:\n"),
-            (OBSERVED, "Found: é."),
-            (TEMPLATE, f"\n{END}"),
-        ],
-        [(OWN, "<answer>b</answer>"), (TEMPLATE, END)],
+    assert [tuple("".join(tokens) for tokens in turn) for turn in found] == [
+        ("<search>é</search>", f"{END}user:\nFound: é.\n{END}"),
+        ("<answer>b</answer>", END),
     ]
     # Every token is there: é is two, the first of which has no text of its own.
-    assert sum(len(p.texts) for turn in found for p in turn) == len(row["mask"])
-    assert found[0][0].texts[8:10] == ("", "é")
-    runs = role_runs(row, found)
-    assert [role for role, _ in runs] == [OWN, TEMPLATE, OBSERVED, TEMPLATE, OWN, TEMPLATE]
-    assert sum(n for role, n in runs if role == OWN) == sum(row["mask"])
+    assert sum(len(tokens) for turn in found for tokens in turn) == len(row["mask"])
+    assert found[0][0][8:10] == ["", "é"]
 
 
-def test_an_observation_that_the_template_writes_otherwise_is_one_still() -> None:
+def test_a_turn_after_which_nothing_was_read_has_no_tokens_of_others() -> None:
     row = trajectory_row(rollout(1.0))
-    row["turns"][0]["observation"] = "stored otherwise"
+    row["completion_ids"], row["mask"] = row["completion_ids"][:-1], row["mask"][:-1]
     found = turns_in_tokens(TOKENIZER, row)
     assert found is not None
-    assert [(p.role, text_of(p)) for p in found[0][1:]] == [
-        (TEMPLATE, END), (OBSERVED, "user:\nFound: é.\n"), (TEMPLATE, END),
-    ]  # fmt: skip
+    assert found[-1][1] == ()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +110,7 @@ def test_what_does_not_fit_is_shown_by_turn(change: dict[str, Any]) -> None:
     assert turns_in_tokens(TOKENIZER, row) is None
     shown = show_rollout(row, TOKENIZER)
     assert shown.unit == "characters"
-    assert [text_of(p) for t in shown.turns for p in t.own] == [t["text"] for t in row["turns"]]
+    assert ["".join(t.written) for t in shown.turns] == [t["text"] for t in row["turns"]]
 
 
 def test_another_tokenizer_is_not_believed() -> None:
@@ -140,22 +119,15 @@ def test_another_tokenizer_is_not_believed() -> None:
     assert turns_in_tokens(TOKENIZER, row) is None
 
 
-def test_shortened_counts_what_is_left() -> None:
-    pieces = [Piece(OWN, ("a", "b")), Piece(OBSERVED, ("c", "d", "e"))]
-    assert shortened(pieces, 9) == (pieces, 0)
-    assert shortened(pieces, 3) == ([pieces[0], Piece(OBSERVED, ("c",))], 2)
-    assert shortened(pieces, 2) == ([pieces[0]], 3)
-
-
 def test_long_rollouts_are_cut_and_say_so() -> None:
     long = tuple(Turn("x" * 900, "y" * 900, "search") for _ in range(9))
     for tokenizer, unit in ((TOKENIZER, "tokens"), (None, "characters")):
         shown = show_rollout(trajectory_row(rollout(0.0, long)), tokenizer)
         assert shown.unit == unit
-        text = sum(len(text_of(p)) for t in shown.turns for p in (*t.own, *t.read))
+        text = sum(len("".join(part)) for t in shown.turns for part in (t.written, t.read))
         assert text <= 20_000
     shown = show_rollout(trajectory_row(rollout(0.0, long)), TOKENIZER)
-    assert (shown.turns[0].own_left, shown.turns[0].read_left > 700) == (500, True)
+    assert (shown.turns[0].written_left, shown.turns[0].read_left > 700) == (500, True)
     assert 0 < len(shown.turns) < 9
     assert shown.turns_left == 9 - len(shown.turns)
 
@@ -186,7 +158,7 @@ def make_run(folder: Path, tokenizer: bool = True) -> RunDir:
 
 def test_mixed_groups_come_first_and_one_with_hints(tmp_path: Path) -> None:
     groups = some_groups(make_run(tmp_path / "run"))
-    assert [(g.step, g.first["task"]["question"], g.hinted) for g in groups] == [
+    assert [(g.step, g.rollouts[0].row["task"]["question"], g.hinted) for g in groups] == [
         (10, "step 10 group 0?", 0),  # the most even
         (10, "step 10 group 1?", 0),
         (5, "step 5 group 1?", 2),
@@ -212,7 +184,7 @@ def test_of_a_large_group_both_ends_are_shown(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", CONFIG)
     run.trajectories(1, "train", [rollout(i / 15) for i in range(16)])
     [group] = some_groups(run)
-    assert (group.size, len(group.rollouts)) == (16, MOST_COLUMNS)
+    assert (len(group.rewards), len(group.rollouts)) == (16, MOST_COLUMNS)
     assert [r.row["reward"] for r in group.rollouts][::7] == [0.0, 1.0]
     page = check(write_report(run))
     assert "16, 8 of them shown" in page.words
@@ -225,22 +197,23 @@ def page_text(run: RunDir) -> tuple[str, str]:
 
 def test_the_page_shows_groups_by_token(tmp_path: Path) -> None:
     html, words = page_text(make_run(tmp_path / "run"))
-    assert html.count('<article class="rollout-column">') == 6 * 4
-    assert html.count('<details class="group" open>') == 1
+    assert html.count("<article>") == 6 * 4
+    assert html.count("<details open>") == 1
     for text in ("0.50 below the mean", "0.25 below the mean", "0.75 above the mean",
-                 "sampled under the hint , trained on without it Hint 0.", "without a hint",
+                 "Sampled under the hint, trained on without it: Hint 0.", "Without a hint",
                  "2 of 4 hinted", "all alike: no gradient", "turn 1 · search"):  # fmt: skip
         assert text.replace(" ,", ",") in words.replace(" ,", ","), text
-    assert '<span class="k own"><i>&lt;</i><i>s</i>' in html
-    assert f'<span class="k tpl"><i>{END.replace("<", "&lt;").replace(">", "&gt;")}</i>' in html
-    roles = set(re.findall(r'<i class="(own|obs|tpl)" style="flex-grow:\d+">', html))
-    assert roles == {"own", "obs", "tpl"}
+    assert '<div class="block own text"><i>&lt;</i><i>s</i>' in html
+    assert (
+        f'<div class="block obs text"><i>{END.replace("<", "&lt;").replace(">", "&gt;")}</i>'
+        in html
+    )
 
 
 def test_without_a_tokenizer_roles_are_by_turn(tmp_path: Path) -> None:
     html, words = page_text(make_run(tmp_path / "run", tokenizer=False))
-    assert '<span class="k own">&lt;search&gt;é&lt;/search&gt;</span>' in html
-    assert '<span class="k obs">Found: é.</span>' in html
+    assert '<div class="block own text">&lt;search&gt;é&lt;/search&gt;</div>' in html
+    assert '<div class="block obs text">Found: é.</div>' in html
     assert "<i>" not in html
     assert "0.50 below the mean" in words
 
@@ -258,9 +231,8 @@ def test_what_went_wrong_in_a_turn_is_said(tmp_path: Path) -> None:
     said = replace(rollout(0.0, turns), feedback="brief: Too long.")
     run.trajectories(1, "train", [said, rollout(1.0)])
     run.trajectories(1, "evaluate_after", [said])
-    html, words = page_text(run)
-    assert '<li class="wrong"><small>turn 1 · invalid</small>' in html
-    assert "empty query" in words
+    _, words = page_text(run)
+    assert "turn 1 · invalid empty query" in words
     assert words.count("Feedback: brief: Too long.") == 1
     assert words.count("Feedback brief: Too long.") == 1
 
@@ -326,13 +298,11 @@ def test_a_page_stays_small(tmp_path: Path) -> None:
     assert "more tokens" in words
 
 
-def test_trajectories_are_chosen_failures_first_and_mixed() -> None:
-    rows = [
-        {"reward": reward, "stop": stop, "task": {"stratum": stratum}}
-        for reward in (1.0, 0.0)
-        for stop, stratum in [("answered", "a")] * 5 + [("turn limit", "b")] * 5
-    ]
-    chosen = choose_trajectories(rows, 6, 2)
-    assert [row["reward"] for row in chosen] == [0, 0, 0, 0, 1, 1]
-    assert [row["stop"] for row in chosen[:4]] == ["answered", "turn limit"] * 2
-    assert choose_trajectories(rows[9:11], 6, 2) == [rows[10], rows[9]]
+def test_of_an_evaluation_failures_come_first_and_some_successes_last(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    assert some_evaluated(run) == ([], "")
+    run.trajectories(3, "evaluate_during", [rollout(1.0)])
+    run.trajectories(3, "evaluate_after", [rollout(float(i % 2), group=i) for i in range(20)])
+    shown, told = some_evaluated(run)
+    assert [r.row["reward"] for r in shown] == [0.0] * 7 + [1.0] * 3
+    assert told == "10 of the 20 rollouts of the last evaluation, lowest rewards first."

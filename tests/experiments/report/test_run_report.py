@@ -8,14 +8,9 @@ import pytest
 
 from cotune.errors import ConfigError
 from cotune.experiments.report import write_report
-from cotune.experiments.report.pages import count, duration, money, percent, points
-from cotune.experiments.report.recorded_run import read_run, result_so_far
-from cotune.experiments.report.run_report import (
-    behaviour_charts,
-    costs,
-    results,
-    training_charts,
-)
+from cotune.experiments.report.pages import Scores, count, duration, money, percent
+from cotune.experiments.report.recorded_run import RecordedRun
+from cotune.experiments.report.run_report import costs, results, training_charts
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from tests.experiments.report.pages import check
@@ -91,7 +86,7 @@ def train(run: RunDir, steps: int, evolve: bool, seed: int = 0) -> str:
             )
         total = sum(alive.values())
         run.event("population", step, members=[
-            {"id": name, "weight": weight, "probability": weight / total,
+            {"id": name, "weight": weight, "observed": weight, "probability": weight / total,
              "observed_rollouts": 40 * step, "assigned_groups": 3} for name, weight in alive.items()
         ])  # fmt: skip
         if evolve and step % 5 == 0 and len(alive) > 4:
@@ -170,10 +165,10 @@ def test_the_page_covers_the_run(evolved: RunDir) -> None:
     page = check(path)
     assert "run report" in page.words
     assert "Held-out exact match rose from 21.0_% to 62.0_%." in page.words
-    assert "62.0_% from 21.0_% +41.0 95_% CI 56–67" in page.words
+    assert "trained, best instruction 62.0_% 56–67 81.0_% 72–87" in page.words
     assert page.tags.count("svg") == 3 + 3 + 1  # training, more curves, the population
     assert "Not finished" not in page.words
-    assert page.tags.count("details") > 20
+    assert page.tags.count("details") > 15
 
 
 def test_the_lineage_and_the_trajectories_are_shown(evolved: RunDir) -> None:
@@ -219,12 +214,10 @@ def test_the_last_held_out_score_is_that_of_the_contender_that_won(tmp_path: Pat
     run.event("evaluated", 1, split="validation", when="during", em=0.5, n=8, trained=0)
     for when, em in (("during", 0.75), ("contender", 0.875), ("contender", 0.25)):
         run.event("evaluated", 21, split="validation", when=when, em=em, n=8, trained=20)
-    charts = [
-        c for c in training_charts(read_run(run.path)) if c and c.title.startswith("Held-out")
-    ]
-    zero, first, last = 256.0, 134.0, 42.5  # 100 % is at 12
-    assert f'points="52.0,{first} 626.0,{last}"' in charts[0].svg
-    assert (zero - last) / (zero - first) == 0.875 / 0.5
+    charts = [c for c in training_charts(RecordedRun(run.path)) if c.title.startswith("Held-out")]
+    zero, first, last = 162.0, 85.0, 27.2  # 100 % is at 8
+    assert charts[0].lines[0].points == f"44.0,{first} 438.0,{last}"
+    assert (zero - last) / (zero - first) == pytest.approx(0.875 / 0.5, abs=0.01)
     assert "was 75.0_% at step 20." in check(write_report(run.path)).words
 
 
@@ -234,8 +227,8 @@ def test_a_run_that_has_just_started_shows_its_first_score(tmp_path: Path) -> No
               when="before", by_stratum={"1 hop": [0.5, 4], "2 hops": [0.0, 4]})  # fmt: skip
     words = check(write_report(run)).words
     assert "Held-out exact match was 25.0_% before training." in words
-    assert "begun – from 25.0_% – from 50.0_% – from 0.0_%" in words
-    assert "Large: after training, which has not finished." in words
+    assert "before training, initial instruction 25.0_% 7–59 50.0_% 15–85 0.0_% 0–49" in words
+    assert "Training has not finished." in words
 
 
 def test_an_empty_run(tmp_path: Path) -> None:
@@ -279,7 +272,7 @@ def test_no_text_of_a_model_becomes_markup_or_template(tmp_path: Path) -> None:
     run.event("instruction_rejected", 1, text=f"Kept. {EVIL}", parent=EVIL, origin=EVIL,
               reason=EVIL, score=None, parent_score=None)  # fmt: skip
     run.event("proposal_failed", 1, reason=evil())
-    run.event("evolution", 1, parents=[evil()], rounds=1, proposed=4, verified=3, accepted=2,
+    run.event("evolution", 1, parents=["i0"], rounds=1, proposed=4, verified=3, accepted=2,
               population=5)  # fmt: skip
     run.event("notice", 1, text=evil())
     run.event("phase_failed", 1, reason=evil(), in_a_row=1)
@@ -337,13 +330,13 @@ def test_scores_that_are_no_shares_are_shown_as_numbers(tmp_path: Path) -> None:
     arm = {"em": 1.25, "em_before": -0.5, "em_n": 9, "measure": "mean reward"}
     run.write_summary({"name": "mine", "arms": {"static": {**arm, "em_interval": [-1.0, 3.5]}}})
     text = write_report(run).read_text(encoding="utf-8")
-    assert "Held-out mean reward rose from -0.500 to 1.250." in text
+    assert "Held-out mean reward rose from −0.500 to 1.250." in text
     assert '<th scope="col">Held-out mean reward</th>' in text
-    assert "<b>1.250</b>" in text
-    assert ">+1.750</small>" in text
+    assert '<b class="">1.250</b>' in text
+    assert '<b class="up">+1.750</b>' in text
     assert "−1.000 to 3.500" in text
-    table = text.partition("<h2>Result</h2>")[2].partition("</section>")[0]
-    for share in ("xact match", "percentage points", "Wilson", "1.250%"):
+    table = text.partition("<h2>Result</h2>")[2].partition("<h2>")[0]
+    for share in ("xact match", "percentage points", "1.250%"):
         assert share not in table
 
 
@@ -365,14 +358,18 @@ def test_the_first_screen_says_what_was_run_and_what_it_cost(tmp_path: Path) -> 
     html = write_report(run).read_text(encoding="utf-8")
     words = check(run.report_path).words
     assert "no proposal of this phase was useful: LLMError: <503>" in words
-    assert html.index('id="result"') < html.index('id="cost"') < html.index("Best instruction")
-    assert html.index("Best instruction") < html.index('id="training"')
+    parts = (
+        "<h2>Result",
+        "<h2>Cost",
+        "Best instruction",
+        "<h2>Training",
+        "<h2>Instructions",
+        "<h2>Rollouts",
+    )
+    assert sorted(parts, key=html.index) == list(parts)
     assert "Method inspo Model geo-1m Proposer offline rules Seed 3 Steps 60" in words
-    assert "Policy rollouts 13_200 train 12_000 verify 1_200" in words
+    assert "Policy rollouts 13_200 · train 12_000 · verify 1_200" in words
     assert "Rollouts of evaluations, not counted above 1_800" in words
-    # Overall and in each stratum, an interval.
-    assert words.count("95_% CI") == 4
-    assert "Result Cost Training Instructions Trajectories" in words
 
 
 def test_behaviour_is_drawn_from_what_a_run_recorded(tmp_path: Path) -> None:
@@ -386,27 +383,29 @@ def test_behaviour_is_drawn_from_what_a_run_recorded(tmp_path: Path) -> None:
             "turns_mean": 2.5, "actions/answer": 1.0, **lengths,
             **({"actions/search": 1.5} if step > 1 else {"actions/invalid": 0.25}),
         })  # fmt: skip
-    assert behaviour_charts(read_run(plain.path))[0].title == "Turns per rollout"
-    calls, response, prompt = behaviour_charts(read_run(tools.path))
+    assert training_charts(RecordedRun(plain.path))[0].title == "Turns per rollout"
+    calls, response, prompt = training_charts(RecordedRun(tools.path))
     assert calls.title == "Turns per rollout, by action"
     assert [name for _, name in calls.legend] == ["search", "unusable turns"]
-    assert calls.svg.count('class="dot"') == 6  # 0 where no turn was of the kind
+    assert [len(line.dots) for line in calls.lines] == [3, 3]  # 0 where no turn was of the kind
     assert [name for _, name in response.legend] == ["written by the policy", "with observations"]
     assert prompt.title == "Prompt length in tokens"
 
 
 def test_results_and_costs_hold_the_numbers(evolved: RunDir) -> None:
-    run = read_run(evolved.path)
-    cells = results(run)
-    sizes = {stratum: cell.n for stratum, cell in cells.items()}
-    assert sizes == {"": 300, "1 hop": 100, "2 hops": 100, "3 hops": 100}
+    run = RecordedRun(evolved.path)
+    table = results(run)
+    assert table is not None
+    assert [(cell.text, cell.note) for cell in table["head"][1:]] == [
+        ("Overall", "n\u00a0=\u00a0300"), ("1 hop", "n\u00a0=\u00a0100"),
+        ("2 hops", "n\u00a0=\u00a0100"), ("3 hops", "n\u00a0=\u00a0100"),
+    ]  # fmt: skip
     assert run.name == "inspo"
-    assert (cells["3 hops"].before, cells["3 hops"].after) == (0.02, 0.45)
-    assert cells["3 hops"].change == pytest.approx(0.43)
-    rows = {what: value for _, what, value in costs(run)}
+    assert [row[-1].text for row in table["rows"]] == ["2.0\u202f%", "45.0\u202f%", "+43.0"]
+    rows = dict(costs(run))
     assert rows["Policy rollouts"] == "13\u202f200"
     assert rows["Rollouts of evaluations, not counted above"] == "1\u202f800"
-    assert rows["verify"] == "1\u202f200"
+    assert rows["· verify"] == "1\u202f200"
     assert rows["Verification, share of all rollouts"] == "9.1\u202f%"
     assert rows["Phases without a useful proposal"] == "2"
     assert rows["Money"] == "$0.0312"
@@ -422,16 +421,16 @@ def test_the_wait_for_the_llm_is_summed_over_steps(tmp_path: Path) -> None:
             metrics |= {"llm/waited_seconds": wait}
         for _ in range(2):  # mini-batches repeat the batch's
             run.metrics(step, metrics)
-    rows = {what: value for _, what, value in costs(read_run(run.path))}
-    assert rows["waited for"] == "1 min 30 s"
+    assert dict(costs(RecordedRun(run.path)))["· waited for"] == "1 min 30 s"
     unasked = RunDir.create(tmp_path / "unasked", {})
     unasked.metrics(1, {"reward_mean": 0.5})
-    assert "waited for" not in {what for _, what, _ in costs(read_run(unasked.path))}
+    assert "· waited for" not in dict(costs(RecordedRun(unasked.path)))
 
 
 def test_formats() -> None:
     assert (percent(0.1234), percent(None)) == ("12.3\u202f%", "–")
-    assert (points(0.105), points(-0.02)) == ("+10.5", "−2.0")
+    gains = [Scores(True).cell(gain, change=True).text for gain in (0.105, -0.02)]
+    assert gains == ["+10.5", "−2.0"]
     assert (count(1234567.0), count(12)) == ("1\u202f234\u202f567", "12")
     assert (money(0), money(0.0123), money(12.5)) == ("$0.00", "$0.0123", "$12.50")
     assert [duration(s) for s in (4.2, 42, 192, 18420)] == [
@@ -439,7 +438,7 @@ def test_formats() -> None:
     ]  # fmt: skip
 
 
-def test_rewards_and_captions_of_a_run_that_was_not_evaluated_before(tmp_path: Path) -> None:
+def test_a_run_that_was_not_evaluated_before_has_no_change(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", CONFIG)
     told = {"split": "test", "prompt": "best", "instruction_id": "i0", "by_stratum": {}}
     for step in (1, 2, 3):
@@ -447,21 +446,21 @@ def test_rewards_and_captions_of_a_run_that_was_not_evaluated_before(tmp_path: P
     run.event("evaluated", 3, em=0.5, n=8, when="after", measure="exact match", **told)
     words = check(write_report(run)).words
     assert "Training reward per step" in words
-    assert "Large: after training, which has not finished. Below: the 95_% interval" in words
+    assert "change, in" not in words
     run.event("evaluated", 1, em=0.25, n=8, when="before", measure="exact match", **told)
-    assert "Below: before it, the change in percentage points, and the 95_% interval" in (
-        check(write_report(run)).words
-    )
+    assert "change, in percentage points +25.0" in check(write_report(run)).words
 
 
-def test_result_so_far_takes_before_and_after_of_one_split() -> None:
-    def event(split: str, when: str, em: float, prompt: str = "best") -> dict[str, object]:
-        return {"kind": "evaluated", "split": split, "when": when, "em": em, "prompt": prompt}
-
-    events = [event("test", "before", 0.1), event("validation", "before", 0.2),
-              event("test", "after", 0.6), event("test", "after", 0.9, prompt="initial")]  # fmt: skip
-    metrics = [{"step": 1, "seconds": 1.5}, {"step": 2, "seconds": None, "generated_tokens": 4}]
-    assert result_so_far(events, metrics) == {
+def test_result_so_far_takes_before_and_after_of_one_split(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", CONFIG)
+    for split, when, em, prompt in (
+        ("test", "before", 0.1, "best"), ("validation", "before", 0.2, "best"),
+        ("test", "after", 0.6, "best"), ("test", "after", 0.9, "initial"),
+    ):  # fmt: skip
+        run.event("evaluated", 1, split=split, when=when, em=em, prompt=prompt)
+    run.metrics(1, {"seconds": 1.5})
+    run.metrics(2, {"generated_tokens": 4})
+    assert RecordedRun(run.path).result == {
         "em": 0.6, "em_by_stratum": {}, "em_before": 0.1, "em_before_by_stratum": {},
         "seconds": 1.5, "generated_tokens": 4,
     }  # fmt: skip

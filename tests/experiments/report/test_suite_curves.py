@@ -27,15 +27,14 @@ def test_lines_over_the_same_points_keep_them() -> None:
     assert band == [(1, 0.0, 0.5), (4, 0.0, 1.0)]
 
 
-def test_lines_that_share_no_stretch_are_averaged_point_by_point() -> None:
-    assert average([[(1, 0.25)], [(3, 0.5)]]) == ([(2, 0.375)], [(2, 0.25, 0.5)])
-    lines = [[(1, 0.0), (2, 0.5)], [(3, 1.0), (6, 0.0), (9, 0.0)]]
-    assert average(lines) == ([(2, 0.5), (4, 0.25)], [(2, 0.0, 1.0), (4, 0.0, 0.5)])
+def test_lines_that_share_no_stretch_have_no_mean() -> None:
+    assert average([[(1, 0.25)], [(3, 0.5)]]) == ([], [])
+    assert average([]) == ([], [])
 
 
 def test_rollouts_count_training_and_verification_and_no_evaluation(tmp_path: Path) -> None:
     stage(tmp_path / "a", 8, (0.2, 0.9), verify=True)
-    curve = read_curves(tmp_path, of(s0=["a"])).curves["validation", "rollouts"]
+    curve = read_curves(tmp_path, of(s0=["a"])).curves["validation"]
     assert [x for x, _ in curve.mean] == [4 * 96, 8 * 96 + 48]
 
 
@@ -43,7 +42,7 @@ def test_stages_are_laid_end_to_end(tmp_path: Path) -> None:
     stage(tmp_path / "a", 4, (0.2, 0.5))
     stage(tmp_path / "b", 8, (0.5, 0.9))
     found = read_curves(tmp_path, of(s0=["a", "b"]))
-    curve = found.curves["validation", "rollouts"]
+    curve = found.curves["validation"]
     assert [x for x, _ in curve.mean] == [4 * 96, 8 * 96, 12 * 96]
     assert curve.stages == [4 * 96]
 
@@ -60,21 +59,14 @@ def test_rollouts_that_a_resume_dropped_do_not_count(tmp_path: Path) -> None:
         ledger.add_rollouts("train", 7, 0)
     for step in (1, 2):
         run.metrics(step, {"reward_mean": 0.5})
-    curve = read_curves(tmp_path, of(s0=["a"])).curves["reward", "rollouts"]
+    curve = read_curves(tmp_path, of(s0=["a"])).curves["reward"]
     assert [x for x, _ in curve.mean] == [100, 107]
 
 
-def test_wall_time_adds_attempts_without_the_pause_between(tmp_path: Path) -> None:
+def test_without_a_ledger_nobody_knows_the_rollouts(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "a", {"name": "a"})
-    times = ((1, 1, 1000.0), (1, 2, 1010.0), (2, 3, 5000.0), (2, 4, 5004.0))
-    lines = (
-        f'{{"time": {time}, "attempt": {attempt}, "step": {step}, "reward_mean": 0.5}}\n'
-        for attempt, step, time in times
-    )
-    run.metrics_path.write_text("".join(lines), encoding="utf-8")
-    found = read_curves(tmp_path, of(s0=["a"]))
-    assert [x for x, _ in found.curves["reward", "seconds"].mean] == [0, 10, 10, 14]
-    assert ("reward", "rollouts") not in found.curves  # without a ledger nobody knows
+    run.metrics(1, {"reward_mean": 0.5})
+    assert read_curves(tmp_path, of(s0=["a"])).curves == {}
 
 
 def test_finished_seeds_are_drawn_where_there_are_any(tmp_path: Path) -> None:
@@ -82,5 +74,5 @@ def test_finished_seeds_are_drawn_where_there_are_any(tmp_path: Path) -> None:
     stage(tmp_path / "b", 4, (0.2, 0.4), finish=False)
     runs = {"0": ["a"], "1": ["b"]}
     half = SuiteMethod(**method("m", "ours", 0.9, by_seed={"0": 0.9}, runs=runs))
-    assert read_curves(tmp_path, half).curves["reward", "rollouts"].seeds == 1
-    assert read_curves(tmp_path, of(s1=["b"])).curves["reward", "rollouts"].seeds == 1
+    assert read_curves(tmp_path, half).curves["reward"].band == ()
+    assert read_curves(tmp_path, of(s1=["b"])).curves["reward"].band == ()

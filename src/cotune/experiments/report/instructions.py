@@ -3,13 +3,14 @@
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from cotune.experiments.report.charts import Chart, Series, line_chart, style, thinned
+from cotune.experiments.report.charts import WIDE, Chart, Point, Series, line_chart, style, thinned
 from cotune.experiments.report.recorded_run import RecordedRun
 from cotune.run.json_files import Row
+from cotune.run.lineage import InstructionRow
 
 Segment = tuple[str, str]
 """("same" | "new" | "gone", text)."""
@@ -19,17 +20,12 @@ _MOST_REJECTED = 100  # texts of rejected proposals that a page shows, so that i
 _SENTENCE = re.compile(r"\s*\S.*?(?:(?<!\d)[.!?]+[\"')\]]*(?=\s)|(?=\n)|\Z)", re.DOTALL)
 
 
-def sentences(text: str) -> list[str]:
-    """Cut `text` into sentences and lines; joined they are `text` without trailing white space."""
-    return _SENTENCE.findall(text.rstrip())
-
-
 def sentence_diff(parent: str, child: str) -> list[Segment]:
     """Return `child` as segments that its parent has or lacks, with the parent's that are gone.
 
     The "same" and "new" segments joined are `child` without trailing white space.
     """
-    old, new = sentences(parent), sentences(child)
+    old, new = _SENTENCE.findall(parent.rstrip()), _SENTENCE.findall(child.rstrip())
     matcher = difflib.SequenceMatcher(
         None, [s.strip() for s in old], [s.strip() for s in new], autojunk=False
     )
@@ -51,77 +47,35 @@ def reasons(events: Iterable[Row]) -> list[tuple[str, int]]:
     return Counter(event["reason"] for event in events).most_common()
 
 
-@dataclass(slots=True)
-class Life:
-    """The history of one instruction.
-
-    Attributes:
-        weights: (step, weight) at each step of its life from which its weight is known.
-        observed: number of rollouts that its weight is based on.
-        pruned: the step at which it was dropped; None while it is in use.
-    """
-
-    weights: list[tuple[float, float]] = field(default_factory=list)
-    observed: int | None = None
-    pruned: int | None = None
-
-
-def lives(events: Sequence[Row]) -> dict[str, Life]:
-    """Read the life of every instruction from "population" and "instruction_pruned" events."""
-    found: dict[str, Life] = {}
-    for event in events:
-        if event["kind"] == "population":
-            for member in event["members"]:
-                life = found.setdefault(member["id"], Life())
-                weight, life.observed = member["weight"], member["observed_rollouts"]
-                # Weight 0 means nothing for an initial rewrite that has no rollouts yet.
-                if weight is not None and (life.observed or weight):
-                    life.weights.append((event["step"], weight))
-        elif event["kind"] == "instruction_pruned":
-            found.setdefault(event["id"], Life()).pruned = event["step"]
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One node of the family tree, ready to be shown.
-
-    Attributes:
-        row: its line of instructions.jsonl.
-        depth: generations below a root.
-        segments: its text, marked against its parent's.
-        best: whether it is the run's best.
+    """A node of the family tree: an instruction, its generations below a root, its text marked
+    against its parent's.
     """
 
-    row: Row
+    row: InstructionRow
     depth: int
-    life: Life
     segments: list[Segment]
-    best: bool
 
 
-def family(rows: Sequence[Row], lives: Mapping[str, Life], best: str | None) -> list[Member]:
+def family(rows: Sequence[InstructionRow]) -> list[Member]:
     """Return the instructions in tree order: each before its children, siblings by birth."""
-    by_id = {row["id"]: row for row in rows}
-    children: dict[str | None, list[Row]] = {}
-    for row in by_id.values():
-        parent = row["parent"]
-        children.setdefault(parent if parent in by_id else None, []).append(row)
+    by_id = {row.id: row for row in rows}
+    children: dict[str | None, list[InstructionRow]] = {}
+    for row in sorted(by_id.values(), key=lambda row: row.born):
+        children.setdefault(row.parent if row.parent in by_id else None, []).append(row)
 
-    def walk() -> Iterator[tuple[Row, int]]:
+    def walk() -> Iterator[Member]:
         waiting = [(row, 0) for row in reversed(children.get(None, []))]
         while waiting:
             row, depth = waiting.pop()
-            yield row, depth
-            born = sorted(children.get(row["id"], []), key=lambda r: r["born"])
-            waiting += [(child, depth + 1) for child in reversed(born)]
+            parent = by_id.get(row.parent or "")
+            yield Member(
+                row, depth, sentence_diff(parent.text, row.text) if parent else [("same", row.text)]
+            )
+            waiting += [(child, depth + 1) for child in reversed(children.get(row.id, []))]
 
-    def member(row: Row, depth: int) -> Member:
-        parent, text = by_id.get(row["parent"]), row["text"]
-        segments = sentence_diff(parent["text"], text) if parent else [("same", text)]
-        return Member(row, depth, lives.get(row["id"], Life()), segments, row["id"] == best)
-
-    return [member(row, depth) for row, depth in walk()]
+    return list(walk())
 
 
 def population(run: RecordedRun, failed: Sequence[Row]) -> dict[str, Any] | None:
@@ -133,44 +87,43 @@ def population(run: RecordedRun, failed: Sequence[Row]) -> dict[str, Any] | None
     rejected = run.of_kind("instruction_rejected")
     if len(run.instructions) < 2 and not rejected and not failed:
         return None
-    known = lives(run.events)
-    texts = {row["id"]: row["text"] for row in run.instructions}
-    marked = [
-        (event, sentence_diff(texts.get(event["parent"], ""), event["text"]))
-        for event in rejected[-_MOST_REJECTED:]
-    ]
+    texts = {row.id: row.text for row in run.instructions}
     return {
-        "chart": _weights_chart(run, known),
-        "members": family(run.instructions, known, run.best),
-        "rejected": marked,
-        "rejected_left": len(rejected) - len(marked),
+        "chart": _weights_chart(run),
+        "members": family(run.instructions),
+        "rejected": [
+            (event, sentence_diff(texts.get(event["parent"], ""), event["text"]))
+            for event in rejected[-_MOST_REJECTED:]
+        ],
+        "rejected_count": len(rejected),
         "reasons": reasons(rejected),
         "failed": reasons(failed),
-        "phases": run.of_kind("evolution"),
     }
 
 
-def _weights_chart(run: RecordedRun, lives: dict[str, Life]) -> Chart | None:
+def weights(events: Iterable[Row]) -> dict[str, list[Point]]:
+    """Return (step, weight) of each instruction at the steps from which its weight is known."""
+    curves: dict[str, list[Point]] = {}
+    for event in events:
+        for member in event["members"] if event["kind"] == "population" else ():
+            weight = member["weight"]
+            # Weight 0 means nothing for an initial rewrite that has no rollouts yet.
+            if weight is not None and (member["observed_rollouts"] or weight):
+                curves.setdefault(member["id"], []).append((event["step"], weight))
+    return curves
+
+
+def _weights_chart(run: RecordedRun) -> Chart | None:
     """Draw each instruction's weight over its life: survivors in colour, pruned ones in grey."""
-    known = {name: life for name, life in lives.items() if life.weights}
-    alive = [name for name, life in known.items() if life.pruned is None]
-    alive.sort(key=lambda name: -known[name].weights[-1][1])
-    colours = {name: style(i) for i, name in enumerate(alive)}
-    later = {row["id"] for row in run.instructions if row["born"]}
+    curves = weights(run.events)
+    alive = [row for row in run.instructions if row.pruned is None and row.id in curves]
+    alive.sort(key=lambda row: -curves[row.id][-1][1])
+    colours = {row.id: style(i) for i, row in enumerate(alive)}
+    best = {row.id for row in alive if row.best}
     series = [
-        Series(
-            name,
-            thinned(life.weights),
-            colours.get(name, "muted"),
-            label=name if name in colours else "",
-            born=name in later,
-            died=life.pruned is not None,
-            strong=name == run.best,
-        )
-        for name, life in known.items()
+        Series(name, thinned(curves[name]), colours.get(name, "muted"), strong=name in best)
+        for name in (*(curves.keys() - colours), *colours)
     ]
     phases = [event["step"] for event in run.of_kind("evolution")]
-    note = "○ born, × pruned. Colour: alive at the end, labelled; thick: the best. Grey: pruned."
-    if phases:
-        note += " Dotted: evolution phases."
-    return line_chart("Weight of each instruction", series, note=note, legend=False, guides=phases)
+    note = "Thick: the best. Grey: pruned." + " Dotted: evolution phases." * bool(phases)
+    return line_chart("Weight of each instruction", series, note=note, guides=phases, size=WIDE)

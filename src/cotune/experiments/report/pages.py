@@ -1,6 +1,7 @@
-"""Pages of reports: format numbers, times and names, and render templates."""
+"""Pages of reports: numbers, times and names as text, cells of tables, and the templates."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -9,42 +10,89 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from cotune.experiments.report.charts import solved_strip
 from cotune.run.json_files import write_atomic
 
 _THIN = "\u202f"
 NONE = "–"
 """The text for a missing value."""
 
-
-def _writer(form: str, scale: float = 1.0) -> Callable[[float | None], str]:
-    """Return a function that writes a number in this form; a dash for None."""
-    return lambda value: NONE if value is None else form.format(value * scale).replace("-", "−")
-
-
-def _range_writer(form: str, between: str, scale: int = 1) -> Callable[[Sequence[float]], str]:
-    """Return a function that writes the ends of an interval in this form."""
-    return lambda ends: between.join(form.format(end * scale).replace("-", "−") for end in ends)
+# Characters that a browser would not show or that would reorder the page: C0 and C1 controls and
+# marks of writing direction. A line feed and a tab stay.
+_PICTURES = {
+    **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
+    0x7F: 0x2421,
+    **dict.fromkeys((*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD),
+}
 
 
-percent = _writer(f"{{:.1f}}{_THIN}%", 100)
-short_percent = _writer("{:.1f}", 100)
-points = _writer("{:+.1f}", 100)
-"""Write a difference of shares in percentage points, signed."""
-signed = _writer("{:+.3f}")
-chance = _writer("{:.2f}")
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        note: a second text, small.
+        css: class of the main text: "up" and "down" colour a change; of a heading, its colour.
+        tag: a mark behind the main text.
+    """
+
+    text: str = NONE
+    note: str = ""
+    css: str = ""
+    tag: str = ""
+    bar: "Bar | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A score as a bar. All numbers are per cent of its width; `css` is the class of its colour."""
+
+    score: float
+    interval: Sequence[float]
+    seeds: Sequence[float]
+    guide: float | None
+    css: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Writes scores: shares of 1 as per cent, others with three digits."""
+
+    shares: bool
+
+    def score(self, value: float | None) -> str:
+        return percent(value) if self.shares else number(value)
+
+    def cell(
+        self, value: float | None, interval: Sequence[float] | None = None, change: bool = False
+    ) -> Cell:
+        """Return a score with its interval; a change has a sign, and a colour if it excludes zero."""
+        if value is None:
+            return Cell()
+        sign, scale, end = "+" if change else "", 100 if self.shares else 1, 0 if self.shares else 3
+        between = "–" if self.shares and not change else " to "
+        text = f"{value * scale:{sign}.{1 if self.shares else 3}f}"
+        ends = [f"{edge * scale:{sign}.{end}f}" for edge in interval or ()]
+        css = (
+            ""
+            if not change or not interval
+            else "up" * (interval[0] > 0) or "down" * (interval[1] < 0)
+        )
+        unit = f"{_THIN}%" if self.shares and not change else ""
+        return Cell(_minus(text) + unit, between.join(map(_minus, ends)), css)
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "−")
+
+
+def percent(value: float | None) -> str:
+    """Write a share as per cent; a dash for None."""
+    return NONE if value is None else _minus(f"{value * 100:.1f}{_THIN}%")
 
 
 def number(value: object) -> str:
     """Write a score or weight with three digits; a dash for None."""
-    return f"{value:.3f}" if isinstance(value, (int, float)) else NONE
-
-
-def direction(ends: Sequence[float] | None) -> str:
-    """Return the CSS class of a difference whose interval excludes zero; "" for others."""
-    if ends is None:
-        return ""
-    return "up" if ends[0] > 0 else "down" if ends[1] < 0 else ""
+    return _minus(f"{value:.3f}") if isinstance(value, (int, float)) else NONE
 
 
 def count(value: float | None) -> str:
@@ -91,63 +139,28 @@ def label(value: object) -> str:
     return "" if value is None else str(value)
 
 
-_FILTERS = {
-    "percent": percent, "points": points, "number": number, "chance": chance, "count": count,
-    "money": money, "duration": duration, "direction": direction, "solved_strip": solved_strip,
-    "cut": cut,
-}  # fmt: skip
-_BY_UNIT = {
-    "score": (percent, number),
-    "short": (short_percent, number),
-    "change": (points, signed),
-    "interval": (_range_writer("{:.0f}", "–", 100), _range_writer("{:.3f}", " to ")),
-    "change_interval": (_range_writer("{:+.0f}", " to ", 100), _range_writer("{:+.3f}", " to ")),
-}
-"""Filters for scores: of shares, and of other numbers."""
-
-# Characters that a browser would not show or that would reorder the page: C0 and C1 controls and
-# marks of writing direction. A line feed and a tab stay.
-_PICTURES = {
-    **{code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"},
-    0x7F: 0x2421,
-    **dict.fromkeys((*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD),
-}
-
-
-def write_page(
-    folder: Path,
-    template: str,
-    sheets: Sequence[str],
-    shares: bool,
-    content: Mapping[str, object],
-) -> Path:
+def write_page(folder: Path, template: str, content: Mapping[str, object]) -> Path:
     """Render a template of this package into a folder's report.html.
 
     Everything is escaped and an unknown name is an error. Control characters become pictures (␀, ␛).
-
-    Args:
-        sheets: names of the style sheets to include.
-        shares: scores are shares of 1, written as per cent.
-        content: the variables of the template.
     """
-    package = files(__package__ or __name__)
-    # The style sheets are part of the package, not written by a model.
-    css = Markup("".join(package.joinpath(name).read_text(encoding="utf-8") for name in sheets))
-    html = _environment(shares).get_template(template).render(style=css, **content)
+    # The style sheet is part of the package, not written by a model.
+    css = Markup(files(__package__ or __name__).joinpath("report.css").read_text(encoding="utf-8"))
+    html = environment().get_template(template).render(style=css, **content)
     path = folder / "report.html"
     write_atomic(path, html.translate(_PICTURES).encode(errors="replace"))
     return path
 
 
 @cache
-def _environment(shares: bool) -> Environment:
+def environment() -> Environment:
     """Return the environment of the templates, which compiles each once per process."""
-    environment = Environment(
+    templates = Environment(
         loader=PackageLoader(__package__ or __name__, "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= _FILTERS | {name: both[not shares] for name, both in _BY_UNIT.items()}
-    return environment
+    templates.filters |= {"percent": percent, "number": number, "count": count, "cut": cut}
+    return templates

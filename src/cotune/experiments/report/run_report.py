@@ -1,29 +1,34 @@
-"""The report of a run: result, cost, curves, instructions, rollouts."""
+"""The report of a run: result, cost, curves, instructions, hints, rollouts."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from cotune.experiments.report.charts import Chart, Series, curves_chart, line_chart, style
+from cotune.experiments.evaluate.quadrant_table import (
+    DIVERGENCE,
+    blocks,
+    columns,
+    notes,
+)
+from cotune.experiments.report.charts import Chart, Point, Series, curves_chart, line_chart, style
 from cotune.experiments.report.hints import hints_of, outside_phases
 from cotune.experiments.report.instructions import population
 from cotune.experiments.report.pages import (
     NONE,
+    Cell,
     count,
     duration,
     label,
     moment,
     money,
-    number,
     percent,
     write_page,
 )
-from cotune.experiments.report.quadrants import quadrant_table
-from cotune.experiments.report.recorded_run import RecordedRun, read_run, values
+from cotune.experiments.report.recorded_run import RecordedRun, values
+from cotune.experiments.report.rollouts import some_evaluated, some_groups
 from cotune.run.journal import NOTICES, describe_event
 from cotune.run.json_files import Row
 from cotune.run.scores import wilson
@@ -31,53 +36,55 @@ from cotune.run.truncation import SHARE, truncation_notice
 from cotune.utils.text import command_on
 
 _PURPOSES = ("train", "verify", "evolve")
+# Evaluations that do not use the best instruction of their time, or not the best policy.
+_OTHER_PROMPTS = ("plain", "uplift", "hinted", "last")
+_SCORES = {
+    "em_before": "before training, initial instruction",
+    "em_initial_instruction": "trained, initial instruction",
+    "em": "trained, best instruction",
+}
+Table = dict[str, Any]
+"""`head`, a list of cells; `rows`, each a list of cells, of which one alone is a heading; `notes`."""
 
 
 def write_run_report(folder: Path) -> Path:
     """Write report.html into a run folder; see `write_report`."""
-    run = read_run(folder)
-    charts = [chart for chart in training_charts(run) if chart]
-    content = {
-        "name": run.config.get("name") or folder.resolve().name,
+    run = RecordedRun(folder)
+    evaluated, evaluated_from = some_evaluated(run.folder)
+    content: dict[str, Any] = {
+        "title": run.config.get("name") or folder.resolve().name,
         "resume": command_on(folder, "resume"),
+        "measure_quadrants": command_on(folder, "evaluate", "--quadrants"),
         "run": run,
         "facts": _facts(run),
         "verdict": _verdict(run),
-        "results": results(run),
-        "quadrants": quadrant_table(run, folder),
+        "tables": [table for table in (quadrant_table(run), results(run)) if table],
         "costs": costs(run),
         "shipped": _shipped(run),
         "kept": run.kept.statement() if run.kept else "",
-        "charts": charts,
-        "more": [chart for chart in _more_charts(run) if chart],
+        "charts": training_charts(run),
+        "more": _more_charts(run),
         "population": population(run, outside_phases(run.events, "proposal_failed")),
         "hints": hints_of(run),
-        "notices": [*_notices(run), *_truncated(run)],
-        "resumes": _resumed(run),
+        "groups": some_groups(run.folder),
+        "evaluated": evaluated,
+        "evaluated_from": evaluated_from,
+        "notices": _notices(run),
     }
-    content["contents"] = (
-        ("result", "Result", True),
-        ("cost", "Cost", content["costs"]),
-        ("training", "Training", charts),
-        ("instructions", "Instructions", content["population"]),
-        ("hints", "Hints", content["hints"]),
-        ("trajectories", "Trajectories", run.groups or run.shown),
-        ("notices", "Notices", content["notices"] or content["resumes"]),
-    )
-    return write_page(folder, "report.html.j2", ["report.css"], run.shares, content)
+    return write_page(folder, "run.html.j2", content)
 
 
 def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     """Return what the header says was run: method, model, seed, length and time."""
-    said = {key: label(value) for key, value in run.summary.items()}
-    given = {key: label(value) for key, value in run.config.items()}
+    named = {key: label(value) for key, value in run.summary.items()}
+    configured = {key: label(value) for key, value in run.config.items()}
     times = [row["time"] for row in (*run.events, *run.metrics)]
     facts = [
-        ("Method", said.get("baseline") or given.get("strategy")),
-        ("Environment", given.get("environment")),
-        ("Model", said.get("model") or given.get("policy")),
-        ("Proposer", said.get("llm")),
-        ("Seed", given.get("seed")),
+        ("Method", named.get("baseline") or configured.get("strategy")),
+        ("Environment", configured.get("environment")),
+        ("Model", named.get("model") or configured.get("policy")),
+        ("Proposer", named.get("llm")),
+        ("Seed", configured.get("seed")),
         ("Steps", str(run.steps or "")),
         (
             "When",
@@ -87,134 +94,144 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-# Evaluations that do not use the best instruction of their time, or not the best policy.
-_OTHER_PROMPTS = ("plain", "uplift", "hinted", "last")
-
-
 def _verdict(run: RecordedRun) -> str:
     """Return one sentence on the outcome."""
     before, after = run.result.get("em_before"), run.result.get("em")
-    evaluated = [
-        event
-        for event in run.of_kind("evaluated")
-        if event.get("em") is not None and event.get("when") not in (*_OTHER_PROMPTS, "contender")
-    ]
-    score, what = percent if run.shares else number, f"Held-out {run.measure}"
+    score, what = run.scores.score, f"Held-out {run.measure}"
     if after is not None and before is not None:
         if after == before:
             return f"{what} stayed at {score(after)}."
-        verb = "rose" if after > before else "fell"
-        return f"{what} {verb} from {score(before)} to {score(after)}."
+        return (
+            f"{what} {'rose' if after > before else 'fell'} from {score(before)} to {score(after)}."
+        )
     if after is not None:
         return f"{what} is {score(after)}."
-    if evaluated:
-        last = evaluated[-1]
-        when = (
-            "before training"
-            if last.get("when") == "before"
-            else f"at step {last.get('trained', last['step'])}"
-        )
-        return f"{what} was {score(last['em'])} {when}."
+    for event in reversed(run.of_kind("evaluated")):
+        when = event.get("when")
+        if event.get("em") is not None and when not in (*_OTHER_PROMPTS, "contender"):
+            step = f"at step {event.get('trained', event['step'])}"
+            return f"{what} was {score(event['em'])} {'before training' if when == 'before' else step}."
     return "No held-out result yet."
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """Scores before and after, the 95 % interval of the latter, and the number of questions."""
+def results(run: RecordedRun) -> Table | None:
+    """Return the table of scores by stratum, before and after training; None if there are none."""
+    evaluated = run.of_kind("evaluated")
+    final = [event for event in evaluated if event.get("when") == "after"] or evaluated or [{}]
+    by_stratum = (final[-1].get("by_stratum") or {}).items()
+    sizes = {n: v[1] for n, v in by_stratum if isinstance(v, list) and len(v) > 1}
+    sizes |= {"": final[-1].get("n")}
+    scores: dict[str, dict[str, float | None]] = {}
+    for key in _SCORES:
+        cells = {"": run.result.get(key), **(run.result.get(f"{key}_by_stratum") or {})}
+        scores[key] = {name: _score(value) for name, value in cells.items()}
+        if not any(value is not None for value in scores[key].values()):
+            del scores[key]
+    if not scores:
+        return None
+    names = sorted({name for row in scores.values() for name in row})  # "", all questions, first
 
-    before: float | None
-    after: float | None
-    interval: Sequence[float] | None
-    n: int | None
+    def cell(key: str, name: str) -> Cell:
+        score, n = scores[key].get(name), sizes.get(name)
+        interval = wilson(score, n) if run.scores.shares and score is not None and n else None
+        stored = run.result.get("em_interval") if (key, name) == ("em", "") else None
+        return run.scores.cell(score, stored or interval)
 
-    @property
-    def change(self) -> float | None:
-        return None if self.before is None or self.after is None else self.after - self.before
+    def change(name: str) -> Cell:
+        ends = [scores[key].get(name) for key in ("em_before", "em")]
+        if None in ends:
+            return Cell()
+        gain = ends[1] - ends[0]  # pyright: ignore[reportOptionalOperand]
+        text = run.scores.cell(gain, change=True).text
+        return Cell(text, css="up" if gain > 0 else "down" if gain < 0 else "")
 
-
-def results(run: RecordedRun) -> dict[str, Cell]:
-    """Return the scores by stratum, "" for all questions; {} if there are none."""
-
-    def cell(before: object, after: object, n: int | None) -> Cell:
-        ends = (_stratum_score(before), _stratum_score(after))
-        share = ends[1] if run.shares else None
-        return Cell(*ends, wilson(share, n) if share is not None and n else None, n)
-
-    result, (n, by_stratum) = run.result, _sample_sizes(run)
-    overall = cell(result.get("em_before"), result.get("em"), n)
-    stored = result.get("em_interval")
-    cells = {"": Cell(overall.before, overall.after, stored or overall.interval, n)}
-    before = result.get("em_before_by_stratum") or {}
-    after = result.get("em_by_stratum") or {}
-    for name in sorted({*after, *before} - {""}):
-        cells[name] = cell(before.get(name), after.get(name), by_stratum.get(name))
-    scored = any((c.after, c.before) != (None, None) for c in cells.values())
-    return cells if scored else {}
+    rows = [[Cell(_SCORES[key]), *(cell(key, name) for name in names)] for key in scores]
+    if {"em", "em_before"} <= scores.keys():
+        points = ", in percentage points" if run.scores.shares else ""
+        rows.append([Cell(f"change{points}"), *map(change, names)])
+    heads = [
+        Cell(n or "Overall", f"n\u00a0=\u00a0{count(sizes[n])}" if sizes.get(n) else "")
+        for n in names
+    ]
+    notes = "Small: 95 % intervals over questions, which do not cover seeds."
+    if not run.finished:
+        notes = f"Training has not finished. {notes}"
+    return {"head": [Cell(f"Held-out {run.measure}"), *heads], "rows": rows, "notes": notes}
 
 
-def _stratum_score(value: object) -> float | None:
+def _score(value: object) -> float | None:
     """Return a score that is stored alone or as [score, n]."""
     if isinstance(value, Sequence) and not isinstance(value, str):
         value = value[0] if value else None
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def _sample_sizes(run: RecordedRun) -> tuple[int | None, dict[str, int]]:
-    """Return how many questions the last evaluation had: overall and by stratum."""
-    evaluated = run.of_kind("evaluated")
-    if not evaluated:
-        return None, {}
-    final = next((e for e in reversed(evaluated) if e.get("when") == "after"), evaluated[-1])
-    pairs = (final.get("by_stratum") or {}).items()
-    return final.get("n"), {name: v[1] for name, v in pairs if isinstance(v, list) and len(v) > 1}
+def quadrant_table(run: RecordedRun) -> Table | None:
+    """Return the scores of `cotune evaluate --quadrants`, with the gains at the margins; None without them."""
+    quadrants = run.quadrants
+    if quadrants is None:
+        return None
+    rows: list[list[Cell]] = []
+    for heading, lines in blocks(quadrants):
+        rows.append([Cell(heading)])
+        for line in lines:
+            pairs = zip(line.cells, line.gains, strict=True)
+            if heading == DIVERGENCE:
+                cells = [
+                    Cell(f"{kl.mean:.2g}", "{:.2g}–{:.2g}".format(*kl.interval)) if kl else Cell()
+                    for kl, _ in pairs
+                ]
+            else:
+                cells = [
+                    run.scores.cell(s.mean, s.interval, change=gain) if s else Cell()
+                    for s, gain in pairs
+                ]
+            rows.append([Cell(line.label), *cells])
+    head = [Cell(f"Held-out {run.measure}"), *map(Cell, columns(quadrants))]
+    told = ". ".join(note.removesuffix(".") for note in notes(quadrants)) + "."
+    return {"head": head, "rows": rows, "notes": told}
 
 
-def costs(run: RecordedRun) -> list[tuple[str, str, str]]:
-    """Return the rows of the cost table: CSS class, what is counted, and its value.
-
-    Evaluation is counted separately: no method pays for it.
-    """
+def costs(run: RecordedRun) -> list[tuple[str, str]]:
+    """Return what is counted, and its value. Evaluation is counted apart: no method pays for it."""
     by_purpose = run.result.get("policy_rollouts") or {}
     spent = {name: n for name, n in by_purpose.items() if name != "evaluate"}
     total = sum(spent.values()) if spent else None
     used = [name for name in (*_PURPOSES, *sorted(spent.keys() - {*_PURPOSES})) if spent.get(name)]
-    rows = [("", "Policy rollouts", count(total))]
-    rows += [("part", name, count(spent[name])) for name in used]
-    if "verify" in used or "evolve" not in used:
-        share = percent(spent.get("verify", 0) / total) if total else NONE
-        rows.append(("", "Verification, share of all rollouts", share))
-    if "evolve" in used and total:
-        rows.append(("", "Evolution, share of all rollouts", percent(spent["evolve"] / total)))
+    rows = [("Policy rollouts", count(total))]
+    rows += [(f"· {name}", count(spent[name])) for name in used]
+    if total:
+        if "verify" in used or "evolve" not in used:
+            share = percent(spent.get("verify", 0) / total)
+            rows.append(("Verification, share of all rollouts", share))
+        if "evolve" in used:
+            rows.append(("Evolution, share of all rollouts", percent(spent["evolve"] / total)))
+    waited = run.values("llm/waited_seconds")
     rows += [
-        ("", "Rollouts of evaluations, not counted above", count(by_purpose.get("evaluate"))),
-        ("", "Generated tokens", count(run.result.get("generated_tokens"))),
-        ("", "LLM calls", count(run.result.get("llm_calls"))),
-        ("part", "waited for", _sum_of_steps(run, "llm/waited_seconds")),
-        ("", "Phases without a useful proposal", count(run.result.get("failed_phases") or None)),
-        ("", "Money", money(run.result.get("money"))),
-        ("", "Time", duration(run.result.get("seconds"))),
+        ("Rollouts of evaluations, not counted above", count(by_purpose.get("evaluate"))),
+        ("Generated tokens", count(run.result.get("generated_tokens"))),
+        ("LLM calls", count(run.result.get("llm_calls"))),
+        ("· waited for", duration(sum(y for _, y in waited) if waited else None)),
+        ("Phases without a useful proposal", count(run.result.get("failed_phases") or None)),
+        ("Money", money(run.result.get("money"))),
+        ("Time", duration(run.result.get("seconds"))),
     ]
-    return [row for row in rows if row[2] != NONE]
+    return [row for row in rows if row[1] != NONE]
 
 
-def _sum_of_steps(run: RecordedRun, key: str) -> str:
-    """Return the sum over steps of a metric in seconds."""
-    found = [value for _, value in run.values(key)]
-    return duration(sum(found)) if found else NONE
+def _shipped(run: RecordedRun) -> tuple[str, str] | None:
+    """Return the heading and the text of the instruction to ship."""
+    for row in run.instructions:
+        if row.best:
+            born = f"born at step {row.born}" if row.born else "present from the start"
+            origin = f" ({row.origin})" if row.origin else ""
+            return f"Best instruction: {row.id}, {born}{origin}", row.text
+    text = run.kept.instruction if run.kept else run.summary.get("best_instruction")
+    return ("Best instruction", text) if text else None
 
 
-def _shipped(run: RecordedRun) -> Row | None:
-    """Return the instruction to ship: the kept one, the summary's, else the last evaluated."""
-    best = run.kept.instruction if run.kept else run.summary.get("best_instruction")
-    wanted = best or run.best
-    for row in reversed(run.instructions):
-        if wanted and wanted in (row["id"], row["text"]):
-            return row
-    return {"id": "", "born": None, "origin": "", "text": best} if best else None
-
-
-def _resumed(run: RecordedRun) -> list[tuple[Row, list[tuple[str, str]]]]:
-    """Return each resume, with the fields of the run file that changed and how.
+def _notices(run: RecordedRun) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return resumes with the fields of the run file that changed and how, then all notices.
 
     Fields that may hold a key are only named: events do not contain their values.
     """
@@ -224,60 +241,50 @@ def _resumed(run: RecordedRun) -> list[tuple[Row, list[tuple[str, str]]]]:
             return "another value, which is not recorded"
         return " → ".join(json.dumps(value, ensure_ascii=False) for value in pair)
 
-    return [
-        (event, [(name, changed(pair)) for name, pair in event["changed"].items()])
-        for event in run.of_kind("resumed")
-    ]
+    lines: list[tuple[str, list[tuple[str, str]]]] = []
+    for event in run.of_kind("resumed"):
+        fields = [(name, changed(pair)) for name, pair in event["changed"].items()]
+        told = f"resumed from step {event['from_step']} (attempt {event['attempt']})"
+        lines.append((f"{told}, with another run file:" if fields else told, fields))
+    for event in run.events:
+        if event["kind"] in NOTICES:
+            # A notice without a text of its own gets the console's.
+            text = event.get("text") or Text.from_markup(describe_event(event["kind"], event)).plain
+            lines.append((f"step {event['step']}: {text}", []))
+    truncated = ((row["step"], truncation_notice(row)) for row in run.metrics)
+    lines += [(f"step {step}: {text}", []) for step, text in truncated if text][:1]
+    return lines
 
 
-def _notices(run: RecordedRun) -> list[Row]:
-    """Return the events that are notices; a notice without a text of its own gets the console's."""
-    return [
-        {"text": Text.from_markup(describe_event(event["kind"], event)).plain, **event}
-        for event in run.events
-        if event["kind"] in NOTICES
-    ]
-
-
-def _truncated(run: RecordedRun) -> list[Row]:
-    """Return the first notice that more than half of a step's rollouts were truncated."""
-    notices = ({"step": row["step"], "text": truncation_notice(row)} for row in run.metrics)
-    return [notice for notice in notices if notice["text"]][:1]
-
-
-def training_charts(run: RecordedRun) -> list[Chart | None]:
-    """Draw reward, held-out score, behaviour and zero-advantage share over the steps."""
-    without = "Share of groups without advantage"
-    return [
-        _reward_chart(run),
+def training_charts(run: RecordedRun) -> list[Chart]:
+    """Draw reward, held-out score, behaviour (INSPO Fig. 2) and zero-advantage share over the steps."""
+    before = "resample/reward_mean_before"
+    resampled = any(before in row for row in run.metrics)
+    reward = f"Training reward per step{', before groups were replaced' * resampled}"
+    charts = [
+        _curve(run, reward, before if resampled else "reward_mean", share=run.scores.shares),
         _held_out_chart(run),
-        *behaviour_charts(run),
-        _curve(run, without, "zero_advantage_share", shares=True),
-        _curve(run, "Share of rollouts that were truncated", SHARE, shares=True)
-        if any(share for _, share in run.values(SHARE))
-        else None,
+        _calls_chart(run),
+        _response_chart(run),
+        _curve(run, "Prompt length in tokens", "prompt_tokens_mean"),
+        _curve(run, "Share of groups without advantage", "zero_advantage_share", share=True),
     ]
+    if any(share for _, share in run.values(SHARE)):
+        charts.append(_curve(run, "Share of rollouts that were truncated", SHARE, share=True))
+    return [chart for chart in charts if chart]
 
 
-def _more_charts(run: RecordedRun) -> list[Chart | None]:
-    return [
+def _more_charts(run: RecordedRun) -> list[Chart]:
+    charts = [
         _curve(run, "Loss", "loss"),
         _curve(run, "Entropy of the policy (nats per token)", "entropy"),
         _curve(run, "Gradient norm", "grad_norm"),
     ]
+    return [chart for chart in charts if chart]
 
 
-def _curve(run: RecordedRun, title: str, key: str, shares: bool = False) -> Chart | None:
-    return curves_chart(title, [(run.name, run.values(key))], "share" if shares else "number")
-
-
-def _reward_chart(run: RecordedRun) -> Chart | None:
-    """Draw the training reward of each step; as per cent if it is the share of exact matches."""
-    before = "resample/reward_mean_before"
-    if any(before in row for row in run.metrics):
-        title = "Training reward per step, before groups were replaced"
-        return _curve(run, title, before, shares=run.shares)
-    return _curve(run, "Training reward per step", "reward_mean", shares=run.shares)
+def _curve(run: RecordedRun, title: str, key: str, *, share: bool = False) -> Chart | None:
+    return curves_chart(title, [(run.name, run.values(key))], share=share)
 
 
 def _held_out_chart(run: RecordedRun) -> Chart | None:
@@ -294,40 +301,28 @@ def _held_out_chart(run: RecordedRun) -> Chart | None:
             by_split.setdefault(str(event.get("split", "")), []).append(row)
     for rows in by_split.values():
         rows.sort(key=lambda row: row.get("em") or 0.0)
-    drawn = [(split, values(rows, "em")) for split, rows in sorted(by_split.items())]
-    drawn = [(split if len(drawn) > 1 else run.name, points) for split, points in drawn]
-    named = [(name, points) for name, points in drawn if points]
-    if not any(x > 0 for _, points in named for x, _ in points):
+    curves = [(split, values(rows, "em")) for split, rows in sorted(by_split.items())]
+    curves = [(split, points) for split, points in curves if points]
+    if not any(x > 0 for _, points in curves for x, _ in points):
         return None  # nothing was trained: before and after would coincide
-    series = [Series(name, points, style(i), dots=True) for i, (name, points) in enumerate(named)]
-    unit = "share" if run.shares else "number"
-    return line_chart(f"Held-out {run.measure}", series, unit=unit, legend=len(series) > 1)
-
-
-_ACTIONS = "actions/"
-_NO_TOOL = frozenset({"answer", "invalid"})
-_MOST_KINDS = 7
-
-
-def behaviour_charts(run: RecordedRun) -> list[Chart]:
-    """Draw tool calls, response and prompt length (INSPO Fig. 2), as far as they were recorded."""
-    prompt = _curve(run, "Prompt length in tokens", "prompt_tokens_mean")
-    return [chart for chart in (_calls_chart(run), _response_chart(run), prompt) if chart]
+    series = [Series(split, points, style(i)) for i, (split, points) in enumerate(curves)]
+    return line_chart(f"Held-out {run.measure}", series, share=run.scores.shares)
 
 
 def _calls_chart(run: RecordedRun) -> Chart | None:
     """Draw turns that call a tool: the tools called most, and turns that could not be used."""
-    rows = [row for row in run.metrics if any(key.startswith(_ACTIONS) for key in row)]
-    keys = sorted({key for row in rows for key in row if key.startswith(_ACTIONS)})
-    # 0 at steps that took other actions only
-    calls = {
-        key.removeprefix(_ACTIONS): values([{**row, key: row.get(key, 0.0)} for row in rows], key)
-        for key in keys
+    prefix, others = "actions/", ("answer", "invalid")
+    rows = [row for row in run.metrics if any(key.startswith(prefix) for key in row)]
+    kinds = {key.removeprefix(prefix) for row in rows for key in row if key.startswith(prefix)}
+    calls: dict[str, list[Point]] = {
+        # 0 at steps that took other actions only
+        kind: values([{prefix + kind: 0.0, **row} for row in rows], prefix + kind)
+        for kind in sorted(kinds)
     }
-    if tools := set(calls) - _NO_TOOL:
-        most = sorted(sorted(tools), key=lambda kind: -sum(y for _, y in calls[kind]))
-        curves = [(kind, calls[kind]) for kind in most[:_MOST_KINDS]]
-        curves += [("unusable turns", calls[kind]) for kind in ("invalid",) if kind in calls]
+    if tools := [kind for kind in calls if kind not in others]:
+        most = sorted(tools, key=lambda kind: -sum(y for _, y in calls[kind]))[:7]
+        curves = [(kind, calls[kind]) for kind in most]
+        curves += [("unusable turns", calls[kind]) for kind in others[1:] if kind in calls]
         return curves_chart("Turns per rollout, by action", curves)
     if any(y > 1 for _, y in run.values("turns_mean")):
         return _curve(run, "Turns per rollout", "turns_mean")
@@ -335,8 +330,8 @@ def _calls_chart(run: RecordedRun) -> Chart | None:
 
 
 def _response_chart(run: RecordedRun) -> Chart | None:
-    own, all_tokens = run.values("response_tokens_mean"), run.values("completion_tokens_mean")
-    curves = [("written by the policy", own)]
-    if any(a[1] > b[1] * 1.05 for a, b in zip(all_tokens, own, strict=False)):
+    written, all_tokens = run.values("response_tokens_mean"), run.values("completion_tokens_mean")
+    curves = [("written by the policy", written)]
+    if any(a[1] > b[1] * 1.05 for a, b in zip(all_tokens, written, strict=False)):
         curves.append(("with observations", all_tokens))
     return curves_chart("Response length in tokens", curves)

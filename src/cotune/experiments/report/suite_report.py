@@ -1,34 +1,25 @@
 """A suite's report: methods × seeds on one page, in one HTML file without scripts."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from markupsafe import Markup
-
 from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
 from cotune.experiments.evaluate.quadrants import QUADRANTS
-from cotune.experiments.report.charts import PANEL, Chart, Series, interval_bar, line_chart
+from cotune.experiments.report.charts import PANEL, Chart, Series, line_chart
 from cotune.experiments.report.pages import (
     NONE,
+    Bar,
+    Cell,
+    Scores,
     count,
     duration,
     moment,
     money,
     write_page,
 )
-from cotune.experiments.report.suite_curves import (
-    AXES,
-    MEASURES,
-    Axis,
-    Curve,
-    Measure,
-    MethodCurves,
-    folder_of,
-    read_curves,
-)
+from cotune.experiments.report.suite_curves import MEASURES, MethodCurves, folder_of, read_curves
 
 _STRATA_IN_TABLE = 4
 _STYLES = {
@@ -39,7 +30,9 @@ _STYLES = {
     "ours": "s1",
     "ablation": "s2",
 }
-_UNITS = ((3600 * 3, 3600.0, "hours"), (60 * 3, 60.0, "minutes"), (0, 1.0, "seconds"))
+_SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+Column = tuple[Cell, Callable[[SuiteMethod], Cell]]
+"""The heading of a column, and each method's cell."""
 
 
 def write_suite_report(folder: Path | str, summary: Mapping[str, Any] | None = None) -> Path:
@@ -64,214 +57,244 @@ def write_suite_report(folder: Path | str, summary: Mapping[str, Any] | None = N
         summary = summary_so_far(folder)
     suite = SuiteSummary.of(summary, folder / "summary.json")
     read = {method.name: read_curves(folder, method) for method in suite.methods}
-    strata = suite.stratum_names
-    inside = len(strata) <= _STRATA_IN_TABLE
-    measured = {each.measure for each in read.values() if each.curves}
-    measures: list[Measure] = [name for name in MEASURES if name in measured]
-    spent = _spent(suite)
+    scores = Scores(suite.shares)
+    measures = {each.measure for each in read.values() if each.curves}
     content = {
+        "title": suite.name,
         "suite": suite,
-        "facts": [*_facts(suite), ("Spent", _spent_in_short(suite, dict(spent)))],
-        "colours": _STYLES,
-        "bars": _bars(suite),
-        "baseline": suite.baseline_method,
-        "seeds": [str(seed) for seed in suite.seeds],
-        "strata": strata if inside else [],
-        "strata_apart": [] if inside else strata,
-        "before": any(method.before is not None for method in suite.methods),
-        "quadrants": QUADRANTS if any(method.quadrants for method in suite.methods) else (),
-        "hinted": [method for method in suite.methods if method.hints],
-        "footnotes": {note: i for i, note in enumerate(suite.notes, 1)},
-        "troubled": [method for method in suite.methods if method.trouble],
+        "facts": _facts(suite),
         "verdict": suite.verdict,
-        "spent": spent,
-        "costs": _costs(suite),
-        "curves": [block for axis in AXES if (block := _panels(suite, read, axis))],
-        "measure": " or ".join(MEASURES[name] for name in measures),
-        "measures": measures,
+        "troubled": [method for method in suite.methods if method.trouble],
+        "result": _table(suite, f"Held-out {suite.what}", _result_columns(suite, scores)),
+        "quadrants": _quadrants(suite, scores),
+        "strata": _strata_apart(suite, scores),
+        "costs": _table(suite, "One run, mean over seeds", _cost_columns(suite)),
+        "panels": _panels(suite, read),
+        "measure": " or ".join(MEASURES[name] for name in MEASURES if name in measures),
         "without_curve": [m.label for m in suite.methods if not read[m.name].curves],
-        "several_stages": any(c.stages for each in read.values() for c in each.curves.values()),
         "instructions": _instructions(suite, read),
+        "hinted": [(_heading(method), method) for method in suite.methods if method.hints],
+        "scores": scores,
         "links": _links(folder, suite),
         "missing": [line for each in read.values() for line in each.missing],
     }
-    sheets = ["report.css", "suite.css"]
-    return write_page(folder, "suite.html.j2", sheets, suite.shares, content)
+    return write_page(folder, "suite.html.j2", content)
 
 
 def _facts(suite: SuiteSummary) -> list[tuple[str, str]]:
-    """Return what the header says was run."""
+    """Return what the header says was run, and what all finished runs cost together."""
+
+    def total(name: str) -> float | None:
+        # A method's numbers are means over its finished seeds.
+        means = [(getattr(method, name), method.finished) for method in suite.methods]
+        known = [mean * seeds for mean, seeds in means if mean is not None]
+        return sum(known) if known else None
+
+    runs = len(suite.methods) * len(suite.seeds)
     facts = [
         ("World", suite.environment),
         ("Policy", suite.policy),
         ("Proposer", suite.llm),
-        ("Methods", str(len(suite.methods))),
         ("Seeds", ", ".join(map(str, suite.seeds))),
         ("Budget of a run", f"{count(suite.budget)} policy rollouts"),
         ("Held-out questions", count(suite.n) if suite.n else ""),
         ("When", moment(suite.created)),
-    ]
-    return [(name, value) for name, value in facts if value]
-
-
-def _spent(suite: SuiteSummary) -> list[tuple[str, str]]:
-    """Return what all finished runs cost together."""
-
-    def total(name: str) -> float | None:
-        # A method's numbers are means over its finished seeds.
-        found = [(getattr(method, name), method.finished) for method in suite.methods]
-        known = [mean * seeds for mean, seeds in found if mean is not None]
-        return sum(known) if known else None
-
-    rows = [
-        ("Finished (methods × seeds)", count(sum(method.finished for method in suite.methods))),
+        ("Runs", f"{sum(method.finished for method in suite.methods)} of {runs}"),
         ("Policy rollouts", count(total("rollouts"))),
         ("Evaluation rollouts", count(total("evaluation_rollouts"))),
-        ("Generated tokens", count(total("generated_tokens"))),
-        ("LLM calls", count(total("llm_calls"))),
         ("Money", money(total("money"))),
         ("Time, summed over runs", duration(total("seconds"))),
     ]
-    return [row for row in rows if row[1] != NONE]
+    return [(name, value) for name, value in facts if value not in ("", NONE)]
 
 
-def _spent_in_short(suite: SuiteSummary, spent: Mapping[str, str]) -> str:
-    runs = len(suite.methods) * len(suite.seeds)
-    parts = [f"{spent['Finished (methods × seeds)']} of {runs} runs"]
-    if rollouts := spent.get("Policy rollouts"):
-        parts.append(f"{rollouts} policy rollouts")
-    parts += [spent[key] for key in ("Money", "Time, summed over runs") if key in spent]
-    return ", ".join(parts)
+def _table(suite: SuiteSummary, corner: str, columns: Sequence[Column]) -> dict[str, Any]:
+    """Return a table with a row a method under its group's heading."""
+    rows: list[list[Cell]] = []
+    for group, heading, methods in suite.grouped:
+        rows.append([Cell(heading, css=_STYLES[group])])
+        rows += [[_row_name(suite, m), *(cell(m) for _, cell in columns)] for m in methods]
+    return {"head": [Cell(corner), *(head for head, _ in columns)], "rows": rows}
 
 
-def _costs(suite: SuiteSummary) -> dict[str, Any]:
-    """Return the cost table: its `columns`, and in `rows` by method a value for each."""
-    purposes = suite.purposes
-
-    def row(method: SuiteMethod) -> list[str]:
-        by_purpose = method.rollouts_by_purpose
-        absent = None if method.rollouts is None else 0
-        return [
-            count(method.rollouts),
-            *(count(by_purpose.get(purpose, absent)) for purpose in purposes),
-            count(method.evaluation_rollouts),
-            count(method.generated_tokens),
-            count(method.llm_calls),
-            money(method.money),
-            duration(method.seconds),
-        ]
-
-    columns = [
-        "Policy rollouts", *purposes, "Evaluation rollouts", "Generated tokens", "LLM calls",
-        "Money", "Time",
-    ]  # fmt: skip
-    return {"columns": columns, "rows": {method.name: row(method) for method in suite.methods}}
+def _row_name(suite: SuiteSummary, method: SuiteMethod) -> Cell:
+    note = str(suite.notes.index(method.note) + 1).translate(_SUPERSCRIPT) if method.note else ""
+    tags = ["baseline"] * (method.name == suite.baseline) + [method.trouble] * bool(method.trouble)
+    return Cell(method.label + note, tag=", ".join(tags))
 
 
-def _bars(suite: SuiteSummary) -> dict[str, Markup]:
-    """Draw each method's score with its interval and seeds, all on one scale; "" without a score."""
+def _result_columns(suite: SuiteSummary, scores: Scores) -> list[Column]:
+    baseline, seeds = suite.baseline_method, [str(seed) for seed in suite.seeds]
+
+    def gain(method: SuiteMethod) -> Cell:
+        if method.name == suite.baseline:
+            return Cell()
+        return scores.cell(method.gain, method.gain_interval, change=True)
+
+    def chance(method: SuiteMethod) -> Cell:
+        value = method.probability_of_improvement
+        return Cell() if value is None or method.name == suite.baseline else Cell(f"{value:.2f}")
+
+    n = f", n\u00a0=\u00a0{count(suite.n)}" if suite.n else ""
+    columns: list[Column] = [(Cell("Score", f"95 % interval{n}"), _bars(suite, scores))]
+    if len(seeds) > 1:
+        columns.append((
+            Cell("By seed", ", ".join(seeds)),
+            lambda m: Cell(" ".join(scores.score(m.by_seed.get(s)).removesuffix("\u202f%") for s in seeds)),
+        ))  # fmt: skip
+    if len(suite.stratum_names) <= _STRATA_IN_TABLE:
+        columns += _stratum_columns(suite, scores)
+    columns.append((Cell("Gain", f"over {baseline.label}"), gain))
+    columns.append((Cell("P(improvement)"), chance))
+    if any(method.before is not None for method in suite.methods):
+        columns.append((Cell("Before", "training"), lambda m: scores.cell(m.before)))
+    return [
+        *columns,
+        (Cell("Plain", "initial instruction"), lambda m: scores.cell(m.plain, m.plain_interval)),
+        (Cell("Compute", "rollouts paid"), lambda m: Cell(m.compute, count(m.rollouts))),
+    ]
+
+
+def _bars(suite: SuiteSummary, scores: Scores) -> Callable[[SuiteMethod], Cell]:
+    """Return what makes a method's score with a bar of its interval and seeds, all on one scale."""
     numbers = [v for m in suite.methods for v in (m.score, *(m.interval or ())) if v is not None]
     numbers += [v for m in suite.methods for v in m.by_seed.values()]
     low, high = min([0.0, *numbers]), max(numbers, default=1.0)
-    between = (low, max(1.0, high) if suite.shares else max(high, low + 1e-9))
-    return {
-        method.name: Markup("")
-        if method.score is None
-        else interval_bar(
-            method.score,
-            method.interval,
-            list(method.by_seed.values()),
-            between=between,
-            style=_STYLES[method.group],
-            guide=suite.baseline_method.score,
+    high = max(1.0, high) if suite.shares else max(high, low + 1e-9)
+
+    def place(value: float) -> float:
+        return round((value - low) / (high - low) * 100, 1)
+
+    def cell(method: SuiteMethod) -> Cell:
+        text = scores.cell(method.score, method.interval)
+        if method.score is None:
+            return text
+        baseline = suite.baseline_method.score
+        bar = Bar(
+            place(method.score),
+            [place(end) for end in method.interval or ()],
+            [place(score) for score in method.by_seed.values()],
+            None if baseline is None else place(baseline),
+            _STYLES[method.group],
         )
-        for method in suite.methods
-    }
+        return Cell(text.text, text.note, bar=bar)
+
+    return cell
 
 
-def _panels(
-    suite: SuiteSummary, read: Mapping[str, MethodCurves], axis: Axis
-) -> tuple[str, list[tuple[Chart, str]]] | None:
-    """Draw a small chart for each method that has a curve, all on the same scales.
+def _stratum_columns(suite: SuiteSummary, scores: Scores) -> list[Column]:
+    def column(name: str) -> Column:
+        n = suite.strata.get(name)
+        head = Cell(name, f"n\u00a0=\u00a0{count(n)}" if n else "")
+        return head, lambda method: scores.cell(method.by_stratum.get(name))
 
-    Returns:
-        The heading, and the charts with their CSS classes; None if no method has a curve.
-    """
+    return [column(name) for name in suite.stratum_names]
 
-    def curve_of(name: str, method: SuiteMethod) -> Curve | None:
-        return read[name].curves.get((read[method.name].measure, axis))
 
-    drawn = [
-        (method, curve, curve_of(suite.baseline, method) if method.name != suite.baseline else None)
-        for method in suite.ordered
-        if (curve := curve_of(method.name, method)) is not None
-    ]
-    if not drawn:
+def _strata_apart(suite: SuiteSummary, scores: Scores) -> dict[str, Any] | None:
+    if len(suite.stratum_names) <= _STRATA_IN_TABLE:
         return None
+    return _table(suite, f"Held-out {suite.what}", _stratum_columns(suite, scores))
+
+
+def _quadrants(suite: SuiteSummary, scores: Scores) -> dict[str, Any] | None:
+    """Return the scores of both weights under both instructions; None if no method has them."""
+    if not any(method.quadrants for method in suite.methods):
+        return None
+
+    def quadrant(name: str) -> Callable[[SuiteMethod], Cell]:
+        def cell(method: SuiteMethod) -> Cell:
+            spreads = method.quadrants.get(name, {}).values()
+            greedy, *sampled = [scores.cell(s.mean, s.interval) for s in spreads] or [Cell()]
+            notes = (greedy.note, *(f"{c.text} {c.note}" for c in sampled))
+            return Cell(greedy.text, "\n".join(notes))
+
+        return cell
+
+    def divergence(method: SuiteMethod) -> Cell:
+        both = [f"{prompt} {kl.mean:.2g}" for prompt, kl in method.divergence.items()]
+        return Cell("", "\n".join(both)) if both else Cell()
+
+    heads = [
+        Cell(weights, f"{prompt} instruction")
+        for weights in ("Untrained", "Trained")
+        for prompt in ("initial", "best")
+    ]
+    corner = f"Held-out {suite.what}, greedy, below it avg@{suite.quadrant_samples}"
+    columns = list(zip(heads, map(quadrant, QUADRANTS), strict=True))
+    return _table(suite, corner, [*columns, (Cell("KL", "nats per token"), divergence)])
+
+
+def _cost_columns(suite: SuiteSummary) -> list[Column]:
+    def purpose(name: str) -> Column:
+        def cell(method: SuiteMethod) -> Cell:
+            absent = None if method.rollouts is None else 0
+            return Cell(count(method.rollouts_by_purpose.get(name, absent)))
+
+        return Cell(name), cell
+
+    return [
+        (Cell("Policy rollouts"), lambda m: Cell(count(m.rollouts))),
+        *map(purpose, suite.purposes),
+        (Cell("Evaluation rollouts"), lambda m: Cell(count(m.evaluation_rollouts))),
+        (Cell("Generated tokens"), lambda m: Cell(count(m.generated_tokens))),
+        (Cell("LLM calls"), lambda m: Cell(count(m.llm_calls))),
+        (Cell("Money"), lambda m: Cell(money(m.money))),
+        (Cell("Time"), lambda m: Cell(duration(m.seconds))),
+    ]
+
+
+def _panels(suite: SuiteSummary, read: Mapping[str, MethodCurves]) -> list[Chart]:
+    """Draw a small chart for each method that has a curve, all on the same scales."""
+    drawn = [
+        (method, curve, read[suite.baseline].curves.get(read[method.name].measure))
+        for method in suite.ordered
+        if (curve := read[method.name].curves.get(read[method.name].measure)) is not None
+    ]
     curves = [curve for _, *both in drawn for curve in both if curve is not None]
-    longest = max(curve.mean[-1][0] for curve in curves)
-    divisor, unit = 1.0, "policy rollouts"
-    if axis == "seconds":
-        divisor, unit = next((each, name) for least, each, name in _UNITS if longest >= least)
-    ends = [y for curve in curves for _, *both in curve.band for y in both]
-    y_range = (min(0.0, *ends), max(1.0 if suite.shares else 0.0, *ends))
+    ends = [y for curve in curves for _, y in curve.mean]
+    ends += [y for curve in curves for _, *both in curve.band for y in both]
+    longest = max((curve.mean[-1][0] for curve in curves), default=1.0)
     several = len({read[method.name].measure for method, _, _ in drawn}) > 1
-    panels: list[tuple[Chart, str]] = []
-    for method, whole, baseline in drawn:
-        measure, colour = read[method.name].measure, _STYLES[method.group]
-        curve = whole.scaled(divisor)
-        series = [
-            Series(method.label, curve.mean, colour, band=curve.band if curve.seeds > 1 else ())
-        ]
-        if baseline is not None:
-            series.append(
-                Series(suite.baseline_method.label, baseline.scaled(divisor).mean, "muted")
+    charts: list[Chart | None] = []
+    for method, curve, baseline in drawn:
+        series = [Series(method.label, curve.mean, _STYLES[method.group], band=curve.band)]
+        if baseline is not None and method.name != suite.baseline:
+            series.append(Series(suite.baseline_method.label, baseline.mean, "muted"))
+        reward = several and read[method.name].measure == "reward"
+        charts.append(
+            line_chart(
+                f"{method.label}, {MEASURES['reward']}" if reward else method.label,
+                series,
+                x_label="policy rollouts",
+                share=suite.shares,
+                guides=curve.stages,
+                x_range=(0.0, longest or 1.0),
+                y_range=(min(0.0, *ends), max(1.0 if suite.shares else 0.0, *ends)),
+                size=PANEL,
             )
-        chart = line_chart(
-            f"{method.label}: {MEASURES[measure]} by {unit}",
-            series,
-            note=MEASURES[measure] if several and measure == "reward" else "",
-            x_label=unit,
-            unit="share" if suite.shares else "number",
-            guides=curve.stages,
-            x_range=(0.0, longest / divisor or 1.0),
-            y_range=y_range,
-            size=PANEL,
         )
-        if chart is not None:
-            panels.append((replace(chart, title=method.label), colour))
-    return "By policy rollouts" if axis == "rollouts" else "By wall time", panels
+    return [chart for chart in charts if chart]
 
 
-@dataclass(frozen=True, slots=True)
-class _Instruction:
-    """A text, the methods that it is best for on their first seed, and their other seeds' texts."""
-
-    text: str
-    methods: list[SuiteMethod]
-    others: list[tuple[str, str, str]]
+def _heading(*methods: SuiteMethod) -> list[tuple[str, str]]:
+    """Return (CSS class of its colour, label) of each method."""
+    return [(_STYLES[method.group], method.label) for method in methods]
 
 
-def _instructions(suite: SuiteSummary, read: Mapping[str, MethodCurves]) -> list[_Instruction]:
-    """Return the best instructions, each once with its methods, in the table's order."""
-    found: dict[str, _Instruction] = {}
+def _instructions(
+    suite: SuiteSummary, read: Mapping[str, MethodCurves]
+) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the best instructions of first seeds in the table's order, each once with its methods."""
+    methods: dict[str, list[SuiteMethod]] = {}
     for method in suite.ordered:
-        by_seed = dict(read[method.name].instructions)
-        first = next(iter(by_seed), None)
-        text = method.instruction or (by_seed[first] if first is not None else None)
-        if not text:
-            continue
-        one = found.setdefault(text, _Instruction(text, [], []))
-        one.methods.append(method)
-        one.others.extend(
-            (method.label, seed, other)
-            for seed, other in by_seed.items()
-            if seed != first and other != text
-        )
-    return list(found.values())
+        by_seed = read[method.name].instructions.values()
+        if text := method.instruction or next(iter(by_seed), None):
+            methods.setdefault(text, []).append(method)
+    return [(text, _heading(*methods[text])) for text in methods]
 
 
-def _links(folder: Path, suite: SuiteSummary) -> list[tuple[SuiteMethod, list[dict[str, str]]]]:
+def _links(folder: Path, suite: SuiteSummary) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return each method's runs, with relative links to the reports that exist, else ""."""
 
     def href(name: str) -> str:
@@ -280,15 +303,15 @@ def _links(folder: Path, suite: SuiteSummary) -> list[tuple[SuiteMethod, list[di
             return ""
         return f"./{quote(name.strip('/'))}/report.html"
 
-    rows = [
+    return [
         (
-            method,
+            method.label,
             [
-                {"seed": seed, "stage": Path(name).name, "href": href(name)}
+                (f"seed {seed}, {Path(name).name}", href(name))
                 for seed, names in method.runs.items()
                 for name in names
             ],
         )
         for method in suite.ordered
+        if method.runs
     ]
-    return [row for row in rows if row[1]]
