@@ -96,6 +96,11 @@ RUN_FILES: dict[str, dict[str, Any]] = {
     | {
         "strategy": {"kind": "fst", "prompts": 2, "evolve_every": 4, "budget": 40, "dev_size": 6},
     },
+    "gepa": _LADDER
+    | {
+        "strategy": {"kind": "gepa", "budget": 60, "dev_size": 6},
+        "training": {"frozen": True, "single_gpu": True},
+    },
     "mixed": _LADDER
     | {"strategy": _INSPO | {"groups": "mixed", "target": "initial", "credit": "raw"}},
     "last-stage": _LADDER
@@ -133,6 +138,9 @@ def weights_digest(folder: Path) -> str:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a JSON Lines file; none if it is missing, as in a run of a frozen policy."""
+    if not path.exists():
+        return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -147,7 +155,7 @@ def result_of(run: Path, weights: Path) -> dict[str, Any]:
 
     Args:
         run: the run folder.
-        weights: the folder of the policy after the last step.
+        weights: the folder of the policy after the last step; a frozen policy has none.
     """
     rollouts = [
         rollout_digest(row)
@@ -187,7 +195,8 @@ def train_run_file(name: str, folder: Path) -> dict[str, Any]:
     config = {"name": f"golden-{name}", "output": str(run), **RUN_FILES[name]}
     run_file.write_text(yaml.safe_dump(config), encoding="utf-8")
     execute("-m", "cotune", "train", run_file)
-    return result_of(run, run / "checkpoints" / f"checkpoint-{config['training']['steps']}")
+    steps = config["training"].get("steps")
+    return result_of(run, run / "checkpoints" / f"checkpoint-{steps}")
 
 
 def train_own_trainer(name: str, folder: Path) -> dict[str, Any]:
