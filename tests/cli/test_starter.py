@@ -178,7 +178,7 @@ def test_the_offline_starter_holds_together(
     assert {"README.md", "instructions.txt", "questions.jsonl", "rewards.py"} <= names
     monkeypatch.chdir(tmp_path)
     checked = Preflight(load_config("run.yaml"), new=False)
-    assert [finding.text for finding in checked.findings() if not finding.ok] == []
+    assert checked.missing_here() == {}
     boxed = import_object("rewards.py:boxed", "rewards")
     said = ["\\boxed{1}, so \\boxed{12}", "12", "\\boxed{ 12 }"]
     assert boxed(said, answer=["12"] * 3) == [1.0, 0.0, 1.0]

@@ -10,7 +10,7 @@ from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Conclude, Measured, newest_numbered
 from cotune.engines.estimate import Layout
 from cotune.engines.evaluation import Outcome
-from cotune.engines.preflight import Check, Finding, Preflight
+from cotune.engines.preflight import Check, Preflight
 from cotune.engines.undamaged import Chosen
 from cotune.errors import ConfigError
 from cotune.policy.policy_files import policy_path
@@ -24,8 +24,8 @@ from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 class Fake:
     """Keeps a checkpoint a step; `engine_args.stop_at` is the step at which a person stops it."""
 
-    def installation(self) -> list[Finding]:
-        return [Finding(True, "engine fake: here")]
+    def installation(self) -> str:
+        return "engine fake: here"
 
     def check_installed(self) -> None:
         pass

@@ -57,7 +57,7 @@ def raw(output: Path, **training: Any) -> dict[str, Any]:
 def main(folder: Path) -> None:
     file, out = folder / "run.yaml", folder / "out"
     write(file, raw(out, engine_args={"stop_at": 2}))
-    assert "training.engine: fake" in call("doctor", file, "--verbose")
+    assert "training.engine: fake" in call("doctor", file)
     assert "Memory of a GPU" in call("plan", file)
     assert "resume with: cotune resume" in call("train", file, stopped=True)
     assert RunDir.open(out).read_summary() is None

@@ -150,7 +150,7 @@ def test_as_a_run_file(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["cotune", "train", "run.yaml"])
     # The endpoint answers: the mistake is another one.
-    monkeypatch.setattr("cotune.engines.preflight.llm_answers", lambda *_, **__: ([], []))
+    monkeypatch.setattr("cotune.engines.preflight.llm_answers", lambda *_, **__: (None, []))
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     printed = capsys.readouterr()

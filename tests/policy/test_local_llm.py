@@ -82,16 +82,15 @@ def test_a_run_file_asks_its_own_policy_and_counts_the_call(tmp_path: Path) -> N
         (row,) = ledger.rows()
         assert reply.text
         assert (row.kind, row.completion_tokens) == ("llm", reply.completion_tokens)
-    assert [f.what for f in preflight.llm(config.proposer)] == ["llm: the policy before training"]
+    assert preflight.llm(config.proposer) == "llm: the policy before training"
 
 
 def test_errors_name_the_field_of_the_llm(tmp_path: Path) -> None:
     folder = tmp_path / "policy.d"
     folder.mkdir()
     options = LocalOptions(path=str(folder))
-    (found,) = preflight.llm(options)
-    assert not found.ok
-    assert found.what.startswith(f"llm.path: cannot load '{folder}'")
+    with pytest.raises(ConfigError, match=rf"^llm\.path: cannot load '{folder}'"):
+        preflight.llm(options)
     with pytest.raises(ConfigError, match=r"^llm\.path: cannot load"):
         LocalLLM(options, options.as_policy(WORLD), 0).complete("")
 

@@ -44,8 +44,8 @@ def test_no_engine_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(caught.value) == (
         "training.engine is trl, but trl is not installed: pip install 'cotune[trl]'"
     )
-    (found,) = doctor.engines()
-    assert (found.ok, found.fix) == (False, "pip install 'cotune[trl]'")
+    *_, found = doctor.engines()
+    assert str(found) == "engine: none is installed; pip install 'cotune[trl]'"
 
 
 def test_the_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,12 +54,10 @@ def test_the_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         ConfigError, match=r"and verl is: set training.engine: verl, or pip install"
     ):
         check_engine("trl")
-    absent, *verl = doctor.engines()
-    assert absent.ok
-    assert absent.what.startswith("engine trl: not installed")
-    assert all(finding.what.startswith("engine verl: ") for finding in verl)
-    lacking = {finding.what: finding.fix for finding in verl if not finding.ok}
-    assert lacking["engine verl: cachetools is not installed"] == "pip install 'cachetools>=5'"
+    absent, verl = map(str, doctor.engines())
+    assert absent.startswith("engine trl: not installed")
+    assert verl.startswith("engine verl: ")
+    assert "cachetools is not installed; pip install 'cachetools>=5'" in verl
 
 
 def test_both_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,8 +67,9 @@ def test_both_together(monkeypatch: pytest.MonkeyPatch) -> None:
         ConfigError, match=r"^training.engine is verl, but trl 1.16.0 and verl 0.9.1"
     ):
         check_engine("verl")
-    wrong = [finding.what for finding in doctor.engines() if not finding.ok]
-    assert any("trl 1.16.0 and verl 0.9.1 are installed together" in what for what in wrong)
+    *_, wrong = doctor.engines()
+    assert isinstance(wrong, ConfigError)
+    assert "trl 1.16.0 and verl 0.9.1 are installed together" in str(wrong)
 
 
 def test_a_run_file_whose_engine_is_missing(
@@ -78,11 +77,8 @@ def test_a_run_file_whose_engine_is_missing(
 ) -> None:
     config = parse_config(tiny(tmp_path / "out"), "test")
     trl = engine.engine_named("trl")
-    assert preflight.engine(config.training.engine, trl)[0].ok
+    assert preflight.engine(config.training.engine, trl).startswith("training.engine: trl 1.")
     with_packages(monkeypatch)
-    (found,) = preflight.engine(config.training.engine, trl)
-    assert found.what == "training.engine is trl, but trl is not installed"
-    assert found.fix == "pip install 'cotune[trl]'"
     with pytest.raises(ConfigError, match=r"pip install 'cotune\[trl\]'"):
         passed(config)
     assert not (tmp_path / "out").exists()

@@ -269,9 +269,6 @@ def doctor(
         Path | None, typer.Argument(metavar="[RUN.yaml]", help="Run file to check as well.")
     ] = None,
     set_: Overrides = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", metavar="", help="Also list the checks that passed.")
-    ] = False,
 ) -> None:
     """Check the installation, the machine and a run file.
 
@@ -279,7 +276,7 @@ def doctor(
     """
     from cotune.cli.doctor import show
 
-    if not show(run_file, _console(), set_ or (), verbose):
+    if not show(run_file, _console(), set_ or ()):
         raise typer.Exit(1)
 
 

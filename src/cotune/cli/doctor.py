@@ -1,4 +1,4 @@
-"""`cotune doctor`: report the installation, the machine, and anything a run file is missing.
+"""`cotune doctor`: show the installation, the machine, and what a run file builds or lacks here.
 
 Shows only the names of environment variables, never their values.
 """
@@ -17,41 +17,33 @@ from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.step_progress import step_progress
 from cotune.config.run_file import load_config
 from cotune.engines.engine import engine_named
-from cotune.engines.preflight import OPTIONAL, Finding, Preflight, required, wrong
-from cotune.errors import ConfigError
+from cotune.engines.preflight import OPTIONAL, Notice, Preflight
+from cotune.errors import ConfigError, EngineError
 from cotune.utils.importing import uncollected
-from cotune.utils.packages import ENGINES, installed
+from cotune.utils.packages import ENGINES, installed, not_fitting
 from cotune.utils.progress import begin
-from cotune.utils.text import hide_secrets, size
+from cotune.utils.text import hide_secrets, one_line
 
 
-def show(
-    run_file: Path | None, console: Console, assignments: Sequence[str] = (), verbose: bool = False
-) -> bool:
-    """Print problems, key facts, and the number of other checks; return whether everything passed.
+def show(run_file: Path | None, console: Console, assignments: Sequence[str] = ()) -> bool:
+    """Print what is there and what is missing; return whether nothing is.
 
     Args:
         assignments: fields to set, as with --set.
-        verbose: list all checks.
     """
-    well, more = True, 0
+    well = True
     with step_progress(console), uncollected():
-        for finding in examine(run_file, assignments):
-            well &= finding.ok
-            if finding.ok and not (finding.key or verbose):
-                more += 1
-                continue
-            mark = ("ok     ", "green") if finding.ok else ("not ok ", "red")
-            line = Text.assemble(mark, f"  {hide_secrets(finding.text)}")
+        for found in examine(run_file, assignments):
+            missing = isinstance(found, Exception | Notice)
+            well &= not missing
+            mark = ("not ok ", "red") if missing else ("ok     ", "green")
+            line = Text.assemble(mark, f"  {hide_secrets(one_line(str(found)))}")
             console.print(line, soft_wrap=True)
-    if more:
-        line = Text.assemble(("ok     ", "green"), f"  {more} more checks; --verbose lists them")
-        console.print(line, soft_wrap=True)
     return well
 
 
-def examine(run_file: Path | None, assignments: Sequence[str] = ()) -> Iterator[Finding]:
-    """Yield findings about the installation, the machine, and the run file if one is given.
+def examine(run_file: Path | None, assignments: Sequence[str] = ()) -> Iterator[str | Exception]:
+    """Yield a line about each part of the installation, the machine and the run file, or its error.
 
     Raises:
         ConfigError: there is no such run file.
@@ -59,98 +51,58 @@ def examine(run_file: Path | None, assignments: Sequence[str] = ()) -> Iterator[
     if run_file is not None and not run_file.exists():
         load_config(run_file)  # raises
     yield from installation()
+    yield from engines()
     yield from machine()
     if run_file is None:
         return
     try:
         config = load_config(run_file, assignments=assignments)
     except ConfigError as error:
-        yield wrong("run file", error)
+        yield error
         return
     quiet_libraries(config)
-    yield Finding(True, f"run file: {run_file} is valid", key=True)
-    yield from Preflight(config, patient=False, ask_llm=True).findings()
+    yield f"run file: {run_file} is valid"
+    for _, found in Preflight(config, patient=False, ask_llm=True).outcomes():
+        if found is not None:
+            yield found
 
 
-# ---- the installation
+def installation() -> Iterator[str | Exception]:
+    """Show Python, cotune, and its packages."""
+    yield f"python {platform.python_version()} on {platform.system()}; cotune {version('cotune')}"
+    needed = [Requirement(text) for text in requires("cotune") or ()]
+    needed = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
+    wrong = [text for requirement in needed if (text := not_fitting(requirement))]
+    yield from map(ConfigError, wrong)
+    names = [*(one.name for one in needed), *OPTIONAL]
+    yield f"packages: {', '.join(f'{name} {found}' for name in names if (found := installed(name)))}"
 
 
-def installation() -> Iterator[Finding]:
-    """Report on Python, cotune, its required and optional packages, and the engines."""
-    yield Finding(True, f"python {platform.python_version()} on {platform.system()}")
-    yield Finding(True, f"cotune {version('cotune')}", key=True)
-    for text in requires("cotune") or ():
-        requirement = Requirement(text)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield required(requirement)
-    for name, use in OPTIONAL.items():
-        found = installed(name)
-        yield Finding(True, f"{name} {found or 'is not installed'} (optional: {use})")
-    yield from engines()
-
-
-def engines() -> list[Finding]:
-    """Report which engines are installed and whether they work on this machine."""
-    if not any(map(installed, ENGINES)):
-        return [Finding(False, "engine: none is installed", "pip install 'cotune[trl]'")]
-    absent = "not installed (cotune[{}], in another environment)"
-    missing = [name for name in ENGINES if installed(name) is None]
-    findings = [
-        Finding(True, f"engine {name}: {absent.format(name)}", key=True) for name in missing
-    ]
+def engines() -> Iterator[str | Exception]:
+    """Show which engines are installed and whether they work on this machine."""
     for name in ENGINES:
-        if name not in missing:
-            findings += engine_named(name).installation()
-    return findings
+        if installed(name) is None:
+            yield f"engine {name}: not installed (pip install 'cotune[{name}]', in an environment of its own)"
+            continue
+        try:
+            yield engine_named(name).installation()
+        except (ConfigError, EngineError) as error:
+            yield error
+    if not any(map(installed, ENGINES)):
+        yield ConfigError("engine: none is installed; pip install 'cotune[trl]'")
 
 
-# ---- the machine
-
-
-def machine() -> list[Finding]:
-    """Report the CPU cores and memory, and each GPU with its memory."""
-    memory = _memory()
-    more = f", {size(memory)} of memory" if memory is not None else ""
-    return [Finding(True, f"CPU: {_cores()} cores{more}", key=True), *_gpus()]
-
-
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS and Windows
-        return os.cpu_count() or 1
-
-
-def _memory() -> int | None:
-    """Return the memory in bytes of the machine, or of its container if that is less."""
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on Windows
-        return None
-    try:
-        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
-    except (OSError, ValueError):
-        return total
-
-
-def _gpus() -> list[Finding]:
+def machine() -> Iterator[str]:
+    """Show the CPU cores, and each GPU with its memory."""
+    yield f"CPU: {os.cpu_count()} cores"
     begin("looking for GPUs")
     try:
         import torch
     except ImportError:
-        return []  # reported with the packages
+        return  # reported with the packages
     if not torch.cuda.is_available():
-        return [Finding(True, "GPU: none; training is on the CPU", key=True)]
-    found: list[Finding] = []
+        yield "GPU: none; training is on the CPU"
     for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        free = torch.cuda.mem_get_info(index)[0]
-        found.append(
-            Finding(
-                True,
-                f"GPU {index}: {properties.name}, {free / 2**30:.1f} of "
-                f"{properties.total_memory / 2**30:.1f} GiB free",
-                key=True,
-            )
-        )
-    return found
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_properties(index).name
+        yield f"GPU {index}: {name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"

@@ -1,6 +1,6 @@
 """`cotune try`: show a few rollouts of a run file's policy; also the prompt of `cotune plan`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,10 @@ from cotune.cli.show_rollouts import (
 )
 from cotune.cli.step_progress import step_progress
 from cotune.config.run_file import RunConfig, load_config
-from cotune.engines.preflight import Finding, Preflight
+from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.evaluating import SPLITS
 from cotune.experiments.evaluate.run_policy import run_policy
-from cotune.policy.policy_files import cached_folder, policy_path
 from cotune.run.scores import score_trajectories
 from cotune.run.truncation import truncation_fix, truncation_metrics, truncation_summary
 from cotune.types import Assignment, Prompt, Trajectory
@@ -66,7 +65,7 @@ def try_run(
     with step_progress(console):
         checked = Preflight(config, new=False, loads=True)
         with uncollected():
-            missing = checked.missing_here("environment.retriever")
+            missing = checked.missing_here("policy files", "environment.retriever")
         _show_missing(missing, console)
         if not checked.environment.tasks(split):
             raise ConfigError(f"--split {split} has no questions; expected a split with some")
@@ -146,23 +145,24 @@ def show_prompt(config: RunConfig, console: Console) -> None:
     """
     checked = Preflight(config, new=False, patient=False)
     missing = checked.missing_here()
-    path = policy_path(config.policy.path)
-    if not Path(path).is_dir() and cached_folder(path) is None:
+    if "policy files" in missing:
         console.print(
-            f"prompt: not shown; the tokenizer of {path} is not on this machine; cotune try fetches and "
+            f"prompt: not shown; the tokenizer of {config.policy.path} is not on this machine; cotune try fetches and "
             "shows it",
             markup=False,
         )
-    elif any(finding.what.startswith(("dataset", "environment.")) for finding in missing):
-        console.print("prompt: not shown; the data is not on this machine", markup=False)
+    elif "environment" not in vars(checked):
+        console.print(
+            "prompt: not shown; the environment cannot be built on this machine", markup=False
+        )
     else:
         _show_first_prompt(checked, console)
     _show_missing(missing, console)
 
 
-def _show_missing(missing: Sequence[Finding], console: Console) -> None:
-    for finding in missing:
-        console.print(f"missing here: {finding.text}", markup=False, highlight=False)
+def _show_missing(missing: Mapping[str, str], console: Console) -> None:
+    for text in missing.values():
+        console.print(f"missing here: {text}", markup=False, highlight=False)
 
 
 def _show_first_prompt(checked: Preflight, console: Console) -> None:

@@ -23,7 +23,7 @@ from cotune.utils.packages import ENGINES, installed
 if TYPE_CHECKING:
     from cotune.engines.estimate import Layout
     from cotune.engines.evaluation import Outcome
-    from cotune.engines.preflight import Check, Finding, Preflight
+    from cotune.engines.preflight import Check, Preflight
     from cotune.engines.undamaged import Chosen
 
 Conclude = Callable[[RunConfig, RunDir, Journal, "Outcome", Environment, Console], None]
@@ -88,8 +88,12 @@ class Engine(Protocol):
         """Raise ConfigError if a package that the engine imports is missing."""
         ...
 
-    def installation(self) -> "Sequence[Finding]":
-        """Report whether the installed engine works on this machine, for `cotune doctor`."""
+    def installation(self) -> str:
+        """Return which version of the engine works here, for `cotune doctor`.
+
+        Raises:
+            ConfigError, EngineError: it does not work; the message says why, and the fix.
+        """
         ...
 
     def check(self, checked: "Preflight") -> "Sequence[Check]":

@@ -1,7 +1,8 @@
 """The preflight of a run file: one ordered list of checks for every command.
 
-`train` and `resume` stop at the first check that fails. `plan`, `try` and `compare --dry-run` stop at
-errors in the run file and list what this machine is missing. `doctor` lists everything missing.
+A check builds a part of the run, and its error is the check's. `train` and `resume` stop at the first one.
+`plan`, `try` and `compare --dry-run` stop at errors in the run file and list what this machine is missing.
+`doctor` goes on and shows all of it.
 
 Checks run in order of cost: fields, files, packages, keys, the environment with its rewards, and a
 first call to the LLM, mostly before any heavy import; then the engine's arguments; then checks that
@@ -10,18 +11,15 @@ need the tokenizer; and last those that need the policy's layers. Weights are no
 
 import netrc
 import os
-import re
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import getproxies
-
-from packaging.requirements import Requirement
 
 from cotune.config.build import build_llm, build_rewards, initial_instruction, run_environment
 from cotune.config.run_checks import (
@@ -83,7 +81,7 @@ if TYPE_CHECKING:
 
     from cotune.policy.codec import HFCodec
 
-_SERVER_S = 10.0  # embedding a query on a CPU is slow
+_SERVER_S = 10.0  # a dense index on a CPU is slow
 _FIRST_CALL_S, _FIRST_CALL_RETRIES = 30.0, 1
 OPTIONAL = {
     "peft": "LoRA",
@@ -104,27 +102,8 @@ _INSTALLED_AS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One result of a check.
-
-    Attributes:
-        ok: whether the requirement is met.
-        what: what was found, in one line.
-        fix: how to fix it; "" if it is met.
-        blocks: whether it stops training. A download that training does itself and an estimate do not.
-        key: whether `cotune doctor` shows it even if it is met; other met findings are only counted.
-    """
-
-    ok: bool
-    what: str
-    fix: str = ""
-    blocks: bool = True
-    key: bool = False
-
-    @property
-    def text(self) -> str:
-        return f"{self.what}; {self.fix}" if self.fix else self.what
+class Notice(str):
+    """What a check doubts, in one line; it stops no training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,30 +112,15 @@ class Check:
 
     Attributes:
         name: the field or thing that it checks.
-        look: returns findings, or raises ConfigError for an error.
+        look: returns what is there, in one line, or a `Notice`; None to say nothing. Raises ConfigError.
         here: whether it checks this machine rather than the run file.
         needs: names of the checks that must pass first.
     """
 
     name: str
-    look: Callable[[], Iterable[Finding] | None]
+    look: Callable[[], str | None]
     here: bool = False
     needs: Sequence[str] = ()
-
-    def findings(self) -> list[Finding]:
-        """Return the check's findings, with an error as a finding."""
-        try:
-            return list(self.look() or ())
-        except (ConfigError, EngineError) as error:
-            return [wrong(self.name, error)]
-
-    def require(self) -> list[Finding]:
-        """Return the check's findings; raise ConfigError for the first one that stops training."""
-        found = list(self.look() or ())
-        for finding in found:
-            if finding.blocks and not finding.ok:
-                raise ConfigError(finding.text)
-        return found
 
 
 class Preflight:
@@ -196,8 +160,10 @@ class Preflight:
         cheap = [
             Check("training.engine", partial(engine, config.training.engine, trainer), here=True),
             Check("training.engine_args", lambda: check_tokens(config.training.engine_args)),
-            Check("policy", self._policy),
-            Check("data", partial(data, config.environment, config.dataset)),
+            Check("policy", lambda: policy(config.policy)),
+            Check("policy files", self._policy_files, here=True),
+            Check("data", partial(files, config.environment, config.dataset)),
+            Check("hub data", self._hub_data, here=True),
             Check("rewards", partial(objects, config.environment, config.rewards)),
             Check("packages", partial(packages, config), here=True),
             Check("llm", partial(llm, config.proposer), here=True),
@@ -205,7 +171,8 @@ class Preflight:
             Check("environment.retriever", partial(retriever, config.environment, wait), here=True),
         ]
         own = trainer.check(self)
-        needs = ("data", "rewards", "packages", *(("policy",) if self._drops else ()))
+        tokenizer = ("policy", "policy files")
+        needs = ("data", "hub data", "rewards", "packages", *(tokenizer if self._drops else ()))
         environment = Check("environment", self._environment, needs=needs)
         # Questions, rewards and tools often need no heavy import, unless tokens are counted.
         light, heavy = ([], [environment]) if self._drops else ([environment], [])
@@ -219,28 +186,34 @@ class Preflight:
             Check("disk", self._disk, here=True, needs=("policy", "output")),
             *heavy,
             *(check for check in own if "environment" in check.needs),
-            Check("prompts", self._prompts, needs=("policy", "environment")),
-            Check("policy.lora", self._layers, needs=("policy", "packages")),
+            Check("prompts", self._prompts, needs=(*tokenizer, "environment")),
+            Check("policy.lora", self._layers, needs=(*tokenizer, "packages")),
         ]
 
-    def findings(self) -> Iterator[Finding]:
-        """Yield the findings of every check, except checks that depend on a failed one."""
-        failed: set[str] = set()
-        for check in self.checks():
-            found = [] if failed & set(check.needs) else check.findings()
-            yield from found
-            if failed & set(check.needs) or not all(finding.ok for finding in found):
-                failed.add(check.name)
-
     def require(self) -> "Preflight":
-        """Raise ConfigError for the first finding that stops training in these processes."""
+        """Raise ConfigError for the first thing that stops training in these processes."""
         self.starting = True
         for check in self.checks():
-            check.require()
+            found = check.look()
+            if isinstance(found, Notice):
+                warn(found)
         return self
 
-    def missing_here(self, *needed: str) -> list[Finding]:
-        """Return what this machine is missing for training; raise for errors in the run file.
+    def outcomes(self) -> Iterator[tuple[Check, str | ConfigError | EngineError | None]]:
+        """Yield every check with what it says or raises, except those that depend on a failed one."""
+        failed: set[str] = set()
+        for check in self.checks():
+            if failed & set(check.needs):
+                failed.add(check.name)
+                continue
+            try:
+                yield check, check.look()
+            except (ConfigError, EngineError) as error:
+                failed.add(check.name)
+                yield check, error
+
+    def missing_here(self, *needed: str) -> dict[str, str]:
+        """Return what this machine is missing for training, by check; raise for errors in the run file.
 
         Args:
             needed: names of checks of this machine that must still pass.
@@ -248,17 +221,14 @@ class Preflight:
         Raises:
             ConfigError: a field is invalid; the message names it.
         """
-        missing: list[Finding] = []
-        failed: set[str] = set()
-        for check in self.checks():
-            if failed & set(check.needs):
-                failed.add(check.name)
-                continue
-            strict = check.name in needed or not check.here
-            found = check.require() if strict else check.findings()
-            if lacking := [finding for finding in found if not finding.ok]:
-                failed.add(check.name)
-                missing += lacking
+        missing: dict[str, str] = {}
+        for check, found in self.outcomes():
+            if isinstance(found, Exception):
+                if check.name in needed or not check.here:
+                    raise found
+                missing[check.name] = one_line(str(found))
+            elif isinstance(found, Notice):
+                missing[check.name] = found
         return missing
 
     # ---- objects that the checks build
@@ -322,27 +292,49 @@ class Preflight:
 
     # ---- checks that use those objects
 
-    def _policy(self) -> list[Finding]:
-        path = known_path(self.config.policy.path)
-        loads = self.starting or self._loads
-        if loads and path is not None and not Path(path).is_dir() and not cached_folder(path):
+    def _policy_files(self) -> None:
+        """Check that a policy's name is in the hub's cache, or that the hub has it before it is loaded."""
+        given = self.config.policy.path
+        path = known_path(given)
+        if path is None or Path(path).is_dir() or cached_folder(path):
+            return
+        if self.starting or self._loads:
             only_local(path)  # raises if the hub does not have it either
-        return policy(self.config.policy)
+            return
+        raise ConfigError(
+            f"policy.path: {given} is neither a folder nor in the cache of the Hugging Face hub; fetch it "
+            f"(hf download {given}), or correct policy.path"
+        )
 
-    def _disk(self) -> list[Finding]:
-        found = disk(self.config, self.engine)
-        for finding in found:
-            if self.starting and self._new and not finding.ok:
-                warn(finding.text)
-        return found
+    def _hub_data(self) -> None:
+        for field, name in hub_names(self.config.environment, self.config.dataset).items():
+            if not (self.starting or self._loads or in_data_cache(name)):
+                raise ConfigError(
+                    f"{field}: {name} is not in the cache of the Hugging Face hub; fetch it (hf download "
+                    f"--repo-type dataset {name}), or correct {field}"
+                )
 
-    def _llm_answers(self) -> list[Finding]:
-        found, self.llm_calls = llm_answers(self.config.proposer, self._patient, self._spent())
-        if self.starting and not self._new:  # a resume may need no further proposal
-            found = [replace(finding, blocks=False) for finding in found]
-        for finding in found:
-            if self.starting and not finding.ok and not finding.blocks:
-                warn(finding.text)
+    def _disk(self) -> str | None:
+        """Check that the checkpoints fit on the run folder's disk."""
+        free, needed = free_space(self.config.output), disk_needed(self.config, self.engine)
+        if needed is None:
+            return None
+        text = f"disk: checkpoints take about {size(needed)} of the {size(free)} that are free"
+        if needed <= free or not self._new:
+            return text
+        return Notice(f"{text}; choose another output, or lower training.keep_checkpoints")
+
+    def _llm_answers(self) -> str | None:
+        options = self.config.proposer
+        try:
+            found, self.llm_calls = llm_answers(options, self._patient, self._spent())
+        except LLMError as error:
+            fix = "correct llm, or set llm.optional: true to train without its proposals"
+            text = f"llm: a first call failed ({one_line(str(error))[:300]}); {fix}"
+            # A resume may need no further proposal.
+            if getattr(options, "optional", False) or (self.starting and not self._new):
+                return Notice(text)
+            raise ConfigError(text) from error
         return found
 
     def _spent(self) -> float:
@@ -363,7 +355,7 @@ class Preflight:
         if getattr(config.environment, "retriever", None) is None:
             check_retriever(environment)  # a user's own environment
 
-    def _prompts(self) -> Iterable[Finding]:
+    def _prompts(self) -> str:
         begin("checking the prompts")
         from cotune.policy.tool_templates import check_turns
 
@@ -381,9 +373,7 @@ class Preflight:
             context_tokens=self.context_tokens,
             leave_out="(dataset.drop_too_long: true)" if config.dataset else "of the data",
         )
-        return [
-            Finding(True, f"prompts: at most {config.limits.prompt_tokens} tokens, as limits allow")
-        ]
+        return f"prompts: at most {config.limits.prompt_tokens} tokens, as limits allow"
 
     def _layers(self) -> None:
         """Check that the policy has the layers named for LoRA, without loading weights."""
@@ -400,92 +390,55 @@ class Preflight:
             lora_config(options, AutoModelForCausalLM.from_config(self.architecture))
 
 
-def wrong(field: str, error: Exception) -> Finding:
-    """Return a ConfigError as a finding: the error, and the fix after its last semicolon."""
-    text = re.sub(rf"^{re.escape(field)}((\.path)?:)? ", "", one_line(str(error)))
-    what, _, fix = text.rpartition("; ")
-    found = what or text
-    found = found if found.startswith(f"{field}.") else f"{field}: {found}"
-    return Finding(False, found, fix if what else "")
-
-
-def required(requirement: Requirement) -> Finding:
-    """Check that a package is installed in a supported version."""
-    found, wanted = installed(requirement.name), f"{requirement.name}{requirement.specifier}"
-    fix = f"pip install '{wanted}'"
-    if found is None:
-        return Finding(False, f"{requirement.name} is not installed", fix)
-    if not requirement.specifier.contains(found, prereleases=True):
-        return Finding(False, f"{requirement.name} {found} is not in {requirement.specifier}", fix)
-    return Finding(True, f"{requirement.name} {found}")
-
-
 # ---- the cheap checks
 
 
-def engine(name: str, trainer: Engine) -> list[Finding]:
+def engine(name: str, trainer: Engine) -> str:
     """Check that the engine can be used in this environment."""
-    try:
-        trainer.check_installed()
-    except ConfigError as error:
-        what, _, fix = one_line(str(error)).partition(": ")
-        return [Finding(False, what, fix)]
-    return [Finding(True, f"training.engine: {name} {installed(name) or ''}".rstrip())]
+    trainer.check_installed()
+    return f"training.engine: {name} {installed(name) or ''}".rstrip()
 
 
-def policy(options: PolicyConfig) -> list[Finding]:
-    """Check that the policy is a complete folder, here or in the hub's cache.
+def policy(options: PolicyConfig) -> str:
+    """Check that the policy is a complete folder, as far as it is here.
 
     Raises:
         ConfigError: its path is not a folder, or it is an unknown bundled policy.
     """
     given = options.path
-    known = known_path(given)
-    if known is None:
+    path = known_path(given)
+    if path is None:
         return unconverted(options)
-    path = Path(known)
-    folder = path if path.is_dir() else cached_folder(given)
+    folder = Path(path) if Path(path).is_dir() else cached_folder(given)
     if folder is None:
-        local = path.exists() or path.is_absolute() or given.startswith(".")
-        local = local or (len(path.parts) > 1 and Path(path.parts[0]).is_dir())
-        return [
-            Finding(
-                False,
-                f"policy: {given} is neither a folder nor in the cache of the Hugging Face hub",
-                "correct policy.path, or make that folder"
-                if local
-                else f"fetch it (hf download {given}), or correct policy.path",
-                blocks=False,
-            )
-        ]
+        return f"policy: {given}, on the Hugging Face hub"
     if RunDir.is_run(folder):
-        found = f"policy.path: {given!r} is the folder of a run, not of a model"
-        return [Finding(False, found, f"name {folder / 'best'}")]
-    if lacks := missing_parts(folder):
-        found = f"policy.path: cannot load {given!r}: it has no {', '.join(lacks)}"
-        # Missing files in the hub's cache are downloaded.
-        return [Finding(False, found, "complete the folder", blocks=path.is_dir())]
+        raise ConfigError(
+            f"policy.path: {given!r} is the folder of a run, not of a model; name {folder / 'best'}"
+        )
+    lacks = ", ".join(missing_parts(folder))
+    if lacks and not Path(path).is_dir():
+        return f"policy: {given}, whose {lacks} are not in the hub's cache"  # and are downloaded
+    if lacks:
+        raise ConfigError(
+            f"policy.path: cannot load {given!r}: it has no {lacks}; complete the folder"
+        )
     if damage := damaged_weights(folder):
-        found = f"policy.path: cannot load {given!r}: {damage}"
-        return [Finding(False, found, "copy or download it again")]
-    found = [Finding(True, f"policy: {given}, {size(weights_size(folder))} of weights")]
+        raise ConfigError(
+            f"policy.path: cannot load {given!r}: {damage}; copy or download it again"
+        )
     template = options.chat_template
     if template is not None and template != "plain" and not Path(template).is_file():
-        found.append(
-            Finding(False, f"policy: no chat template {template}", "correct policy.chat_template")
-        )
+        raise ConfigError(f"policy: no chat template {template}; correct policy.chat_template")
     if template is None and not has_chat_template(folder):
-        found.append(
-            Finding(
-                False,
-                f"policy: the tokenizer of {given} has no chat template",
-                "set policy.chat_template to plain, or to a file",
-            )
+        raise ConfigError(
+            f"policy: the tokenizer of {given} has no chat template; set policy.chat_template to "
+            "plain, or to a file"
         )
-    return found
+    return f"policy: {given}, {size(weights_size(folder))} of weights"
 
 
-def unconverted(options: PolicyConfig) -> list[Finding]:
+def unconverted(options: PolicyConfig) -> str:
     """Check a GGUF file, before it is converted, only by its header.
 
     Raises:
@@ -496,26 +449,22 @@ def unconverted(options: PolicyConfig) -> list[Finding]:
     assert file is not None
     header = read_header(given, file)
     if not header.chat_template and options.chat_template is None:
-        return [
-            Finding(
-                False,
-                f"policy.path is {given!r}, and {file.name} holds no chat template",
-                "set policy.chat_template to plain, or to a file",
-            )
-        ]
+        raise ConfigError(
+            f"policy.path is {given!r}, and {file.name} holds no chat template; set "
+            "policy.chat_template to plain, or to a file"
+        )
     begin("reading the GGUF header")
     from cotune.policy.gguf_conversion import gguf_config
 
     gguf_config(given, file)
-    what = (
+    return (
         f"policy: {given}, {file.name}: {header.architecture}, {header.parameters:,} parameters in "
         f"{header.weights_type}; converted on first use"
     )
-    return [Finding(True, what)]
 
 
-def data(options: EnvironmentOptions, dataset: DatasetConfig | None) -> list[Finding]:
-    """Check that the files of the environment and of the data set exist."""
+def sources(options: EnvironmentOptions, dataset: DatasetConfig | None) -> dict[str, Path]:
+    """Return the files and folders that the environment and the data set name, by field."""
     named = {
         f"environment.{name}": getattr(options, name) for name in type(options).__annotations__
     }
@@ -525,23 +474,33 @@ def data(options: EnvironmentOptions, dataset: DatasetConfig | None) -> list[Fin
         named["dataset.path"] = dataset.path
         if dataset.path is not None:
             named["dataset.validation"], named["dataset.test"] = dataset.validation, dataset.test
-    findings: list[Finding] = []
-    for field, path in named.items():
-        if not isinstance(path, Path):
-            continue
-        if name := hub_name(path):
-            findings.append(_hub_data(name.partition(":")[0], field))
-        elif path.exists():
-            findings.append(Finding(True, f"{field}: {path}"))
-        else:
-            fix = f"correct {field}; paths are relative to the folder that cotune is started in"
-            findings.append(Finding(False, f"{field}: there is no {path}", fix))
+    return {field: path for field, path in named.items() if isinstance(path, Path)}
+
+
+def files(options: EnvironmentOptions, dataset: DatasetConfig | None) -> None:
+    """Check that the files of the environment and of the data set exist."""
+    for field, path in sources(options, dataset).items():
+        if not hub_name(path) and not path.exists():
+            raise ConfigError(
+                f"{field}: there is no {path}; correct {field}; paths are relative to the folder that "
+                "cotune is started in"
+            )
+
+
+def hub_names(options: EnvironmentOptions, dataset: DatasetConfig | None) -> dict[str, str]:
+    """Return the names of data sets on the hub that a run reads, by field."""
+    named = {
+        field: name.partition(":")[0]
+        for field, path in sources(options, dataset).items()
+        if (name := hub_name(path))
+    }
     if dataset is not None and dataset.name is not None:
-        findings.append(_hub_data(dataset.name, "dataset.name"))
-    return findings
+        named["dataset.name"] = dataset.name
+    return named
 
 
-def _hub_data(name: str, field: str) -> Finding:
+def in_data_cache(name: str) -> bool:
+    """Return whether a data set of the hub is a folder here or in a cache of the hub."""
     from datasets import config as datasets_config
     from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -550,17 +509,10 @@ def _hub_data(name: str, field: str) -> Finding:
         Path(HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}",
         Path(datasets_config.HF_DATASETS_CACHE) / name.replace("/", "___"),
     )
-    if any(folder.is_dir() for folder in folders):
-        return Finding(True, f"{field}: {name} is in the cache")
-    return Finding(
-        False,
-        f"{field}: {name} is not in the cache of the Hugging Face hub",
-        f"fetch it (hf download --repo-type dataset {name}), or correct {field}",
-        blocks=False,
-    )
+    return any(folder.is_dir() for folder in folders)
 
 
-def retriever(environment: EnvironmentOptions, timeout_s: float | None = None) -> list[Finding]:
+def retriever(environment: EnvironmentOptions, timeout_s: float | None = None) -> str | None:
     """Check that the retrieval server answers a query.
 
     Args:
@@ -573,50 +525,32 @@ def retriever(environment: EnvironmentOptions, timeout_s: float | None = None) -
 
     options = getattr(environment, "retriever", None)
     if options is None or not getattr(environment, "search", True):
-        return []
+        return None
     if timeout_s is not None:
         options = replace(options, timeout_s=min(options.timeout_s, timeout_s), retries=0)
     begin("asking the retrieval server")
-    try:
-        RemoteRetriever(options).check()
-    except ConfigError as error:
-        return [wrong("environment.retriever.url", error)]
-    return [Finding(True, f"environment.retriever: {options.url} answers")]
+    RemoteRetriever(options).check()
+    return f"environment.retriever: {options.url} answers"
 
 
-def objects(options: EnvironmentOptions, rewards: Sequence[RewardConfig]) -> list[Finding]:
+def objects(options: EnvironmentOptions, rewards: Sequence[RewardConfig]) -> None:
     """Check that the functions and classes that the run file names can be imported."""
-    wanted: list[tuple[str, str, Callable[[], Any]]] = [
-        ("rewards", reward.function, partial(load_reward, reward.function)) for reward in rewards
-    ]
+    for reward in rewards:
+        load_reward(reward.function)
     if isinstance(options, ToolsOptions):
-        wanted += [_import("environment.tools", tool.function) for tool in options.tools]
+        for tool in options.tools:
+            import_object(tool.function, "environment.tools")
     elif isinstance(options, TrlOptions):
-        wanted.append(_import("environment.factory", options.factory))
+        import_object(options.factory, "environment.factory")
     elif isinstance(options, PythonOptions) and ":" in options.object:
-        wanted.append(_import("environment.object", options.object))
+        import_object(options.object, "environment.object")
     elif isinstance(options, PythonOptions):
-        name = options.object
-        load = partial(load_registered, ENVIRONMENTS, name, "environment.kind")
-        wanted.append(("environment.object", name, load))
+        load_registered(ENVIRONMENTS, options.object, "environment.kind")
     elif isinstance(options, VerifiersOptions) and ":" in options.environment:
-        wanted.append(_import("environment.environment", options.environment))
-    findings: list[Finding] = []
-    for field, name, found in wanted:
-        try:
-            found()
-        except ConfigError as error:
-            findings.append(wrong(field, error))
-        else:
-            findings.append(Finding(True, f"{field}: {name} can be imported"))
-    return findings
+        import_object(options.environment, "environment.environment")
 
 
-def _import(field: str, reference: str) -> tuple[str, str, Callable[[], Any]]:
-    return field, reference, partial(import_object, reference, field)
-
-
-def packages(config: RunConfig) -> list[Finding]:
+def packages(config: RunConfig) -> None:
     """Check that the optional packages that the run file asks for are installed."""
     args = config.training.engine_args
     reported = args.get("report_to") or []
@@ -629,21 +563,17 @@ def packages(config: RunConfig) -> list[Finding]:
         **{name: "training.engine_args.report_to" for name in trackers if name in OPTIONAL},
         **dict.fromkeys(config.logging.report_to, "logging.report_to"),
     }
-    findings = [
-        Finding(True, f"{name}: installed, as {field} asks")
-        if installed(name)
-        else Finding(
-            False,
-            f"{name} is not installed, but {field} asks for it",
-            f"pip install {_INSTALLED_AS.get(name, name)}",
+    for name, field in asked.items():
+        if field and not installed(name):
+            raise ConfigError(
+                f"{name} is not installed, but {field} asks for it; pip install "
+                f"{_INSTALLED_AS.get(name, name)}"
+            )
+    if asked.get("wandb") and not _wandb_can_log_in():
+        raise ConfigError(
+            f"{asked['wandb']}: W&B has no API key; run wandb login, or set WANDB_API_KEY, or "
+            "WANDB_MODE=offline"
         )
-        for name, field in asked.items()
-        if field
-    ]
-    if asked.get("wandb") and installed("wandb") and not _wandb_can_log_in():
-        fix = "run wandb login, or set WANDB_API_KEY, or WANDB_MODE=offline"
-        findings.append(Finding(False, f"{asked['wandb']}: W&B has no API key", fix))
-    return findings
 
 
 def _wandb_can_log_in() -> bool:
@@ -660,7 +590,7 @@ def _wandb_can_log_in() -> bool:
         return False
 
 
-def llm(options: LLMConfig | None) -> list[Finding]:
+def llm(options: LLMConfig | None) -> str | None:
     """Check what the LLM needs: a key in its environment variable, the file of a bank, an import.
 
     Raises:
@@ -668,38 +598,34 @@ def llm(options: LLMConfig | None) -> list[Finding]:
     """
     if isinstance(options, BankOptions):
         BankLLM(options)
-        return [Finding(True, f"llm: {options.describe()}")]
+        return f"llm: {options.describe()}"
     if isinstance(options, LocalOptions):
         if options.path is None:
-            return [Finding(True, f"llm: {options.describe()}")]
+            return f"llm: {options.describe()}"
         with naming_llm():
-            found = policy(PolicyConfig(path=options.path))
-        return [replace(f, what=as_llm(f.what), fix=as_llm(f.fix)) for f in found]
+            return as_llm(policy(PolicyConfig(path=options.path)))
     if isinstance(options, OwnLLMOptions):
         imported(options)
-        return [Finding(True, f"llm: {options.object} can be imported")]
+        return f"llm: {options.object} can be imported"
     if not isinstance(options, OpenAIOptions):
-        return []
+        return None
     name = options.api_key_env
     if name is not None and not os.environ.get(name):
-        return [
-            Finding(
-                False,
-                f"llm: the environment variable {name} is not set",
-                f"export {name}=… with the key, or set llm.api_key_env to null",
-            )
-        ]
+        raise ConfigError(
+            f"llm: the environment variable {name} is not set; export {name}=… with the key, or set "
+            "llm.api_key_env to null"
+        )
     with Ledger(":memory:") as ledger:
         build_llm(options, 0, ledger)
     if name is None:
-        return [Finding(True, "llm: no API key is sent")]
-    return [Finding(True, f"llm: the environment variable {name} is set")]
+        return "llm: no API key is sent"
+    return f"llm: the environment variable {name} is set"
 
 
 def llm_answers(
     options: LLMConfig | None, patient: bool = True, spent: float = 0.0
-) -> tuple[list[Finding], list[CostRow]]:
-    """Check that the LLM answers one small call; also return that call.
+) -> tuple[str | None, list[CostRow]]:
+    """Make one small call to the LLM; return what it says of itself, and that call.
 
     An LLM of the user's own is called only if it has a method `check`.
 
@@ -707,34 +633,28 @@ def llm_answers(
         patient: whether to wait up to 30 s and to retry once, as far as the run file allows;
             otherwise 10 s, without a retry.
         spent: money that counts against the budget.
+
+    Raises:
+        LLMError: there is no answer.
     """
-    if not isinstance(options, OpenAIOptions | OwnLLMOptions):
-        return [], []
+    if isinstance(options, OwnLLMOptions):
+        return ("llm: a first call was answered" if check_own(options) else None), []
+    if not isinstance(options, OpenAIOptions):
+        return None, []
+    longest, retries = (_FIRST_CALL_S, _FIRST_CALL_RETRIES) if patient else (_SERVER_S, 0)
+    timeout_s, retries = min(options.timeout_s, longest), min(options.retries, retries)
+    begin(f"asking {options.describe()} (at most {timeout_s * (1 + retries) + retries:g} s)")
+    asked = replace(options, timeout_s=timeout_s, retries=retries)
+    check_listens(asked)
+    if asked.budget is not None:
+        asked = replace(asked, budget=max(0.0, asked.budget - spent))
     with Ledger(":memory:") as ledger:
         ledger.begin_attempt(None)
         try:
-            if isinstance(options, OpenAIOptions):
-                longest, retries = (
-                    (_FIRST_CALL_S, _FIRST_CALL_RETRIES) if patient else (_SERVER_S, 0)
-                )
-                asked = replace(
-                    options,
-                    timeout_s=min(options.timeout_s, longest),
-                    retries=min(options.retries, retries),
-                )
-                seconds = asked.timeout_s * (1 + asked.retries) + asked.retries  # with pauses
-                begin(f"asking {options.describe()} (at most {seconds:g} s)")
-                check_listens(asked)
-                if asked.budget is not None:
-                    asked = replace(asked, budget=max(0.0, asked.budget - spent))
-                OpenAIClient(asked, ledger).check()
-            elif not check_own(options):
-                return [], []
-        except (LLMError, BudgetError) as error:
-            what = f"llm: a first call failed ({one_line(str(error))[:300]})"
-            fix = "correct llm, or set llm.optional: true to train without its proposals"
-            return [Finding(False, what, fix, blocks=not options.optional)], ledger.rows()
-        return [Finding(True, "llm: a first call was answered", key=True)], ledger.rows()
+            OpenAIClient(asked, ledger).check()
+        except BudgetError as error:
+            raise LLMError(str(error)) from error
+        return "llm: a first call was answered", ledger.rows()
 
 
 def check_listens(options: OpenAIOptions) -> None:
@@ -755,26 +675,14 @@ def check_listens(options: OpenAIOptions) -> None:
         return
 
 
-def output(folder: Path) -> list[Finding]:
+def output(folder: Path) -> str:
     """Check that the run folder can be created.
 
     Raises:
         ConfigError: the folder already exists, or cannot be written.
     """
     RunDir.check_free(folder)
-    return [Finding(True, f"output: {folder}")]
-
-
-def disk(config: RunConfig, trainer: Engine) -> list[Finding]:
-    """Check that the checkpoints fit on the run folder's disk."""
-    free, needed = free_space(config.output), disk_needed(config, trainer)
-    if needed is None:
-        return [Finding(True, f"disk: {size(free)} are free")]
-    what = f"disk: checkpoints take about {size(needed)} of the {size(free)} that are free"
-    if needed <= free:
-        return [Finding(True, what)]
-    fix = "choose another output, or lower training.keep_checkpoints"
-    return [Finding(False, what, fix, blocks=False)]
+    return f"output: {folder}"
 
 
 def disk_needed(config: RunConfig, trainer: Engine) -> int | None:

@@ -6,6 +6,8 @@ Each engine needs its own environment: docs/how-to/install.md.
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 
+from packaging.requirements import Requirement
+
 from cotune.errors import ConfigError
 
 ENGINES: Mapping[str, str] = {
@@ -28,6 +30,18 @@ def installed(package: str) -> str | None:
     except PackageNotFoundError:
         other = _OTHER_BUILDS.get(package)
         return None if other is None else installed(other)
+
+
+def not_fitting(requirement: Requirement) -> str:
+    """Return what is wrong with an installed package, and the fix; "" if its version is supported."""
+    found, wanted = installed(requirement.name), f"{requirement.name}{requirement.specifier}"
+    if found is None:
+        return f"{requirement.name} is not installed; pip install '{wanted}'"
+    if not requirement.specifier.contains(found, prereleases=True):
+        return (
+            f"{requirement.name} {found} is not in {requirement.specifier}; pip install '{wanted}'"
+        )
+    return ""
 
 
 def need_trl(what: str) -> None:

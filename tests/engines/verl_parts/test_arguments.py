@@ -65,11 +65,10 @@ def test_training_and_doctor_say_the_same(
     with pytest.raises(ConfigError) as caught:
         checked.missing_here()  # as plan and try do
     assert str(caught.value) == message
-    found = [finding.text for finding in checked.findings() if not finding.ok]  # as doctor does
-    assert message in found
+    assert message in [str(found) for _, found in checked.outcomes()]  # as doctor does
 
 
 def test_a_run_file_for_verl_passes(tmp_path: Path) -> None:
     args = {"actor_rollout_ref.rollout.gpu_memory_utilization": 0.5, "trainer.of_whom": 1}
     (check,) = verl_engine.ENGINE.check(Preflight(config(tmp_path, engine_args=args)))
-    assert check.require() == []  # whether veRL has a key is known where it is installed
+    assert check.look() is None  # whether veRL has a key is known where it is installed

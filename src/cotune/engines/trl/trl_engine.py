@@ -12,7 +12,7 @@ from rich.console import Console
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.engine import Conclude, check_package, newest_numbered
 from cotune.engines.estimate import Layout, memory_of, shape_of
-from cotune.engines.preflight import Check, Finding, Preflight
+from cotune.engines.preflight import Check, Notice, Preflight
 from cotune.errors import EngineError
 from cotune.methods.sft import SFTOptions
 from cotune.run.journal import Journal, RunJournal, SilentJournal
@@ -33,21 +33,17 @@ class TRL:
     def check_installed(self) -> None:
         check_package("trl")
 
-    def installation(self) -> list[Finding]:
+    def installation(self) -> str:
         begin("loading TRL")
         try:
             from cotune.engines.trl.checks import SUPPORTED, check_trl
-
-            check_trl()
         except ImportError as error:
-            what = f"engine trl: {one_line(str(error))}"
-            return [Finding(False, what, "install trl and what it imports")]
-        except EngineError as error:
-            what, _, fix = one_line(str(error)).rpartition(": ")
-            return [Finding(False, f"engine trl: {what}", fix)]
+            raise EngineError(
+                f"engine trl: {one_line(str(error))}; install trl and what it imports"
+            ) from error
+        check_trl()
         oldest, newest = SUPPORTED
-        what = f"engine trl: {installed('trl')}, in the range >={oldest},<{newest}, hooks found"
-        return [Finding(True, what, key=True)]
+        return f"engine trl: {installed('trl')}, in the range >={oldest},<{newest}, hooks found"
 
     def check(self, checked: Preflight) -> list[Check]:
         config, needs = checked.config, ("training.engine",)
@@ -149,7 +145,7 @@ class TRL:
         return measure_steps(config, run, journal, setup, steps)
 
 
-def arguments(config: RunConfig) -> list[Finding]:
+def arguments(config: RunConfig) -> str:
     """Check that TRL accepts the trainer's arguments for any number of processes.
 
     Raises:
@@ -170,10 +166,10 @@ def arguments(config: RunConfig) -> list[Finding]:
             sft_config(config, folder)
         else:
             check_args(grpo_config(config, folder))
-    return [Finding(True, "training: TRL takes these arguments")]
+    return "training: TRL takes these arguments"
 
 
-def processes(training: TrainingConfig, starting: bool = False) -> list[Finding]:
+def processes(training: TrainingConfig, starting: bool = False) -> str | None:
     """Check that the processes match the GPUs, and that a batch divides evenly over them.
 
     Args:
@@ -187,52 +183,41 @@ def processes(training: TrainingConfig, starting: bool = False) -> list[Finding]
 
     from cotune.engines.trl.checks import check_launch
 
-    count = torch.cuda.device_count()
+    found, shared = None, max(1, torch.cuda.device_count())
     if starting or "WORLD_SIZE" in os.environ or training.single_gpu:
         check_launch(training)
         shared = int(os.environ.get("WORLD_SIZE", "1"))
-        findings = [Finding(True, f"processes: {shared}, {count} visible GPUs")]
-    elif count > 1:
-        start = f"torchrun --nproc_per_node {count} -m cotune train RUN.yaml"
-        what = f"processes: {count} GPUs are visible; start one process for each: {start}"
-        findings, shared = [Finding(True, what)], count
-    else:
-        findings, shared = [], 1
+    elif shared > 1:
+        start = f"torchrun --nproc_per_node {shared} -m cotune train RUN.yaml"
+        found = f"processes: {shared} GPUs are visible; start one process for each: {start}"
     rows = training.questions_per_step * training.group_size // training.optimizer_steps
     if rows % (shared * training.micro_batch_size):
-        findings.append(
-            Finding(
-                False,
-                f"training.micro_batch_size: {training.micro_batch_size} on {shared} processes does "
-                f"not divide the {rows} rollouts of a mini-batch",
-                f"make it a divisor of {rows} / {shared}",
-                blocks=False,
-            )
+        return Notice(
+            f"training.micro_batch_size: {training.micro_batch_size} on {shared} processes does "
+            f"not divide the {rows} rollouts of a mini-batch; make it a divisor of {rows} / {shared}"
         )
-    return findings
+    return found
 
 
-def gpu_memory(config: RunConfig) -> list[Finding]:
+def gpu_memory(config: RunConfig) -> str | None:
     """Compare the plan's estimate with a GPU's memory, if there is a GPU."""
     import torch
 
     if not torch.cuda.device_count():
-        return []
+        return None
     alone = 1 if config.training.single_gpu else torch.cuda.device_count()
-    processes = int(os.environ.get("WORLD_SIZE", alone))
-    layout = ENGINE.layout(config, processes)
+    layout = ENGINE.layout(config, int(os.environ.get("WORLD_SIZE", alone)))
     try:
         memory = memory_of(config, shape_of(config.policy.path), layout)
     except ValueError:
-        return []
+        return None
     total = torch.cuda.get_device_properties(0).total_memory
-    kept = round(layout.kept * total)
-    needed = max(memory.training + kept, memory.sampling or 0)
+    needed = max(memory.training + round(layout.kept * total), memory.sampling or 0)
     what = f"GPU memory: at most {size(needed)} of {size(total)} are needed"
     if needed <= total:
-        return [Finding(True, what)]
+        return what
     fix = "lower training.micro_batch_size, training.rows_per_call or the limits; or LoRA"
-    return [Finding(False, what, fix, blocks=False)]
+    return Notice(f"{what}; {fix}")
 
 
 def _references(checked: Preflight) -> None:

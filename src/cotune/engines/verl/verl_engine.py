@@ -12,13 +12,13 @@ from rich.console import Console
 from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Conclude, check_package, newest_numbered
 from cotune.engines.estimate import Layout
-from cotune.engines.preflight import Check, Finding, Preflight, required
+from cotune.engines.preflight import Check, Preflight
 from cotune.engines.verl.arguments import layout_of
 from cotune.errors import ConfigError
 from cotune.policy.local_llm import LocalOptions
 from cotune.run.journal import Journal
 from cotune.run.run_dir import RunDir
-from cotune.utils.packages import installed
+from cotune.utils.packages import installed, not_fitting
 
 if TYPE_CHECKING:
     from cotune.engines.engine import Measured
@@ -40,23 +40,22 @@ class VeRL:
                 "without trl"
             )
 
-    def installation(self) -> list[Finding]:
+    def installation(self) -> str:
         """Check that the packages of cotune's extra are installed, and no TRL that breaks veRL."""
         wanted = [Requirement(text) for text in requires("cotune") or ()]
-        found = [
-            required(one)
+        wrong = [
+            text
             for one in wanted
             if one.marker is not None
             and one.marker.evaluate({"extra": "verl"})
             and not one.marker.evaluate({"extra": ""})
+            and (text := not_fitting(one))
         ]
-        missing = [Finding(False, f"engine verl: {f.what}", f.fix) for f in found if not f.ok]
         if clash := together():
-            missing.append(
-                Finding(False, f"engine verl: {clash}", "use a separate environment for each")
-            )
-        what = f"engine verl: verl {installed('verl')}, and what it needs"
-        return missing or [Finding(True, what, key=True)]
+            wrong.append(f"{clash}; use a separate environment for each")
+        if wrong:
+            raise ConfigError(f"engine verl: {', and '.join(wrong)}")
+        return f"engine verl: verl {installed('verl')}, and what it needs"
 
     def check(self, checked: Preflight) -> list[Check]:
         look = partial(_arguments, checked.config)

@@ -130,13 +130,13 @@ def check_installed(name: str, config: RunConfig) -> None:
     """
     for check in Preflight(config, new=False, patient=False).checks():
         if check.name in ("training.engine", "packages", "policy"):
-            for finding in check.findings():
-                if not finding.ok:
-                    install = _INSTALL.get(name, "pip install 'cotune[trl]'")
-                    raise ConfigError(
-                        f"{finding.what}; make {name} in a clone installs what it needs, and so does: "
-                        f"{install}"
-                    )
+            try:
+                check.look()
+            except ConfigError as error:
+                install = _INSTALL.get(name, "pip install 'cotune[trl]'")
+                raise ConfigError(
+                    f"{error}; make {name} in a clone installs what it needs, and so does: {install}"
+                ) from error
 
 
 def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
@@ -198,7 +198,7 @@ def _missing(configs: Sequence[RunConfig]) -> tuple[list[str], list[str]]:
         if key in built:
             checks.environment = built[key]
         try:
-            missing |= dict.fromkeys(finding.text for finding in checks.missing_here())
+            missing |= dict.fromkeys(checks.missing_here().values())
         except ConfigError as error:
             errors[str(error)] = None
         if "environment" in vars(checks):
