@@ -526,11 +526,9 @@ class Completion:
 
     Attributes:
         truncated: whether it was cut off at its token limit.
-        notice: something about the call that the user should read; "" if nothing.
     """
 
     text: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
     truncated: bool = False
-    notice: str = ""

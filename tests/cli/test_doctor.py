@@ -392,7 +392,7 @@ def test_the_first_call_is_one_of_the_run(
     given.output.mkdir()
     with Ledger(given.output / "ledger.sqlite") as ledger:
         ledger.begin_attempt(None)
-        ledger.reserve(1.5, None)
+        ledger.add_call("m", cost=1.5)
     # A resume may need the LLM no more.
     assert "it is down" in lacking(lambda: look(new=False))
     # Whatever the run file allows later calls, the first one is not waited for silently or long.

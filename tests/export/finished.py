@@ -59,8 +59,7 @@ def finish(run: RunDir, config: RunConfig, instruction: str, hint: str = "") -> 
         ledger.begin_attempt(None)
         for purpose, rollouts in (("train", 24), ("verify", 14), ("evaluate", 120)):
             ledger.add_rollouts(purpose, rollouts, rollouts * 30)
-        call = ledger.reserve(1.0, None, "gpt-test")
-        ledger.settle(call, prompt_tokens=1200, completion_tokens=345, cost=0.0625)
+        ledger.add_call("gpt-test", prompt_tokens=1200, completion_tokens=345, cost=0.0625)
         run.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
         run.event("phase_failed", 2, reason="LLMError: 401", in_a_row=1)
         write_run_summary(config, run, outcome, ledger)

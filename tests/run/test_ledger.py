@@ -3,7 +3,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,8 @@ from cotune.run.ledger import PURPOSES, Ledger
 
 
 def call(ledger: Ledger, cost: float, error: str = "") -> None:
-    """One settled LLM call of 10 + 4 tokens, reserved at twice its cost."""
-    reservation = ledger.reserve(2 * cost, None, "m")
-    ledger.settle(reservation, prompt_tokens=10, completion_tokens=4, cost=cost, error=error)
+    """Add an LLM call of 10 + 4 tokens."""
+    ledger.add_call("m", prompt_tokens=10, completion_tokens=4, cost=cost, error=error)
 
 
 def test_compute_counts_committed_rows_once_and_money_counts_all() -> None:
@@ -98,7 +96,7 @@ def test_rows_whose_results_are_used_again_are_committed_and_paid_once() -> None
 ENTRIES = st.lists(
     st.tuples(
         st.integers(0, 6),  # step
-        st.sampled_from([*PURPOSES, "done", "failed", "open"]),
+        st.sampled_from([*PURPOSES, "done", "failed"]),
         st.integers(0, 1000),
     ),
     max_size=8,
@@ -123,16 +121,14 @@ def test_totals_agree_with_a_list_that_each_resume_cuts(
             if kind in PURPOSES:
                 ledger.add_rollouts(kind, amount, 2 * amount, amount)
             else:
-                reservation = ledger.reserve(amount, None)
                 money += amount
-                if kind != "open":
-                    ledger.settle(
-                        reservation,
-                        prompt_tokens=amount,
-                        completion_tokens=1,
-                        cost=amount,
-                        error="x" if kind == "failed" else "",
-                    )
+                ledger.add_call(
+                    "m",
+                    prompt_tokens=amount,
+                    completion_tokens=1,
+                    cost=amount,
+                    error="x" if kind == "failed" else "",
+                )
         kept += entries
 
     totals = ledger.totals()
@@ -142,12 +138,10 @@ def test_totals_agree_with_a_list_that_each_resume_cuts(
         assert totals.generated_tokens[purpose] == 2 * spent
         assert totals.seconds[purpose] == spent
     calls = [(kind, amount) for _, kind, amount in kept if kind not in PURPOSES]
-    settled = [amount for kind, amount in calls if kind != "open"]
+    prompts = [amount for _, amount in calls]
     assert totals.llm_calls == len(calls)
     assert totals.llm_failed == sum(kind == "failed" for kind, _ in calls)
-    states = [row.state for row in ledger.rows() if row.committed]
-    assert states.count("open") == sum(kind == "open" for kind, _ in calls)
-    assert (totals.llm_prompt_tokens, totals.llm_completion_tokens) == (sum(settled), len(settled))
+    assert (totals.llm_prompt_tokens, totals.llm_completion_tokens) == (sum(prompts), len(prompts))
     assert totals.money == money
     assert sum(row.committed for row in ledger.rows()) == len(kept)
 
@@ -157,9 +151,8 @@ def test_rows_tell_what_was_written() -> None:
     ledger.begin_attempt(None)
     ledger.set_step(3)
     ledger.add_rollouts("evolve", 4, 40, 1.5)
-    reservation = ledger.reserve(9.0, None, "m")
-    ledger.settle(
-        reservation,
+    ledger.add_call(
+        "m",
         prompt_tokens=5,
         completion_tokens=6,
         cost=0.5,
@@ -177,27 +170,26 @@ def test_rows_tell_what_was_written() -> None:
     assert sum(row.estimated for row in ledger.rows()) == 1
 
 
-def test_the_budget_holds_spent_and_open_and_the_next_call() -> None:
-    ledger = Ledger(":memory:")
-    ledger.begin_attempt(None)
-    first = ledger.reserve(0.6, 1.0)
-    with pytest.raises(BudgetError, match=r"llm\.budget"):
-        ledger.reserve(0.6, 1.0)
-    assert len(ledger.rows()) == 1
-    ledger.settle(first, prompt_tokens=1, completion_tokens=1, cost=0.4)
-    ledger.reserve(0.6, 1.0)  # 0.4 + 0.6: what was set aside beyond the cost is free again
-    with pytest.raises(BudgetError):
-        ledger.reserve(0.1, 1.0)
-    ledger.reserve(0.0, 1.0)
-
-
 def test_a_budget_of_three_calls_pays_for_three_calls() -> None:
     ledger = Ledger(":memory:")
     ledger.begin_attempt(None)
-    for _ in range(3):  # 0.1 + 0.1 + 0.1 > 0.3 in floats
-        ledger.reserve(0.1, 0.3)
+    for _ in range(3):
+        ledger.check_budget(0.3)
+        call(ledger, 0.1)
+    with pytest.raises(BudgetError, match=r"have cost 0\.3 of a budget of 0\.3: raise llm\.budget"):
+        ledger.check_budget(0.3)
+    ledger.check_budget(0.31)
+    ledger.check_budget(None)
+
+
+def test_a_budget_whose_sum_of_prices_is_rounded_down_is_used_up() -> None:
+    ledger = Ledger(":memory:")
+    ledger.begin_attempt(None)
+    for _ in range(10):  # ten times 0.1 is below 1 in floats
+        ledger.check_budget(1.0)
+        call(ledger, 0.1)
     with pytest.raises(BudgetError):
-        ledger.reserve(1e-6, 0.3)
+        ledger.check_budget(1.0)
 
 
 def test_the_budget_counts_money_of_attempts_that_were_thrown_away() -> None:
@@ -208,28 +200,7 @@ def test_the_budget_counts_money_of_attempts_that_were_thrown_away() -> None:
     ledger.begin_attempt(0)
     assert ledger.totals().llm_calls == 0
     with pytest.raises(BudgetError):
-        ledger.reserve(0.2, 1.0)
-
-
-def test_threads_never_reserve_more_than_the_budget() -> None:
-    ledger = Ledger(":memory:")
-    ledger.begin_attempt(None)
-    refused: list[BudgetError] = []
-
-    def reserve() -> None:
-        for _ in range(10):
-            try:
-                ledger.reserve(1.0, 25.0)
-            except BudgetError as error:
-                refused.append(error)
-
-    threads = [threading.Thread(target=reserve) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert ledger.totals().money == 25.0
-    assert len(refused) == 15
+        ledger.check_budget(0.9)
 
 
 KILLED = """
@@ -239,27 +210,25 @@ ledger = Ledger(sys.argv[1])
 ledger.begin_attempt(None)
 ledger.set_step(4)
 ledger.add_rollouts("train", 8, 80)
-reservation = ledger.reserve(3.0, 10.0, "m")
-ledger.settle(reservation, prompt_tokens=1, completion_tokens=2, cost=1.0)
-ledger.reserve(2.0, 10.0, "m")
+ledger.add_call("m", prompt_tokens=1, completion_tokens=2, cost=3.0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_kill_loses_nothing_and_leaves_the_open_call_at_its_worst_case(tmp_path: Path) -> None:
+def test_a_kill_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     child = subprocess.run([sys.executable, "-c", KILLED, os.fspath(path)], check=False)
     assert child.returncode == -signal.SIGKILL
     with Ledger(path) as ledger:
         totals = ledger.totals()
         assert (totals.rollouts["train"], totals.generated_tokens["train"]) == (8, 80)
-        assert (totals.llm_calls, totals.money) == (2, 3.0)
+        assert (totals.llm_calls, totals.money) == (1, 3.0)
         assert ledger.begin_attempt(3) == 2
         totals = ledger.totals()
         assert (totals.rollouts["train"], totals.llm_calls) == (0, 0)
         assert totals.money == 3.0
         with pytest.raises(BudgetError):
-            ledger.reserve(7.1, 10.0)
+            ledger.check_budget(3.0)
 
 
 def test_a_second_reader_sees_what_a_writer_wrote(tmp_path: Path) -> None:
@@ -306,7 +275,7 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(RuntimeError, match="begin_attempt"):
         ledger.add_rollouts("train", 1, 1)
     with pytest.raises(RuntimeError, match="begin_attempt"):
-        ledger.reserve(1.0, None)
+        ledger.add_call("m")
     with pytest.raises(ConfigError, match="resuming from step 3"):
         ledger.begin_attempt(3)
     assert ledger.begin_attempt(None) == 1
@@ -314,14 +283,10 @@ def test_misuse_is_refused() -> None:
         ledger.add_rollouts("trian", 1, 1)
     with pytest.raises(ValueError, match="rollouts is -1"):
         ledger.add_rollouts("train", -1, 1)
-    with pytest.raises(ValueError, match="worst_case is nan"):
-        ledger.reserve(float("nan"), 1.0)
+    with pytest.raises(ValueError, match="cost is nan"):
+        ledger.add_call("m", cost=float("nan"))
     with pytest.raises(ValueError, match="step is -1"):
         ledger.set_step(-1)
     with pytest.raises(ValueError, match="resumed_from is -1"):
         ledger.begin_attempt(-1)
-    reservation = ledger.reserve(1.0, None)
-    ledger.settle(reservation, prompt_tokens=1, completion_tokens=1, cost=1.0)
-    with pytest.raises(ValueError, match="not open"):
-        ledger.settle(reservation, prompt_tokens=1, completion_tokens=1, cost=1.0)
-    assert len(ledger.rows()) == 1
+    assert ledger.rows() == []

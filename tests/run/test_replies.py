@@ -252,36 +252,27 @@ def test_two_processes_end_as_one(tmp_path: Path) -> None:
     assert calls(resumed[0].asked) == ["llm 1", "llm 2"]
 
 
-def ask(
-    path: Path, llm: LLM, *prompts: str, step: int = 1
-) -> tuple[list[Completion], list[object]]:
-    """The replies of a step's LLM to prompts, and the notices."""
-    notices: list[object] = []
+def ask(path: Path, llm: LLM, *prompts: str, step: int = 1) -> list[Completion]:
+    """The replies of a step's LLM to prompts."""
     with Ledger(":memory:") as ledger:
         ledger.begin_attempt(None)
-        cached = CachedLLM(
-            llm,
-            ReplyCache(path),
-            ledger,
-            lambda _, **fields: notices.append(fields["text"]),
-            step,
-        )
-        return [cached.complete(prompt) for prompt in prompts], notices
+        cached = CachedLLM(llm, ReplyCache(path), ledger, lambda *_, **__: None, step)
+        return [cached.complete(prompt) for prompt in prompts]
 
 
 def test_a_reply_comes_back_as_it_was(tmp_path: Path) -> None:
-    odd = Completion("\ud83d cut", 3, 4, notice="3 tokens?")
+    odd = Completion("\ud83d cut", 3, 4, truncated=True)
     for llm in (ScriptedLLM([odd]), ScriptedLLM([])):
-        assert ask(tmp_path / "log", llm, "why?") == ([odd], ["3 tokens?"])
+        assert ask(tmp_path / "log", llm, "why?") == [odd]
 
 
 def test_a_prompt_that_is_sent_twice_has_two_replies_and_other_steps_have_theirs(
     tmp_path: Path,
 ) -> None:
     for texts in (["a", "b"], []):
-        replies, _ = ask(tmp_path / "log", ScriptedLLM(texts), "why?", "why?")
+        replies = ask(tmp_path / "log", ScriptedLLM(texts), "why?", "why?")
         assert [reply.text for reply in replies] == ["a", "b"]
-    assert [r.text for r in ask(tmp_path / "log", ScriptedLLM(["c"]), "why?", step=2)[0]] == ["c"]
+    assert [r.text for r in ask(tmp_path / "log", ScriptedLLM(["c"]), "why?", step=2)] == ["c"]
 
 
 def test_calls_under_way_are_reported_and_recalled_ones_are_not(tmp_path: Path) -> None:

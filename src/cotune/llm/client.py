@@ -1,12 +1,11 @@
 """Metered LLMs that propose instructions: an OpenAI-compatible endpoint, and any other LLM.
 
-Only `OpenAIClient.complete` retries, so every request that leaves the machine is one row of the
-ledger, reserved at its worst case before it is sent.
+The key is removed from errors, and from replies unless it is too short to be a secret.
 """
 
+import asyncio
 import json
 import os
-import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,22 +16,26 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
 from cotune.errors import ConfigError, CotuneError, LLMError
 from cotune.protocols import LLM
 from cotune.types import Completion
+from cotune.utils.background import BackgroundLoop
 from cotune.utils.option_checks import check_range, check_url
-from cotune.utils.text import encodable, hide_secrets, one_line
+from cotune.utils.text import encodable, hide_secrets, message_of, one_line
 
 if TYPE_CHECKING:
-    from cotune.llm.transport import ChatEndpoint, Outcome
+    import openai
+
+_LOOP = BackgroundLoop()
 
 OPENAI_URL = "https://api.openai.com/v1"
-MAX_WAIT_S = 120.0
 CHECK = "This is a test of the connection. Reply with the word yes."
 """The prompt of the call that is made before training."""
-_FIRST_WAIT_S = 1.0
-_MAX_BACKOFF_S = 30.0
+_SHOWN_CHARACTERS = 300
+_SHORTEST_SECRET = 8  # characters of a key that is looked for in replies
+# By name, because openai moved from httpx to httpx2 between major versions. These are raised before
+# anything is sent, so nothing can have been charged.
+_UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol"}
 # Allowance for a chat template: role markers and, for some models, a system message.
 _TEMPLATE_TOKENS = 64
 _BYTES_PER_CHARACTER = 4
-_jitter = random.Random()  # not the program's generator, which makes the run's own draws
 # What the client itself writes or reads, and what would multiply the price of a call.
 _OWN_FIELDS = (
     "model", "messages", "stop", "temperature", "max_tokens", "max_completion_tokens", "stream", "n",
@@ -55,11 +58,13 @@ class OpenAIOptions:
             "max_completion_tokens".
         extra_body: further fields of the request, for what only your endpoint knows, such as
             `{chat_template_kwargs: {enable_thinking: false}}` of vLLM. Not for secrets.
-        timeout_s: seconds that one attempt may take.
+        timeout_s: seconds to connect, and between two parts of a reply. A call takes at most
+            (1 + retries) times as long.
         retries: further attempts after a failed first one.
         price_per_million_prompt_tokens: in US dollars; 0 if calls are free.
         price_per_million_completion_tokens: in US dollars; 0 if calls are free.
-        budget: the most that the run may spend on calls, all attempts included; None sets no limit.
+        budget: no call is made once the run has spent this on calls, all attempts included; None sets
+            no limit.
         optional: whether a run continues if all proposals of two phases in a row fail.
     """
 
@@ -132,68 +137,83 @@ class OpenAIOptions:
 class Account(Protocol):
     """A record of an LLM's calls; `Ledger` implements it and documents the methods."""
 
-    def reserve(self, worst_case: float, limit: float | None, model: str = "") -> int: ...
+    def check_budget(self, limit: float | None) -> None: ...
 
-    def settle(
+    def add_call(
         self,
-        reservation: int,
+        model: str,
         *,
-        prompt_tokens: int,
-        completion_tokens: int,
-        cost: float,
+        prompt_tokens: int = 0,
+        completion_tokens: int = 0,
+        cost: float = 0.0,
         error: str = "",
         estimated: bool = False,
         seconds: float = 0.0,
     ) -> None: ...
 
 
-class OpenAIClient:
-    """An `LLM` at an OpenAI-compatible endpoint; each attempt is one row of the ledger.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of one request, its repetitions included.
 
-    Timeouts, broken connections, statuses 408, 409, 429 and 5xx and replies without usable text
-    are retried; other statuses are final. No redirect is followed. An attempt that was refused or
-    never sent costs nothing; one without a usage report is counted at its upper bound and marked
-    as such in the ledger.
+    A value even where it failed: the exceptions of an HTTP stack may carry the request, and with it
+    the API key.
+
+    Attributes:
+        text: the reply; "" on failure.
+        usage: (prompt tokens, completion tokens) as reported, or None.
+        error: what went wrong, in one line; "" on success.
+        unusable: whether a reply came, but without a text.
+        free: whether the request was refused or never sent, so that no token was charged.
+        truncated: whether the reply was cut off at its token limit.
+    """
+
+    text: str = ""
+    usage: tuple[int, int] | None = None
+    error: str = ""
+    unusable: bool = False
+    free: bool = False
+    truncated: bool = False
+
+
+class OpenAIClient:
+    """An `LLM` at an OpenAI-compatible endpoint; each reply or failure is one row of the ledger.
+
+    openai's client repeats a request that breaks off, times out or has status 408, 409, 429 or 5xx,
+    as long as Retry-After says. A reply without usable text is asked for again, as often. Other
+    statuses are final, and no redirect is followed. What was refused or never sent costs nothing; what
+    comes without a usage report is counted at its upper bound and marked as such in the ledger.
 
     Args:
         options: `llm:` of the run file.
-        ledger: the ledger in which attempts are reserved and settled.
-        sleep: waits for a number of seconds.
+        ledger: the ledger in which calls are recorded.
 
     Raises:
         ConfigError: the environment variable of `api_key_env` is not set or holds no key.
     """
 
-    def __init__(
-        self,
-        options: OpenAIOptions,
-        ledger: Account,
-        *,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._options = options
+    def __init__(self, options: OpenAIOptions, ledger: Account) -> None:
+        self._options, self._ledger = options, ledger
         self.identity, self.optional = options.describe(), options.optional
-        self._ledger = ledger
-        self._sleep = sleep
         self._key = _read_key(options.api_key_env)
-        self._doubted = False
+        self._absent_headers = [] if self._key else ["Authorization"]
+        if options.base_url not in (None, OPENAI_URL):
+            # openai reads them from OPENAI_ORG_ID and OPENAI_PROJECT_ID; they are for OpenAI only.
+            self._absent_headers += ["OpenAI-Organization", "OpenAI-Project"]
+        # Headers that openai takes from OPENAI_CUSTOM_HEADERS may hold a key, too.
+        headers = os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines()
+        values = [line.partition(":")[2].strip() for line in headers]
+        self._secrets = [value for value in (self._key, *values) if value]
 
     def __repr__(self) -> str:
         return f"OpenAIClient({self._options!r})"
-
-    @cached_property
-    def _endpoint(self) -> "ChatEndpoint":
-        # Importing openai takes half a second; errors found before the first call do not need it.
-        from cotune.llm.transport import ChatEndpoint
-
-        return ChatEndpoint(self._options, self._key)
 
     def complete(self, prompt: str) -> Completion:
         """Return the model's reply to one user message.
 
         Raises:
             LLMError: refused, or all attempts failed; the message gives the last failure.
-            BudgetError: the next attempt could exceed the budget; it was not made.
+            BudgetError: the budget is used up; no request was made.
         """
         return self.chat([{"role": "user", "content": prompt}])
 
@@ -212,53 +232,96 @@ class OpenAIClient:
             messages: {"role", "content"} each.
             stop: strings that end the reply; endpoints omit them from it.
         """
-        sent = [{name: encodable(text) for name, text in message.items()} for message in messages]
-        failures = 0
-        while True:
-            completion, error, retry_after = self._attempt(sent, stop)
-            if completion is not None:
-                return completion
-            failures += 1
-            if retry_after is None or failures > self._options.retries:
-                where = f"{self._options.model} at {self._options.base_url or OPENAI_URL}"
-                raise LLMError(f"no reply from {where} after {failures} attempt(s): {error}")
-            self._sleep(wait_seconds(failures, retry_after, _jitter.random()))
-
-    def _attempt(
-        self, messages: Sequence[Mapping[str, str]], stop: Sequence[str]
-    ) -> tuple[Completion | None, str, float | None]:
-        """Return (reply, "", None), (None, error, least seconds to wait) or, if final, (…, None)."""
         options = self._options
+        sent = [{name: encodable(text) for name, text in message.items()} for message in messages]
         # Each message is bounded with a template allowance of its own.
-        bound = sum(prompt_token_bound(len(m["content"].encode())) for m in messages)
-        upper = (bound, options.max_tokens)
-        reservation = self._ledger.reserve(options.price(*upper), options.budget, options.model)
-        begun = time.monotonic()
-        outcome = self._endpoint.chat(messages, stop)
-        usage, estimated = believed_usage(outcome, upper)
-        self._ledger.settle(
-            reservation,
-            prompt_tokens=usage[0],
-            completion_tokens=usage[1],
-            cost=options.price(*usage),
-            error=outcome.error,
-            estimated=estimated,
-            seconds=time.monotonic() - begun,
-        )
-        if not outcome.error:
-            notice = self._doubt(outcome, upper)
-            return Completion(outcome.text, *usage, outcome.truncated, notice), "", None
-        return None, outcome.error, (outcome.retry_after or 0.0) if outcome.retryable else None
+        upper_prompt = sum(prompt_token_bound(len(m["content"].encode())) for m in sent)
+        outcome = Outcome()
+        for _ in range(1 + options.retries):
+            self._ledger.check_budget(options.budget)
+            begun = time.monotonic()
+            outcome = _LOOP.run(self._ask(sent, stop))
+            estimated = outcome.usage is None and not outcome.free
+            usage = outcome.usage or ((upper_prompt, options.max_tokens) if estimated else (0, 0))
+            self._ledger.add_call(
+                options.model,
+                prompt_tokens=usage[0],
+                completion_tokens=usage[1],
+                cost=options.price(*usage),
+                error=outcome.error,
+                estimated=estimated,
+                seconds=time.monotonic() - begun,
+            )
+            if not outcome.error:
+                return Completion(outcome.text, *usage, outcome.truncated)
+            if not outcome.unusable:
+                break
+        url = options.base_url or OPENAI_URL
+        raise LLMError(f"no reply from {options.model} at {url}: {outcome.error}")
 
-    def _doubt(self, outcome: "Outcome", upper: tuple[int, int]) -> str:
-        """Return a notice about the first usage report that cannot be true; "" otherwise."""
-        if self._doubted or outcome.usage is None or fits(outcome.usage, upper):
-            return ""
-        self._doubted = True
-        return (
-            f"the endpoint reports {outcome.usage[0]:,} prompt and {outcome.usage[1]:,} completion tokens "
-            f"for a call that has at most {upper[0]:,} and {upper[1]:,}; calls are counted at no more than that"
+    async def _ask(self, messages: Sequence[Mapping[str, str]], stop: Sequence[str]) -> Outcome:
+        import openai
+
+        options = self._options
+        seconds = options.timeout_s * (1 + options.retries)
+        create = cast(Any, self._openai.chat.completions.with_raw_response.create)
+        try:
+            # openai's timeout only limits the pause between two parts of a reply.
+            async with asyncio.timeout(seconds):
+                reply = await create(
+                    model=options.model,
+                    messages=messages,
+                    stop=list(stop) or openai.omit,
+                    temperature=openai.omit if options.temperature is None else options.temperature,
+                    extra_headers={name: openai.Omit() for name in self._absent_headers},
+                    extra_body=options.extra_body or None,
+                    **{options.max_tokens_field: options.max_tokens},
+                )
+        except openai.APIStatusError as error:
+            return _refused(error.status_code, self._hide(error.response.text))
+        except (TimeoutError, openai.APITimeoutError):
+            attempts = f"{1 + options.retries} attempt(s) of llm.timeout_s, {options.timeout_s:g} s"
+            return Outcome(error=f"timed out: no complete reply in {attempts}")
+        except openai.OpenAIError as error:
+            cause = error.__cause__ or error
+            what = f"{type(cause).__name__.lstrip('_')}: {_shown(self._hide(str(cause)))}"
+            return Outcome(error=what, free=type(cause).__name__ in _UNSENT)
+        outcome = parse_reply(reply.content.decode("utf-8", "replace"), self._hide)
+        return replace(outcome, text=self._hide(outcome.text, _SHORTEST_SECRET))
+
+    @cached_property
+    def _openai(self) -> "openai.AsyncOpenAI":
+        """Raise ConfigError if the environment's proxies cannot be used."""
+        # Importing openai takes half a second; errors found before the first call do not need it.
+        import openai
+
+        options = self._options
+        try:
+            http = openai.DefaultAsyncHttpxClient(timeout=options.timeout_s, follow_redirects=False)
+        except Exception as error:  # noqa: BLE001
+            # Not `from error`: httpx's own message may quote an address with its password.
+            raise ConfigError(
+                f"llm: the environment's proxy cannot be used ({type(error).__name__}); correct "
+                "HTTP_PROXY, HTTPS_PROXY and ALL_PROXY, or for SOCKS pip install 'httpx[socks]'"
+            ) from None
+        return openai.AsyncOpenAI(
+            # Not None, for which openai would use OPENAI_API_KEY; the header is left out.
+            api_key=self._key or "none",
+            base_url=options.base_url or OPENAI_URL,
+            timeout=options.timeout_s,
+            max_retries=options.retries,
+            http_client=http,
         )
+
+    def _hide(self, text: str, shortest: int = 1) -> str:
+        """Hide secrets of at least `shortest` characters.
+
+        A short one is a placeholder such as "none", which a reply may hold as a word.
+        """
+        for secret in self._secrets:
+            if len(secret) >= shortest:
+                text = text.replace(secret, "***")
+        return text
 
 
 class NoLLM:
@@ -303,36 +366,27 @@ class MeteredLLM:
             LLMError: the LLM raised it, or an exception that is not cotune's.
             BudgetError, ConfigError: the LLM raised it, or returned no text.
         """
-        reservation = self._ledger.reserve(0.0, None, self._model)
-        begun = time.monotonic()
+        self._ledger.check_budget(None)  # which fails outside training, before the LLM is asked
+        begun, completion, failure = time.monotonic(), Completion(""), "interrupted"
         try:
             completion = _as_completion(self._llm.complete(prompt), self._model)
-        except CotuneError as error:
-            failure = one_line(hide_secrets(str(error) or _name(error)))
-            self._settle(reservation, Completion(""), failure, begun)
-            if isinstance(error, LLMError):
-                raise LLMError(failure) from error
-            raise
+            failure = ""
         except (Exception, SystemExit) as error:  # its own code may raise anything
-            failure = one_line(hide_secrets(f"{_name(error)}: {error}"))
-            self._settle(reservation, Completion(""), failure, begun)
+            name, text = type(error).__name__, message_of(error)
+            described = text or name if isinstance(error, CotuneError) else f"{name}: {text}"
+            failure = one_line(hide_secrets(described))
+            if isinstance(error, CotuneError) and not isinstance(error, LLMError):
+                raise
             raise LLMError(failure) from error
-        self._settle(reservation, completion, "", begun)
+        finally:
+            self._ledger.add_call(
+                self._model,
+                prompt_tokens=completion.prompt_tokens,
+                completion_tokens=completion.completion_tokens,
+                error=failure,
+                seconds=time.monotonic() - begun,
+            )
         return completion
-
-    def _settle(self, reservation: int, completion: Completion, error: str, begun: float) -> None:
-        self._ledger.settle(
-            reservation,
-            prompt_tokens=completion.prompt_tokens,
-            completion_tokens=completion.completion_tokens,
-            cost=0.0,
-            error=error,
-            seconds=time.monotonic() - begun,
-        )
-
-
-def _name(error: BaseException) -> str:
-    return type(error).__name__
 
 
 def _as_completion(reply: object, name: str) -> Completion:
@@ -353,27 +407,69 @@ def _as_completion(reply: object, name: str) -> Completion:
     )
 
 
-def fits(usage: tuple[int, int], upper: tuple[int, int]) -> bool:
-    """Return whether both token counts are within their upper bounds."""
-    return usage[0] <= upper[0] and usage[1] <= upper[1]
-
-
-def believed_usage(outcome: "Outcome", upper: tuple[int, int]) -> tuple[tuple[int, int], bool]:
-    """Return the tokens to book for an attempt, and whether they are upper bounds.
+def parse_reply(body: str, hide: Callable[[str], str] = str) -> Outcome:
+    """Parse the body of a chat completion.
 
     Args:
-        upper: the most that the attempt can have used: what was sent, and what was asked for.
+        hide: removes the key from what an error shows.
     """
-    if outcome.usage is None:
-        return ((0, 0), False) if outcome.free else (upper, True)
-    found = (min(outcome.usage[0], upper[0]), min(outcome.usage[1], upper[1]))
-    return found, not fits(outcome.usage, upper)
+    try:
+        reply: object = json.loads(body)
+    except (ValueError, RecursionError):
+        return Outcome(error=f"the reply is not JSON: {_shown(hide(body))!r}", unusable=True)
+    counts = [_field(_field(reply, "usage"), f"{part}_tokens") for part in ("prompt", "completion")]
+    plausible = [n for n in counts if type(n) is int and 0 <= n < 2**31]
+    usage = (plausible[0], plausible[1]) if len(plausible) == 2 else None
+    choices = _field(reply, "choices")
+    if not isinstance(choices, list) or not choices:
+        error = f"the reply has no choices: {_shown(hide(body))!r}"
+        return Outcome(error=error, usage=usage, unusable=True)
+    choice = cast("list[object]", choices)[0]
+    message, reason = _field(choice, "message"), _field(choice, "finish_reason")
+    text = _field(message, "content")
+    if isinstance(text, list):  # parts, of which those of type "thinking" are not the reply
+        parts = [p for p in cast("list[object]", text) if _field(p, "type") == "text"]
+        text = "".join(str(_field(part, "text") or "") for part in parts)
+    if not isinstance(text, str) or not text.strip():
+        error = f"the reply has no text (finish_reason {_shown(hide(str(reason)))!r})"
+        if reason == "length":
+            error += ": llm.max_tokens may be too low"
+        if isinstance(refusal := _field(message, "refusal"), str) and refusal:
+            error += f": it refused: {_shown(hide(refusal))!r}"
+        return Outcome(error=error, usage=usage, unusable=True)
+    return Outcome(text=encodable(text), usage=usage, truncated=reason == "length")
+
+
+def _field(value: object, name: str) -> object:
+    return cast("dict[str, object]", value).get(name) if isinstance(value, dict) else None
+
+
+def _refused(status: int, body: str) -> Outcome:
+    """Return the outcome of a status other than 2xx, with the run-file field to check."""
+    error = f"HTTP status {status}"
+    if body.strip():
+        error += f": {_shown(body)!r}"
+    if status < 400:
+        error += ": redirects are not followed, check llm.base_url"
+    elif status in (401, 403):
+        error += ": check llm.api_key_env"
+    elif status == 404:
+        error += ": check llm.base_url and llm.model"
+    elif status < 500 and status not in (408, 409, 429):
+        error += ": check llm.model, llm.max_tokens, llm.max_tokens_field and llm.temperature"
+    return Outcome(error=error, free=True)
+
+
+def _shown(text: str) -> str:
+    """Return the beginning of a text on one line."""
+    text = " ".join(text[: 4 * _SHOWN_CHARACTERS].split())
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
 
 
 def worst_case_price(options: OpenAIOptions, prompt_chars: int, calls: int) -> float:
     """Return the most that `calls` calls with prompts of up to `prompt_chars` characters can cost.
 
-    Counts every retry, one token per byte, four bytes per character and full replies.
+    Counts every reply asked for again, one token per byte, four bytes per character and full replies.
     """
     tokens = prompt_token_bound(_BYTES_PER_CHARACTER * prompt_chars)
     return calls * (1 + options.retries) * options.price(tokens, options.max_tokens)
@@ -382,16 +478,6 @@ def worst_case_price(options: OpenAIOptions, prompt_chars: int, calls: int) -> f
 def prompt_token_bound(prompt_bytes: int) -> int:
     """Bound the tokens of a prompt by its UTF-8 bytes: one per byte, plus the template's."""
     return prompt_bytes + _TEMPLATE_TOKENS
-
-
-def wait_seconds(failures: int, retry_after: float, jitter: float) -> float:
-    """Return the seconds to wait after the `failures`-th failure in a row.
-
-    Exponential backoff min(30, 2^(failures - 1)), reduced by up to half by `jitter` in [0, 1); at
-    least the server's requested wait, at most 120.
-    """
-    backoff = min(_MAX_BACKOFF_S, _FIRST_WAIT_S * 2.0 ** min(failures - 1, 10))
-    return min(MAX_WAIT_S, max(retry_after, backoff * (1 - jitter / 2)))
 
 
 def _check_extra(body: Mapping[str, Any]) -> None:

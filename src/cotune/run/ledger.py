@@ -49,7 +49,7 @@ _SCHEMA = (
         ) AS committed FROM entries""",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
-# A budget of exactly n calls must pay for n calls although sums of prices are rounded.
+# A budget of exactly n calls pays for n calls although sums of prices are rounded.
 _SLACK = 1 + 1e-9
 
 
@@ -61,9 +61,9 @@ class Totals:
 
     Attributes:
         generated_tokens: the policy's own.
-        llm_calls: each retry counts as a call.
+        llm_calls: a reply that is asked for again counts as another call.
         llm_failed: calls that returned no usable reply.
-        money: spent in all attempts; calls that were never settled count at their worst case.
+        money: spent in all attempts.
     """
 
     rollouts: Mapping[Purpose, int]
@@ -81,7 +81,8 @@ class Totals:
 class CostRow:
     """One row of the ledger; `kind` is one of `PURPOSES` or `LLM_CALL`.
 
-    `state` is "done", "failed" or "open"; rollouts are always "done". `error` is one line.
+    `state` is "done" or "failed"; rollouts are always "done". Ledgers of earlier versions also have
+    "open": in flight, or cut off by a kill. `error` is one line.
     """
 
     attempt: int
@@ -202,52 +203,27 @@ class Ledger:
                 kind=purpose, rollouts=rollouts, generated_tokens=generated_tokens, seconds=seconds
             )
 
-    def reserve(self, worst_case: float, limit: float | None, model: str = "") -> int:
-        """Reserve the most a call can cost before it is made. Return the reservation for `settle`.
-
-        Until it is settled the row counts at its worst case, so a kill in between overstates the cost
-        and never understates it.
-
-        Args:
-            limit: the run's budget, over all attempts; None for no limit.
-
-        Raises:
-            BudgetError: spent + reserved + worst case exceeds the limit; nothing was written.
-        """
-        _check(worst_case=worst_case)
-        with self._transaction():
+    def check_budget(self, limit: float | None) -> None:
+        """Raise BudgetError if calls have cost as much as a limit, over all attempts; None sets none."""
+        with self._lock:
             spent = self._money()
-            if limit is not None and spent + worst_case > limit * _SLACK:
-                raise BudgetError(
-                    f"the next LLM call may cost {worst_case:.6g}; with {spent:.6g} spent or "
-                    f"reserved that exceeds the budget of {limit:.6g}: raise llm.budget or lower "
-                    "llm.max_tokens"
-                )
-            return self._insert(kind=LLM_CALL, model=model, state="open", money=worst_case)
+        if limit is not None and spent * _SLACK >= limit:
+            raise BudgetError(
+                f"the LLM's calls have cost {spent:.6g} of a budget of {limit:.6g}: raise llm.budget"
+            )
 
-    def _insert(self, **values: str | float) -> int:
-        """Write a row under this attempt and step; return its number."""
-        row = {"attempt": self._begun(), "step": self.step, **values}
-        cursor = self._db.execute(
-            f"INSERT INTO entries ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})",
-            tuple(row.values()),
-        )
-        assert cursor.lastrowid is not None  # an INSERT sets it
-        self._booked.append(cursor.lastrowid)
-        return cursor.lastrowid
-
-    def settle(
+    def add_call(
         self,
-        reservation: int,
+        model: str,
         *,
-        prompt_tokens: int,
-        completion_tokens: int,
-        cost: float,
+        prompt_tokens: int = 0,
+        completion_tokens: int = 0,
+        cost: float = 0.0,
         error: str = "",
         estimated: bool = False,
         seconds: float = 0.0,
     ) -> None:
-        """Replace a reservation by the call's actual cost.
+        """Add a call of an LLM.
 
         Args:
             error: why there is no usable reply, in one line; "" if there is one.
@@ -259,16 +235,28 @@ class Ledger:
             cost=cost,
             seconds=seconds,
         )
-        state = "failed" if error else "done"
-        values = (state, prompt_tokens, completion_tokens, estimated, cost, error, seconds)
         with self._lock:
-            cursor = self._db.execute(
-                "UPDATE entries SET state = ?, prompt_tokens = ?, completion_tokens = ?,"
-                " estimated = ?, money = ?, error = ?, seconds = ? WHERE id = ? AND state = 'open'",
-                (*values, reservation),
+            self._insert(
+                kind=LLM_CALL,
+                model=model,
+                state="failed" if error else "done",
+                prompt_tokens=prompt_tokens,
+                completion_tokens=completion_tokens,
+                estimated=estimated,
+                money=cost,
+                error=error,
+                seconds=seconds,
             )
-        if cursor.rowcount != 1:
-            raise ValueError(f"reservation {reservation} is not open")
+
+    def _insert(self, **values: str | float) -> None:
+        """Write a row under this attempt and step."""
+        row = {"attempt": self._begun(), "step": self.step, **values}
+        cursor = self._db.execute(
+            f"INSERT INTO entries ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})",
+            tuple(row.values()),
+        )
+        assert cursor.lastrowid is not None  # an INSERT sets it
+        self._booked.append(cursor.lastrowid)
 
     def add_check(self, row: "CostRow") -> None:
         """Add a call that was made before the run began: its money is spent, but no method pays for it."""

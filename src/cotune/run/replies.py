@@ -112,7 +112,7 @@ class CachedLLM:
         self._ledger.adopt(row["entries"])
         if "llm" in row:
             restore_llm(self._llm, row["llm"])
-        return self._noticed(Completion(**row["completion"]))
+        return Completion(**row["completion"])
 
     def _ask(self, key: str, prompt: str) -> Completion:
         self._live_calls += 1
@@ -126,11 +126,6 @@ class CachedLLM:
         state = llm_state(self._llm)
         row = {"key": key, "step": self._step, "entries": entries, "completion": asdict(completion)}
         self._cache.add(row if state is None else {**row, "llm": state})
-        return self._noticed(completion)
-
-    def _noticed(self, completion: Completion) -> Completion:
-        if completion.notice:
-            self._record("notice", text=completion.notice)
         return completion
 
     def finish(self) -> Metrics:

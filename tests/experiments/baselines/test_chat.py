@@ -129,7 +129,7 @@ def test_a_real_endpoint_is_metered_and_kept_to_its_budget() -> None:
         totals = ledger.totals()
         assert (totals.llm_calls, totals.llm_completion_tokens, totals.money) == (2, 10, 10.0)
         with pytest.raises(BudgetError):
-            chat(budget=12.0).ask([said("c")])
+            chat(budget=10.0).ask([said("c")])
     assert ledger.attempt == 1
 
 

@@ -149,11 +149,11 @@ class LibraryRun:
 
     # ---- LLM account
 
-    def reserve(self, worst_case: float, limit: float | None, model: str = "") -> int:
-        return self._open_ledger().reserve(worst_case, limit, model)
+    def check_budget(self, limit: float | None) -> None:
+        self._open_ledger().check_budget(limit)
 
-    def settle(self, reservation: int, **fields: Any) -> None:
-        self._open_ledger().settle(reservation, **fields)
+    def add_call(self, model: str, **fields: Any) -> None:
+        self._open_ledger().add_call(model, **fields)
 
     def _open_ledger(self) -> Ledger:
         if self._ledger is None:
