@@ -12,7 +12,7 @@ READY_TEST := $(VENV_TEST)/.ready
 VENV_VERL ?= .venv-verl
 READY_VERL := $(VENV_VERL)/.ready
 
-.PHONY: demo demo-p2o demo-real test test-verl lint lint-verl docs policy policy-arithmetic policy-ladder policy-scaffold steerable clean
+.PHONY: demo demo-p2o demo-real test test-verl lint lint-verl docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)  ## compare static, staged and joint training of a bundled policy
@@ -41,21 +41,6 @@ lint-verl: $(READY_TEST) $(READY_VERL)  ## types of the veRL engine, whose packa
 docs: $(READY_TEST)  ## the documentation into site/, warnings as errors; without network
 	$(BIN_TEST)/python scripts/reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN_TEST)/mkdocs build --strict
-
-policy: $(READY)  ## rebuild the bundled policy of geo and its card: about 50 minutes on two cores
-	$(BIN)/python -m recipes.geo
-
-policy-arithmetic: $(READY)  ## rebuild the bundled policy of arithmetic and its card
-	$(BIN)/python -m recipes.arithmetic
-
-policy-ladder: $(READY)  ## rebuild the bundled policy of ladder and its card
-	$(BIN)/python -m recipes.ladder
-
-policy-scaffold: $(READY)  ## rebuild the bundled policy of scaffold and its card
-	$(BIN)/python -m recipes.scaffold
-
-steerable: $(READY)  ## SmolLM2 with the adapter of recipes/steerable, into runs/steerable-smollm2
-	$(BIN)/python -m recipes.steerable
 
 clean:  ## remove the environments and the tools' caches; runs/ stays
 	rm -rf $(VENV) $(VENV_TEST) $(VENV_VERL) .pytest_cache .ruff_cache .hypothesis build dist site

@@ -183,7 +183,7 @@ def test_the_files_of_a_run_are_those_of_its_folder() -> None:
         assert f"`{name}`" in text, name
 
 
-FOLDERS = "src|configs|examples|tests|benchmarks|scripts|lab|docs"
+FOLDERS = "src|configs|examples|tests|scripts|lab|docs"
 
 
 def test_paths_that_are_named_exist() -> None:
@@ -191,6 +191,16 @@ def test_paths_that_are_named_exist() -> None:
         text = page.read_text(encoding="utf-8")
         for path in re.findall(rf"`((?:{FOLDERS})/[\w./-]+)`", text):
             assert (ROOT / path).exists(), f"{page.name}: {path}"
+
+
+def test_links_into_the_lab_lead_to_a_heading() -> None:
+    for page in (*PAGES.values(), ROOT / "README.md"):
+        links = re.findall(r"\(((?:\.\./)*lab/[^)#]+)(?:#([^)]+))?\)", page.read_text("utf-8"))
+        for path, anchor in links:
+            text = (page.parent / path).resolve().read_text(encoding="utf-8")
+            headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+            slugs = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}
+            assert not anchor or anchor in slugs, f"{page.name}: {path}#{anchor}"
 
 
 def test_no_page_holds_the_two_sides_of_a_merge() -> None:

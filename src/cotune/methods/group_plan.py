@@ -35,7 +35,7 @@ def distillation_of(given: AnyDistillation | None, target: Target) -> AnyDistill
     """Return the distillation of a method without hints: as given, else by its target.
 
     Without a mask nothing bounds how far failures under one instruction are pushed down under another
-    (docs/results/ladder.md, "Into the weights").
+    (lab/results/ladder.md, "Into the weights").
     """
     return given or Distillation(ratio="original" if target == "sampled" else "masked_signed")
 
