@@ -13,7 +13,7 @@ from run_file import configuration_page, escaped, suite_page, yaml_text  # of th
 
 import cotune
 from cotune.cli.app import app
-from cotune.engines.trl.grpo_fields import ADJUSTED, REFUSED
+from cotune.engines.trl.grpo_fields import REFUSED
 
 _CLI = """# Command line
 
@@ -173,10 +173,58 @@ def _default(parameter: Any) -> str:
 
 # ---- GRPOConfig
 
+_PER_BATCH = "A multiple of the optimizer steps that a rollout batch takes."
+_NO_EPOCHS = '"epoch" is refused, because the data set spans the run.'
+_PLAIN_ROWS = "Above 0, rollouts without an advantage are also trained on."
+
+ADJUSTED = {
+    "max_steps": f"Required. {_PER_BATCH} `num_train_epochs` is not used.",
+    "steps_per_generation": "A multiple of `gradient_accumulation_steps`. A rollout batch holds "
+    "`per_device_train_batch_size` × processes × this many rollouts.",
+    "temperature": "Used for training and verification, above 0; evaluation is greedy.",
+    "max_completion_length": "`limits.trajectory_tokens` bounds a rollout; "
+    '`loss_type="dr_grpo"` still divides by this field.',
+    "mask_truncated_completions": "Rollouts that a token limit cut off get no gradient. (All of "
+    "them end with an EOS, by which TRL would judge.)",
+    "chat_template_kwargs": "Given to the chat template by cotune, which renders the prompts.",
+    "loss_type": 'The papers\' loss is "grpo", TRL\'s default "dapo". `JointTrainer` leaves out '
+    'rollouts without an advantage with "grpo", "dr_grpo", "dapo" and "cispo".',
+    "importance_sampling_level": '"sequence" is refused with P²O\'s masked distillation: a token '
+    "cannot be left out of the ratio of its sequence.",
+    "beta": _PLAIN_ROWS,
+    "entropy_coef": _PLAIN_ROWS,
+    "seed": "Seeds dropout and new weights. Rollouts and the order of tasks follow the method's "
+    "`seed`; `data_seed` has no effect.",
+    "save_strategy": f'"steps", "best" or "no"; {_NO_EPOCHS}',
+    "save_steps": _PER_BATCH,
+    "load_best_model_at_end": "Also restores the strategy from the same checkpoint, so that "
+    "`best_prompt()` fits the weights. `save_steps` and `eval_steps` must be equal.",
+    "metric_for_best_model": 'For example "eval_reward", with `greater_is_better=True`; a loss is '
+    "refused.",
+    "resume_from_checkpoint": "Not read by the trainer: call "
+    "`trainer.train(resume_from_checkpoint=True)`.",
+    "eval_strategy": f'"steps" or "no", with `eval_dataset=joint.eval_dataset(…)`; {_NO_EPOCHS} '
+    "Evaluation is greedy, under the best instruction; nothing is learnt from it. It advances "
+    "torch's random state, which shuffles the rows of a batch.",
+    "eval_steps": _PER_BATCH,
+    "num_generations_eval": "Each question is rolled out once, and its group holds copies; 1 saves "
+    "TRL's own work on them.",
+    "logging_strategy": f'"steps" or "no", which leaves metrics.jsonl empty; {_NO_EPOCHS}',
+    "report_to": "wandb and trackio also get a table of the instructions; metrics.md "
+    "lists the names.",
+    "log_completions": "The prompt that TRL shows is the task's id.",
+    "deepspeed": "ZeRO stages 1 and 2; stage 3 is refused: no process holds whole weights.",
+    "fsdp": "FSDP2, which is torch's `fully_shard`; weights are gathered while sampling.",
+    "fsdp_config": "Version 1 and `cpu_ram_efficient_loading` are refused.",
+    "vllm_tensor_parallel_size": "A divisor of the processes that train.",
+    "ddp_timeout": "The other ranks wait this long for rank 0's proposals.",
+}
+"""By field, a condition on its value, or what cotune does instead of TRL."""
+
 
 def grpo_page() -> str:
     """Return the page of GRPOConfig: a table of refused fields, and one of adjusted fields."""
-    refused = [f"| `{name}` | {field.why} | {field.fix} |" for name, field in REFUSED.items()]
+    refused = [f"| `{name}` | {field.why} | {field.fix(name)} |" for name, field in REFUSED.items()]
     adjusted = [f"| `{name}` | {line} |" for name, line in ADJUSTED.items()]
     return "\n".join(
         [

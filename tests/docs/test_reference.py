@@ -1,5 +1,6 @@
 """The reference pages are complete: every field, command and public name, with a description."""
 
+import dataclasses
 import importlib.util
 import re
 import sys
@@ -11,11 +12,12 @@ import pytest
 import typer
 from annotated_types import Ge
 from pydantic import BaseModel, ConfigDict, Field
+from trl import GRPOConfig
 
 import cotune
 from cotune.cli.app import app
 from cotune.config.run_file import TrainingConfig
-from cotune.engines.trl.grpo_fields import ADJUSTED, REFUSED
+from cotune.engines.trl.grpo_fields import REFUSED
 from cotune.experiments.compare.suite_file import SuiteConfig
 from cotune.methods.inspo.inspo import InspoOptions
 from tests.docs.sources import ROOT
@@ -182,9 +184,12 @@ def test_the_overview_names_every_command() -> None:
 def test_every_checked_field_of_grpo_config_is_on_its_page() -> None:
     page = reference.grpo_page()
     refused = re.findall(r"^\| `([\w.]+)` \| ([^|]+) \| ([^|]+) \|$", page, re.M)
-    assert refused == [(field.name, field.why, field.fix) for field in REFUSED.values()]
+    assert refused == [(name, field.why, field.fix(name)) for name, field in REFUSED.items()]
     adjusted = re.findall(r"^\| `([\w.]+)` \| ([^|]+) \|$", page, re.M)
-    assert dict(adjusted) == ADJUSTED
+    assert dict(adjusted) == reference.ADJUSTED
+    fields = {field.name for field in dataclasses.fields(GRPOConfig)}
+    assert {name.split(".")[0] for name in (*REFUSED, *reference.ADJUSTED)} <= fields
+    assert not REFUSED.keys() & reference.ADJUSTED.keys()
 
 
 def test_every_public_name_once_and_in_a_group() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from cotune.config.run_file import parse_config
-from cotune.engines.trl.grpo_fields import ADJUSTED, REFUSED
 from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.types import Distillation
@@ -76,9 +75,3 @@ def test_fst_trains_with_cispo_unless_another_loss_is_named(
     changes = {"strategy": {"kind": "fst"}, "training": {"engine_args": given}}
     args = grpo_config(parse_config(tiny(tmp_path, changes), "test"), tmp_path)
     assert (args.loss_type, args.epsilon_high or args.epsilon) == expected
-
-
-def test_lines_are_cells_of_a_table() -> None:
-    for line in (*ADJUSTED.values(), *(field.why + field.fix for field in REFUSED.values())):
-        assert "|" not in line
-        assert "\n" not in line

@@ -56,23 +56,18 @@ def check_args(args: GRPOConfig) -> None:
 
     `grpo_fields.REFUSED` lists the fields that are refused on their own; the rest are combinations.
     """
+    for name, field in REFUSED.items():
+        value = attrgetter(name)(args)
+        if value not in field.allowed:
+            raise ConfigError(
+                f"GRPOConfig.{name} is {_shown(value)}; {field.why}: {field.fix(name)}"
+            )
     vllm = _vllm_conflicts(args) if args.use_vllm else []
-    for wrong, message in (*vllm, *_refused(args), *_batch_conflicts(args), *_keeping(args)):
+    for wrong, message in (*vllm, *_batch_conflicts(args), *_keeping(args)):
         if wrong:
             raise ConfigError(message)
     check_sharding(args)
     check_devices(args)
-
-
-def _refused(args: GRPOConfig) -> list[tuple[bool, str]]:
-    values = {name: attrgetter(name)(args) for name in REFUSED}
-    return [
-        (
-            values[name] not in field.allowed,
-            f"GRPOConfig.{name} is {_shown(values[name])}; {field.why}: {field.fix}",
-        )
-        for name, field in REFUSED.items()
-    ]
 
 
 def _shown(value: Any) -> str:
@@ -105,7 +100,6 @@ def _vllm_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
 def _batch_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
     """List the settings that would start, save or evaluate a step inside a rollout batch."""
     per_batch = steps_per_batch(args)
-    takes = f"but a rollout batch takes {per_batch} optimizer steps"
     return [
         (
             args.max_steps < 1,
@@ -123,21 +117,17 @@ def _batch_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
             f"gradient_accumulation_steps={args.gradient_accumulation_steps}: a rollout batch "
             "would end inside an optimizer step",
         ),
-        (
-            args.max_steps % per_batch != 0,
-            f"GRPOConfig.max_steps is {args.max_steps}, {takes}: make max_steps a multiple of "
-            f"{per_batch}",
-        ),
-        (
-            args.save_strategy == SaveStrategy.STEPS and args.save_steps % per_batch != 0,
-            f"GRPOConfig.save_steps is {args.save_steps}, {takes}: make save_steps a multiple of "
-            f"{per_batch}",
-        ),
-        (
-            args.eval_strategy == IntervalStrategy.STEPS
-            and (args.eval_steps or 0) % per_batch != 0,
-            f"GRPOConfig.eval_steps is {args.eval_steps}, {takes}: make eval_steps a multiple of "
-            f"{per_batch}",
+        *(
+            (
+                asked and (getattr(args, name) or 0) % per_batch != 0,
+                f"GRPOConfig.{name} is {getattr(args, name)}, but a rollout batch takes {per_batch} "
+                f"optimizer steps: make {name} a multiple of {per_batch}",
+            )
+            for name, asked in (
+                ("max_steps", True),
+                ("save_steps", args.save_strategy == SaveStrategy.STEPS),
+                ("eval_steps", args.eval_strategy == IntervalStrategy.STEPS),
+            )
         ),
     ]
 
@@ -146,22 +136,14 @@ def _keeping(args: GRPOConfig) -> list[tuple[bool, str]]:
     """List the settings that would save or keep the wrong policy."""
     keeps_best = bool(args.load_best_model_at_end) or args.save_strategy == SaveStrategy.BEST
     metric = args.metric_for_best_model or ""
-    spans = "the data set spans the run, so an epoch of the trainer's ends with it"
     return [
-        (
-            args.save_strategy == SaveStrategy.EPOCH,
-            f"GRPOConfig.save_strategy is 'epoch'; {spans}: set save_strategy='steps' and "
-            "save_steps",
-        ),
-        (
-            args.eval_strategy == IntervalStrategy.EPOCH,
-            f"GRPOConfig.eval_strategy is 'epoch'; {spans}: set eval_strategy='steps' and "
-            "eval_steps",
-        ),
-        (
-            args.logging_strategy == IntervalStrategy.EPOCH,
-            f"GRPOConfig.logging_strategy is 'epoch'; {spans}: set logging_strategy='steps' and "
-            "logging_steps",
+        *(
+            (
+                getattr(args, f"{what}_strategy") in (SaveStrategy.EPOCH, IntervalStrategy.EPOCH),
+                f"GRPOConfig.{what}_strategy is 'epoch'; the data set spans the run, so an epoch of the "
+                f"trainer's ends with it: set {what}_strategy='steps' and {what}_steps",
+            )
+            for what in ("save", "eval", "logging")
         ),
         (
             keeps_best and metric.endswith("loss"),
