@@ -63,7 +63,7 @@ INSPO: dict[str, Any] = {
 P2O: dict[str, Any] = {
     "policy.path": "Qwen/Qwen3-4B",
     "environment.kind": "math",
-    "environment.limit": 5000,
+    "dataset.limit": 5000,
     "limits.turns": 1,
     "limits.turn_tokens": 12288,
     "limits.prompt_tokens": 4096,
@@ -99,9 +99,8 @@ PAPERS: dict[str, dict[str, Any]] = {
     | {"policy.path": "Qwen/Qwen2.5-7B", "training.engine": "verl", "limits.turns": 6}
     | {"training.learning_rate": 3e-7, "training.engine_args.trainer.n_gpus_per_node": 8},
     "p2o-deepmath-qwen3-4b-verl": P2O
-    | {"environment.difficulty_at_least": 7}
     | {"llm.extra_body.chat_template_kwargs.enable_thinking": False},
-    "p2o-deepscaler-qwen3-4b-verl": P2O | {"environment.difficulty_at_least": None},
+    "p2o-deepscaler-qwen3-4b-verl": P2O,
 }
 ALL = [pytest.param(n, marks=needs_server if n.startswith("inspo") else ()) for n in PAPERS]
 MATH = [name for name in PAPERS if name.startswith("p2o")]
@@ -120,7 +119,7 @@ def test_these_are_all() -> None:
 def test_the_papers_numbers(name: str) -> None:
     config = read(name)
     assert (config.name, config.output) == (name, Path("runs") / name)
-    given = {**flat(dump_config(config)), "environment.limit": None} | flat(dump_config(config))
+    given = flat(dump_config(config))
     wrong = {k: given.get(k) for k, v in PAPERS[name].items() if given.get(k) != v}
     assert wrong == {}
 
@@ -132,7 +131,7 @@ def test_every_number_says_where_it_is_from(name: str) -> None:
 
     text = (FOLDER / f"{name}.yaml").read_text()
     written = flat(yaml.safe_load(text))
-    defaults = {"environment.difficulty_at_least", "strategy.proposer", "strategy.credit"}
+    defaults = {"strategy.proposer", "strategy.credit"}
     assert {k for k in PAPERS[name] if k not in written} <= defaults
     assert "projected, not measured" in text
     assert not [line for line in text.splitlines() if len(line) > 130]
@@ -165,7 +164,7 @@ def math_files(tmp_path: Path) -> tuple[str, ...]:
         for i in range(7000)
     ]
     pandas.DataFrame(rows).to_parquet(tmp_path / "train.parquet")
-    return (f"environment.train={tmp_path / 'train.parquet'}",)
+    return (f"dataset.path={tmp_path / 'train.parquet'}",)
 
 
 @pytest.mark.parametrize("name", MATH)

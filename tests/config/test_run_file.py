@@ -203,9 +203,9 @@ def test_rules_serve_bundled_worlds_only() -> None:
 def test_rules_write_what_the_world_needs(
     method: str, world: str, served: bool, llm: dict[str, Any] | None
 ) -> None:
-    files = dict.fromkeys(("train", "validation", "test"), "x") if world == "math" else {}
-    environment = {"kind": world, **files}
-    raw = {"environment": environment, "strategy": {"kind": method}, "llm": llm}
+    raw: dict[str, Any] = {"environment": world, "strategy": {"kind": method}, "llm": llm}
+    if world == "math":
+        raw |= {"dataset": {"path": "x.jsonl"}, "policy": {"path": "me/model"}}
     if served:
         assert parse_config(LEAST | raw, "test").strategy.kind == method
         return

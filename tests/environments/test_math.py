@@ -1,22 +1,20 @@
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
 
+from cotune.data.dataset import DatasetConfig, tasks_from
 from cotune.environments.base import missing_texts
+from cotune.environments.environment_options import MathOptions, own_environment
 from cotune.environments.math import (
     INITIAL_INSTRUCTION,
     NO_ANSWER,
     REQUIRED,
     MathEnvironment,
-    MathOptions,
     math_environment,
-    read_problems,
 )
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
@@ -171,137 +169,57 @@ def test_a_repeated_id_is_a_set_up_error():
         MathEnvironment({"test": [TASK, TASK]})
 
 
-Write = Callable[..., MathOptions]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """Options whose training file has these lines; the other splits one problem each."""
-
-    def options(*rows: object, **fields: object) -> MathOptions:
-        paths = {split: tmp_path / f"{split}.jsonl" for split in ("train", "validation", "test")}
-        other = {"question": "1 + 1?", "answer": 2}
-        for split, path in paths.items():
-            lines = rows if split == "train" else (other,)
-            path.write_text("".join(json.dumps(row) + "\n" for row in lines), encoding="utf-8")
-        return MathOptions(**paths, **fields)  # type: ignore[arg-type]
-
-    return options
-
-
-def read(options: MathOptions) -> list[Task]:
-    return read_problems(options.train, "train", options)
-
-
-def test_a_users_problems(write: Write):
-    env = math_environment(
-        write(
-            {"id": 7, "question": " 1 + 2? ", "answers": ["3", 3.5], "stratum": "easy"},
-            {"question": "2 + 2?", "answer": 4, "solution": "Count.", "id": None},
-        )
-    )
-    first, second = env.tasks("train")
-    assert first.columns == {
-        "id": 7,
-        "question": " 1 + 2? ",
-        "answers": ["3", 3.5],
-        "stratum": "easy",
-    }
-    assert replace(first, columns={}) == Task("7", "1 + 2?", ("3", "3.5"), "easy")
-    assert (second.answers, second.stratum, second.solution) == (("4",), "", "Count.")
-    assert second.id.startswith("train-")
-    assert env.initial_instruction == INITIAL_INSTRUCTION
-    assert [len(env.tasks(split)) for split in ("validation", "test")] == [1, 1]
-
-
-def test_the_schemas_of_common_data_sets(write: Write):
-    solution = "Half of it: \\boxed{\\frac{1}{2}}."
-    (task,) = read(
-        write(
-            {"problem": "MATH?", "level": "Level 5", "type": "Algebra", "solution": solution},
-            stratum_column="level",
-        )
-    )
-    assert task.answers == ("\\frac{1}{2}",)
-    assert (task.stratum, task.solution) == ("Level 5", solution)
-    (task,) = read(write({"question": "Which?", "answer": "So \\boxed{2}, \\boxed{3}."}))
-    assert task.answers == ("2, 3",)
-    (task,) = read(write({"question": "GSM8K?", "answer": "48 / 2 = 24.\n#### 1,024"}))
-    assert task.answers == ("1,024",)
-    assert task.solution == "48 / 2 = 24.\n#### 1,024"
-    (task,) = read(
-        write(
-            {"text": "DeepMath?", "gold": "\\boxed{0}", "difficulty": 8.5, "r1": "Long."},
-            question_column="text",
-            answer_column="gold",
-            stratum_column="difficulty",
-            solution_column="r1",
-        )
-    )
-    assert (task.question, task.answers) == ("DeepMath?", ("0",))
-    assert (task.stratum, task.solution) == ("8.5", "Long.")
-
-
-QUESTION = {"question": "q"}
+def built(tmp_path: Path, *rows: object, **fields: Any) -> MathEnvironment:
+    """The environment of a run file whose training file has these rows and more."""
+    others = [{"question": f"{i} + {i}?", "answer": 2 * i} for i in range(40)]
+    file = tmp_path / "problems.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *others]))
+    config = DatasetConfig(path=file, validation=2, test=4, **fields)
+    environment = own_environment(MathOptions(), config)
+    assert isinstance(environment, MathEnvironment)
+    return environment
 
 
 @pytest.mark.parametrize(
-    ("rows", "fields", "message"),
+    ("row", "answers"),
     [
-        ([], {}, r"environment\.train: .*train\.jsonl is empty; expected rows of"),
-        (["text"], {}, r"line 1: 'text'; expected a JSON object"),
-        ([{"answer": "1"}], {}, r'no field "question", only answer; add .*question_column'),
-        ([{"question": "q"}], {"question_column": "p"}, r'no field "p", only question'),
-        ([{"question": " ", "answer": 1}], {}, r'"question" is \' \'; expected text'),
-        ([QUESTION], {}, r'no field "answers", only question; add it, or set .*answer_column'),
-        ([QUESTION | {"answer": 1}], {"answer_column": "a"}, r'no field "a", only question, an'),
-        ([QUESTION | {"solution": "no box"}], {}, r'no field "answers"'),
-        ([QUESTION | {"answers": []}], {}, r'"answers" is \[\]; expected text, a number or'),
-        ([QUESTION | {"answers": ["1", None]}], {}, r"is \['1', None\]; expected text"),
-        ([QUESTION | {"answer": True}], {}, r'"answer" is True; expected'),
-        ([QUESTION | {"answer": float("nan")}], {}, r'"answer" is nan; expected'),
-        ([QUESTION | {"answer": "\\boxed{ }"}], {}, r"the answer .* is blank at its end"),
-        ([QUESTION | {"answer": "So: ####"}], {}, r"the answer 'So: ####' is blank at its end"),
-        ([QUESTION | {"answer": 1, "id": 1.5}], {}, r'"id" is 1.5; expected text or an integer'),
-        ([QUESTION | {"answer": 1, "stratum": ["a"]}], {}, r'"stratum" is \[\'a\'\]; expected'),
-        ([QUESTION | {"answer": 1, "id": "a"}] * 2, {}, r"line 2: the task 'a' came before"),
+        ({"question": "q", "answers": ["3", 3.5]}, ("3", "3.5")),
+        ({"problem": "MATH?", "solution": "Half of it: \\boxed{\\frac{1}{2}}."}, ("\\frac{1}{2}",)),
+        ({"question": "Which?", "answer": "So \\boxed{2}, \\boxed{3}."}, ("2, 3",)),
+        ({"question": "GSM8K?", "answer": "48 / 2 = 24.\n#### 1,024"}, ("1,024",)),
+        ({"question": "DeepMath?", "final_answer": "\\boxed{0}", "difficulty": 8.5}, ("0",)),
+        ({"problem": "DeepScaleR?", "answer": 10**400}, ("1" + "0" * 400,)),
     ],
 )
-def test_bad_lines_are_named(
-    write: Write, rows: list[object], fields: dict[str, object], message: str
+def test_the_answers_of_common_data_sets(
+    tmp_path: Path, row: dict[str, Any], answers: tuple[str, ...]
 ):
-    with pytest.raises(ConfigError, match=message) as caught:
-        read(write(*rows, **fields))
-    assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith("environment.train: ")
+    key = next(iter(row))
+    file = tmp_path / "problems.json"
+    file.write_text(json.dumps([row] + [row | {key: f"{i}?"} for i in range(40)]))
+    config = DatasetConfig(path=file, validation=2, test=4)
+    environment = own_environment(MathOptions(), config)
+    tasks = [t for s in ("train", "validation", "test") for t in environment.tasks(s)]
+    (task,) = [task for task in tasks if task.question == row[key]]
+    assert task.answers == answers
 
 
-def test_a_number_too_long_for_a_float_is_an_answer(write: Write):
-    (task,) = read(write(QUESTION | {"answer": 10**400}))
-    assert task.answers == ("1" + "0" * 400,)
+def test_the_reasoning_before_a_final_answer_is_the_reference(tmp_path: Path):
+    file = tmp_path / "problems.json"
+    file.write_text(json.dumps([{"question": "q", "answer": "48 / 2 = 24.\n#### 24"}]))
+    tasks = tasks_from(json.loads(file.read_text()))
+    environment = math_environment(tasks)
+    assert environment.reference(environment.tasks("train")[0]) == "48 / 2 = 24. \\boxed{24}"
 
 
-def test_options_refuse_what_cannot_work(write: Write):
-    options = write(QUESTION | {"answer": 1})
-    paths = {name: str(getattr(options, name)) for name in ("train", "validation", "test")}
-    adapter = TypeAdapter(MathOptions)
-    assert adapter.validate_python(paths) == options
-    for field, value, message in [
-        ("seconds", 0, "environment.seconds is 0.0; expected more than 0"),
-        ("seconds", float("inf"), "environment.seconds is inf"),
-        ("initial_instruction", "Solve.", r"environment.initial_instruction names no \\boxed"),
-        # What YAML makes of "\boxed" between double quotes.
-        ("initial_instruction", "In \boxed{}.", r"names no \\boxed; expected .* YAML"),
-        ("answers", "a", "answers"),
-    ]:
-        with pytest.raises(ValidationError, match=message):
-            adapter.validate_python({**paths, field: value})
-    assert missing_texts(INITIAL_INSTRUCTION, REQUIRED) == ""
+def test_a_question_without_an_answer_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"dataset: the question id7 has no answer; .*answers: …"):
+        built(tmp_path, {"id": "id7", "question": "q", "solution": "no box"})
 
 
-def test_options_reach_the_reward(write: Write, monkeypatch: pytest.MonkeyPatch):
+def test_an_environment_of_a_run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
-    row = QUESTION | {"answer": 42}
-    for plain_integers, expected in [(True, 0.0), (False, 1.0)]:
-        env = math_environment(write(row, plain_integers=plain_integers, seconds=30.0))
-        assert env.score(trajectory("\\boxed{6 \\times 7}")) == (expected, "6 \\times 7")
+    env = built(tmp_path, {"question": "q", "answer": 42})
+    assert env.initial_instruction == INITIAL_INSTRUCTION
+    assert missing_texts(INITIAL_INSTRUCTION, REQUIRED) == ""
+    assert env.score(trajectory("\\boxed{6 \\times 7}")) == (1.0, "6 \\times 7")

@@ -260,7 +260,6 @@ def test_mistakes_are_said_in_one_line(tasks: list[Any], fields: Any, said: str)
         ({"tasks": [{"name": "gcd", "config": {"seed": 1}}]}, "config of gcd sets seed"),
         ({"tasks": ["gcd"], "size": 5}, "environment.size: unknown field"),
         ({"tasks": ["gcd"], "test": 0}, "environment.test"),
-        ({"tasks": ["gcd"], "initial_instruction": "Solve."}, "names no <answer>, </answer>"),
     ],
 )
 def test_the_run_file_is_checked_without_the_package(fields: dict[str, Any], said: str) -> None:

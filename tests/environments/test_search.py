@@ -272,13 +272,6 @@ def test_without_search_the_corpus_is_not_read_and_the_instruction_does_not_spea
     assert env.initial_instruction == ANSWER_INSTRUCTION
     assert "search" not in ANSWER_INSTRUCTION
     assert missing_texts(ANSWER_INSTRUCTION, env.required) == ""
-    own = "Reply between <answer> and </answer>."
-    env = search_environment(replace(options, search=False, initial_instruction=own))
-    assert env.initial_instruction == own
-    with pytest.raises(ValueError, match="initial_instruction names no <search>"):
-        replace(options, initial_instruction=own)
-    with pytest.raises(ValueError, match="names no <answer>"):
-        replace(options, search=False, initial_instruction="Reply.")
 
 
 def test_an_empty_training_file_names_field_and_file(options: SearchOptions):
@@ -295,9 +288,6 @@ def test_options_refuse_what_cannot_work(options: SearchOptions):
     assert adapter.validate_python({**paths, "top_k": 1}) == options
     for field, value, message in [
         ("top_k", 0, "environment.top_k is 0; expected at least 1"),
-        ("title_weight", -1, "environment.title_weight is -1"),
-        ("initial_instruction", " ", "environment.initial_instruction is blank"),
-        ("initial_instruction", "Answer.", "environment.initial_instruction names no <search>"),
         ("reward", "bleu", "'exact_match', 'f1_squad' or 'f1_hotpot'"),
         ("topk", 3, "topk"),
     ]:

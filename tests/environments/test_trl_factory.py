@@ -14,7 +14,12 @@ import torch
 from cotune.config.run_checks import check_rewards
 from cotune.data.dataset import DatasetConfig, tasks_from
 from cotune.environments.environment_options import TrlOptions, own_environment
-from cotune.environments.trl_factory import TrlEnvironment, from_trl, trl_environment
+from cotune.environments.trl_factory import (
+    INITIAL_INSTRUCTION,
+    TrlEnvironment,
+    from_trl,
+    trl_environment,
+)
 from cotune.errors import ConfigError
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.episode import new_episodes, run_episodes
@@ -600,7 +605,7 @@ def test_a_run_file_names_a_factory_and_its_arguments(tmp_path: Path) -> None:
     own = trl_environment(options, {"train": TASKS})
 
     assert own.messages(TASKS[0], Prompt(""))[0]["content"] == "Guess 0.!"
-    assert own.initial_instruction == options.initial_instruction
+    assert own.initial_instruction == INITIAL_INSTRUCTION
     assert own.tools == ()
     assert isinstance(own.reward_arguments([]), Mapping)
     with pytest.raises(ConfigError, match="unexpected keyword argument 'prefix'"):

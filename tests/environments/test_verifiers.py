@@ -296,13 +296,9 @@ def test_tasks_that_share_one_prompt_are_split_one_by_one() -> None:
     assert [len(splits[name]) for name in ("train", "validation", "test")] == [32, 4, 4]
 
 
-def test_a_run_file_may_name_a_function_and_its_own_instruction(own: Any) -> None:
-    loaded = made(
-        environment="verifiers.v1:load_environment",
-        args={"config": own_config()},
-        initial_instruction="Say it.",
-    )
-    assert loaded.initial_instruction == "Say it."
+def test_a_run_file_may_name_a_function(own: Any) -> None:
+    loaded = made(environment="verifiers.v1:load_environment", args={"config": own_config()})
+    assert loaded.initial_instruction == "Add up."
 
 
 def own_config() -> Any:

@@ -11,7 +11,6 @@ from cotune.environments.environment_options import (
     TrlOptions,
     VerifiersOptions,
 )
-from cotune.environments.math import MathOptions, hub_name
 from cotune.llm.own import OwnLLMOptions
 from cotune.policy.local_llm import LocalOptions
 from cotune.policy.policy_files import is_local
@@ -41,9 +40,6 @@ def _may_fetch(config: RunConfig) -> bool:
     policy, dataset, options = config.policy.path, config.dataset, config.environment
     local = is_local(policy)
     of_hub = dataset is not None and dataset.name is not None and not Path(dataset.name).is_dir()
-    if isinstance(options, MathOptions):
-        named = (options.train, options.validation, options.test)
-        of_hub = any(isinstance(path, Path) and hub_name(path) for path in named)
     own = isinstance(options, ToolsOptions | TrlOptions | VerifiersOptions | PythonOptions)
     llm = config.proposer
     own = own or isinstance(llm, OwnLLMOptions)

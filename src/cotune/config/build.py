@@ -7,7 +7,6 @@ from cotune.config.run_file import EnvironmentOptions, LLMConfig, RulesConfig, R
 from cotune.data.dataset import DatasetConfig
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.environment_options import InstructionConfig, own_environment
-from cotune.environments.math import MathOptions, math_environment
 from cotune.environments.reasoning_gym import ReasoningGymEnvironment, ReasoningGymOptions
 from cotune.environments.search import SearchOptions, search_environment
 from cotune.errors import ConfigError
@@ -38,8 +37,6 @@ def build_environment(
         environment = GeoEnvironment(options)
     elif isinstance(options, LadderOptions):
         environment = LadderEnvironment(options)
-    elif isinstance(options, MathOptions):
-        environment = math_environment(options)
     elif isinstance(options, ReasoningGymOptions):
         environment = ReasoningGymEnvironment(options)
     elif isinstance(options, SearchOptions):

@@ -9,13 +9,13 @@ from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.data.dataset import SPLITS, read_dataset
 from cotune.environments.description import DESCRIPTION_CHARS
 from cotune.environments.environment_options import (
+    MathOptions,
     PythonOptions,
     SingleTurnOptions,
     ToolsOptions,
     TrlOptions,
     VerifiersOptions,
 )
-from cotune.environments.math import MathOptions, read_splits
 from cotune.environments.search import SearchOptions, questions_of
 from cotune.llm.client import OpenAIOptions, worst_case_price
 from cotune.methods.sft import SFTOptions, optimizer_steps
@@ -127,11 +127,9 @@ def split_sizes(config: RunConfig) -> dict[str, int]:
         return {split: len(built.tasks(split)) for split in SPLITS}
     if dataset is not None:
         return {split: len(tasks) for split, tasks in read_dataset(dataset).items()}
-    assert not isinstance(environment, SingleTurnOptions | ToolsOptions | TrlOptions)
+    assert not isinstance(environment, SingleTurnOptions | MathOptions | ToolsOptions | TrlOptions)
     if isinstance(environment, SearchOptions):
         return {split: len(tasks) for split, tasks in questions_of(environment).items()}
-    if isinstance(environment, MathOptions):
-        return {split: len(tasks) for split, tasks in read_splits(environment).items()}
     return {
         "train": environment.train,
         "validation": environment.validation,

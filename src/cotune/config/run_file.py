@@ -24,13 +24,14 @@ from cotune.data.dataset import DatasetConfig
 from cotune.data.splits import warn
 from cotune.environments.base import missing_texts
 from cotune.environments.environment_options import (
+    NEEDS_DATASET,
     WITH_DATASET,
     InstructionConfig,
     OwnEnvironment,
     SingleTurnOptions,
     environment_section,
 )
-from cotune.environments.math import REQUIRED, MathOptions
+from cotune.environments.math import REQUIRED
 from cotune.environments.reasoning_gym import ReasoningGymOptions
 from cotune.environments.search import SearchOptions
 from cotune.environments.tag_protocol import ANSWER_TAGS, CALL_TAGS
@@ -174,7 +175,7 @@ class LoggingConfig(Model):
 
 
 EnvironmentOptions = Annotated[
-    GeoOptions | LadderOptions | SearchOptions | MathOptions | ReasoningGymOptions | OwnEnvironment,
+    GeoOptions | LadderOptions | SearchOptions | ReasoningGymOptions | OwnEnvironment,
     Field(discriminator="kind"),
 ]
 REQUIRED_TEXTS = {
@@ -309,7 +310,7 @@ class RunConfig(Model):
     @model_validator(mode="after")
     def _has_data_and_rewards(self) -> "RunConfig":
         kind = self.environment.kind
-        if self.dataset is None and kind in ("single_turn", "tools"):
+        if self.dataset is None and kind in NEEDS_DATASET:
             raise ValueError(
                 f"dataset: missing; environment.kind {kind} brings no questions: name a file by "
                 "dataset: {path: …}, or a data set of the hub by {name: …}"

@@ -40,7 +40,7 @@ Column = Literal["question", "answers", "solution", "stratum", "id"]
 
 DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "question": ("question", "prompt", "problem"),
-    "answers": ("answers", "answer", "golden_answers", "ground_truth"),
+    "answers": ("answers", "answer", "golden_answers", "ground_truth", "final_answer"),
     "solution": ("solution",),
     "stratum": ("stratum",),
     "id": ("id",),
@@ -73,7 +73,7 @@ class DatasetConfig(Model):
     """Number of questions held out for the final evaluation, at most a fifth; or a file or split."""
     columns: dict[Column, str | None] = Field(default_factory=dict[Column, str | None])
     """The column of each role. Without an entry the column of that name is read (for questions also
-    "prompt" and "problem", for answers also "answer", "golden_answers" and "ground_truth"); null
+    "prompt" and "problem", for answers also "answer", "golden_answers", "ground_truth" and "final_answer"); null
     reads none. `reward_model.ground_truth` is a field below a column. Only the question is required:
     a text, or chat messages that end with the user's."""
     limit: int | None = Field(default=None, ge=1)

@@ -44,7 +44,6 @@ from cotune.environments.environment_options import (
     TrlOptions,
     VerifiersOptions,
 )
-from cotune.environments.math import hub_name
 from cotune.errors import BudgetError, ConfigError, EngineError, LLMError
 from cotune.llm.bank import BankLLM, BankOptions
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
@@ -307,12 +306,14 @@ class Preflight:
         )
 
     def _hub_data(self) -> None:
-        for field, name in hub_names(self.config.environment, self.config.dataset).items():
-            if not (self.starting or self._loads or in_data_cache(name)):
-                raise ConfigError(
-                    f"{field}: {name} is not in the cache of the Hugging Face hub; fetch it (hf download "
-                    f"--repo-type dataset {name}), or correct {field}"
-                )
+        dataset = self.config.dataset
+        if dataset is None or dataset.name is None or self.starting or self._loads:
+            return
+        if not in_data_cache(dataset.name):
+            raise ConfigError(
+                f"dataset.name: {dataset.name} is not in the cache of the Hugging Face hub; fetch it (hf "
+                f"download --repo-type dataset {dataset.name}), or correct dataset.name"
+            )
 
     def _disk(self) -> str | None:
         """Check that the checkpoints fit on the run folder's disk."""
@@ -463,40 +464,22 @@ def unconverted(options: PolicyConfig) -> str:
     )
 
 
-def sources(options: EnvironmentOptions, dataset: DatasetConfig | None) -> dict[str, Path]:
-    """Return the files and folders that the environment and the data set name, by field."""
+def files(options: EnvironmentOptions, dataset: DatasetConfig | None) -> None:
+    """Check that the files of the environment and of the data set exist."""
     named = {
         f"environment.{name}": getattr(options, name) for name in type(options).__annotations__
     }
     if not getattr(options, "search", True):
         named.pop("environment.corpus", None)
-    if dataset is not None:
+    if dataset is not None and dataset.path is not None:
         named["dataset.path"] = dataset.path
-        if dataset.path is not None:
-            named["dataset.validation"], named["dataset.test"] = dataset.validation, dataset.test
-    return {field: path for field, path in named.items() if isinstance(path, Path)}
-
-
-def files(options: EnvironmentOptions, dataset: DatasetConfig | None) -> None:
-    """Check that the files of the environment and of the data set exist."""
-    for field, path in sources(options, dataset).items():
-        if not hub_name(path) and not path.exists():
+        named["dataset.validation"], named["dataset.test"] = dataset.validation, dataset.test
+    for field, path in named.items():
+        if isinstance(path, Path) and not path.exists():
             raise ConfigError(
                 f"{field}: there is no {path}; correct {field}; paths are relative to the folder that "
                 "cotune is started in"
             )
-
-
-def hub_names(options: EnvironmentOptions, dataset: DatasetConfig | None) -> dict[str, str]:
-    """Return the names of data sets on the hub that a run reads, by field."""
-    named = {
-        field: name.partition(":")[0]
-        for field, path in sources(options, dataset).items()
-        if (name := hub_name(path))
-    }
-    if dataset is not None and dataset.name is not None:
-        named["dataset.name"] = dataset.name
-    return named
 
 
 def in_data_cache(name: str) -> bool:

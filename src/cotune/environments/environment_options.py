@@ -59,8 +59,12 @@ class SingleTurnOptions(Model):
     """Questions of `dataset`, answered in one turn and scored by `rewards`."""
 
     kind: Literal["single_turn"] = "single_turn"
-    initial_instruction: str = ""
-    """Used if the run file's `instruction` has no text."""
+
+
+class MathOptions(Model):
+    r"""Problems of `dataset`, answered in one turn in \boxed{…} and compared by math-verify."""
+
+    kind: Literal["math"] = "math"
 
 
 class ToolConfig(TextOrFields):
@@ -81,8 +85,6 @@ class ToolsOptions(Model):
     """Timeout of a call, in seconds."""
     concurrency: int = Field(default=32, ge=1)
     """Calls that run at the same time, per process."""
-    initial_instruction: str = "Answer the question. Call the tools where they help."
-    """Used if the run file's `instruction` has no text."""
     description: str | None = None
     """Description of the environment for the LLM that proposes; null: the tools, "": none."""
 
@@ -104,8 +106,6 @@ class TrlOptions(Model):
     concurrency: int = Field(default=32, ge=1)
     """Calls of tools that run at the same time, per process; 1 seeds each, for tools that draw from the
     generators of `random`, numpy or torch."""
-    initial_instruction: str = "Complete the task. Call the tools where they help."
-    """Used if the run file's `instruction` has no text."""
     description: str | None = None
     """Description of the environment for the LLM that proposes; null: the tools, "": none."""
 
@@ -122,8 +122,6 @@ class VerifiersOptions(Model):
     """Number of questions held out for validation, at most a tenth of all."""
     test: int = Field(default=200, ge=1)
     """Number of questions held out for the final evaluation, at most a fifth of all."""
-    initial_instruction: str | None = None
-    """null: the environment's own system prompt."""
 
 
 class PythonOptions(Model):
@@ -137,9 +135,13 @@ class PythonOptions(Model):
     """Its keyword arguments; `tasks` is added if the run file has a `dataset`."""
 
 
-OwnEnvironment = SingleTurnOptions | ToolsOptions | TrlOptions | VerifiersOptions | PythonOptions
-WITH_DATASET = ("single_turn", "tools", "trl", "python")
-"""Kinds of environments that take their questions from `dataset`."""
+OwnEnvironment = (
+    SingleTurnOptions | MathOptions | ToolsOptions | TrlOptions | VerifiersOptions | PythonOptions
+)
+NEEDS_DATASET = ("single_turn", "math", "tools")
+"""Kinds of environments whose questions are those of `dataset`."""
+WITH_DATASET = (*NEEDS_DATASET, "trl", "python")
+"""Kinds of environments that can take their questions from `dataset`."""
 
 
 def environment_section(raw: object, known: frozenset[str], registered: frozenset[str]) -> object:
@@ -185,20 +187,22 @@ def own_environment(options: OwnEnvironment, dataset: DatasetConfig | None) -> E
 
         tasks = None if dataset is None else read_dataset(dataset, repeated=True)
         return trl_environment(options, tasks)
-    if isinstance(options, SingleTurnOptions | ToolsOptions):
-        if dataset is None:
-            raise ConfigError(
-                f"dataset: missing; environment.kind {options.kind} brings no questions"
-            )
-        tasks = read_dataset(dataset)
-        if isinstance(options, SingleTurnOptions):
-            return SingleTurnEnvironment(tasks, options.initial_instruction)
-        from cotune.environments.tools import tool_environment
+    if isinstance(options, VerifiersOptions):
+        from cotune.environments.verifiers import verifiers_environment
 
-        return tool_environment(options, tasks)
-    from cotune.environments.verifiers import verifiers_environment
+        return verifiers_environment(options)
+    if dataset is None:
+        raise ConfigError(f"dataset: missing; environment.kind {options.kind} brings no questions")
+    tasks = read_dataset(dataset)
+    if isinstance(options, SingleTurnOptions):
+        return SingleTurnEnvironment(tasks, "")
+    if isinstance(options, MathOptions):
+        from cotune.environments.math import math_environment
 
-    return verifiers_environment(options)
+        return math_environment(tasks)
+    from cotune.environments.tools import tool_environment
+
+    return tool_environment(options, tasks)
 
 
 def _python(options: PythonOptions, dataset: DatasetConfig | None) -> Environment:

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 from pydantic import Field, model_validator
 
 from cotune.data.splits import SPLITS, digest, sha, warn
-from cotune.environments.base import TaskEnvironment, missing_texts
+from cotune.environments.base import TaskEnvironment
 from cotune.environments.global_draws import generators_kept
 from cotune.environments.tag_protocol import ANSWER_TAGS
 from cotune.errors import ConfigError
@@ -95,8 +95,6 @@ class ReasoningGymOptions(Model):
     answer: AnswerForm = "tags"
     """Which text is the answer: the last one between <answer> and </answer>, or the reply's last number.
     Small models often write no tags."""
-    initial_instruction: str | None = None
-    """Used if the run file's `instruction` has no text; null: one that asks for the answer in this form."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "ReasoningGymOptions":
@@ -113,9 +111,6 @@ class ReasoningGymOptions(Model):
                     f"environment.tasks: config of {task.name} sets {own[0]}; set environment.seed, "
                     "train, validation and test instead"
                 )
-        given = self.initial_instruction
-        if given is not None and (missing := missing_texts(given, self.required)):
-            raise ValueError(f"environment.initial_instruction {missing}")
         return self
 
     @property
@@ -153,10 +148,8 @@ class ReasoningGymEnvironment(TaskEnvironment):
                 tasks[split] = _split(options, strata, split, texts)
         self._form: AnswerForm = options.answer
         self._required = options.required
-        text = options.initial_instruction
         super().__init__(
-            {split: tasks[split] for split in SPLITS},
-            INITIAL_INSTRUCTIONS[options.answer] if text is None else text,
+            {split: tasks[split] for split in SPLITS}, INITIAL_INSTRUCTIONS[options.answer]
         )
         self._verifiers = {stratum.label: stratum.dataset("test", 1) for stratum in strata}
 

@@ -1,13 +1,13 @@
 """Question answering with a search engine over the tag protocol, as in Search-R1 and INSPO."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from cotune.data.corpus import Language, indexed_text, read_corpus, titled_passage
 from cotune.data.search_questions import Sample, Split, check_questions, read_questions
-from cotune.environments.base import TaskEnvironment, missing_texts
+from cotune.environments.base import TaskEnvironment
 from cotune.environments.tag_protocol import (
     ANSWER_TAGS,
     CALL_TAGS,
@@ -49,6 +49,7 @@ DESCRIPTION_WITHOUT_SEARCH = (
 """The description that proposers are shown without a search engine."""
 
 OUT_OF_TURNS = "out of turns"
+_TITLE_WEIGHT = 3  # times that a passage's title is repeated before its text in the index
 
 ProtocolName = Literal["tags", "search-r1"]
 PROTOCOLS: Mapping[ProtocolName, TagProtocol] = {"tags": TAGS, "search-r1": SEARCH_R1}
@@ -204,12 +205,8 @@ class SearchOptions:
             text, at most a tenth and a fifth of them.
         sample: the number of questions of a split to use, chosen by a hash of their text: {test: 2000}.
         top_k: passages in an observation.
-        title_weight: how often a passage's title is repeated before its text in the index; 0 does
-            not index titles.
         language: language of the stemmer and the stop words for corpus and queries; "none" for neither.
         reward: a name in `cotune.rewards.REWARDS`.
-        initial_instruction: the instruction that training starts from; Search-R1's by default, a
-            short one without search.
         description: description of the environment for the LLM that proposes; null: its tags and
             what a search returns, "": none, as in INSPO.
     """
@@ -225,10 +222,8 @@ class SearchOptions:
     test: int | Path
     sample: Sample = field(default_factory=dict[Split, int])
     top_k: int = 3
-    title_weight: int = 3
     language: Language = "english"
     reward: Literal["exact_match", "f1_squad", "f1_hotpot"] = "exact_match"
-    initial_instruction: str = SEARCH_R1_INSTRUCTION
     search: bool = True
     description: str | None = None
 
@@ -242,20 +237,11 @@ class SearchOptions:
         check_questions(self.validation, self.test, self.sample)
         if self.top_k < 1:
             raise ValueError(f"environment.top_k is {self.top_k}; expected at least 1")
-        defaults = {f.name: f.default for f in fields(self)}
-        for name in ("title_weight", "language"):
-            if self.retriever is not None and getattr(self, name) != defaults[name] and are_new():
-                raise ValueError(
-                    f"environment.{name} is {getattr(self, name)!r}, which is for a corpus; remove it: the "
-                    "retrieval server has its own index"
-                )
-        if self.title_weight < 0:
-            raise ValueError(f"environment.title_weight is {self.title_weight}; expected 0 or more")
-        if not self.initial_instruction.strip():
-            raise ValueError("environment.initial_instruction is blank; expected a text")
-        required = CALL_TAGS if self.search else ANSWER_TAGS
-        if missing := missing_texts(self.initial_instruction, required):
-            raise ValueError(f"environment.initial_instruction {missing}")
+        if self.retriever is not None and self.language != "english" and are_new():
+            raise ValueError(
+                f"environment.language is {self.language!r}, which is for a corpus; remove it: the "
+                "retrieval server has its own index"
+            )
 
 
 def search_environment(
@@ -267,10 +253,8 @@ def search_environment(
 
     A retrieval server is not contacted yet. `tasks` and `retriever` replace those of the options.
     """
-    instruction = options.initial_instruction
-    if not options.search and instruction == SEARCH_R1_INSTRUCTION:
-        instruction = ANSWER_INSTRUCTION  # the default was not chosen for it
-    elif options.protocol == "search-r1" and instruction == SEARCH_R1_INSTRUCTION:
+    instruction = SEARCH_R1_INSTRUCTION if options.search else ANSWER_INSTRUCTION
+    if options.protocol == "search-r1":
         # Exactly as in Search-R1's data, which its checkpoints were trained on.
         instruction = instruction.replace(" as you want.", " as your want.")
     environment = SearchEnvironment(
@@ -315,5 +299,5 @@ def _retriever(options: SearchOptions) -> Retriever:
     # Search-R1 takes a passage of one line for a title.
     plain = "(Title: %s) " if options.protocol == "search-r1" else "%s"
     passages = [titled_passage(title, text) if title else plain % text for title, text in corpus]
-    indexed = [indexed_text(*row, options.title_weight) for row in corpus]
+    indexed = [indexed_text(*row, _TITLE_WEIGHT) for row in corpus]
     return BM25Retriever(passages, indexed, options.language)

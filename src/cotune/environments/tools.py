@@ -23,6 +23,7 @@ from cotune.utils.importing import import_object
 from cotune.utils.text import message_of
 
 ToolFunction = Callable[..., Any]
+INITIAL_INSTRUCTION = "Answer the question. Call the tools where they help."
 OUT_OF_TURNS = "calls a tool in its last turn"
 TIMED_OUT = "took too long"
 _SHOWN = 120  # characters of a turn's error
@@ -126,7 +127,7 @@ class ToolEnvironment(TaskEnvironment):
         self,
         tools: Sequence[ToolFunction | tuple[ToolFunction, float]],
         tasks: Mapping[str, Sequence[Task]],
-        initial_instruction: str = ToolsOptions.model_fields["initial_instruction"].default,
+        initial_instruction: str = INITIAL_INSTRUCTION,
         prompt_format: PromptFormat | None = None,
         *,
         seconds: float = 30.0,
@@ -177,9 +178,7 @@ def tool_environment(options: ToolsOptions, tasks: Mapping[str, Sequence[Task]])
         for tool in options.tools
     ]
     try:
-        environment = ToolEnvironment(
-            tools, tasks, options.initial_instruction, concurrency=options.concurrency
-        )
+        environment = ToolEnvironment(tools, tasks, concurrency=options.concurrency)
     except ConfigError as error:
         if not str(error).startswith("tools"):
             raise

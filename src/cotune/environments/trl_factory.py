@@ -26,6 +26,7 @@ from cotune.utils.importing import import_object
 from cotune.utils.numbers import finite
 from cotune.utils.text import named
 
+INITIAL_INSTRUCTION = "Complete the task. Call the tools where they help."
 _OWN = ("reset", "get_reward")
 _FIELD = "environment.factory"
 _EPISODES = 1000  # tasks to train on without a data set; each is another one in every step
@@ -283,7 +284,7 @@ def _episodes(validation: int = 100, test: int = 200) -> dict[str, list[Task]]:
 def from_trl(
     factory: Callable[[], Any],
     tasks: Mapping[str, Sequence[Task]] | None = None,
-    initial_instruction: str = TrlOptions.model_fields["initial_instruction"].default,
+    initial_instruction: str = INITIAL_INSTRUCTION,
     prompt_format: PromptFormat | None = None,
     *,
     seconds: float = 30.0,
@@ -325,7 +326,6 @@ def trl_environment(
     environment = from_trl(
         factory,
         _episodes(options.validation, options.test) if tasks is None else tasks,
-        options.initial_instruction,
         seconds=options.seconds,
         concurrency=options.concurrency,
     )

@@ -65,12 +65,7 @@ def from_verifiers(
 
 def verifiers_environment(options: VerifiersOptions) -> "VerifiersEnvironment":
     """Build the environment of a run file; ConfigError for one that cannot be loaded or trained on."""
-    return from_verifiers(
-        _loaded(options),
-        options.initial_instruction,
-        validation=options.validation,
-        test=options.test,
-    )
+    return from_verifiers(_loaded(options), validation=options.validation, test=options.test)
 
 
 def _rollouts() -> Any:

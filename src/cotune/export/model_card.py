@@ -259,7 +259,7 @@ def _source(options: EnvironmentOptions, dataset: DatasetConfig | None) -> Marku
         return Markup("cotune's bundled world `geo` (facts from GeoNames, CC BY 4.0)")
     if options.kind == "ladder":
         return Markup("cotune's bundled world `ladder`")
-    if options.kind == "search" or options.kind == "math":
+    if options.kind == "search":
         given = (options.train, options.validation, options.test)
         files = [inline(file.name) for file in given if isinstance(file, Path)]
         return Markup("The files " if len(files) > 1 else "The file ") + Markup(", ").join(files)

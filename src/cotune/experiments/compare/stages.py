@@ -11,7 +11,6 @@ from typing import Any, cast
 from cotune.config.build import build_environment, describe_llm
 from cotune.config.run_checks import check_tokens
 from cotune.config.run_file import RunConfig, TrainingConfig, parse_config
-from cotune.environments.search import SEARCH_R1_INSTRUCTION
 from cotune.errors import ConfigError
 from cotune.experiments.compare.methods import Method, Stage, method_named
 from cotune.experiments.compare.suite_file import (
@@ -402,11 +401,7 @@ def _without_tools(raw: Mapping[str, Any]) -> dict[str, Any]:
     kind = given.get("kind") if isinstance(given, Mapping) else given
     if kind in ("geo", "search"):
         # An instruction of the suite would mention the search engine.
-        environment: dict[str, Any] = {"kind": kind, "search": False}
-        if kind == "search":
-            environment["initial_instruction"] = (
-                SEARCH_R1_INSTRUCTION  # without search it counts as none
-            )
+        environment = {"kind": kind, "search": False}
         return {"environment": environment, "limits": {"turns": 1}, "instruction": {"text": None}}
     if kind == "tools":
         return {"environment": {"kind": "single_turn"}, "limits": {"turns": 1}}
