@@ -131,7 +131,6 @@ def _preload() -> None:
     from trl.trainer import grpo_trainer, sft_trainer  # noqa: F401 - TRL loads them on first use
 
     from cotune.experiments.report import pages
-    from cotune.export import model_card
     from cotune.worlds.geo import bundled_world
 
     for name in _PACKAGES:
@@ -142,7 +141,6 @@ def _preload() -> None:
     templates = pages.environment()
     for name in templates.list_templates(extensions=["j2"]):
         templates.get_template(name)
-    model_card._template()
     gc.freeze()  # or each fork's first collection would copy every page
 
 

@@ -64,6 +64,12 @@ class _Handler(BaseHTTPRequestHandler):
         name = self.path.split("?")[0].removeprefix("/api/models/")
         if self._read() is None:
             return
+        name, _, tree = name.partition("/tree/")
+        if tree and name in self.hub.repositories:
+            files = self.hub.repositories[name].files.items()
+            fields = [{"path": path, "size": len(content), "oid": "0"} for path, content in files]
+            self._answer(200, [{"type": "file", **each} for each in fields])
+            return
         if name not in self.hub.repositories:
             self._answer(404, {"error": "Repository not found"})
             return
@@ -153,6 +159,8 @@ class _Handler(BaseHTTPRequestHandler):
             if line["key"] == "file":
                 assert value["encoding"] == "base64"
                 files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
             elif line["key"] == "lfsFile":
                 files[value["path"]] = self.hub.large[value["oid"]]
         address = f"{self.hub.address}/{name}/commit/{'a' * 40}"

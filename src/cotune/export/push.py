@@ -3,18 +3,17 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from cotune.errors import ConfigError
 from cotune.export.export import checked_format, open_finished, stage
-from cotune.export.model_card import base_model
+from cotune.export.model_card import hub_id
 from cotune.utils.files import link_or_copy
-
-_WEIGHTS = ("*.safetensors", "*.bin", "adapter_config.json")
+from cotune.utils.text import one_line
 
 
 def push(folder: Path, repo_id: str, format: str | None = None, private: bool = False) -> str:
-    """Upload the export of a finished run, and nothing else, to a model repository.
+    """Upload the export of a finished run, and nothing else, to a model repository, in place of weights there.
 
     Create the repository if it does not exist. The token is that of HF_TOKEN or of `hf auth login`.
 
@@ -29,12 +28,12 @@ def push(folder: Path, repo_id: str, format: str | None = None, private: bool = 
     Raises:
         ConfigError: see `export`; an invalid repository name, no token, no access, no network.
     """
-    from huggingface_hub import HfApi, get_token
+    from huggingface_hub import get_token
 
     _check_name(repo_id)
     run, config = open_finished(folder)
     kind = checked_format(run, format)
-    if kind == "adapter" and not base_model(config.policy.path).hub_id:
+    if kind == "adapter" and not hub_id(config.policy.path):
         raise ConfigError(
             f"policy.path is {config.policy.path!r}, a base that others cannot load; push "
             "whole weights with --format merged"
@@ -45,10 +44,9 @@ def push(folder: Path, repo_id: str, format: str | None = None, private: bool = 
             "hf auth login"
         )
     staged = run.path / f".push.{os.getpid()}.new"
-    api = HfApi()
     try:
         stage(config, run, kind, staged, where=repo_id, copy=link_or_copy)
-        return _upload(api, staged, repo_id, private)
+        return _upload(staged, repo_id, private)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
 
@@ -68,65 +66,38 @@ def _check_name(repo_id: str) -> None:
         )
 
 
-def _upload(api: Any, staged: Path, repo_id: str, private: bool) -> str:
+def _upload(staged: Path, repo_id: str, private: bool) -> str:
+    """Make the repository's weights those of a folder, in one commit; return its address."""
+    from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     # Its HTTP library is httpx in some versions, httpx2 in others; this is their common base.
     transport_error = cast("type[Exception]", HfHubHTTPError.__bases__[0])
-
+    api = HfApi()
     try:
         # None: public, unless the organization's default is private.
         address = api.create_repo(repo_id, private=private or None, exist_ok=True)
-        _check_repository(api, staged, repo_id, private)
+        if private and not api.model_info(repo_id).private:
+            raise ConfigError(
+                f"{repo_id} exists and is public, which --private does not change; make it private in its "
+                "settings, or give another name"
+            )
         api.upload_folder(
-            repo_id=repo_id, folder_path=staged, commit_message="Upload by cotune push"
+            repo_id=repo_id,
+            folder_path=staged,
+            commit_message="Upload by cotune push",
+            # A loader would mix weights of an earlier upload with these.
+            delete_patterns=[
+                "*.safetensors",
+                "*.safetensors.index.json",
+                "*.bin",
+                "adapter_config.json",
+            ],
         )
-    except OfflineModeIsEnabled as error:
+    except (OfflineModeIsEnabled, transport_error, OSError) as error:
+        told = getattr(error, "server_message", None) or str(error) or type(error).__name__
         raise ConfigError(
-            "HF_HUB_OFFLINE is set, so nothing can be uploaded; unset it and push again"
-        ) from error
-    except HfHubHTTPError as error:
-        raise ConfigError(_refusal(api.endpoint, repo_id, error)) from None
-    except (transport_error, ConnectionError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(
-            f"the hub at {api.endpoint} cannot be reached ({reason}); push again with a network, or "
-            "check HF_ENDPOINT"
-        ) from error
+            f"nothing was pushed to {repo_id} at {api.endpoint} ({one_line(told)}); check the owner's name, that "
+            "HF_TOKEN may write there, and the network (HF_HUB_OFFLINE, HF_ENDPOINT)"
+        ) from None
     return str(address)
-
-
-def _check_repository(api: Any, staged: Path, repo_id: str, private: bool) -> None:
-    """Raise ConfigError for a repository that the export must not be added to."""
-    info = api.model_info(repo_id)
-    if private and not info.private:
-        raise ConfigError(
-            f"{repo_id} exists and is public, which --private does not change; make it private in its "
-            "settings, or give another name"
-        )
-    ours = {path.relative_to(staged).as_posix() for path in staged.rglob("*")}
-    others = [
-        file.rfilename
-        for file in info.siblings or ()
-        if file.rfilename not in ours and any(Path(file.rfilename).match(form) for form in _WEIGHTS)
-    ]
-    if others:
-        # A loader would mix them with this policy's.
-        raise ConfigError(
-            f"{repo_id} holds {others[0]}, weights that are not part of this export; remove them there, "
-            "or give another repository"
-        )
-
-
-def _refusal(endpoint: str, repo_id: str, error: Any) -> str:
-    """Say what the hub refused and how to fix it; never what was sent."""
-    status = error.response.status_code
-    if status == 401:
-        return f"{endpoint} does not know the token (401); set HF_TOKEN to a valid one with write access"
-    if status in (403, 404):
-        return (
-            f"{endpoint} refuses {repo_id} ({status}); check the owner's name, and that the token may "
-            "write there"
-        )
-    said = " ".join(str(error.server_message or "").split())[:200]
-    return f"{endpoint} answered {status} to the upload of {repo_id}{f' ({said})' if said else ''}; push again"

@@ -1,9 +1,10 @@
 """A finished run's best policy: its choice in `best/best.json`, its evaluation in `best/serving.json`."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from cotune.environments.base import PromptFormat
 from cotune.errors import ConfigError
@@ -13,7 +14,6 @@ from cotune.run.run_dir import RunDir
 from cotune.types import Limits
 from cotune.utils.text import command_on
 
-SCHEMA_VERSION = 1
 FILE = "serving.json"
 
 Format = Literal["full", "adapter", "merged"]
@@ -47,9 +47,11 @@ class Serving:
     limits: Limits
     tasks: dict[str, int]
 
+    schema_version: Literal[1] = 1
+
     def write(self, folder: Path) -> None:
         """Replace serving.json in a folder."""
-        write_json_atomic(folder / FILE, {"schema_version": SCHEMA_VERSION} | asdict(self))
+        write_json_atomic(folder / FILE, asdict(self))
 
 
 def read_serving(folder: Path) -> Serving | None:
@@ -62,19 +64,11 @@ def read_serving(folder: Path) -> Serving | None:
     if not path.is_file():
         return None
     try:
-        row = json.loads(path.read_bytes())
-        if row.pop("schema_version") != SCHEMA_VERSION:
-            raise ValueError(f"its schema_version is not {SCHEMA_VERSION}")
-        laid_out = row.pop("instruction")
-        lists = {name: tuple(row.pop(name)) for name in ("stop", "tools")}
-        return Serving(
-            instruction=None if laid_out is None else PromptFormat(**laid_out),
-            limits=Limits(**row.pop("limits")),
-            **lists,
-            **row,
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); remove it") from error
+        return TypeAdapter(Serving).validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise ConfigError(f"{path}: cannot be read ({place}: {first['msg']}); remove it") from error
 
 
 def finished(run: RunDir) -> Row:
