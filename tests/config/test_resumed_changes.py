@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cotune.config.resuming import changeable, changes, check_resumable, identity, renewed
+from cotune.config.resuming import changeable, changes, check_resumable, identity
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.errors import ConfigError
 from tests.run_files import tiny
@@ -125,21 +125,6 @@ def test_what_may_hold_a_key_is_named_and_neither_kept_nor_shown() -> None:
         assert "openai" not in json.dumps(said)
 
 
-def test_what_an_older_version_saved_is_brought_up_to_date() -> None:
-    config = parse_config(tiny(Path("out")), "run.yaml")
-    saved = identity(config) | {"the training tasks": "abc"}
-    environment = json.loads(saved["environment"])
-    del environment["search"]  # a field that came later
-    old = saved | {"environment": json.dumps(environment, sort_keys=True)}
-    assert old != saved
-    assert renewed(old, config) == saved
-    environment["top_k"] = 9
-    other = saved | {"environment": json.dumps(environment)}
-    assert renewed(other, config)["environment"] != saved["environment"]
-    gone = saved | {"environment": json.dumps({"kind": "gone"})}
-    assert renewed(gone, config) == gone
-
-
 def searching(url: str, **more: Any) -> dict[str, Any]:
     files = dict.fromkeys(("train", "validation", "test"), "questions.jsonl")
     return {"kind": "search", "retriever": {"kind": "remote", "url": url}, **files, **more}
@@ -152,11 +137,10 @@ def test_a_retrieval_server_may_have_moved() -> None:
     assert changes(changeable(was), changeable(now)) == {
         "environment.retriever.url": ("http://a:8000/retrieve", "http://b:8000/retrieve")
     }
-    assert renewed(identity(was), now) == identity(now)
+    assert identity(was) == identity(now)
     more = config_of(environment=searching("http://a:8000/retrieve", top_k=5), llm=ENDPOINT)
     with pytest.raises(ConfigError, match="environment is fixed"):
         check_resumable(was, more, "run.yaml")
     local = {**searching(""), "retriever": None, "corpus": "c.jsonl"}
     with pytest.raises(ConfigError, match="environment is fixed"):
         check_resumable(was, config_of(environment=local, llm=ENDPOINT), "run.yaml")
-    assert renewed(identity(was), config_of(environment=local, llm=ENDPOINT)) == identity(was)

@@ -13,7 +13,6 @@ from cotune.run.best import FILE as BEST
 from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
 from cotune.utils.importing import import_from
-from cotune.utils.text import command_on
 
 _FIXED = (
     "policy", "dataset", "environment", "rewards", "instruction", "limits", "strategy", "seed",
@@ -51,13 +50,11 @@ def open_trained(folder: Path) -> tuple[RunDir, RunConfig]:
 
 
 def recorded_config(run: RunDir, assignments: Sequence[str] = ()) -> RunConfig:
-    """Return the run file of an existing folder with some fields set, whatever version wrote it.
-
-    Only what is set is checked for keys.
+    """Return the run file of an existing folder with some fields set.
 
     Args:
         run: the folder.
-        assignments: as given to `--set`.
+        assignments: as given to `--set`; only these are checked for keys.
 
     Raises:
         ConfigError: a field is unknown or has no valid value.
@@ -83,67 +80,51 @@ def resumed_config(
             neither more steps nor more rollouts than it had.
     """
     config = was
-    # Without its best policy a run is finished again, from its newest checkpoint.
-    lost = bool(trained) and not (run.best_path / BEST).is_file()
-    summary = None if lost else run.read_summary()
     if assignments:
         config = recorded_config(run, assignments)
         check_resumable(was, config, f"{run.config_path} with --set")
-    if config.method.supervised:
-        if summary is not None:
-            raise ConfigError(
-                f"{run.path}: this run is finished; see its report ({command_on(run.path, 'report')} writes it "
-                "again), or start another run with other strategy.epochs"
-            )
-        return config
     if config.training.steps < (trained or 0):
         raise ConfigError(
             f"{run.path}: training.steps is {config.training.steps}, but {trained} are trained; expected "
             "at least as many"
         )
-    if summary is not None:
-        training = was.training
-        before = {"asked_steps": training.steps, "rollout_budget": training.rollout_budget}
-        _check_goes_further(run, before | summary, config, trained)
+    # Without its best policy a run is finished again, from its newest checkpoint.
+    lost = bool(trained) and not (run.best_path / BEST).is_file()
+    summary = None if lost else run.read_summary()
+    if summary is not None and (problem := _nothing_left(was, config, summary, trained)):
+        raise ConfigError(f"{run.path}: this run is finished{problem}, or start another run")
     return config
 
 
-def _check_goes_further(run: RunDir, summary: Row, config: RunConfig, trained: int | None) -> None:
-    """Raise ConfigError if a finished run has no additional steps or rollouts.
+def _nothing_left(was: RunConfig, config: RunConfig, summary: Row, trained: int | None) -> str:
+    """Return why a finished run has nothing to continue, and what to do; "" if it has.
 
     Args:
         summary: with the steps and the budget of the run file of that time; run.yaml may have those of a
             resume that failed before it began.
     """
-    now = config.training
-    if not config.has_batches:
-        raise ConfigError(
-            f"{run.path}: this run is finished, and training.frozen leaves nothing to continue; see its "
-            f"report ({command_on(run.path, 'report')} writes it again), or start another run"
-        )
-    steps, budget = summary["asked_steps"], summary["rollout_budget"]
+    training = config.training
+    steps = summary.get("asked_steps", was.training.steps)
+    budget = summary.get("rollout_budget", was.training.rollout_budget)
     more_rollouts = budget is not None and (
-        now.rollout_budget is None or now.rollout_budget > budget
+        training.rollout_budget is None or training.rollout_budget > budget
     )
-    if (
-        any(arm.get("ended_early") for arm in summary.get("arms", {}).values())
-        and not more_rollouts
-    ):
-        raise ConfigError(
-            f"{run.path}: this run is finished: training.rollout_budget, {budget:,}, is spent; see its "
-            f"report ({command_on(run.path, 'report')} writes it again), raise it with --set "
-            "training.rollout_budget=…, or start another run"
+    spent = any(arm.get("ended_early") for arm in summary.get("arms", {}).values())
+    if not config.has_batches:
+        return ", and training.frozen leaves nothing to continue; see its report"
+    if spent and not more_rollouts:
+        return (
+            f": training.rollout_budget, {budget:,}, is spent; see its report, raise it with --set "
+            "training.rollout_budget=…"
         )
-    if now.steps <= steps and not more_rollouts:
-        raise ConfigError(
-            f"{run.path}: this run is finished; see its report ({command_on(run.path, 'report')} writes it "
-            "again), give it more steps with --set training.steps=…, or start another run"
-        )
+    if training.steps <= steps and not more_rollouts:
+        return "; see its report, give it more steps with --set training.steps=…"
     if trained is None:
-        raise ConfigError(
-            f"{run.path}: this run is finished and keeps no checkpoint to resume from "
-            f"(training.save_every is {now.save_every}); start another run"
+        return (
+            " and keeps no checkpoint to resume from (training.save_every is "
+            f"{training.save_every}); see its report"
         )
+    return ""
 
 
 def identity(config: RunConfig) -> dict[str, str]:
@@ -160,25 +141,6 @@ def identity(config: RunConfig) -> dict[str, str]:
         if name in _OF_OPTIMIZER
     }
     return {field: json.dumps(value, sort_keys=True) for field, value in fixed.items()}
-
-
-def renewed(saved: Mapping[str, str], config: RunConfig) -> dict[str, str]:
-    """Return an older version's saved `identity`, with new fields at their defaults.
-
-    Args:
-        saved: values by field, as JSON; entries that are not run-file fields are kept.
-        config: the run file that is resumed.
-    """
-    plain = dump_config(config)
-    server = plain["environment"].get("retriever")
-    plain |= {field: json.loads(text) for field, text in saved.items() if field in plain}
-    if server and plain["environment"].get("retriever"):
-        plain["environment"]["retriever"] = server  # the old version saved only its kind
-    try:
-        known = identity(parse_recorded(plain, "the saved run"))
-    except ConfigError:
-        return dict(saved)  # of a different kind; the comparison reports the field that differs
-    return {field: known[field] if field in plain else text for field, text in saved.items()}
 
 
 def changeable(config: RunConfig) -> dict[str, str]:

@@ -48,7 +48,6 @@ from cotune.rewards.reward_options import RewardConfig
 from cotune.types import Limits
 from cotune.utils.field_yaml import FieldLoader
 from cotune.utils.importing import ENVIRONMENTS, import_from, registered
-from cotune.utils.option_checks import reading_recorded
 from cotune.utils.packages import ENGINES
 from cotune.utils.text import flat, has_secret, hide_secrets, printable
 from cotune.utils.validation import Model, describe
@@ -455,9 +454,8 @@ def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
 
 
 def parse_recorded(raw: Mapping[str, Any], source: str) -> RunConfig:
-    """Build a configuration from plain data that was accepted before, by this or an older version."""
-    with reading_recorded():
-        return _config_of(raw, source)
+    """Build a configuration from plain data that was accepted before, as `dump_config` returned it."""
+    return _config_of(raw, source)
 
 
 def _config_of(raw: Mapping[str, Any], source: str) -> RunConfig:

@@ -33,7 +33,6 @@ from cotune.data.splits import (
 )
 from cotune.errors import ConfigError
 from cotune.types import Task
-from cotune.utils.option_checks import are_new
 from cotune.utils.validation import Model, describe
 
 Column = Literal["question", "answers", "solution", "stratum", "id"]
@@ -99,7 +98,7 @@ class DatasetConfig(Model):
             raise ValueError(f"dataset: has {given}; expected one of them")
         for name in ("subset", "split"):
             default = type(self).model_fields[name].default
-            if are_new() and self.path is not None and getattr(self, name) != default:
+            if self.path is not None and getattr(self, name) != default:
                 raise ValueError(
                     f"dataset.{name} is for a data set of the hub (name), but path is set; remove one"
                 )

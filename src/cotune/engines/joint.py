@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cotune.config.build import build_llm, initial_instruction
-from cotune.config.resuming import changeable, changes, identity, renewed
+from cotune.config.resuming import changeable, changes, identity
 from cotune.config.run_file import RunConfig
 from cotune.config.strategy import build_strategy
 from cotune.engines.comm import world
@@ -39,8 +39,6 @@ class Parts:
     """Maximum rounds of replacing groups without variance (`cotune.rollout.resampling`)."""
     identity: Mapping[str, str] = field(default_factory=dict)
     """By field, the values that must be unchanged on a resume."""
-    renew: Callable[[Mapping[str, str]], Mapping[str, str]] = dict
-    """Updates an `identity` that was saved by an older version."""
     frozen: bool = False
     """If set, a `JointTrainer` only rolls out and makes no update."""
     changeable: Mapping[str, str] = field(default_factory=dict)
@@ -86,7 +84,6 @@ def run_parts(
         rows_per_call=config.training.rows_per_call,
         resample_rounds=config.training.resample_rounds,
         identity=identity(config),
-        renew=lambda saved: renewed(saved, config),
         frozen=config.training.frozen,
         changeable=changeable(config),
     )
@@ -120,7 +117,7 @@ class TrainingRun:
     def check_identity(self, state: State) -> None:
         """Raise ConfigError if the state was saved by a different run."""
         mine = self.identity
-        for name, was in self.parts.renew(state["identity"]).items():
+        for name, was in state["identity"].items():
             if mine.get(name) != was:
                 raise ConfigError(
                     f"{name}: is not what the saved run began with ({was[:120]}); restore it, or "

@@ -13,7 +13,6 @@ from cotune.environments.base import PromptFormat, SingleTurnEnvironment
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
 from cotune.utils.importing import ENVIRONMENTS, import_object, load_registered
-from cotune.utils.option_checks import are_new
 from cotune.utils.text import named, one_line
 from cotune.utils.validation import Model, TextOrFields
 
@@ -37,7 +36,7 @@ class InstructionConfig(Model):
 
     @model_validator(mode="after")
     def _has_a_place(self) -> "InstructionConfig":
-        if are_new() and self.role == "system" and self.placement is not None:
+        if self.role == "system" and self.placement is not None:
             raise ValueError(
                 f"placement is {self.placement!r}, which is for the user's message, but role is 'system'; "
                 "remove placement"

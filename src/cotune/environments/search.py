@@ -22,7 +22,6 @@ from cotune.protocols import Retriever
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.rewards import REWARDS, Reward, exact_match
 from cotune.types import SEARCH_FAILED, Action, Response, Task, Trajectory
-from cotune.utils.option_checks import are_new
 from cotune.utils.text import named
 
 SEARCH_R1_INSTRUCTION = (
@@ -237,7 +236,7 @@ class SearchOptions:
         check_questions(self.validation, self.test, self.sample)
         if self.top_k < 1:
             raise ValueError(f"environment.top_k is {self.top_k}; expected at least 1")
-        if self.retriever is not None and self.language != "english" and are_new():
+        if self.retriever is not None and self.language != "english":
             raise ValueError(
                 f"environment.language is {self.language!r}, which is for a corpus; remove it: the "
                 "retrieval server has its own index"

@@ -25,7 +25,6 @@ from cotune.types import (
     Prompt,
     Task,
 )
-from cotune.utils.option_checks import are_new
 
 Groups = Literal["own", "mixed", "population"]
 Target = Literal["sampled", "initial", "best"]
@@ -49,7 +48,7 @@ def check_target(target: Target, distillation: AnyDistillation | None, distil_st
     """
     distillation = distillation_of(distillation, target)
     if isinstance(distillation, FilteredDistillation):
-        if are_new() and target != "sampled":
+        if target != "sampled":
             raise ValueError(
                 f"target is {target!r}, whose rollouts need a mask (distillation.kind 'substitution'), but "
                 "distillation.kind is 'filtered', which has none; expected target 'sampled' with distil_steps, "

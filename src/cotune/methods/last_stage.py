@@ -18,7 +18,6 @@ from cotune.types import (
     Task,
     Trajectory,
 )
-from cotune.utils.option_checks import are_new
 
 
 class LastStage(Unhinted):
@@ -101,11 +100,7 @@ def check_last_stage(steps: int, shape: RunShape) -> None:
             "because the first batches find the instruction that the last ones distil"
         )
     batch = shape.questions_per_step * shape.group_size
-    if (
-        are_new()
-        and shape.rollout_budget is not None
-        and shape.rollout_budget < (steps + 1) * batch
-    ):
+    if shape.rollout_budget is not None and shape.rollout_budget < (steps + 1) * batch:
         raise ValueError(
             f"strategy.distil_steps is {steps}, but training.rollout_budget, {shape.rollout_budget}, pays for "
             f"{shape.rollout_budget // batch} batches of {batch}; expected fewer distil_steps, or at least "

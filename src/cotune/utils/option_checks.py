@@ -1,30 +1,6 @@
-"""Checks that options share: numbers in a range, URLs, and which checks are only for new runs."""
+"""Checks that options share: numbers in a range, URLs."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from urllib.parse import urlsplit
-
-_recorded = ContextVar("recorded", default=False)
-
-
-@contextmanager
-def reading_recorded() -> Generator[None]:
-    """Read options that a version of cotune has accepted before."""
-    before = _recorded.set(True)
-    try:
-        yield
-    finally:
-        _recorded.reset(before)
-
-
-def are_new() -> bool:
-    """Return whether the options that are being checked are a new run's, not a recorded one's.
-
-    A check that an earlier version lacked must be only for new ones, or a run from then could be neither
-    resumed nor exported.
-    """
-    return not _recorded.get()
 
 
 def check_range(name: str, value: float | None, low: float, high: float) -> None:

@@ -39,7 +39,6 @@ from cotune.types import (
     Task,
     Trajectory,
 )
-from cotune.utils.option_checks import are_new
 
 _HISTORY = 10  # instructions shown to the history proposer, or drawn from by crossover
 
@@ -173,7 +172,7 @@ class InspoOptions:
                 f"parents is {self.parents}; expected at most population_size, {self.population_size}"
             )
         evolves = 0 < self.evolve_every < self.evolve_until and self.population_size > 1
-        if are_new() and evolves and self.parents == self.population_size:
+        if evolves and self.parents == self.population_size:
             raise ValueError(
                 f"parents is {self.parents}, all of population_size, so an evolution has no room for new "
                 "instructions; expected fewer parents, or evolve_every 0"
