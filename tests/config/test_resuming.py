@@ -38,12 +38,13 @@ def test_without_changes_it_is_the_folder_s_run_file(tmp_path: Path) -> None:
 
 
 def test_what_is_recorded_is_not_checked_as_a_new_run_file(tmp_path: Path) -> None:
-    folder = Folder(
-        tmp_path / "out", 1, limits={"trajectory_tokens": 8}
-    )  # less than a turn's default
-    assert recorded_config(folder.run) == folder.config
+    raw = tiny(tmp_path / "out")
+    raw["limits"] = {"trajectory_tokens": 64, "prompt_tokens": 384}  # a turn has more by default
+    config = parse_config(raw, "a new run")
+    run = RunDir.create(tmp_path / "out", dump_config(config))
+    assert recorded_config(run) == config
     with pytest.raises(ConfigError, match=r"run\.yaml with --set: logging: holds a key"):
-        recorded_config(folder.run, ["logging=hf_" + "aBcDe" * 6])
+        recorded_config(run, ["logging=hf_" + "aBcDe" * 6])
 
 
 def test_what_was_set_is_validated_and_written_nowhere_yet(tmp_path: Path) -> None:
