@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from cotune.cli.step_progress import Lines, step_progress
+from cotune.cli.step_progress import described, lines, step_progress
 from cotune.utils.progress import TimeLeft, begin, report, rounded
 
 
@@ -32,7 +32,7 @@ def test_without_a_terminal_a_line_names_each_beginning_and_later_comes_every_ha
     None
 ):
     clock, written = Clock(), list[str]()
-    lines = Lines(written.append, clock)
+    listen = described(lines(written.append, clock), clock)
     for seconds, what, done, total in (
         (1, "loading the policy", 0, 0), (5, "evaluate", 0, 24), (9, "evaluate", 24, 24),
         (10, "train", 0, 512), (40, "train", 128, 512), (50, "tokens", 7, 64), (60, "step", 1, 3),
@@ -40,7 +40,7 @@ def test_without_a_terminal_a_line_names_each_beginning_and_later_comes_every_ha
         (100, "tokens", 10, 64), (120, "step", 2, 3), (155, "update", 2, 8),
     ):  # fmt: skip
         clock.now = seconds
-        lines(what, done, total)
+        listen(what, done, total)
     assert written == [
         "  loading the policy …",
         "  evaluation, rollouts 0/24",
@@ -54,11 +54,11 @@ def test_without_a_terminal_a_line_names_each_beginning_and_later_comes_every_ha
 
 def test_without_a_terminal_stages_of_many_checks_have_a_line_once() -> None:
     clock, written = Clock(), list[str]()
-    lines = Lines(written.append, clock)
+    listen = described(lines(written.append, clock), clock)
     for seconds in (0, 2, 4, 40):
         clock.now = seconds
-        lines("loading PyTorch", 0, 0)
-        lines("loading TRL", 0, 0)
+        listen("loading PyTorch", 0, 0)
+        listen("loading TRL", 0, 0)
     assert written == ["  loading PyTorch …", "  loading TRL …", "  loading PyTorch …"]
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from cotune.utils.progress import TimeLeft, listening
+from cotune.utils.progress import Listener, TimeLeft, listening
 
 _WHAT = {
     "train": "rollouts",
@@ -19,6 +19,9 @@ _WHAT = {
     "evaluate": "evaluation, rollouts",
 }
 _BETWEEN_LINES = 30.0  # seconds
+
+Show = Callable[[str, int, int, str], None]
+"""Shows what is done, how much of it and of how much (0 of 0 in a stage), and more, such as the time left."""
 
 
 @contextmanager
@@ -36,118 +39,67 @@ def step_progress(console: Console) -> Generator[None]:
             TextColumn("{task.fields[more]}"),
         )
         bar = Progress(*columns, console=console, transient=True, refresh_per_second=4)
-        with bar, listening(_Bar(bar)):
+        with bar, listening(described(_bar(bar))):
             yield
     else:
-
-        def write(line: str) -> None:
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-        with listening(Lines(write)):
+        with listening(described(lines(lambda line: console.out(line, highlight=False)))):
             yield
 
 
-class _Steps:
-    """The run's position, for both displays."""
+def described(show: Show, clock: Callable[[], float] = time.monotonic) -> Listener:
+    """Return a listener that shows each report under the step that it belongs to."""
+    time_left = TimeLeft(clock)
+    step = left = token = ""
+    current = ("", 0, 0)
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._time_left = TimeLeft(clock)
-        self._next, self._left, self._token = "", "", ""
-        self._current = ("", 0, 0)
-
-    def take(self, what: str, done: int, total: int) -> bool:
-        """Note a report; return whether the display changes."""
+    def listen(what: str, done: int, total: int) -> None:
+        nonlocal step, left, token, current
         if what == "step":
-            self._left, self._token = self._time_left.after(done, total), ""
-            self._next = f"step {done + 1}/{total}: " if done < total else ""
-            return False
+            step = f"step {done + 1}/{total}: " if done < total else ""
+            left, token = time_left.after(done, total), ""
+            return
         if what == "tokens":
-            self._token = f"token {done} of at most {total}"
-            return bool(self._current[0])
-        if what != self._current[0]:
-            self._token = ""
-        self._current = (what, done, total)
-        return True
+            token = f"token {done} of at most {total}"
+        else:
+            token = token if what == current[0] else ""
+            current = (what, done, total)
+        text = step + _WHAT.get(current[0], current[0])
+        show(text, *current[1:], ", ".join(filter(None, (token, left))))
 
-    @property
-    def description(self) -> str:
-        return self._next + _WHAT.get(self._current[0], self._current[0])
-
-    @property
-    def done(self) -> int:
-        return self._current[1]
-
-    @property
-    def total(self) -> int:
-        """Return the size of the current work; 0 for a stage, in which nothing is counted."""
-        return self._current[2]
-
-    @property
-    def count(self) -> str:
-        return f"{self.done}/{self.total}" if self.total else ""
-
-    @property
-    def more(self) -> str:
-        return ", ".join(part for part in (self._token, self._left) if part)
+    return listen
 
 
-class _Bar(_Steps):
-    """A bar of what the current step does."""
+def _bar(bar: Progress) -> Show:
+    task = bar.add_task("", count="", more="")
 
-    def __init__(self, bar: Progress) -> None:
-        super().__init__()
-        self._bar = bar
-        self._task = bar.add_task("", visible=False, count="", more="")
-        self._shown = ""
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if what == "step":
-            self._bar.update(self._task, visible=False)
-        if not self.take(what, done, total):
-            return
-        if changed := self.description != self._shown:
-            self._bar.reset(self._task)
-            self._shown = self.description
-        # `update` keeps the old total if the new one is None.
-        self._bar.tasks[0].total = self.total or None
-        self._bar.update(
-            self._task, description=self._shown, completed=self.done, count=self.count,
-            more=self.more, visible=True,
-        )  # fmt: skip
+    def show(text: str, done: int, total: int, more: str) -> None:
+        changed = text != bar.tasks[0].description
+        if changed:
+            bar.reset(task)
+        bar.tasks[0].total = total or None  # `update` keeps the old total if the new one is None
+        count = f"{done}/{total}" if total else ""
+        bar.update(task, description=text, completed=done, count=count, more=more)
         if changed:  # an import may keep the thread that refreshes from running
-            self._bar.refresh()
+            bar.refresh()
+
+    return show
 
 
-class Lines(_Steps):
-    """Print a line when a stage or a kind of work begins.
-
-    Until the first step has ended, a stage or work that was printed before is repeated at most every half
-    minute. After that, every stage is printed, and the work of a step at most every half minute.
-
-    Args:
-        write: prints a line.
-        clock: returns seconds.
+def lines(write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Show:
+    """Return what writes a line when a stage begins, or before the first step's end any work, else every
+    half minute.
     """
+    begun = set[str]()
+    last = clock()
 
-    def __init__(
-        self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        super().__init__(clock)
-        self._write, self._clock, self._last = write, clock, clock()
-        self._begun: set[str] | None = set()  # None once a step has ended
+    def show(text: str, done: int, total: int, more: str) -> None:
+        nonlocal last
+        begins = text not in begun and not (total and text.startswith("step "))
+        if not begins and clock() - last < _BETWEEN_LINES:
+            return
+        begun.add(text)
+        last = clock()
+        count = f"{done}/{total}" if total else "…"
+        write(f"  {text} {count}{f'; {more}' if more else ''}")
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if what == "step":
-            self._last = self._clock()  # its own line has just been printed
-            self._begun = None
-        if not self.take(what, done, total):
-            return
-        begins = self._begun is not None and self.description not in self._begun
-        if self._begun is not None:
-            self._begun.add(self.description)
-        again = self.total or self._begun is not None
-        if again and not begins and self._clock() - self._last < _BETWEEN_LINES:
-            return
-        self._last = self._clock()
-        more = f"; {self.more}" if self.more else ""
-        self._write(f"  {self.description} {self.count or '…'}{more}")
+    return show
