@@ -17,10 +17,10 @@ from tests.run_files import tiny, write
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "transformers", "trl", "datasets", "pydantic", "openai"}
 UTILS = {
-    "cotune.utils", "cotune.utils.importing", "cotune.utils.numbers", "cotune.utils.option_checks",
+    "cotune.utils", "cotune.utils.importing", "cotune.utils.numbers",
     "cotune.utils.text",
 }  # fmt: skip
-"""What the methods take from below the protocols: the registry reads entry points, options are checked."""
+"""What the methods take from below the protocols: the registry reads entry points."""
 RUN = """
 import sys
 from cotune.cli.app import main
