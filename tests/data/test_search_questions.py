@@ -76,7 +76,9 @@ def test_splits_share_no_question_as_it_is_asked(
 
 
 def test_a_parquet_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"environment\.train: no file .*none\.parquet; name"):
+    with pytest.raises(
+        ConfigError, match=r"environment\.train: no file .*none\.parquet in .*; name"
+    ):
         read_questions(tmp_path / "none.parquet", 1, 1, {})
 
 

@@ -19,6 +19,7 @@ from cotune.data.rows import (
     nested,
     plain_scalar,
     plain_text,
+    read_messages,
     shortened,
 )
 from cotune.data.splits import (
@@ -45,8 +46,6 @@ DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "id": ("id",),
 }
 """Columns that are tried, in this order, if `dataset.columns` names none."""
-
-_ROLES = ("system", "user", "assistant")
 
 # GSM8K's answers: reasoning, and the final answer on the last line.
 _FINAL_LINE = re.compile(r"^#### *(?P<final>\S.*)\Z", re.MULTILINE)
@@ -75,8 +74,6 @@ class DatasetConfig(Model):
     "prompt" and "problem", for answers also "answer", "golden_answers", "ground_truth" and "final_answer"); null
     reads none. `reward_model.ground_truth` is a field below a column. Only the question is required:
     a text, or chat messages that end with the user's."""
-    limit: int | None = Field(default=None, ge=1)
-    """Train on only the first questions that are not held out; null: on all."""
     drop_too_long: bool = False
     """Leave out questions whose prompts need more than `limits.prompt_tokens`, in every split, with a
     count. Otherwise such a question is an error."""
@@ -130,8 +127,7 @@ def read_dataset(config: DatasetConfig, *, repeated: bool = False) -> dict[str, 
     given = {split: getattr(config, split) for split in ("validation", "test")}
     wanted = {split: value for split, value in given.items() if isinstance(value, int)}
     questions = {split: _read(config, split, repeated) for split in SPLITS if split not in wanted}
-    tasks = _split(questions, wanted, _source(config, "train"), config.model_fields_set)
-    return {**tasks, "train": tasks["train"][: config.limit]}
+    return _split(questions, wanted, _source(config, "train"), config.model_fields_set)
 
 
 def _split(
@@ -292,7 +288,7 @@ def _question(row: Mapping[str, Any], columns: Mapping[str, str], where: str) ->
                 f'{where}: has no "{column}"; add it, or name another column in '
                 f"dataset.columns.{role}"
             )
-    context, question = _asked(found["question"], columns["question"], where)
+    context, question = read_messages(found["question"], columns["question"], where)
     answers, reasoning = _answers(found.get("answers"), columns.get("answers", ""), where)
     task = Task(
         id=_id(found.get("id"), columns.get("id", ""), where),
@@ -307,66 +303,6 @@ def _question(row: Mapping[str, Any], columns: Mapping[str, str], where: str) ->
     text = json.dumps([*context, question]) if context else question
     asked = [content for role, content in context if role != "system"]
     return Question(task, sha(text)[:12], "\n".join([*asked, question]), where)
-
-
-def _asked(value: object, column: str, where: str) -> tuple[tuple[tuple[str, str], ...], str]:
-    """Return the messages before a question, as (role, content), and the question."""
-    turns: list[tuple[str, object]] = [("user", value)]
-    if isinstance(value, list):
-        messages = enumerate(cast("list[object]", value))
-        turns = [
-            _message(message, f'{where}: message {i} of "{column}"') for i, message in messages
-        ]
-    if not turns or turns[-1][0] != "user":
-        last = turns[-1][0] if turns else "nothing"
-        raise ConfigError(
-            f'{where}: "{column}" ends with {last}; expected messages that end with the user\'s: '
-            "leave out the policy's reply"
-        )
-    context, question = cast("tuple[tuple[str, str], ...]", tuple(turns[:-1])), turns[-1][1]
-    if not isinstance(question, str) or not question.strip():
-        raise ConfigError(
-            f'{where}: "{column}" is {shortened(question)}; expected text, or chat messages that end '
-            "with the user's"
-        )
-    try:
-        "".join([question, *(content for _, content in context)]).encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f'{where}: "{column}" cannot be encoded as UTF-8 ({error.reason}); fix the row'
-        ) from error
-    return context, question.strip()
-
-
-def _message(value: object, where: str) -> tuple[str, str]:
-    """Return a chat message as (role, content)."""
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: {shortened(value)}; expected {{role: …, content: …}}")
-    message = cast("Mapping[str, Any]", value)
-    role, content = message.get("role"), message.get("content")
-    if role not in _ROLES or message.get("tool_calls"):
-        came = "a tool call" if role in _ROLES else f"of role {role!r}"
-        raise ConfigError(
-            f"{where}: is {came}; expected text of {', '.join(_ROLES)}: leave out tool calls"
-        )
-    if isinstance(content, list):
-        parts = [_part(part, where) for part in cast("list[object]", content)]
-        content = "\n".join(parts)
-    if not isinstance(content, str):
-        raise ConfigError(f"{where}: content is {shortened(content)}; expected text")
-    return role, content
-
-
-def _part(value: object, where: str) -> str:
-    """Return the text of a part of a message's content."""
-    if isinstance(value, Mapping):
-        part = cast("Mapping[str, Any]", value)
-        text, kind = part.get("text"), part.get("type")
-    else:
-        text, kind = None, type(value).__name__
-    if kind != "text" or not isinstance(text, str):
-        raise ConfigError(f"{where}: holds content of type {kind}; expected only text")
-    return text
 
 
 def _answers(value: object, column: str, where: str) -> tuple[tuple[str, ...], str]:

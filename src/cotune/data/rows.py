@@ -6,7 +6,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -31,8 +31,8 @@ OTHER_SOURCE = (
 )
 """The fix for a data set that cannot be loaded."""
 
+_ROLES = ("system", "user", "assistant")
 _SPLIT_NAME = re.compile(r"(train|validation|valid|val|dev|eval|test)(?![a-z])", re.IGNORECASE)
-_BATCH = 4096
 
 
 def file_rows(path: Path, field: str, without: Collection[str] = ()) -> list[Row]:
@@ -181,35 +181,6 @@ def parse_line(line: str, where: str) -> Mapping[str, Any]:
     return cast(dict[str, Any], row)
 
 
-def parquet_batches(
-    path: Path, field: str, chosen: Callable[[Sequence[str], str], list[str]]
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each row with "field: file, row n" to start a message with, a few thousand at a time.
-
-    Args:
-        path: a Parquet file, or a folder of them that are read sorted by name.
-        field: the run file's field, named in errors.
-        chosen: returns the columns to read from the file's columns and a message's start.
-    """
-    import pyarrow
-    import pyarrow.parquet as parquet
-
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
-    if not files:
-        raise ConfigError(f"{field}: the folder {path} holds no Parquet file; name one that does")
-    for file in files:
-        number = 0
-        try:
-            with parquet.ParquetFile(file) as opened:
-                columns = chosen(opened.schema_arrow.names, f"{field}: {file}")
-                for batch in opened.iter_batches(batch_size=_BATCH, columns=columns):
-                    for row in batch.to_pylist():
-                        number += 1
-                        yield f"{field}: {file}, row {number}", row
-        except (OSError, pyarrow.ArrowException) as error:
-            raise _unreadable(file, field, "Parquet", error) from error
-
-
 def text_field(row: Mapping[str, Any], name: str, where: str, example: str) -> str:
     """Return a field's text, stripped; ConfigError if it is missing, blank or not a text."""
     if name not in row:
@@ -231,6 +202,73 @@ def id_field(row: Mapping[str, Any], where: str, default: str) -> str:
     if isinstance(id, bool) or not isinstance(id, str | int):
         raise ConfigError(f'{where}: "id" is {shortened(id)}; expected text or an integer')
     return str(id)
+
+
+def read_messages(
+    value: object, column: str, where: str
+) -> tuple[tuple[tuple[str, str], ...], str]:
+    """Return the messages before a question, as (role, content), and the question.
+
+    Args:
+        value: a text, or chat messages that end with the user's.
+        column, where: the column and the row, named in errors.
+    """
+    turns: list[tuple[str, object]] = [("user", value)]
+    if isinstance(value, list):
+        messages = enumerate(cast("list[object]", value))
+        turns = [
+            _message(message, f'{where}: message {i} of "{column}"') for i, message in messages
+        ]
+    if not turns or turns[-1][0] != "user":
+        last = turns[-1][0] if turns else "nothing"
+        raise ConfigError(
+            f'{where}: "{column}" ends with {last}; expected messages that end with the user\'s: '
+            "leave out the policy's reply"
+        )
+    context, question = cast("tuple[tuple[str, str], ...]", tuple(turns[:-1])), turns[-1][1]
+    if not isinstance(question, str) or not question.strip():
+        raise ConfigError(
+            f'{where}: "{column}" is {shortened(question)}; expected text, or chat messages that end '
+            "with the user's"
+        )
+    try:
+        "".join([question, *(content for _, content in context)]).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f'{where}: "{column}" cannot be encoded as UTF-8 ({error.reason}); fix the row'
+        ) from error
+    return context, question.strip()
+
+
+def _message(value: object, where: str) -> tuple[str, str]:
+    """Return a chat message as (role, content)."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{where}: {shortened(value)}; expected {{role: …, content: …}}")
+    message = cast("Mapping[str, Any]", value)
+    role, content = message.get("role"), message.get("content")
+    if role not in _ROLES or message.get("tool_calls"):
+        came = "a tool call" if role in _ROLES else f"of role {role!r}"
+        raise ConfigError(
+            f"{where}: is {came}; expected text of {', '.join(_ROLES)}: leave out tool calls"
+        )
+    if isinstance(content, list):
+        parts = [_part(part, where) for part in cast("list[object]", content)]
+        content = "\n".join(parts)
+    if not isinstance(content, str):
+        raise ConfigError(f"{where}: content is {shortened(content)}; expected text")
+    return role, content
+
+
+def _part(value: object, where: str) -> str:
+    """Return the text of a part of a message's content."""
+    if isinstance(value, Mapping):
+        part = cast("Mapping[str, Any]", value)
+        text, kind = part.get("text"), part.get("type")
+    else:
+        text, kind = None, type(value).__name__
+    if kind != "text" or not isinstance(text, str):
+        raise ConfigError(f"{where}: holds content of type {kind}; expected only text")
+    return text
 
 
 def nested(row: Mapping[str, Any], column: str, default: object = None) -> Any:

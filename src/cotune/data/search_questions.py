@@ -1,14 +1,14 @@
-"""The questions of a search environment: JSONL or Search-R1's Parquet files, held out or sampled.
+"""The questions of a search environment: files of one's own or Search-R1's, held out or sampled.
 
 Search-R1's `qa_search_train_merge.py` writes Parquet rows `{"data_source", "prompt": [{"role", "content"}],
 "reward_model": {"style", "ground_truth": {"target": […]}}, "extra_info": {"split", "index"}}`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from cotune.data.rows import id_field, json_rows, listed, parquet_batches, shortened, text_field
+from cotune.data.rows import file_rows, id_field, nested, read_messages, shortened, text_field
 from cotune.data.splits import SPLITS, Question, digest, hold_out, sha, without_held
 from cotune.errors import ConfigError
 from cotune.types import Task
@@ -18,11 +18,9 @@ Sample = Mapping[Split, int]
 """The number of questions of a split that are kept."""
 
 ANSWER_FIELDS = ("answers", "golden_answers", "answer")
-
-_COLUMNS = ("data_source", "prompt", "question", "reward_model", "golden_answers", "extra_info")
+_ANSWERS_OF_SEARCH_R1 = ("reward_model", "golden_answers")
 _MARK = "Question: "  # stands before the question in the template, on the same line
-_REWARD = "{style, ground_truth: {target: [texts]}}"
-_PROMPT = f"[{{role: user, content: '… {_MARK}…'}}]"
+_UNREAD = ("metadata",)  # FlashRAG's own, with whole passages in it
 
 
 def check_questions(validation: int | Path, test: int | Path, sample: Sample) -> None:
@@ -62,13 +60,13 @@ def read_questions(
         ConfigError: a file cannot be read, too few questions to hold some out, or every training
             question is in a held-out file.
     """
-    tasks = {"train": read_split(train, "train")}
+    tasks = {"train": read_tasks(train, "train")}
     wanted: dict[str, int] = {}
     for split, given in (("validation", validation), ("test", test)):
         if isinstance(given, int):
             wanted[split] = given
         else:
-            tasks[split] = read_split(given, split)
+            tasks[split] = read_tasks(given, split)
     source = f"environment.train: {train}"
     questions = [Question(task, "", asked(task).question, "") for task in tasks["train"]]
     files = [split for split in tasks if split != "train"]
@@ -76,19 +74,6 @@ def read_questions(
     parts = hold_out(without_held(questions, held, source), wanted, source, "environment")
     tasks |= {split: [question.task for question in part] for split, part in parts.items()}
     return {split: _sampled(tasks[split], sample.get(split)) for split in SPLITS}
-
-
-def read_split(path: Path, split: str) -> list[Task]:
-    """Read the tasks of a JSONL or Parquet file, or of a folder of Parquet files.
-
-    Raises:
-        ConfigError: the file does not exist or cannot be read.
-    """
-    if path.is_dir() or path.suffix.lower() == ".parquet":
-        if not path.exists():
-            raise ConfigError(f"environment.{split}: no file {path}; name a Parquet or JSONL file")
-        return read_parquet_tasks(path, split)
-    return read_tasks(path, split)
 
 
 def _sampled(tasks: Sequence[Task], count: int | None) -> list[Task]:
@@ -101,174 +86,98 @@ def _sampled(tasks: Sequence[Task], count: int | None) -> list[Task]:
 
 
 def read_tasks(path: Path, split: str) -> list[Task]:
-    """Read the tasks of a JSONL file, in file order.
+    """Read the tasks of a file (`file_rows`), or of a folder of Parquet files, in their order.
 
-    A line is `{"question": …, "answers": …}`; without `answers`, `golden_answers` or `answer` is
-    read. A single answer may be a string. `id` (text or integer) defaults to a hash of the question,
-    `stratum` to "".
+    A row is `{"question": …, "answers": …}`; without `answers`, `golden_answers` or `answer` is
+    read: a text or a list of texts, of which blank ones are dropped. `id` (text or integer)
+    defaults to a hash of the question, `stratum` to "".
 
-    Raises:
-        ConfigError: the file does not exist, is empty or not JSON Lines, a field is missing or of
-            the wrong type, or an id is repeated.
-    """
-
-    def read(row: Mapping[str, Any], where: str) -> Task:
-        question = text_field(row, "question", where, '"question": "…"')
-        stratum = row.get("stratum", "")
-        if not isinstance(stratum, str):
-            raise ConfigError(f'{where}: "stratum" is {shortened(stratum)}; expected text')
-        id = id_field(row, where, f"{split}-{digest(question)}")
-        return Task(id, question, _listed_answers(row, where), stratum, columns=row)
-
-    rows = json_rows(path, f"environment.{split}")
-    fix = 'drop one of the two or give each its "id" (without one it is a hash of the question)'
-    tasks = _distinct(((where, read(row, where)) for where, row in rows), fix)
-    if not tasks:
-        raise ConfigError(
-            f'environment.{split}: {path} is empty; expected lines of {{"question": …, "answers": …}}'
-        )
-    return tasks
-
-
-def _distinct(read: Iterable[tuple[str, Task]], fix: str) -> list[Task]:
-    """Return tasks given with their rows' places; ConfigError for a repeated id."""
-    tasks: dict[str, Task] = {}
-    for where, task in read:
-        if task.id in tasks:
-            raise ConfigError(f"{where}: the task {task.id!r} came before; {fix}")
-        tasks[task.id] = task
-    return list(tasks.values())
-
-
-def _listed_answers(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    name = next((name for name in ANSWER_FIELDS if name in row), None)
-    if name is None:
-        raise ConfigError(
-            f'{where}: no field "answers", only {", ".join(row)}; add "answers": ["…"] '
-            "(or golden_answers, or answer)"
-        )
-    value = row[name]
-    answers = cast("list[object]", [value] if isinstance(value, str) else value)
-    listed = isinstance(answers, list)  # pyright: ignore[reportUnnecessaryIsInstance]
-    texts = [a for a in answers if isinstance(a, str) and a.strip()] if listed else []
-    if not texts or len(texts) != len(answers):
-        raise ConfigError(
-            f'{where}: "{name}" is {shortened(value)}; expected text or a list of texts, none blank'
-        )
-    return tuple(texts)
-
-
-def read_parquet_tasks(path: Path, split: str) -> list[Task]:
-    """Read the tasks of Search-R1's Parquet files, in file order.
-
-    The question is the text after "Question: " in the user's message, or the column `question` if
-    there is no prompt or no such mark. Messages before the user's (a system prompt) are kept.
-    Answers are `reward_model.ground_truth.target`, or `golden_answers` without that column. The
-    stratum is `data_source`. The id is made of data source, `extra_info.split` and
-    `extra_info.index`, so that shuffling does not change it, or else of the question.
+    Rows of Parquet are read as Search-R1's. The question is the text after "Question: " in the
+    user's message, or the column `question` if there is no prompt or no such mark. Messages before
+    the user's (a system prompt) are kept. Answers are `reward_model.ground_truth.target`, or
+    `golden_answers` without that column. The stratum is `data_source`. The id is made of data
+    source, `extra_info.split` and `extra_info.index`, so that shuffling does not change it, or else
+    of the question.
 
     Args:
-        path: a Parquet file, or a folder of them that are read sorted by name.
         split: names the field in errors.
 
     Raises:
-        ConfigError: no such file, not Parquet, columns missing or nested differently, a row without
-            question or answer, a repeated id, or no rows.
+        ConfigError: the file cannot be read or is empty, a row has no question or answer or a field
+            of the wrong type, or an id is repeated.
     """
     field = f"environment.{split}"
-    rows = parquet_batches(path, field, _columns)
-    fix = "drop one of the two, or give each row its own extra_info.index"
-    tasks = _distinct(((where, _task(row, where, split)) for where, row in rows), fix)
+    read = _task_of_search_r1 if path.is_dir() or path.suffix.lower() == ".parquet" else _task
+    tasks: dict[str, Task] = {}
+    for where, row in file_rows(path, field, _UNREAD):
+        task = read(row, where, split)
+        if task.id in tasks:
+            raise ConfigError(
+                f"{where}: the task {task.id!r} came before; drop one of the two or give each its own "
+                '"id" or extra_info.index (without one it is a hash of the question)'
+            )
+        tasks[task.id] = task
     if not tasks:
         raise ConfigError(f"{field}: {path} holds no rows; expected one for each question")
-    return tasks
-
-
-def _columns(names: Sequence[str], where: str) -> list[str]:
-    """Return the columns to read; ConfigError if a required one is missing."""
-    for wanted in (("prompt", "question"), ("reward_model", "golden_answers")):
-        if not set(wanted) & set(names):
-            raise ConfigError(
-                f"{where} has the columns {listed(names)}; expected {' or '.join(wanted)}, as in "
-                "Search-R1's files: rename a column, or read the file by dataset.path with "
-                "dataset.columns and environment: single_turn"
-            )
-    return [name for name in _COLUMNS if name in names]
+    return list(tasks.values())
 
 
 def _task(row: Mapping[str, Any], where: str, split: str) -> Task:
-    context, question = _asked(row, where)
-    source = row.get("data_source")
-    if source is not None and not isinstance(source, str):
-        raise ConfigError(f'{where}: "data_source" is {shortened(source)}; expected text')
-    stratum = source or ""
+    question = text_field(row, "question", where, '"question": "…"')
+    id = id_field(row, where, f"{split}-{digest(question)}")
+    stratum = _text(row, "stratum", where)
+    return Task(id, question, _answers(row, ANSWER_FIELDS, where), stratum, columns=row)
+
+
+def _task_of_search_r1(row: Mapping[str, Any], where: str, split: str) -> Task:
+    context: tuple[tuple[str, str], ...] = ()
+    question = ""
+    if row.get("prompt") is not None:
+        context, content = read_messages(row["prompt"], "prompt", where)
+        question = content.partition(_MARK)[2].strip()
+    if not question:
+        template = f'a prompt with Search-R1\'s "… {_MARK}…", or "question": "…"'
+        question = text_field(row, "question", where, template)
+    source = _text(row, "data_source", where)
+    index = nested(row, "extra_info.index")
+    if isinstance(index, int):
+        # Merged files count each data set's rows from 0.
+        parts = (source, str(nested(row, "extra_info.split") or split), str(index))
+    else:
+        parts = (source, split, digest(question))
     return Task(
-        id=_id(row.get("extra_info"), stratum, question, split),
+        id="-".join(filter(None, parts)),
         question=question,
-        answers=_answers(row, where),
-        stratum=stratum,
+        answers=_answers(row, _ANSWERS_OF_SEARCH_R1, where),
+        stratum=source,
         context=context,
         columns=row,
     )
 
 
-def _asked(row: Mapping[str, Any], where: str) -> tuple[tuple[tuple[str, str], ...], str]:
-    """Return the messages before the user's, as (role, content), and the question."""
-    context: tuple[tuple[str, str], ...] = ()
-    own = row.get("question")
-    content = ""
-    if row.get("prompt") is not None:
-        *before, (role, content) = _messages(row["prompt"], where)
-        context = tuple(before)
-        _, mark, question = content.partition(_MARK)
-        if role == "user" and mark and question.strip():
-            return context, question.strip()
-    if isinstance(own, str) and own.strip():
-        return context, own.strip()
-    came = f'"prompt" ends with {shortened(content)}' if content else f'"question" is {own!r}'
-    raise ConfigError(
-        f"{where}: {came}; expected Search-R1's template, {_PROMPT}: fix it, or add a column question"
-    )
+def _text(row: Mapping[str, Any], name: str, where: str) -> str:
+    value = row.get(name)
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f'{where}: "{name}" is {shortened(value)}; expected text')
+    return value or ""
 
 
-def _messages(value: object, where: str) -> list[tuple[str, str]]:
-    """Return chat messages as (role, content), at least one."""
-    came = value
-    messages = cast("list[object]", value if isinstance(value, list) else [value])
-    read = [cast("dict[str, Any]", m) for m in messages if isinstance(m, dict)]
-    found = [
-        (str(m["role"]), str(m["content"]))
-        for m in read
-        if m.get("role") in ("system", "user", "assistant") and isinstance(m.get("content"), str)
-    ]
-    if not found or len(found) != len(messages):
-        raise ConfigError(f'{where}: "prompt" is {shortened(came)}; expected {_PROMPT}')
-    return found
-
-
-def _answers(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Return the accepted answers without blank ones."""
-    name, expected = "golden_answers", "a list of texts"
-    value: object = row.get(name)
-    if "reward_model" in row:
-        name, expected = "reward_model", _REWARD
-        value = row[name]
-        for part in ("ground_truth", "target"):
-            value = cast("dict[str, object]", value).get(part) if isinstance(value, dict) else None
+def _answers(row: Mapping[str, Any], names: Sequence[str], where: str) -> tuple[str, ...]:
+    """Return the accepted answers, from the first of these columns that a row has."""
+    name = next((name for name in names if name in row), None)
+    if name is None:
+        raise ConfigError(
+            f'{where}: no field "{names[0]}", only {", ".join(row)}; add "answers": ["…"] '
+            f"(or {', or '.join(names)})"
+        )
+    value = nested(row, "reward_model.ground_truth.target" if name == "reward_model" else name)
     members = cast("list[object]", value if isinstance(value, list) else [value])
     texts = [member for member in members if isinstance(member, str)]
     answers = tuple(text for text in texts if text.strip())
     if not answers or len(texts) != len(members):
+        shape = "{style, ground_truth: {target: [texts]}}" if name == "reward_model" else "text"
         raise ConfigError(
-            f'{where}: "{name}" is {shortened(row.get(name))}; expected {expected}, one at least'
+            f'{where}: "{name}" is {shortened(row[name])}; expected {shape} or a list of texts, one at '
+            "least that is not blank"
         )
     return answers
-
-
-def _id(extra: object, source: str, question: str, split: str) -> str:
-    info = cast("dict[str, Any]", extra) if isinstance(extra, dict) else {}
-    index = info.get("index")
-    if isinstance(index, int):
-        # Merged files count each data set's rows from 0.
-        return "-".join(filter(None, (source, str(info.get("split") or split), str(index))))
-    return "-".join(filter(None, (source, split, digest(question))))

@@ -198,8 +198,7 @@ class SearchOptions:
         protocol: "tags", or "search-r1" for Search-R1's own prompt, messages and parsing of turns.
         search: false removes the search engine: no corpus is read, `<search>` is plain text, and an
             instruction needs only the answer's tags (GRPO without tools).
-        train: a JSONL file of questions (`read_tasks`), or Search-R1's Parquet (`read_parquet_tasks`):
-            a file, or a folder of them.
+        train: a file of questions, or a folder of Search-R1's Parquet files (`read_tasks`).
         validation, test: likewise; or a number of questions held out of `train` by a hash of their
             text, at most a tenth and a fifth of them.
         sample: the number of questions of a split to use, chosen by a hash of their text: {test: 2000}.
