@@ -4,14 +4,11 @@ A bank is a text file of requests in sections, written apart from the recipe's p
 """
 
 import random
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-
-import torch
 
 from cotune.policy.local_policy import local_coordinator
 from cotune.protocols import Environment
@@ -36,7 +33,7 @@ class Bench:
         ways: names of the ways to answer.
         way_of: the way of a rollout, one of `ways`.
         strata: of the test questions, in the order of the tables.
-        bank: the file of requests.
+        requests: by section.
         temperature: of the sampled rollouts.
     """
 
@@ -47,7 +44,7 @@ class Bench:
     ways: tuple[str, ...]
     way_of: Callable[[Trajectory], str]
     strata: tuple[str, ...]
-    bank: Path
+    requests: Mapping[str, Sequence[str]]
     temperature: float = TEMPERATURE
 
     def policy(self, folder: Path, seed: int = 0, test: int = 400) -> Coordinator:
@@ -94,7 +91,7 @@ class Bench:
     ) -> "dict[str, Figure]":
         """Return the figures under the initial instruction and under each section of the bank."""
         found = {"initial": self.figure(coordinator, [self.initial], PLAIN * questions, greedy)}
-        for name, lines in read_bank(self.bank).items():
+        for name, lines in self.requests.items():
             texts = [self.instructed(line, i) for i, line in enumerate(lines)]
             found[name] = self.figure(coordinator, texts, questions, greedy)
         return found
@@ -140,10 +137,9 @@ class Figure:
         return f"{name:22} {self.score:.3f} ({low:.3f} to {high:.3f}, n = {self.n:,})  {ways}  by stratum {strata}"
 
 
-def print_sections(bench: Bench) -> None:
-    """Print the figures of a policy, sampled and greedy: `python -m recipes.WORLD.measure FOLDER`."""
-    torch.set_num_threads(1)  # figures do not depend on the machine's cores
-    coordinator = bench.policy(Path(sys.argv[1]))
+def print_sections(bench: Bench, folder: Path) -> None:
+    """Print the figures of the policy in a folder, sampled and greedy."""
+    coordinator = bench.policy(folder)
     for greedy in (False, True):
         print("greedy" if greedy else "sampled")
         for name, found in bench.by_section(coordinator, greedy=greedy).items():

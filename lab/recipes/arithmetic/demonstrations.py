@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cotune.worlds.arithmetic import KINDS, Problem, problem, split_of
+from cotune_lab.worlds.arithmetic import KINDS, Problem, problem, split_of
 from recipes.arithmetic.phrases import INITIAL, Kind, sample_hint
 
 LOOK = "Let me see."

@@ -1,15 +1,18 @@
 """Measure a policy of `arithmetic` under the bank of hints: scores, and how often it writes a procedure.
 
-`python -m recipes.arithmetic.measure FOLDER`. A hint stands before the initial instruction, as P²O's do.
+A hint stands before the initial instruction, as P²O's do.
 """
 
 from pathlib import Path
 
-from cotune.worlds.arithmetic import HARD, ArithmeticEnvironment, ArithmeticOptions
-from recipes.arithmetic.card import LIMITS, writes
+from cotune.types import Limits, Trajectory
+from cotune_lab.worlds.arithmetic import HARD, ArithmeticEnvironment, ArithmeticOptions
 from recipes.arithmetic.phrases import INITIAL
-from recipes.measuring import Bench, print_sections
+from recipes.measuring import Bench, read_bank
 
+LIMITS = Limits(
+    turns=1, turn_tokens=144, observation_tokens=1, trajectory_tokens=146, prompt_tokens=192
+)
 WAYS = ("written", "at once")
 
 
@@ -18,6 +21,11 @@ class HintBench(Bench):
 
     def instructed(self, sentence: str, index: int) -> str:
         return f"{sentence}\n\n{self.initial}"
+
+
+def way_of(trajectory: Trajectory) -> str:
+    """Return whether a response holds written columns."""
+    return WAYS["=" not in trajectory.own_text]
 
 
 def environment(seed: int, test: int) -> ArithmeticEnvironment:
@@ -30,11 +38,7 @@ BENCH = HintBench(
     environment,
     LIMITS,
     WAYS,
-    lambda trajectory: WAYS[not writes(trajectory)],
+    way_of,
     HARD,
-    Path(__file__).with_name("bank.txt"),
+    read_bank(Path(__file__).with_name("bank.txt")),
 )
-
-
-if __name__ == "__main__":
-    print_sections(BENCH)

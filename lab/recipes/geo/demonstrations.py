@@ -11,8 +11,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
+from cotune import Retriever
 from cotune.environments.tag_protocol import render_information
-from cotune.retrieval.bm25 import BM25Retriever
 from cotune.worlds.geo import GeoQuestion, GeoWorld
 from recipes.geo.phrases import Kind, sample_instruction
 
@@ -95,7 +95,7 @@ class Demonstrator:
     """Writes demonstrations over the training cities of a world."""
 
     def __init__(
-        self, world: GeoWorld, retriever: BM25Retriever, unprompted: Unprompted = UNPROMPTED
+        self, world: GeoWorld, retriever: Retriever, unprompted: Unprompted = UNPROMPTED
     ) -> None:
         self.world, self.retriever, self.unprompted = world, retriever, unprompted
 

@@ -1,6 +1,1 @@
-"""The bundled policy of the world `ladder`: its recipe, and (under `weights/`) what it made.
-
-`phrases` writes requests, `demonstrations` acts on them, `pretrain` fits tokenizer and weights, `bank.txt`
-holds requests that were written apart, `card` measures the result. `python -m recipes.ladder` runs all
-of them; `python -m recipes.ladder.qualify` checks that the world can tell joint training from staged.
-"""
+"""How the policy of the world `ladder` was trained: `python -m recipes ladder`."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from cotune.environments.math import INITIAL_INSTRUCTION
 from cotune.types import Limits, Trajectory
 from cotune.worlds.ladder import RUNGS, WRITTEN, LadderEnvironment, LadderOptions, Way
-from recipes.measuring import Bench, print_sections
+from recipes.measuring import Bench, read_bank
 
 LIMITS = Limits(
     turns=1, turn_tokens=120, observation_tokens=1, trajectory_tokens=122, prompt_tokens=224
@@ -33,9 +33,5 @@ BENCH = Bench(
     WAYS,
     way_of,
     RUNGS,
-    Path(__file__).with_name("bank.txt"),
+    read_bank(Path(__file__).with_name("bank.txt")),
 )
-
-
-if __name__ == "__main__":
-    print_sections(BENCH)

@@ -8,10 +8,10 @@ other.
 
 import random
 
+from cotune import Retriever
 from cotune.environments.tag_protocol import render_information
-from cotune.retrieval.bm25 import BM25Retriever
 from cotune.worlds.geo import GeoQuestion, GeoWorld
-from cotune.worlds.scaffold import INITIAL_INSTRUCTION, MIX, TURNS, question
+from cotune_lab.worlds.scaffold import INITIAL_INSTRUCTION, MIX, TURNS, question
 from recipes.geo.demonstrations import Demonstration, new_names
 from recipes.requests import Request
 from recipes.scaffold.phrases import GRAMMAR, Way
@@ -45,7 +45,7 @@ class Demonstrator:
     def __init__(
         self,
         world: GeoWorld,
-        retriever: BM25Retriever,
+        retriever: Retriever,
         names: float = NAMES,
         copies: bool = False,
     ) -> None:

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from cotune.types import Limits, Trajectory
 from cotune.worlds.geo import STRATA
-from cotune.worlds.scaffold import (
+from cotune_lab.worlds.scaffold import (
     INITIAL_INSTRUCTION,
     TURNS,
     ScaffoldEnvironment,
     ScaffoldOptions,
 )
-from recipes.measuring import Bench, print_sections
+from recipes.measuring import Bench, read_bank
 from recipes.scaffold.demonstrations import LEADS
 
 LIMITS = Limits(
@@ -46,9 +46,5 @@ BENCH = Bench(
     WAYS,
     way_of,
     tuple(STRATA.values()),
-    Path(__file__).with_name("bank.txt"),
+    read_bank(Path(__file__).with_name("bank.txt")),
 )
-
-
-if __name__ == "__main__":
-    print_sections(BENCH)

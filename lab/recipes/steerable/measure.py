@@ -1,9 +1,8 @@
 """Measure the steerable model under the bank of hints of `arithmetic`: scores, and procedures written."""
 
-from cotune.worlds.arithmetic import HARD, ArithmeticEnvironment, ArithmeticOptions
-from recipes.arithmetic.card import LIMITS
+from cotune_lab.worlds.arithmetic import HARD, ArithmeticEnvironment, ArithmeticOptions
 from recipes.arithmetic.measure import BENCH as ARITHMETIC
-from recipes.arithmetic.measure import HintBench
+from recipes.arithmetic.measure import LIMITS, HintBench
 from recipes.steerable.fit import KINDS
 
 
@@ -20,6 +19,6 @@ BENCH = HintBench(
     ARITHMETIC.ways,
     ARITHMETIC.way_of,
     tuple(stratum for stratum in HARD if stratum.removeprefix("long ") in KINDS),
-    ARITHMETIC.bank,
+    ARITHMETIC.requests,
     temperature=0.7,  # that of training: at 1 so small a model writes too much that is improbable
 )

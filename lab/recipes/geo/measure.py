@@ -1,0 +1,41 @@
+"""Measure a policy of `geo` under the offline rules' sentences: scores, and how often it looks up one entity."""
+
+from cotune.types import Limits, Trajectory
+from cotune.worlds.geo import INITIAL_INSTRUCTION, STRATA, GeoEnvironment, GeoOptions
+from cotune.worlds.rules_llm import REMEDIES, STYLE, Mode
+from recipes.measuring import Bench
+
+LIMITS = Limits(
+    turns=4, turn_tokens=64, observation_tokens=200, trajectory_tokens=640, prompt_tokens=384
+)
+WAYS = ("one entity", "whole question", "no search")
+
+
+def way_of(trajectory: Trajectory) -> str:
+    """Return whether the first search is for one entity of the question or for all of it."""
+    _, called, rest = trajectory.own_text.partition("<search>")
+    if not called:
+        return WAYS[2]
+    query = rest.partition("</search>")[0]
+    return WAYS[len(query.split()) > 5]
+
+
+def environment(seed: int, test: int) -> GeoEnvironment:
+    return GeoEnvironment(GeoOptions(train=1, validation=1, test=test, seed=seed))
+
+
+BENCH = Bench(
+    "geo",
+    INITIAL_INSTRUCTION,
+    environment,
+    LIMITS,
+    WAYS,
+    way_of,
+    tuple(STRATA.values()),
+    {
+        "one entity": REMEDIES[Mode.WHOLE_QUESTION] + REMEDIES[Mode.ONE_SEARCH],
+        "plan": REMEDIES[Mode.NO_REASONING],
+        "evidence": REMEDIES[Mode.NOT_IN_EVIDENCE],
+        "style": STYLE,
+    },
+)
