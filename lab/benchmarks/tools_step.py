@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 import cotune
-from cotune.policy.policy_files import policy_path
+from cotune import policy_path
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "three_tools"
 sys.path.insert(0, str(EXAMPLE))

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from cotune import RulesLLM
 from cotune.worlds.remedies import Rules as WorldRules
-from cotune.worlds.rules_llm import RulesLLM
 from cotune_lab.worlds import arithmetic_rules, bank_rules, scaffold_rules
 
 

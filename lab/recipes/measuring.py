@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean
 
+from cotune import Environment
 from cotune.policy.local_policy import local_coordinator
-from cotune.protocols import Environment
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.run.scores import wilson
 from cotune.types import Assignment, Limits, Prompt, Trajectory

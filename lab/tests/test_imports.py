@@ -9,8 +9,19 @@ import pytest
 import cotune
 
 LAB = Path(__file__).parents[1]
-MODULES: dict[str, str] = {}
-"""Modules of cotune that the lab may import besides `cotune` itself, with the reason."""
+MODULES: dict[str, str] = {
+    "cotune.worlds": "the bundled worlds and their rules, which the lab's worlds share parts with",
+    "cotune.types": "Assignment and Turn, which episodes are made of",
+    "cotune.data.splits": "ids of questions",
+    "cotune.environments.math": "answers in a box",
+    "cotune.environments.tag_protocol": "the search tags, as the policies were taught them",
+    "cotune.rewards": "exact match, boxed answers, the last number of a reply",
+    "cotune.policy": "loading, fitting and merging a policy in a recipe",
+    "cotune.rollout.coordinator": "measuring a policy that a recipe made",
+    "cotune.run.scores": "intervals of those figures",
+    "cotune.run.frames": "the costs of finished runs",
+}
+"""Packages and modules that the lab may import besides the public names of `cotune`, with the reason."""
 
 
 def imports(path: Path) -> Iterator[tuple[str, str]]:
@@ -22,10 +33,14 @@ def imports(path: Path) -> Iterator[tuple[str, str]]:
             yield from ((node.module or "", alias.name) for alias in node.names)
 
 
-@pytest.mark.parametrize("path", sorted(LAB.rglob("*.py")), ids=str)
+FILES = sorted(path for path in LAB.rglob("*.py") if "tests" not in path.parts[-2:])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_only_public_names_are_imported(path: Path) -> None:
     for module, name in imports(path):
         if module == "cotune":
             assert name in cotune.__all__ or not name, f"{path}: {name}"
         elif module.startswith("cotune."):
-            assert module in MODULES, f"{path}: {module}"
+            allowed = any(f"{module}.".startswith(f"{known}.") for known in MODULES)
+            assert allowed, f"{path}: {module}"

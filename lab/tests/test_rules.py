@@ -5,7 +5,7 @@ import random
 import pytest
 from gepa.strategies.instruction_proposal import InstructionProposalSignature
 
-from cotune.types import Task
+from cotune import Task
 from cotune.worlds import ladder_rules
 from cotune_lab.rules import Rules
 from cotune_lab.worlds import arith, arithmetic_rules, extract3, scaffold, scaffold_rules

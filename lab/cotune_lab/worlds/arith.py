@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cotune.environments.base import TaskEnvironment
+from cotune import TaskEnvironment, Trajectory
 from cotune.rewards.last_number import last_number
-from cotune.types import Trajectory
 from cotune_lab.worlds.content_splits import Drawn, Sizes, drawn_tasks, split_of
 
 INITIAL_INSTRUCTION = "Think step by step."

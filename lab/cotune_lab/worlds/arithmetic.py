@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cotune import Task
 from cotune.data.splits import digest
 from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
 from cotune.rewards.boxed import BoxedReward
-from cotune.types import Task
 from cotune.worlds.drawing import check_counts, different, split_by_hash
 from cotune.worlds.ladder import SPLITS, asked
 

@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from cotune import Task
 from cotune.data.splits import digest
-from cotune.types import Task
 from cotune.worlds.drawing import check_counts, different, split_by_hash
 
 SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}

@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cotune.environments.base import TaskEnvironment
-from cotune.types import Trajectory
+from cotune import TaskEnvironment, Trajectory
 from cotune_lab.worlds.content_splits import Drawn, Sizes, drawn_tasks, split_of
 
 INITIAL_INSTRUCTION = "Read the text and answer the question."

@@ -18,10 +18,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cotune import Action, Response, SearchEnvironment, Task
 from cotune.data.splits import digest
-from cotune.environments.search import SearchEnvironment
 from cotune.rewards import exact_match
-from cotune.types import Action, Response, Task
 from cotune.worlds.drawing import check_counts, different
 from cotune.worlds.geo import (
     STRATA,

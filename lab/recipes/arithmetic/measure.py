@@ -5,7 +5,7 @@ A hint stands before the initial instruction, as P²O's do.
 
 from pathlib import Path
 
-from cotune.types import Limits, Trajectory
+from cotune import Limits, Trajectory
 from cotune_lab.worlds.arithmetic import HARD, ArithmeticEnvironment, ArithmeticOptions
 from recipes.arithmetic.phrases import INITIAL
 from recipes.measuring import Bench, read_bank

@@ -1,6 +1,6 @@
 """Measure a policy of `geo` under the offline rules' sentences: scores, and how often it looks up one entity."""
 
-from cotune.types import Limits, Trajectory
+from cotune import Limits, Trajectory
 from cotune.worlds.geo import INITIAL_INSTRUCTION, STRATA, GeoEnvironment, GeoOptions
 from cotune.worlds.rules_llm import REMEDIES, STYLE, Mode
 from recipes.measuring import Bench

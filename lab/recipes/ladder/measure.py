@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from cotune import Limits, Trajectory
 from cotune.environments.math import INITIAL_INSTRUCTION
-from cotune.types import Limits, Trajectory
 from cotune.worlds.ladder import RUNGS, WRITTEN, LadderEnvironment, LadderOptions, Way
 from recipes.measuring import Bench, read_bank
 

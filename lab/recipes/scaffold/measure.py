@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cotune.types import Limits, Trajectory
+from cotune import Limits, Trajectory
 from cotune.worlds.geo import STRATA
 from cotune_lab.worlds.scaffold import (
     INITIAL_INSTRUCTION,
