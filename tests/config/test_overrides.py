@@ -109,11 +109,11 @@ ENDPOINT = {"llm": {"kind": "openai", "model": "m", "budget": None, "optional": 
         ),
         (ENDPOINT, ["llm.kind=openai"], []),
         (
-            {"strategy": {"kind": "p2o", "hints": {"beam": 2}}, "environment": {"mix": {1: 1.0}}},
+            {"strategy": {"kind": "p2o", "hints": {"beam": 2}}, "environment": {"top_k": 2}},
             ["strategy.kind=static", "environment.kind=ladder"],
             [
                 "strategy.hints is dropped; strategy.kind static does not have it",
-                "environment.mix is dropped; environment.kind ladder does not have it",
+                "environment.top_k is dropped; environment.kind ladder does not have it",
             ],
         ),
     ],

@@ -59,13 +59,6 @@ def test_sizes_and_strata(env: GeoEnvironment):
     assert all(abs(drawn[name] - 2000 / 3) < 100 for name in STRATA.values())
 
 
-def test_an_uneven_mix():
-    env = GeoEnvironment(GeoOptions(train=20, validation=10, test=7, mix={1: 0.0, 2: 1.0, 3: 3.0}))
-    assert {t.stratum for t in env.tasks("train")} <= {"2 hops", "3 hops"}
-    assert Counter(t.stratum for t in env.tasks("validation")) == {"3 hops": 7, "2 hops": 3}
-    assert Counter(t.stratum for t in env.tasks("test")) == {"3 hops": 5, "2 hops": 2}
-
-
 def test_splits_share_no_city(env: GeoEnvironment):
     def city(task: Task) -> str:
         found = re.search(r"where (.+) is\?$", task.question)
@@ -106,10 +99,11 @@ def test_looking_an_entity_up(env: GeoEnvironment):
 
 def test_more_questions_than_there_are_is_an_error(env: GeoEnvironment):
     room = capacity(env.world, "validation")
-    everything = GeoOptions(train=1, validation=room[3], test=1, mix={3: 1.0})
-    assert len(GeoEnvironment(everything).tasks("validation")) == room[3]
-    with pytest.raises(ConfigError, match=rf"environment.validation .* 3 hops; .* most {room[3]},"):
-        GeoEnvironment(GeoOptions(train=1, validation=room[3] + 1, mix={3: 1.0}))
+    fewest = min(room.values())
+    everything = GeoOptions(train=1, validation=3 * fewest, test=1)
+    assert len(GeoEnvironment(everything).tasks("validation")) == 3 * fewest
+    with pytest.raises(ConfigError, match=rf"environment.validation .* hops?; .* most {fewest},"):
+        GeoEnvironment(GeoOptions(train=1, validation=3 * fewest + 3))
     with pytest.raises(ConfigError, match=r"environment.train asks for 1000000 questions"):
         GeoEnvironment(GeoOptions(train=1_000_000))
 
@@ -117,16 +111,11 @@ def test_more_questions_than_there_are_is_an_error(env: GeoEnvironment):
 def test_options_from_a_run_file():
     adapter = TypeAdapter(GeoOptions)
     assert adapter.validate_python({}) == GeoOptions()
-    options = GeoOptions(mix={1: 0.0, 3: 2.0}, seed=5)
+    options = GeoOptions(top_k=2, seed=5)
     assert adapter.validate_json(adapter.dump_json(options)) == options
     for row, message in [
         ({"train": 0}, "environment.train is 0; expected 1 or more"),
         ({"top_k": 0}, "environment.top_k is 0"),
-        ({"mix": {4: 1}}, "expected hops 1, 2 or 3"),
-        ({"mix": {}}, "not all of them 0"),
-        ({"mix": {1: 0}}, "not all of them 0"),
-        ({"mix": {1: -1, 2: 2}}, "weights of 0 or more"),
-        ({"mix": {1: float("nan")}}, "weights of 0 or more"),
         ({"hops": 2}, "hops"),
     ]:
         with pytest.raises(ValidationError, match=message):

@@ -12,7 +12,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -36,6 +36,7 @@ INITIAL_INSTRUCTION = (
 """Search-R1's instruction, shortened; it does not say to search one entity at a time."""
 
 STRATA = {1: "1 hop", 2: "2 hops", 3: "3 hops"}
+_EVEN = dict.fromkeys(STRATA, 1.0)
 
 CONTINENTS = {
     "AF": "Africa",
@@ -216,9 +217,8 @@ class GeoOptions:
     """The questions of the world that a run uses.
 
     Attributes:
-        train, validation, test: numbers of questions. Their cities are disjoint.
-        mix: the weight of each number of hops. Training questions are drawn by it; validation and
-            test hold counts in proportion to it, so that the rows of a table have known sizes.
+        train, validation, test: numbers of questions, of each number of hops alike. Their cities are
+            disjoint.
         seed: seed of the questions; the cities of each split stay the same.
         top_k: passages of an observation.
         search: false removes the search engine: `<search>` is not an action, and an instruction needs
@@ -231,25 +231,12 @@ class GeoOptions:
     train: int = 2000
     validation: int = 150
     test: int = 300
-    mix: dict[int, float] = field(default_factory=lambda: dict.fromkeys(STRATA, 1.0))
     seed: int = 0
     top_k: int = 3
     search: bool = True
 
     def __post_init__(self) -> None:
         check_counts(self, "train", "validation", "test", "top_k")
-        check_mix(self.mix)
-
-
-def check_mix(mix: Mapping[int, float]) -> None:
-    """Raise ValueError unless `mix` weighs numbers of hops."""
-    weights = mix.values()
-    if not mix.keys() <= STRATA.keys():
-        raise ValueError(f"environment.mix is {mix}; expected hops 1, 2 or 3 as its keys")
-    if not all(math.isfinite(w) and w >= 0 for w in weights) or sum(weights) <= 0:
-        raise ValueError(
-            f"environment.mix is {mix}; expected weights of 0 or more, not all of them 0"
-        )
 
 
 class GeoEnvironment(SearchEnvironment):
@@ -319,11 +306,9 @@ def capacity(world: GeoWorld, split: str) -> dict[int, int]:
 
 
 def _drawn(world: GeoWorld, options: GeoOptions) -> list[Task]:
-    """Draw the training tasks by the mix."""
-    mix = {hops: weight for hops, weight in sorted(options.mix.items()) if weight > 0}
-    room = capacity(world, "train")
-    _check(options.train, sum(room[hops] for hops in mix), "train", "")
-    questions = world.questions(options.train, "train", mix, options.seed)
+    """Draw the training tasks, each number of hops with the same chance."""
+    _check(options.train, sum(capacity(world, "train").values()), "train", "")
+    questions = world.questions(options.train, "train", _EVEN, options.seed)
     return [_task(question, "train") for question in questions]
 
 
@@ -331,7 +316,7 @@ def _stratified(world: GeoWorld, options: GeoOptions, split: str, count: int) ->
     """Return tasks with exact counts by hops, interleaved so that every prefix has the same mix."""
     room = capacity(world, split)
     drawn: list[list[Task]] = []
-    for hops, n in shares(count, options.mix).items():
+    for hops, n in shares(count, _EVEN).items():
         _check(n, room[hops], split, f" of {STRATA[hops]}")
         # A seed per stratum: with a shared one the strata would use the same cities.
         questions = world.questions(n, split, {hops: 1.0}, 4 * options.seed + hops)
@@ -358,5 +343,5 @@ def _check(asked: int, room: int, split: str, stratum: str) -> None:
     if asked > room:
         raise ConfigError(
             f"environment.{split} asks for {asked} questions{stratum}; expected at most {room}, "
-            "all that its cities give; lower it or change environment.mix"
+            "all that its cities give; lower it"
         )
