@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cotune.errors import ConfigError
 from cotune.rewards import boxed, math_worker
-from cotune.rewards.boxed import BoxedReward, Verdict, last_boxed
+from cotune.rewards.boxed import BoxedReward, last_boxed
 
 ENDLESS = "9^{9^{9^{9}}}"
 WORKER = Path(math_worker.__file__)
@@ -156,8 +156,7 @@ def test_equal_texts_and_integers_start_no_worker(
 
 @pytest.mark.usefixtures("no_worker")
 def test_long_answers_are_not_read():
-    (verdict,) = BoxedReward().judge([("1+" * 600, ["5"])])
-    assert verdict == Verdict(0.0, "1200 characters; expected at most 1000")
+    assert BoxedReward()("1+" * 600, ["5"]) == 0.0
     nest = "{" * 100_000 + "5" + "}" * 100_000
     assert BoxedReward().score([(nest, ["5"]), ("5", ["5"])]) == [0.0, 1.0]
 
@@ -208,8 +207,8 @@ def test_equality_as_mathematics(reward: BoxedReward):
         ("?", "5"),
         ("\ud800\x00\n", "5"),
     ]
-    found = reward.judge([(answer, [truth]) for answer, truth in equal + unequal])
-    assert found == [Verdict(1.0)] * len(equal) + [Verdict(0.0)] * len(unequal)
+    found = reward.score([(answer, [truth]) for answer, truth in equal + unequal])
+    assert found == [1.0] * len(equal) + [0.0] * len(unequal)
     assert reward("1/2", ["7", "x", "0.5"]) == 1.0
 
 
@@ -231,73 +230,22 @@ def test_threads_take_turns(reward: BoxedReward):
 @pytest.mark.usefixtures("stand_in")
 def test_a_late_answer_scores_zero_and_the_rest_is_done_anew():
     with BoxedReward(0.6) as impatient:
-        found = impatient.judge([("1/2", ["0.5"]), (ENDLESS, ["5"]), ("1/4", ["0.25"])])
-    assert found == [
-        Verdict(1.0),
-        Verdict(0.0, "no verdict: it took too long"),
-        Verdict(1.0),
-    ]
+        found = impatient.score([("1/2", ["0.5"]), (ENDLESS, ["5"]), ("1/4", ["0.25"])])
+    assert found == [1.0, 0.0, 1.0]
 
 
-class Slow:
-    """In place of a worker: seconds that an answer takes are its text; keeps what it was given."""
+@pytest.mark.usefixtures("stand_in")
+def test_equal_answers_to_a_question_are_compared_once(monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
 
-    ended = False
+    def compare(self: object, answer: str, truths: tuple[str, ...], seconds: float) -> float:
+        asked.append(answer)
+        return 1.0
 
-    def __init__(self) -> None:
-        self.asked = list[tuple[str, float]]()
-
-    def compare(
-        self, answer: str, truths: tuple[str, ...], seconds: float
-    ) -> tuple[Verdict, float]:
-        time.sleep(0.001)  # so that other workers begin answers meanwhile
-        self.asked.append((answer, seconds))
-        needed = float(answer.replace("^2", ""))
-        return (Verdict(1.0), needed) if needed <= seconds else (boxed._LATE, seconds + 1)
-
-
-def slow_workers(count: int) -> tuple[BoxedReward, list[Slow]]:
-    own, found = BoxedReward(5.0), [Slow() for _ in range(count)]
-    own._workers = [*found]  # type: ignore[list-item]
-    return own, found
-
-
-def test_answers_that_take_long_wait_and_a_batch_has_one_limit():
-    own, (worker,) = slow_workers(1)
-    slow = [f"{60 + i}.5" for i in range(20)]
-    answers = ["2.5", *slow, "0.1", "2.5"]
-    found = own.judge([(answer, ["x"]) for answer in answers])
-    # Every answer gets half a second, equal ones once, before any gets more.
-    assert [seconds for _, seconds in worker.asked[:22]] == [0.5] * 22
-    # 34.4 s in all; these took 0.1 s and, with 21 new workers, 31.5 s. So one more is begun after 2.5.
-    assert worker.asked[22:] == [("2.5", 5.0), (slow[0], 5.0)]
-    assert [verdict.reward for verdict in found] == [1.0, *[0.0] * 20, 1.0, 1.0]
-    assert {v.reason for v in found[1:2]} == {"no verdict: it took too long"}
-    assert {v.reason for v in found[2:21]} == {"no verdict: the time for the batch was up"}
-    # Costly ones wait for the others; of so many that never end, 60 are begun in 90 s.
-    worker.asked.clear()
-    found = own.judge([(f"1{i:03}^2", ["x"]) for i in range(299)] + [("0.1", ["x"])])
-    assert [answer for answer, _ in worker.asked] == ["0.1", *[f"1{i:03}^2" for i in range(60)]]
-    assert [verdict.reward for verdict in found] == [0.0] * 299 + [1.0]
-    # An answer alone need not wait.
-    worker.asked.clear()
-    own.judge([("60", ["x"])])
-    assert worker.asked == [("60", 5.0)]
-
-
-def test_rewards_do_not_depend_on_the_number_of_workers():
-    # Typical ones, slow ones and ones that never end; the limit of 42 s cuts the last of them off.
-    answers = [str({0: 2, 1: 60}.get(i % 10, 0.01) + i / 1000) for i in range(60)]
-    found: list[list[Verdict]] = []
-    for count in (1, 2, 4):
-        own, _ = slow_workers(count)
-        found.append(own.judge([(answer, ["x"]) for answer in answers]))
-    assert found[0] == found[1] == found[2]
-    assert {v.reason for v in found[0]} == {
-        "",
-        "no verdict: it took too long",
-        "no verdict: the time for the batch was up",
-    }
+    monkeypatch.setattr(boxed._Worker, "compare", compare)
+    with BoxedReward(30.0) as own:
+        assert own.score([("1/2", ["0.5"]), ("1/2", ["0.5"]), ("1/2", ["7"])]) == [1.0] * 3
+    assert asked == ["1/2", "1/2"]
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -363,10 +311,8 @@ def test_a_worker_that_crashes_on_an_answer_costs_that_answer():
         (first,) = workers() - before
         killer = threading.Timer(0.5, os.kill, (first, signal.SIGSEGV))
         killer.start()
-        crashed, fine = own.judge([(ENDLESS, ["5"]), ("1/2", ["0.5"])])
+        assert own.score([(ENDLESS, ["5"]), ("1/2", ["0.5"])]) == [0.0, 1.0]
         killer.join()
-    assert (crashed.reward, fine) == (0.0, Verdict(1.0))
-    assert "the worker crashed with status" in crashed.reason
 
 
 class Interrupted(BaseException):

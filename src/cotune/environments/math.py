@@ -71,7 +71,7 @@ class MathEnvironment(TaskEnvironment):
         return self._reward(answer, trajectory.task.answers), answer
 
     def scores(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, str | None]]:
-        """Return the rewards of a batch; no answer waits long for another one that never ends."""
+        """Return the rewards of a batch, whose answers several processes compare."""
         if (
             not isinstance(self._reward, BoxedReward)
             or type(self).score is not MathEnvironment.score

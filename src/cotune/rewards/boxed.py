@@ -9,7 +9,6 @@ they take too long.
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +17,6 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +32,6 @@ long, plus 5 s, by the clock."""
 _MOST_WORKERS = 4
 _PER_WORKER = 16
 """Answers for which one more worker is started, which takes about as long as comparing twice as many."""
-_FEW = 4
-"""In a batch of at most this many answers, each gets its full time immediately."""
-_QUICK_SECONDS = 0.5
-"""Time limit of an answer while others wait; a typical one takes 15 ms."""
-_RESTART_SECONDS = 1.0
-"""The cost of a new worker, after an answer that took too long or crashed its own."""
-_BATCH_LIMIT = 6
-"""Time for a batch, in limits of a single answer …"""
-_SHARE_SECONDS = 0.2
-"""… plus this much for each of its answers, so that a large batch of typical answers is never cut off."""
-_ALARM = {-signal.SIGPROF} if hasattr(signal, "SIGPROF") else set[int]()
-"""The status of a worker that ended itself."""
-_COSTLY = re.compile(r"\^|\*\*|!|\\binom|\\prod|\\sum|\\int")
 _WORKER = Path(__file__).with_name("math_worker.py")
 _BOX = re.compile(r"\\boxed\s*\{")
 # Also matches escaped characters, so that the braces of \{ and \} do not count.
@@ -101,16 +86,6 @@ def _closing(text: str, start: int, end: int) -> int | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A reward of 1 or 0, and why it is 0 if the answer could not be compared; "" otherwise."""
-
-    reward: float
-    reason: str = ""
-
-
-_LATE = Verdict(0.0, "no verdict: it took too long")
-_NOT_COMPARED = Verdict(0.0, "no verdict: the time for the batch was up")
 _Question = tuple[str, tuple[str, ...]]
 """An answer and the ground truths that only math-verify can compare it with."""
 
@@ -121,15 +96,8 @@ class BoxedReward:
     Equal texts and plain integers ("1,024" is 1024) are compared here. Other answers go to worker
     processes, started when first needed and kept: a second to start, about 15 ms an answer. An answer
     that takes too long (in CPU seconds, so that a busy machine fails none), or crashes its worker,
-    scores 0, and a new worker continues. Threads may share it; they take turns.
-
-    In a batch, equal answers to the same question are compared once, and up to four workers share the
-    others, one for every 16. If there are more than four answers, each first gets half a second, beginning
-    with those that have the fewest powers, factorials and the like; those that need longer then get
-    `seconds` each. All of this has one limit: six times `seconds` and 0.2 s per answer, summed over the
-    workers, and a second for each new worker that an answer needed. After that, no further answer is
-    compared, and those left score 0. So answers that never end cannot hold up a run, and the rewards do
-    not depend on the number of workers.
+    scores 0, and a new worker continues. In a batch, equal answers to the same question are compared
+    once, and up to four workers share the others, one for every 16. Threads may share it; they take turns.
 
     Args:
         seconds: CPU time limit for one answer, with all its ground truths.
@@ -153,15 +121,10 @@ class BoxedReward:
 
     def score(self, pairs: Sequence[tuple[str | None, Sequence[str]]]) -> list[float]:
         """Return the rewards of answers, each with its ground truths, in order."""
-        return [verdict.reward for verdict in self.judge(pairs)]
-
-    def judge(self, pairs: Sequence[tuple[str | None, Sequence[str]]]) -> list[Verdict]:
-        """Return the rewards with their reasons."""
         settled = [self._settled(answer, truths) for answer, truths in pairs]
-        asked = dict.fromkeys(one for one in settled if not isinstance(one, Verdict))
-        questions = sorted(asked, key=lambda question: len(_COSTLY.findall(question[0])))
-        found = dict(zip(questions, self._compared(questions), strict=True))
-        return [one if isinstance(one, Verdict) else found[one] for one in settled]
+        questions = list(dict.fromkeys(one for one in settled if isinstance(one, tuple)))
+        rewards = dict(zip(questions, self._compared(questions), strict=True))
+        return [rewards[one] if isinstance(one, tuple) else one for one in settled]
 
     def close(self) -> None:
         """End the workers, which otherwise end with this process; a later call starts others."""
@@ -177,76 +140,45 @@ class BoxedReward:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _settled(self, answer: str | None, truths: Sequence[str]) -> Verdict | _Question:
-        """Return the verdict on an answer, or what only a worker can compare."""
-        own = (answer or "").strip()
-        if not own:
-            return Verdict(0.0, "no answer")
-        if len(own) > MAX_CHARACTERS:
-            return Verdict(0.0, f"{len(own)} characters; expected at most {MAX_CHARACTERS}")
-        number = _integer(own)
+    def _settled(self, answer: str | None, truths: Sequence[str]) -> float | _Question:
+        """Return the reward of an answer, or what only a worker can compare."""
+        text = (answer or "").strip()
+        if not text or len(text) > MAX_CHARACTERS:
+            return 0.0
+        number = _integer(text)
         unsettled: list[str] = []
         for truth in map(str.strip, truths):
             expected = _integer(truth)
-            if own == truth or (number is not None and number == expected):
-                return Verdict(1.0)
+            if text == truth or (number is not None and number == expected):
+                return 1.0
             differs = expected is not None and (number is not None or self._plain_integers)
             if not differs and len(truth) <= MAX_CHARACTERS:
                 unsettled.append(truth)
-        return (own, tuple(unsettled)) if unsettled else Verdict(0.0)
+        return (text, tuple(unsettled)) if unsettled else 0.0
 
-    def _compared(self, questions: Sequence[_Question]) -> list[Verdict]:
-        few, most = len(questions) <= _FEW, len(self._workers)
-        first = self._seconds if few else min(_QUICK_SECONDS, self._seconds)
-        limit = _BATCH_LIMIT * self._seconds + _SHARE_SECONDS * len(questions)
-        workers = min(most, -(-len(questions) // _PER_WORKER))
-        with self._lock:
-            found, left = self._passed(questions, first, workers, limit)
-            late = [i for i, verdict in enumerate(found) if verdict is _LATE]
-            if late and first < self._seconds:
-                again = [questions[i] for i in late]
-                verdicts, _ = self._passed(again, self._seconds, min(most, len(late)), left)
-                for i, verdict in zip(late, verdicts, strict=True):
-                    found[i] = verdict
-        return found
-
-    def _passed(
-        self, questions: Sequence[_Question], seconds: float, workers: int, limit: float
-    ) -> tuple[list[Verdict], float]:
-        """Compare each answer for at most `seconds`, until together they have taken `limit` seconds.
-
-        Returns:
-            the verdicts, and the CPU seconds that are left.
-        """
-        found: list[tuple[Verdict, float] | None] = [None] * len(questions)
+    def _compared(self, questions: Sequence[_Question]) -> list[float]:
+        rewards = [0.0] * len(questions)
         waiting = deque(range(len(questions)))
-        spent = 0.0
+        workers = min(len(self._workers), -(-len(questions) // _PER_WORKER))
 
         def work(slot: int) -> None:
-            nonlocal spent
-            while spent < limit:
+            while True:
                 try:
                     i = waiting.popleft()  # safe in several threads
                 except IndexError:
                     return
-                found[i] = one = self._worker(slot).compare(*questions[i], seconds)
-                spent += one[1]
+                rewards[i] = self._worker(slot).compare(*questions[i], self._seconds)
 
-        if workers == 1:
-            work(0)
-        elif workers > 1:
-            with ThreadPoolExecutor(workers) as pool:
-                try:
-                    list(pool.map(work, range(workers)))
-                finally:  # after an error or Ctrl-C no other answer is begun
-                    waiting.clear()
-        # Several workers may begin answers that a single one would not have reached: those do not count.
-        verdicts: list[Verdict] = []
-        for one in found:
-            verdict, took = one if one and limit > 0 else (_NOT_COMPARED, 0.0)
-            limit -= took
-            verdicts.append(verdict)
-        return verdicts, limit
+        with self._lock:
+            if workers == 1:
+                work(0)
+            elif workers > 1:
+                with ThreadPoolExecutor(workers) as pool:
+                    try:
+                        list(pool.map(work, range(workers)))
+                    finally:  # after an error or Ctrl-C no other answer is begun
+                        waiting.clear()
+        return rewards
 
     def _worker(self, slot: int) -> "_Worker":
         worker = self._workers[slot]
@@ -261,7 +193,6 @@ class _Worker:
     def __init__(self) -> None:
         # By path with -P, so that no file of this folder or the user's shadows a library's module.
         command = [sys.executable, "-P", str(_WORKER)]
-        self._late = threading.Event()
         try:
             self._process = subprocess.Popen(
                 command,
@@ -277,7 +208,7 @@ class _Worker:
         self.end = weakref.finalize(self, _end, self._process)
         hello = self._exchange("", _START_SECONDS)
         if hello is None:
-            raise _no_start(self._fault())
+            raise _no_start(f"it ended with status {self._process.returncode}")
         if "error" in hello:
             self.end()
             raise _no_start(hello["error"])
@@ -287,18 +218,11 @@ class _Worker:
         # Also true in a fork of the process that started it: two processes cannot share the pipe.
         return self._process.poll() is not None
 
-    def compare(self, answer: str, truths: Sequence[str], seconds: float) -> tuple[Verdict, float]:
-        """Return the verdict on an answer, and the CPU seconds that it took.
-
-        `_LATE` if it took more than `seconds`, which ends the worker.
-        """
+    def compare(self, answer: str, truths: Sequence[str], seconds: float) -> float:
+        """Return the reward of an answer; 0 if it took more than `seconds`, which ends the worker."""
         question = json.dumps({"answer": answer, "truths": truths, "seconds": seconds})
         reply = self._exchange(question + "\n", _BUSY * seconds + 5)
-        if reply is not None:
-            return Verdict(float(reply["equal"])), reply["seconds"]
-        if self._late.is_set() or self._process.returncode in _ALARM:
-            return _LATE, seconds + _RESTART_SECONDS
-        return Verdict(0.0, f"no verdict: {self._fault()}"), _RESTART_SECONDS
+        return 0.0 if reply is None else float(reply["equal"])
 
     def _exchange(self, line: str, seconds: float) -> dict[str, Any] | None:
         """Send a line and read one; None if the worker crashed or was killed for being late.
@@ -308,7 +232,7 @@ class _Worker:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        timer = threading.Timer(seconds, self._expire)
+        timer = threading.Timer(seconds, self._process.kill)
         timer.daemon = True
         timer.start()
         reply = ""
@@ -319,20 +243,9 @@ class _Worker:
                 reply = self._process.stdout.readline()
         finally:
             timer.cancel()
-            timer.join()
-            whole = reply.endswith("\n")
-            if self._late.is_set() or not whole:
+            if not reply.endswith("\n"):
                 self.end()
-        return json.loads(reply) if whole else None
-
-    def _expire(self) -> None:
-        self._late.set()
-        self._process.kill()
-
-    def _fault(self) -> str:
-        if self._late.is_set():
-            return "the worker took too long"
-        return f"the worker crashed with status {self._process.returncode}"
+        return json.loads(reply) if reply.endswith("\n") else None
 
 
 def _end(process: "subprocess.Popen[str]") -> None:

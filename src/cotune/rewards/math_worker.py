@@ -1,10 +1,9 @@
 """Compare answers mathematically; `boxed.BoxedReward` starts it as a separate process.
 
 It reads and writes JSON lines: first it writes {"ready": true} or {"error": …}, then
-{"equal": true | false, "seconds": …} for each {"answer": …, "truths": […], "seconds": …} that it reads.
-The seconds it writes are the CPU time that a comparison took; those it reads are the time it may take. It
-ends when its input ends, when a comparison takes longer, and on any error. It imports nothing of cotune, so
-that it can be run by its path.
+{"equal": true | false} for each {"answer": …, "truths": […], "seconds": …} that it reads, where seconds are
+the CPU time that the comparison may take. It ends when its input ends, when a comparison takes longer, and
+on any error. It imports nothing of cotune, so that it can be run by its path.
 """
 
 import importlib
@@ -12,7 +11,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -43,10 +41,9 @@ def main() -> None:
     for line in sys.stdin:
         pair = json.loads(line)
         set_alarm(pair["seconds"])
-        begun = time.process_time()
         verdict = equal(pair["answer"], pair["truths"])
         set_alarm(0)
-        reply(equal=verdict, seconds=time.process_time() - begun)
+        reply(equal=verdict)
 
 
 def comparison() -> Callable[[str, Sequence[str]], bool]:
