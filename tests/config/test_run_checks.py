@@ -282,7 +282,7 @@ def test_a_reward_that_fails_on_a_blank_completion() -> None:
     def first(completions: list[str]) -> list[float]:
         return [float(c[0] == "I") for c in completions]
 
-    with pytest.raises(ConfigError, match=r"first raised IndexError: .* for task train0; fix"):
+    with pytest.raises(ConfigError, match=r"first raised IndexError: .*; fix"):
         check_rewards(RewardFunctions([first]), single_turn(), "", SPLITS)
 
 

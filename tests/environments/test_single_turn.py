@@ -228,7 +228,7 @@ def error_of(
         ("none", ["none returned None for task", "return 0.0"]),
         ("undefined", ["undefined returned nan for task"]),
         ("missing", ["missing needs the column 'gold'", "the data has question, level"]),
-        ("raises", ["raises raised ZeroDivisionError", "(rewards.py, line", "for task"]),
+        ("raises", ["raises raised ZeroDivisionError", "(rewards.py, line"]),
         ("shuort", ["has no shuort (did you mean short?)"]),
     ],
 )

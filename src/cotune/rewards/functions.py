@@ -35,7 +35,6 @@ GIVEN = (
 )  # fmt: skip
 """Keyword arguments of a function other than the columns of the data."""
 
-_COMPARED = 8  # rollouts on which a function is called a second time
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LOOP = BackgroundLoop()
 
@@ -54,15 +53,6 @@ class WeightedReward:
     function: RewardFunction | str
     weight: float = 1.0
     messages: bool | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """A `WeightedReward` whose function has been loaded and checked."""
-
-    function: RewardFunction
-    weight: float
-    messages: bool | None
 
 
 class Scored(NamedTuple):
@@ -118,9 +108,6 @@ class Batch:
         shared = {"trainer_state": self._state, "log_extra": _drop, "log_metric": self._log}
         return {**self._rows[messages], **shared}
 
-    def one(self, index: int) -> "Batch":
-        return Batch(self.trajectories[index : index + 1], self._environment, self._state)
-
     def _log(self, name: str, value: float) -> None:
         number = float(value)
         if not math.isfinite(number):
@@ -158,10 +145,10 @@ class RewardFunctions:
     def __init__(self, functions: Sequence[AnyReward]) -> None:
         if not functions:
             raise ConfigError("rewards: there are none; expected at least one function")
-        self._functions: dict[str, Loaded] = {}
+        self._functions: dict[str, WeightedReward] = {}
         for given in functions:
             reward = _loaded(given)
-            self._functions[self._free_name(name_of(reward.function))] = reward
+            self._functions[self._free_name(name_of(_function(reward)))] = reward
         self.trainer_state: Any = SimpleNamespace(global_step=0, max_steps=1, epoch=0.0)
 
     @property
@@ -223,7 +210,7 @@ class RewardFunctions:
         columns = dict.fromkeys([name for task in tasks for name in task.columns] + list(also))
         for name, reward in self._functions.items():
             if not isinstance(reward.function, AnswerReward):
-                check_columns(name, reward.function, list(columns))
+                check_columns(name, _function(reward), list(columns))
                 continue
             without = next((task.id for task in tasks if not task.answers), None)
             if without is not None:
@@ -235,12 +222,13 @@ class RewardFunctions:
     def _called(self, batch: Batch) -> dict[str, list[Scored]]:
         """Return the results of every function; async ones run together, after the others."""
         found: dict[str, list[Scored]] = {}
-        waiting: dict[str, Loaded] = {}
+        waiting: dict[str, WeightedReward] = {}
         for name, reward in self._functions.items():
             function = reward.function
             if isinstance(function, AnswerReward):
                 found[name] = [Scored(value) for value in function(batch.trajectories)]
                 continue
+            function = _function(reward)
             check_columns(name, function, batch.columns)
             if is_async(function):
                 waiting[name] = reward
@@ -250,7 +238,7 @@ class RewardFunctions:
             results = _LOOP.run(_called_together(list(waiting.values()), batch))
             for (name, reward), result in zip(waiting.items(), results, strict=True):
                 if isinstance(result, Exception | SystemExit):
-                    raise raised(name, reward, result, batch) from result
+                    raise _raised(name, reward, result, batch) from result
                 if isinstance(result, BaseException):
                     raise result
                 found[name] = checked(name, result, batch.ids)
@@ -298,7 +286,7 @@ def boxed_rewards() -> Callable[[Sequence[Trajectory]], list[float]]:
     return boxed
 
 
-def _loaded(given: AnyReward) -> Loaded:
+def _loaded(given: AnyReward) -> WeightedReward:
     """Load and check a function with its weight."""
     if isinstance(given, tuple):
         alone, weight = cast("tuple[RewardFunction | str, float]", given)
@@ -324,10 +312,15 @@ def _loaded(given: AnyReward) -> Loaded:
         raise ConfigError(f"rewards: the weight of {named} is {weight!r}; expected a number")
     if not math.isfinite(weight):
         raise ConfigError(f"rewards: the weight of {named} is {weight}; expected a finite number")
-    return Loaded(function=function, weight=float(weight), messages=given.messages)
+    return replace(given, function=function, weight=float(weight))
 
 
-def _values(name: str, reward: Loaded, batch: Batch) -> list[Scored]:
+def _function(reward: WeightedReward) -> RewardFunction:
+    """Return the function of a reward that was loaded."""
+    return cast(RewardFunction, reward.function)
+
+
+def _values(name: str, reward: WeightedReward, batch: Batch) -> list[Scored]:
     """Return the results of a function that is not async."""
     try:
         values = call(reward, batch)
@@ -337,15 +330,15 @@ def _values(name: str, reward: Loaded, batch: Batch) -> list[Scored]:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise raised(name, reward, error, batch) from error
+        raise _raised(name, reward, error, batch) from error
 
 
 async def _result(value: Any) -> Any:
     return await value
 
 
-async def _called_together(rewards: Sequence[Loaded], batch: Batch) -> list[Any]:
-    async def called(reward: Loaded) -> Any:
+async def _called_together(rewards: Sequence[WeightedReward], batch: Batch) -> list[Any]:
+    async def called(reward: WeightedReward) -> Any:
         return await call(reward, batch)
 
     return await asyncio.gather(*map(called, rewards), return_exceptions=True)
@@ -473,45 +466,22 @@ def check_columns(name: str, function: RewardFunction, columns: Sequence[str]) -
         )
 
 
-def call(reward: Loaded, batch: Batch, messages: bool | None = None) -> Any:
-    """Call a function on a batch, with chat messages or texts if `messages` says so."""
-    as_messages = reward.messages if messages is None else messages
-    return reward.function(**accepted(reward.function, batch.arguments(as_messages)))
+def call(reward: WeightedReward, batch: Batch) -> Any:
+    """Call a function on a batch."""
+    function = _function(reward)
+    return function(**accepted(function, batch.arguments(reward.messages)))
 
 
-def raised(name: str, reward: Loaded, error: Exception | SystemExit, batch: Batch) -> ConfigError:
-    """Return the error of a function that raised, with the task if calling it again finds it."""
-    where, fix = "", "fix the function"
-    if not is_async(reward.function):
-        rows = enumerate(batch.ids)
-        if found := next((id for i, id in rows if _fails(reward, batch.one(i), type(error))), None):
-            where, fix = f" for task {found}", _fix(reward, batch)
-    elif len(batch.ids) == 1:
-        where = f" for task {batch.ids[0]}"
-    return ConfigError(f"rewards: {name} raised {_said(error, reward.function)}{where}; {fix}")
-
-
-def _fails(
-    reward: Loaded, batch: Batch, kind: type[BaseException], messages: bool | None = None
-) -> bool:
-    """Return whether another call of a function raises such an error."""
-    try:
-        call(reward, batch, messages)
-    except (Exception, SystemExit) as error:  # noqa: BLE001
-        return isinstance(error, kind)
-    return False
-
-
-def _fix(reward: Loaded, batch: Batch) -> str:
-    """Return the fix; if the function works with another form of completions, suggest that form."""
+def _raised(
+    name: str, reward: WeightedReward, error: Exception | SystemExit, batch: Batch
+) -> ConfigError:
+    """Return the error of a function that raised, with its line and the form of what it was given."""
     is_text = isinstance(batch.arguments(reward.messages)["completions"][0], str)
-    rows = [i for i, t in enumerate(batch.trajectories) if t.own_text.strip()][:_COMPARED]
-    never = all(_fails(reward, batch.one(i), Exception) for i in rows)
-    if not (rows and never) or _fails(reward, batch, Exception, messages=is_text):
-        return "fix the function"
-    takes, gets = ("chat messages", "texts") if is_text else ("texts", "chat messages")
-    form = f"messages: {str(is_text).lower()}"
-    return f"it gets {gets}: fix the function or, if it takes {takes}, set {form} for it in rewards"
+    form, other = ("texts", "chat messages") if is_text else ("chat messages", "texts")
+    return ConfigError(
+        f"rewards: {name} raised {_with_line(error, _function(reward))}; fix the function: it gets {form} "
+        f"(messages: {str(is_text).lower()} for it in rewards gives {other})"
+    )
 
 
 def _scored(name: str, value: Any, id: str) -> Scored:
@@ -547,15 +517,14 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{type(value).__name__} {text[:57]}..."
 
 
-def _said(error: BaseException, function: RewardFunction) -> str:
-    """Return an exception with the line of the function that raised it."""
+def _with_line(error: BaseException, function: RewardFunction) -> str:
+    """Return an exception with the last line of the function's own file that led to it."""
     function = _unwrapped(function)
     code = getattr(inspect.unwrap(function), "__code__", None)
     code = code or getattr(getattr(type(function), "__call__", None), "__code__", None)  # noqa: B004
     frames = traceback.extract_tb(error.__traceback__)[1:]  # below the one that caught it
-    own = [f for f in frames if code is not None and f.filename == code.co_filename]
-    text = named(error)
+    in_its_file = [f for f in frames if code is not None and f.filename == code.co_filename]
     if not frames:
-        return text
-    last = (own or frames)[-1]
-    return f"{text} ({last.filename.rpartition('/')[2]}, line {last.lineno})"
+        return named(error)
+    last = (in_its_file or frames)[-1]
+    return f"{named(error)} ({last.filename.rpartition('/')[2]}, line {last.lineno})"
