@@ -59,10 +59,7 @@ def one_step(
         coordinator.on_rank_zero(before_rollout)
     assignments = coordinator.assign(tasks, group_size, progress)
     trajectories = coordinator.rollout(assignments)
-    trajectories, resampled = coordinator.resample(trajectories, group_size, progress)
-    return trajectories, metrics | resampled | coordinator.observe(
-        trajectories, group_size, progress
-    )
+    return trajectories, metrics | coordinator.observe(trajectories, group_size, progress)
 
 
 class ScriptedRollout:

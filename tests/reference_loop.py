@@ -72,11 +72,10 @@ def train(
         metrics = coordinator.evolve(progress)
         # 2. The strategy decides which prompt each rollout is sampled under and trained on.
         assignments = coordinator.assign(tasks(step), group_size, progress)
-        # 3. The policy answers and the environment scores, once more for groups without variance.
+        # 3. The policy answers and the environment scores.
         trajectories = coordinator.rollout(assignments)
-        trajectories, resampled = coordinator.resample(trajectories, group_size, progress)
         # 4. The strategy credits its prompts with the rewards.
-        metrics |= resampled | coordinator.observe(trajectories, group_size, progress)
+        metrics |= coordinator.observe(trajectories, group_size, progress)
         # 5. In a last stage, successes get a teacher.
         trajectories = coordinator.taught(trajectories)
         # 6. GRPO updates the weights, and a teacher if there is one.

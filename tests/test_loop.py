@@ -35,7 +35,6 @@ def coordinator(
     folder: Any,
     temperature: float = 1.0,
     environment: Letters | None = None,
-    rounds: int = 0,
 ) -> Coordinator:
     codec = HFCodec(TOKENIZER)
     ledger = Ledger(":memory:")
@@ -52,7 +51,6 @@ def coordinator(
             Limits(turns=3, turn_tokens=8, trajectory_tokens=48),
             temperature,
             seed=1,
-            resample_rounds=rounds,
         ),
     )
 
@@ -208,25 +206,3 @@ def test_the_loop_trains_at_the_temperature_that_it_samples_at(tmp_path: Any) ->
     for row, t in enumerate(batch):
         sampled[row, : len(t.logprobs)] = torch.tensor(t.logprobs)
     torch.testing.assert_close(logprobs * mask, sampled * mask, atol=1e-4, rtol=0)
-
-
-def test_the_loop_trains_on_what_replaces_groups_without_variance(tmp_path: Any) -> None:
-    class FlatWhenDue(Letters):
-        """The first two questions earn the same, whatever is written."""
-
-        def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
-            reward, answer = super().score(trajectory)
-            return 0.0 if trajectory.task in self.tasks("train")[:2] else reward, answer
-
-    for rounds in (0, 1):
-        model, world = tiny_model(TOKENIZER), FlatWhenDue()
-        folder = tmp_path / str(rounds)
-        before = [p.detach().clone() for p in model.parameters()]
-        train(
-            model,
-            coordinator(model, folder, environment=world, rounds=rounds),
-            lambda step, world=world: world.tasks("train")[:2],
-            LoopSettings(steps=1, group_size=3, learning_rate=1e-2),
-        )
-        moved = any((p != q).any() for p, q in zip(model.parameters(), before, strict=True))
-        assert moved == bool(rounds)

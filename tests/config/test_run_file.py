@@ -1,6 +1,5 @@
 import datetime
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -314,19 +313,6 @@ def test_without_search_the_answers_tags_are_enough(kind: str) -> None:
     for method in ("inspo", "p2o"):
         with pytest.raises(ConfigError, match=rf"{kind} with environment.search false; set llm"):
             parse_config(LEAST | alone | {"strategy": {"kind": method}}, "test")
-
-
-@pytest.mark.parametrize("method", ["inspo", "p2o", "inspo+p2o"])
-def test_groups_are_replaced_for_the_static_strategy_alone(method: str) -> None:
-    training = {"training": {"resample_rounds": 3}}
-    assert parse_config(LEAST | training, "test").training.resample_rounds == 3
-    parse_config(LEAST | {"strategy": {"kind": method}}, "test")
-    with pytest.raises(ConfigError) as caught:
-        parse_config(LEAST | training | {"strategy": {"kind": method}}, "test")
-    expected = rf"test: training.resample_rounds is 3, but strategy.kind is {re.escape(method)}; .*"
-    assert re.fullmatch(expected, str(caught.value))
-    with pytest.raises(ConfigError, match=r"training.resample_rounds: .*-1"):
-        parse_config(LEAST | {"training": {"resample_rounds": -1}}, "test")
 
 
 WRONG_DISTILLATION = [

@@ -157,7 +157,7 @@ def test_metrics_of_a_run_are_documented(run: RunReader) -> None:
         for p in (Path(__file__).parents[2] / "src" / "cotune").rglob("*.py")
     )
     counted = ("evolution_", "hard", "newly_hard", "graduated", "solved_by_hint")
-    methods = {n for n in named if n.startswith(("inspo/", "p2o/", "gepa/", "resample/", "zero_"))}
+    methods = {n for n in named if n.startswith(("inspo/", "p2o/", "gepa/", "zero_"))}
     for name in methods - found:
         short = name.partition("/")[2] or name
         assert name in source or short.startswith(counted) or short.startswith("zero_"), name

@@ -86,7 +86,6 @@ def test_a_package_adds_a_method_to_the_run_file() -> None:
             {"training": {"questions_per_step": 1}},
             r"questions_per_step is 1; a bandit needs two groups",
         ),
-        ({"training": {"resample_rounds": 1}}, r"resample_rounds is 1, but .* is bandit; expected"),
     ],
 )
 def test_what_is_wrong_with_it_is_one_line(changes: dict[str, Any], message: str) -> None:

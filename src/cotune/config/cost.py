@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cotune.config.build import build_environment
-from cotune.config.run_file import RunConfig, TrainingConfig
+from cotune.config.run_file import RIVALS, RunConfig, TrainingConfig
 from cotune.data.dataset import SPLITS, read_dataset
 from cotune.environments.description import DESCRIPTION_CHARS
 from cotune.environments.environment_options import (
@@ -58,7 +58,7 @@ def plan_run(config: RunConfig, sizes: Mapping[str, int] | None = None) -> Plan:
     training, sizes = config.training, sizes or split_sizes(config)
     if isinstance(config.strategy, SFTOptions):
         return _plan_fit(config, config.strategy, sizes)
-    batch = training.questions_per_step * training.group_size * (1 + training.resample_rounds)
+    batch = training.questions_per_step * training.group_size
     steps = training.steps if config.has_batches else 0
     cost = config.method.cost(config.strategy, config.shape(sizes["train"]))
     train = steps * batch + cost.rollouts.get("train", 0)
@@ -71,7 +71,7 @@ def plan_run(config: RunConfig, sizes: Mapping[str, int] | None = None) -> Plan:
     if config.evaluation.every:
         evaluations = math.ceil(max(1, steps) / config.evaluation.every)
         found["evaluate"] += evaluations * cost.validations * sizes["validation"]
-        rivals = min(config.evaluation.contenders - 1, cost.rivals)
+        rivals = min(RIVALS, cost.rivals)
         found["evaluate"] += rivals * sizes["validation"]
     price, unretried, llm = None, 0.0, config.proposer
     if isinstance(llm, OpenAIOptions) and cost.proposals:

@@ -105,10 +105,6 @@ class TrainingConfig(Model):
     """Sampling temperature of training and verification rollouts."""
     rollout_budget: int | None = Field(default=None, ge=1)
     """Policy rollouts (training, verification, evolution) after which training ends; null: none."""
-    resample_rounds: int = Field(default=0, ge=0)
-    """DAPO's dynamic sampling (arXiv 2503.14476, Section 3.2), for strategy.kind static: groups whose
-    rewards are all equal are replaced by groups of other training questions, up to this many times
-    per step. The new rollouts count as training rollouts. 0 is off."""
     rows_per_call: int = Field(default=512, ge=1)
     """Rollouts that are sampled together, per process; bounds memory."""
     save_every: int = Field(default=50, ge=0)
@@ -158,9 +154,10 @@ class EvaluationConfig(Model):
     checks its instruction. 0: none, the last policy is kept."""
     before: bool = True
     """Also evaluate the test split before training."""
-    contenders: int = Field(default=3, ge=1)
-    """Best instructions that are scored on validation at the end if the method cannot tell them apart; 1
-    takes its first. Needs `every`."""
+
+
+RIVALS = 2
+"""Further instructions that are scored on validation at the end if the method cannot tell them from its best."""
 
 
 class LoggingConfig(Model):
@@ -331,13 +328,7 @@ class RunConfig(Model):
 
     @model_validator(mode="after")
     def _suits_its_method(self) -> "RunConfig":
-        method, rounds = self.method, self.training.resample_rounds
-        if rounds and not method.replaces_groups:
-            raise ValueError(
-                f"training.resample_rounds is {rounds}, but strategy.kind is {method.kind}; expected "
-                "strategy.kind static, or resample_rounds 0"
-            )
-        method.check(self.strategy, self.shape())
+        self.method.check(self.strategy, self.shape())
         return self
 
     @property

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cotune.config.build import initial_instruction
-from cotune.config.run_file import EvaluationConfig
+from cotune.config.run_file import RIVALS, EvaluationConfig
 from cotune.engines.best_policy import BestPolicy, choice_of
 from cotune.engines.joint import TrainingRun
 from cotune.environments.environment_options import InstructionConfig
@@ -104,7 +104,7 @@ class Validation:
         settle = getattr(strategy, "settle", None)
         if settle is None or best is None:
             return score
-        for one in best.rivals[: self._options.contenders - 1]:
+        for one in best.rivals[:RIVALS]:
             found = self._measure(joint, "validation", "contender", Prompt(one.text), one.id)
             if found.em > score.em:
                 settle(one.id)

@@ -35,8 +35,6 @@ class Parts:
     rewards: Rewards | None = None
     """Reward functions that replace the environment's scoring; None if the environment scores."""
     rows_per_call: int = 512
-    resample_rounds: int = 0
-    """Maximum rounds of replacing groups without variance (`cotune.rollout.resampling`)."""
     identity: Mapping[str, str] = field(default_factory=dict)
     """By field, the values that must be unchanged on a resume."""
     frozen: bool = False
@@ -82,7 +80,6 @@ def run_parts(
         seed=config.seed,
         rewards=rewards,
         rows_per_call=config.training.rows_per_call,
-        resample_rounds=config.training.resample_rounds,
         identity=identity(config),
         frozen=config.training.frozen,
         changeable=changeable(config),

@@ -124,8 +124,6 @@ class Method(Generic[Options]):
         needs_llm: returns whether it asks an optimizer LLM.
         uses_batches: whether it learns from training batches, so that they are rolled out even if
             the policy is frozen.
-        replaces_groups: whether groups may be replaced by those of other questions
-            (`training.resample_rounds`).
         loss: the policy loss, unless `training.engine_args` names another: GRPO's, or CISPO's
             (arXiv 2506.13585), which clips the importance ratio and drops no token's gradient.
         supervised: whether the policy is trained by supervised fine-tuning instead of GRPO.
@@ -145,7 +143,6 @@ class Method(Generic[Options]):
     evolves: tuple[Literal["instruction", "hints"], ...] = ()
     needs_llm: Callable[[Options], bool] = lambda options: True
     uses_batches: bool = True
-    replaces_groups: bool = False
     loss: Literal["grpo", "cispo"] = "grpo"
     supervised: bool = False
     check: Callable[[Options, RunShape], None] = lambda options, shape: None

@@ -91,5 +91,4 @@ METHOD = Method(
     card_frozen="No method: the instruction is fixed",
     needs_llm=lambda options: False,
     uses_batches=False,
-    replaces_groups=True,
 )

@@ -15,7 +15,6 @@ from cotune.errors import ConfigError, EngineError, EvolutionError
 from cotune.protocols import LLM, Codec, Comm, Environment, Rewards, Sampler, State, Strategy
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.rollout.metrics import trajectory_metrics
-from cotune.rollout.resampling import Resampling, resampled
 from cotune.run.journal import Journal, Meter
 from cotune.run.replies import CachedLLM, llm_state, restore_llm
 from cotune.types import Assignment, Limits, Progress, Prompt, Purpose, Sampling, Task, Trajectory
@@ -34,8 +33,6 @@ class RolloutSettings:
         seed: the run's seed; draws are keyed by (seed, purpose, step, call, row).
         rows_per_call: rows that are rolled out and scored at a time; bounds memory, changes no draw.
         context_tokens: tokens that the policy can attend to, prompt included; None is unlimited.
-        resample_rounds: the maximum number of rounds in which a step replaces groups without variance
-            (`cotune.rollout.resampling`); for strategies that do not need every question's group.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -43,7 +40,6 @@ class RolloutSettings:
     seed: int = 0
     rows_per_call: int = 512
     context_tokens: int | None = None
-    resample_rounds: int = 0
 
 
 class SingleProcess:
@@ -80,7 +76,7 @@ class RolloutFailed(EngineError):
 class Coordinator:
     """Run the phases of a training step, in any number of processes.
 
-    A step calls `evolve`, `assign`, `rollout`, `resample`, `observe` and `taught` in this order
+    A step calls `evolve`, `assign`, `rollout`, `observe` and `taught` in this order
     (`tests/reference_loop.py` shows it); an engine updates the weights in between. Every rank calls every
     phase: rank 0 does the work, the others serve its rollouts, and all return the same result. On
     rank 0 a phase may call another phase.
@@ -181,30 +177,6 @@ class Coordinator:
         return self.on_rank_zero(
             lambda: self._roll_out(assignments, purpose, self.next_sampling(purpose, greedy))
         )
-
-    def resample(
-        self, trajectories: Sequence[Trajectory], group_size: int, progress: Progress
-    ) -> tuple[list[Trajectory], dict[str, float]]:
-        """Replace groups without variance by groups of other questions (DAPO's dynamic sampling).
-
-        Returns:
-            the batch, of the same size, and metrics; the unchanged batch and no metrics if
-            `settings.resample_rounds` is 0.
-        """
-        if not self.settings.resample_rounds:
-            return list(trajectories), {}
-        left = progress.rollouts_left
-        settings = Resampling(
-            self.environment.tasks("train"),
-            self.settings.resample_rounds,
-            f"{self.settings.seed}/resample/{progress.step}",
-            None if left is None else left - len(trajectories),
-        )
-
-        def roll_out(tasks: Sequence[Task]) -> list[Trajectory]:
-            return self.rollout(self.assign(tasks, group_size, progress))
-
-        return self.on_rank_zero(lambda: resampled(trajectories, group_size, roll_out, settings))
 
     def observe(
         self, trajectories: Sequence[Trajectory], group_size: int, progress: Progress

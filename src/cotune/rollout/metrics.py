@@ -4,8 +4,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from cotune.methods.context_distillation import is_hinted
-from cotune.rollout.resampling import without_variance
 from cotune.run.outages import ENVIRONMENT_ERROR_SHARE, FAILED_CALLS, FAILED_SEARCH_SHARE
 from cotune.run.truncation import truncation_metrics
 from cotune.types import SEARCH_FAILED, StopReason, Trajectory
@@ -94,3 +95,16 @@ def _hint_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[s
         without_gradient.setdefault(kind, []).append(index in flat)
     shares = {f"zero_advantage_share_{k}": sum(v) / len(v) for k, v in without_gradient.items()}
     return {"hinted_share": hinted / len(trajectories), **shares}
+
+
+def without_variance(rewards: Sequence[float], group_size: int) -> list[int]:
+    """Return the indices of groups whose rewards are all equal in float32, as engines hold them.
+
+    Args:
+        rewards: (B · G,), group after group.
+
+    >>> without_variance([1, 1, 0, 1, 0, 0], 2)
+    [0, 2]
+    """
+    grouped = np.asarray(rewards, dtype=np.float32).reshape(-1, group_size)
+    return np.flatnonzero((grouped == grouped[:, :1]).all(axis=1)).tolist()

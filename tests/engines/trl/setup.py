@@ -193,7 +193,6 @@ def start(
     resume: bool = False,
     identity: dict[str, str] | None = None,
     changeable: dict[str, str] | None = None,
-    resample_rounds: int = 0,
     llm: LLM | None = None,
     seed: int = 1,
     remembers: bool = False,
@@ -216,7 +215,6 @@ def start(
         meter=ledger,
         limits=limits,
         seed=seed,
-        resample_rounds=resample_rounds,
         identity=identity or {},
         changeable=changeable or {},
     )

@@ -124,33 +124,6 @@ def test_equal_rewards_are_no_advantage_at_all(tmp_path: Path) -> None:
     assert row["zero_advantage_share"] == 0.5
 
 
-def test_what_is_rolled_out_for_a_group_without_variance_is_trained_on_as_the_loop_does(
-    tmp_path: Path,
-) -> None:
-    environment = UnevenGeo(train=9, flat=6)
-    spy = trained_on_small(
-        tmp_path, JointTrainer, "", environment, **ACCUMULATED, resample_rounds=1
-    )
-    check_against_the_loop(spy, "")
-    (trajectories,) = spy.run.trajectories
-    due = [task.id for task in spy.run.joint.order.step(1)]
-    flat = {task.id for task in environment.tasks("train")[:6]}
-    trained = [t.task.id for t in trajectories[::4]]
-    replaced = [i for i in range(3) if due[i] != trained[i]]
-    # Some question is replaced, and not every one that the trainer named: prompts are ours.
-    assert 0 < len(replaced) < 3
-    assert {due[i] for i in replaced} <= flat
-    assert not {trained[i] for i in replaced} & {*flat, *due}
-    (row,) = spy.run.folder.read_metrics()
-    assert row["resample/groups_replaced"] == len(replaced)
-    assert row["resample/rounds"] == 1
-    share = sum(id in flat for id in due) / 3
-    assert row["resample/zero_advantage_share_before"] == pytest.approx(share)
-    assert row["zero_advantage_share"] == pytest.approx(share - len(replaced) / 3)
-    spent = 12 + 4 * sum(id in flat for id in due)
-    assert spy.run.ledger.totals().rollouts["train"] == spent
-
-
 def check_against_the_loop(spy: Spy, hint: str) -> None:
     (trajectories,) = spy.run.trajectories
     assert spy.run.logged("loss") == pytest.approx(spy.losses, abs=1e-5)

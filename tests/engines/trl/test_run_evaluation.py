@@ -231,17 +231,16 @@ def test_a_method_may_have_its_instruction_checked_against_the_initial_one(
 
 
 @pytest.mark.parametrize(
-    ("windows", "contenders", "scores", "kept"),
+    ("windows", "scores", "kept"),
     [
-        (([0.5, 0.7], [0.5, 0.75]), 2, {"i0": 0.75, "i1": 0.5}, "i0"),
-        (([0.5, 0.7], [0.5, 0.75]), 1, {"i1": 0.5}, "i1"),
-        (([0.5, 0.7], [0.5, 0.75]), 2, {"i0": 0.5, "i1": 0.5}, "i1"),
-        (CLEAR, 2, {"i1": 0.5}, "i1"),
+        (([0.5, 0.7], [0.5, 0.75]), {"i0": 0.75, "i1": 0.5}, "i0"),
+        (([0.5, 0.7], [0.5, 0.75]), {"i0": 0.5, "i1": 0.5}, "i1"),
+        (CLEAR, {"i1": 0.5}, "i1"),
     ],
-    ids=["too close", "off", "tie", "clear"],
+    ids=["too close", "tie", "clear"],
 )
 def test_validation_decides_between_instructions_that_are_too_close(
-    windows: Any, contenders: int, scores: dict[str, float], kept: str, tmp_path: Path,
+    windows: Any, scores: dict[str, float], kept: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     strategy = Inspo(InspoOptions(population_size=1), Context(instruction=TEXTS[0]))
@@ -250,7 +249,7 @@ def test_validation_decides_between_instructions_that_are_too_close(
     run.joint.bind(run.trainer)
     run.ledger.begin_attempt(None)
     run.joint.batches = 2
-    chosen = {"strategy": {"kind": "static"}, "evaluation": {"every": 1, "contenders": contenders}}
+    chosen = {"strategy": {"kind": "static"}, "evaluation": {"every": 1}}
     config = parse_config(tiny(tmp_path / "run", chosen), "test")
     scored: dict[str, float] = {}
 

@@ -14,7 +14,7 @@ from cotune.policy.policy_files import policy_path
 from tests.engines.trl.forked_launcher import TORCHRUN, launched
 from tests.engines.trl.setup import start
 from tests.engines.trl.test_joint_trainer import gradients
-from tests.engines.trl.two_ranks import SIZES, UNEVEN, fingerprint, seen, train_resampled
+from tests.engines.trl.two_ranks import SIZES, UNEVEN, fingerprint, seen
 from tests.forked import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -79,19 +79,6 @@ def test_two_ranks_resume_exactly(ranks: list[dict[str, Any]]) -> None:
         assert rank["resumed_weights"] == rank["weights"]
     assert ranks[0]["metrics"] == [1, 2, 3]
     assert ranks[1]["metrics"] == []  # rank 0 alone writes
-
-
-def test_two_ranks_replace_the_groups_that_one_process_does(
-    ranks: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    alone = train_resampled(tmp_path, per_device_train_batch_size=6)
-    due, trained = alone["due"], [t["task"] for t in alone["batch"][::2]]
-    assert trained != due
-    for rank, found in enumerate(r["resampled"] for r in ranks):
-        assert found["batch"] == alone["batch"]
-        assert found["own"] == alone["batch"][3 * rank : 3 * rank + 3]
-        assert found["weights"] == pytest.approx(alone["weights"], abs=1e-3)
-    assert ranks[0]["resampled"]["weights"] == ranks[1]["resampled"]["weights"]
 
 
 def test_ranks_with_unequally_many_rows_that_matter_give_one_processs_gradient(

@@ -20,7 +20,6 @@ from cotune.protocols import Recorder
 from cotune.types import Action, Metrics, Progress, Response, Trajectory
 from tests.engines.trl.setup import Counting, Run, start
 from tests.engines.trl.test_joint_trainer import gradients
-from tests.engines.trl.test_resampling import HalfFlat
 from tests.policy.tiny import Letters
 
 # Three groups of two rollouts, three rollouts a rank: the second group is split.
@@ -94,22 +93,6 @@ def train(folder: Path, rank: int) -> dict[str, Any]:
         "metrics": [row["step"] for row in again.folder.read_metrics()],
         "resumed_batches": [[seen(t) for t in batch] for batch in again.trajectories],
         "resumed_weights": fingerprint(again),
-        "resampled": train_resampled(own / "resampled"),
-    }
-
-
-def train_resampled(folder: Path, **changes: Any) -> dict[str, Any]:
-    """One batch, in which groups without variance are replaced."""
-    sizes = {**SIZES, "max_steps": 1, **changes}
-    run = start(
-        folder, environment=HalfFlat(), trainer_class=JointTrainer, resample_rounds=2, **sizes
-    )
-    run.trainer.train()
-    return {
-        "due": [task.id for task in run.joint.order.step(1)],
-        "batch": [seen(t) for t in run.trajectories[0]],
-        "own": [seen(t) for t in run.joint.last_rollouts],
-        "weights": fingerprint(run),
     }
 
 

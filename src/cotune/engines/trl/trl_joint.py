@@ -58,7 +58,7 @@ from cotune.policy.sampling import policy_sampler
 from cotune.protocols import Sampler, State
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
-from cotune.rollout.resampling import without_variance
+from cotune.rollout.metrics import without_variance
 from cotune.rollout.task_order import TaskOrder
 from cotune.run.journal import write_score
 from cotune.run.scores import measure_of, score_trajectories
@@ -124,7 +124,6 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
                 temperature=args.temperature,
                 seed=parts.seed,
                 rows_per_call=parts.rows_per_call,
-                resample_rounds=parts.resample_rounds,
             ),
             rewards=parts.rewards,
             comm=world(),
@@ -302,8 +301,7 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
         progress = self.progress(step)  # after what evolution has spent
         assignments = coordinator.assign(tasks, group, progress)
         trajectories = coordinator.rollout(assignments)
-        trajectories, resampled = coordinator.resample(trajectories, group, progress)
-        metrics |= resampled | coordinator.observe(trajectories, group, progress)
+        metrics |= coordinator.observe(trajectories, group, progress)
         trajectories = coordinator.taught(trajectories)
         self.reweighs = reweighs(trajectories, coordinator.strategy.distillation)
         self.batches = step

@@ -93,7 +93,6 @@ def _check_supported(config: RunConfig) -> None:
         f"strategy.kind {config.strategy.kind}": config.method.supervised,
         "training.frozen": training.frozen,
         f"training.precision {training.precision}": training.precision != "auto",
-        "training.resample_rounds": training.resample_rounds > 0,
         "policy.lora": config.policy.lora is not None,
         f"training.schedule {training.schedule}": training.schedule not in SCHEDULES,
     }

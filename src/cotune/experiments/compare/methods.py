@@ -137,10 +137,6 @@ METHODS: dict[str, Method] = {
         "GRPO under the static instruction for twice the steps; with group_size doubled, P²O's baseline",
         compute="2x",
     ),
-    "dapo": _trained(
-        "GRPO with DAPO's filter", "groups of equal rewards are replaced by groups of other questions",
-        changes={"training": {"resample_rounds": 3}},
-    ),
     "gepa": Method(
         label="GEPA",
         group="prompt",

@@ -258,11 +258,8 @@ def _notices(run: RecordedRun) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def training_charts(run: RecordedRun) -> list[Chart]:
     """Draw reward, held-out score, behaviour (INSPO Fig. 2) and zero-advantage share over the steps."""
-    before = "resample/reward_mean_before"
-    resampled = any(before in row for row in run.metrics)
-    reward = f"Training reward per step{', before groups were replaced' * resampled}"
     charts = [
-        _curve(run, reward, before if resampled else "reward_mean", share=run.scores.shares),
+        _curve(run, "Training reward per step", "reward_mean", share=run.scores.shares),
         _held_out_chart(run),
         _calls_chart(run),
         _response_chart(run),

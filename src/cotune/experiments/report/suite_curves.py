@@ -110,7 +110,7 @@ def _read_stage(run: RunDir) -> _Stage:
 
     # For a filtered batch, the policy's reward is that before the filter.
     rewards = placed(
-        (row["step"], row["step"], row.get("resample/reward_mean_before", row.get("reward_mean")))
+        (row["step"], row["step"], row.get("reward_mean"))
         for row in {row["step"]: row for row in run.read_metrics()}.values()
     )
     if len(rewards) >= _SMOOTHED_FROM:
