@@ -40,37 +40,23 @@ class Fake:
     def prepare(self, checked: Preflight, folder: Path) -> Preflight:
         return checked
 
-    def train(
-        self, config: RunConfig, run: RunDir, setup: Preflight, console: Console, conclude: Conclude
-    ) -> None:
-        self._run(config, run, setup, console, conclude, 0)
-
     def choose(self, run: RunDir, setup: Preflight) -> Chosen:
         if (run.path / "damaged").exists():
             raise ConfigError(f"{run.path}/damaged: is damaged")
         return Chosen()
 
-    def resume(
+    def train(
         self,
         config: RunConfig,
         run: RunDir,
         setup: Preflight,
-        chosen: Chosen,
+        chosen: Chosen | None,
         console: Console,
         conclude: Conclude,
     ) -> None:
-        done = self.checkpoint_step(config, run.checkpoints_path) or 0
-        self._run(config, run, setup, console, conclude, done)
-
-    def _run(
-        self,
-        config: RunConfig,
-        run: RunDir,
-        setup: Preflight,
-        console: Console,
-        conclude: Conclude,
-        done: int,
-    ) -> None:
+        done = 0
+        if chosen is not None:
+            done = self.checkpoint_step(config, run.checkpoints_path) or 0
         journal = RunJournal(run, console, config.training.steps, 0)
         with Ledger(run.ledger_path) as ledger:
             ledger.begin_attempt(done or None)

@@ -46,7 +46,7 @@ def train(
             run = _created(config)
             _book(checked, run)
             _show_headline(config, run, shown)
-            engine_of(config).train(config, run, setup, shown, conclude)
+            engine_of(config).train(config, run, setup, None, shown, conclude)
     return run.path
 
 
@@ -73,7 +73,7 @@ def resume(
         if assignments:
             _on_first_rank(lambda: run.replace_config(dump_config(config)))
         _show_headline(config, run, shown)
-        checked.engine.resume(config, run, setup, chosen, shown, conclude)
+        checked.engine.train(config, run, setup, chosen, shown, conclude)
     return run.path
 
 

@@ -112,24 +112,10 @@ class Engine(Protocol):
             folder: the folder inside the run folder that will hold checkpoints.
 
         Returns:
-            The `setup` argument of `train` and `resume`.
+            The `setup` argument of `train`.
 
         Raises:
             ConfigError: a field is invalid; the message names it.
-        """
-        ...
-
-    def train(
-        self, config: RunConfig, run: RunDir, setup: Any, console: Console, conclude: Conclude
-    ) -> None:
-        """Train to the end from the initial policy, evaluate, keep the best, and call `conclude`.
-
-        Args:
-            config: the run file.
-            run: the run folder, which exists and is locked.
-            setup: the result of `prepare` for that folder.
-            console: the console for progress; only the first process uses it.
-            conclude: called once, in the process that holds the journal.
         """
         ...
 
@@ -141,16 +127,25 @@ class Engine(Protocol):
         """
         ...
 
-    def resume(
+    def train(
         self,
         config: RunConfig,
         run: RunDir,
         setup: Any,
-        chosen: "Chosen",
+        chosen: "Chosen | None",
         console: Console,
         conclude: Conclude,
     ) -> None:
-        """Train as `train` does, from the result of `choose`: a checkpoint, or else the start."""
+        """Train to the end, evaluate, keep the best, and call `conclude`.
+
+        Args:
+            config: the run file.
+            run: the run folder, which exists and is locked.
+            setup: the result of `prepare` for that folder.
+            chosen: what `choose` found, for a resume; None starts from the initial policy.
+            console: the console for progress; only the first process uses it.
+            conclude: called once, in the process that holds the journal.
+        """
         ...
 
     def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from cotune.config.run_file import parse_config
 from cotune.engines.preflight import Preflight
-from cotune.engines.verl.cluster import check_cluster, check_copy, on_cluster
+from cotune.engines.verl.cluster import check_copy, on_cluster
 from cotune.engines.verl.run import prepare
 from cotune.errors import ConfigError
 from tests.engines.verl.runs import GEO
@@ -39,15 +39,6 @@ def test_a_run_joins_the_cluster_that_is_named(
         monkeypatch.setenv("RAY_ADDRESS", variable)
     given = ray_init() if address is None else ray_init(address=address)
     assert on_cluster(given) is joins
-
-
-def test_a_running_cluster_has_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    check_cluster(ray_init(num_cpus=8))
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    check_cluster(ray_init())
-    with pytest.raises(ConfigError, match=r"ray_init\.num_cpus is 8, but the run joins a running"):
-        check_cluster(ray_init(num_cpus=8))
 
 
 def test_a_job_does_not_write_into_rays_copy_of_what_was_submitted(

@@ -10,7 +10,6 @@ import pytest
 from cotune.config.run_file import parse_config
 from cotune.engines.preflight import Preflight
 from cotune.engines.verl.settings import verl_config
-from cotune.engines.verl.verl_engine import ENGINE
 from cotune.errors import ConfigError
 from cotune.types import Distillation
 from tests.engines.verl.runs import GEO, run_file
@@ -44,15 +43,6 @@ def test_the_preflight_says_what_training_says(
     assert part in str(early.value)
     assert str(early.value) == str(late.value)
     assert any(part in str(found) for _, found in before.outcomes())  # as doctor does
-
-
-def test_settings_of_a_new_cluster_are_refused_on_a_running_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    (check,) = ENGINE.check(checked(tmp_path, {"ray_kwargs.ray_init.num_cpus": 8}))
-    with pytest.raises(ConfigError, match="num_cpus is 8, but the run joins a running"):
-        check.look()
 
 
 def test_verl_is_not_imported_for_it(tmp_path: Path) -> None:

@@ -2,8 +2,7 @@
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -21,8 +20,7 @@ from cotune.run.journal import RunJournal, SilentJournal
 from cotune.run.run_dir import RunDir
 from cotune.utils.stopping import stopped_by_sigterm
 from cotune.utils.tables import plain_table
-
-_GIB = 2**30
+from cotune.utils.text import size
 
 
 def plan_by_steps(
@@ -59,10 +57,10 @@ def plan_by_steps(
     rows = config.training.questions_per_step * config.training.group_size
     planned = plan_run(config)
     console.print(_steps_table(measured))
-    _print_rates(measured, planned, console)
-    projection = project(measured, planned, rows)
-    console.print(_projection_table(config, projection))
-    _print_notes(measured, planned, projection, console)
+    seconds = project(measured, planned, rows)
+    console.print("\n".join(rates(measured)), highlight=False)
+    console.print(_projection_table(config, planned, seconds))
+    console.print(caveats(measured, planned, seconds), highlight=False)
 
 
 def measured_steps(config: RunConfig, folder: Path, steps: int, console: Console) -> Measured:
@@ -91,57 +89,27 @@ def _kept_for_now(
     return run, RunJournal(run, console, steps, trajectories_every=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The cost of one purpose of rollouts; counts are upper bounds, as in the plan."""
+def project(measured: Measured, planned: Plan, rollouts_per_step: int) -> dict[str, float | None]:
+    """Return the seconds of a planned run by purpose of its rollouts, and of its "LLM" calls.
 
-    rollouts: int
-    tokens: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Projection:
-    """The whole run, projected from the measured rate.
-
-    Attributes:
-        shares: costs by purpose; "train" includes the updates.
-        llm: total seconds of LLM calls, made one after the other; None if none was measured.
-    """
-
-    shares: Mapping[str, Share]
-    llm: float | None
-
-    @property
-    def seconds(self) -> float:
-        return math.fsum(share.seconds for share in self.shares.values()) + (self.llm or 0.0)
-
-
-def project(measured: Measured, planned: Plan, rollouts_per_step: int) -> Projection:
-    """Project a planned run from the measured rate.
-
-    Assumes that evaluation and any purpose not measured run as fast as training rollouts.
+    "train" includes the updates. Evaluation and any purpose not measured count as fast as training
+    rollouts. LLM calls are made one after the other; None if none was measured.
     """
     totals, steady = measured.totals, measured.steady
     per_step = math.fsum(step.training for step in steady) / len(steady)
     rollout = math.fsum(step.rollouts for step in steady) / len(steady) / rollouts_per_step
-    shares: dict[str, Share] = {}
+    seconds: dict[str, float | None] = {}
     for purpose, count in planned.rollouts.items():
-        known = purpose if totals.rollouts.get(purpose) else "train"
-        tokens = totals.generated_tokens[known] / max(1, totals.rollouts[known])
         if purpose == "train":
-            seconds = count / rollouts_per_step * per_step
-        elif known == purpose:
-            seconds = count * totals.seconds[purpose] / totals.rollouts[purpose]
+            seconds[purpose] = count / rollouts_per_step * per_step
+        elif made := totals.rollouts.get(purpose):
+            seconds[purpose] = count * totals.seconds[purpose] / made
         else:
-            seconds = count * rollout
-        shares[purpose] = Share(count, count * tokens, seconds)
-    llm = None
-    if not planned.calls:
-        llm = 0.0
-    elif totals.llm_calls:
-        llm = planned.calls * totals.llm_seconds / totals.llm_calls
-    return Projection(shares, llm)
+            seconds[purpose] = count * rollout
+    if planned.calls:
+        calls = totals.llm_calls
+        seconds["LLM"] = planned.calls * totals.llm_seconds / calls if calls else None
+    return seconds
 
 
 def _steps_table(measured: Measured) -> Table:
@@ -153,62 +121,42 @@ def _steps_table(measured: Measured) -> Table:
     return table
 
 
-def _print_rates(measured: Measured, planned: Plan, console: Console) -> None:
+def rates(measured: Measured) -> list[str]:
+    """Return lines about speed, memory and LLM calls."""
     totals = measured.totals
     parts = [f"{measured.tokens_per_second:,.0f} generated tokens a second of training rollouts"]
     if measured.memory is not None:
-        parts.append(f"peak memory {measured.memory / _GIB:.2f} GiB")
+        parts.append(f"peak memory {size(measured.memory)}")
     if measured.gpu_memory is not None and measured.gpu_total is not None:
-        parts.append(
-            f"peak GPU memory {measured.gpu_memory / _GIB:.2f} of {measured.gpu_total / _GIB:.1f} GiB"
-        )
-    console.print("; ".join(parts), highlight=False)
-    if totals.llm_calls:
-        console.print(
-            f"{totals.llm_calls:,} LLM call{'' if totals.llm_calls == 1 else 's'} "
-            f"({totals.llm_failed} failed) in {totals.llm_seconds:.1f} s, {totals.money:.4f} spent",
-            highlight=False,
-        )
-    elif planned.calls:
-        console.print("no LLM call: no evolution fell due in these steps", highlight=False)
+        parts.append(f"peak GPU memory {size(measured.gpu_memory)} of {size(measured.gpu_total)}")
+    calls = (
+        f"{totals.llm_calls:,} LLM calls ({totals.llm_failed} failed) in {totals.llm_seconds:.1f} s, "
+        f"{totals.money:.4f} spent"
+    )
+    return ["; ".join(parts), *([calls] if totals.llm_calls else [])]
 
 
-def _projection_table(config: RunConfig, projection: Projection) -> Table:
-    per_rollout = config.limits.turns * config.limits.turn_tokens
+def _projection_table(config: RunConfig, planned: Plan, seconds: dict[str, float | None]) -> Table:
     title = f"The whole run, {config.training.steps:,} steps, at this rate"
-    columns = ("rollouts at most", "tokens at most", "tokens projected", "time projected")
-    table = plain_table(title, [""], columns)
-    for purpose, share in projection.shares.items():
-        table.add_row(
-            purpose,
-            f"{share.rollouts:,}",
-            f"{share.rollouts * per_rollout:,}",
-            f"{share.tokens:,.0f}",
-            duration(share.seconds),
-        )
-    if projection.llm != 0.0:
-        table.add_row(
-            "LLM", "", "", "", "?" if projection.llm is None else duration(projection.llm)
-        )
-    table.add_row("all", "", "", "", duration(projection.seconds))
+    table = plain_table(title, [""], ["rollouts at most", "time projected"])
+    for part, taken in seconds.items():
+        count = planned.rollouts.get(part)
+        cells = "" if count is None else f"{count:,}", "?" if taken is None else duration(taken)
+        table.add_row(part, *cells)
+    table.add_row("all", "", duration(math.fsum(taken or 0.0 for taken in seconds.values())))
     return table
 
 
-def _print_notes(
-    measured: Measured, planned: Plan, projection: Projection, console: Console
-) -> None:
-    notes = [
-        "The last two columns assume the most rollouts, at the rate of the steps after the first."
-    ]
+def caveats(measured: Measured, planned: Plan, seconds: dict[str, float | None]) -> str:
+    """Return what the projection assumes."""
+    text = "The time assumes the most rollouts, at the rate of the steps after the first."
     if len(measured.steps) == 1:
-        notes[0] = (
-            "The last two columns are based on one step, warm-up included: give --steps 2 or more."
-        )
+        text = "The time is based on one step, warm-up included: give --steps 2 or more."
     alike = [
         name for name in planned.rollouts if name != "train" and not measured.totals.rollouts[name]
     ]
     if alike:
-        notes.append(f"Not measured, assumed to be as fast as training: {', '.join(alike)}.")
-    if projection.llm is None:
-        notes.append("LLM calls were not measured: their time is not included.")
-    console.print(" ".join(notes), highlight=False)
+        text += f" Not measured, assumed to be as fast as training: {', '.join(alike)}."
+    if seconds.get("LLM", 0.0) is None:
+        text += " No evolution fell due: the time of LLM calls is not included."
+    return text

@@ -68,28 +68,12 @@ class TRL:
 
         return prepare(checked, folder)
 
-    def train(
-        self, config: RunConfig, run: RunDir, setup: "Setup", console: Console, conclude: Conclude
-    ) -> None:
-        self._run(config, run, setup, None, console, conclude)
-
     def choose(self, run: RunDir, setup: "Setup") -> "Chosen":
         from cotune.engines.trl.grpo import choose
 
         return choose(run, setup)
 
-    def resume(
-        self,
-        config: RunConfig,
-        run: RunDir,
-        setup: "Setup",
-        chosen: "Chosen",
-        console: Console,
-        conclude: Conclude,
-    ) -> None:
-        self._run(config, run, setup, chosen, console, conclude)
-
-    def _run(
+    def train(
         self,
         config: RunConfig,
         run: RunDir,

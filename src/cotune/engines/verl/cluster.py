@@ -7,7 +7,6 @@ from typing import Any
 
 from cotune.errors import ConfigError
 
-_OF_A_NEW_ONE = ("num_cpus", "num_gpus", "resources", "object_store_memory")
 _COPY = "_ray_pkg_"
 
 
@@ -19,18 +18,6 @@ def on_cluster(ray_init: Mapping[str, Any]) -> bool:
     """
     address = ray_init.get("address") or os.environ.get("RAY_ADDRESS")
     return bool(address) and address != "local"  # for which Ray starts a new cluster
-
-
-def check_cluster(ray_init: Mapping[str, Any]) -> None:
-    """Raise ConfigError for settings that Ray accepts only if it starts the cluster itself."""
-    if not on_cluster(ray_init):
-        return
-    for name in _OF_A_NEW_ONE:
-        if ray_init.get(name) is not None:
-            raise ConfigError(
-                f"training.engine_args.ray_kwargs.ray_init.{name} is {ray_init[name]}, but the run joins "
-                "a running Ray cluster (RAY_ADDRESS, or ray_init.address), which has its own; remove it"
-            )
 
 
 def check_copy(folder: Path) -> None:

@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, fields, replace
 from typing import Any
 
-from cotune.run.json_files import Row
 from cotune.types import Assignment, Prompt, Sampling, StopReason, Task, Trajectory, Turn
 
 ASSIGNMENTS = "cotune_assignments"
@@ -47,8 +46,12 @@ def sampling_from(text: str) -> Sampling:
 
 
 def result_text(trajectory: Trajectory) -> str:
-    """Serialize a finished rollout without its assignment."""
-    return json.dumps({**_trajectory_fields(trajectory), "logged": dict(trajectory.logged)})
+    """Serialize a finished rollout without its assignment, to the last digit."""
+    row = {field.name: getattr(trajectory, field.name) for field in fields(trajectory)}
+    row["assignment"] = trajectory.task.question  # which an environment may have changed
+    row["turns"] = [astuple(turn) for turn in trajectory.turns]
+    row |= {"parts": dict(trajectory.parts), "logged": dict(trajectory.logged)}
+    return json.dumps(row, default=lambda number: number.item())  # of numpy or torch
 
 
 def failure_text(error: Exception) -> str:
@@ -57,53 +60,19 @@ def failure_text(error: Exception) -> str:
 
 def result_from(text: str, assignment: Assignment) -> Trajectory | tuple[str, str]:
     """Parse a rollout, or the name and message of an exception."""
-    given: dict[str, Any] = json.loads(text)
-    if "failed" in given:
-        return given["failed"], given["message"]
-    return replace(_trajectory_from(given, assignment), logged=given["logged"])
-
-
-def _trajectory_fields(trajectory: Trajectory) -> Row:
-    """Return a rollout without its assignment as exact JSON, for `_trajectory_from`."""
-    same = trajectory.prompt_ids == trajectory.sampled_prompt_ids
-    return {
-        "question": trajectory.task.question,
-        "sampled_prompt_ids": _ints(trajectory.sampled_prompt_ids),
-        "prompt_ids": None if same else _ints(trajectory.prompt_ids),
-        "completion_ids": _ints(trajectory.completion_ids),
-        "mask": _ints(trajectory.mask),
-        "logprobs": [float(x) for x in trajectory.logprobs],
-        "turns": [[t.text, t.observation, t.action, t.error] for t in trajectory.turns],
-        "stop": str(trajectory.stop),
-        "answer": trajectory.answer,
-        "reward": float(trajectory.reward),
-        "parts": {name: float(value) for name, value in trajectory.parts.items()},
-        "feedback": trajectory.feedback,
-        "row": trajectory.row,
-    }
-
-
-def _trajectory_from(fields: Row, assignment: Assignment) -> Trajectory:
-    """Return the rollout of an assignment that `_trajectory_fields` wrote."""
-    asked = fields.get("question", assignment.task.question)  # an environment may have changed it
-    assignment = replace(assignment, task=replace(assignment.task, question=asked))
-    sampled = tuple[int, ...](fields["sampled_prompt_ids"])
-    return Trajectory(
-        assignment,
-        sampled_prompt_ids=sampled,
-        prompt_ids=sampled if fields["prompt_ids"] is None else tuple(fields["prompt_ids"]),
-        completion_ids=tuple(fields["completion_ids"]),
-        mask=tuple(fields["mask"]),
-        logprobs=tuple(fields["logprobs"]),
-        turns=tuple(Turn(*turn) for turn in fields["turns"]),
-        stop=StopReason(fields["stop"]),
-        answer=fields["answer"],
-        reward=fields["reward"],
-        parts=fields["parts"],
-        feedback=fields.get("feedback", ""),
-        row=fields["row"],
-    )
-
-
-def _ints(values: Sequence[Any]) -> list[int]:
-    return [int(x) for x in values]
+    row: dict[str, Any] = json.loads(text)
+    if "failed" in row:
+        return row["failed"], row["message"]
+    task = replace(assignment.task, question=row.pop("assignment"))
+    for name in (
+        "sampled_prompt_ids",
+        "prompt_ids",
+        "completion_ids",
+        "mask",
+        "logprobs",
+        "teacher_prompt_ids",
+    ):
+        row[name] = tuple(row[name])
+    row["turns"] = tuple(Turn(*turn) for turn in row["turns"])
+    row["stop"] = StopReason(row["stop"])
+    return Trajectory(replace(assignment, task=task), **row)

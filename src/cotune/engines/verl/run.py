@@ -29,7 +29,7 @@ from cotune.engines.preflight import Preflight
 from cotune.engines.undamaged import Chosen
 from cotune.engines.verl.arguments import substitution
 from cotune.engines.verl.checkpoints import VerlBest, choose_checkpoint, drop_later, load_state
-from cotune.engines.verl.cluster import check_cluster, check_copy, on_cluster
+from cotune.engines.verl.cluster import check_copy, on_cluster
 from cotune.engines.verl.hooks import VerlJoint
 from cotune.engines.verl.settings import resume_from, verl_config
 from cotune.engines.verl.worker import SECTION, Worker, make_worker, worker_of
@@ -98,7 +98,6 @@ def _checked(
         worker.context_tokens,
     )
     auto_set_device(found)
-    check_cluster(found.ray_kwargs.ray_init)
     elsewhere = on_cluster(found.ray_kwargs.ray_init)
     if not elsewhere:
         only_local(policy_path(config.policy.path))  # weights and all
@@ -178,7 +177,6 @@ def train(
         "working_folder": os.getcwd(),
         "resume": resume,
         "checkpoint": None if checkpoint is None else str(checkpoint),
-        "logs": {name: list(value) for name, value in chosen.logs.items()},
         "notices": list(chosen.notices),
         "terminal": shown.is_terminal,
         "width": shown.width,
@@ -265,11 +263,7 @@ def _run(
     with Ledger(run.ledger_path) as ledger:
         parts = run_parts(config, worker.environment, worker.codec, worker.rewards, journal, ledger)
         joint = VerlJoint(parts, worker, evaluation)
-        joint.chosen = Chosen(
-            checkpoint,
-            {name: (int(size), str(digest)) for name, (size, digest) in ours.logs.items()},
-            tuple(ours.notices),
-        )
+        joint.chosen = Chosen(checkpoint, tuple(ours.notices))
         state = _begin(joint, journal, evaluation, checkpoint, bool(ours.resume), config)
         _budget(joint, ledger, config.training)
         made: Any = JointTrainer  # veRL registers its base by a decorator that hides the type

@@ -66,29 +66,17 @@ class VeRL:
 
         return run.prepare(checked, folder)
 
-    def train(
-        self,
-        config: RunConfig,
-        run: RunDir,
-        setup: "VerlSetup",
-        console: Console,
-        conclude: Conclude,
-    ) -> None:
-        from cotune.engines.verl.run import train
-
-        train(config, run, None, setup, console, conclude)
-
     def choose(self, run: RunDir, setup: "VerlSetup") -> "Chosen":
         from cotune.engines.verl.run import choose
 
         return choose(run, setup)
 
-    def resume(
+    def train(
         self,
         config: RunConfig,
         run: RunDir,
         setup: "VerlSetup",
-        chosen: "Chosen",
+        chosen: "Chosen | None",
         console: Console,
         conclude: Conclude,
     ) -> None:
@@ -114,7 +102,7 @@ class VeRL:
 def _arguments(config: RunConfig) -> None:
     """Check the veRL fields of a run file, against veRL's own files if it is installed."""
     from cotune.engines.verl.arguments import checked_arguments, substitution
-    from cotune.engines.verl.cluster import check_cluster, check_copy
+    from cotune.engines.verl.cluster import check_copy
 
     check_copy(config.output)
     if isinstance(config.proposer, LocalOptions):
@@ -129,8 +117,7 @@ def _arguments(config: RunConfig) -> None:
     from cotune.engines.verl.settings import verl_config
 
     # How many GPUs there are, and the policy's context, are checked when the run is prepared.
-    found = verl_config(config, config.output, 1, False, distillation)
-    check_cluster(found.ray_kwargs.ray_init)
+    verl_config(config, config.output, 1, False, distillation)
 
 
 def together() -> str | None:
