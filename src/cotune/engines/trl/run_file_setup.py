@@ -209,7 +209,7 @@ def _check_frozen(training: TrainingConfig) -> None:
 
 def check_engine_args(given: dict[str, Any]) -> None:
     """Raise ConfigError for fields that GRPOConfig lacks or that are set elsewhere."""
-    check_not_ours(given)
+    check_tokens(given)
     check_set_elsewhere(given, {**SHARED_FIELDS, **_GRPO_FIELDS})
     if (loss := given.get("loss_type", "grpo")) not in LOSSES:
         raise ConfigError(
@@ -230,6 +230,10 @@ SHARED_FIELDS = {
     "save_strategy": "training.save_every",
     "save_steps": "training.save_every",
     "save_total_limit": "training.keep_checkpoints",
+    "output_dir": "output",
+    "eval_strategy": "evaluation.every",
+    "eval_on_start": "evaluation.before",
+    "load_best_model_at_end": "evaluation.every, which keeps the best policy",
     "per_device_train_batch_size": "training.micro_batch_size",
     "gradient_accumulation_steps": "training.questions_per_step, group_size and mini_batches",
 }
@@ -271,20 +275,4 @@ def check_known(given: dict[str, Any], config: type) -> None:
             raise ConfigError(
                 f"training.engine_args.{name}: unknown field of {config.__name__}"
                 f"{did_you_mean(name, known)}; remove it or correct its name"
-            )
-
-
-def check_not_ours(given: dict[str, Any]) -> None:
-    """Raise ConfigError for fields that a run file sets elsewhere or must not set."""
-    check_tokens(given)
-    for name in given:
-        if name == "output_dir":
-            raise ConfigError(
-                "training.engine_args.output_dir: a run's checkpoints are kept in its folder; "
-                "remove it and set output"
-            )
-        if name in ("eval_strategy", "eval_on_start", "load_best_model_at_end"):
-            raise ConfigError(
-                f"training.engine_args.{name}: a run file already evaluates and keeps the best "
-                "policy; remove it and set evaluation.every"
             )

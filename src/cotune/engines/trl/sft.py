@@ -17,6 +17,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import GRPOConfig, SFTConfig, SFTTrainer
 
 from cotune.config.cost import accumulation
+from cotune.config.run_checks import check_tokens
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import Parts, run_parts
@@ -28,7 +29,6 @@ from cotune.engines.trl.run_file_setup import (
     SHARED_FIELDS,
     Setup,
     check_known,
-    check_not_ours,
     check_set_elsewhere,
     shared_args,
 )
@@ -100,7 +100,7 @@ def sft_config(config: RunConfig, folder: Path) -> SFTConfig:
 
 def check_engine_args(given: dict[str, Any]) -> None:
     """Raise ConfigError for the first field that fine-tuning rejects."""
-    check_not_ours(given)
+    check_tokens(given)
     check_set_elsewhere(given, _ELSEWHERE)
     known = {one.name for one in fields(SFTConfig) if one.init}
     grpos = {one.name for one in fields(GRPOConfig) if one.init} - known
