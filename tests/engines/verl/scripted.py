@@ -102,7 +102,9 @@ def _note_updates(path: Path) -> None:
     update = JointTrainer._update_actor
 
     def noted(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
-        fields = ["prompts", "responses", "loss_mask", "response_mask", "advantages"]
+        fields = ["prompts", "responses", "loss_mask", "advantages"]
+        if self.config.algorithm.rollout_correction.rollout_is is not None:
+            fields.append("rollout_is_weights")  # 0 for tokens that the signed mask leaves out
         data = tq.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=fields
         )
@@ -117,17 +119,24 @@ def _note_updates(path: Path) -> None:
                     column["loss_mask"],
                     column["advantages"],
                 ),
-                "kept": [
-                    kept
-                    for kept, own in zip(column["response_mask"], column["loss_mask"], strict=True)
-                    if own
-                ],
+                "kept": _kept(column),
             }
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([rows[place] for place in sorted(rows)]) + "\n")
         return update(self, batch, metrics)
 
     JointTrainer._update_actor = noted  # type: ignore[method-assign]
+
+
+def _kept(column: Mapping[str, list[float]]) -> list[int]:
+    """1 for each own token that the loss counts with its advantage, else 0."""
+    own, advantages = column["loss_mask"], column["advantages"]
+    weights = column.get("rollout_is_weights", own)
+    return [
+        int(weight > 0 or advantage > 0)
+        for weight, advantage, is_own in zip(weights, advantages, own, strict=True)
+        if is_own
+    ]
 
 
 if SCRIPT in os.environ:
