@@ -558,6 +558,14 @@ def test_rows_of_one_question_stay_on_one_side(tmp_path: Path) -> None:
     assert not ids(tasks["train"]) & ids(tasks["test"])
 
 
+def test_a_limit_leaves_what_is_held_out(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", questions(50))
+    everything, limited = read(file), read(file, limit=7)
+    assert limited["train"] == everything["train"][:7]
+    assert limited["test"] == everything["test"]
+    assert limited["validation"] == everything["validation"]
+
+
 def test_too_few_to_hold_some_out(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "a.jsonl", questions(9))
     text = error_of(file)

@@ -74,6 +74,8 @@ class DatasetConfig(Model):
     "prompt" and "problem", for answers also "answer", "golden_answers", "ground_truth" and "final_answer"); null
     reads none. `reward_model.ground_truth` is a field below a column. Only the question is required:
     a text, or chat messages that end with the user's."""
+    limit: int | None = Field(default=None, ge=1)
+    """Train on only the first questions that are not held out; null: on all."""
     drop_too_long: bool = False
     """Leave out questions whose prompts need more than `limits.prompt_tokens`, in every split, with a
     count. Otherwise such a question is an error."""
@@ -127,7 +129,8 @@ def read_dataset(config: DatasetConfig, *, repeated: bool = False) -> dict[str, 
     given = {split: getattr(config, split) for split in ("validation", "test")}
     wanted = {split: value for split, value in given.items() if isinstance(value, int)}
     questions = {split: _read(config, split, repeated) for split in SPLITS if split not in wanted}
-    return _split(questions, wanted, _source(config, "train"), config.model_fields_set)
+    tasks = _split(questions, wanted, _source(config, "train"), config.model_fields_set)
+    return {**tasks, "train": tasks["train"][: config.limit]}
 
 
 def _split(

@@ -5,7 +5,8 @@ A request is `{"queries": […], "topk": k, "return_scores": true}`, the reply `
 limited, redirects are not followed, and replies are checked before they are used.
 """
 
-# pyright: basic, since a reply may be anything
+# A reply may be anything.
+# pyright: basic
 
 import asyncio
 import json
