@@ -41,36 +41,24 @@ def description_of(environment: Environment) -> str:
 def described_tools(schemas: Sequence[Schema]) -> str:
     """Return signatures, docstrings and parameters of tools, from their JSON schemas; "" for none.
 
-    If that is longer than DESCRIPTION_CHARS, the parameters are left out, then all but each tool's
-    first line, then all but the signatures.
+    If that is longer than DESCRIPTION_CHARS, all but each tool's signature is left out.
     """
     if not schemas:
         return ""
     functions = [schema.get("function", schema) for schema in schemas]
-    shown = ""
-    for form in (_whole, _without_parameters, _first_line, _signature):
-        shown = "\n".join((_CALLS, *map(form, functions)))
-        if len(shown) <= DESCRIPTION_CHARS:
-            break
-    return shown
+    text = "\n".join((_CALLS, *map(_whole, functions)))
+    return (
+        text if len(text) <= DESCRIPTION_CHARS else "\n".join((_CALLS, *map(_signature, functions)))
+    )
 
 
 def _whole(function: Schema) -> str:
-    lines = [_without_parameters(function)]
+    text = _cut(_one_line(function.get("description")), _TEXT_CHARS)
+    lines = [f"{_signature(function)}: {text}" if text else _signature(function)]
     for name, schema in _parameters(function).items():
-        if said := _one_line(schema.get("description")):
-            lines.append(f"    {name}: {_cut(said, _TEXT_CHARS)}")
+        if text := _one_line(schema.get("description")):
+            lines.append(f"    {name}: {_cut(text, _TEXT_CHARS)}")
     return "\n".join(lines)
-
-
-def _without_parameters(function: Schema) -> str:
-    said = _cut(_one_line(function.get("description")), _TEXT_CHARS)
-    return f"{_signature(function)}: {said}" if said else _signature(function)
-
-
-def _first_line(function: Schema) -> str:
-    first = str(function.get("description") or "").strip().partition("\n")[0]
-    return f"{_signature(function)}: {_cut(first, 120)}" if first else _signature(function)
 
 
 def _signature(function: Schema) -> str:

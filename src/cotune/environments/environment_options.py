@@ -82,8 +82,6 @@ class ToolsOptions(Model):
     tools: tuple[ToolConfig, ...] = Field(min_length=1)
     seconds: float = Field(default=30.0, gt=0)
     """Timeout of a call, in seconds."""
-    concurrency: int = Field(default=32, ge=1)
-    """Calls that run at the same time, per process."""
     description: str | None = None
     """Description of the environment for the LLM that proposes; null: the tools, "": none."""
 

@@ -20,14 +20,17 @@ from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker
 from cotune.errors import ConfigError
 from cotune.types import Action, Response, Task, ToolCall, Trajectory
 from cotune.utils.importing import import_object
-from cotune.utils.text import message_of
+from cotune.utils.text import message_of, one_line
 
 ToolFunction = Callable[..., Any]
 INITIAL_INSTRUCTION = "Answer the question. Call the tools where they help."
+CONCURRENCY = 32  # calls that run at the same time, per process
 OUT_OF_TURNS = "calls a tool in its last turn"
 TIMED_OUT = "took too long"
 _SHOWN = 120  # characters of a turn's error
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+# Models also write 7 for a text parameter.
+_LENIENT = ConfigDict(coerce_numbers_to_str=True)
 _JSON: tuple[type[Any], ...] = (dict, list, tuple, int, float, type(None))
 
 
@@ -114,7 +117,6 @@ class ToolEnvironment(TaskEnvironment):
         prompt_format: the layout of a prompt.
         seconds: the timeout of a call. A sync function cannot be stopped: it continues in its
             thread, and its result is dropped.
-        concurrency: calls that run at the same time, per process.
 
     Raises:
         ConfigError: a function has no types or docstring, or two have the same name; names tool
@@ -131,7 +133,6 @@ class ToolEnvironment(TaskEnvironment):
         prompt_format: PromptFormat | None = None,
         *,
         seconds: float = 30.0,
-        concurrency: int = 32,
     ) -> None:
         super().__init__(tasks, initial_instruction, prompt_format)
         if callable(tools) or not tools:
@@ -145,7 +146,7 @@ class ToolEnvironment(TaskEnvironment):
         names = [tool.name for tool in self._tools]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"tools: two are called {twice[0]}; rename one of them")
-        self._runner = ToolRunner(concurrency)
+        self._runner = ToolRunner(CONCURRENCY)
 
     @property
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -178,7 +179,7 @@ def tool_environment(options: ToolsOptions, tasks: Mapping[str, Sequence[Task]])
         for tool in options.tools
     ]
     try:
-        environment = ToolEnvironment(tools, tasks, concurrency=options.concurrency)
+        environment = ToolEnvironment(tools, tasks)
     except ConfigError as error:
         if not str(error).startswith("tools"):
             raise
@@ -214,14 +215,27 @@ def tool_of(function: Any, seconds: float, owner: str = "") -> Tool:
                 f"{where} takes {str(parameter).split(':')[0]}; expected named parameters: name "
                 "each with its type"
             )
-        if parameter.annotation is inspect.Parameter.empty:
-            raise ConfigError(
-                f"{where}: its parameter {parameter.name} has no type; add one, such as "
-                f"{parameter.name}: str"
-            )
-    schema = _schema(function, where)
-    hints = _hints(function, where)
-    types = {p: _adapter(hints[p], where, p) for p in signature.parameters}
+    # Loads transformers, which is not needed without tools.
+    from transformers.utils import chat_template_utils
+
+    utils = cast(Any, chat_template_utils)
+    try:
+        schema = dict(utils.get_json_schema(function))
+        hints = get_type_hints(function, include_extras=True)
+        types = {name: TypeAdapter(hints[name], config=_LENIENT) for name in signature.parameters}
+    except (
+        utils.TypeHintParsingException,
+        utils.DocstringParsingException,
+        PydanticSchemaGenerationError,
+        ValueError,
+        NameError,
+        TypeError,
+    ) as error:
+        reason = one_line(" ".join(map(str, error.args)) or str(error))[:200]
+        raise ConfigError(
+            f"{where} cannot be a tool ({reason}); expected a docstring, and for each parameter a type (str, "
+            'int, float, bool, Literal, Enum, and list, dict or unions of them) and a line under "Args:"'
+        ) from error
     return Tool(name, schema, function, float(seconds), signature, types)
 
 
@@ -233,58 +247,6 @@ def text_of(result: Any) -> str:
         except (TypeError, ValueError):  # keys that are not texts, or a list that contains itself
             pass
     return str(result)
-
-
-def _schema(function: Callable[..., Any], where: str) -> dict[str, Any]:
-    doc = (inspect.getdoc(function) or "").strip()
-    if not doc:
-        raise ConfigError(
-            f"{where} has no docstring; describe what it does, and each parameter in an Args: section"
-        )
-    # Loads transformers, which is not needed without tools.
-    from transformers.utils import chat_template_utils
-
-    utils = cast(Any, chat_template_utils)
-    described: dict[str, str] = utils.parse_google_format_docstring(doc)[1] or {}
-    for parameter in inspect.signature(function).parameters:
-        if parameter not in described:
-            raise ConfigError(
-                f"{where}: its docstring does not describe {parameter}; add a line "
-                f'"{parameter}: what it is" under "Args:"'
-            )
-    try:
-        return dict(utils.get_json_schema(function))
-    except (
-        utils.TypeHintParsingException,
-        utils.DocstringParsingException,
-        ValueError,
-        NameError,
-    ) as error:
-        reason = " ".join(" ".join(map(str, error.args)).split())[:200]
-        raise ConfigError(
-            f"{where}: its types have no JSON schema ({reason}); use str, int, float, bool, "
-            "Literal, Enum, and list, dict or unions of them"
-        ) from error
-
-
-def _hints(function: Callable[..., Any], where: str) -> dict[str, Any]:
-    try:
-        return get_type_hints(function, include_extras=True)
-    except (NameError, TypeError) as error:
-        raise ConfigError(
-            f"{where}: its types cannot be read ({error}); import what they name"
-        ) from error
-
-
-def _adapter(hint: Any, where: str, parameter: str) -> TypeAdapter[Any]:
-    try:
-        # Models also write 7 for a text parameter.
-        return TypeAdapter(hint, config=ConfigDict(coerce_numbers_to_str=True))
-    except PydanticSchemaGenerationError as error:
-        raise ConfigError(
-            f"{where}: the type of its parameter {parameter} is not supported; use str, int, float, "
-            "bool, Literal, Enum, and list, dict or unions of them"
-        ) from error
 
 
 @dataclass
