@@ -49,12 +49,11 @@ def test_moving_average_by_hand() -> None:
 def test_a_chart_puts_points_where_they_belong() -> None:
     chart = line_chart("A & B", [Series("x", [(0, 0), (10, 1)], "s0")], share=True)
     assert chart is not None
-    (line,) = chart.lines
-    assert line.points == "44.0,162.0 438.0,8.0"
-    assert line.dots == [(44.0, 162.0), (438.0, 8.0)]
-    assert chart.x_ticks[0] == (44.0, "0")
-    assert chart.y_ticks[0] == (162.0, "0\u2009%")
-    assert chart.y_ticks[-1] == (8.0, "100\u2009%")
+    (line,) = chart.series
+    assert chart.path(line.points) == "44.0,162.0 438.0,8.0"
+    assert line.dots == line.points
+    assert (chart.x_text(chart.x_ticks[0]), chart.x_ticks[-1]) == ("0", 10)
+    assert [chart.y_text(chart.y_ticks[i]) for i in (0, -1)] == ["0\u2009%", "100\u2009%"]
     assert line_chart("empty", [Series("x", [], "s0")]) is None
 
 
@@ -65,7 +64,7 @@ def test_grey_lines_lie_behind_and_have_no_legend() -> None:
     ]
     chart = line_chart("three", lines)
     assert chart is not None
-    assert [line.name for line in chart.lines] == ["b", "a", "c"]
+    assert [line.name for line in chart.series] == ["b", "a", "c"]
     assert chart.legend == [("s0", "a"), ("s1", "c")]
 
 

@@ -127,10 +127,10 @@ def test_charts_hold_steps_without_hints(run: RunDir) -> None:
         "hard", "newly hard", "graduated", "graduated under hints",
     ]  # fmt: skip
     # Nine steps without a gap for groups without hints, four for those with.
-    points = {line.name: len(line.points.split()) for line in groups.lines}
+    points = {line.name: len(line.points) for line in groups.series}
     assert points["groups with hints"] == 4
     assert points["groups without hints"] == 9
-    assert "%" in masked.y_ticks[0][1]
+    assert masked.share
 
 
 def test_the_page_tells_what_the_hints_went_through(run: RunDir) -> None:

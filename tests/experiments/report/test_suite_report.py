@@ -222,7 +222,9 @@ def test_training_reward_stands_in_where_nothing_was_validated(tmp_path: Path) -
 
 def test_instructions_of_first_seeds_are_shown_once(suite: Path) -> None:
     found = page(write_suite_report(suite))
-    words = found.words[found.words.index("Best instructions") : found.words.index("Runs Search")]
+    words = found.words[
+        found.words.index("Best instructions") : found.words.index("Runs search-r1")
+    ]
     assert words.count("Search for one entity at a time. 0") == 1
     assert "Direct, Search-R1" in words
 
@@ -236,7 +238,7 @@ def test_links_lead_to_the_reports_that_are_there(tmp_path: Path) -> None:
     assert "./inspo/seed-0/train/report.html" in found.links
     assert "./prompt-first/seed-1/prompt/report.html" in found.links
     assert all((tmp_path / link).is_file() for link in found.links)
-    assert "seed 1, train (no report)" in found.words
+    assert "inspo/seed-1/train (no report)" in found.words
     assert "prompt-first/seed-0/train: no run folder" in found.words
 
 

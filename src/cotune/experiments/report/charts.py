@@ -17,7 +17,6 @@ HALF, WIDE, PANEL = (450, 200), (900, 280), (280, 170)
 """Sizes: two side by side, the width of the page, one of many small ones."""
 _MOST_POINTS = 500  # of a curve; longer ones are thinned, so that pages stay small
 _SMOOTHED_FROM, _DOTTED_BELOW = 20, 8  # points of a curve
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 8, 38  # margins
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,26 +37,19 @@ class Series:
     band: Sequence[tuple[float, float, float]] = ()
     strong: bool = False
 
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A series in a drawing; points, raw and band are SVG's lists of coordinates."""
-
-    name: str
-    css: str
-    points: str
-    raw: str
-    band: str
-    dots: list[Point]
+    @property
+    def dots(self) -> Sequence[Point]:
+        return self.points if len(self.points) < _DOTTED_BELOW else ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A drawing.
+    """A drawing of lines over axes; its methods place points in it.
 
     Attributes:
-        right, bottom: where the plotting area ends.
-        x_ticks, y_ticks: where each tick is, and its text.
+        series: those that lie behind first.
+        share: y is written as per cent.
+        x_ticks, y_ticks: values; the y axis ends at its ticks.
         guides: x of dotted vertical lines.
         legend: (CSS class, name) of each series that its colour identifies.
         note: how to read it.
@@ -65,18 +57,49 @@ class Chart:
 
     title: str
     size: Size
-    right: int
-    bottom: int
     x_label: str
-    x_ticks: list[tuple[float, str]]
-    y_ticks: list[tuple[float, str]]
-    guides: list[float]
-    lines: list[Line]
-    legend: list[tuple[str, str]]
+    share: bool
+    x_range: Point
+    x_ticks: Sequence[float]
+    y_ticks: Sequence[float]
+    guides: Sequence[float]
+    series: Sequence[Series]
+    legend: Sequence[tuple[str, str]]
     note: str
+    left: int = 44
+    top: int = 8
 
-    left: int = _LEFT
-    top: int = _TOP
+    @property
+    def right(self) -> int:
+        return self.size[0] - 12
+
+    @property
+    def bottom(self) -> int:
+        return self.size[1] - 38
+
+    def x(self, value: float) -> float:
+        low, high = self.x_range
+        share = (value - low) / ((high - low) or 1.0)
+        return round(self.left + share * (self.right - self.left), 1)
+
+    def y(self, value: float) -> float:
+        low, high = self.y_ticks[0], self.y_ticks[-1]
+        return round(self.bottom - (value - low) / (high - low) * (self.bottom - self.top), 1)
+
+    def path(self, points: Iterable[Point]) -> str:
+        """Return points as SVG's list of coordinates."""
+        return " ".join(f"{self.x(x)},{self.y(y)}" for x, y in points)
+
+    def area(self, band: Sequence[tuple[float, float, float]]) -> str:
+        """Return the outline of a band."""
+        upper = [(x, high) for x, _, high in band]
+        return self.path([*upper, *((x, low) for x, low, _ in reversed(band))])
+
+    def x_text(self, value: float) -> str:
+        return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"
+
+    def y_text(self, value: float) -> str:
+        return f"{value * 100:g}\u2009%" if self.share else f"{value:g}"
 
 
 def style(index: int) -> str:
@@ -158,43 +181,21 @@ def line_chart(
     y_low, y_high = y_range or (min(0.0, *ys), max(0.0, *ys))
     if share and y_high > 0.8:
         y_high = max(y_high, 1.0)
-    y_ticks = ticks(y_low, y_high)
-    y_low, y_high = y_ticks[0], y_ticks[-1]
-    right, bottom = size[0] - _RIGHT, size[1] - _BOTTOM
-
-    def x(value: float) -> float:
-        return round(_LEFT + (value - x_low) / ((x_high - x_low) or 1.0) * (right - _LEFT), 1)
-
-    def y(value: float) -> float:
-        return round(bottom - (value - y_low) / (y_high - y_low) * (bottom - _TOP), 1)
-
-    def path(points: Iterable[Point]) -> str:
-        return " ".join(f"{x(a)},{y(b)}" for a, b in points)
-
-    def line(s: Series) -> Line:
-        upper = [(x, high) for x, _, high in s.band]
-        lower = [(x, low) for x, low, _ in reversed(s.band)]
-        dots = [(x(a), y(b)) for a, b in s.points] if len(s.points) < _DOTTED_BELOW else []
-        css = f"{s.style} strong" if s.strong else s.style
-        return Line(s.name, css, path(s.points), path(s.raw), path([*upper, *lower]), dots)
-
     coloured = [(s.style, s.name) for s in series if s.style != "muted"]
-    behind_first = sorted(series, key=lambda s: (s.style != "muted", s.strong))
-    whole = 0.0 if x_range else 1.0
     return Chart(
-        title,
-        size,
-        right,
-        bottom,
-        x_label,
-        [(x(t), _thousands(t)) for t in ticks(x_low, x_high, 5, whole) if x_low <= t <= x_high],
-        [(y(t), f"{t * 100:g}\u2009%" if share else f"{t:g}") for t in y_ticks],
-        [x(guide) for guide in guides],
-        [line(s) for s in behind_first],
-        coloured if len(coloured) > 1 else [],
-        note,
+        title=title,
+        size=size,
+        x_label=x_label,
+        share=share,
+        x_range=(x_low, x_high),
+        x_ticks=[
+            tick
+            for tick in ticks(x_low, x_high, 5, 0.0 if x_range else 1.0)
+            if x_low <= tick <= x_high
+        ],
+        y_ticks=ticks(y_low, y_high),
+        guides=list(guides),
+        series=sorted(series, key=lambda s: (s.style != "muted", s.strong)),
+        legend=coloured if len(coloured) > 1 else [],
+        note=note,
     )
-
-
-def _thousands(value: float) -> str:
-    return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"

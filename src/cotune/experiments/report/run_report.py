@@ -43,6 +43,16 @@ _SCORES = {
     "em_initial_instruction": "trained, initial instruction",
     "em": "trained, best instruction",
 }
+_CURVES = (
+    ("Prompt length in tokens", "prompt_tokens_mean"),
+    ("Share of groups without advantage", "zero_advantage_share"),
+    ("Share of rollouts that were truncated", SHARE),
+)
+_MORE_CURVES = (
+    ("Loss", "loss"),
+    ("Entropy of the policy (nats per token)", "entropy"),
+    ("Gradient norm", "grad_norm"),
+)
 Table = dict[str, Any]
 """`head`, a list of cells; `rows`, each a list of cells, of which one alone is a heading; `notes`."""
 
@@ -63,7 +73,7 @@ def write_run_report(folder: Path) -> Path:
         "shipped": _shipped(run),
         "kept": run.kept.statement() if run.kept else "",
         "charts": training_charts(run),
-        "more": _more_charts(run),
+        "more": _charts(run, _MORE_CURVES),
         "population": population(run, outside_phases(run.events, "proposal_failed")),
         "hints": hints_of(run),
         "groups": some_groups(run.folder),
@@ -258,30 +268,23 @@ def _notices(run: RecordedRun) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def training_charts(run: RecordedRun) -> list[Chart]:
     """Draw reward, held-out score, behaviour (INSPO Fig. 2) and zero-advantage share over the steps."""
-    charts = [
-        _curve(run, "Training reward per step", "reward_mean", share=run.scores.shares),
+    reward = [(run.name, run.values("reward_mean"))]
+    charts = (
+        curves_chart("Training reward per step", reward, share=run.scores.shares),
         _held_out_chart(run),
         _calls_chart(run),
         _response_chart(run),
-        _curve(run, "Prompt length in tokens", "prompt_tokens_mean"),
-        _curve(run, "Share of groups without advantage", "zero_advantage_share", share=True),
-    ]
-    if any(share for _, share in run.values(SHARE)):
-        charts.append(_curve(run, "Share of rollouts that were truncated", SHARE, share=True))
+    )
+    return [chart for chart in charts if chart] + _charts(run, _CURVES)
+
+
+def _charts(run: RecordedRun, curves: Sequence[tuple[str, str]]) -> list[Chart]:
+    """Draw the metrics that were recorded, by title and name."""
+    charts = (
+        curves_chart(title, [(run.name, run.values(key))], share=title.startswith("Share"))
+        for title, key in curves
+    )
     return [chart for chart in charts if chart]
-
-
-def _more_charts(run: RecordedRun) -> list[Chart]:
-    charts = [
-        _curve(run, "Loss", "loss"),
-        _curve(run, "Entropy of the policy (nats per token)", "entropy"),
-        _curve(run, "Gradient norm", "grad_norm"),
-    ]
-    return [chart for chart in charts if chart]
-
-
-def _curve(run: RecordedRun, title: str, key: str, *, share: bool = False) -> Chart | None:
-    return curves_chart(title, [(run.name, run.values(key))], share=share)
 
 
 def _held_out_chart(run: RecordedRun) -> Chart | None:
@@ -322,7 +325,7 @@ def _calls_chart(run: RecordedRun) -> Chart | None:
         curves += [("unusable turns", calls[kind]) for kind in others[1:] if kind in calls]
         return curves_chart("Turns per rollout, by action", curves)
     if any(y > 1 for _, y in run.values("turns_mean")):
-        return _curve(run, "Turns per rollout", "turns_mean")
+        return curves_chart("Turns per rollout", [(run.name, run.values("turns_mean"))])
     return None
 
 

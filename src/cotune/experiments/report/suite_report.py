@@ -294,24 +294,13 @@ def _instructions(
     return [(text, _heading(*methods[text])) for text in methods]
 
 
-def _links(folder: Path, suite: SuiteSummary) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return each method's runs, with relative links to the reports that exist, else ""."""
-
-    def href(name: str) -> str:
-        path = folder_of(folder, name)
-        if path is None or not (path / "report.html").is_file():
-            return ""
-        return f"./{quote(name.strip('/'))}/report.html"
-
+def _links(folder: Path, suite: SuiteSummary) -> list[tuple[str, str]]:
+    """Return the folder of each run, with a relative link to its report; "" if there is none."""
+    names = [name for method in suite.ordered for runs in method.runs.values() for name in runs]
+    paths = [folder_of(folder, name) for name in names]
     return [
-        (
-            method.label,
-            [
-                (f"seed {seed}, {Path(name).name}", href(name))
-                for seed, names in method.runs.items()
-                for name in names
-            ],
-        )
-        for method in suite.ordered
-        if method.runs
+        (name, f"./{quote(name.strip('/'))}/report.html")
+        if path is not None and (path / "report.html").is_file()
+        else (name, "")
+        for name, path in zip(names, paths, strict=True)
     ]
