@@ -2,8 +2,8 @@
 
 import copy
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import yaml
 
@@ -20,42 +20,18 @@ def with_overrides(raw: Mapping[str, Any], assignments: Sequence[str]) -> dict[s
     """Return a run file's plain data with some fields set; `raw` is not modified.
 
     Each assignment is `FIELD=VALUE`: the field by its dotted path, the value as YAML. A section
-    that the file lacks is added. A later assignment wins over an earlier one.
-    `config.parse_config` checks that the fields exist and the values are valid.
+    that the file lacks is added. Another `kind` drops the section's other fields, whatever stands before it
+    on the command line. Otherwise a later assignment wins over an earlier one. `config.parse_config` checks
+    that the fields exist and the values are valid.
 
     Raises:
         ConfigError: no `=`, no field before it, no YAML after it, or a field below one that is not a
             section. The message never repeats what comes after `=`: it may be a key.
     """
     changed = copy.deepcopy(dict(raw))
-    for assignment in assignments:
-        path, value = _parsed(assignment)
+    for path, value in sorted(map(_parsed, assignments), key=lambda pair: pair[0][-1] != "kind"):
         _set(changed, path, value)
     return changed
-
-
-def other_kinds_fields(
-    raw: Mapping[str, Any],
-    assignments: Sequence[str],
-    fields_of: Callable[[str, str], Collection[str] | None],
-) -> dict[tuple[str, str], list[str]]:
-    """Return the fields of a run file that lose their meaning when `SECTION.kind` is assigned.
-
-    The keys are the section and its new kind; sections without such fields are left out.
-
-    Args:
-        fields_of: returns the fields of a section's kind; None for an unknown kind.
-    """
-    left: dict[tuple[str, str], list[str]] = {}
-    for path, kind in map(_parsed, assignments):
-        section = raw.get(path[0])
-        if path[1:] != ("kind",) or not isinstance(section, dict) or not isinstance(kind, str):
-            continue
-        given = cast("dict[str, Any]", section)
-        was, now = fields_of(path[0], str(given.get("kind"))), fields_of(path[0], kind)
-        if was is not None and now is not None:
-            left[path[0], kind] = [name for name in given if name in was and name not in now]
-    return {key: names for key, names in left.items() if names}
 
 
 def _parsed(assignment: str) -> tuple[tuple[str, ...], Any]:
@@ -99,6 +75,8 @@ def _set(section: dict[str, Any], path: Sequence[str], value: Any) -> None:
                 f"set {holder} as a whole"
             )
         section = below
+    if path[-1] == "kind" and section.get("kind", value) != value:
+        section.clear()
     section[_key(section, path[-1])] = value
 
 

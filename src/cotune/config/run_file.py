@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_type_hints
 
 import yaml
 from pydantic import (
@@ -19,9 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from cotune.config.overrides import other_kinds_fields, too_much, with_overrides
+from cotune.config.overrides import too_much, with_overrides
 from cotune.data.dataset import DatasetConfig
-from cotune.data.splits import warn
 from cotune.environments.base import missing_texts
 from cotune.environments.environment_options import (
     NEEDS_DATASET,
@@ -221,7 +220,6 @@ LLMConfig = Annotated[
     RulesConfig | OpenAIOptions | BankOptions | LocalOptions | OwnLLMOptions,
     Field(discriminator="kind"),
 ]
-_UNIONS = {"environment": EnvironmentOptions, "llm": LLMConfig}
 ASKS_A_MODEL = (OpenAIOptions, OwnLLMOptions)
 """The kinds of LLM whose calls may cost something."""
 
@@ -266,7 +264,7 @@ class RunConfig(Model):
         if "environment" in given:
             packages = frozenset(registered(ENVIRONMENTS))
             given["environment"] = environment_section(
-                given["environment"], frozenset(_by_kind("environment")), packages
+                given["environment"], _environment_kinds(), packages
             )
         if isinstance(llm := given.get("llm"), str):
             given["llm"] = {"kind": "python", "object": llm} if ":" in llm else {"kind": llm}
@@ -391,8 +389,7 @@ def load_config(path: str | Path, assignments: Sequence[str] = ()) -> RunConfig:
     Args:
         path: the file.
         assignments: fields that replace the file's, each as `training.steps=600`; see
-            `cotune.config.overrides`. If they change the `kind` of a section, the file's fields that
-            the new kind lacks are dropped, with a warning.
+            `cotune.config.overrides`.
 
     Raises:
         ConfigError: one line with the file, the field, the value and what was expected.
@@ -405,34 +402,13 @@ def load_config(path: str | Path, assignments: Sequence[str] = ()) -> RunConfig:
             f"{path} is a suite file, as it has methods and no strategy; expected a run file; start the "
             f"suite with cotune compare {path}"
         )
-    given = dict(raw)
-    for (section, kind), names in other_kinds_fields(given, assignments, _fields_of).items():
-        given[section] = {key: value for key, value in given[section].items() if key not in names}
-        verb, fields = "are" if len(names) > 1 else "is", ", ".join(f"{section}.{n}" for n in names)
-        them = "them" if len(names) > 1 else "it"
-        warn(f"{path}: {fields} {verb} dropped; {section}.kind {kind} does not have {them}")
-    given = with_overrides(given, assignments)
+    given = with_overrides(raw, assignments)
     return parse_config(given, f"{path} with --set" if assignments else str(path))
 
 
-def _by_kind(section: str) -> dict[str, type]:
-    """Return the options classes of a section `environment` or `llm` by their kind."""
-    return {_names(o)["kind"].default: o for o in get_args(get_args(_UNIONS[section])[0])}
-
-
-def _fields_of(section: str, kind: str) -> frozenset[str] | None:
-    """Return the fields of a kind of a section; None for an unknown kind."""
-    known: dict[str, type] = {}
-    if section == "strategy" and (kind in BUILT_IN or kind in registered(GROUP)):
-        known = {kind: method_of(kind).options}
-    elif section in _UNIONS:
-        known = _by_kind(section)
-    return frozenset(_names(known[kind])) if kind in known else None
-
-
-def _names(options: type) -> Mapping[str, Any]:
-    """Return the fields of an options class by name; each has its `default`."""
-    return getattr(options, "model_fields", None) or getattr(options, "__dataclass_fields__")  # noqa: B009
+def _environment_kinds() -> frozenset[str]:
+    unions = get_args(get_args(EnvironmentOptions)[0])
+    return frozenset(kind for o in unions for kind in get_args(get_type_hints(o)["kind"]))
 
 
 def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
