@@ -41,10 +41,14 @@ def method_of(name: str) -> cotune.INSPO | cotune.P2O | cotune.INSPOWithP2O | co
         return cotune.INSPOWithP2O(
             environment=environment,
             limits=limits,
-            inspo=cotune.ComposedInspoOptions(
-                population_size=3, evolve_every=2, verification_tasks=4
+            inspo=cotune.InspoOptions(
+                population_size=3,
+                evolve_every=2,
+                verification_tasks=4,
+                groups="mixed",
+                target="initial",
             ),
-            p2o=cotune.ComposedP2OOptions(hints=hints),
+            p2o=cotune.P2OOptions(hints=hints),
         )
     return cotune.Static(environment=environment, limits=limits)
 

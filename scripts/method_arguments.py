@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
-from cotune.methods.composed import ComposedInspoOptions, ComposedOptions, ComposedP2OOptions
+from cotune.methods.composed import ComposedOptions
 from cotune.methods.fst.fst import FstOptions
 from cotune.methods.gepa.gepa import GepaOptions
 from cotune.methods.inspo.inspo import InspoOptions
@@ -35,7 +35,7 @@ METHODS: dict[str, type] = {
     "Composed": ComposedOptions,
 }
 _NAMED = (
-    *METHODS.values(), ComposedInspoOptions, ComposedP2OOptions, HintOptions, Distillation, FilteredDistillation, BankOptions, OpenAIOptions, Limits, LLM, Environment,
+    *METHODS.values(), HintOptions, Distillation, FilteredDistillation, BankOptions, OpenAIOptions, Limits, LLM, Environment,
 )  # fmt: skip
 _HEAD = '''# fmt: off
 """The keyword arguments of the library's methods; written by scripts/method_arguments.py."""

@@ -101,14 +101,12 @@ RUN_FILES: dict[str, dict[str, Any]] = {
         "strategy": {"kind": "gepa", "budget": 60, "dev_size": 6},
         "training": {"frozen": True, "single_gpu": True},
     },
-    "mixed": _LADDER
-    | {"strategy": _INSPO | {"groups": "mixed", "target": "initial", "credit": "raw"}},
+    "mixed": _LADDER | {"strategy": _INSPO | {"groups": "mixed", "target": "initial"}},
     "last-stage": _LADDER
     | {
         "strategy": _INSPO
         | {
             "groups": "mixed",
-            "credit": "raw",
             "verification": "racing",
             "distil_steps": 2,
             "distillation": {"kind": "filtered"},

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from cotune.llm.bank import BankOptions
     from cotune.llm.client import OpenAIOptions
-    from cotune.methods.composed import ComposedInspoOptions, ComposedOptions, ComposedP2OOptions
+    from cotune.methods.composed import ComposedOptions
     from cotune.methods.fst.fst import FstOptions
     from cotune.methods.gepa.gepa import GepaOptions
     from cotune.methods.inspo.inspo import InspoOptions
@@ -62,9 +62,7 @@ __all__ = [
     "BankOptions",
     "BudgetError",
     "Completion",
-    "ComposedInspoOptions",
     "ComposedOptions",
-    "ComposedP2OOptions",
     "ConfigError",
     "CotuneError",
     "DatasetConfig",
@@ -198,7 +196,7 @@ _HOME = {
         "WeightedReward",
     ),
     "run.run_dir": ("RunDir",),
-    "methods.composed": ("ComposedInspoOptions", "ComposedOptions", "ComposedP2OOptions"),
+    "methods.composed": ("ComposedOptions",),
     "methods.fst.fst": ("FstOptions",),
     "methods.gepa.gepa": ("GepaOptions",),
     "methods.inspo.inspo": ("InspoOptions",),

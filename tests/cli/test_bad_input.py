@@ -71,12 +71,8 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"strategy": {"kind": "p2o", "hints": {"beam": 0}}},
         ["strategy.hints.beam is 0", "1 or more"],
     ),
-    "nobody to judge by": (
-        {"strategy": {"kind": "p2o", "judged_on": "plain", "hinted_per_group": "all"}},
-        ["strategy: judged_on is 'plain'", "hinted_per_group 'all'", "'all_but_one' or 'half'"],
-    ),
     "hard for ever": (
-        {"strategy": {"kind": "p2o", "hinted_per_group": "half", "judged_on": "plain"}},
+        {"strategy": {"kind": "p2o", "hinted_per_group": "half"}},
         ["successes_below is 2", "judged by 1 rollouts of training.group_size 2", "at most 1"],
     ),
     "instruction without a box": (

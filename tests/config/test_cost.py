@@ -46,7 +46,7 @@ def test_a_budget_caps_training() -> None:
 
 
 def test_nothing_to_verify() -> None:
-    assert "verify" not in plan_run(config_with(strategy={"verify": False})).rollouts
+    assert "verify" not in plan_run(config_with(strategy={"verification": "none"})).rollouts
     assert "verify" not in plan_run(config_with(strategy={"kind": "static"})).rollouts
 
 
@@ -158,7 +158,7 @@ def test_both_composed_pay_for_both() -> None:
     strategy = {"kind": "inspo+p2o", "inspo": inspo, "p2o": P2O}
     planned = plan_run(config_with(strategy=strategy))
     assert planned.rollouts["verify"] == 14
-    assert planned.rollouts["evolve"] == 20 + 8  # the screen tries each question at most
+    assert planned.rollouts["evolve"] == 20
     # The test of 6 before, and after: under the best instruction, with its hint, under the initial.
     assert planned.rollouts["evaluate"] == 4 * 6
 

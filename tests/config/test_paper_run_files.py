@@ -47,7 +47,6 @@ INSPO: dict[str, Any] = {
     "strategy.failures_per_reflection": 4,
     "strategy.candidates": 6,
     "strategy.proposer": "reflection",
-    "strategy.credit": "raw",
     "llm.model": "gemini-2.5-pro",
     "training.steps": 300,
     "training.questions_per_step": 512,
@@ -70,14 +69,12 @@ P2O: dict[str, Any] = {
     "strategy.kind": "p2o",
     "strategy.successes_below": 2,
     "strategy.hinted_per_group": "all",
-    "strategy.same_hint": False,
     "policy.template_args.enable_thinking": False,
     "strategy.distillation.ratio": "original",
     "strategy.hints.hard_set_min_count": 100,
     "strategy.hints.dev_size": 300,
     "strategy.hints.beam": 16,
     "strategy.hints.minibatch": 3,
-    "strategy.hints.candidates": 72,
     "llm.temperature": 0.6,
     "llm.max_tokens": 2048,
     "training.engine": "verl",
@@ -131,7 +128,7 @@ def test_every_number_says_where_it_is_from(name: str) -> None:
 
     text = (FOLDER / f"{name}.yaml").read_text()
     written = flat(yaml.safe_load(text))
-    defaults = {"strategy.proposer", "strategy.credit"}
+    defaults = {"strategy.proposer"}
     assert {k for k in PAPERS[name] if k not in written} <= defaults
     assert "projected, not measured" in text
     assert not [line for line in text.splitlines() if len(line) > 130]

@@ -21,7 +21,7 @@ from cotune.errors import ConfigError
 from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
 from cotune.llm.own import OwnLLMOptions
-from cotune.methods.composed import ComposedInspoOptions, ComposedOptions, ComposedP2OOptions
+from cotune.methods.composed import ComposedOptions
 from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.p2o.hints import HintOptions
 from cotune.methods.p2o.p2o import P2OOptions
@@ -139,14 +139,11 @@ def test_sections_become_options() -> None:
 @given(
     st.integers(1, 50),
     st.integers(1, 9),
-    st.sampled_from(["raw", "centred"]),
     st.one_of(st.none(), st.just(INITIAL_INSTRUCTION + " Ünïcode “quotes”: {braces}\n- list")),
 )
-def test_dump_and_parse_round_trip(
-    steps: int, window: int, credit: str, instruction: str | None
-) -> None:
+def test_dump_and_parse_round_trip(steps: int, window: int, instruction: str | None) -> None:
     raw = tiny(Path("out"), {"training": {"steps": steps}, "instruction": instruction})
-    raw["strategy"] |= {"window": window, "credit": credit}
+    raw["strategy"] |= {"window": window}
     config = parse_config(raw, "test")
     as_file = yaml.safe_load(yaml.safe_dump(dump_config(config), allow_unicode=True))
     assert parse_config(as_file, "test") == config
@@ -357,10 +354,10 @@ def test_p2o_and_both_methods_from_plain_data() -> None:
     )
     config = parse_config(LEAST | {"strategy": {"kind": "p2o", **p2o}}, "test")
     assert config.strategy == options
-    both = {"kind": "inspo+p2o", "inspo": {"window": 2}, "p2o": {"same_hint": True}}
+    both = {"kind": "inspo+p2o", "inspo": {"window": 2}, "p2o": {"successes_below": 1}}
     config = parse_config(LEAST | {"strategy": both}, "test")
     assert config.strategy == ComposedOptions(
-        inspo=ComposedInspoOptions(window=2), p2o=ComposedP2OOptions(same_hint=True)
+        inspo=InspoOptions(window=2), p2o=P2OOptions(successes_below=1)
     )
     assert parse_config(dump_config(config), "test") == config
     assert parse_config(LEAST | {"environment": {"kind": "ladder"}}, "test").environment == (

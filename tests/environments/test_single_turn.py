@@ -175,7 +175,6 @@ def test_inspo_evolves_an_instruction_of_ones_own(folder: Path) -> None:
         "prune_every": 2,
         "evolve_every": 1,
         "evolve_until": 3,
-        "failure_below": 2.0,
         "verification_tasks": 2,
         "verification_rounds": 2,
     }

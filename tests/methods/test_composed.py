@@ -7,17 +7,14 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from cotune.methods.composed import (
-    ComposedInspoOptions,
-    ComposedOptions,
-    ComposedP2OOptions,
-    InspoP2O,
-)
+from cotune.methods.composed import ComposedOptions, InspoP2O
+from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.method import Context
 from cotune.methods.p2o.hints import HintOptions
+from cotune.methods.p2o.p2o import P2OOptions
 from cotune.types import (
     Assignment,
-    Completion,
+    Distillation,
     Instruction,
     Progress,
     Prompt,
@@ -53,21 +50,16 @@ class Policy:
         return [replace(t, assignment=a) for t, a in zip(made, assignments, strict=True)]
 
 
-def options(
-    groups: Any = "own", target: Any = "sampled", credit: Any = "raw", **p2o: Any
-) -> ComposedOptions:
-    inspo = ComposedInspoOptions(
+def options(groups: Any = "own", target: Any = "sampled", **p2o: Any) -> ComposedOptions:
+    inspo = InspoOptions(
         population_size=3,
         verification_tasks=4,
         prune_every=0,
         evolve_every=2,
         groups=groups,
         target=target,
-        credit=credit,
     )
-    return ComposedOptions(
-        inspo=inspo, p2o=ComposedP2OOptions(**{"hints": HINTS, "screen": False, **p2o})
-    )
+    return ComposedOptions(inspo=inspo, p2o=P2OOptions(**{"hints": HINTS, **p2o}))
 
 
 def strategy(**changes: Any) -> InspoP2O:
@@ -137,23 +129,6 @@ def test_hints_are_evolved_under_the_best_instruction_after_its_own_evolution():
     assert born[run.strategy.best_instruction_id()]["text"] == best.instruction
 
 
-def test_what_is_asked_ahead_is_what_the_population_then_asks():
-    run = Run(strategy())
-    run.steps([1, 2])
-    assert list(run.strategy.requests(Progress(1, 0, 20))) == []  # nothing is due at its end
-    ahead = run.strategy.requests(Progress(2, 0, 20))
-    asked: list[str] = []
-
-    class Noted(RulesLLM):
-        def complete(self, prompt: str) -> Completion:
-            asked.append(prompt)
-            return super().complete(prompt)
-
-    run.strategy.evolve_if_due(Progress(3, 1, 20), run.policy, Noted(0), run.events)
-    assert ahead
-    assert asked[0] == ahead[0]
-
-
 def test_verification_of_the_same_step_is_no_longer_left_for_hints():
     def at_the_epochs_end(left: int) -> Run:
         run = Run(strategy())
@@ -203,8 +178,8 @@ def members(made: InspoP2O) -> list[dict[str, Any]]:
 # ---- mixed groups, one target
 
 
-def test_by_default_half_a_group_is_plain_and_all_are_trained_on_the_initial_instruction():
-    run = Run(InspoP2O(ComposedOptions(), Context(instruction=INITIAL, tasks=TASKS, seed=1)))
+def test_half_a_mixed_group_is_plain_and_all_are_trained_on_the_initial_instruction():
+    run = Run(strategy(groups="mixed", target="initial"))
     drawn, plain = Prompt("Drawn."), Prompt(INITIAL)
     population = run.strategy.base.population  # type: ignore[attr-defined]
     population.add(Instruction("i1", drawn.instruction), 100.0)  # always drawn
@@ -212,10 +187,11 @@ def test_by_default_half_a_group_is_plain_and_all_are_trained_on_the_initial_ins
     assert [a.sampled for a in assignments] == [drawn, drawn, drawn, plain, plain]
     assert [a.instruction_id for a in assignments] == ["i1", "i1", "i1", "i0", "i0"]
     assert {a.trained for a in assignments} == {plain}
+    assert run.strategy.distillation == Distillation(ratio="masked_signed")
 
 
 def test_hints_go_to_the_drawn_half_of_a_mixed_group():
-    run = Run(strategy(screen=False, groups="mixed", target="initial", credit="uplift"))
+    run = Run(strategy(groups="mixed", target="initial"))
     groups = by_group(run.steps([1, 2, 3]))
     hinted = [group for group in groups if any(a.sampled.hint for a in group)]
     assert hinted
@@ -224,38 +200,14 @@ def test_hints_go_to_the_drawn_half_of_a_mixed_group():
         assert {a.trained for a in group} == {Prompt(INITIAL)}
 
 
-def test_a_screen_under_the_best_instruction_decides_what_is_hard():
-    """The best instruction solves every question; the epoch also sampled under worse ones."""
-    runs = [Run(strategy(screen=screen)) for screen in (False, True)]
-    for run in runs:
-        run.steps([1, 2])
-        run.policy.calls.clear()
-    hard = [run.strategy.state_dict()["hard"]["counts"] for run in runs]
-    assert hard[0] == hard[1]
-    best = Instruction("best", f"{INITIAL} {min(DECOMPOSING)}")
-    for run in runs:
-        base: Any = run.strategy.base
-        base.population.add(best, 0.0)
-        base.population.observe({"best": [1.0]})
-        base.options = replace(base.options, evolve_every=0)
-        run.strategy.evolve_if_due(Progress(3, 1, 20), run.policy, run.llm, run.events)
-    without, screened = runs
-    assert without.events.of("hint_phase")
-    assert not screened.events.of("hint_phase")
-    ((_, made),) = [call for call in screened.policy.calls if call[0] == "evolve"]
-    assert {a.sampled for a in made} == {Prompt(best.text)}
-    assert "the best instruction solves" in screened.events.of("notice")[-1]["text"]
-    assert not any(a.sampled.hint for a in screened.steps([3]))
-
-
 # ---- state, limits, options
 
 
 def test_a_state_saved_in_mid_epoch_continues_the_same():
-    run = Run(strategy(groups="mixed", target="best", credit="uplift", screen=True))
+    run = Run(strategy(groups="mixed", target="initial"))
     run.steps([1, 2, 3])
     saved = json.dumps(run.strategy.state_dict())
-    copy = Run(strategy(groups="mixed", target="best", credit="uplift", screen=True))
+    copy = Run(strategy(groups="mixed", target="initial"))
     copy.strategy.load_state_dict(json.loads(saved))
     assert json.dumps(copy.strategy.state_dict()) == saved
     for step in (4, 5):
@@ -290,25 +242,26 @@ def test_limits_hold_for_instructions_and_hints():
     assert not any("hop" in text or "Never" in text for text in kept)
 
 
-def test_options_from_a_run_file():
-    adapter = TypeAdapter(ComposedOptions)
-    made = adapter.validate_python(
-        {"inspo": {"window": 3}, "p2o": {"same_hint": True, "screen": False}}
-    )
-    assert made == ComposedOptions(
-        inspo=ComposedInspoOptions(window=3),
-        p2o=ComposedP2OOptions(same_hint=True, screen=False),
-    )
-    assert (made.inspo.groups, made.inspo.target, made.inspo.credit) == (
-        "mixed", "initial", "uplift",
-    )  # fmt: skip
-    assert adapter.validate_python({}) == ComposedOptions()
+def test_whose_distillation_weights_the_rollouts():
+    read = TypeAdapter(ComposedOptions).validate_python
+    signed, plain = Distillation(ratio="masked_signed"), Distillation()
+    assert read({}).distillation == plain
+    hinted = read({"p2o": {"distillation": {"ratio": "masked_signed"}}})
+    assert hinted.distillation == signed
+    mixed = {"groups": "mixed", "target": "initial"}
+    assert read({"inspo": mixed}).distillation == signed
+    unmasked = read({"inspo": mixed | {"distillation": {"ratio": "original"}}})
+    assert unmasked.distillation == plain
+    assert InspoP2O(unmasked, Context(instruction=INITIAL)).distillation == plain
 
 
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({"inspo": {"distillation": {"ratio": "masked_signed"}}}, "set p2o.distillation"),
+        (
+            {"inspo": {"target": "initial"}, "p2o": {"distillation": {"low": 0.1}}},
+            "p2o.distillation is set, but with inspo.target 'initial'",
+        ),
         (
             {
                 "inspo": {
@@ -319,7 +272,6 @@ def test_options_from_a_run_file():
             },
             "inspo.distil_steps is 3; expected 0",
         ),
-        ({"inspo": {"groups": "own"}}, "credit is 'uplift', but groups is 'own'"),
         ({"inspo": {"windw": 3}}, "inspo.windw"),
     ],
 )

@@ -63,8 +63,8 @@ def test_only_a_last_stage_has_a_teacher(
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        (inspo.METHOD, inspo.InspoOptions(groups="mixed", target="initial", credit="uplift")),
-        (fst.METHOD, fst.FstOptions(target="best")),
+        (inspo.METHOD, inspo.InspoOptions(groups="mixed", target="initial")),
+        (fst.METHOD, fst.FstOptions(target="initial")),
     ],
 )
 def test_training_on_another_instruction_has_the_signed_mask_by_default(

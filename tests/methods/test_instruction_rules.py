@@ -19,7 +19,7 @@ TASKS = [
     Task("c", "?", ("the quick brown fox jumps over it",)),
     Task("d", "?", ("film", "Directors", "two years", "12", "问题。回")),
 ]
-RULES = InstructionRules(INITIAL, max_chars=600)
+RULES = InstructionRules(INITIAL)
 GOOD = INITIAL + " Search one name at a time."
 
 
@@ -38,7 +38,7 @@ def test_a_good_candidate_passes():
         (GOOD + " Or <INS_3 > so.", "holds <INS_3 >"),
         (GOOD + " Or </ ins_0 > so.", "holds </ ins_0 >"),
         (GOOD + " Always <think> first.", "unclosed <think>"),
-        (GOOD + " word" * 200, "characters; 600 allowed"),
+        (GOOD + " word" * 900, "characters; 4000 allowed"),
         (GOOD + " Try the KYRGYZSTANI  Som.", "brings in the answer 'Kyrgyzstani som'"),
         (GOOD + " As quick brown fox jumps over all.", "brings in the answer 'the quick"),
         (INITIAL.upper().replace("<THINK>", "<think>"), "lost"),

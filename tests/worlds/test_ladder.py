@@ -5,7 +5,6 @@ import pytest
 
 from cotune.environments.math import INITIAL_INSTRUCTION as INITIAL
 from cotune.methods.inspo.proposers import (
-    crossover_prompt,
     paraphrase_prompt,
     parse_candidates,
     reflection_prompt,
@@ -27,7 +26,7 @@ from cotune.worlds.ladder import (
     result_of,
     split_of,
 )
-from cotune.worlds.ladder_rules import REMEDIES, STYLE, Lack, lacks
+from cotune.worlds.ladder_rules import REMEDIES, Lack, lacks
 from cotune.worlds.rules_llm import RulesLLM
 
 MIXED = Problem(RUNGS[4], 59, (6, -8, -9, 8, -7), "What is 59 + 6 - 8 - 9 + 8 - 7?")
@@ -143,20 +142,6 @@ def test_the_rules_answer_a_reflection_with_one_remedy(response: str, found: lis
             assert INITIAL.split(". ")[1] in candidate
             seen |= set(held)
     assert seen == set(found)
-
-
-def test_crossover_keeps_the_protocol_and_one_remedy() -> None:
-    few, single = REMEDIES[Lack.FEWER_LINES][0], REMEDIES[Lack.LINE_PER_NUMBER][0]
-    pair = [(f"{INITIAL} {few} {STYLE[0]}", 20.0), (f"{single} {INITIAL}", 60.0)]
-    seen = set[str]()
-    for seed in range(5):
-        reply = RulesLLM(seed).complete(crossover_prompt(pair, INITIAL, 6)).text
-        for candidate in parse_candidates(reply):
-            assert INITIAL in candidate
-            held = [s for s in (few, single) if s in candidate]
-            assert len(held) == 1
-            seen |= set(held)
-    assert seen == {few, single}
 
 
 def test_rewrites_remedy_nothing() -> None:

@@ -17,7 +17,7 @@ from cotune.methods.inspo.proposers import (
 from cotune.methods.inspo.replay import Experience
 from cotune.methods.instruction_rules import InstructionRules, protocol_tags
 from cotune.methods.p2o.hint_evolution import read_hint
-from cotune.methods.text_evolution import View, example
+from cotune.methods.text_evolution import example
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 from cotune.worlds.rules_llm import (
     CAUTION,
@@ -228,7 +228,7 @@ def test_other_prompts_are_refused():
 
 def gepas_prompt(rows: list[Trajectory], parent: str = "") -> str:
     """What gepa asks, in its own words."""
-    shown = [dict(example(row, View(), 6000)) for row in rows]
+    shown = [dict(example(row, False, 6000)) for row in rows]
     prompt = InstructionProposalSignature.prompt_renderer(
         {"current_instruction_doc": parent, "dataset_with_feedback": shown}
     )

@@ -7,7 +7,6 @@ from heapq import nlargest
 from cotune.data.splits import SPLITS, warn
 from cotune.environments.base import TaskEnvironment
 from cotune.methods.registry import method_of
-from cotune.methods.text_evolution import estimated_tokens
 from cotune.protocols import Codec, Environment
 from cotune.types import Prompt, Task
 
@@ -60,12 +59,12 @@ def longest_prompt(
 ) -> PromptLength | None:
     """Return the prompt that needs the highest limit; None without tasks.
 
-    Of each split only those are tokenized that seem to have the most tokens.
+    Of each split only those with the longest texts are tokenized.
     """
     tasks = [
         task
         for split in splits
-        for task in nlargest(_CANDIDATES, environment.tasks(split), key=_estimated_tokens)
+        for task in nlargest(_CANDIDATES, environment.tasks(split), key=_bytes)
     ]
     lengths = [prompt_length(environment, codec, task, instruction, strategy) for task in tasks]
     return max(lengths, key=lambda length: length.needed, default=None)
@@ -110,10 +109,6 @@ def without_too_long(
 def _tokens(environment: Environment, codec: Codec, task: Task, instruction: str) -> int:
     messages = environment.messages(task, Prompt(instruction))
     return len(codec.render(messages, environment.tools))
-
-
-def _estimated_tokens(task: Task) -> int:
-    return sum(map(estimated_tokens, _texts(task))) + _PER_MESSAGE * len(task.context)
 
 
 def _bytes(task: Task) -> int:

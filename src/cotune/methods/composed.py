@@ -3,31 +3,13 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from cotune.methods.group_plan import Groups, Target
+from cotune.methods.group_plan import distillation_of
 from cotune.methods.inspo import inspo
-from cotune.methods.inspo.credit import Credit
 from cotune.methods.inspo.inspo import Inspo, InspoOptions
 from cotune.methods.method import Context, Cost, Method, RunShape, arxiv
 from cotune.methods.p2o import p2o
 from cotune.methods.p2o.p2o import P2O, P2OOptions
-from cotune.types import Distillation
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComposedInspoOptions(InspoOptions):
-    """INSPO's options with other defaults: mixed groups, all trained on the initial instruction."""
-
-    groups: Groups = "mixed"
-    target: Target = "initial"
-    credit: Credit = "uplift"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComposedP2OOptions(P2OOptions):
-    """P²O's options with other defaults: the signed mask; a question is hard if the best instruction fails on it."""
-
-    screen: bool = True
-    distillation: Distillation = field(default_factory=lambda: Distillation(ratio="masked_signed"))
+from cotune.types import AnyDistillation, Distillation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +17,15 @@ class ComposedOptions:
     """The options of both methods.
 
     Attributes:
-        inspo: the population of instructions, and what groups are sampled under and trained on.
-        p2o: hard questions, hints and distillation; its `distillation` applies to all rollouts.
+        inspo: the population of instructions, and what groups are sampled under and trained on. With `target`
+            "initial" its `distillation` applies to all rollouts, and `p2o.distillation` is not read.
+        p2o: hard questions, hints and distillation.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     kind: Literal["inspo+p2o"] = "inspo+p2o"
-    inspo: ComposedInspoOptions = field(default_factory=ComposedInspoOptions)
-    p2o: ComposedP2OOptions = field(default_factory=ComposedP2OOptions)
+    inspo: InspoOptions = field(default_factory=InspoOptions)
+    p2o: P2OOptions = field(default_factory=P2OOptions)
 
     def __post_init__(self) -> None:
         if self.inspo.distil_steps:
@@ -50,22 +33,36 @@ class ComposedOptions:
                 f"inspo.distil_steps is {self.inspo.distil_steps}; expected 0, because a composed run has no "
                 "last stage"
             )
-        if self.inspo.distillation not in (None, Distillation()):
-            raise ValueError("inspo.distillation: is not read here; set p2o.distillation")
+        if self.inspo.target == "initial" and self.p2o.distillation != Distillation():
+            raise ValueError(
+                "p2o.distillation is set, but with inspo.target 'initial' inspo.distillation weights all "
+                "rollouts; set that, or inspo.target 'sampled'"
+            )
+
+    @property
+    def distillation(self) -> AnyDistillation:
+        """Return how rollouts that are trained on another prompt are weighted."""
+        if self.inspo.target == "sampled":
+            return self.p2o.distillation
+        return distillation_of(self.inspo.distillation, self.inspo.target)
 
 
 class InspoP2O(P2O):
     """Give every question an instruction by INSPO and hard questions a hint by P²O.
 
     Hinted rollouts credit no instruction (`Inspo.observe`). Hints are evolved under the best
-    instruction. By default groups are mixed: the rollouts under the drawn instruction, with a hint if
-    the question is hard, are compared with those under the initial instruction alone, and the gradient
-    of all is taken on the latter.
+    instruction. In mixed groups the rollouts under the drawn instruction, with a hint if the question is hard,
+    are compared with those under the initial instruction alone.
     """
 
     def __init__(self, options: ComposedOptions, context: Context) -> None:
         base = Inspo(options.inspo, context)
         super().__init__(options.p2o, context, base, options.inspo.groups)
+        self._distillation = options.distillation
+
+    @property
+    def distillation(self) -> AnyDistillation:
+        return self._distillation
 
 
 def _check(options: ComposedOptions, shape: RunShape) -> None:
@@ -73,7 +70,7 @@ def _check(options: ComposedOptions, shape: RunShape) -> None:
 
 
 def _cost(options: ComposedOptions, shape: RunShape) -> Cost:
-    a, b = inspo.cost(options.inspo, shape), p2o.cost(options.p2o, shape, options.inspo.groups)
+    a, b = inspo.cost(options.inspo, shape), p2o.cost(options.p2o, shape)
     rollouts, proposals = {**a.rollouts, **b.rollouts}, a.proposals + b.proposals
     return Cost(a.phases + b.phases, rollouts, proposals, a.validations, a.rivals)
 
@@ -91,5 +88,5 @@ METHOD = Method(
     evolves=("instruction", "hints"),
     check=_check,
     cost=_cost,
-    distillation=lambda options: options.p2o.distillation,
+    distillation=lambda options: options.distillation,
 )

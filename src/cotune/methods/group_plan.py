@@ -5,7 +5,6 @@
                 population  several instructions, spread evenly: FST's
     target      sampled     the gradient is taken on the instruction that a rollout was sampled under
                 initial     on the initial instruction, so that the gain moves into the weights
-                best        on the best instruction so far
 
 A last stage (`methods.last_stage`) has its own plan.
 
@@ -27,7 +26,7 @@ from cotune.types import (
 )
 
 Groups = Literal["own", "mixed", "population"]
-Target = Literal["sampled", "initial", "best"]
+Target = Literal["sampled", "initial"]
 
 
 def distillation_of(given: AnyDistillation | None, target: Target) -> AnyDistillation:
@@ -68,7 +67,7 @@ def check_target(target: Target, distillation: AnyDistillation | None, distil_st
     if target == "sampled" and distillation != Distillation():
         raise ValueError(
             "distillation is set, but target is 'sampled', so nothing is distilled; expected target "
-            "'initial' or 'best', or no distillation"
+            "'initial', or no distillation"
         )
 
 

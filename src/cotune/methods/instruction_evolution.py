@@ -19,7 +19,6 @@ from cotune.methods.text_evolution import (
     Record,
     Reflector,
     Search,
-    View,
     evolve_by_gepa,
     fenced_text,
     gepa_prompt,
@@ -71,7 +70,7 @@ def evolve_instruction(
     llm: LLM,
     rules: InstructionRules,
     search: Search,
-    view: View,
+    show_answers: bool,
     seed_key: str,
     step: int,
     record: Recorder,
@@ -89,7 +88,7 @@ def evolve_instruction(
         dev: questions that instructions are scored on.
         train: questions that are reflected on.
         judge: rolls out under an instruction.
-        view: what the LLM is shown of rollouts.
+        show_answers: whether the LLM is shown the ground truth.
         step: the step before which this happens.
         health: ends a run whose LLM is useless.
         known: all instructions so far, in order of birth; the seed is one of them.
@@ -102,7 +101,9 @@ def evolve_instruction(
     """
     record("gepa_phase", dev=len(dev), train=len(train), budget=search.budget)
     lineage = _Lineage(known, search, step, record, getattr(llm, "origin", "") or _ORIGIN)
-    reflector = InstructionReflector(llm, rules, lineage.invalid, record, view, description, known)
+    reflector = InstructionReflector(
+        llm, rules, lineage.invalid, record, show_answers, description, known
+    )
     lineage.critiques, lineage.shown = reflector.critiques, reflector.shown
     found = evolve_by_gepa(dev, train, judge, reflector, search, seed_key, lineage)
     reflector.end_phase(health, "instruction", last=last)
@@ -301,11 +302,11 @@ class InstructionReflector(Reflector):
         rules: InstructionRules,
         reject: Callable[[str, str, str], None],
         record: Recorder,
-        view: View,
+        show_answers: bool,
         description: str = "",
         known: Sequence[Instruction] = (),
     ) -> None:
-        super().__init__(llm, record, view)
+        super().__init__(llm, record, show_answers)
         self._rules, self._reject_text = rules, reject
         self._surroundings = surroundings(description)
         self._tried += [rules.original, *(one.text for one in known)]

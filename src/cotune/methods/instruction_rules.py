@@ -21,6 +21,8 @@ _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 _RESERVED = re.compile(r"<\s*(?:/\s*)?(?:ins_\d+|score_\d+|example|history)\s*>", re.IGNORECASE)
 _ENVIRONMENT_TAG = re.compile(r"<\s*/?\s*environment\s*>", re.IGNORECASE)
 _THINK_TAG = re.compile(r"</?think>")
+MAX_CHARS = 4000
+"""Length limit of an instruction or a hint, in characters."""
 _COPY = 4  # half words, as `size` counts
 
 
@@ -86,7 +88,6 @@ class InstructionRules:
 
     Attributes:
         original: the initial instruction; its tags are the protocol's.
-        max_chars: length limit in characters.
         count_tokens: counts a text's tokens; None if no tokenizer is available.
         max_tokens: length limit in tokens; None for none.
         control_tokens: the policy's special tokens as text; a chat template would obey them.
@@ -94,19 +95,17 @@ class InstructionRules:
     """
 
     original: str
-    max_chars: int = 4000
     count_tokens: Callable[[str], int] | None = None
     max_tokens: int | None = None
     control_tokens: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, context: Context, max_chars: int) -> "InstructionRules":
+    def of(cls, context: Context) -> "InstructionRules":
         """Return the rules of a run; ConfigError if nothing can evolve from its instruction."""
         check_initial(context.instruction)
         return cls(
             context.instruction,
-            max_chars,
             context.count_tokens,
             context.max_tokens,
             tuple(context.control_tokens),
@@ -145,8 +144,8 @@ class InstructionRules:
         return None
 
     def _over_budget(self, candidate: str) -> str | None:
-        if len(candidate) > self.max_chars:
-            return f"{len(candidate)} characters; {self.max_chars} allowed"
+        if len(candidate) > MAX_CHARS:
+            return f"{len(candidate)} characters; {MAX_CHARS} allowed"
         if self.count_tokens is not None and self.max_tokens is not None:
             tokens = self.count_tokens(candidate)
             if tokens > self.max_tokens:

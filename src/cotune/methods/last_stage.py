@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from cotune.methods.method import RunShape
 from cotune.methods.static import Unhinted
+from cotune.methods.text_evolution import SOLVED_AT
 from cotune.protocols import Recorder
 from cotune.types import (
     AnyDistillation,
@@ -26,11 +27,10 @@ class LastStage(Unhinted):
     Args:
         steps: batches of the stage; 0 is none.
         distillation: of the whole run.
-        solved_at: the lowest reward that counts as a success.
     """
 
-    def __init__(self, steps: int, distillation: AnyDistillation, solved_at: float) -> None:
-        self._stage_steps, self._distillation, self._solved_at = steps, distillation, solved_at
+    def __init__(self, steps: int, distillation: AnyDistillation) -> None:
+        self._stage_steps, self._distillation = steps, distillation
         self._distilling = False  # whether the batch is one of the stage
 
     @property
@@ -74,11 +74,7 @@ class LastStage(Unhinted):
 
     def taught(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Return a batch of the stage with a teacher for its successes alone."""
-        return (
-            successes_teach(trajectories, self._solved_at)
-            if self._distilling
-            else list(trajectories)
-        )
+        return successes_teach(trajectories) if self._distilling else list(trajectories)
 
 
 def check_last_stage(steps: int, shape: RunShape) -> None:
@@ -124,6 +120,6 @@ def taught_groups(
     ]
 
 
-def successes_teach(trajectories: Sequence[Trajectory], least: float) -> list[Trajectory]:
-    """Return a batch in which no rollout below a reward has a teacher (`FilteredDistillation`)."""
-    return [t if t.reward >= least else replace(t, teacher_prompt_ids=()) for t in trajectories]
+def successes_teach(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return a batch in which no failure has a teacher (`FilteredDistillation`)."""
+    return [t if t.reward >= SOLVED_AT else replace(t, teacher_prompt_ids=()) for t in trajectories]

@@ -1,6 +1,6 @@
 """Track whether the optimizer LLM is useful, over the phases of a run."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 
 from cotune.errors import EvolutionError
 from cotune.protocols import LLM, Recorder, State
@@ -13,13 +13,6 @@ _ADVICE = "correct llm, or set llm.optional: true to continue without its propos
 def reads_prompts(llm: LLM) -> bool:
     """Return whether an LLM's replies can depend on what its prompts show; a bank's cannot."""
     return getattr(llm, "origin", "") != "bank"
-
-
-def ask_ahead(llm: LLM, prompts: Sequence[str]) -> None:
-    """Begin calls whose answers will be due later in the phase, if the LLM can be asked ahead."""
-    ahead: Callable[[Sequence[str]], None] | None = getattr(llm, "ahead", None)
-    if ahead is not None:
-        ahead(prompts)
 
 
 class LLMHealth:

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 
 from cotune.errors import BudgetError, EngineError, LLMError
 from cotune.methods.instruction_rules import CUT_OFF, without_reasoning
-from cotune.methods.llm_health import LLMHealth, ask_ahead, reads_prompts
+from cotune.methods.llm_health import LLMHealth, reads_prompts
 from cotune.protocols import LLM, Recorder, Rollout
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 from cotune.utils.text import shorten_middle
@@ -31,8 +31,9 @@ Scoring = Literal["greedy", "sampled"]
 """The way a text is scored, by one rollout per question: greedily, or sampled as in training."""
 PLACEHOLDERS = ("<curr_param>", "<side_info>")
 """Placeholders of gepa's reflection prompt; in a parent text they would be filled in."""
-REFLECTION_TOKENS = 30_720
-"""Tokens of a reflection prompt: a context of 32,768 without a reply of 2,048."""
+_REFLECTION_CHARS = 72_000
+"""Characters of the responses in a reflection prompt, together: a context of 32,768 tokens takes about as many
+of mathematics, with a reply of 2,048."""
 Record = Mapping[str, str]
 """One example as gepa's reflection prompt shows it: headings and their contents."""
 
@@ -42,33 +43,6 @@ MOST_LOST = 0.1
 _MOST_REASONS = 5
 _UNFENCED = "it is not within ``` blocks"
 _ANSWER_CHARS = 500  # of an answer in feedback; the response is shown besides
-_CHARS_APART = 16  # precision of a response's length
-_PIECE = re.compile(r"[a-z]{1,4}|[A-Z]{1,2}|[^A-Za-z\s]|\n|(?<=[^\S\n])[^\S\n]{1,4}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """Options for showing rollouts to the reflector.
-
-    Attributes:
-        show_answers: whether it sees the ground truth.
-        solved_at: the lowest reward that counts as a success.
-        tokens: the most tokens of a prompt, by `estimated_tokens`; the longest responses are
-            shortened in the middle to fit.
-    """
-
-    show_answers: bool = False
-    solved_at: float = SOLVED_AT
-    tokens: int = REFLECTION_TOKENS
-
-
-def estimated_tokens(text: str) -> int:
-    """Return an estimate of a text's tokens for an unknown tokenizer; it errs on the high side.
-
-    Up to four small letters, two capitals or four further blanks are one token, as is each digit, sign
-    and line break; a character outside ASCII counts as its bytes in UTF-8 less one.
-    """
-    return sum(1 if one.isascii() else len(one.encode()) - 1 for one in _PIECE.findall(text))
 
 
 class Judge:
@@ -148,16 +122,16 @@ def scores_are_lost(lost: int, evaluations: int, record: Recorder, stays: str) -
     return True
 
 
-def feedback(trajectory: Trajectory, view: View) -> str:
+def feedback(trajectory: Trajectory, show_answers: bool) -> str:
     """Tell the reflector what was wrong, the answer or its form; the truth only if it is shown.
 
     The reward functions' own feedback follows.
     """
-    return f"{_verdict(trajectory, view)}\n{trajectory.feedback}".rstrip()
+    return f"{_verdict(trajectory, show_answers)}\n{trajectory.feedback}".rstrip()
 
 
-def _verdict(trajectory: Trajectory, view: View) -> str:
-    if trajectory.reward >= view.solved_at:
+def _verdict(trajectory: Trajectory, show_answers: bool) -> str:
+    if trajectory.reward >= SOLVED_AT:
         return "Correct."
     if trajectory.answer is None:
         said = ["Wrong: no final answer in the expected format was found."]
@@ -168,12 +142,12 @@ def _verdict(trajectory: Trajectory, view: View) -> str:
         said.append(f"The response was ended by: {trajectory.stop.value}.")
     if errors := list(dict.fromkeys(turn.error for turn in trajectory.turns if turn.error)):
         said.append(f"Errors on the way: {'; '.join(errors)}.")
-    if view.show_answers and trajectory.task.answers:
+    if show_answers and trajectory.task.answers:
         said.append(f"The correct answer is {' or '.join(trajectory.task.answers)}.")
     return " ".join(said)
 
 
-def example(trajectory: Trajectory, view: View, chars: int) -> Record:
+def example(trajectory: Trajectory, show_answers: bool, chars: int) -> Record:
     """Return a rollout as the reflector sees it, in the form gepa recommends.
 
     Args:
@@ -182,32 +156,8 @@ def example(trajectory: Trajectory, view: View, chars: int) -> Record:
     return {
         "Inputs": trajectory.task.question,
         "Generated Outputs": shorten_middle(trajectory.full_text, chars),
-        "Feedback": feedback(trajectory, view),
+        "Feedback": feedback(trajectory, show_answers),
     }
-
-
-def fitting_prompt(
-    build: Callable[[Sequence[Record]], str], rollouts: Sequence[Trajectory], view: View
-) -> str:
-    """Return the prompt that `build` makes of rollouts, with responses as long as `view` has room for.
-
-    A prompt that is too long without any response is returned without them.
-    """
-
-    def prompt(chars: int) -> str:
-        return build([example(t, view, chars) for t in rollouts])
-
-    # All responses up to `fits` characters are shown whole, the others shortened to that.
-    fits, above = 0, max((len(t.full_text) for t in rollouts), default=0)
-    if estimated_tokens(whole := prompt(above)) <= view.tokens:
-        return whole
-    while above - fits > _CHARS_APART:
-        middle = (fits + above) // 2
-        if estimated_tokens(prompt(middle)) <= view.tokens:
-            fits = middle
-        else:
-            above = middle
-    return prompt(fits)
 
 
 def gepa_prompt(parent: str, examples: Sequence[Record], **more: str) -> str:
@@ -246,7 +196,6 @@ class Reflector(ABC):
     """Ask the LLM for texts with gepa's prompts, one at a time, and keep count of the replies.
 
     Attributes:
-        view: what the LLM is shown of rollouts.
         shown: by valid text, the ids of the questions that it or an ancestor was derived from.
         asked: requests sent to the LLM.
         proposed: replies received.
@@ -257,8 +206,8 @@ class Reflector(ABC):
         broken: requests that were not made because all rollouts ended in an environment error.
     """
 
-    def __init__(self, llm: LLM, record: Recorder, view: View) -> None:
-        self._llm, self._record, self.view = llm, record, view
+    def __init__(self, llm: LLM, record: Recorder, show_answers: bool) -> None:
+        self._llm, self._record, self._show_answers = llm, record, show_answers
         self._tried: list[str] = []
         self.shown: dict[str, frozenset[str]] = {}
         self.asked = self.proposed = self.fenced = self.valid = self.broken = 0
@@ -280,13 +229,13 @@ class Reflector(ABC):
             bool(ts) and not left for (_, ts), (_, left) in zip(jobs, shown, strict=True)
         )
         prompts = [
-            fitting_prompt(lambda some, parent=parent: self._prompt(parent, some), ts, self.view)
+            self._prompt(
+                parent, [example(t, self._show_answers, _REFLECTION_CHARS // len(ts)) for t in ts]
+            )
             if ts
             else ""
             for parent, ts in shown
         ]
-        if not self.spent:
-            ask_ahead(self._llm, [prompt for prompt in prompts if prompt])
         return [
             self._proposed(prompt, parent, ts) if ts else None
             for prompt, (parent, ts) in zip(prompts, shown, strict=True)
@@ -518,9 +467,7 @@ def evolve_by_gepa(
         sampling_strategy=_Affordable(IndependentSampling, budget),
         selection_strategy=_WithinBudget(AllImprovements(), budget, report),
         acceptance_criterion="strict_improvement",
-        perfect_score=max(
-            1.0, reflector.view.solved_at
-        ),  # a minibatch of these is not reflected on
+        perfect_score=1.0,  # a minibatch of these is not reflected on
         candidate_selection_strategy="pareto",
         frontier_type="instance",
         use_merge=False,

@@ -157,20 +157,14 @@ INSPO = {
     "verification_tasks": 4,
     "verification_rounds": 2,
     "candidates": 2,
-    "credit": "centred",
 }
 HINTS = {"hard_set_min_count": 2, "dev_size": 2, "budget": 14, "beam": 2, "minibatch": 2}
-P2O_ = {
-    "hints": HINTS,
-    "hinted_per_group": "all_but_one",
-    "distillation": {"ratio": "masked_signed"},
-}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "static": {"kind": "static"},
     "inspo": {"kind": "inspo", **INSPO},
-    "p2o": {"kind": "p2o", **P2O_},
-    "mixed": {"kind": "inspo", **INSPO, "groups": "mixed", "target": "best", "credit": "uplift"},
-    "population": {"kind": "inspo", **INSPO, "groups": "population", "credit": "pairwise"},
+    "p2o": {"kind": "p2o", "hints": HINTS, "distillation": {"ratio": "masked_signed"}},
+    "mixed": {"kind": "inspo", **INSPO, "groups": "mixed", "target": "initial"},
+    "population": {"kind": "inspo", **INSPO, "groups": "population"},
     "fst": {
         "kind": "fst",
         "prompts": 2,
@@ -181,8 +175,13 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     },
     "inspo+p2o": {
         "kind": "inspo+p2o",
-        "inspo": {**INSPO, "credit": "uplift"},
-        "p2o": {**P2O_, "hinted_per_group": "all"},
+        "inspo": {
+            **INSPO,
+            "groups": "mixed",
+            "target": "initial",
+            "distillation": {"ratio": "masked_signed", "low": 0.5, "high": 2.0},
+        },
+        "p2o": {"hints": HINTS},
     },
 }
 

@@ -110,9 +110,9 @@ def test_in_a_bundled_world_the_rules_write(geo: cotune.GeoEnvironment) -> None:
 
 
 def test_options_of_p2o_and_of_both(geo: cotune.GeoEnvironment) -> None:
-    p2o = cotune.P2OOptions(successes_below=3, same_hint=True)
-    assert cotune.P2O(environment=geo, successes_below=3, same_hint=True).options == p2o
-    hints = cotune.ComposedP2OOptions(successes_below=3)
+    p2o = cotune.P2OOptions(successes_below=3, hinted_per_group="half")
+    assert cotune.P2O(environment=geo, successes_below=3, hinted_per_group="half").options == p2o
+    hints = cotune.P2OOptions(successes_below=3)
     both = cotune.INSPOWithP2O(environment=geo, p2o=hints)
     assert both.options == cotune.ComposedOptions(p2o=hints)
     with pytest.raises(

@@ -424,7 +424,7 @@ def test_a_trainer_with_other_arguments_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_question_that_could_never_graduate_is_refused(tmp_path: Path) -> None:
-    options = cotune.P2OOptions(successes_below=2, hinted_per_group="half", judged_on="plain")
+    options = cotune.P2OOptions(successes_below=2, hinted_per_group="half")
     method = method_of("p2o", options=options)
     with pytest.raises(ConfigError, match=r"successes_below is 2.*num_generations 3.*at most 1"):
         method.for_trl(tiny_tokenizer(), config(tmp_path))

@@ -99,8 +99,8 @@ def test_a_finished_run_is_not_resumed(runs: tuple[RunDir, RunDir]) -> None:
 @pytest.mark.parametrize(
     "strategy",
     [
-        {"kind": "inspo", "groups": "mixed", "target": "initial", "credit": "uplift"},
-        {"kind": "fst", "target": "best", "prompts": 2, "evolve_every": 2, "budget": 24, "dev_size": 3,
+        {"kind": "inspo", "groups": "mixed", "target": "initial"},
+        {"kind": "fst", "target": "initial", "prompts": 2, "evolve_every": 2, "budget": 24, "dev_size": 3,
          "minibatch": 2, "distillation": {"ratio": "masked_signed"}},
     ],
     ids=["mixed", "fst"],

@@ -134,11 +134,10 @@ def test_hindsight_trains_under_anothers_instruction(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        ("inspo-mixed", {"groups": "mixed", "target": "initial", "credit": "uplift"}),
+        ("inspo-mixed", {"groups": "mixed", "target": "initial"}),
         ("fst-distill", {"kind": "fst", "target": "initial"}),
-        ("spread", {"groups": "population", "target": "sampled", "credit": "raw"}),
-        ("target-initial", {"groups": "own", "target": "initial", "credit": "raw"}),
-        ("target-best", {"groups": "own", "target": "best", "credit": "raw"}),
+        ("spread", {"groups": "population", "target": "sampled"}),
+        ("target-initial", {"groups": "own", "target": "initial"}),
     ],
 )
 def test_an_arm_is_options_of_its_strategy(

@@ -11,7 +11,7 @@ from cotune.methods.gepa.gepa import Gepa, GepaOptions
 from cotune.methods.instruction_evolution import InstructionReflector, read_instruction
 from cotune.methods.instruction_rules import InstructionRules
 from cotune.methods.method import Context
-from cotune.methods.text_evolution import View, example
+from cotune.methods.text_evolution import example
 from cotune.testing import ScriptedLLM
 from cotune.types import (
     Assignment,
@@ -109,20 +109,6 @@ def test_the_best_on_dev_is_kept_and_everything_is_sampled_under_it():
     assert (told["id"], told["weight"], told["observed_rollouts"]) == (
         strategy.best_instruction_id(), max(means), 10,
     )  # fmt: skip
-
-
-def test_failures_are_reflected_on_at_any_scale_of_rewards():
-    """A failure's reward may be 1 or more, which gepa by itself takes for perfect."""
-
-    class Scaled(Policy):
-        def one(self, assignment: Assignment) -> Trajectory:
-            found = super().one(assignment)
-            return replace(found, reward=1.0 + found.reward)
-
-    strategy, author = gepa(replace(SMALL, solved_at=2.0)), Author(one_skill_more)
-    strategy.evolve_if_due(FIRST, Scaled(), author, Events())
-    assert author.prompts
-    assert strategy.best_instruction_id() != "i0"
 
 
 def test_a_search_without_failures_says_that_it_asked_for_nothing():
@@ -232,7 +218,7 @@ def test_the_search_happens_once():
     ("write", "reason"),
     [
         (lambda n, prompt: reply(f"Solve it, word{n}."), "lost <think>, </think>"),
-        (lambda n, prompt: reply(f"{START} " + f"long{n} " * 90), "characters; 500 allowed"),
+        (lambda n, prompt: reply(f"{START} " + f"long{n} " * 900), "characters; 4000 allowed"),
         (lambda n, prompt: reply(f"{START} <|im_end|> a{n} b{n} c{n}"), "only the chat template"),
         (lambda n, prompt: reply(f"{START} Please."), "near copy"),
         (lambda n, prompt: reply(f"{START} <ins_1> a{n} b{n} c{n}"), "only proposals may"),
@@ -243,8 +229,7 @@ def test_the_search_happens_once():
 def test_what_breaks_the_contract_is_rejected_and_the_search_ends_in_an_error(
     write: Callable[[int, str], str], reason: str
 ):
-    options = replace(SMALL, max_instruction_chars=500)
-    strategy = gepa(options, control_tokens=("<|im_end|>",))
+    strategy = gepa(SMALL, control_tokens=("<|im_end|>",))
     policy, record = Policy(), Events()
     with pytest.raises(EvolutionError, match="every instruction of the only phase failed"):
         strategy.evolve_if_due(FIRST, policy, Author(write), record)
@@ -263,7 +248,7 @@ def test_a_placeholder_of_the_reflection_prompt_breaks_the_contract(placeholder:
         InstructionRules(INITIAL),
         lambda text, parent, reason: rejected.append(reason),
         lambda kind, /, **fields: None,
-        View(),
+        False,
     )
     prompt = Prompt(INITIAL)
     failed = make_trajectory(Assignment(make_tasks(1)[0], prompt, prompt, "", 0), 0.0)
@@ -276,7 +261,7 @@ def test_only_an_author_that_reads_was_shown_questions(origin: str, shown: set[s
     llm = ScriptedLLM([f"```\n{INITIAL} Search for each part with care.\n```"])
     llm.origin = origin  # pyright: ignore[reportAttributeAccessIssue]
     reflector = InstructionReflector(
-        llm, InstructionRules(INITIAL), lambda *_: None, lambda *_, **__: None, View()
+        llm, InstructionRules(INITIAL), lambda *_: None, lambda *_, **__: None, False
     )
     prompt = Prompt(INITIAL)
     assignment = Assignment(make_tasks(1)[0], prompt, prompt, "", 0)
@@ -378,8 +363,6 @@ def test_the_state_holds_the_search():
         ({"minibatch": 0}, "minibatch is 0; expected 1 or more"),
         ({"beam": 0}, "beam is 0"),
         ({"dev_size": 0}, "dev_size is 0"),
-        ({"reflection_tokens": 0}, "reflection_tokens is 0"),
-        ({"max_instruction_chars": 0}, "max_instruction_chars is 0"),
     ],
 )
 def test_options_that_cannot_work_are_refused(fields: dict[str, Any], message: str):
@@ -437,7 +420,7 @@ def test_the_rules_answer_with_remedies():
 
     named: list[Mode] = []
     for number in range(20):
-        shown = [example(whole_question_searched(number), View(), 6000)]
+        shown = [example(whole_question_searched(number), False, 6000)]
         prompt = instruction_prompt(INITIAL, shown, ("<search>", "</search>"))
         answer = RulesLLM(number).complete(prompt)
         assert isinstance(answer, Completion)
@@ -457,4 +440,4 @@ def test_the_rules_have_nothing_to_say_of_success():
 
     right = replace(whole_question_searched(1), reward=1.0)
     with pytest.raises(LLMError, match="no failed example"):
-        RulesLLM(0).complete(instruction_prompt(INITIAL, [example(right, View(), 6000)], ()))
+        RulesLLM(0).complete(instruction_prompt(INITIAL, [example(right, False, 6000)], ()))

@@ -37,7 +37,7 @@ def chance(text: str) -> float:
 
 def options(**changes: Any) -> InspoOptions:
     small = {"population_size": 4, "prune_every": 2, "evolve_every": 4, "evolve_until": 9}
-    small |= {"verification_tasks": 6, "window": 2, "buffer_size": 60}
+    small |= {"verification_tasks": 6, "window": 2}
     return InspoOptions(**(small | changes))
 
 
@@ -151,16 +151,23 @@ def test_a_rollout_that_ended_in_an_environment_error_is_not_credited():
     assert found["inspo/best_weight"] == 1.0
 
 
-def test_centred_credit_by_hand():
-    strategy = inspo(population_size=1, credit="centred", window=1)
-    # First sight: compared with the batch mean 0.5, so 0 on average.
-    assert credited(strategy, 1, {0: [1.0, 1.0], 1: [0.0, 0.0]}) == 0.0
-    # Baselines 1.0 and 0.0: credits -1 and +1, -1.
-    assert credited(strategy, 2, {0: [0.0], 1: [1.0, 0.0]}) == pytest.approx(0.0)
-    # Baselines (1+1+0)/3 and (0+0+1+0)/4; a new question is compared with the batch mean 1.
-    assert credited(strategy, 3, {0: [1.0], 1: [1.0], 2: [1.0]}) == pytest.approx(
-        (1 / 3 + 3 / 4 + 0) / 3
+def test_mixed_groups_outlive_the_initial_instruction():
+    strategy = inspo(population_size=4, groups="mixed", target="initial", window=1)
+    strategy.evolve_if_due(
+        Progress(1, 0, 9), ScriptedRollout(chance), ScriptedLLM([REWRITES]), Events()
     )
+    rows = strategy.assign(TASKS, 4, Progress(1, 0, 9))
+    assert {row.trained.instruction for row in rows} == {INITIAL}
+    scores = [0.25 if row.instruction_id == "i0" else 0.5 for row in rows]
+    strategy.observe(list(map(make_trajectory, rows, scores)), Progress(1, 0, 9), Events())
+    assert strategy.population["i0"].weight == 0.25
+    assert strategy.population["i1"].weight == 0.5
+    strategy.population.keep_only({"i1"})
+    rows = strategy.assign(TASKS, 4, Progress(2, 0, 9))
+    assert [row.instruction_id for row in rows[:4]] == ["i1", "i1", "i0", "i0"]
+    assert {row.trained for row in rows} == {Prompt(INITIAL)}
+    strategy.observe([make_trajectory(row, 0.75) for row in rows], Progress(2, 0, 9), Events())
+    assert strategy.choice().weight == 0.75
 
 
 def test_hinted_rollouts_are_neither_credited_nor_remembered():
@@ -169,30 +176,6 @@ def test_hinted_rollouts_are_neither_credited_nor_remembered():
     before = strategy.state_dict()
     assert credited(strategy, 2, {0: [0.0], 1: [0.0]}, hint="Try this.") == 1.0
     assert strategy.state_dict() == {**before, "batch": 2}
-
-
-def test_mixed_groups_credit_the_uplift_and_outlive_the_initial_instruction():
-    strategy = inspo(population_size=4, groups="mixed", target="best", credit="uplift", window=1)
-    strategy.evolve_if_due(
-        Progress(1, 0, 9), ScriptedRollout(chance), ScriptedLLM([REWRITES]), Events()
-    )
-    rows = strategy.assign(TASKS, 4, Progress(1, 0, 9))
-    assert {row.trained.instruction for row in rows} == {INITIAL}  # nothing better is known yet
-    # Rollouts under others score 0.5, those under i0 0.25 on even questions and 0 on odd ones.
-    plain = [0.25 if row.group % 2 == 0 else 0.0 for row in rows]
-    scores = [p if row.instruction_id == "i0" else 0.5 for row, p in zip(rows, plain, strict=True)]
-    groups = {row.group for row in rows if row.instruction_id == "i1"}
-    assert len({group % 2 for group in groups}) == 2
-    strategy.observe(list(map(make_trajectory, rows, scores)), Progress(1, 0, 9), Events())
-    assert strategy.population["i0"].weight == 0.0
-    expected = sum(0.25 if group % 2 == 0 else 0.5 for group in groups) / len(groups)
-    assert strategy.population["i1"].weight == pytest.approx(expected)
-    strategy.population.keep_only({"i1"})
-    rows = strategy.assign(TASKS, 4, Progress(2, 0, 9))
-    assert [row.instruction_id for row in rows[:4]] == ["i1", "i1", "i0", "i0"]
-    assert {row.trained for row in rows} == {rows[0].sampled}
-    strategy.observe([make_trajectory(row, 0.5) for row in rows], Progress(2, 0, 9), Events())
-    assert strategy.choice().weight == 0.0
 
 
 def test_the_last_stage_teaches_the_initial_instruction_by_the_best_and_evolves_nothing():
@@ -302,7 +285,7 @@ def test_a_second_call_at_the_same_step_does_nothing():
     [
         ({"prune_every": 0, "evolve_every": 0}, [4] * 10),
         ({"evolve_every": 0}, [4, 4, 2, 2, 1, 1, 1, 1, 1, 1]),
-        ({"evolve_every": 0, "prune_until": 4}, [4, 4, 2, 2, 2, 2, 2, 2, 2, 2]),
+        ({"evolve_every": 0, "evolve_until": 4}, [4, 4, 2, 2, 2, 2, 2, 2, 2, 2]),
         ({"evolve_every": 0, "parents": 2}, [4, 4, 2, 2, 2, 2, 2, 2, 2, 2]),
     ],
 )
@@ -381,19 +364,9 @@ def test_no_round_of_verification_begins_that_the_budget_cannot_pay():
     assert len(llm.prompts) == 1  # nothing was asked for what could not be verified
 
 
-def test_reset_to_zero_keeps_newcomer_and_parent_level():
-    llm = ScriptedLLM([TWO, reply("Be GOOD at all of this.", "Try to be GOOD in that.")])
-    made, _events = evolved(llm, new_weight="zero")
-    assert [m["start"] for m in made.state_dict()["population"]["members"]] == [0.0] * 3
-    assert [m.weight for m in made.population.members] == [0.0] * 3
-    # What was observed before the reset still says which one is best.
-    assert made.choice().weight > 0
-    assert made.choice().rollouts > 0
-
-
 def test_without_verification_newcomers_join_at_their_parents_weight():
     llm = ScriptedLLM([TWO, reply("Be BAD at all of this.", "Try to be GOOD in that.")])
-    made, events = evolved(llm, verify=False)
+    made, events = evolved(llm, verification="none")
     (evolution,) = events.of("evolution")
     assert (evolution["verified"], evolution["accepted"]) == (0, 2)
     parent, *new = made.state_dict()["population"]["members"]
@@ -419,15 +392,13 @@ def test_nothing_to_reflect_on_is_no_failure():
     assert len(made.standings()) == 3
 
 
-@pytest.mark.parametrize("proposer", ["reflection", "paraphrase", "history", "crossover"])
+@pytest.mark.parametrize("proposer", ["reflection", "paraphrase", "history"])
 def test_the_proposers_see_what_is_theirs(proposer):
     llm = ScriptedLLM([TWO, reply("Be GOOD at all of this.", "Try to be GOOD in that.")])
     _made, events = evolved(llm, proposer=proposer)
     prompt = llm.prompts[1]
     assert ("<example>" in prompt) == (proposer == "reflection")
-    scored = proposer in ("history", "crossover")
-    assert ("<ins_0>" in prompt) == (not scored)
-    assert ("<score_2>" in prompt) == scored
+    assert ("<ins_0>" in prompt) == (proposer != "history")
     assert ("<score_3>" in prompt) == (proposer == "history")
     assert events.of("instruction_born")[-1]["origin"] == proposer
     for score in re.findall(r"<score_\d>(.*)</score", prompt):
@@ -480,7 +451,7 @@ class Verified(ScriptedRollout):
         return super().__call__(assignments, purpose=purpose, greedy=greedy)
 
 
-@pytest.mark.parametrize("proposer", ["reflection", "paraphrase", "history", "crossover"])
+@pytest.mark.parametrize("proposer", ["reflection", "paraphrase", "history"])
 def test_no_instruction_is_verified_on_a_question_that_its_author_was_shown(proposer):
     changes = {"evolve_every": 2, "prune_every": 0, "evolve_until": 99}
     first, second = inspo(**changes), inspo(**changes, proposer=proposer)
@@ -566,64 +537,6 @@ class Doubling(ScriptedRollout):
     def _one(self, assignment: Assignment, key: str) -> Trajectory:
         found = super()._one(assignment, key)
         return replace(found, reward=2 * found.reward)
-
-
-@pytest.mark.parametrize("high", [1.0, 2.0])
-def test_exact_verifies_in_full_where_rewards_leave_its_bounds(high):
-    changes = {"verification": "exact", "verification_block": 2, "verification_bounds": (0.0, high)}
-    strategy, events = inspo(**changes, verification_rounds=1), Events()
-    llm = ScriptedLLM([REWRITES, reply("Look at each name before you answer.")])
-    run(strategy, Doubling(chance), llm, events, range(1, 8), TASKS)
-    told = "rewards were from 0 to 2, outside strategy.verification_bounds [0, 1]"
-    notices = [event["text"] for event in events.of("notice")]
-    assert any(told in text for text in notices) == (high == 1.0)
-
-
-def test_a_full_population_of_parents_asks_for_nothing_ahead():
-    for size, asks in ((1, False), (2, True)):
-        strategy = inspo(population_size=size, parents=1)
-        run(
-            strategy, ScriptedRollout(chance), ScriptedLLM([REWRITES]), Events(), range(1, 5), TASKS
-        )
-        assert bool(strategy.requests(Progress(4, 0, 100))) == asks
-
-
-def test_a_reward_outside_the_bounds_in_verification_ends_the_races_of_its_phase():
-    rewards = {"first": 5.0, "second": 0.0}
-    raced = list[bool]()
-
-    class Rewards(ScriptedRollout):
-        def __call__(
-            self, assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
-        ) -> list[Trajectory]:
-            if purpose == "verify":
-                raced.append(len({a.task.id for a in assignments}) == 2)
-            return [
-                make_trajectory(
-                    a, next((r for w, r in rewards.items() if w in a.sampled.instruction), 0.0)
-                )
-                for a in assignments
-            ]
-
-    changes = {"verification": "exact", "verification_block": 2, "verification_tasks": 8}
-    strategy = inspo(**changes, population_size=4, parents=1, candidates=1, verification_rounds=2)
-    replies = [
-        reply("Be brief in what you write."),
-        reply("Take as much time as needed."),
-        reply("Look at the first name again."),
-        reply("Mind each second word here."),
-    ]
-    run(strategy, Rewards(chance), ScriptedLLM(replies), Events(), range(1, 6), TASKS)
-    assert raced[0]
-    assert not raced[-1]
-
-
-@pytest.mark.parametrize("bounds", [[1, 0], [0, 0], [0, float("inf")], [float("nan"), 1]])
-def test_bounds_are_a_range(bounds):
-    adapter = TypeAdapter(InspoOptions)
-    assert adapter.validate_python({"verification_bounds": [-1, 5]}).verification_bounds == (-1, 5)
-    with pytest.raises(ValidationError, match="expected the lowest and the highest reward"):
-        adapter.validate_python({"verification_bounds": bounds})
 
 
 def test_an_answer_that_was_not_shown_is_no_leak():
@@ -733,13 +646,12 @@ def test_population_event_and_metrics():
 
 @pytest.mark.parametrize("stop", range(1, 11))
 @pytest.mark.parametrize(
-    ("credit", "proposer"),
-    [("raw", "reflection"), ("centred", "history"), ("uplift", "history"), ("pairwise", "history")],
+    ("groups", "proposer"),
+    [("own", "reflection"), ("mixed", "history"), ("population", "history")],
 )
-def test_a_run_that_was_stopped_continues_as_if_it_was_not(stop, credit, proposer):
+def test_a_run_that_was_stopped_continues_as_if_it_was_not(stop, groups, proposer):
     def fresh() -> Inspo:
-        groups = {"uplift": "mixed", "pairwise": "population"}.get(credit, "own")
-        return inspo(credit=credit, proposer=proposer, groups=groups)
+        return inspo(proposer=proposer, groups=groups)
 
     whole, first, second = fresh(), fresh(), fresh()
     llm, policy = RulesLLM(5), ScriptedRollout(chance)
@@ -768,10 +680,6 @@ def test_state_of_another_run_is_refused():
         ({"population_size": 0}, "population_size is 0"),
         ({"parents": 5}, "parents is 5; expected at most population_size, 4"),
         ({"prune_every": -1}, "prune_every is -1"),
-        ({"credit": "uplift"}, "credit is 'uplift', but groups is 'own'"),
-        ({"credit": "uplift", "groups": "population"}, "expected groups 'mixed'"),
-        ({"credit": "pairwise"}, "expected groups 'mixed' or 'population'"),
-        ({"prune_until": -1}, "prune_until is -1"),
         ({"selection_temperature": 0.0}, "selection_temperature is 0.0"),
     ],
 )

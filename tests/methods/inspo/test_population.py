@@ -150,24 +150,6 @@ def test_the_best_is_one_of_those_observed_whatever_a_newcomer_starts_at(rewards
     assert {m.id for m in p.members} == {"i1", "i2"}
 
 
-def test_a_reset_does_not_forget_which_was_best():
-    p = population(0.0, 0.0)
-    p.observe({"i0": [-0.5], "i1": [-0.25]})
-    p.reset_weights()
-    p.add(Instruction("i2", "text 2"), 0.0)
-    best = p.best()
-    assert best is not None
-    assert (best.instruction.id, best.weight) == ("i1", -0.25)
-
-
-def test_reset_weights():
-    p = population(0.3, 0.4)
-    p.observe({"i0": [1.0]})
-    p.reset_weights()
-    assert [m.weight for m in p.members] == [0.0, 0.0]
-    assert p["i0"].rollouts == 1
-
-
 @given(st.lists(st.lists(st.floats(0, 1), max_size=4), max_size=12), st.integers(1, 5))
 def test_state_round_trip_and_equal_continuation(steps, window):
     p = population(0.1, 0.7, window=window)

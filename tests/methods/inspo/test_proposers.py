@@ -11,7 +11,6 @@ from cotune.methods.inspo.proposers import (
     ProposalAccount,
     candidates_asked,
     critique_of,
-    crossover_prompt,
     history_prompt,
     paraphrase_prompt,
     parse_candidates,
@@ -84,9 +83,6 @@ def test_paraphrase_and_history_prompts():
     assert "request" not in paraphrase_prompt(INITIAL, 3)
     prompt = history_prompt([("low", 12.34), ("high", 80.0)], INITIAL, 4)
     assert "<ins_2>\nhigh\n</ins_2>\n<score_2>80.0</score_2>\n</history>" in prompt
-    both = crossover_prompt([("low", 12.34), ("high", 80.0)], INITIAL, 4)
-    assert "<ins_2>\nhigh\n</ins_2>\n<score_2>80.0</score_2>\n</history>" in both
-    assert "combine the strengths of both" in both
     assert prompt.index("low") < prompt.index("high")
 
 

@@ -57,8 +57,8 @@ def test_an_instructions_own_failures_come_first_and_few_new_questions_are_shown
 
 def test_failure_is_a_reward_below_the_threshold_and_only_its_text_is_kept():
     (task,) = make_tasks(1)
-    buffer = ReplayBuffer(failure_below=0.3)
-    buffer.add([rollout(task, 0.3, "fine")], 1)
+    buffer = ReplayBuffer()
+    buffer.add([rollout(task, 0.5, "fine")], 1)
     assert buffer.failures(1, random.Random(0)) == []
     assert "fine" not in json.dumps(buffer.state_dict())
 

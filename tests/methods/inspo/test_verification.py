@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cotune.methods.inspo.verification import Candidate, Race, accept, chance_of_less, verify
+from cotune.methods.inspo.verification import Candidate, accept, chance_of_less, verify
 from cotune.types import Assignment, Instruction, StopReason, Trajectory
 from tests.helpers import ScriptedRollout, make_tasks, make_trajectory
 
@@ -17,7 +17,7 @@ def test_one_call_same_questions_groups_apart():
     rollout = ScriptedRollout(lambda text: {"text a": 1.0, "text b": 0.0}.get(text, 0.5))
     tasks = make_tasks(40)
     parent = Instruction("i3", "parent")
-    got, paid, _ = verify([candidate("a"), candidate("b")], parent, tasks, rollout)
+    got, paid = verify([candidate("a"), candidate("b")], parent, tasks, rollout)
     assert paid == 120
     ((purpose, rows),) = rollout.calls
     assert purpose == "verify"
@@ -46,7 +46,7 @@ def test_questions_with_an_environment_error_are_not_compared():
             for a in assignments
         ]
 
-    found, _, _ = verify([candidate("a"), candidate("b")], parent, tasks, rollout)
+    found, _ = verify([candidate("a"), candidate("b")], parent, tasks, rollout)
     assert [(c.score, c.parent_score) for c in found] == [(0.5, 0.6), (None, None)]
     accepted, rejected = accept(found, 2)
     assert accepted == []
@@ -95,8 +95,10 @@ def test_sign_flip_test_by_hand() -> None:
     assert chance_of_less([0.0] * 9) == 1.0
 
 
-def raced(race: Race, names: Sequence[str], vacancies: int) -> tuple[list[Candidate], list[int]]:
-    """Verify on 40 questions; return the candidates, and the rollouts of each block.
+def raced(
+    names: Sequence[str], vacancies: int, error: float | None = 0.05
+) -> tuple[list[Candidate], list[int]]:
+    """Race over 40 questions, in blocks of 8; return the candidates, and the rollouts of each block.
 
     "good" solves all questions, "bad" none, and the parent and "even" every second one.
     """
@@ -111,62 +113,25 @@ def raced(race: Race, names: Sequence[str], vacancies: int) -> tuple[list[Candid
         return [make_trajectory(a, r) for a, r in zip(assignments, rewards, strict=True)]
 
     parent = Instruction("i3", "parent")
-    found, spent, _ = verify([candidate(n) for n in names], parent, tasks, rollout, race, vacancies)
+    found, spent = verify([candidate(n) for n in names], parent, tasks, rollout, vacancies, error)
     assert spent == sum(paid)
     return found, paid
 
 
 def test_a_race_ends_for_who_is_far_below_and_far_above() -> None:
-    found, paid = raced(Race("racing", block=10), ["bad", "good", "even"], vacancies=3)
-    # After 10 questions, 5 differ: 1/32 is not below 0.05 / 3 looks. After 20, 10 do.
-    assert paid == [40, 40, 20, 20]
+    found, paid = raced(["bad", "good", "even"], vacancies=3)
+    # After 8 questions, 4 differ: 1/16 is not below 0.05 / 4 looks. After 16, 8 do.
+    assert paid == [32, 32, 16, 16, 16]
     assert [c.score for c in found] == [0.0, 1.0, 0.5]
     assert [c.parent_score for c in found] == [0.5, 0.5, 0.5]
 
 
 def test_who_is_above_runs_on_while_others_compete_for_the_vacancy() -> None:
-    _, paid = raced(Race("racing", block=10), ["bad", "good", "even"], vacancies=1)
-    assert paid == [40, 40, 30, 30]
+    _, paid = raced(["bad", "good", "even"], vacancies=1)
+    assert paid == [32, 32, 24, 24, 24]
 
 
 def test_a_race_that_is_decided_stops() -> None:
-    _, paid = raced(Race("racing", block=20), ["bad"], vacancies=1)
-    assert paid == [40]
-
-
-def test_exact_goes_on_while_a_rejection_could_change() -> None:
-    found, paid = raced(Race("exact", block=10), ["bad", "even"], vacancies=2)
-    # 15 behind after 30 questions with 10 to go, and 10 behind after 20 with 20 to go.
-    assert paid == [30, 30, 30, 20]
-    full, once = raced(Race(), ["bad", "even"], vacancies=2)
-    assert once == [120]
-    assert [c.gain < 0 for c in found] == [c.gain < 0 for c in full]
-    # Rewards outside the bounds: nothing is certain.
-    wide = Race("exact", block=10, bounds=(0.0, 0.5))
-    assert sum(raced(wide, ["bad", "even"], vacancies=2)[1]) == 120
-
-
-def test_a_late_reward_outside_the_bounds_lets_the_stopped_go_on() -> None:
-    """ "late" is stopped after 30 of 40 questions; then another's reward shows that it could still win."""
-    tasks = make_tasks(40)
-    index = {task.id: i for i, task in enumerate(tasks)}
-
-    def reward(text: str, i: int) -> float:
-        if text == "text late":
-            return 9.0 if i >= 30 else 0.0
-        return 2.0 if text == "text even" and i == 39 else float(i % 2)
-
-    def rollout(assignments: Sequence[Assignment], **_: object) -> list[Trajectory]:
-        return [
-            make_trajectory(a, reward(str(a.sampled.instruction), index[a.task.id]))
-            for a in assignments
-        ]
-
-    parent, drafts = Instruction("i3", "parent"), [candidate("late"), candidate("even")]
-    race = Race("exact", block=10)
-    found, paid, refuted = verify(drafts, parent, tasks, rollout, race, 2)
-    assert refuted
-    full, once, _ = verify(drafts, parent, tasks, rollout, Race(), 2)
-    assert found == full
-    assert paid == once == 120
-    assert [c.gain > 0 for c in found] == [True, True]
+    _, paid = raced(["bad"], vacancies=1)
+    assert paid == [16, 16]
+    assert raced(["bad"], vacancies=1, error=None)[1] == [80]

@@ -78,12 +78,6 @@ def test_a_question_without_an_attempt_keeps_its_status():
     assert samples.close_epoch() == EpochTrend(("hard",), 0, 0, 0, 0)
 
 
-def test_what_a_success_is_can_be_set():
-    samples = HardSamples(solved_at=0.3)
-    samples.observe(group("partly", [0.4] * 6) + group("not", [0.2] * 6))
-    assert samples.close_epoch().hard == ("not",)
-
-
 def test_threshold_of_one_is_only_what_never_succeeded():
     samples = HardSamples(below=1)
     samples.observe(group("never", [0] * 6) + group("once", [1] + [0] * 5))

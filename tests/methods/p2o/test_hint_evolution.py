@@ -10,8 +10,8 @@ from cotune.methods.p2o.hint_evolution import HintEvolution
 from cotune.methods.p2o.hint_rules import HintRules
 from cotune.methods.p2o.hints import HintPool, covering
 from cotune.protocols import LLM
-from cotune.types import Assignment, Prompt, StopReason, Trajectory
-from tests.helpers import Events, make_trajectory
+from cotune.types import StopReason, Trajectory
+from tests.helpers import Events
 from tests.methods.p2o.hint_fakes import (
     SMALL,
     Author,
@@ -111,31 +111,6 @@ def test_too_few_hard_samples_skip_the_phase_and_say_so():
     [(kind, fields)] = record.rows
     assert kind == "notice"
     assert "3 hard questions, hard_set_min_count is 4" in fields["text"]
-
-
-@pytest.mark.parametrize(("solved", "runs"), [(8, True), (11, False)])
-def test_a_screens_rollouts_are_not_made_again_and_what_it_solves_is_not_hard(
-    solved: int, runs: bool
-):
-    tasks, prompt = tasks_of_two_kinds(20), Prompt("Solve it.")
-    screened = {
-        task.id: make_trajectory(Assignment(task, prompt, prompt, "", i), float(i < solved))
-        for i, task in enumerate(tasks)
-    }
-    policy, record = Policy(), Events()
-    evolution = HintEvolution(HintRules(), SMALL, seed=1)
-    author = Author(one_keyword_each)
-    pool = runner(evolution, policy, author, record, known=screened)(1)
-    if not runs:
-        assert (pool, policy.calls) == (None, [])
-        assert "the best instruction solves 11 of 20 hard" in record.of("notice")[0]["text"]
-        return
-    assert pool is not None
-    assert set(pool.dev) <= {task.id for task in tasks[solved:]}
-    assert pool.scores[0] == (0.0,) * len(pool.dev)
-    made = [a for call in policy.calls for a in call]
-    assert made
-    assert all(a.sampled.hint for a in made)
 
 
 def test_a_budget_that_scores_no_hint_skips_the_phase_and_says_so():

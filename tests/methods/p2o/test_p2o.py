@@ -69,15 +69,7 @@ def test_hints_of_a_group_differ_and_those_that_solved_a_dev_question_are_its_ow
             assert all(KEYWORDS[task.stratum] in hint for hint in got[task.id])
 
 
-def test_one_hint_for_a_group_is_an_option():
-    run = Run(same_hint=True)
-    run.batch(0)
-    got = hints(run.batch(1))
-    assert all(len(set(own)) == 1 for own in got.values())
-    assert len({own[0] for own in got.values()}) > 2  # the empty one of EASY, and two others
-
-
-@pytest.mark.parametrize(("option", "count"), [("all", 4), ("all_but_one", 3), ("half", 2)])
+@pytest.mark.parametrize(("option", "count"), [("all", 4), ("half", 2)])
 def test_how_many_of_a_group_see_a_hint(option: Any, count: int):
     run = Run(hinted_per_group=option)
     run.batch(0)
@@ -86,15 +78,6 @@ def test_how_many_of_a_group_see_a_hint(option: Any, count: int):
     assert {sum(map(bool, got[t.id])) for t in HARD} == {count}
     assert {sum(map(bool, got[t.id])) for t in EASY} == {0}
     assert all(a.sampled == a.trained == PLAIN for a in assignments if not a.sampled.hint)
-
-
-def test_hinted_counts_by_hand():
-    def counts(option: Any) -> list[int]:
-        return [P2OOptions(hinted_per_group=option).hinted(size) for size in (2, 5, 6)]
-
-    assert counts("all") == [2, 5, 6]
-    assert counts("all_but_one") == [1, 4, 5]
-    assert counts("half") == [1, 3, 3]
 
 
 @pytest.mark.parametrize("ratio", ["original", "masked_signed"])
@@ -137,17 +120,17 @@ def only_without_hint(assignment: Assignment, k: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("judged_on", "succeeds", "graduated", "solved_by_hint"),
+    ("hinted_per_group", "succeeds", "graduated", "solved_by_hint"),
     [
         ("all", only_with_hint, 20, 20),
-        ("plain", only_with_hint, 0, 0),
-        ("plain", only_without_hint, 20, 0),
+        ("half", only_with_hint, 0, 0),
+        ("half", only_without_hint, 20, 0),
     ],
 )
-def test_a_hard_question_is_judged_on_all_or_on_plain_rollouts(
-    judged_on: Any, succeeds: Succeeds, graduated: int, solved_by_hint: int
+def test_a_question_in_half_hinted_groups_is_judged_on_plain_rollouts(
+    hinted_per_group: Any, succeeds: Succeeds, graduated: int, solved_by_hint: int
 ):
-    run = Run(hinted_per_group="half", judged_on=judged_on)
+    run = Run(hinted_per_group=hinted_per_group)
     run.batch(0)
     run.batch(1, succeeds)
     third = run.batch(2)
@@ -157,7 +140,7 @@ def test_a_hard_question_is_judged_on_all_or_on_plain_rollouts(
 
 
 def test_a_question_without_hints_is_judged_on_all_its_rollouts_in_either_mode():
-    run = Run(hinted_per_group="half", judged_on="plain")
+    run = Run(hinted_per_group="half")
     # Two successes, in the half of the group that would see hints.
     run.batch(0, lambda a, k: k < 2)
     run.batch(1)
@@ -210,14 +193,19 @@ def test_the_base_credits_its_own_rollouts_alone():
 # ---- options
 
 
+def test_hinted_and_judged_counts_by_hand():
+    def counts(option: Any) -> list[tuple[int, int]]:
+        options = P2OOptions(hinted_per_group=option)
+        return [(options.hinted(size), options.judged(size)) for size in (2, 5, 6)]
+
+    assert counts("all") == [(2, 2), (5, 5), (6, 6)]
+    assert counts("half") == [(1, 1), (3, 2), (3, 3)]
+
+
 def test_defaults_are_the_papers():
     options = P2OOptions()
-    assert (options.successes_below, options.hinted_per_group, options.same_hint) == (
-        2,
-        "all",
-        False,
-    )
-    assert (options.judged_on, options.distillation.ratio) == ("all", "original")
+    assert (options.successes_below, options.hinted_per_group) == (2, "all")
+    assert options.distillation.ratio == "original"
     assert options.hints == HintOptions()
 
 
@@ -228,7 +216,7 @@ def test_defaults_are_the_papers():
         ({"hints": {"beam": 0}}, "beam is 0; expected 1 or more"),
         ({"hints": {"dev_size": 50, "budget": 50}}, "budget is 50; expected more than dev_size"),
         ({"distillation": {"low": 2, "high": 1}}, "low is 2.0 and high 1.0"),
-        ({"hinted_per_group": "some"}, "'all', 'all_but_one' or 'half'"),
+        ({"hinted_per_group": "some"}, "'all' or 'half'"),
         ({"hints_per_group": 1}, "hints_per_group"),
     ],
 )
@@ -236,13 +224,3 @@ def test_options_refuse_what_cannot_work(raw: dict[str, Any], message: str):
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(P2OOptions).validate_python(raw)
     assert message in str(caught.value)
-
-
-def test_options_from_a_run_file():
-    raw = {"hinted_per_group": "half", "judged_on": "plain", "hints": {"beam": 2}}
-    options = TypeAdapter(P2OOptions).validate_python(raw)
-    assert options == P2OOptions(
-        hinted_per_group="half", judged_on="plain", hints=HintOptions(beam=2)
-    )
-    raw = {"hinted_per_group": "all_but_one", "judged_on": "plain", "successes_below": 1}
-    assert TypeAdapter(P2OOptions).validate_python(raw).hinted(6) == 5

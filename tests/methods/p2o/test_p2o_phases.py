@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,6 @@ from cotune.errors import EvolutionError, LLMError
 from cotune.methods.method import Context
 from cotune.methods.p2o.hints import HintPool
 from cotune.methods.p2o.p2o import P2O, P2OOptions
-from cotune.methods.text_evolution import Scoring
 from cotune.types import Assignment, Progress
 from tests.methods.p2o.hint_fakes import SMALL, Author, leaking, one_keyword_each, raising
 from tests.methods.p2o.p2o_run import (
@@ -100,16 +98,6 @@ def test_no_rollout_sees_a_hint_that_was_derived_from_its_question():
     assert withheld
 
 
-def test_what_a_success_is_holds_for_mining_and_for_hints():
-    run = Run(solved_at=0.3)
-    partly: Any = lambda a, k: 0.4 if a.task in HARD[:8] else a.task in EASY  # noqa: E731
-    run.batch(0, partly)
-    run.batch(1)
-    (event,) = run.events.of("hard_samples")
-    assert event["hard"] == 12
-    assert run.pool["solved_at"] == 0.3
-
-
 def test_without_any_phase_there_are_no_hints():
     run = Run(hints=replace(SMALL, hard_set_min_count=21))
     run.batch(0)
@@ -141,10 +129,6 @@ def test_limits_of_a_hint_are_those_of_the_policy():
         "holds <|end|>, which only the chat template may",
         "9 tokens; 8 allowed",
     }
-    long = Run(hints=replace(SMALL, max_chars=10))
-    long.batch(0)
-    long.batch(1)
-    assert all("10 allowed" in row["reason"] for row in long.events.of("hint_rejected"))
 
 
 # ---- a reflector that fails
@@ -185,19 +169,6 @@ def test_an_outage_of_the_llm_leaves_the_hints_of_the_phase_before():
     run.llm = Author(raising(LLMError("503")))
     assert hinted_ids(run.batch(2)) == {t.id for t in HARD}
     assert run.pool == pool
-
-
-def test_a_phase_that_cannot_pay_for_its_screen_is_skipped():
-    """A phase without the screen would evolve hints for questions that the instruction solves."""
-    costs = dict[int, bool]()
-    for left in range(150, 400, 10):
-        run = Run(screen=True)
-        run.batch(0)
-        run.evolve(Progress(2, 1, 100, rollouts_left=left))
-        calls = [len(call) for call in run.policy.calls]
-        costs[left] = bool(calls)
-        assert not calls or calls[0] == len(HARD)
-    assert set(costs.values()) == {False, True}
 
 
 def test_hints_outlive_a_phase_that_brings_none():
@@ -260,16 +231,3 @@ def test_draws_are_keyed_by_the_seed_and_the_epoch():
     # The same hints and the same hard questions, but another epoch.
     one.strategy.load_state_dict({**one.strategy.state_dict(), "epoch": 7})
     assert hints(one.batch(7)) != first
-
-
-@pytest.mark.parametrize("scoring", ["greedy", "sampled"])
-def test_a_screen_and_its_phase_roll_out_as_the_scoring_says(scoring: Scoring):
-    run = Run(screen=True, hints=replace(SMALL, scoring=scoring))
-    run.policy.greedy = scoring == "greedy"
-    run.batch(epoch=0)
-    run.batch(epoch=1)
-    screen, *phase = run.policy.calls
-    assert [a.sampled for a in screen] == [PLAIN] * len(HARD)
-    assert any(a.sampled.hint for call in phase for a in call)
-    # Samples that failed are no fair score of the empty hint, so it is sampled again.
-    assert any(a.sampled == PLAIN for call in phase for a in call) == (scoring == "sampled")

@@ -6,7 +6,7 @@ from typing import Literal, Required, TypedDict
 
 from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
-from cotune.methods.composed import ComposedInspoOptions, ComposedOptions, ComposedP2OOptions
+from cotune.methods.composed import ComposedOptions
 from cotune.methods.fst.fst import FstOptions
 from cotune.methods.gepa.gepa import GepaOptions
 from cotune.methods.inspo.inspo import InspoOptions
@@ -47,27 +47,17 @@ class InspoArguments(TrainerArguments, total=False):
     prune_every: int
     evolve_every: int
     evolve_until: int
-    prune_until: int | None
     verification_tasks: int
     verification_rounds: int
-    verification: Literal["full", "exact", "racing"]
-    verification_block: int
+    verification: Literal["full", "racing", "none"]
     verification_error: float
-    verification_bounds: tuple[float, float]
-    verify: bool
     failures_per_reflection: int
     candidates: int
-    proposals_at_once: int
-    proposer: Literal["reflection", "paraphrase", "history", "crossover"]
+    proposer: Literal["reflection", "paraphrase", "history"]
     groups: Literal["own", "mixed", "population"]
-    target: Literal["sampled", "initial", "best"]
-    credit: Literal["raw", "centred", "uplift", "pairwise"]
+    target: Literal["sampled", "initial"]
     distillation: Distillation | FilteredDistillation | None
     distil_steps: int
-    new_weight: Literal["parent+delta", "zero"]
-    failure_below: float
-    buffer_size: int
-    max_instruction_chars: int
 
 
 class GepaArguments(TrainerArguments, total=False):
@@ -80,9 +70,6 @@ class GepaArguments(TrainerArguments, total=False):
     minibatch: int
     beam: int
     show_answers: bool
-    solved_at: float
-    reflection_tokens: int
-    max_instruction_chars: int
 
 
 class FstArguments(TrainerArguments, total=False):
@@ -97,13 +84,10 @@ class FstArguments(TrainerArguments, total=False):
     scoring: Literal["greedy", "sampled"]
     minibatch: int
     beam: int
-    target: Literal["sampled", "initial", "best"]
+    target: Literal["sampled", "initial"]
     distillation: Distillation | FilteredDistillation | None
     distil_steps: int
     show_answers: bool
-    solved_at: float
-    reflection_tokens: int
-    max_instruction_chars: int
 
 
 class P2OArguments(TrainerArguments, total=False):
@@ -111,20 +95,14 @@ class P2OArguments(TrainerArguments, total=False):
 
     options: P2OOptions | None
     successes_below: int
-    solved_at: float
     hints: HintOptions
     distillation: Distillation
-    hinted_per_group: Literal["all", "all_but_one", "half"]
-    same_hint: bool
-    judged_on: Literal["all", "plain"]
-    screen: bool
-    fixed_hints: dict[str, list[str]] | None
-    given: Literal["own", "other", "random", "none"]
+    hinted_per_group: Literal["all", "half"]
 
 
 class ComposedArguments(TrainerArguments, total=False):
     """The arguments of every method, and either `options` or fields of `ComposedOptions`."""
 
     options: ComposedOptions | None
-    inspo: ComposedInspoOptions
-    p2o: ComposedP2OOptions
+    inspo: InspoOptions
+    p2o: P2OOptions

@@ -25,17 +25,14 @@ from cotune.methods.instruction_evolution import (
     evolve_instruction,
     record_born,
 )
-from cotune.methods.instruction_rules import InstructionRules, check_same_initial
+from cotune.methods.instruction_rules import MAX_CHARS, InstructionRules, check_same_initial
 from cotune.methods.last_stage import LastStage, check_last_stage, taught_groups
 from cotune.methods.llm_health import LLMHealth
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.text_evolution import (
-    REFLECTION_TOKENS,
-    SOLVED_AT,
     Judge,
     Scoring,
     Search,
-    View,
     dev_count,
     least_budget,
     scores_are_lost,
@@ -83,11 +80,6 @@ class FstOptions:
         distil_steps: the run's last batches, which distil the best prompt into the weights as INSPO's do.
             No round runs in them. 0 is none.
         show_answers: whether the reflector is shown the ground truth.
-        solved_at: the lowest reward that counts as a success, as the reflector is told; in a last stage
-            rollouts teach from there on.
-        reflection_tokens: the most tokens of a reflection prompt, by an estimate that errs on the high
-            side; longer responses are shortened in the middle.
-        max_instruction_chars: length limit of a candidate, in characters.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -104,13 +96,9 @@ class FstOptions:
     distillation: AnyDistillation | None = None
     distil_steps: int = 0
     show_answers: bool = False
-    solved_at: float = SOLVED_AT
-    reflection_tokens: int = REFLECTION_TOKENS
-    max_instruction_chars: int = 4000
 
     def __post_init__(self) -> None:
-        ones = ("prompts", "evolve_every", "dev_size", "minibatch", "beam", "reflection_tokens")
-        for name in (*ones, "max_instruction_chars"):
+        for name in ("prompts", "evolve_every", "dev_size", "minibatch", "beam"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more")
         if self.evolve_until is not None and self.evolve_until < 0:
@@ -168,9 +156,9 @@ class Fst(LastStage):
 
     def __init__(self, options: FstOptions, context: Context) -> None:
         distillation = distillation_of(options.distillation, options.target)
-        super().__init__(options.distil_steps, distillation, options.solved_at)
+        super().__init__(options.distil_steps, distillation)
         self.options, self.seed = options, context.seed
-        self._rules = InstructionRules.of(context, options.max_instruction_chars)
+        self._rules = InstructionRules.of(context)
         if len(context.tasks) < 2:
             raise ConfigError(
                 f"{len(context.tasks)} training questions; FST expects 2 or more, to score and "
@@ -258,11 +246,7 @@ class Fst(LastStage):
                 minibatch=options.minibatch,
                 barren=_BARREN,
             ),
-            view=View(
-                show_answers=options.show_answers,
-                solved_at=options.solved_at,
-                tokens=options.reflection_tokens,
-            ),
+            show_answers=options.show_answers,
             seed_key=f"fst/{self.seed}/{step}",
             step=step,
             record=record,
@@ -318,7 +302,7 @@ class Fst(LastStage):
         self._distilling = self._distils(progress, len(tasks) * group_size)
         if self._distilling:
             return taught_groups(tasks, group_size, initial, used[0])
-        trained = {"sampled": None, "initial": initial, "best": used[0]}[self.options.target]
+        trained = initial if self.options.target == "initial" else None
         assignments: list[Assignment] = []
         for group, task in enumerate(tasks):
             # The first prompts of the order get the rollouts that cannot be shared evenly.
@@ -437,7 +421,7 @@ def _check(options: FstOptions, shape: RunShape) -> None:
 def _cost(options: FstOptions, shape: RunShape) -> Cost:
     rounds = sum(map(options.is_due, range(1, shape.steps + 1)))
     calls = rounds * math.ceil(options.budget / options.minibatch)
-    shown = Proposals(calls, options.max_instruction_chars, options.minibatch)
+    shown = Proposals(calls, MAX_CHARS, options.minibatch)
     evolve: dict[Purpose, int] = {"evolve": rounds * options.budget}
     return Cost(rounds, evolve, (shown,), 1 + _checks_uplift(options), options.prompts - 1)
 

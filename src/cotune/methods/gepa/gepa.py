@@ -11,17 +11,14 @@ from cotune.methods.instruction_evolution import (
     evolve_instruction,
     record_born,
 )
-from cotune.methods.instruction_rules import InstructionRules, check_same_initial
+from cotune.methods.instruction_rules import MAX_CHARS, InstructionRules, check_same_initial
 from cotune.methods.llm_health import LLMHealth
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.static import StaticStrategy
 from cotune.methods.text_evolution import (
-    REFLECTION_TOKENS,
-    SOLVED_AT,
     Judge,
     Scoring,
     Search,
-    View,
     dev_count,
     least_budget,
     scores_are_lost,
@@ -48,10 +45,6 @@ class GepaOptions:
         beam: parents that instructions are derived from in one iteration, drawn from the Pareto
             front.
         show_answers: whether the reflector is shown the ground truth.
-        solved_at: the lowest reward that counts as a success, as the reflector is told.
-        reflection_tokens: the most tokens of a reflection prompt, by an estimate that errs on the high
-            side; longer responses are shortened in the middle.
-        max_instruction_chars: length limit of a candidate, in characters.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -62,12 +55,9 @@ class GepaOptions:
     minibatch: int = 3
     beam: int = 1
     show_answers: bool = False
-    solved_at: float = SOLVED_AT
-    reflection_tokens: int = REFLECTION_TOKENS
-    max_instruction_chars: int = 4000
 
     def __post_init__(self) -> None:
-        for name in ("dev_size", "minibatch", "beam", "reflection_tokens", "max_instruction_chars"):
+        for name in ("dev_size", "minibatch", "beam"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more")
         if self.budget <= self.dev_size:
@@ -91,7 +81,7 @@ class Gepa(StaticStrategy):
     """
 
     def __init__(self, options: GepaOptions, context: Context) -> None:
-        self._rules = InstructionRules.of(context, options.max_instruction_chars)
+        self._rules = InstructionRules.of(context)
         if len(context.tasks) < 2:
             raise ConfigError(
                 f"{len(context.tasks)} training questions; GEPA expects 2 or more, to score and "
@@ -135,11 +125,7 @@ class Gepa(StaticStrategy):
                 minibatch=options.minibatch,
                 barren=_BARREN,
             ),
-            view=View(
-                show_answers=options.show_answers,
-                solved_at=options.solved_at,
-                tokens=options.reflection_tokens,
-            ),
+            show_answers=options.show_answers,
             seed_key=key,
             step=progress.step,
             record=record,
@@ -226,7 +212,7 @@ def _record_best(found: Candidates, record: Recorder) -> None:
 
 def _cost(options: GepaOptions, shape: RunShape) -> Cost:
     calls = math.ceil(options.budget / options.minibatch)
-    shown = Proposals(calls, options.max_instruction_chars, options.minibatch)
+    shown = Proposals(calls, MAX_CHARS, options.minibatch)
     return Cost(1, {"evolve": options.budget}, (shown,))
 
 

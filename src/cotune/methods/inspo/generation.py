@@ -1,9 +1,8 @@
 """The generate-and-verify loop that writes new instructions (INSPO, Algorithm 1, lines 18-22)."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -11,15 +10,14 @@ from cotune.methods.inspo.proposers import (
     Proposal,
     ProposalAccount,
     ProposerKind,
-    crossover_prompt,
     history_prompt,
     paraphrase_prompt,
     reflection_prompt,
 )
 from cotune.methods.inspo.replay import Experience, ReplayBuffer
-from cotune.methods.inspo.verification import Candidate, Race, accept, verify
+from cotune.methods.inspo.verification import Candidate, accept, verify
 from cotune.methods.instruction_rules import InstructionRules
-from cotune.methods.llm_health import ask_ahead, reads_prompts
+from cotune.methods.llm_health import reads_prompts
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Instruction, Task
 
@@ -60,9 +58,6 @@ class _Request:
     tasks: tuple[Task, ...] = ()
 
 
-_Drawn = tuple[_Request | None, Instruction, random.Random]
-
-
 class Generator:
     """Write instructions: an LLM proposes, the contract filters, the current policy verifies.
 
@@ -84,12 +79,8 @@ class Generator:
         self._rules, self._replay, self._options = rules, replay, options
         self._seed, self._description = seed, description
         self._proposals = ProposalAccount()
-        self._race = Race(
-            options.verification,
-            options.verification_block,
-            options.verification_error,
-            options.verification_bounds,
-        )
+        races = options.verification == "racing"
+        self._error = options.verification_error if races else None
 
     def generate(
         self,
@@ -113,8 +104,8 @@ class Generator:
         Args:
             step: the step before which this happens; 0 at the start. Keys the draws.
             rollout: the current policy; None to accept without verification.
-            history: (instruction, score from 0 to 100), worst first, for the history and
-                crossover proposers. Their candidates inherit the provenance of all.
+            history: (instruction, score from 0 to 100), worst first, for the history proposer. Its
+                candidates inherit the provenance of all.
             origin: label of the candidates' origin, unless the LLM has one; the proposer's kind if
                 empty.
             last: whether this is the run's last phase.
@@ -125,14 +116,15 @@ class Generator:
             EvolutionError: all proposals of two phases in a row failed, or of the only one.
         """
         accepted: list[Candidate] = []
-        race = self._race
         tried = [parent.text for parent in parents]
         source = getattr(llm, "origin", "") or origin or proposer
         rounds = proposed = verified = paid = saved = 0
         verifies, reads = rollout is not None, reads_prompts(llm)
-        draw = partial(self._draw, parents, proposer, step, history, verifies and reads)
         while len(accepted) < wanted and rounds < self._options.verification_rounds:
-            request, parent, rng = draw(rounds)
+            rng = random.Random(f"inspo/{self._seed}/generate/{step}/{rounds}")
+            parent = rng.choice(parents)
+            sparing = verifies and reads
+            request = self._request(proposer, parent, history, rounds + 1, rng, sparing)
             if request is not None and not reads:
                 request = replace(request, provenance=parent.shown)
             shown = request.provenance if request else parent.shown
@@ -142,7 +134,6 @@ class Generator:
             if request is None or reason:
                 record("notice", text=f"{reason} before step {step}")
                 break
-            ask_ahead(llm, self._prompts(draw, rounds))
             rounds += 1
             proposal = self._proposals.ask(request.prompt, llm, record, self._options.candidates)
             if proposal is None:
@@ -154,14 +145,13 @@ class Generator:
             if rollout is not None and candidates:
                 if not verified:
                     self._notice_if_few(len(tasks), step, record)
-                    race = self._race_before(step, record)
-                found = verify(candidates, parent, tasks, rollout, race, wanted - len(accepted))
-                if found.refuted:
-                    race = Race()  # for the rest of the phase
-                candidates = found.candidates
+                vacancies = wanted - len(accepted)
+                candidates, spent = verify(
+                    candidates, parent, tasks, rollout, vacancies, self._error
+                )
                 verified += len(candidates)
-                paid += found.paid
-                saved += (len(candidates) + 1) * len(tasks) - found.paid
+                paid += spent
+                saved += (len(candidates) + 1) * len(tasks) - spent
             best, rejected = accept(candidates, wanted - len(accepted))
             accepted += best
             for candidate, reason in rejected:
@@ -169,50 +159,6 @@ class Generator:
         if rounds:
             self._proposals.end_phase(llm, record, last)
         return Generation(tuple(accepted), rounds, proposed, verified, saved)
-
-    def requests(
-        self,
-        parents: Sequence[Instruction],
-        proposer: ProposerKind,
-        *,
-        step: int,
-        history: Sequence[tuple[Instruction, float]] = (),
-        affordable: int | None = None,
-    ) -> list[str]:
-        """Return the prompts that a phase before `step` will begin with; see `generate`."""
-        verifies = self._options.verify
-        draw = partial(self._draw, parents, proposer, step, history, verifies)
-        request, _, rng = draw(0)
-        shown = request.provenance if request else ()
-        tasks = self._replay.recent_tasks(self._options.verification_tasks, rng, shown)
-        if self._why_not(request, tasks if verifies else None, affordable):
-            return []
-        return self._prompts(draw, 0)
-
-    def _prompts(self, draw: Callable[[int], _Drawn], first: int) -> list[str]:
-        """Return the prompts of the rounds whose requests are sent together, from round `first` on."""
-        last = min(first + self._options.proposals_at_once, self._options.verification_rounds)
-        return [request.prompt for n in range(first, last) if (request := draw(n)[0]) is not None]
-
-    def _draw(
-        self,
-        parents: Sequence[Instruction],
-        proposer: ProposerKind,
-        step: int,
-        history: Sequence[tuple[Instruction, float]],
-        sparing: bool,
-        number: int,
-    ) -> _Drawn:
-        """Return a round's request, the parent drawn for it, and the generator of its further draws.
-
-        They do not depend on earlier rounds, so the requests of several rounds can be sent together.
-
-        Args:
-            number: the round's number, from 0.
-        """
-        rng = random.Random(f"inspo/{self._seed}/generate/{step}/{number}")
-        parent = rng.choice(parents)
-        return self._request(proposer, parent, history, number + 1, rng, sparing), parent, rng
 
     def _why_not(
         self, request: _Request | None, verified_on: Sequence[Task] | None, left: int | None
@@ -248,19 +194,6 @@ class Generator:
                 "the authors of the candidates were shown the others",
             )
 
-    def _race_before(self, step: int, record: Recorder) -> Race:
-        """Return the race, or none if training had rewards outside its bounds, with a notice."""
-        if not self._race.refuted(self._replay.rewards()):
-            return self._race
-        low, high = self._race.bounds
-        rewards = self._replay.rewards()
-        record(
-            "notice",
-            text=f"candidates are verified in full before step {step}: rewards were from {min(rewards):g} to "
-            f"{max(rewards):g}, outside strategy.verification_bounds [{low:g}, {high:g}]",
-        )
-        return Race()
-
     def _request(
         self,
         proposer: ProposerKind,
@@ -278,13 +211,11 @@ class Generator:
         how = (self._options.candidates, attempt, self._description, self._rules.required)
         if proposer == "paraphrase":
             return _Request(paraphrase_prompt(parent.text, *how), parent.shown)
-        if proposer in ("history", "crossover"):
-            if proposer == "crossover":
-                history = _pair(parent, history, rng)
+        if proposer == "history":
             if not history:
                 return None
-            write = history_prompt if proposer == "history" else crossover_prompt
-            prompt = write([(i.text, score) for i, score in history], self._rules.original, *how)
+            scored = [(instruction.text, score) for instruction, score in history]
+            prompt = history_prompt(scored, self._rules.original, *how)
             return _Request(prompt, _union(parent.shown, *(i.shown for i, _ in history)))
         failures = self._failures(parent, rng, sparing)
         if not failures:
@@ -350,22 +281,6 @@ class Generator:
 
     def load_state_dict(self, state: State) -> None:
         self._proposals.load_state_dict(state)
-
-
-def _pair(
-    parent: Instruction, history: Sequence[tuple[Instruction, float]], rng: random.Random
-) -> list[tuple[Instruction, float]]:
-    """Return the parent and another instruction drawn from the history, worse first; [] without one.
-
-    If the parent was not observed yet, the best instruction stands in for it.
-    """
-    first = next(
-        (row for row in history if row[0].id == parent.id), history[-1] if history else None
-    )
-    others = [row for row in history if first is not None and row[0].id != first[0].id]
-    if first is None or not others:
-        return []
-    return sorted([first, rng.choice(others)], key=lambda row: row[1])
 
 
 def _union(*ids: Iterable[str]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import ClassVar, Literal
 
@@ -14,14 +14,13 @@ from cotune.methods.group_plan import (
     distillation_of,
     planned,
 )
-from cotune.methods.inspo.credit import Credit, QuestionMeans, pairwise_wins, uplifts
 from cotune.methods.inspo.generation import Generator
 from cotune.methods.inspo.population import Member, Population
 from cotune.methods.inspo.proposers import ProposerKind
 from cotune.methods.inspo.replay import ReplayBuffer
 from cotune.methods.inspo.verification import Candidate, Verification
 from cotune.methods.instruction_evolution import record_born
-from cotune.methods.instruction_rules import InstructionRules, check_same_initial
+from cotune.methods.instruction_rules import MAX_CHARS, InstructionRules, check_same_initial
 from cotune.methods.last_stage import LastStage, check_last_stage, taught_groups
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.protocols import LLM, Recorder, Rollout, State
@@ -40,12 +39,12 @@ from cotune.types import (
     Trajectory,
 )
 
-_HISTORY = 10  # instructions shown to the history proposer, or drawn from by crossover
+_HISTORY = 10  # instructions shown to the history proposer
 
 
 @dataclass(frozen=True, kw_only=True)
 class InspoOptions:
-    """INSPO's options; defaults are the paper's except `new_weight` and `prune_until`. Steps are rollout batches.
+    """INSPO's options; defaults are the paper's. Steps are rollout batches.
 
     Attributes:
         population_size: N_P, instructions after the start and after an evolution.
@@ -54,46 +53,27 @@ class InspoOptions:
         window: n of Eq. 6, in observed steps.
         prune_every: K_p, steps; 0 is never.
         evolve_every: K_e, steps; 0 is never. Both 0: a constant population.
-        evolve_until: T_e; no evolution from this step on.
-        prune_until: no pruning from this step on; None is `evolve_until`.
+        evolve_until: T_e; no evolution and no pruning from this step on.
         verification_tasks: |D_B|, questions a candidate is verified on; never those that its
             author, or an ancestor's, was shown.
         verification_rounds: the most generate-and-verify rounds per phase.
-        verification: how far a candidate is verified: on all questions ("full", the paper's), until its
-            rejection cannot change any more ("exact"), or until a paired test against its parent decides
-            ("racing").
-        verification_block: questions between two looks, if not "full".
+        verification: how far a candidate is verified: on all questions ("full", the paper's), until a paired
+            test against its parent decides ("racing"), or not at all ("none"): candidates that meet the
+            contract then join without any rollout.
         verification_error: chance that racing errs for a candidate that equals its parent.
-        verification_bounds: the lowest and the highest reward, for "exact". If training had a reward
-            outside, candidates are verified in full, with a notice.
-        verify: False lets candidates that meet the contract join without any rollout.
         failures_per_reflection: failed rollouts shown to the reflection proposer.
         candidates: instructions requested per proposal.
-        proposals_at_once: rounds of a phase whose requests are sent together, if the LLM takes several
-            calls at a time. The run does the same either way, but it also pays for replies that turn out
-            not to be needed.
         proposer: who writes candidates at an evolution, from failures ("reflection", the paper's), the
-            parent alone, the best instructions with their scores ("history"), or the parent and
-            another one with their scores ("crossover", E-SPL's).
+            parent alone, or the best instructions with their scores ("history").
         groups: what the rollouts of a question are sampled under (`methods.group_plan`): "own" is
             the paper's; "mixed" compares the drawn instruction with the initial one in each group;
             "population" draws an instruction for each rollout.
         target: the instruction that the gradient is taken on: "sampled" is the paper's.
-        credit: "raw" is the paper's mean reward; "centred" subtracts each question's own running
-            mean, so that an instruction is not credited for easy questions; "uplift" subtracts the
-            mean of the same group's rollouts under the initial instruction; "pairwise" is the share
-            of the same group's rollouts under other instructions that a rollout beats.
         distillation: how rollouts that are trained on another instruction are weighted, by default with
             ratio "masked_signed"; or "filtered", the loss of the last stage.
         distil_steps: the run's last batches, which distil the best instruction into the weights: they are
             sampled under it, and the policy under the initial one learns the distribution of successes.
             Nothing evolves in them. 0 is none.
-        new_weight: a newcomer starts at its parent's weight plus the gain of its verification
-            ("parent+delta"), or all weights are reset to 0 ("zero", as printed in Algorithm 1).
-        failure_below: a reward below it makes a rollout a failure to reflect on, which does not teach in a
-            last stage.
-        buffer_size: rollouts held in the replay buffer.
-        max_instruction_chars: length limit of a candidate, in characters.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -105,44 +85,25 @@ class InspoOptions:
     prune_every: int = 5
     evolve_every: int = 15
     evolve_until: int = 150
-    prune_until: int | None = None
     verification_tasks: int = 200
     verification_rounds: int = 5
     verification: Verification = "full"
-    verification_block: int = 8
     verification_error: float = 0.05
-    verification_bounds: tuple[float, float] = (0.0, 1.0)
-    verify: bool = True
     failures_per_reflection: int = 4
     candidates: int = 6
-    proposals_at_once: int = 2
     proposer: ProposerKind = "reflection"
     groups: Groups = "own"
     target: Target = "sampled"
-    credit: Credit = "raw"
     distillation: AnyDistillation | None = None
     distil_steps: int = 0
-    new_weight: Literal["parent+delta", "zero"] = "parent+delta"
-    failure_below: float = 0.5
-    buffer_size: int = 4096
-    max_instruction_chars: int = 4000
 
     def __post_init__(self) -> None:
         least = {"prune_every": 0, "evolve_every": 0, "evolve_until": 0, "distil_steps": 0}
         ones = ("population_size", "parents", "window", "verification_tasks", "candidates")
-        ones += (
-            "verification_block",
-            "verification_rounds",
-            "failures_per_reflection",
-            "proposals_at_once",
-            "buffer_size",
-        )
-        least |= dict.fromkeys((*ones, "max_instruction_chars"), 1)
+        least |= dict.fromkeys((*ones, "verification_rounds", "failures_per_reflection"), 1)
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected at least {low}")
-        if self.prune_until is not None and self.prune_until < 0:
-            raise ValueError(f"prune_until is {self.prune_until}; expected at least 0, or null")
         if not self.selection_temperature > 0:
             raise ValueError(
                 f"selection_temperature is {self.selection_temperature}; expected above 0"
@@ -150,21 +111,6 @@ class InspoOptions:
         if not 0 < self.verification_error < 1:
             raise ValueError(
                 f"verification_error is {self.verification_error}; expected between 0 and 1"
-            )
-        low, high = self.verification_bounds
-        if not -math.inf < low < high < math.inf:
-            raise ValueError(
-                f"verification_bounds is [{low:g}, {high:g}]; expected the lowest and the highest reward"
-            )
-        if self.credit == "uplift" and self.groups != "mixed":
-            raise ValueError(
-                f"credit is 'uplift', but groups is {self.groups!r}, without rollouts under the initial "
-                "instruction to compare with; expected groups 'mixed', or another credit"
-            )
-        if self.credit == "pairwise" and self.groups == "own":
-            raise ValueError(
-                "credit is 'pairwise', but with groups 'own' a group has one instruction; expected "
-                "groups 'mixed' or 'population', or another credit"
             )
         check_target(self.target, self.distillation, self.distil_steps)
         if self.parents > self.population_size:
@@ -194,16 +140,15 @@ class Inspo(LastStage):
 
     def __init__(self, options: InspoOptions, context: Context) -> None:
         distillation = distillation_of(options.distillation, options.target)
-        super().__init__(options.distil_steps, distillation, options.failure_below)
+        super().__init__(options.distil_steps, distillation)
         self.options, self.seed = options, context.seed
-        rules = InstructionRules.of(context, options.max_instruction_chars)
+        rules = InstructionRules.of(context)
         self.population = Population(options.window, options.selection_temperature)
-        self._replay = ReplayBuffer(options.buffer_size, options.failure_below)
+        self._replay = ReplayBuffer()
         self._generator = Generator(rules, self._replay, options, self.seed, context.description)
         self._lineage = [Instruction("i0", context.instruction)]
         self.population.add(self._lineage[0], 0.0)
         self.last_weights: dict[str, float] = {}  # by instruction id; used by the history proposer
-        self._means = QuestionMeans()
         self._rewards: tuple[float, float] | None = None  # the lowest and the highest observed
         self._phases_run = 0  # the step whose due phases ran last
         self._batch = 0  # rollouts of the last batch, and the expected size of the next one
@@ -235,11 +180,10 @@ class Inspo(LastStage):
             evolves = range(1, min(options.evolve_until, before_stage))
             later = any(_due(step, options.evolve_every, options.evolve_until) for step in evolves)
             metrics |= self._initialise(llm, record, last=not later)
-        prune_until = options.evolve_until if options.prune_until is None else options.prune_until
         if self._distils(progress, self._batch):
             self._notice_if_idle(progress, self._batch, self.choice().instruction, record)
             return metrics
-        if _due(ended, options.prune_every, prune_until):
+        if _due(ended, options.prune_every, options.evolve_until):
             metrics |= self._prune(record)
         if _due(ended, options.evolve_every, options.evolve_until):
             metrics |= self._evolve(progress, rollout, llm, record)
@@ -281,7 +225,7 @@ class Inspo(LastStage):
             self.options.proposer,
             step=step,
             llm=llm,
-            rollout=rollout if self.options.verify else None,
+            rollout=None if self.options.verification == "none" else rollout,
             record=record,
             history=self._history(),
             affordable=None
@@ -289,16 +233,9 @@ class Inspo(LastStage):
             else left - self._batch * (1 + self.options.distil_steps),
         )
         if new.accepted:
-            # Before the weights are reset: a newcomer starts from its parent's weight.
-            shares = self.options.credit == "pairwise"  # of wins; a gain is a difference of rewards
-            starts = [
-                self.population[c.parent].weight + (0.0 if shares else c.gain) for c in new.accepted
-            ]
+            starts = [self.population[c.parent].weight + c.gain for c in new.accepted]
             gone = self.population.keep_only({parent.id for parent in parents})
             _record_gone(gone, "evolution", record)
-            if self.options.new_weight == "zero":
-                self.population.reset_weights()
-                starts = [0.0] * len(starts)
             for candidate, start in zip(new.accepted, starts, strict=True):
                 self._join(candidate, start, step, record)
         self._notice_if_short(record)
@@ -307,29 +244,6 @@ class Inspo(LastStage):
         size = len(self.population)
         record("evolution", parents=[p.id for p in parents], population=size, **count)
         return {f"inspo/evolution_{name}": float(value) for name, value in count.items()}
-
-    def requests(self, progress: Progress) -> list[str]:
-        """Return the prompts that the evolution due after this step will begin with; call after `observe`."""
-        step, left, options = progress.step, progress.rollouts_left, self.options
-        due = _due(step, options.evolve_every, options.evolve_until)
-        after = replace(
-            progress, step=step + 1, rollouts_left=None if left is None else left - self._batch
-        )
-        parents = self.population.top(options.parents)
-        if (
-            not due
-            or step >= progress.total_steps
-            or self._distils(after, self._batch)
-            or len(parents) >= options.population_size  # there is no place for another
-        ):
-            return []
-        return self._generator.requests(
-            [parent.instruction for parent in parents],
-            options.proposer,
-            step=step + 1,
-            history=self._history(),
-            affordable=None if left is None else left - self._batch * (2 + options.distil_steps),
-        )
 
     def _history(self) -> list[tuple[Instruction, float]]:
         """Return the best instructions so far with their last observed scores, worst first."""
@@ -340,19 +254,12 @@ class Inspo(LastStage):
     def _score(self, weight: float) -> float:
         """Map a weight to the history proposer's scale: 0 to 100 over the rewards observed so far.
 
-        Rewards that were all equal have no range; 0 to 1 is assumed. Centred credit and uplift,
-        differences of rewards, are 50 at zero; a share of wins is a share of 100.
+        Rewards that were all equal have no range; 0 to 1 is assumed.
         """
         low, high = self._rewards or (0.0, 1.0)
         if low == high:
             low, high = 0.0, 1.0
-        spread = high - low
-        share = (weight - low) / spread
-        if self.options.credit in ("centred", "uplift"):
-            share = (weight / spread + 1) / 2
-        elif self.options.credit == "pairwise":
-            share = weight
-        return 100 * min(max(share, 0.0), 1.0)
+        return 100 * min(max((weight - low) / (high - low), 0.0), 1.0)
 
     def _join(self, candidate: Candidate, start: float, born: int, record: Recorder) -> None:
         instruction = Instruction(
@@ -378,7 +285,7 @@ class Inspo(LastStage):
         self._distilling = self._distils(progress, len(tasks) * group_size)
         if self._distilling:
             return taught_groups(tasks, group_size, initial, self.choice().instruction)
-        trained = {"sampled": None, "initial": initial, "best": self.choice().instruction}
+        trained = initial if options.target == "initial" else None
         assignments: list[Assignment] = []
         for group, task in enumerate(tasks):
             key = f"inspo/{self.seed}/assign/{progress.step}/{group}"
@@ -386,9 +293,7 @@ class Inspo(LastStage):
             if options.groups == "population":
                 keys = [f"{key}/{rollout}" for rollout in range(group_size)]
             drawn = [self.population.draw(one) for one in keys]
-            assignments += planned(
-                task, group, group_size, options.groups, drawn, initial, trained[options.target]
-            )
+            assignments += planned(task, group, group_size, options.groups, drawn, initial, trained)
         return assignments
 
     def observe(
@@ -403,11 +308,10 @@ class Inspo(LastStage):
         # Mixed groups still sample under the initial instruction after it was pruned.
         gone = {self._lineage[0].id} - {member.id for member in self.population.members}
         credits: defaultdict[str, list[float]] = defaultdict(list)
-        tried = [t for t in own if t.stop is not StopReason.ENVIRONMENT_ERROR]
-        for trajectory, credit in zip(tried, self._credits(tried), strict=True):
+        for trajectory in own:
             identity = trajectory.assignment.instruction_id
-            if credit is not None and identity not in gone:
-                credits[identity].append(credit)
+            if trajectory.stop is not StopReason.ENVIRONMENT_ERROR and identity not in gone:
+                credits[identity].append(trajectory.reward)
         self.population.observe(credits)
         for instruction_id in credits:
             self.last_weights[instruction_id] = self.population[instruction_id].weight
@@ -416,18 +320,6 @@ class Inspo(LastStage):
             self._rewards = (min(seen), max(seen))
         self._replay.add(own, progress.step)
         return self._report(trajectories, record)
-
-    def _credits(self, trajectories: Sequence[Trajectory]) -> Sequence[float | None]:
-        """Return the credit of each rollout; None if it says nothing about its instruction."""
-        match self.options.credit:
-            case "raw":
-                return [t.reward for t in trajectories]
-            case "centred":
-                return self._means.centred(trajectories)
-            case "uplift":
-                return uplifts(trajectories, self._lineage[0].id)
-            case "pairwise":
-                return pairwise_wins(trajectories)
 
     def _report(self, trajectories: Sequence[Trajectory], record: Recorder) -> Metrics:
         """Record the "population" event: weights and probabilities after this step, groups drawn."""
@@ -502,7 +394,6 @@ class Inspo(LastStage):
             "lineage": [asdict(instruction) for instruction in self._lineage],
             "last_weights": dict(self.last_weights),
             "rewards": self._rewards and list(self._rewards),
-            "baselines": self._means.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -517,7 +408,6 @@ class Inspo(LastStage):
         self.last_weights = dict(state["last_weights"])
         rewards = state["rewards"]
         self._rewards = (rewards[0], rewards[1]) if rewards else None
-        self._means.load_state_dict(state["baselines"])
 
 
 def _due(step: int, every: int, until: int) -> bool:
@@ -548,10 +438,11 @@ def cost(options: InspoOptions, shape: RunShape) -> Cost:
     phases = len(range(every, last, every)) if every else 0
     rounds = options.verification_rounds
     rows = options.verification_tasks * (options.candidates + 1)  # plus their parent
-    shown = {"history": _HISTORY, "crossover": 2}.get(options.proposer, 1)
+    shown = _HISTORY if options.proposer == "history" else 1
     failures = options.failures_per_reflection if options.proposer == "reflection" else 0
-    proposals = Proposals((1 + phases) * rounds, shown * options.max_instruction_chars, failures)
-    verify: dict[Purpose, int] = {"verify": phases * rounds * rows} if options.verify else {}
+    proposals = Proposals((1 + phases) * rounds, shown * MAX_CHARS, failures)
+    verifies = options.verification != "none"
+    verify: dict[Purpose, int] = {"verify": phases * rounds * rows} if verifies else {}
     return Cost(
         phases, verify, (proposals,), 1 + _checks_uplift(options), options.population_size - 1
     )

@@ -44,7 +44,7 @@ class Member:
         window: mean credit of each of the last n steps in which it was drawn, oldest first.
         steps: number of steps in which it was observed since it joined.
         rollouts: number of rollouts in which it was observed.
-        observed: its weight when it was last observed; None if it never was. A reset does not change it.
+        observed: its weight when it was last observed; None if it never was.
     """
 
     instruction: Instruction
@@ -135,12 +135,6 @@ class Population:
         dropped = [m for m in self._members if m.id not in ids]
         self._members = [m for m in self._members if m.id in ids]
         return dropped
-
-    def reset_weights(self) -> None:
-        """Reset all weights to 0, as Algorithm 1 does at an evolution; counts are kept."""
-        for member in self._members:
-            member.start = 0.0
-            member.window.clear()
 
     def best(self, settled: str | None = None) -> Choice | None:
         """Return argmax w_j among those observed; ties go to the oldest. None if none was observed.

@@ -1,8 +1,7 @@
 """Prompts that ask an LLM for better instructions, and parsing of its replies.
 
 Three proposers in the form of INSPO's Appendix E: reflection (the parent and failed rollouts; the
-method itself), paraphrase (only the parent) and history (instructions with their scores). Crossover
-(the parent and another instruction, with their scores) is E-SPL's.
+method itself), paraphrase (only the parent) and history (instructions with their scores).
 `<ins_0>...</ins_0>` goes in, `<ins_1>...</ins_1>` to `<ins_N>...</ins_N>` come out. Prompts are
 joined from strings; a model's output is never used as a template.
 """
@@ -25,7 +24,7 @@ from cotune.methods.llm_health import LLMHealth
 from cotune.protocols import LLM, Recorder, State
 from cotune.types import StopReason
 
-ProposerKind = Literal["reflection", "paraphrase", "history", "crossover"]
+ProposerKind = Literal["reflection", "paraphrase", "history"]
 
 KEEP = "Keep these texts in every candidate, letter by letter:"
 """Begins the line of a prompt that names required texts, such as \\boxed."""
@@ -102,44 +101,19 @@ def history_prompt(
     required: Sequence[str] = (),
 ) -> str:
     """Build the history prompt: instructions scored 0 to 100, worst first; `count` candidates out."""
+    shown = "\n".join(
+        f"<ins_{i}>\n{text}\n</ins_{i}>\n<score_{i}>{score:.1f}</score_{i}>"
+        for i, (text, score) in enumerate(scored, 1)
+    )
     return surroundings(description) + "\n\n".join(
         (
-            _scored(scored),
+            f"<history>\n{shown}\n</history>",
             'The above is a history of "instruction: score" pairs; scores range from 0 to 100. '
             "Analyze what leads to a better score.\n"
             f"Give {count} different but better candidates, concise, effective and diverse.",
             _format_rules(original, count, attempt, required),
         )
     )
-
-
-def crossover_prompt(
-    pair: Sequence[tuple[str, float]],
-    original: str,
-    count: int,
-    attempt: int = 1,
-    description: str = "",
-    required: Sequence[str] = (),
-) -> str:
-    """Build the crossover prompt: two instructions scored 0 to 100, worse first; `count` children out."""
-    return surroundings(description) + "\n\n".join(
-        (
-            _scored(pair),
-            "The above are two prompts for the same task with their scores, from 0 to 100. Say what is "
-            "good in each of them and what is not.\n"
-            f"Give {count} different candidates that combine the strengths of both and leave out their "
-            "weaknesses.",
-            _format_rules(original, count, attempt, required),
-        )
-    )
-
-
-def _scored(rows: Sequence[tuple[str, float]]) -> str:
-    shown = "\n".join(
-        f"<ins_{i}>\n{text}\n</ins_{i}>\n<score_{i}>{score:.1f}</score_{i}>"
-        for i, (text, score) in enumerate(rows, 1)
-    )
-    return f"<history>\n{shown}\n</history>"
 
 
 def _example(failure: Experience) -> str:

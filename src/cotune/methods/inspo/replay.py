@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 
+from cotune.methods.text_evolution import SOLVED_AT
 from cotune.protocols import State
 from cotune.types import StopReason, Task, Trajectory
 from cotune.utils.text import shorten_middle
@@ -35,14 +36,11 @@ class ReplayBuffer:
 
     Args:
         capacity: size in rollouts.
-        failure_below: a reward below it makes a rollout a failure.
         text_chars: characters kept of a failure's response.
     """
 
-    def __init__(
-        self, capacity: int = 4096, failure_below: float = 0.5, text_chars: int = 6000
-    ) -> None:
-        self._failure_below, self._text_chars = failure_below, text_chars
+    def __init__(self, capacity: int = 4096, text_chars: int = 6000) -> None:
+        self._text_chars = text_chars
         self._experiences: deque[Experience] = deque(maxlen=capacity)
 
     def __len__(self) -> int:
@@ -51,7 +49,7 @@ class ReplayBuffer:
     def add(self, trajectories: Sequence[Trajectory], step: int) -> None:
         """Store the rollouts of one step."""
         for t in trajectories:
-            failed = t.reward < self._failure_below
+            failed = t.reward < SOLVED_AT
             text = shorten_middle(t.full_text, self._text_chars) if failed else ""
             identity, feedback = t.assignment.instruction_id, t.feedback if failed else ""
             self._experiences.append(
@@ -78,7 +76,7 @@ class ReplayBuffer:
         """
         by_age: dict[tuple[bool, int], list[Experience]] = {}
         for e in self._experiences:
-            if e.reward < self._failure_below and e.stop is not StopReason.ENVIRONMENT_ERROR:
+            if e.reward < SOLVED_AT and e.stop is not StopReason.ENVIRONMENT_ERROR:
                 by_age.setdefault((e.instruction_id == of, e.step), []).append(e)
         new_left = k if most_new is None else most_new
         chosen: dict[str, Experience] = {}
@@ -92,10 +90,6 @@ class ReplayBuffer:
                 chosen[e.task.id] = e
                 new_left -= new
         return list(chosen.values())
-
-    def rewards(self) -> list[float]:
-        """Return the reward of every stored rollout."""
-        return [e.reward for e in self._experiences]
 
     def tasks(self) -> list[Task]:
         """Return every stored question once, in order of first appearance."""

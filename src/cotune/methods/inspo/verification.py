@@ -1,16 +1,16 @@
 """Verification of proposed instructions by the current policy (INSPO, section 3.2, "Verify")."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from statistics import NormalDist, fmean
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from cotune.protocols import Rollout
 from cotune.types import Assignment, Instruction, Prompt, StopReason, Task
 
-Verification = Literal["full", "exact", "racing"]
+Verification = Literal["full", "racing", "none"]
+_BLOCK = 8  # questions between two looks of a race
 Rewards = list[float | None]
 """By question; None for a rollout that ended in an environment error."""
 
@@ -48,55 +48,15 @@ class Candidate:
         return self.score - self.parent_score
 
 
-@dataclass(frozen=True, slots=True)
-class Race:
-    """The rule that ends a candidate's verification before it has answered all questions.
-
-    Attributes:
-        kind: "full" never ends it early (the paper's); "exact" does when the candidate will be rejected
-            whatever its remaining rewards are; "racing" does when a paired test says that it is below its
-            parent or, with a vacancy for every candidate that is left, above it.
-        block: questions between two looks.
-        error: chance that the test errs for a candidate that equals its parent, over all looks.
-        bounds: the lowest and the highest reward; for "exact", which stops no candidate once one is outside.
-    """
-
-    kind: Verification = "full"
-    block: int = 8
-    error: float = 0.05
-    bounds: tuple[float, float] = (0.0, 1.0)
-
-    def refuted(self, rewards: Iterable[float | None]) -> bool:
-        """Return whether there are rewards outside the bounds, so that "exact" can be sure of nothing."""
-        low, high = self.bounds
-        return self.kind == "exact" and any(
-            not low <= reward <= high for reward in rewards if reward is not None
-        )
-
-
-class Verified(NamedTuple):
-    """The result of a verification.
-
-    Attributes:
-        candidates: with their scores.
-        paid: rollouts made.
-        refuted: whether a reward was outside the race's bounds.
-    """
-
-    candidates: list[Candidate]
-    paid: int
-    refuted: bool
-
-
 def verify(
     candidates: Sequence[Candidate],
     parent: Instruction,
     tasks: Sequence[Task],
     rollout: Rollout,
-    race: Race = Race(),
     vacancies: int = 0,
-) -> Verified:
-    """Return the candidates with their scores and their parent's on the same questions.
+    error: float | None = None,
+) -> tuple[list[Candidate], int]:
+    """Return the candidates with their scores and their parent's on the same questions, and the rollouts made.
 
     One rollout for each candidate and question at the policy's sampling temperature, all in one
     call for each look so that an engine can batch them. Each rollout is its own group, since nothing is
@@ -104,41 +64,33 @@ def verify(
 
     Args:
         vacancies: how many candidates can be accepted.
+        error: races: a candidate stops when a paired test says that it is below its parent or, with a
+            vacancy for every candidate that is left, above it. This is the chance that the test errs for a
+            candidate that equals its parent, over all looks. None verifies on all questions (the paper's).
     """
     if not candidates or not tasks:
         raise ValueError(f"{len(candidates)} candidates, {len(tasks)} tasks; expected one and more")
-    block = len(tasks) if race.kind == "full" else race.block
+    block = len(tasks) if error is None else _BLOCK
     looks = math.ceil(len(tasks) / block) - 1  # the last block ends the verification
     rewards: dict[str, Rewards] = {one.id: [] for one in (*candidates, parent)}
     left, paid = list(candidates), 0
     for start in range(0, len(tasks), block):
         asked = tasks[start : start + block]
         contestants = [*((c.id, c.text) for c in left), (parent.id, parent.text)]
-        found = _rewards(contestants, asked, paid, rollout)
-        for identity, row in found.items():
+        for identity, row in _rewards(contestants, asked, paid, rollout).items():
             rewards[identity] += row
         paid += len(contestants) * len(asked)
-        remaining = len(tasks) - start - len(asked)
-        if race.kind != "full" and remaining:
-            left = _undecided(left, rewards, rewards[parent.id], remaining, looks, race, vacancies)
+        if error is not None and start + block < len(tasks):
+            left = _undecided(left, rewards, rewards[parent.id], error / looks, vacancies)
         if not left:
             break
-    if refuted := race.refuted(chain.from_iterable(rewards.values())):
-        # A reward is outside the bounds: a candidate that was stopped may not have been beaten.
-        for candidate in candidates:
-            asked = tasks[len(rewards[candidate.id]) :]
-            found = (
-                _rewards([(candidate.id, candidate.text)], asked, paid, rollout) if asked else {}
-            )
-            rewards[candidate.id] += found.get(candidate.id, [])
-            paid += len(asked)
     scored: list[Candidate] = []
     for candidate in candidates:
         if pairs := _pairs(rewards[candidate.id], rewards[parent.id]):
             own, base = zip(*pairs, strict=True)
             candidate = replace(candidate, score=fmean(own), parent_score=fmean(base))
         scored.append(replace(candidate, verified=True))
-    return Verified(scored, paid, refuted)
+    return scored, paid
 
 
 def _rewards(
@@ -170,19 +122,11 @@ def _undecided(
     left: Sequence[Candidate],
     rewards: Mapping[str, Rewards],
     base: Rewards,
-    remaining: int,
-    looks: int,
-    race: Race,
+    error: float,
     vacancies: int,
 ) -> list[Candidate]:
-    """Return the candidates whose verification continues after a look."""
+    """Return the candidates whose verification continues after a look; `error` is that of one look."""
     gains = {c.id: [a - b for a, b in _pairs(rewards[c.id], base)] for c in left}
-    if race.kind == "exact":
-        low, high = race.bounds
-        if race.refuted(chain(base, *rewards.values())):
-            return list(left)
-        return [c for c in left if sum(gains[c.id]) + remaining * (high - low) >= 0]
-    error = race.error / looks
     going = [c for c in left if chance_of_less(gains[c.id]) > error]
     if len(going) <= vacancies:
         going = [c for c in going if chance_of_less([-gain for gain in gains[c.id]]) > error]

@@ -1,6 +1,6 @@
 """Hard-sample mining: choose the next epoch's hinted questions (P²O, arXiv 2603.21877, Eq. 3)."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cotune.methods.text_evolution import SOLVED_AT
@@ -64,16 +64,15 @@ class HardSamples:
 
     Args:
         below: successes at which a question stops being hard; the paper's τ, 2 of K = 6 rollouts.
-        solved_at: the lowest reward that counts as a success.
 
     Raises:
         ValueError: `below` is less than 1.
     """
 
-    def __init__(self, below: int = 2, solved_at: float = SOLVED_AT) -> None:
+    def __init__(self, below: int = 2) -> None:
         if below < 1:
             raise ValueError(f"below is {below}; expected 1 success or more")
-        self._below, self._solved_at = below, solved_at
+        self._below = below
         self._hard: frozenset[str] = frozenset()
         self._counts: dict[str, _Count] = {}
 
@@ -94,7 +93,7 @@ class HardSamples:
             if trajectory.stop is StopReason.ENVIRONMENT_ERROR:
                 count.errors += 1
                 continue
-            count.successes += trajectory.reward >= self._solved_at
+            count.successes += trajectory.reward >= SOLVED_AT
             count.hinted |= bool(trajectory.assignment.sampled.hint.strip())
 
     def close_epoch(self) -> EpochTrend:
@@ -112,10 +111,6 @@ class HardSamples:
             graduated=len(graduated),
             solved_by_hint=sum(met[task_id].hinted for task_id in graduated),
         )
-
-    def remove(self, solved: Collection[str]) -> None:
-        """Remove questions that a later trial solved from the hard ones."""
-        self._hard -= frozenset(solved)
 
     def state_dict(self) -> State:
         counts = {

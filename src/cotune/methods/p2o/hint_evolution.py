@@ -1,9 +1,8 @@
 """P²O's Phase 2: evolve hints for the hard questions under the current policy (arXiv 2603.21877)."""
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from cotune.methods.instruction_rules import surroundings, without_reasoning
 from cotune.methods.llm_health import LLMHealth
@@ -16,7 +15,6 @@ from cotune.methods.text_evolution import (
     Record,
     Reflector,
     Search,
-    View,
     dev_count,
     evolve_by_gepa,
     fenced_text,
@@ -26,7 +24,7 @@ from cotune.methods.text_evolution import (
     split,
 )
 from cotune.protocols import LLM, Recorder, Rollout, State
-from cotune.types import Prompt, Task, Trajectory
+from cotune.types import Prompt, Task
 
 _BARREN_ROUNDS = 2  # consecutive iterations without a valid hint that end a phase
 
@@ -55,10 +53,10 @@ class HintReflector(Reflector):
         rules: HintRules,
         instruction: str,
         record: Recorder,
-        view: View,
+        show_answers: bool,
         description: str = "",
     ) -> None:
-        super().__init__(llm, record, view)
+        super().__init__(llm, record, show_answers)
         self._rules, self._instruction = rules, instruction
         self._surroundings = surroundings(description)
 
@@ -130,7 +128,6 @@ class HintSearch:
             tuple(task.id for task in self.dev),
             tuple(map(tuple, scores)),
             tuple(known.get(text, none) for text in texts),
-            self.reflector.view.solved_at,
         )
 
 
@@ -146,8 +143,6 @@ def evolve_hints(
     phase: int,
     record: Recorder,
     description: str = "",
-    solved_at: float = SOLVED_AT,
-    known: Mapping[str, Trajectory] = MappingProxyType({}),
 ) -> PhaseResult:
     """Run one phase. The same arguments and replies make the same calls in the same order.
 
@@ -159,8 +154,6 @@ def evolve_hints(
         seed_key: seed of all draws.
         phase: the phase's number, for the events.
         description: the environment, described to the reflector.
-        solved_at: the lowest reward that counts as a success.
-        known: rollouts without a hint that were already made in the way of `options.scoring`, by question.
 
     Raises:
         ValueError: there are fewer than two hard questions.
@@ -179,13 +172,8 @@ def evolve_hints(
         budget=budget,
         reflection=options.reflection,
     )
-    judge = Judge(
-        lambda hint: Prompt(instruction, hint), rollout, record, {"": known}, options.scoring
-    )
-    view = View(
-        show_answers=options.show_answers, solved_at=solved_at, tokens=options.reflection_tokens
-    )
-    reflector = HintReflector(llm, rules, instruction, record, view, description)
+    judge = Judge(lambda hint: Prompt(instruction, hint), rollout, record, scoring=options.scoring)
+    reflector = HintReflector(llm, rules, instruction, record, options.show_answers, description)
     search = evolve_from_empty if options.reflection == "gepa" else reflect_once
     pool = search(HintSearch(dev, train, judge, reflector, options, seed_key, record))
     result, cover = PhaseResult(pool, judge.evaluations, judge.lost, reflector), covering(pool)
@@ -271,8 +259,7 @@ def reflect_once(phase: HintSearch) -> HintPool:
         if wanted < 1:
             break
         done = judge.evaluate([("", next(minibatches)) for _ in range(wanted)])
-        solved_at = phase.reflector.view.solved_at
-        open_ones = [ts for ts in done if any(t.reward < solved_at for t in ts)]
+        open_ones = [ts for ts in done if any(t.reward < SOLVED_AT for t in ts)]
         new = phase.reflector.propose([("", ts) for ts in open_ones])
         valid = [hint for hint in new if hint is not None]
         barren = 0 if valid else barren + 1
@@ -304,19 +291,13 @@ class HintEvolution:
         rules: the contract of a hint.
         seed: seed of all draws, which are keyed by (seed, step).
         description: the environment, described to the reflector.
-        solved_at: the lowest reward that counts as a success.
     """
 
     def __init__(
-        self,
-        rules: HintRules,
-        options: HintOptions,
-        seed: int,
-        description: str = "",
-        solved_at: float = SOLVED_AT,
+        self, rules: HintRules, options: HintOptions, seed: int, description: str = ""
     ) -> None:
         self._rules, self.options, self._seed = rules, options, seed
-        self._description, self._solved_at = description, solved_at
+        self._description = description
         self._phases = 0
         self._health = LLMHealth()
 
@@ -331,12 +312,10 @@ class HintEvolution:
         record: Recorder,
         affordable: int | None = None,
         before: HintPool | None = None,
-        known: Mapping[str, Trajectory] = MappingProxyType({}),
     ) -> HintPool | None:
         """Return the pool to draw from: a phase's, or what is left of the one before.
 
-        If too few questions are hard, or a screen solved more than half of them, the result is None, or
-        `before` with `keep_if_skipped`. The result is `before` if a phase cannot be afforded, loses too many
+        If too few questions are hard, the result is None, or `before` with `keep_if_skipped`. The result is `before` if a phase cannot be afforded, loses too many
         scores to errors of the environment, or finds no hint because the LLM's budget is spent or no call
         succeeds. A skipped phase is recorded as a
         "notice".
@@ -345,9 +324,6 @@ class HintEvolution:
             hard: the hard questions.
             step: the step before which this happens; keys the draws.
             affordable: evaluations that the run can still afford; None for no limit.
-            known: a screen's rollouts of hard questions without a hint, by question. Questions that the
-                screen solved are left out. The others are not rolled out again if scoring is greedy;
-                samples, all of them failures, would score the empty hint too low.
             before: the pool so far.
 
         Raises:
@@ -355,20 +331,17 @@ class HintEvolution:
                 counted, nor is one that ended because the LLM's budget is spent.
             CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
         """
-        left = [t for t in hard if t.id not in known or known[t.id].reward < self._solved_at]
         least = self.options.hard_set_min_count
-        if len(left) < least or 2 * len(left) < len(hard):
+        if len(hard) < least:
             kept = before if self.options.keep_if_skipped else None
             dropped = "" if kept is before else ", and the earlier ones are dropped"
-            text = f"{len(left)} hard questions, hard_set_min_count is {least}: no hints are evolved{dropped}"
-            if 2 * len(left) < len(hard):
-                text = (
-                    f"the best instruction solves {len(hard) - len(left)} of {len(hard)} hard questions: "
-                    f"no hints are evolved{dropped}"
-                )
-            record("notice", text=text)
+            record(
+                "notice",
+                text=f"{len(hard)} hard questions, hard_set_min_count is {least}: no hints are "
+                f"evolved{dropped}",
+            )
             return kept
-        dev = dev_count(len(left), self.options.dev_size)
+        dev = dev_count(len(hard), self.options.dev_size)
         cost = self.options.evaluations(dev)
         if cost < (least := least_budget(dev, self.options.minibatch)):
             record(
@@ -386,7 +359,7 @@ class HintEvolution:
             return before
         self._phases += 1
         result = evolve_hints(
-            left,
+            hard,
             instruction=instruction,
             rollout=rollout,
             llm=llm,
@@ -396,8 +369,6 @@ class HintEvolution:
             phase=self._phases,
             record=record,
             description=self._description,
-            solved_at=self._solved_at,
-            known=known if self.options.scoring == "greedy" else {},
         )
         reflector = result.reflector
         reflector.end_phase(self._health, "hint")

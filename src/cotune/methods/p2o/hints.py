@@ -2,14 +2,13 @@
 Algorithm 2) and the budget of hint evolution.
 """
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from cotune.methods.text_evolution import REFLECTION_TOKENS, SOLVED_AT, Scoring
+from cotune.methods.text_evolution import SOLVED_AT, Scoring
 from cotune.protocols import State
 
 
@@ -21,7 +20,6 @@ class HintOptions:
         hard_set_min_count: hard questions below which a phase is skipped.
         dev_size: hard questions that hints are scored on; the others are reflected on.
         budget: evaluations of a phase (one is one rollout); None is `auto_budget`.
-        candidates: number of candidates that `auto_budget` assumes.
         scoring: how a hint is scored, by one rollout for each question: greedy as in the paper, or sampled
             as in training. Greedy scoring ignores what a policy does in less than half of its rollouts,
             so a policy that rarely succeeds finds no hint.
@@ -32,10 +30,6 @@ class HintOptions:
             question that its author was shown.
         reflection: "gepa" evolves hints; "single_turn" (the ablation) asks for `beam` hints at
             once, each from the empty one, and evolves none.
-        reflection_tokens: the most tokens of a reflection prompt, by an estimate that errs on the high
-            side; longer responses are shortened in the middle. The default leaves room for a reply of
-            2,048 in a context of 32,768, the authors' limit.
-        max_chars: length limit of a hint, in characters.
         keep_if_skipped: whether the previous hints stay in use if a phase is skipped for too few
             hard questions; the paper drops them (Algorithm 1, line 26).
     """
@@ -45,19 +39,20 @@ class HintOptions:
     hard_set_min_count: int = 100
     dev_size: int = 300
     budget: int | None = None
-    candidates: int = 72
     scoring: Scoring = "greedy"
     beam: int = 16
     minibatch: int = 3
     show_answers: bool = False
     reflection: Literal["gepa", "single_turn"] = "gepa"
-    reflection_tokens: int = REFLECTION_TOKENS
-    max_chars: int = 4000
     keep_if_skipped: bool = False
 
     def __post_init__(self) -> None:
-        least = {"hard_set_min_count": 2, "dev_size": 1, "candidates": 1, "reflection_tokens": 1}
-        for name, low in {**least, "beam": 1, "minibatch": 1, "max_chars": 1}.items():
+        for name, low in {
+            "hard_set_min_count": 2,
+            "dev_size": 1,
+            "beam": 1,
+            "minibatch": 1,
+        }.items():
             if getattr(self, name) < low:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected {low} or more")
         if self.budget is not None and self.budget <= self.dev_size:
@@ -68,19 +63,18 @@ class HintOptions:
 
     def evaluations(self, dev: int) -> int:
         """Return the budget of a phase with `dev` questions to score hints on."""
-        return auto_budget(dev, self.candidates) if self.budget is None else self.budget
+        return auto_budget(dev) if self.budget is None else self.budget
 
 
-def auto_budget(dev: int, candidates: int = 72) -> int:
-    """Return DSPy's auto budget for one prompt: 11,040 evaluations at dev = 300 ("heavy_4").
+def auto_budget(dev: int) -> int:
+    """Return DSPy's auto budget for 72 candidates: 11,040 evaluations at dev = 300.
 
-    It covers the seed on dev, 5 evaluations per candidate, N trials on minibatches of 35, and all
-    of dev after every fifth trial; N = max(4·log2(candidates), 1.5·candidates).
+    The authors' scripts call it "heavy_4". It covers the seed on dev, 5 evaluations per candidate, 1.5 × 72
+    trials on minibatches of 35, and all of dev after every fifth trial and at the end.
     """
-    minibatch, every = 35, 5
-    trials = int(max(4 * math.log2(candidates), 1.5 * candidates))
-    full = (trials + 1) // every + 1 + (1 if trials < every else 0)
-    return dev + 5 * candidates + trials * minibatch + full * dev
+    candidates, minibatch, every = 72, 35, 5
+    trials = candidates * 3 // 2
+    return dev + 5 * candidates + trials * minibatch + ((trials + 1) // every + 1) * dev
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +87,12 @@ class HintPool:
         scores: rewards, hints × dev; one rollout each, under the policy of that time.
         shown: by hint, the ids of the questions that it or an ancestor was derived from. They may
             carry their answers, so it is never used on them. Empty for all if unknown.
-        solved_at: the lowest reward that counts as a success.
     """
 
     texts: tuple[str, ...]
     dev: tuple[str, ...]
     scores: tuple[tuple[float, ...], ...]
     shown: tuple[frozenset[str], ...] = ()
-    solved_at: float = SOLVED_AT
 
     def __post_init__(self) -> None:
         if not self.shown:
@@ -121,7 +113,7 @@ class HintPool:
     def solved(self, hint: int) -> frozenset[str]:
         """Return the ids of the dev questions that a hint solved without having been derived from them."""
         row = zip(self.dev, self.scores[hint], strict=True)
-        solved = frozenset(task_id for task_id, score in row if score >= self.solved_at)
+        solved = frozenset(task_id for task_id, score in row if score >= SOLVED_AT)
         return solved - self.shown[hint]
 
     def solved_share(self, hints: Sequence[int]) -> float:
@@ -135,7 +127,6 @@ class HintPool:
             "dev": list(self.dev),
             "scores": [list(row) for row in self.scores],
             "shown": [sorted(ids) for ids in self.shown],
-            "solved_at": self.solved_at,
         }
 
     @classmethod
@@ -146,7 +137,6 @@ class HintPool:
             tuple(state["dev"]),
             tuple(tuple(r) for r in state["scores"]),
             tuple(frozenset(ids) for ids in state["shown"]),
-            state["solved_at"],
         )
 
 
@@ -200,15 +190,12 @@ def withheld(pool: HintPool, hard_ids: Sequence[str]) -> int:
 
 
 def assign_hints(
-    pool: HintPool, hard_ids: Sequence[str], count: int, seed_key: str, same: bool = False
+    pool: HintPool, hard_ids: Sequence[str], count: int, seed_key: str
 ) -> dict[str, tuple[str, ...]]:
     """Draw `count` hints for each hard question from its candidates (Algorithm 2, step 2).
 
     Draws with replacement, weighted by mean dev score. If negative rewards make a mean unusable as a
     weight, the share of dev solved is used instead. A question's draws depend only on (seed_key, its id).
-
-    Args:
-        same: one draw for the whole group (an ablation of the paper).
 
     Returns:
         Hints by task id; without questions that have no candidate.
@@ -217,11 +204,9 @@ def assign_hints(
     for task_id, able in candidates(pool, hard_ids).items():
         if able:
             draws = random.Random(f"{seed_key}/{task_id}").choices(
-                able, weights=_weights(pool, able), k=1 if same else count
+                able, weights=_weights(pool, able), k=count
             )
-            assigned[task_id] = tuple(
-                pool.texts[hint] for hint in (draws * count if same else draws)
-            )
+            assigned[task_id] = tuple(pool.texts[hint] for hint in draws)
     return assigned
 
 

@@ -1,21 +1,22 @@
 """P²O: joint policy and prompt optimisation (arXiv 2603.21877), Algorithm 1."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from cotune.methods.group_plan import Groups, drawn_count
+from cotune.methods.instruction_rules import MAX_CHARS
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.p2o.hard_samples import HardSamples
-from cotune.methods.p2o.hint_draws import Given, HintDraws, check_lengths, check_strata
 from cotune.methods.p2o.hint_evolution import HintEvolution
 from cotune.methods.p2o.hint_rules import HintRules
-from cotune.methods.p2o.hints import HintOptions, HintPool, covering, withheld
+from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, covering, withheld
 from cotune.methods.static import StaticStrategy
-from cotune.methods.text_evolution import SOLVED_AT, Judge, dev_count, least_budget
+from cotune.methods.text_evolution import dev_count
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
 from cotune.types import (
+    AnyDistillation,
     Assignment,
     Choice,
     Distillation,
@@ -36,53 +37,33 @@ class P2OOptions:
     Attributes:
         successes_below: tau as a count: a question with fewer successes in an epoch is hard in
             the next one.
-        solved_at: the lowest reward that counts as a success, in mining and for hints.
         hints: the evolution of hints at the end of an epoch.
         distillation: how rollouts under a hint are weighted, which are trained on without it.
         hinted_per_group: how many rollouts of a hard question's group see a hint. "all" is the
-            paper's; with the others the group compares rollouts with and without one. In a mixed group
-            (`methods.group_plan`), this refers to the half under the drawn instruction.
-        same_hint: one hint for all hinted rollouts of a group (an ablation).
-        judged_on: the rollouts by which a question with hints is judged: "all" of its group, which
-            in the paper are all hinted; or the "plain" ones, so that it keeps its hints until it
-            is solved without them.
-        screen: whether questions that the epoch found hard are tried once more before a phase, under the
-            best instruction, as `hints.scoring` says. Questions solved this way are not hard; if they are
-            more than half, the phase is skipped. The phase reuses these rollouts if they are greedy.
-        fixed_hints: hints by the stratum of the questions they are for ("" for all other strata). They
-            stay as they are, and no hints evolve; comparisons of what hints teach need the same ones.
-        given: the hints that hard questions get. "own" is the method; the others are controls: hints of
-            "other" questions, "random" text of the same length, or "none", at the same cost.
+            paper's. With "half" the group compares rollouts with and without one, and the question is
+            judged by the latter, so that it keeps its hints until it is solved without them. In a mixed
+            group (`methods.group_plan`), this refers to the half under the drawn instruction.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     kind: Literal["p2o"] = "p2o"
     successes_below: int = 2
-    solved_at: float = SOLVED_AT
     hints: HintOptions = field(default_factory=HintOptions)
     distillation: Distillation = field(default_factory=Distillation)
-    hinted_per_group: Literal["all", "all_but_one", "half"] = "all"
-    same_hint: bool = False
-    judged_on: Literal["all", "plain"] = "all"
-    screen: bool = False
-    fixed_hints: dict[str, list[str]] | None = None
-    given: Given = "own"
+    hinted_per_group: Literal["all", "half"] = "all"
 
     def __post_init__(self) -> None:
         if self.successes_below < 1:
             raise ValueError(f"successes_below is {self.successes_below}; expected at least 1")
-        if self.fixed_hints is not None and not any(self.fixed_hints.values()):
-            raise ValueError("fixed_hints has no hint; expected some, or null to evolve them")
 
     def hinted(self, group_size: int, groups: Groups = "own") -> int:
         """Return how many of a group's rollouts see a hint, the first ones; at least one."""
         drawn = drawn_count(groups, group_size)
-        plain = {"all": 0, "all_but_one": 1, "half": drawn // 2}[self.hinted_per_group]
-        return max(1, drawn - plain)
+        return drawn if self.hinted_per_group == "all" else drawn - drawn // 2
 
     def judged(self, group_size: int, groups: Groups = "own") -> int:
         """Return how many of a group's rollouts judge a question with hints."""
-        if self.judged_on == "all":
+        if self.hinted_per_group == "all":
             return group_size
         return group_size - self.hinted(group_size, groups)
 
@@ -116,25 +97,20 @@ class P2O:
         self._groups: Groups = groups
         self.options, self.seed = options, context.seed
         self._tasks = {task.id: task for task in context.tasks}
-        check_strata(options.fixed_hints or {}, context.tasks)
-        check_lengths(options.fixed_hints or {}, context)
-        self._hard = HardSamples(options.successes_below, options.solved_at)
+        self._hard = HardSamples(options.successes_below)
         rules = HintRules(
-            max_chars=options.hints.max_chars,
             count_tokens=context.count_tokens,
             max_tokens=context.max_tokens,
             control_tokens=tuple(context.control_tokens),
             equal=context.equal,
         )
-        self._evolution = HintEvolution(
-            rules, options.hints, self.seed, context.description, options.solved_at
-        )
+        self._evolution = HintEvolution(rules, options.hints, self.seed, context.description)
         self._pool: HintPool | None = None
         self._epoch = 0
         self._batch = 0  # rollouts of the last batch
 
     @property
-    def distillation(self) -> Distillation:
+    def distillation(self) -> AnyDistillation:
         return self.options.distillation
 
     @property
@@ -172,12 +148,9 @@ class P2O:
             "solved_by_hint": trend.solved_by_hint,
         }
         record("hard_samples", epoch=progress.epoch, seen=trend.seen, **counts)
-        if self.options.fixed_hints is not None:
-            return {f"p2o/{name}": float(value) for name, value in counts.items()}
         hard = [self._tasks[task_id] for task_id in trend.hard]
         # Reserve one batch: hints evolved after the last batch would never be used.
         left = None if progress.rollouts_left is None else progress.rollouts_left - self._batch
-        screened = self._screen(hard, rollout, record, left)
         self._pool = self._evolution.run(
             hard,
             instruction=self.base.best_prompt().instruction,
@@ -185,40 +158,12 @@ class P2O:
             rollout=rollout,
             llm=llm,
             record=record,
-            affordable=None if left is None else left - len(hard) * self.options.screen,
+            affordable=left,
             before=self._pool,
-            known=screened,
         )
-        if screened:
-            solved_at = self.options.solved_at
-            solved = [i for i, t in screened.items() if t.reward >= solved_at]
-            self._hard.remove(solved)
-            counts["screened_out"] = len(solved)
         if self._pool is not None:
             counts["withheld"] = withheld(self._pool, self._hard.hard)
         return {f"p2o/{name}": float(value) for name, value in counts.items()}
-
-    def _screen(
-        self, hard: Sequence[Task], rollout: Rollout, record: Recorder, affordable: int | None
-    ) -> dict[str, Trajectory]:
-        """Try hard questions under the best instruction; return the rollouts by question.
-
-        None are made if the phase would be skipped: too few questions, or too few rollouts.
-        """
-        hints = self.options.hints
-        if not self.options.screen or len(hard) < hints.hard_set_min_count:
-            return {}
-        dev = dev_count(len(hard), hints.dev_size)
-        cost = hints.evaluations(dev)
-        if cost < least_budget(dev, hints.minibatch):
-            return {}
-        if affordable is not None and len(hard) + cost > affordable:
-            return {}
-        instruction = self.base.best_prompt().instruction
-        judge = Judge(
-            lambda hint: Prompt(instruction, hint), rollout, record, scoring=hints.scoring
-        )
-        return {t.task.id: t for t in judge.evaluate([("", hard)])[0]}
 
     # ---- Phase 1
 
@@ -227,7 +172,11 @@ class P2O:
     ) -> list[Assignment]:
         """Return the base's assignments, with hints added for sampling on hard questions."""
         hinted = self.options.hinted(group_size, self._groups)
-        hints = self._hints([task.id for task in tasks], hinted)
+        hints: dict[str, tuple[str, ...]] = {}
+        if self._pool is not None:
+            hard = set(self._hard.hard)
+            ids = [task.id for task in tasks if task.id in hard]
+            hints = assign_hints(self._pool, ids, hinted, f"p2o/{self.seed}/assign/{self._epoch}")
         assignments = self.base.assign(tasks, group_size, progress)
         return [
             self._under_hint(a, hints[a.task.id][i % group_size])
@@ -235,14 +184,6 @@ class P2O:
             else a
             for i, a in enumerate(assignments)
         ]
-
-    def _hints(self, task_ids: Sequence[str], count: int) -> dict[str, tuple[str, ...]]:
-        """Draw `count` hints for each of the questions that is hard (Algorithm 2)."""
-        options, hard = self.options, {id: self._tasks[id] for id in self._hard.hard}
-        tasks = [hard[task_id] for task_id in task_ids if task_id in hard]
-        draws = HintDraws(options.given, options.same_hint, self._pool, options.fixed_hints)
-        key = f"p2o/{self.seed}/assign/{self._epoch}"
-        return draws.draw(tasks, list(hard.values()), count, key)
 
     def _under_hint(self, assignment: Assignment, hint: str) -> Assignment:
         return replace(assignment, sampled=Prompt(assignment.sampled.instruction, hint))
@@ -256,14 +197,9 @@ class P2O:
         self._hard.observe(self._judged(trajectories))
         return metrics
 
-    def requests(self, progress: Progress) -> Sequence[str]:
-        """Return the base strategy's requests; those for hints need rollouts of the phase itself."""
-        requests: Callable[[Progress], Sequence[str]] | None = getattr(self.base, "requests", None)
-        return () if requests is None else requests(progress)
-
     def _judged(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """Return the rollouts that decide whether a question is hard."""
-        if self.options.judged_on == "all":
+        if self.options.hinted_per_group == "all":
             return list(trajectories)
         return [t for t in trajectories if not t.assignment.sampled.hint]
 
@@ -331,11 +267,6 @@ class _Counted:
 def check(options: P2OOptions, shape: RunShape, groups: Groups = "own") -> None:
     """Refuse options under which a hard question could never count as solved."""
     judged = options.judged(shape.group_size, groups)
-    if judged == 0:
-        raise ValueError(
-            "strategy: judged_on is 'plain', but with hinted_per_group 'all' no rollout is; expected "
-            "hinted_per_group 'all_but_one' or 'half'"
-        )
     if options.successes_below > judged:
         raise ValueError(
             f"strategy: successes_below is {options.successes_below}, but a question is judged by "
@@ -344,11 +275,11 @@ def check(options: P2OOptions, shape: RunShape, groups: Groups = "own") -> None:
         )
 
 
-def cost(options: P2OOptions, shape: RunShape, groups: Groups = "own") -> Cost:
+def cost(options: P2OOptions, shape: RunShape) -> Cost:
     """Bound the rollouts and calls of hint evolution: a phase at each epoch's end before a step."""
     hints = options.hints
     phases = 0
-    if shape.questions >= hints.hard_set_min_count and options.fixed_hints is None:
+    if shape.questions >= hints.hard_set_min_count:
         # An epoch may be shorter than a step.
         epochs = (shape.steps - 1) * shape.questions_per_step // shape.questions
         phases = min(shape.steps - 1, epochs)
@@ -356,11 +287,7 @@ def cost(options: P2OOptions, shape: RunShape, groups: Groups = "own") -> Cost:
     each = hints.evaluations(dev)
     # A proposal costs at least the evaluation of a minibatch.
     calls = phases * math.ceil(each / hints.minibatch) if phases else 0
-    # A screen costs a rollout per hard question, and saves the phase those without a hint.
-    most: dict[Purpose, int] = {
-        "evolve": phases * (each + (shape.questions if options.screen else 0))
-    }
-    return Cost(phases, most, (Proposals(calls, hints.max_chars, hints.minibatch),))
+    return Cost(phases, {"evolve": phases * each}, (Proposals(calls, MAX_CHARS, hints.minibatch),))
 
 
 METHOD = Method(
@@ -374,7 +301,6 @@ METHOD = Method(
     ),
     tags=("grpo", "p2o"),
     evolves=("hints",),
-    needs_llm=lambda options: options.fixed_hints is None,
     check=check,
     cost=cost,
     distillation=lambda options: options.distillation,
