@@ -163,7 +163,7 @@ def test_defaults_in_the_tables_are_the_defaults(page: str, options: Any) -> Non
         default = list(default) if isinstance(default, tuple) else default
         assert yaml.safe_load(cell.strip("*` ")) == default, name
         compared += 1
-    assert compared >= 3
+    assert compared >= 1
 
 
 def test_what_a_resume_needs_unchanged_is_named() -> None:

@@ -6,7 +6,6 @@ from cotune.environments.description import description_of
 from cotune.methods.method import Context, MethodOptions
 from cotune.methods.registry import method_of
 from cotune.protocols import Environment, Strategy, TokenRules
-from cotune.rewards.boxed import BoxedReward
 from cotune.types import Limits
 
 _SEPARATOR = 8  # tokens between an evolved text and what stands beside it, generously
@@ -37,7 +36,6 @@ def build_strategy(
         seed=seed,
         required=environment.required,
         description=description_of(environment),
-        equal=BoxedReward(),
     )
     if tokens is not None:
         context = replace(

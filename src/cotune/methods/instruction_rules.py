@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from cotune.errors import ConfigError
-from cotune.methods.leaks import leaked_answer, size, words_of
+from cotune.methods.leaks import is_dense, leaked_answer, words_of
 from cotune.methods.method import Context
 from cotune.types import Task
 
@@ -23,7 +23,6 @@ _ENVIRONMENT_TAG = re.compile(r"<\s*/?\s*environment\s*>", re.IGNORECASE)
 _THINK_TAG = re.compile(r"</?think>")
 MAX_CHARS = 4000
 """Length limit of an instruction or a hint, in characters."""
-_COPY = 4  # half words, as `size` counts
 
 
 def protocol_tags(text: str) -> list[str]:
@@ -68,18 +67,19 @@ def neutralised(text: str) -> str:
 def is_near_copy(a: str, b: str) -> bool:
     """Return whether two texts differ by at most two words, case, accents and punctuation aside.
 
-    A replaced word counts as two, and two characters of a script without spaces as one. Counted in
+    A replaced word counts as two; in a script without spaces four characters may differ. Counted in
     words, not as a ratio: one short sentence can change all, and in a long instruction a ratio
     would call that a copy.
     """
     left, right = words_of(a), words_of(b)
+    most = 4 if is_dense(left) else 2
     difference = Counter(left)
     difference.subtract(right)
-    if sum(abs(count) * size((word,)) for word, count in difference.items()) > _COPY:
+    if sum(map(abs, difference.values())) > most:
         return False
     matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
-    shared = sum(size(left[m.a : m.a + m.size]) for m in matcher.get_matching_blocks())
-    return size(left) + size(right) - 2 * shared <= _COPY
+    shared = sum(block.size for block in matcher.get_matching_blocks())
+    return len(left) + len(right) - 2 * shared <= most
 
 
 @dataclass(frozen=True, slots=True)

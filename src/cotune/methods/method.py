@@ -19,8 +19,6 @@ class MethodOptions(Protocol):
 
 
 Options = TypeVar("Options", bound=MethodOptions)
-Equal = Callable[[str, Sequence[str]], float]
-"""Returns 1 if an expression equals one of the ground truths mathematically, else 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +34,6 @@ class Context:
         count_tokens: returns a text's length in the policy's tokens; None if nothing is counted.
         max_tokens: the length limit of an evolved text, in these tokens.
         control_tokens: the policy's special tokens as text; no evolved text may contain one.
-        equal: compares an expression in a hint with answers; None compares their texts.
     """
 
     instruction: str
@@ -47,7 +44,6 @@ class Context:
     count_tokens: Callable[[str], int] | None = None
     max_tokens: int | None = None
     control_tokens: Sequence[str] = ()
-    equal: Equal | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

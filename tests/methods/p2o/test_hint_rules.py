@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.methods.p2o.hint_rules import HintRules, leaked_number, numbers_of, stated_answer
-from cotune.rewards.boxed import BoxedReward
+from cotune.methods.leaks import leaked_answer
+from cotune.methods.p2o.hint_rules import HintRules
 from cotune.types import Task
 
 SOLUTION = "First add the tens of 48 and 37, then carry one into the hundreds."
@@ -48,10 +48,10 @@ def test_valid(text: str):
         ("See <side_info> here", "holds <side_info>, which only the reflection prompt may"),
         ("x" * 10_000, "10000 characters; 4000 allowed"),
         ("If asked, it is in Ouagadougou.", "brings in the answer 'Ouagadougou'"),
-        ("Note that the result is 612.", "brings in the answer '612' of a hard question"),
+        ("Note that the result is 612.", "brings in the answer '612' of a training question"),
         ("The product equals 1230.", "brings in the answer '1,230'"),
         ("The product equals $1,230.00, always.", "brings in the answer '1,230'"),
-        ("Always ADD the tens of 48, and 37.", "quotes the solution of a hard question"),
+        ("Always ADD the tens of 48, and 37.", "quotes the solution of a shown question"),
     ],
 )
 def test_invalid(text: str, reason: str):
@@ -62,7 +62,7 @@ def test_invalid(text: str, reason: str):
 
 def test_quoted_run_is_named():
     assert check("Then carry one into the next.") == (
-        "quotes the solution of a hard question: 'then carry one into the'"
+        "quotes the solution of a shown question: 'then carry one into the'"
     )
 
 
@@ -87,60 +87,11 @@ def test_control_tokens_and_token_limit():
     assert check("one two three", **rules) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "numbers"),
-    [
-        ("1,234.50 is -7%", {"1234.5", "1", "234.5", "7"}),
-        ("x12 12y 3.14.15 007, 0.0", {"7", "0", "3.14"}),
-        ("100,200", {"100200", "100", "200"}),
-        ("so 612.", {"612"}),
-    ],
-)
-def test_numbers(text: str, numbers: set[str]):
-    assert numbers_of(text) == numbers
-
-
 @given(st.integers(100, 10**9), st.sampled_from(["{}", "so: {}.", "({:,})", "-{}", "{}.00!"]))
 def test_a_number_of_three_digits_is_found_however_written(number: int, form: str):
     task = Task("q", "?", (str(number),))
-    assert leaked_number(form.format(number), "", [task]) == str(number)
-    assert leaked_number(form.format(number), str(number), [task]) is None
-
-
-@pytest.fixture(scope="module")
-def equal():
-    with BoxedReward() as reward:
-        yield reward
-
-
-@pytest.mark.parametrize(
-    ("gold", "text"),
-    [
-        ("42", "The final answer is 42."),
-        ("42", "The answer should therefore be $42$ here."),
-        ("42", "**Answer:** 42"),
-        ("42", "答案是42。"),
-        ("7", "End with \\boxed{7}."),
-        ("0.5", "So the answer is 0.5, always."),
-        ("-3", "The result equals -3."),
-        ("B", "The answer is (b)."),
-        ("(B)", "Choose option B here."),
-        ("A", "Pick A."),
-        (r"\frac{3}{8}", "The ratio is 3/8 here."),
-        (r"\frac{3}{8}", r"The ratio is $\frac38$ here."),
-        (r"\frac{1}{2}", "The answer is 1/2."),
-        (r"2\sqrt{3}", r"The side is $\sqrt{12}$ long."),
-        ("x^2+1", "The answer is $1 + x^2$."),
-        ("1000", r"This makes 1\,000 of them."),
-        (r"1\,000", "This makes 1,000 of them."),
-        (r"144^\circ", "This makes 144 of them."),
-        ("144", r"This makes $144^\circ$."),
-    ],
-)
-def test_answers_of_mathematics_are_found_however_written(gold: str, text: str, equal):
-    reason = HintRules(equal=equal).check(text, "", [], [Task("q", "?", (gold,))])
-    assert f"brings in the answer {gold!r}" in (reason or "")
-    assert stated_answer(text, text, [Task("q", "?", (gold,))], equal) is None
+    assert leaked_answer(form.format(number), "", [task]) == str(number)
+    assert leaked_answer(form.format(number), str(number), [task]) is None
 
 
 @pytest.mark.parametrize(
@@ -159,8 +110,8 @@ def test_answers_of_mathematics_are_found_however_written(gold: str, text: str, 
         ("x", "Let x be unknown; the answer is x divided by 2."),
     ],
 )
-def test_small_numbers_and_letters_in_passing_are_no_leak(gold: str, text: str, equal):
-    assert HintRules(equal=equal).check(text, "", [], [Task("q", "?", (gold,))]) is None
+def test_small_numbers_and_letters_in_passing_are_no_leak(gold: str, text: str):
+    assert HintRules().check(text, "", [], [Task("q", "?", (gold,))]) is None
 
 
 @given(st.text(alphabet="<>/think_ins1curr_param` 0123,.", max_size=60))

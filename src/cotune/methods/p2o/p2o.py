@@ -102,7 +102,6 @@ class P2O:
             count_tokens=context.count_tokens,
             max_tokens=context.max_tokens,
             control_tokens=tuple(context.control_tokens),
-            equal=context.equal,
         )
         self._evolution = HintEvolution(rules, options.hints, self.seed, context.description)
         self._pool: HintPool | None = None
