@@ -455,7 +455,9 @@ def evolve_by_gepa(
     from gepa.strategies.proposal_selection import AllImprovements
 
     reflection = _Reflection(reflector, ReflectionProposal)
-    budget = _Budget(judge, search, len(dev))
+    limits = _Limits(
+        IndependentSampling, AllImprovements(), reflection, judge, search, len(dev), report
+    )
     gepa: Any = import_module("gepa")  # untyped: its generics cannot be inferred from our arguments
     result: Any = gepa.optimize(
         seed_candidate={_PART: search.seed},
@@ -464,8 +466,8 @@ def evolve_by_gepa(
         adapter=_Adapter(judge, gepa.EvaluationBatch),
         reflection_strategy=reflection,
         reflection_minibatch_size=search.minibatch,
-        sampling_strategy=_Affordable(IndependentSampling, budget),
-        selection_strategy=_WithinBudget(AllImprovements(), budget, report),
+        sampling_strategy=limits,
+        selection_strategy=limits,
         acceptance_criterion="strict_improvement",
         perfect_score=1.0,  # a minibatch of these is not reflected on
         candidate_selection_strategy="pareto",
@@ -476,7 +478,7 @@ def evolve_by_gepa(
         display_progress_bar=False,
         run_dir=None,
         logger=_Silence(),
-        stop_callbacks=[_Progress(reflection, judge, budget, search, report)],
+        stop_callbacks=[limits],
         seed=int.from_bytes(hashlib.sha256(seed_key.encode()).digest()[:8], "big"),
         raise_on_exception=True,
     )
@@ -573,15 +575,31 @@ class _Reflection:
         return [(self._proposal(new_texts=new), self) for new in texts]
 
 
-class _Budget:
-    """Count what the rest of a phase's budget covers, in full batches.
+class _Limits:
+    """gepa's sampling strategy, selection strategy and stopper, which keep a phase within its budget.
 
-    gepa checks a budget only between iterations, and one iteration of `beam` parents could exceed
-    it by `beam` × dev.
+    gepa checks a budget only between iterations, and one iteration of `beam` parents could exceed it
+    by `beam` × dev. Progress is reported from here, since gepa swallows errors of its own callbacks.
+
+    Args:
+        sampling: gepa's sampling strategy for a number of parents.
+        improvements: gepa's selection strategy.
+        dev: questions that a child is scored on.
     """
 
-    def __init__(self, judge: Judge, search: Search, dev: int) -> None:
-        self._judge, self._search, self._dev = judge, search, dev
+    def __init__(
+        self,
+        sampling: Callable[[int], Any],
+        improvements: Any,
+        reflection: _Reflection,
+        judge: Judge,
+        search: Search,
+        dev: int,
+        report: Report,
+    ) -> None:
+        self._sampling, self._improvements, self._reflection = sampling, improvements, reflection
+        self._judge, self._search, self._dev, self._report = judge, search, dev, report
+        self._known = 1  # the seed
 
     @property
     def left(self) -> int:
@@ -593,34 +611,17 @@ class _Budget:
         affordable = (self.left - self._dev) // (2 * self._search.minibatch)
         return max(0, min(self._search.beam, affordable))
 
-    @property
-    def children(self) -> int:
-        """Return how many children can be scored on dev."""
-        return max(0, self.left // self._dev)
-
-
-class _Affordable:
-    """gepa's `SamplingStrategy`: parents and minibatches, as many as the budget covers."""
-
-    def __init__(self, sampling: Callable[[int], Any], budget: _Budget) -> None:
-        self._sampling, self._budget = sampling, budget
-
     def sample_tasks(self, *arguments: Any) -> list[Any]:
-        return self._sampling(self._budget.parents).sample_tasks(*arguments)
-
-
-class _WithinBudget:
-    """gepa's `SelectionStrategy`: all improvements, largest first, as far as the budget reaches."""
-
-    def __init__(self, improvements: Any, budget: _Budget, report: Report) -> None:
-        self._improvements, self._budget, self._report = improvements, budget, report
+        """Return parents and minibatches, as many as the budget covers."""
+        return self._sampling(self.parents).sample_tasks(*arguments)
 
     def select(self, proposals: list[Any], state: Any, acceptance_criterion: Any) -> list[Any]:
+        """Return the improvements to score on dev, the largest first, as far as the budget reaches."""
         improved: list[Any] = self._improvements.select(proposals, state, acceptance_criterion)
         # Ties keep their order.
         chosen = sorted(
             improved, key=lambda p: sum(p.subsample_scores_before) - sum(p.subsample_scores_after)
-        )[: self._budget.children]
+        )[: max(0, self.left // self._dev)]
         texts = [candidate[_PART] for candidate in state.program_candidates]
         for proposal in proposals:
             if not any(proposal is one for one in chosen):
@@ -633,26 +634,8 @@ class _WithinBudget:
                 )
         return chosen
 
-
-class _Progress:
-    """gepa's `StopperProtocol`, called before every iteration and after the last one.
-
-    Progress is reported from here, since gepa swallows errors of its own callbacks.
-    """
-
-    def __init__(
-        self,
-        reflection: _Reflection,
-        judge: Judge,
-        budget: _Budget,
-        search: Search,
-        report: Report,
-    ) -> None:
-        self._reflection, self._judge, self._budget = reflection, judge, budget
-        self._barren, self._report = search.barren, report
-        self._known = 1  # the seed
-
     def __call__(self, gepa_state: Any) -> bool:
+        """Report progress before every iteration and after the last one; return whether to stop."""
         texts = [candidate[_PART] for candidate in gepa_state.program_candidates]
         means: list[float] = [
             fmean(scores.values()) for scores in gepa_state.prog_candidate_val_subscores
@@ -663,6 +646,6 @@ class _Progress:
         self._known = len(texts)
         self._report.progress(self._judge.evaluations, len(texts), max(means))
         # Once the LLM's budget is spent, further rollouts would be wasted.
-        reflection, budget = self._reflection, self._budget
+        reflection = self._reflection
         over = reflection.failure is not None or bool(reflection.reflector.spent)
-        return over or reflection.barren >= self._barren or not budget.parents
+        return over or reflection.barren >= self._search.barren or not self.parents
