@@ -179,7 +179,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
             **INSPO,
             "groups": "mixed",
             "target": "initial",
-            "distillation": {"ratio": "masked_signed", "low": 0.9, "high": 1.1},
+            "distillation": {"ratio": "masked_signed", "low": 0.5, "high": 2.0},
         },
         "p2o": {"hints": HINTS},
     },
