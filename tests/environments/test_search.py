@@ -276,7 +276,7 @@ def test_without_search_the_corpus_is_not_read_and_the_instruction_does_not_spea
 
 def test_an_empty_training_file_names_field_and_file(options: SearchOptions):
     options.train.write_text("\n")
-    with pytest.raises(ConfigError, match=r"environment.train: .*train.jsonl is empty"):
+    with pytest.raises(ConfigError, match=r"environment.train: .*train.jsonl holds no rows"):
         search_environment(options)
 
 

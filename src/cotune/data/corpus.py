@@ -1,6 +1,6 @@
 """Passages of a corpus: read from Search-R1's JSONL format, and written out for the policy."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,18 +26,14 @@ class Document:
     @property
     def title(self) -> str:
         """Return the title without its quotes; "" if contents are one line."""
-        return split_contents(self.contents)[0]
+        title, newline, _ = self.contents.partition("\n")
+        return title.strip().strip('"').strip() if newline else ""
 
     @property
     def text(self) -> str:
         """Return the text after the title; all of it if there is no title."""
-        return split_contents(self.contents)[1]
-
-
-def split_contents(contents: str) -> tuple[str, str]:
-    """Split Search-R1's `contents` into title and text; one line is a text without a title."""
-    title, newline, text = contents.partition("\n")
-    return (title.strip().strip('"').strip(), text.strip()) if newline else ("", contents.strip())
+        first, newline, text = self.contents.partition("\n")
+        return (text if newline else first).strip()
 
 
 def join_contents(title: str, text: str) -> str:
@@ -93,12 +89,7 @@ def read_corpus(path: Path) -> list[tuple[str, str]]:
         ConfigError: the file does not exist, is empty or not JSON Lines, `contents` is missing or
             blank, or an id is repeated.
     """
-    return [(document.title, document.text) for document in corpus_rows(path)]
-
-
-def corpus_rows(path: Path) -> Iterator[Document]:
-    """Yield each passage, in file order; raise as `read_corpus`."""
-    field = "environment.corpus"
+    field, passages = "environment.corpus", list[tuple[str, str]]()
     line_of: dict[str, int] = {}
     for number, line in lines_of(path, field):
         where = f"{field}: {path}, line {number}"
@@ -109,9 +100,10 @@ def corpus_rows(path: Path) -> Iterator[Document]:
                 f"{where}: the id {shortened(document.id)} came before, in line {first} (a passage "
                 "without one has its number, from 0); give each passage its own id, or none"
             )
-        yield document
-    if not line_of:
+        passages.append((document.title, document.text))
+    if not passages:
         raise ConfigError(f'{field}: {path} is empty; expected lines of {{"id": …, "contents": …}}')
+    return passages
 
 
 def _passage(row: Mapping[str, Any], where: str, number: str) -> Document:

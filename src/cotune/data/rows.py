@@ -73,12 +73,7 @@ def file_rows(path: Path, field: str, without: Collection[str] = ()) -> list[Row
 
 
 def hub_rows(
-    name: str,
-    subset: str | None,
-    split: str,
-    field: str,
-    fix: str = OTHER_SOURCE,
-    without: Collection[str] = (),
+    name: str, subset: str | None, split: str, field: str, fix: str = OTHER_SOURCE
 ) -> list[Row]:
     """Read a split of a Hugging Face data set from the hub, its cache, or a local clone.
 
@@ -88,7 +83,6 @@ def hub_rows(
         name, subset, split: names of the data set, its configuration and its split.
         field: the run file's field, named in errors.
         fix: the end of an error message.
-        without: columns that are left out.
 
     Raises:
         ConfigError: `datasets.load_dataset` failed; gives its reason.
@@ -101,8 +95,7 @@ def hub_rows(
         raise ConfigError(
             f"{field}: cannot load split {split!r} of {name!r} ({named(error)}); {fix}"
         ) from error
-    kept = loaded.select_columns([name for name in loaded.column_names if name not in without])
-    return _numbered(_plain(kept), f"{field}: {name}, split {split}")
+    return _numbered(_plain(loaded), f"{field}: {name}, split {split}")
 
 
 def given_rows(rows: Rows, field: str) -> list[Row]:
