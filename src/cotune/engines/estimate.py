@@ -27,14 +27,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.policy.options import LoraOptions
 from cotune.policy.policy_files import cached_folder, known_path, only_local
 from cotune.types import Limits
-from cotune.utils.text import flat
+from cotune.utils.text import flat, one_line
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FULL, HALF = 4, 2  # bytes of a float32, and of the type that autocast computes in
@@ -175,7 +175,9 @@ def shape_of(policy: str, ask_hub: bool = False) -> Shape:
             raise ValueError(f"{policy} is not on this machine")
         raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (ConfigError, OSError) as error:
-        raise ValueError(f"{policy} is not on this machine") from error
+        raise ValueError(
+            f"{policy} is not on this machine ({one_line(str(error))[:200]})"
+        ) from error
     if not isinstance(raw, dict):
         raise ValueError(f"the config.json of {policy} is not one")
     return read_shape(raw)
@@ -233,14 +235,12 @@ class Memory:
 
 def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
     """Estimate the memory of each GPU at its peaks."""
-    policy, training, limits, args = (
-        config.policy, config.training, config.limits, config.training.engine_args,
-    )  # fmt: skip
-    lora = policy.lora
-    exact = training.precision == "fp32"
+    training, limits, lora = config.training, config.limits, config.policy.lora
+    exact, args = training.precision == "fp32", training.engine_args
     casts = not (exact or args.get("bf16") is False) or bool(args.get("fp16"))
-    dtype = "float32" if exact and policy.dtype == "auto" else policy.dtype
-    dtype = layout.dtype or (shape.dtype if dtype == "auto" else dtype)
+    dtype = layout.dtype or config.policy.dtype
+    if dtype == "auto":
+        dtype = "float32" if exact else shape.dtype
     size = HALF if layout.zero > 1 else _BYTES.get(dtype, FULL)
 
     # peft keeps the adapters of half-precision weights in float32.
@@ -328,15 +328,8 @@ def _sampling(rows: int, limits: Limits, shape: Shape, size: int) -> tuple[int, 
 # ---- time
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU's data sheet.
-
-    Attributes:
-        flops: peak FLOP/s of bfloat16 tensor cores, without sparsity.
-        bandwidth: bytes of memory a second.
-        memory: bytes.
-    """
+class Gpu(NamedTuple):
+    """A GPU's data sheet: peak FLOP/s in bfloat16 without sparsity, bytes a second, and bytes of memory."""
 
     flops: float
     bandwidth: float
@@ -351,9 +344,8 @@ GPUS: Mapping[str, Gpu] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Efficiency:
-    """The utilisation of a GPU by a run.
+class Efficiency(NamedTuple):
+    """How much of a GPU a run uses.
 
     Attributes:
         compute: share of the peak FLOP/s in updates and prompts.
