@@ -2,6 +2,7 @@
 
 TRL_FOLDER = "engines/trl"
 WITH_TRL = (
+    "docs/test_reference.py",
     "docs/test_tool_pages.py",
     "engines/contract/test_contract.py",
     "policy/test_codec_tools.py",
