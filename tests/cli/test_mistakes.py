@@ -71,7 +71,7 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     ),
     "a tool without a docstring": (
         "train run.yaml --set 'environment={kind: tools, tools: [bad.py:silent]}'",
-        ["tools: silent cannot be a tool", "no docstring"],
+        ["tools: silent has no docstring"],
     ),
     "no such run file to examine": ("doctor nope.yaml", ["nope.yaml: No such file or directory"]),
     "GGUF for a policy": (

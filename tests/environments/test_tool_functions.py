@@ -180,7 +180,7 @@ def unresolved(a: "Nowhere") -> int:  # type: ignore[name-defined]  # noqa: F821
     ("function", "said"),
     [
         (untyped, "untyped cannot be a tool .*a.* type hint"),
-        (undocumented, "undocumented cannot be a tool .*no docstring"),
+        (undocumented, "undocumented has no docstring"),
         (half_documented, "half_documented cannot be a tool .*no description for the argument 'b'"),
         (variadic, r"variadic takes \*numbers"),
         (custom, "custom cannot be a tool .*Scale"),
@@ -199,7 +199,7 @@ def test_functions_that_are_no_tools_are_refused_in_a_line(function: Any, said: 
 
 
 def test_the_owner_of_a_method_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"tools: Scale\.undocumented cannot be a tool"):
+    with pytest.raises(ConfigError, match=r"tools: Scale\.undocumented has no"):
         tool_of(undocumented, 1.0, owner="Scale")
 
 

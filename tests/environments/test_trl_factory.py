@@ -555,7 +555,7 @@ class Odd(Guessing):
     [
         ({"guess": Guessing}, "is dict; expected .* train with one at a time"),
         (NoReset, r"NoReset has no reset\(\)"),
-        (Undocumented, r"tools: Undocumented\.peek cannot be a tool .*docstring"),
+        (Undocumented, r"tools: Undocumented\.peek has no docstring"),
         (Refuses, "raised OSError: no server"),
         (NeedsMore, r"reset\(\) of task q0 raised TypeError: .*'level'.* columns question, secret"),
         (Pictured, "returned an image"),

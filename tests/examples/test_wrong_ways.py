@@ -102,7 +102,7 @@ AS_RUN_FILE: dict[str, tuple[Change, list[str]]] = {
     "no such tool": (fields("environment.tools", ["task.py:calculater"]), ["environment.tools", "did you mean calculator?"]),
     "no tool": (fields("environment.tools", []), ["environment.tools: is empty", "name at least 1"]),
     "tool without types": (written("task.py", "expression: str", "expression"), ["environment.tools: calculator", "expression has no type", "add one, such as expression: str"]),
-    "tool without docstring": (written("task.py", '"""Says what a word means.\n\n    Args:\n        word: in lower case.\n    """', "pass"), ["tools: dictionary cannot be a tool", "it has no docstring"]),
+    "tool without docstring": (written("task.py", '"""Says what a word means.\n\n    Args:\n        word: in lower case.\n    """', "pass"), ["tools: dictionary has no docstring", "describe what it does"]),
     "two tools of a name": (fields("environment.tools", ["task.py:calculator", "task.py:calculator"]), ["tools", "two are called calculator", "rename"]),
     "no reward": (fields("rewards", ...), ["rewards: missing", "name reward functions"]),
     "reward of the wrong length": (reward("return [1.0]"), ["rewards: exact returned 1 values for 2 completions"]),

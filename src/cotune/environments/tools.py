@@ -215,6 +215,10 @@ def tool_of(function: Any, seconds: float, owner: str = "") -> Tool:
                 f"{where} takes {str(parameter).split(':')[0]}; expected named parameters: name "
                 "each with its type"
             )
+    if not inspect.getdoc(function):
+        raise ConfigError(
+            f"{where} has no docstring; describe what it does, and each parameter in an Args: section"
+        )
     # Loads transformers, which is not needed without tools.
     from transformers.utils import chat_template_utils
 
@@ -233,8 +237,8 @@ def tool_of(function: Any, seconds: float, owner: str = "") -> Tool:
     ) as error:
         reason = one_line(" ".join(map(str, error.args)) or str(error))[:200]
         raise ConfigError(
-            f"{where} cannot be a tool ({reason}); expected a docstring, and for each parameter a type (str, "
-            'int, float, bool, Literal, Enum, and list, dict or unions of them) and a line under "Args:"'
+            f'{where} cannot be a tool ({reason}); expected for each parameter a line under "Args:" and '
+            "a type: str, int, float, bool, Literal, Enum, and list, dict or unions of them"
         ) from error
     return Tool(name, schema, function, float(seconds), signature, types)
 
