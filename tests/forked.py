@@ -128,7 +128,7 @@ def _preload() -> None:
     import peft  # noqa: F401
     import torch.utils.tensorboard  # noqa: F401
     from tqdm import tqdm
-    from trl.trainer import grpo_trainer, sft_trainer  # noqa: F401 - TRL loads them on first use
+    from trl.trainer import grpo_trainer  # noqa: F401 - TRL loads it on first use
 
     from cotune.experiments.report import pages
     from cotune.worlds.geo import bundled_world

@@ -45,10 +45,8 @@ STATEMENTS = {
     "cotune": "import cotune",
     "methods": f"import {', '.join(engine_free())}",
     "configured": "import cotune; cotune.INSPO, cotune.Static, cotune.GeoOptions(train=3)",
-    "baselines": "from cotune.experiments.baselines import BASELINES; assert BASELINES",
     "--help": command("--help"),
     "train --help": command("train", "--help"),
-    "baseline --help": command("baseline", "--help"),
     "schema": command("schema"),
 }
 
@@ -81,8 +79,7 @@ def test_import_cotune_and_configuring_a_method_is_light(
 def test_commands_that_train_nothing_load_no_engine(
     loaded: dict[str, set[str]], statement: str
 ) -> None:
-    if statement != "baselines":
-        assert "cotune.cli.app" in loaded[statement]
+    assert "cotune.cli.app" in loaded[statement]
     # typer itself loads pydantic.
     assert not top_level(loaded[statement]) & (HEAVY - {"pydantic"})
 

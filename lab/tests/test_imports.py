@@ -20,6 +20,7 @@ MODULES: dict[str, str] = {
     "cotune.rollout.coordinator": "measuring a policy that a recipe made",
     "cotune.run.scores": "intervals of those figures",
     "cotune.run.frames": "the costs of finished runs",
+    "cotune.cli.app": "the command line, in tests",
 }
 """Packages and modules that the lab may import besides the public names of `cotune`, with the reason."""
 

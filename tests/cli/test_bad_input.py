@@ -94,22 +94,6 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         },
         ["environment.validation asks for more than", "problems with round sum"],
     ),
-    "answers where there are none": (
-        {
-            "environment": {"kind": "verifiers", "environment": "gsm8k"},
-            "strategy": {"kind": "sft"},
-            "llm": None,
-        },
-        ["strategy.data is answers", "environment.kind verifiers", "set strategy.data: rollouts"],
-    ),
-    "impossible option of fine-tuning": (
-        {"strategy": {"kind": "sft", "samples": 0}},
-        ["strategy.samples is 0", "1 or more"],
-    ),
-    "vLLM in fine-tuning": (
-        {"strategy": {"kind": "sft"}, "training": {"engine_args": {"use_vllm": True}}},
-        ["training.engine_args.use_vllm: a field of GRPOConfig only", "remove it"],
-    ),
     "impossible value": ({"training": {"steps": 0}}, ["training.steps", "got 0"]),
     "impossible option": ({"strategy": {"window": 0}}, ["strategy.window is 0", "at least 1"]),
     "impossible limit": ({"limits": {"turns": 0}}, ["limits.turns is 0", "1 or more"]),

@@ -30,8 +30,8 @@ RUN: dict[str, Any] = {
     },
 }  # fmt: skip
 SUITE: dict[str, Any] = {
-    "name": "s", "output": "s", "base": "run.yaml", "budget": 24, "baseline": "search-r1",
-    "methods": ["search-r1"],
+    "name": "s", "output": "s", "base": "run.yaml", "budget": 24, "baseline": "grpo",
+    "methods": ["grpo"],
 }  # fmt: skip
 
 # A command, and what its line must say.
@@ -75,7 +75,7 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     ),
     "no such run file to examine": ("doctor nope.yaml", ["nope.yaml: No such file or directory"]),
     "GGUF for a policy": (
-        "train run.yaml --set policy.path=gguf", ["policy.path is 'gguf'", "does not begin with GGUF's magic bytes"]
+        "train run.yaml --set policy.path=q4.gguf", ["policy.path is 'q4.gguf', weights in GGUF"]
     ),
     "a policy without its tokenizer": (
         "train run.yaml --set policy.path=./bare", ["cannot load './bare': it has no tokenizer"]
@@ -161,7 +161,7 @@ def put_files(folder: Path) -> None:
         "def silent(city: str) -> str:\n    return city\n"
     )
     (folder / "file").touch()
-    for file in ("gguf/q4.gguf", "bare/config.json", "bare/model.safetensors"):
+    for file in ("bare/config.json", "bare/model.safetensors"):
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).touch()
 

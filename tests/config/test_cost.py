@@ -161,16 +161,3 @@ def test_both_composed_pay_for_both() -> None:
     assert planned.rollouts["evolve"] == 20
     # The test of 6 before, and after: under the best instruction, with its hint, under the initial.
     assert planned.rollouts["evaluate"] == 4 * 6
-
-
-def test_a_plan_of_fine_tuning() -> None:
-    # 8 references, 2 epochs, 4 × 2 rows a step; the test split of 6 before and after.
-    planned = plan_run(config_with(strategy={"kind": "sft"}))
-    assert (planned.rollouts, planned.rows, planned.steps) == ({"train": 0, "evaluate": 12}, 8, 2)
-    # 8 questions × 4; of each 3 at most may be kept; validation of 3 after each of 6 steps.
-    rejection = {"kind": "sft", "data": "rollouts", "keep_per_question": 3}
-    planned = plan_run(config_with(strategy=rejection, evaluation={"every": 1}))
-    assert (planned.rollouts["train"], planned.rows, planned.steps) == (32, 24, 6)
-    assert planned.rollouts["evaluate"] == 12 + 6 + 6 * 3  # the last policy beside the best
-    capped = plan_run(config_with(strategy=rejection, training={"rollout_budget": 9}))
-    assert (capped.rollouts["train"], capped.rows, capped.steps) == (9, 9, 4)

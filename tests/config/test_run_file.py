@@ -192,7 +192,6 @@ def test_rules_serve_bundled_worlds_only() -> None:
         ("inspo", "math", False),
         ("p2o", "math", False),
         ("static", "math", True),
-        ("sft", "math", True),
     ],
 )
 @pytest.mark.parametrize("llm", [None, {"kind": "rules"}])

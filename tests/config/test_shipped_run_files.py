@@ -18,7 +18,7 @@ def test_run_file_parses_and_is_planned(file: Path) -> None:
     assert config.name == file.stem
     assert config.output == Path("runs") / file.stem
     planned = plan_run(config)
-    trained = config.has_batches and file.stem != "geo-sft"
+    trained = config.has_batches
     assert (planned.rollouts["train"] > 0) == trained
     assert planned.steps > 0 or not config.has_batches
 

@@ -21,7 +21,6 @@ from cotune.methods.gepa.gepa import GepaOptions
 from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.p2o.hints import HintOptions
 from cotune.methods.p2o.p2o import P2OOptions
-from cotune.methods.sft import SFTOptions
 from cotune.run.ledger import Ledger
 from cotune.types import Distillation, FilteredDistillation
 from tests.docs.sources import DOCS, ROOT, blocks, pages
@@ -136,7 +135,6 @@ def test_the_ledger_is_read_as_shown(
         ("concepts/inspo.md", FilteredDistillation),
         ("concepts/composed.md", ComposedOptions),
         ("concepts/gepa.md", GepaOptions),
-        ("concepts/sft.md", SFTOptions),
     ],
 )
 def test_every_option_of_a_method_is_explained(page: str, options: Any) -> None:

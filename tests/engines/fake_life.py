@@ -79,13 +79,13 @@ def main(folder: Path) -> None:
     assert "tiny" in (folder / "exported" / "README.md").read_text()
     suite = {
         "name": "small", "output": str(folder / "suite"), "base": raw(folder / "unused"),
-        "seeds": [0], "budget": 40, "baseline": "search-r1", "methods": ["search-r1"],
+        "seeds": [0], "budget": 40, "baseline": "grpo", "methods": ["grpo"],
     }  # fmt: skip
     (folder / "suite.yaml").write_text(yaml.safe_dump(suite))
     call("compare", folder / "suite.yaml", "--dry-run")
     cells.start = start
     call("compare", folder / "suite.yaml")
-    assert "search-r1" in (folder / "suite" / "summary.json").read_text()
+    assert "grpo" in (folder / "suite" / "summary.json").read_text()
     print("done")
 
 

@@ -44,7 +44,7 @@ def bandit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_method_says_what_it_is() -> None:
-    assert list(BUILT_IN) == ["static", "sft", "inspo", "p2o", "inspo+p2o", "gepa", "fst"]
+    assert list(BUILT_IN) == ["static", "inspo", "p2o", "inspo+p2o", "gepa", "fst"]
     for kind, method in BUILT_IN.items():
         assert method_of(kind) is method
         assert method.options().kind == kind

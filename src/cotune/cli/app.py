@@ -164,34 +164,6 @@ def resume(
     resume_(run_folder, _console(), quiet, set_ or ())
 
 
-@_command(_RUN, "baseline rag run.yaml --set output=runs/rag")
-def baseline(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="direct, rag, ircot, search-o1 or agent.")
-    ],
-    run_file: RunFile,
-    model: options.Model = None,
-    base_url: options.BaseURL = None,
-    api_key_env: options.APIKeyEnv = None,
-    set_: Overrides = None,
-    quiet: Quiet = False,
-) -> None:
-    """Score a baseline that trains nothing (rag, ircot, …) on a run file's test questions."""
-    from cotune.cli.baseline import baseline as baseline_
-
-    with stopped_by_sigterm():
-        baseline_(
-            name,
-            run_file,
-            _console(),
-            quiet,
-            set_ or (),
-            model=model,
-            base_url=base_url,
-            api_key_env=api_key_env,
-        )
-
-
 @_command(_RESULTS, "evaluate runs/my-agent --samples 4")
 def evaluate(
     run_folder: RunFolder,
@@ -372,26 +344,14 @@ def report(
     run_folder: Annotated[
         Path, typer.Argument(metavar="RUN_OR_SUITE", help="Folder of a run or a suite.")
     ],
-    markdown: Annotated[
-        bool,
-        typer.Option(
-            "--markdown", metavar="", help="Print a suite's main table as Markdown instead."
-        ),
-    ] = False,
 ) -> None:
     """Write the report of a run, finished or unfinished, or of a suite."""
-    if markdown:
-        from cotune.experiments.compare.progress import summary_so_far
-        from cotune.experiments.compare.suite_table import suite_markdown
-
-        typer.echo(suite_markdown(summary_so_far(run_folder)))
-        return
     from cotune.experiments.report import write_report
 
     typer.echo(write_report(run_folder))
 
 
-@_command(_SUITES, "compare configs/suites/quick.yaml --dry-run")
+@_command(_SUITES, "compare suite.yaml --dry-run")
 def compare(
     suite: options.SuiteFile = None,
     dry_run: options.SuiteDryRun = False,
@@ -410,9 +370,7 @@ def compare(
         running.list_methods(console)
         return
     if suite is None:
-        raise ConfigError(
-            "SUITE.yaml is missing; expected a suite file, such as configs/suites/quick.yaml"
-        )
+        raise ConfigError("SUITE.yaml is missing; expected a suite file")
     if dry_run:
         from cotune.cli.step_progress import step_progress
 
@@ -427,23 +385,7 @@ def demo(output: DemoFolder = Path("runs/demo"), seed: DemoSeed = 0) -> None:
     """Compare static, staged and joint training of a bundled policy; takes minutes."""
     from cotune.experiments.compare import running
 
-    running.demo("demo", output, seed, _console())
-
-
-@_command(_SUITES, "demo-p2o --seed 1", "demo-p2o")
-def demo_p2o(output: DemoFolder = Path("runs/demo-p2o"), seed: DemoSeed = 0) -> None:
-    """Compare training of a bundled policy with and without P²O; takes minutes."""
-    from cotune.experiments.compare import running
-
-    running.demo("demo-p2o", output, seed, _console())
-
-
-@_command(_SUITES, "demo-real --seed 1", "demo-real")
-def demo_real(output: DemoFolder = Path("runs/demo-real"), seed: DemoSeed = 0) -> None:
-    """Train SmolLM2, a small pretrained model, with GRPO and with INSPO; takes minutes."""
-    from cotune.experiments.compare import running
-
-    running.demo("demo-real", output, seed, _console())
+    running.demo(output, seed, _console())
 
 
 def _console() -> "Console":

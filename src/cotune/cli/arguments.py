@@ -45,25 +45,6 @@ DemoFolder = Annotated[
 ]
 DemoSeed = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Random seed.")]
 
-# ---- options of `baseline`
-
-Model = Annotated[
-    str | None,
-    typer.Option(help="Use this model of an OpenAI-compatible endpoint instead of the policy."),
-]
-BaseURL = Annotated[
-    str | None,
-    typer.Option(help="URL of the endpoint, without /chat/completions. Default: OpenAI's."),
-]
-APIKeyEnv = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Environment variable that holds the API key. Default: OPENAI_API_KEY for OpenAI's "
-        "endpoint, none for others.",
-    ),
-]
-
 # ---- options of `evaluate`
 
 Split = Annotated[

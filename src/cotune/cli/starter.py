@@ -28,8 +28,8 @@ def write_starter(kind: str, folder: Path, policy: str | None = None) -> list[Pa
 
     Args:
         kind: one of `KINDS`, or `OFFLINE`, whose policy is bundled.
-        policy: the model for run.yaml: a name, or a folder or GGUF file relative to the working
-            directory, which is written as an absolute path; None keeps the starter's own.
+        policy: the model for run.yaml: a name, or a folder relative to the working directory,
+            which is written as an absolute path; None keeps the starter's own.
 
     Returns:
         The written files, run.yaml first.
@@ -74,11 +74,9 @@ def write_starter(kind: str, folder: Path, policy: str | None = None) -> list[Pa
 def _policy(given: str) -> str:
     """Return a policy in a form that works from a run file in another folder."""
     if not given.strip():
-        raise ConfigError(
-            "--policy is blank; expected a model's folder, a GGUF file, or a name on the hub"
-        )
+        raise ConfigError("--policy is blank; expected a model's folder, or a name on the hub")
     folder = Path(given).expanduser()
-    if folder.is_dir() or folder.is_file():
+    if folder.is_dir():
         check_path(str(folder))
         return str(folder.resolve())
     check_path(given)

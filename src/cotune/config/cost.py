@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cotune.config.build import build_environment
-from cotune.config.run_file import RIVALS, RunConfig, TrainingConfig
+from cotune.config.run_file import RIVALS, RunConfig
 from cotune.data.dataset import SPLITS, read_dataset
 from cotune.environments.description import DESCRIPTION_CHARS
 from cotune.environments.environment_options import (
@@ -18,7 +18,6 @@ from cotune.environments.environment_options import (
 )
 from cotune.environments.search import SearchOptions, questions_of
 from cotune.llm.client import OpenAIOptions, worst_case_price
-from cotune.methods.sft import SFTOptions, optimizer_steps
 
 # The fixed part of a proposer's prompt: our wording and the environment's description.
 _FIXED_CHARS = 2000 + DESCRIPTION_CHARS
@@ -34,15 +33,13 @@ class Plan:
         calls: calls of the optimizer LLM.
         price: cost of these calls in the run file's currency; None if they are free.
         unretried: the same without retries, at `CHARS_PER_TOKEN` in place of a token per byte.
-        rows: rows for supervised fine-tuning; None for other runs.
-        steps: rollout batches, or optimizer steps of supervised fine-tuning.
+        steps: rollout batches.
     """
 
     rollouts: Mapping[str, int]
     calls: int
     price: float | None
     unretried: float = 0.0
-    rows: int | None = None
     steps: int = 0
 
 
@@ -56,8 +53,6 @@ def plan_run(config: RunConfig, sizes: Mapping[str, int] | None = None) -> Plan:
         ConfigError: a question file cannot be read.
     """
     training, sizes = config.training, sizes or split_sizes(config)
-    if isinstance(config.strategy, SFTOptions):
-        return _plan_fit(config, config.strategy, sizes)
     batch = training.questions_per_step * training.group_size
     steps = training.steps if config.has_batches else 0
     cost = config.method.cost(config.strategy, config.shape(sizes["train"]))
@@ -83,36 +78,6 @@ def plan_run(config: RunConfig, sizes: Mapping[str, int] | None = None) -> Plan:
             unretried += p.count * llm.price(chars // CHARS_PER_TOKEN, llm.max_tokens)
     calls = sum(p.count for p in cost.proposals)
     return Plan(found, calls, price, unretried, steps=training.steps)
-
-
-def _plan_fit(config: RunConfig, options: SFTOptions, sizes: Mapping[str, int]) -> Plan:
-    """Bound the rows of supervised fine-tuning: all references, or all rollouts that may be kept."""
-    training, sampled = config.training, 0
-    rows = sizes["train"]
-    if options.data == "rollouts":
-        sampled = rollouts_sampled(training, options, sizes["train"])
-        rows = min(sampled, sizes["train"] * options.most_per_question)
-    steps = optimizer_steps(rows, options.epochs, training.micro_batch_size, accumulation(training))
-    every = config.evaluation.every
-    found = {
-        "train": sampled,
-        # With validation, the last policy is scored on test beside the best.
-        "evaluate": (1 + bool(every) + config.evaluation.before) * sizes["test"]
-        + (math.ceil(steps / every) * sizes["validation"] if every else 0),
-    }
-    return Plan(found, 0, None, rows=rows, steps=steps)
-
-
-def rollouts_sampled(training: TrainingConfig, options: SFTOptions, tasks: int) -> int:
-    """Return the rollouts of rejection sampling: `samples` per question, within the budget."""
-    budget, asked = training.rollout_budget, options.samples * tasks
-    return asked if budget is None else min(asked, budget)
-
-
-def accumulation(training: TrainingConfig) -> int:
-    """Return the micro-batches per optimizer step in one process, for as many rows as in GRPO."""
-    rows = training.questions_per_step * training.group_size
-    return rows // (training.mini_batches * training.micro_batch_size)
 
 
 def split_sizes(config: RunConfig) -> dict[str, int]:

@@ -32,7 +32,7 @@ def open_trained(folder: Path) -> tuple[RunDir, RunConfig]:
     """Open a run folder made by `cotune train`; return it with its run file.
 
     Raises:
-        ConfigError: no run folder, or one of a program with its own trainer or of `cotune baseline`.
+        ConfigError: no run folder, or one of a program with its own trainer.
     """
     run = RunDir.open(folder)
     import_from((Path.cwd(),))  # as for training: modules named in the run file may be there
@@ -41,10 +41,6 @@ def open_trained(folder: Path) -> tuple[RunDir, RunConfig]:
             f"{folder}: belongs to a program with its own GRPOTrainer, which holds the weights: resume there "
             "with trainer.train(resume_from_checkpoint=True), score with "
             "trainer.evaluate(joint.eval_dataset('test')), save with trainer.save_model()"
-        )
-    if any("baseline" in row for row in run.read_events()):
-        raise ConfigError(
-            f"{folder}: made by cotune baseline, which trains nothing; run it again with another output"
         )
     return run, recorded_config(run)
 

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.policy.options import LoraOptions
-from cotune.policy.policy_files import cached_folder, known_path, only_local
+from cotune.policy.policy_files import cached_folder, only_local, policy_path
 from cotune.types import Limits
 from cotune.utils.text import flat, one_line
 
@@ -163,11 +163,9 @@ def shape_of(policy: str, ask_hub: bool = False) -> Shape:
         ValueError: the shape is unknown; the message says why in one line.
     """
     try:
-        path = known_path(policy)
-        folder = (
-            None if path is None else Path(path) if Path(path).is_dir() else cached_folder(path)
-        )
-        if folder is None and path is not None and ask_hub and not only_local(path, weights=False):
+        path = policy_path(policy)
+        folder = Path(path) if Path(path).is_dir() else cached_folder(path)
+        if folder is None and ask_hub and not only_local(path, weights=False):
             from huggingface_hub import hf_hub_download
 
             folder = Path(hf_hub_download(path, "config.json")).parent

@@ -26,7 +26,6 @@ class Outcome:
         plain: test score of the reported policy, initial instruction.
         hinted: test score of the reported policy, best instruction and hint; None without hints.
         kept: which pair is reported, and why.
-        last: test score of the last policy, if it is not the one that is kept and was asked for.
         ended_early: why training ended before its last step; "" if it did not.
     """
 
@@ -39,7 +38,6 @@ class Outcome:
     hinted: Score | None = None
     kept: BestRecord | None = None
     ended_early: str = ""
-    last: Score | None = None
 
 
 _PROMPTS = {
@@ -53,7 +51,6 @@ _SCORES = {
     "after": "test_em",
     "plain": "test_em_plain",
     "hinted": "test_em_hinted",
-    "last": "test_em_last",
 }
 
 
@@ -150,8 +147,6 @@ class RunEvaluation(Validation):
         run: the run folder.
         best: keeps the best policy on validation.
         report: receives every score under its tracker name.
-        last: whether the last policy is also scored if an earlier one is kept. Fine-tuning can
-            destroy a policy after its best step.
     """
 
     def __init__(
@@ -161,10 +156,9 @@ class RunEvaluation(Validation):
         run: RunDir,
         best: BestPolicy,
         report: Callable[[Any, Mapping[str, float]], None],
-        last: bool = False,
     ) -> None:
         super().__init__(options, instruction, report)
-        self._run, self._best, self._last = run, best, last
+        self._run, self._best = run, best
 
     def __call__(self, joint: TrainingRun, trained: int) -> None:
         """Evaluate if due; the hook before a step's rollouts, on rank 0."""
@@ -186,10 +180,7 @@ class RunEvaluation(Validation):
         plain: Score | None = None
         if self._options.every:
             score, plain = on_rank_zero(lambda: self.during(joint, last=True))
-        step = on_rank_zero(lambda: self._offer(joint, score, plain))
-        last = None
-        if self._last and step != joint.batches:
-            last = self._measure(joint, "test", "last")
+        on_rank_zero(lambda: self._offer(joint, score, plain))
         self._best.restore(joint)
         kept: BestRecord = on_rank_zero(lambda: self._conclude(joint, score))
         text = kept.instruction
@@ -213,18 +204,16 @@ class RunEvaluation(Validation):
             hinted,
             kept,
             joint.ended_early,
-            last,
         )
 
-    def _offer(self, joint: TrainingRun, score: Score | None, plain: Score | None) -> int:
-        """Keep the last policy if it is the best; return the step of the one that is kept."""
+    def _offer(self, joint: TrainingRun, score: Score | None, plain: Score | None) -> None:
+        """Keep the last policy if it is the best."""
         keeps_last = getattr(joint.coordinator.strategy, "keeps_last", False)
         if score is None or keeps_last:
             # The kept policy is from a run with fewer steps. Without scores it is unknown which one is
             # better; and with a last stage, the earlier policy was not finished.
             self._best.forget()
         self._best.offer(joint, score, joint.batches, plain)
-        return self._best.known().step
 
     def _conclude(self, joint: TrainingRun, score: Score | None) -> BestRecord:
         """Choose the instruction to keep with the kept policy; record the pair.

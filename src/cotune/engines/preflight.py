@@ -48,16 +48,13 @@ from cotune.errors import BudgetError, ConfigError, EngineError, LLMError
 from cotune.llm.bank import BankLLM, BankOptions
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
 from cotune.llm.own import OwnLLMOptions, check_own, imported
-from cotune.policy.gguf_file import read_header
 from cotune.policy.local_llm import LocalOptions, as_llm, naming_llm
 from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import (
     cached_folder,
-    check_path,
     damaged_weights,
     has_chat_template,
     is_adapter,
-    known_path,
     missing_parts,
     only_local,
     policy_path,
@@ -84,7 +81,6 @@ _SERVER_S = 10.0  # a dense index on a CPU is slow
 _FIRST_CALL_S, _FIRST_CALL_RETRIES = 30.0, 1
 OPTIONAL = {
     "peft": "LoRA",
-    "gguf": "GGUF files as policies",
     "vllm": "sampling with vLLM",
     "verifiers": "environments of verifiers",
     "reasoning-gym": "its generated questions",
@@ -294,8 +290,8 @@ class Preflight:
     def _policy_files(self) -> None:
         """Check that a policy's name is in the hub's cache, or that the hub has it before it is loaded."""
         given = self.config.policy.path
-        path = known_path(given)
-        if path is None or Path(path).is_dir() or cached_folder(path):
+        path = policy_path(given)
+        if Path(path).is_dir() or cached_folder(path):
             return
         if self.starting or self._loads:
             only_local(path)  # raises if the hub does not have it either
@@ -350,7 +346,7 @@ class Preflight:
         config, environment = self.config, self.environment
         check_instruction(environment, self.instruction, config.strategy.kind)
         check_splits(environment, validates=bool(config.evaluation.every))
-        if config.has_batches and not config.method.supervised:
+        if config.has_batches:
             warn_of_repeats(environment, config.training.questions_per_step)
         check_rewards(self.rewards, environment, self.instruction, SPLITS)
         if getattr(config.environment, "retriever", None) is None:
@@ -407,9 +403,7 @@ def policy(options: PolicyConfig) -> str:
         ConfigError: its path is not a folder, or it is an unknown bundled policy.
     """
     given = options.path
-    path = known_path(given)
-    if path is None:
-        return unconverted(options)
+    path = policy_path(given)
     folder = Path(path) if Path(path).is_dir() else cached_folder(given)
     if folder is None:
         return f"policy: {given}, on the Hugging Face hub"
@@ -437,31 +431,6 @@ def policy(options: PolicyConfig) -> str:
             "plain, or to a file"
         )
     return f"policy: {given}, {size(weights_size(folder))} of weights"
-
-
-def unconverted(options: PolicyConfig) -> str:
-    """Check a GGUF file, before it is converted, only by its header.
-
-    Raises:
-        ConfigError: the file is broken, or transformers cannot read its architecture.
-    """
-    given = options.path
-    file = check_path(given)
-    assert file is not None
-    header = read_header(given, file)
-    if not header.chat_template and options.chat_template is None:
-        raise ConfigError(
-            f"policy.path is {given!r}, and {file.name} holds no chat template; set "
-            "policy.chat_template to plain, or to a file"
-        )
-    begin("reading the GGUF header")
-    from cotune.policy.gguf_conversion import gguf_config
-
-    gguf_config(given, file)
-    return (
-        f"policy: {given}, {file.name}: {header.architecture}, {header.parameters:,} parameters in "
-        f"{header.weights_type}; converted on first use"
-    )
 
 
 def files(options: EnvironmentOptions, dataset: DatasetConfig | None) -> None:
@@ -537,11 +506,10 @@ def packages(config: RunConfig) -> None:
     """Check that the optional packages that the run file asks for are installed."""
     args = config.training.engine_args
     reported = args.get("report_to") or []
-    samples = not config.method.supervised  # fine-tuning rejects the field
     trackers = [reported] if isinstance(reported, str) else list(reported)
     asked = {
         "peft": "policy.lora" if config.policy.lora is not None else "",
-        "vllm": "training.engine_args.use_vllm" if args.get("use_vllm") and samples else "",
+        "vllm": "training.engine_args.use_vllm" if args.get("use_vllm") else "",
         **{kind: "environment.kind" for kind in _KINDS if config.environment.kind == kind},
         **{name: "training.engine_args.report_to" for name in trackers if name in OPTIONAL},
         **dict.fromkeys(config.logging.report_to, "logging.report_to"),

@@ -20,8 +20,6 @@ def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger
     )  # fmt: skip
     if outcome.hinted:
         arm |= score_figures("em_with_hint", outcome.hinted)
-    if outcome.last:
-        arm |= score_figures("em_last", outcome.last)
     if (kept := outcome.kept) is not None:
         arm["best_step"], arm["kept"] = kept.step, kept.statement()
         if kept.observed_rollouts is not None:

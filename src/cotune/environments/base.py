@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, cast
 
 from cotune.errors import ConfigError
-from cotune.protocols import Environment
 from cotune.types import Action, Prompt, Response, Task, Trajectory
 
 
@@ -140,13 +139,6 @@ class TaskEnvironment:
         """End every episode after one turn, whose text is the answer."""
         return [Response(done=True, action="answer") for _ in actions]
 
-    def reference(self, task: Task) -> str:
-        """Return a text that answers a task, for supervised fine-tuning; "" if unknown.
-
-        It is the data's solution, else the first accepted answer.
-        """
-        return plain_reference(task)
-
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return reward 0 and the last turn as the answer, which reward functions score."""
         text = trajectory.turns[-1].text.strip() if trajectory.turns else ""
@@ -168,17 +160,6 @@ class SingleTurnEnvironment(TaskEnvironment):
     """Questions answered in one turn, scored by reward functions."""
 
     needs_rewards = True
-
-
-def plain_reference(task: Task) -> str:
-    """Return a task's solution, else its first accepted answer, stripped; "" if it has neither."""
-    return (task.solution or next(iter(task.answers), "")).strip()
-
-
-def reference_of(environment: Environment, task: Task) -> str:
-    """Return an environment's `reference` of a task, or `plain_reference` if it has none."""
-    own = getattr(environment, "reference", None)
-    return plain_reference(task) if own is None else str(own(task)).strip()
 
 
 def missing_texts(instruction: str, required: Sequence[str]) -> str:

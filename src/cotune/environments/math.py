@@ -56,15 +56,6 @@ class MathEnvironment(TaskEnvironment):
             for action in actions
         ]
 
-    def reference(self, task: Task) -> str:
-        r"""Return the solution, with \boxed{answer} after it if it has none."""
-        if not task.answers or _answer(task.solution) is not None:
-            return task.solution.strip()
-        reasoning = task.solution
-        if _GSM8K_MARK in reasoning:
-            reasoning = reasoning.rpartition(_GSM8K_MARK)[0]
-        return f"{reasoning.strip()} \\boxed{{{task.answers[0]}}}".strip()
-
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return the reward of the last boxed answer in the policy's own text, and that answer."""
         answer = _answer(trajectory.own_text)

@@ -166,12 +166,6 @@ class ReasoningGymEnvironment(TaskEnvironment):
             for action in actions
         ]
 
-    def reference(self, task: Task) -> str:
-        """Return the generator's answer, between the tags if they are needed; "" for a task without one."""
-        if not task.answers:
-            return ""
-        return f"<answer>{task.answers[0]}</answer>" if self._form == "tags" else task.answers[0]
-
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return the reward of the answer in the policy's own text, and that answer."""
         answer = answer_of(trajectory.own_text, self._form)

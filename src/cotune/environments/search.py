@@ -146,12 +146,6 @@ class SearchEnvironment(TaskEnvironment):
             for (a, p), asked in zip(pairs, asks, strict=True)
         ]
 
-    def reference(self, task: Task) -> str:
-        """Return the solution if it contains an answer in tags, else the first answer in tags."""
-        if self._protocol.answer([task.solution], self._searches) is not None:
-            return task.solution.strip()
-        return f"<answer> {task.answers[0]} </answer>" if task.answers else ""
-
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return the reward of the final answer in the policy's own text, and that answer."""
         answer = self._protocol.answer([turn.text for turn in trajectory.turns], self._searches)

@@ -165,10 +165,6 @@ class TrlEnvironment(TaskEnvironment):
             responses[action.row] = response
         return [responses[action.row] for action in actions]
 
-    def reference(self, task: Task) -> str:
-        """Return "": only an episode of its own instances has a reward."""
-        return ""
-
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return the value of `get_reward`; 0 without it or if the environment broke.
 

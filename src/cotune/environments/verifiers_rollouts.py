@@ -114,10 +114,6 @@ class VerifiersEnvironment(TaskEnvironment):
         """
         return self._loop.run(self._respond(actions))
 
-    def reference(self, task: Task) -> str:
-        """Return "": only a rollout of its own has a reward."""
-        return ""
-
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return the reward of the environment's task; 0 if the environment broke."""
         reward = self._output(trajectory).get("reward", 0.0)

@@ -44,7 +44,7 @@ def base_name(path: str) -> str:
     """Return the name of the model that a policy was trained from, without its place on this machine."""
     if hub_id(path) or path.startswith("bundled:"):
         return path
-    return Path(path).resolve().name.removesuffix(".gguf")
+    return Path(path).resolve().name
 
 
 def base_license(path: str) -> dict[str, str]:

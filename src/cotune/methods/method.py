@@ -122,7 +122,6 @@ class Method(Generic[Options]):
             the policy is frozen.
         loss: the policy loss, unless `training.engine_args` names another: GRPO's, or CISPO's
             (arXiv 2506.13585), which clips the importance ratio and drops no token's gradient.
-        supervised: whether the policy is trained by supervised fine-tuning instead of GRPO.
         check: raises ValueError for options that do not fit the run; the message starts with the
             field.
         cost: bounds what evolution spends.
@@ -140,7 +139,6 @@ class Method(Generic[Options]):
     needs_llm: Callable[[Options], bool] = lambda options: True
     uses_batches: bool = True
     loss: Literal["grpo", "cispo"] = "grpo"
-    supervised: bool = False
     check: Callable[[Options, RunShape], None] = lambda options, shape: None
     cost: Callable[[Options, RunShape], Cost] = lambda options, shape: Cost()
     distillation: Callable[[Options], AnyDistillation] = lambda options: Distillation()

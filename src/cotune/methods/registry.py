@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, cast
 
 from cotune.errors import ConfigError
-from cotune.methods import composed, sft, static
+from cotune.methods import composed, static
 from cotune.methods.fst import fst
 from cotune.methods.gepa import gepa
 from cotune.methods.inspo import inspo
@@ -21,7 +21,7 @@ GROUP = "cotune.methods"
 BUILT_IN: dict[str, Method[Any]] = {
     method.kind: method
     for method in (
-        static.METHOD, sft.METHOD, inspo.METHOD, p2o.METHOD, composed.METHOD, gepa.METHOD, fst.METHOD,
+        static.METHOD, inspo.METHOD, p2o.METHOD, composed.METHOD, gepa.METHOD, fst.METHOD,
     )
 }  # fmt: skip
 

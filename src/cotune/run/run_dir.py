@@ -9,7 +9,6 @@
     ledger.sqlite       rollouts, tokens, LLM calls and money (cotune.run.ledger)
     checkpoints/        what a resume starts from
     replies.jsonl       the replies of the optimizer LLM, which a resumed run uses again
-    sft/                rows.jsonl: the rows of supervised fine-tuning on rollouts
     best/               the policy and instruction to ship
     summary.json        the run's result; written last
     quadrants.json      scores of initial and trained weights under both instructions (cotune evaluate)
@@ -123,7 +122,6 @@ class RunDir:
         self.trajectories_path = path / "trajectories"
         self.ledger_path = path / "ledger.sqlite"
         self.checkpoints_path = path / "checkpoints"
-        self.sft_path = path / "sft"
         self.best_path = path / "best"
         self.summary_path = path / "summary.json"
         self.report_path = path / "report.html"

@@ -209,7 +209,6 @@ def test_engine_args_that_are_refused(given: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda: made({"strategy": {"kind": "sft"}}), "strategy.kind sft"),
         (lambda: made(frozen=True), "training.frozen"),
         (lambda: made({"policy": {"path": "bundled:geo", "lora": {}}}), "policy.lora"),
         (lambda: made(schedule="linear"), "training.schedule linear"),

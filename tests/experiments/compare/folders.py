@@ -23,8 +23,8 @@ def suite_file(folder: Path, **changes: Any) -> Path:
         "base": tiny(folder / "unused"),
         "seeds": [0, 1],
         "budget": 40,
-        "baseline": "search-r1",
-        "methods": ["search-r1", "inspo"],
+        "baseline": "grpo",
+        "methods": ["grpo", "inspo"],
         **changes,
     }
     file = folder / "suite.yaml"

@@ -49,7 +49,7 @@ def test_a_run_that_was_cut_off_is_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = cells_of(tmp_path)[0].row
-    RunDir.create(first.stage_folder(0), dump_config(first.config(0, (), {})))
+    RunDir.create(first.stage_folder(0), dump_config(first.config(0, ())))
     processes = Processes(monkeypatch, finished)
     run(cells_of(tmp_path))
     assert ("resume", str(first.stage_folder(0)), "--trust", "--quiet") in processes.started
@@ -102,7 +102,7 @@ def test_stages_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     Processes(monkeypatch, outcome)
     entry = {"method": "prompt-before-rl", "share": 0.5}
-    cells = cells_of(tmp_path, methods=["search-r1", entry], seeds=[0])
+    cells = cells_of(tmp_path, methods=["grpo", entry], seeds=[0])
     run(cells, at_once=1)
     assert seen[1:] == [("prompt", None, 20), ("train", TEXT, 24)]
     assert [one.folder.name for one in cells[1].finished] == ["prompt", "train"]
@@ -134,12 +134,13 @@ def test_a_stage_begins_with_the_adapter_before_it_in_whole_weights(
     run(cells)
     assert (cells[0].state, cells[0].problem) == (State.DONE, "")
     folder, base = tmp_path / "out/w-p-w/seed-0", seen[0][2]
+    (first,), (prompt,) = (list((folder / name).glob("merged-*")) for name in ("first", "prompt"))
     assert seen == [
         ("train", "first", base),
         ("export", "first", base),
-        ("train", "prompt", str(folder / "first/merged")),
-        ("export", "prompt", str(folder / "first/merged")),
-        ("train", "train", str(folder / "prompt/merged")),
+        ("train", "prompt", str(first)),
+        ("export", "prompt", str(first)),
+        ("train", "train", str(prompt)),
     ]
     again = cells_of(tmp_path, set={"policy.lora.rank": 2}, **changes)
     run(again)
@@ -148,33 +149,12 @@ def test_a_stage_begins_with_the_adapter_before_it_in_whole_weights(
     # A stage that was gone on with has another policy.
     summary = folder / "prompt/summary.json"
     summary.write_text(summary.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    stale = cells_of(tmp_path, set={"policy.lora.rank": 2}, **changes)
+    run(stale)
+    assert f"{folder / 'train'} holds a run with another value of policy.path" in stale[0].problem
     shutil.rmtree(folder / "train")
     run(cells_of(tmp_path, set={"policy.lora.rank": 2}, **changes))
     assert [words[:2] for words in seen[5:]] == [("export", "prompt"), ("train", "train")]
-
-
-def test_a_stage_from_a_policy_that_was_trained_again_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Processes(monkeypatch, finished)
-    changes = {"methods": ["prompt-after-rl"], "baseline": "prompt-after-rl", "seeds": [0]}
-    run(cells_of(tmp_path, **changes))
-    folder = tmp_path / "out/prompt-after-rl/seed-0"
-    again = cells_of(tmp_path, **changes)
-    again[0].look({})
-    assert again[0].state == State.DONE
-    (trained,) = [one.folder for one in again[0].finished if one.folder.name != "prompt"]
-    summary = trained / "summary.json"
-    summary.write_text(summary.read_text(encoding="utf-8") + "\n", encoding="utf-8")
-    cells = cells_of(tmp_path, **changes)
-    run(cells)
-    assert cells[0].state == State.FAILED
-    told = f"{folder / 'prompt'} holds a run from another policy than {trained} has now"
-    assert told in cells[0].problem
-    shutil.rmtree(folder / "prompt")
-    cells = cells_of(tmp_path, **changes)
-    run(cells)
-    assert cells[0].state == State.DONE
 
 
 def test_an_export_that_fails_is_its_stage_s_failure(
@@ -187,7 +167,7 @@ def test_an_export_that_fails_is_its_stage_s_failure(
     )  # fmt: skip
     run(cells)
     assert cells[0].state == State.FAILED
-    assert cells[0].problem.startswith("stage prompt, status 1: ValueError: it broke (see ")
+    assert cells[0].problem.startswith("stage merge, status 1: ValueError: it broke (see ")
 
 
 def test_a_run_that_was_gone_on_with_is_not_finished(
@@ -211,25 +191,6 @@ def test_what_is_finished_is_known_before_anything_is_started(
     seen: list[list[State]] = []
     run_cells(cells, 1, lambda now: seen.append([cell.state for cell in now]), every=0.0)
     assert seen[0] == [State.RUNNING, State.WAITING, State.DONE, State.DONE]
-
-
-def test_rows_wait_for_what_they_need_and_fail_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    methods = [{"method": "carried", "policy_from": "search-r1"}, "search-r1", "inspo"]
-    processes = Processes(monkeypatch, finished)
-    cells = cells_of(tmp_path, methods=methods, seeds=[0])
-    run(cells, at_once=3)
-    assert [words[0] for words in processes.started] == ["train", "train", "baseline"]
-    assert cells[0].state == State.DONE
-
-    def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
-        return 1 if config.strategy.kind == "inspo" else finished(config, words)
-
-    Processes(monkeypatch, outcome)
-    cells = cells_of(tmp_path, methods=methods, seeds=[1])
-    run(cells)
-    assert (cells[0].state, cells[0].problem) == (State.FAILED, "needs inspo, seed 1, which failed")
 
 
 def test_no_more_run_at_once_than_asked_for(
@@ -274,7 +235,7 @@ def scored(config: RunConfig, words: tuple[str, ...]) -> int:
 def test_the_last_stage_has_its_quadrants_scored_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changes = {"methods": ["search-r1", "prompt-before-rl", "direct"], "seeds": [0]}
+    changes = {"methods": ["grpo", "prompt-before-rl"], "seeds": [0]}
     processes = Processes(monkeypatch, scored)
     cells = cells_of(tmp_path, quadrant_samples=2, **changes)
     run(cells, at_once=1)
@@ -283,7 +244,7 @@ def test_the_last_stage_has_its_quadrants_scored_once(
     first, prompt, last = (
         str(out / name)
         for name in (
-            "search-r1/seed-0/train",
+            "grpo/seed-0/train",
             "prompt-before-rl/seed-0/prompt",
             "prompt-before-rl/seed-0/train",
         )
@@ -292,10 +253,8 @@ def test_the_last_stage_has_its_quadrants_scored_once(
     options = ("--trust", "--quadrants", "--samples", "2")
     assert scoring == [
         ("evaluate", first, *options),
-        ("evaluate", last, *options, "--since", prompt, "--initial-of", first),
+        ("evaluate", last, *options, "--since", prompt),
     ]
-    # A baseline has none.
-    assert [words[0] for words in processes.started[-2:]] == ["evaluate", "baseline"]
 
     def again(samples: int) -> list[str]:
         processes.started.clear()
@@ -306,8 +265,8 @@ def test_the_last_stage_has_its_quadrants_scored_once(
     assert again(0) == []
     assert again(3) == [first, last]
     # Those of another policy, of other questions, and of the last stage alone.
-    (out / "search-r1/seed-0/train/best").mkdir()
-    (out / "search-r1/seed-0/train/best/best.json").write_text("{}")
+    (out / "grpo/seed-0/train/best").mkdir()
+    (out / "grpo/seed-0/train/best/best.json").write_text("{}")
     quadrants(samples=3).write(Path(last))
     processes.started.clear()
     cells = cells_of(tmp_path, quadrant_samples=3, **changes)
@@ -316,34 +275,7 @@ def test_the_last_stage_has_its_quadrants_scored_once(
     # The fake scores another policy than the one that is kept.
     assert cells[0].state == State.FAILED
     assert cells[0].problem.startswith("stage quadrants, status 0: ValueError: it broke (see ")
-    assert cells[0].problem.endswith("search-r1/seed-0/quadrants.log)")
-
-
-def test_a_row_under_another_one_s_instruction_is_compared_with_where_that_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processes = Processes(monkeypatch, scored)
-    cells = cells_of(
-        tmp_path, quadrant_samples=2, seeds=[1], methods=["search-r1", "inspo", "hindsight"]
-    )
-    run(cells)
-    assert {cell.state for cell in cells} == {State.DONE}
-    out = tmp_path / "out"
-    (words,) = [
-        w for w in processes.started if w[:2] == ("evaluate", str(out / "hindsight/seed-1/train"))
-    ]
-    since = words.index("--since") + 1
-    assert words[since] == str(out / "inspo/seed-1/train")
-    scored_before = [str(out / f"{name}/seed-1/train") for name in ("search-r1", "inspo")]
-    assert words[since + 1 :] == (
-        "--initial-of",
-        scored_before[0],
-        "--initial-of",
-        scored_before[1],
-    )
-    found = cells[2].quadrants()
-    assert found is not None
-    assert found.since == "../../../inspo/seed-1/train"
+    assert cells[0].problem.endswith("grpo/seed-0/quadrants.log)")
 
 
 def test_processes_are_ended_where_the_suite_is(

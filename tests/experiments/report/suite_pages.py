@@ -59,7 +59,7 @@ def method(name: str, group: str, score: float | None, **more: Any) -> dict[str,
     by_seed = more.get("by_seed", {"0": score, "1": score} if known else {})
     entry: dict[str, Any] = {
         "name": name, "label": name, "group": group, "compute": "1x", "status": "ok",
-        "problem": "", "note": "", "score": score,
+        "problem": "", "score": score,
         "interval": [max(0.0, score - 0.05), min(1.0, score + 0.03)] if known else None,
         "by_seed": by_seed, "finished": len(by_seed), "missing": {}, "score_all": score,
         "by_stratum": dict(zip(STRATA, (0.98, score, score), strict=True)) if known else {},
@@ -99,7 +99,7 @@ def summary(*methods: Mapping[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def build_suite(folder: Path, **more: Any) -> dict[str, Any]:
-    """A suite of a baseline, a staged and an inference-only method and INSPO, and its summary."""
+    """A suite of a baseline, a prompt-only and a staged method and INSPO, and its summary."""
     better = f"{PLAIN} Search for one entity at a time."
     runs: dict[str, dict[str, list[str]]] = {}
     for seed in (0, 1):
@@ -119,8 +119,7 @@ def build_suite(folder: Path, **more: Any) -> dict[str, Any]:
                 stage(folder / path, steps, scores, seed=seed, **options)
                 runs.setdefault(name, {}).setdefault(str(seed), []).append(path)
     told = summary(
-        method("direct", "inference", 0.1, label="Direct", compute="none", rollouts=0,
-               rollouts_by_purpose={}, note="On the bundled policy a check that it runs."),
+        method("direct", "prompt", 0.1, label="Direct", rollouts=0, rollouts_by_purpose={}),
         method("search-r1", "trained", 0.33, label="Search-R1", gain=0.0, gain_interval=None,
                runs=runs["search-r1"]),
         method("prompt-first", "staged", 0.97, label="Prompt, then GRPO", instruction=better,

@@ -60,11 +60,11 @@ def test_a_suite_has_them_by_method(tmp_path: Path) -> None:
     kl = {"plain": {"mean": 0.125, "interval": [0.0, 1.0]},
           "prompted": {"mean": 0.25, "interval": [0.0, 1.0]}}  # fmt: skip
     scored = method("inspo", "ours", 0.5, quadrants=dict.fromkeys(names, each), divergence=kl)
-    told = summary(method("direct", "inference", 0.25), scored, quadrant_samples=4)
+    told = summary(method("gepa", "prompt", 0.25), scored, quadrant_samples=4)
     text = check(write_suite_report(tmp_path, told)).words
     assert "greedy, below it avg@4" in text
     cell = "50.0_% 25–75 25.0_% 0–50"
     assert f"inspo {cell} {cell} {cell} {cell} plain 0.12 prompted 0.25" in text
-    assert "direct baseline – – – – –" in text
-    without = summary(method("direct", "inference", 0.25))
+    assert "gepa baseline – – – – –" in text
+    without = summary(method("gepa", "prompt", 0.25))
     assert "Weights and instruction" not in check(write_suite_report(tmp_path, without)).words

@@ -110,15 +110,14 @@ def test_the_first_screen_says_what_was_run_and_what_came_of_it(suite: Path) -> 
 def test_the_main_table_has_scores_intervals_seeds_strata_and_gains(suite: Path) -> None:
     found = page(write_suite_report(suite))
     headings = [row[0] for row in found.rows if len(row) == 1][:4]
-    assert headings == ["Inference only", "Trained", "Staged", "Ours"]
+    assert headings == ["Trained", "Prompt only", "Staged", "Ours"]
     assert found.row("INSPO") == [
         "INSPO", "97.6_% 93–100", "97.6 97.6", "98.0_%", "97.6_%", "97.6_%", "+64.6 +59 to +71",
         "1.00", "33.0_% 27–38", "1x 3_088",
     ]  # fmt: skip
     baseline = found.row("Search-R1 baseline")
     assert baseline[6:8] == ["–", "–"]
-    assert found.row("Direct¹")[-1] == "none 0"
-    assert "1 On the bundled policy a check that it runs." in found.words
+    assert found.row("Direct")[-1] == "1x 0"
 
 
 def test_each_score_has_a_bar_with_its_interval_and_its_seeds(suite: Path) -> None:
@@ -226,7 +225,7 @@ def test_instructions_of_first_seeds_are_shown_once(suite: Path) -> None:
         found.words.index("Best instructions") : found.words.index("Runs search-r1")
     ]
     assert words.count("Search for one entity at a time. 0") == 1
-    assert "Direct, Search-R1" in words
+    assert "Search-R1, Direct" in words
 
 
 def test_links_lead_to_the_reports_that_are_there(tmp_path: Path) -> None:
@@ -262,7 +261,7 @@ def test_run_folders_outside_the_suite_are_neither_read_nor_linked(tmp_path: Pat
 def test_texts_of_models_and_users_are_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script><img src=x onerror=alert(1)>{{ 7*7 }}\ud800"
     runs = {"0": ["javascript:alert(1)"]}
-    entry = method("search-r1", "ours", 0.3, label=evil, note=evil, status="failed", problem=evil,
+    entry = method("search-r1", "ours", 0.3, label=evil, status="failed", problem=evil,
                    instruction=evil, compute=evil, runs=runs)  # fmt: skip
     entry["by_stratum"] = {evil: 0.2, "b": 0.4}
     told = summary(entry, name=evil, caption=evil, verdict=evil, environment=evil,

@@ -32,11 +32,6 @@ def plan_by_steps(
     evaluated or left behind.
     """
     config = load_config(path, assignments=assignments)
-    if config.method.supervised:
-        raise ConfigError(
-            "--steps measures steps of GRPO, but strategy.kind is sft; leave it out: cotune plan says "
-            "how many optimizer steps there are"
-        )
     if not config.has_batches:
         raise ConfigError(
             f"--steps times rollout batches, but with training.frozen and strategy.kind "

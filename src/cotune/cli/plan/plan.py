@@ -77,9 +77,7 @@ def plan(
     console.print(
         f"Tokens are upper bounds: {config.limits.turns} × {config.limits.turn_tokens} in a rollout."
     )
-    if planned.rows is not None:
-        console.print(f"SFT: at most {planned.rows:,} rows, {planned.steps:,} optimizer steps.")
-    elif config.training.rollout_budget is not None:
+    if config.training.rollout_budget is not None:
         console.print(
             f"Training ends before a batch that would take training, verification and evolution "
             f"over {config.training.rollout_budget:,} rollouts; an evolution that falls due just "
@@ -163,8 +161,6 @@ def show_estimate(
         return
     memory = memory_of(config, shape, layout)
     _print_memory(config, memory, layout, console, gpu)
-    if config.method.supervised:
-        return
     try:
         hours = _hours_table(config, planned, shape, layout, gpu)
     except ValueError as error:

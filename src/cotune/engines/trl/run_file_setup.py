@@ -2,7 +2,6 @@
 
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ class Setup:
     """A run's loaded policy, environment and rewards, and the arguments of its trainer.
 
     Attributes:
-        args: the trainer's GRPOConfig, or its SFTConfig for supervised fine-tuning.
+        args: the trainer's GRPOConfig.
         adapter: the trainer's `peft_config`; None trains the full weights.
         rewards: reward functions that replace the environment's scoring; None if it scores.
     """
@@ -76,13 +75,8 @@ def prepare(checked: Preflight, folder: Path) -> Setup:
     check_turns(environment, codec, tokenizer)  # may set the tokenizer's template
     lora = config.policy.lora
     adapter = None if lora is None else lora_config(lora, model)
-    if config.method.supervised:
-        from cotune.engines.trl.sft import sft_config
-
-        args: Any = sft_config(config, folder)
-    else:
-        args = grpo_config(config, folder)
-        check_args(args)
+    args = grpo_config(config, folder)
+    check_args(args)
     return Setup(model, tokenizer, environment, args, adapter, rewards)
 
 
@@ -118,23 +112,41 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
         )
     accumulation = rows // (training.optimizer_steps * per_pass)
     values: dict[str, Any] = {
-        **shared_args(config, folder),
+        "output_dir": str(folder),
+        "per_device_train_batch_size": training.micro_batch_size,
         "max_steps": training.steps * training.optimizer_steps,
         "gradient_accumulation_steps": accumulation,
         "steps_per_generation": rows // per_pass,
         "num_generations": training.group_size,
         "max_completion_length": limits.trajectory_tokens,
         "learning_rate": 0.0 if training.frozen else training.learning_rate,
+        "lr_scheduler_type": training.schedule,
+        "warmup_steps": training.warmup,
         "beta": 0.0 if training.frozen else training.kl,
         "epsilon": training.clip,
         **_loss(config.method.loss, training),
         "temperature": training.temperature,
         "top_k": 0,
         "shuffle_dataset": False,
+        "seed": config.seed,
+        "data_seed": config.seed,
+        "logging_steps": 1,
+        "save_strategy": "steps" if training.save_every else "no",
         "save_steps": max(1, training.save_every) * training.optimizer_steps,
+        "save_total_limit": training.keep_checkpoints,
+        "report_to": list(config.logging.report_to) or "none",
+        "run_name": config.name,
+        "project": "cotune",
+        "disable_tqdm": True,
+        "ddp_find_unused_parameters": False,
         "chat_template_kwargs": config.policy.template_args or None,
         "log_completions": False,
     }
+    casts = autocast(config.policy, training.precision)
+    if casts is not None:
+        values["bf16"] = casts
+    if not torch.cuda.is_available():
+        values |= {"use_cpu": True, "gradient_checkpointing": False}
     if values["beta"] and config.policy.lora is None:
         # TRL would load the reference policy in float32, spread over all GPUs.
         dtype = weights_dtype(config.policy, training.precision)
@@ -170,34 +182,6 @@ def _loss(loss: str, training: TrainingConfig) -> dict[str, Any]:
     return {"loss_type": loss}
 
 
-def shared_args(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """Return the arguments that GRPOTrainer and SFTTrainer share."""
-    training = config.training
-    values: dict[str, Any] = {
-        "output_dir": str(folder),
-        "per_device_train_batch_size": training.micro_batch_size,
-        "learning_rate": training.learning_rate,
-        "lr_scheduler_type": training.schedule,
-        "warmup_steps": training.warmup,
-        "seed": config.seed,
-        "data_seed": config.seed,
-        "logging_steps": 1,
-        "save_strategy": "steps" if training.save_every else "no",
-        "save_total_limit": training.keep_checkpoints,
-        "report_to": list(config.logging.report_to) or "none",
-        "run_name": config.name,
-        "project": "cotune",
-        "disable_tqdm": True,
-        "ddp_find_unused_parameters": False,
-    }
-    casts = autocast(config.policy, training.precision)
-    if casts is not None:
-        values["bf16"] = casts
-    if not torch.cuda.is_available():
-        values |= {"use_cpu": True, "gradient_checkpointing": False}
-    return values
-
-
 def _check_frozen(training: TrainingConfig) -> None:
     """Raise ConfigError if the policy is frozen and something needs gradients."""
     if training.frozen and training.engine_args.get("fp16"):
@@ -210,17 +194,24 @@ def _check_frozen(training: TrainingConfig) -> None:
 def check_engine_args(given: dict[str, Any]) -> None:
     """Raise ConfigError for fields that GRPOConfig lacks or that are set elsewhere."""
     check_tokens(given)
-    check_set_elsewhere(given, {**SHARED_FIELDS, **_GRPO_FIELDS})
+    for name in given:
+        _check_ours(name)
     if (loss := given.get("loss_type", "grpo")) not in LOSSES:
         raise ConfigError(
             f"training.engine_args.loss_type is {loss!r}; expected one of {', '.join(LOSSES)}"
         )
-    check_known(given, GRPOConfig)
+    known = [field.name for field in fields(GRPOConfig) if field.init]
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"training.engine_args.{name}: unknown field of GRPOConfig{did_you_mean(name, known)}; "
+                "remove it or correct its name"
+            )
     if given.get("deepspeed"):
         check_deepspeed("training.engine_args.deepspeed")
 
 
-SHARED_FIELDS = {
+_SET_ELSEWHERE = {
     "learning_rate": "training.learning_rate",
     "lr_scheduler_type": "training.schedule",
     "warmup_steps": "training.warmup",
@@ -236,9 +227,6 @@ SHARED_FIELDS = {
     "load_best_model_at_end": "evaluation.every, which keeps the best policy",
     "per_device_train_batch_size": "training.micro_batch_size",
     "gradient_accumulation_steps": "training.questions_per_step, group_size and mini_batches",
-}
-"""Arguments of GRPOTrainer and SFTTrainer that a run file has fields for."""
-_GRPO_FIELDS = {
     "max_steps": "training.steps",
     "num_train_epochs": "training.steps",
     "num_generations": "training.group_size",
@@ -250,29 +238,22 @@ _GRPO_FIELDS = {
     "max_completion_length": "limits.trajectory_tokens",
     "chat_template_kwargs": "policy.template_args",
 }
+"""GRPOTrainer's arguments that a run file has fields for: the plan, the record and a resume use those."""
 
 
-def check_set_elsewhere(given: Mapping[str, Any], fields: Mapping[str, str]) -> None:
-    """Raise ConfigError for arguments that other fields of the run file set.
-
-    The plan, the record and the rules for a resume use those fields.
-
-    Args:
-        fields: the run file's field of an argument.
-    """
-    for name in given:
-        if name in fields:
-            raise ConfigError(
-                f"training.engine_args.{name}: set elsewhere; remove it and set {fields[name]}"
-            )
-
-
-def check_known(given: dict[str, Any], config: type) -> None:
-    """Raise ConfigError for a field of training.engine_args that the trainer's arguments lack."""
-    known = [field.name for field in fields(config) if field.init]
-    for name in given:
-        if name not in known:
-            raise ConfigError(
-                f"training.engine_args.{name}: unknown field of {config.__name__}"
-                f"{did_you_mean(name, known)}; remove it or correct its name"
-            )
+def _check_ours(name: str) -> None:
+    """Raise ConfigError for a field that a run file sets elsewhere or must not set."""
+    if name == "output_dir":
+        raise ConfigError(
+            "training.engine_args.output_dir: a run's checkpoints are kept in its folder; "
+            "remove it and set output"
+        )
+    if name in ("eval_strategy", "eval_on_start", "load_best_model_at_end"):
+        raise ConfigError(
+            f"training.engine_args.{name}: a run file already evaluates and keeps the best "
+            "policy; remove it and set evaluation.every"
+        )
+    if name in _SET_ELSEWHERE:
+        raise ConfigError(
+            f"training.engine_args.{name}: set elsewhere; remove it and set {_SET_ELSEWHERE[name]}"
+        )

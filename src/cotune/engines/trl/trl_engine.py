@@ -1,4 +1,4 @@
-"""TRL as an `Engine`: GRPOTrainer, or SFTTrainer for strategy.kind sft."""
+"""TRL's GRPOTrainer as an `Engine`."""
 
 import os
 import warnings
@@ -14,7 +14,6 @@ from cotune.engines.engine import Conclude, check_package, newest_numbered
 from cotune.engines.estimate import Layout, memory_of, shape_of
 from cotune.engines.preflight import Check, Notice, Preflight
 from cotune.errors import EngineError
-from cotune.methods.sft import SFTOptions
 from cotune.run.journal import Journal, RunJournal, SilentJournal
 from cotune.run.run_dir import RunDir
 from cotune.utils.packages import installed
@@ -56,11 +55,6 @@ class TRL:
             ),
             Check("training", partial(arguments, config), here=True, needs=needs),
             Check("GPU memory", partial(gpu_memory, config), here=True, needs=needs),
-            Check(
-                "strategy.data",
-                partial(_references, checked),
-                needs=("training.engine", "environment"),
-            ),
         ]
 
     def prepare(self, checked: Preflight, folder: Path) -> "Setup":
@@ -84,11 +78,8 @@ class TRL:
     ) -> None:
         """Train; the first process records, displays and concludes the run."""
         from cotune.engines.comm import world
+        from cotune.engines.trl.grpo import train
 
-        if config.method.supervised:
-            from cotune.engines.trl.sft import train
-        else:
-            from cotune.engines.trl.grpo import train
         if world().rank != 0:
             train(config, run, SilentJournal(), setup, chosen)
             return
@@ -139,17 +130,12 @@ def arguments(config: RunConfig) -> str:
     begin("loading TRL")
     from cotune.engines.trl.checks import check_args, check_trl
     from cotune.engines.trl.run_file_setup import grpo_config
-    from cotune.engines.trl.sft import check_one_process, sft_config
 
     check_trl()
     folder = config.output / "checkpoints"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of libraries about each other
-        if config.method.supervised:
-            check_one_process()
-            sft_config(config, folder)
-        else:
-            check_args(grpo_config(config, folder))
+        check_args(grpo_config(config, folder))
     return "training: TRL takes these arguments"
 
 
@@ -202,15 +188,6 @@ def gpu_memory(config: RunConfig) -> str | None:
         return what
     fix = "lower training.micro_batch_size, training.rows_per_call or the limits; or LoRA"
     return Notice(f"{what}; {fix}")
-
-
-def _references(checked: Preflight) -> None:
-    """Check that the environment has answers to fine-tune on."""
-    options = checked.config.strategy
-    if isinstance(options, SFTOptions) and options.data == "answers":
-        from cotune.engines.trl.sft_rows import check_references
-
-        check_references(checked.environment)
 
 
 ENGINE = TRL()

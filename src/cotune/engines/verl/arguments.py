@@ -90,7 +90,6 @@ def _check_supported(config: RunConfig) -> None:
     """Raise ConfigError for settings that veRL's public hooks do not support; name the field."""
     training = config.training
     refused = {
-        f"strategy.kind {config.strategy.kind}": config.method.supervised,
         "training.frozen": training.frozen,
         f"training.precision {training.precision}": training.precision != "auto",
         "policy.lora": config.policy.lora is not None,

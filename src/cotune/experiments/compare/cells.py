@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -46,20 +46,21 @@ class Cell:
 
     Attributes:
         problem: why it failed.
-        finished: its finished stages.
+        finished: its finished stages, as found in their folders.
         gpu: the only GPU that its processes see; None for all.
+        working: the name of what its process does: a stage, "merge" or "quadrants"; "" without one.
+        steps: the steps of the stage that runs.
     """
 
     def __init__(self, row: SuiteRow) -> None:
-        self.row, self.state, self.problem = row, State.WAITING, ""
+        self.row, self.state, self.problem, self.working = row, State.WAITING, "", ""
+        self.steps = 0
         self.finished: list[Finished] = []
         self.gpu: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._since = 0.0
-        self._config: RunConfig | None = None
-        self._source: Finished | None = None
-        self._merging = self._scoring = False
-        self._seen: tuple[object, tuple[int, int, float | None, str]] = (None, (0, 0, None, ""))
+        self._log = row.folder / "none"
+        self._complete: Callable[[], bool] = lambda: True
+        self._progress: tuple[object, tuple[int, float | None, str]] = (None, (0, None, ""))
 
     @property
     def name(self) -> str:
@@ -70,45 +71,42 @@ class Cell:
         """The index of the stage that runs now or next."""
         return len(self.finished)
 
-    @property
-    def stage_name(self) -> str:
-        if self._scoring:
-            return "quadrants"
-        stages = self.row.method.stages
-        return stages[min(self.stage, len(stages) - 1)].name
-
-    def look(self, others: Mapping[str, Finished]) -> None:
+    def look(self) -> None:
         """Take over the stages that are finished in the folder; start nothing."""
         try:
-            while self.stage < len(self.row.method.stages) and self._take_over(others):
+            while self.stage < len(self.row.method.stages) and self._take_over():
                 pass
             if self.stage == len(self.row.method.stages) and not self._lacks_quadrants():
                 self.state = State.DONE
         except _FAILURES as error:
             self.fail(in_one_line(error))
 
-    def proceed(self, others: Mapping[str, Finished], scored: Sequence[Path] = ()) -> None:
-        """Check the process, if there is one; start the next stage that is not finished.
+    def read(self) -> None:
+        """Read the finished stages of a suite that is only reported, whatever the suite file says now."""
+        try:
+            for index in range(len(self.row.method.stages)):
+                if (finished := Finished.read(self.row.stage_folder(index))) is None:
+                    return
+                self.finished.append(finished)
+            self.state = State.DONE
+        except ConfigError as error:
+            self.fail(str(error))
 
-        Args:
-            others: the last stages of the rows that this one needs.
-            scored: run folders of the same seed that have quadrants.
-        """
+    def proceed(self) -> None:
+        """Check the process, if there is one; start what is missing next."""
         self.state = State.RUNNING
         try:
             if self._process is not None:
-                if (status := self._process.poll()) is None:
+                status = self._process.poll()
+                if status is None:
                     return
                 self._process = None
-                self._ended(status)
-            while self.state == State.RUNNING and self._process is None:
-                if self.stage < len(self.row.method.stages):
-                    if not self._take_over(others):
-                        self._start()
-                elif self._lacks_quadrants():
-                    self._score(scored)
-                else:
-                    self.state = State.DONE
+                if status != 0 or not self._complete():
+                    self._fail_by_log(status)
+                    return
+            self.look()
+            if self.state == State.RUNNING:
+                self._start()
         except _FAILURES as error:  # in this cell's folder: the others continue
             self.fail(in_one_line(error))
 
@@ -123,178 +121,123 @@ class Cell:
         if self.state == State.RUNNING:
             self.state = State.WAITING
 
-    def progress(self) -> tuple[int, int, float | None, str]:
-        """Return the current stage's last step, its number of steps, the mean reward of the last
-        three steps, and the last event as rich markup.
-        """
-        if self._config is None or self._scoring:
-            return 0, 0, None, ""
+    def progress(self) -> tuple[int, float | None, str]:
+        """Return the current stage's last step, the mean reward of the last three, and the last event."""
+        if self.stage == len(self.row.method.stages):
+            return 0, None, ""
         files = [self._folder / name for name in ("metrics.jsonl", "events.jsonl")]
-        state = (self._folder, *((f.stat().st_size if f.is_file() else 0) for f in files))
-        if state != self._seen[0]:  # asked every second; the logs may be long
-            self._seen = (state, self._read_progress(self._config.training.steps, *files))
-        return self._seen[1]
-
-    @staticmethod
-    def _read_progress(
-        steps: int, metrics: Path, events: Path
-    ) -> tuple[int, int, float | None, str]:
-        rows = read_jsonl(metrics)
-        rewards = [row["reward_mean"] for row in rows[-3:] if row.get("reward_mean") is not None]
-        newest = reversed(read_jsonl(events))
-        last = next(filter(None, (describe_event(event["kind"], event) for event in newest)), "")
-        return (
-            int(rows[-1]["step"]) if rows else 0,
-            steps,
-            sum(rewards) / len(rewards) if rewards else None,
-            last,
-        )
-
-    @property
-    def seconds(self) -> int:
-        """The time since the process of the current stage was started."""
-        return int(time.monotonic() - self._since)
+        sizes = (self._folder, *(file.stat().st_size if file.is_file() else 0 for file in files))
+        if sizes != self._progress[0]:  # asked every second; the logs may be long
+            rows, events = map(read_jsonl, files)
+            rewards = [
+                row["reward_mean"] for row in rows[-3:] if row.get("reward_mean") is not None
+            ]
+            texts = (describe_event(event["kind"], event) for event in reversed(events))
+            reward = sum(rewards) / len(rewards) if rewards else None
+            step = int(rows[-1]["step"]) if rows else 0
+            self._progress = (sizes, (step, reward, next(filter(None, texts), "")))
+        return self._progress[1]
 
     @property
     def standing(self) -> str:
-        """The state in a few words: "running, step 12 of 40", "failed: …", "not begun"."""
+        """The state in a few words: "running, step 12", "failed: …", "not begun"."""
         if self.state == State.DONE:
             return "finished"
         if self.state == State.FAILED:
             return f"failed: {self.problem or 'no reason recorded'}"
-        running, stages = self.state == State.RUNNING, self.row.method.stages
+        stages = self.row.method.stages
         if self.stage == len(stages):
-            return "scoring quadrants" if self._scoring else "finished, not read yet"
-        reached = _reached(self._folder)
-        if not (running or reached or self.finished):
+            return "without its quadrants"
+        begun = RunDir.is_run(self._folder)
+        if self.state == State.WAITING and not begun and not self.finished:
             return "not begun"
-        stage = f"stage {stages[self.stage].name}" if len(stages) > 1 else ""
-        if not running and not reached:
-            stage = f"before {stage}"
-        return ", ".join(filter(None, ("running" if running else "cut off", stage, reached)))
+        told = ["running" if self.state == State.RUNNING else "cut off"]
+        told += [f"stage {stages[self.stage].name}"] * (len(stages) > 1)
+        told += [f"step {self.progress()[0]}"] * begun
+        return ", ".join(told)
 
     def quadrants(self) -> Quadrants | None:
         """Return the quadrants of the last stage; None if they do not match the suite file."""
-        last, first = self.finished[-1], self.row.beginning
-        found = read_quadrants(last.folder)
+        last, first = self.finished[-1], self.row.stage_folder(0)
+        quadrants = read_quadrants(last.folder)
         since = "" if first == last.folder else relative(first, last.folder)
-        wanted = (self.row.suite.quadrant_samples, "test", since)
-        if found is None or (found.samples, found.split, found.since) != wanted:
+        expected = (self.row.suite.quadrant_samples, "test", since)
+        if quadrants is None or (quadrants.samples, quadrants.split, quadrants.since) != expected:
             return None
-        return found if len(found.questions) == last.figures.get("em_n") else None
+        return quadrants if len(quadrants.questions) == last.figures.get("em_n") else None
 
     @property
     def _folder(self) -> Path:
         return self.row.stage_folder(self.stage)
 
-    @property
-    def _version_file(self) -> Path:
-        """The file with the version of the stage whose policy the current one began from."""
-        return self._folder.with_name(self._folder.name + ".source.sha256")
-
-    @property
-    def _began_from(self) -> str | None:
-        """The version in that file; the source's own if there is no file, as in older suites."""
-        try:
-            return self._version_file.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return self._source and self._source.version
-
-    @property
-    def _log(self) -> Path:
-        folder = self.row.folder / "quadrants" if self._scoring else self._folder
-        return folder.with_name(folder.name + ".log")
-
     def _lacks_quadrants(self) -> bool:
-        return self.row.has_quadrants and self.quadrants() is None
+        return self.row.suite.quadrant_samples > 0 and self.quadrants() is None
 
-    def _ended(self, status: int) -> None:
-        """Take over what an ended process left: a finished stage, a merged policy, or a failure."""
-        if self._merging:
-            self._merging, well = False, status == 0
-            if well:
-                self.finished[-1].note_merged()
-        elif self._scoring:
-            well = status == 0 and not self._lacks_quadrants()
-        else:
-            found = Finished.read(self._folder) if status == 0 else None
-            well = found is not None
-            self.finished += [found] if found else []
-        if not well:
-            text = self._log.read_text("utf-8", errors="replace") if self._log.is_file() else ""
-            # On a full disk not even the log is written.
-            full = (
-                "No space left on device" if nearly_full(self.row.folder) else "nothing was printed"
-            )
-            lines = text.strip().splitlines() or [full]
-            told = f"{lines[-1].strip()} (see {self._log})"
-            self.fail(f"stage {self.stage_name}, status {status}: {told}")
-        self._scoring = False
-
-    def _take_over(self, others: Mapping[str, Finished]) -> bool:
+    def _take_over(self) -> bool:
         """Take over the next stage if it is finished; return whether it is.
 
         Raises:
-            ConfigError: the folder holds a run of another configuration, or from another policy.
+            ConfigError: the folder holds a run of another configuration.
         """
-        config = self._config = self.row.config(self.stage, self.finished, others)
-        self._source = self.row.policy_source(self.stage, self.finished, others)
-        folder = self._folder
-        if not RunDir.is_run(folder):
+        if not RunDir.is_run(self._folder):
             return False
-        if told := other_settings(folder, config):
-            raise ConfigError(told)
-        if self._source is not None and self._began_from != self._source.version:
-            raise ConfigError(
-                f"{folder} holds a run from another policy than {self._source.folder} has now; remove "
-                "the folder"
-            )
-        if (found := Finished.read(folder)) is None:
+        if problem := other_settings(self._folder, self.row.config(self.stage, self.finished)):
+            raise ConfigError(problem)
+        if (finished := Finished.read(self._folder)) is None:
             return False
-        self.finished.append(found)
+        self.finished.append(finished)
         return True
 
     def _start(self) -> None:
-        """Start the next stage, resume it, or merge the adapter that it starts from."""
-        assert self._config is not None
-        folder, stage = self._folder, self.row.method.stages[self.stage]
-        source = self.finished[-1] if stage.policy == "before" and self.finished else None
-        if source is not None and source.merged is not None and not source.is_merged:
-            self._merging = True
-            for left in source.folder.glob(".merged.*.new"):  # left by a killed process
-                shutil.rmtree(left, ignore_errors=True)
-            shutil.rmtree(source.merged, ignore_errors=True)  # of an earlier policy
-            words = ("export", str(source.folder), "--trust", "--format", "merged")
-            words = (*words, "--output", str(source.merged))
-        elif RunDir.is_run(folder) and stage.command == ("train",):
-            words = ("resume", str(folder), "--trust", "--quiet")  # the suite is the user's own
+        """Start the next stage, resume it, merge the adapter that it starts from, or score the quadrants."""
+        last = self.finished[-1] if self.finished else None
+        if self.stage == len(self.row.method.stages):
+            assert last is not None
+            words = ["evaluate", str(last.folder), "--trust", "--quadrants"]
+            words += ["--samples", str(self.row.suite.quadrant_samples)]
+            if (first := self.row.stage_folder(0)) != last.folder:
+                words += ["--since", str(first)]
+            self._run("quadrants", words, lambda: not self._lacks_quadrants())
+            return
+        stage = self.row.method.stages[self.stage]
+        folder = self._folder
+        if stage.continues_policy and last is not None and last.lacks_merged:
+            words = ["export", str(last.folder), "--trust", "--format", "merged"]
+            self._run("merge", [*words, "--output", str(last.policy)], last.policy.is_dir)
+            return
+        config = self.row.config(self.stage, self.finished)
+        self.steps = config.training.steps
+        if RunDir.is_run(folder):
+            words = ["resume", str(folder), "--trust", "--quiet"]  # the suite is the user's own
         else:
-            # A baseline that was stopped starts over.
             shutil.rmtree(folder, ignore_errors=True)
             file = folder.with_name(folder.name + ".yaml")
             file.parent.mkdir(parents=True, exist_ok=True)
             text = yaml.dump(
-                dump_config(self._config), Dumper=FieldDumper, sort_keys=False, allow_unicode=True
+                dump_config(config), Dumper=FieldDumper, sort_keys=False, allow_unicode=True
             )
             write_atomic(file, text)
-            if self._source is not None:
-                write_atomic(self._version_file, self._source.version)
-            words = (*stage.command, str(file), "--quiet")
-        self._process = start(words, self._log, self._config.threads, self.gpu)
-        self._since = time.monotonic()
+            words = ["train", str(file), "--quiet"]
+        self._run(stage.name, words, lambda: Finished.read(folder) is not None)
 
-    def _score(self, scored: Sequence[Path]) -> None:
-        """Start the evaluation of the last stage's quadrants, compared with the start of the first stage."""
-        last, self._scoring = self.finished[-1], True
-        words = ("evaluate", str(last.folder), "--trust", "--quadrants")
-        words += ("--samples", str(self.row.suite.quadrant_samples))
-        if self.row.beginning != last.folder:
-            words += ("--since", str(self.row.beginning))
-        for folder in scored:
-            words += ("--initial-of", str(folder))
-        threads = self._config and self._config.threads
+    def _run(self, working: str, words: Sequence[str], complete: Callable[[], bool]) -> None:
+        """Start a process.
+
+        Args:
+            complete: whether what it should write is there.
+        """
+        self.working, self._complete = working, complete
+        self._log = self.row.folder / f"{working}.log"
+        threads = self.row.planned[min(self.stage, len(self.row.planned) - 1)].threads
         self._process = start(words, self._log, threads, self.gpu)
-        self._since = time.monotonic()
+
+    def _fail_by_log(self, status: int) -> None:
+        """Fail with the last line that the process printed."""
+        text = self._log.read_text("utf-8", errors="replace") if self._log.is_file() else ""
+        # On a full disk not even the log is written.
+        full = "No space left on device" if nearly_full(self.row.folder) else "nothing was printed"
+        lines = text.strip().splitlines() or [full]
+        self.fail(f"stage {self.working}, status {status}: {lines[-1].strip()} (see {self._log})")
 
 
 def check_settings(rows: Iterable[SuiteRow]) -> None:
@@ -304,14 +247,14 @@ def check_settings(rows: Iterable[SuiteRow]) -> None:
     """
     for row in rows:
         folder = row.stage_folder(0)
-        if row.needs or not RunDir.is_run(folder):
+        if not RunDir.is_run(folder):
             continue
         try:
-            told = other_settings(folder, row.planned[0])
+            problem = other_settings(folder, row.planned[0])
         except _FAILURES:
             continue
-        if told:
-            raise ConfigError(told)
+        if problem:
+            raise ConfigError(problem)
 
 
 def other_settings(folder: Path, config: RunConfig) -> str:
@@ -319,7 +262,7 @@ def other_settings(folder: Path, config: RunConfig) -> str:
     # Read with this version, so that new fields have their defaults.
     was = dump_config(recorded_config(RunDir.open(folder)))
     old, new = (
-        {key: repr(v) for key, v in flat(raw).items()} for raw in (was, dump_config(config))
+        {key: repr(value) for key, value in flat(raw).items()} for raw in (was, dump_config(config))
     )
     differing = sorted(key for key, _ in old.items() ^ new.items() if key != "threads")
     if not differing:
@@ -334,19 +277,6 @@ def in_one_line(error: Exception) -> str:
     """Return an error's text in one line, with its type unless it is one of cotune's own."""
     text = str(error) if isinstance(error, CotuneError) else f"{type(error).__name__}: {error}"
     return one_line(text)
-
-
-def _reached(folder: Path) -> str:
-    """Say how far a run came: "step 12 of 40"; "" if there is none or it cannot be read."""
-    if not RunDir.is_run(folder):
-        return ""
-    try:
-        run = RunDir.open(folder)
-        rows, training = run.read_metrics(), run.read_config().get("training") or {}
-    except CotuneError:
-        return ""
-    of = f" of {training['steps']}" if training.get("steps") else ""
-    return f"step {rows[-1]['step'] if rows else 0}{of}"
 
 
 def listed_gpus() -> list[str]:
@@ -366,9 +296,9 @@ def start(
         threads: CPU threads; None for as many as there are cores.
         gpu: the only one that it sees; None for all.
     """
-    own = {"OMP_NUM_THREADS": str(threads or os.cpu_count() or 1)}
+    variables = {"OMP_NUM_THREADS": str(threads or os.cpu_count() or 1)}
     if gpu is not None:
-        own["CUDA_VISIBLE_DEVICES"] = gpu
+        variables["CUDA_VISIBLE_DEVICES"] = gpu
     preexec: Callable[[], None] | None = None
     if sys.platform.startswith("linux"):
         prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -379,7 +309,7 @@ def start(
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **own},
+            env={**os.environ, **variables},
             preexec_fn=preexec,
         )
 
@@ -390,54 +320,29 @@ def run_cells(
     watch: Callable[[Sequence[Cell]], None],
     every: float = 1.0,
 ) -> None:
-    """Run cells, `at_once` at a time and in order, each after those that it needs.
+    """Run cells, `at_once` at a time and in order, after taking over what is finished in their folders.
 
-    A cell that fails does not stop the others. First, stages that are finished in the folders are
-    taken over. If CUDA_VISIBLE_DEVICES lists several GPUs, each cell sees one, that with the fewest cells.
+    A cell that fails does not stop the others. If CUDA_VISIBLE_DEVICES lists several GPUs, each cell sees
+    one, that with the fewest cells.
 
     Args:
         watch: called with all cells whenever some may have changed.
         every: seconds between checks of the processes.
     """
-    by_key = {(cell.row.entry.key, cell.row.seed): cell for cell in cells}
-    needed = {cell: [by_key[name, cell.row.seed] for name in cell.row.needs] for cell in cells}
-
-    def others(cell: Cell) -> dict[str, Finished] | None:
-        """Return the last stages of the rows that a cell needs; None before all are done."""
-        if any(other.state != State.DONE for other in needed[cell]):
-            return None
-        return {other.row.entry.key: other.finished[-1] for other in needed[cell]}
-
-    def scored(cell: Cell) -> list[Path]:
-        """Return the run folders of a cell's seed that have quadrants."""
-        return [
-            other.finished[-1].folder
-            for other in cells
-            if other.state == State.DONE
-            and other.row.has_quadrants
-            and other.row.seed == cell.row.seed
-        ]
-
-    for cell in sorted(cells, key=lambda cell: bool(needed[cell])):
-        if (found := others(cell)) is not None:
-            cell.look(found)
+    for cell in cells:
+        cell.look()
+    gpus = listed_gpus()
     if all(cell.state in (State.DONE, State.FAILED) for cell in cells):
         watch(cells)
-    gpus = listed_gpus()
     try:
-        while open_cells := [c for c in cells if c.state in (State.WAITING, State.RUNNING)]:
-            slots = at_once
-            for cell in sorted(open_cells, key=lambda cell: cell.state == State.WAITING):
-                if slots == 0 and cell.state == State.WAITING:
-                    break
-                if failed := [other for other in needed[cell] if other.state == State.FAILED]:
-                    cell.fail(f"needs {failed[0].name}, which failed")
-                elif (found := others(cell)) is not None:
-                    if gpus and cell.state == State.WAITING:
-                        busy = [c.gpu for c in cells if c.state == State.RUNNING]
-                        cell.gpu = min(gpus, key=busy.count)
-                    cell.proceed(found, scored(cell))
-                    slots -= cell.state == State.RUNNING
+        while unfinished := [c for c in cells if c.state in (State.WAITING, State.RUNNING)]:
+            # Running cells first, so that they keep their places.
+            unfinished.sort(key=lambda cell: cell.state == State.WAITING)
+            for cell in unfinished[:at_once]:
+                if gpus and cell.state == State.WAITING:
+                    busy = [other.gpu for other in cells if other.state == State.RUNNING]
+                    cell.gpu = min(gpus, key=busy.count)
+                cell.proceed()
             watch(cells)
             if any(cell.state == State.RUNNING for cell in cells):
                 time.sleep(every)

@@ -31,6 +31,7 @@ from cotune.run.scores import EXACT_MATCH
 
 _SUMS = ("generated_tokens", "llm_calls", "money", "seconds")
 _HINTS = 5  # the best ones are listed
+_COMPARED = 4  # the verdict names the first ones, so that it stays a sentence
 
 Evaluations = dict[str, list[tuple[float, str, str]]]
 """(reward, id, stratum) of a run's test questions: "before" training; "after" training, under the
@@ -45,15 +46,15 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Ro
     by_key: dict[str, list[Cell]] = {entry.key: [] for entry in suite.methods}
     for cell in cells:
         by_key[cell.row.entry.key].append(cell)
-    found: dict[Cell, Evaluations] = {}
-    for mine in by_key.values():
-        found |= _evaluations(suite, mine)
-    baseline = [cell for cell in by_key[slug(suite.baseline)] if cell in found]
-    if suite.unequal == "refuse" and unequal(baseline):
+    evaluations: dict[Cell, Evaluations] = {}
+    for row_cells in by_key.values():
+        evaluations |= _evaluations(suite, row_cells)
+    baseline = [cell for cell in by_key[slug(suite.baseline)] if cell in evaluations]
+    if unequal(baseline):
         baseline = []
-    rows = [_row(suite, mine, found, baseline) for mine in by_key.values()]
+    rows = [_row(suite, row_cells, evaluations, baseline) for row_cells in by_key.values()]
     measures = {row.pop("measure") for row in rows} - {None}
-    first = next((_samples([cell], found) for cell in cells if cell in found), None)
+    first = next((_samples([cell], evaluations) for cell in cells if cell in evaluations), None)
     strata = Counter(first.strata[0].tolist()) if first else Counter[str]()
     summary: Row = {
         "schema_version": 1,
@@ -77,18 +78,18 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Ro
 
 
 def _evaluations(suite: SuiteConfig, cells: Sequence[Cell]) -> dict[Cell, Evaluations]:
-    """Read the evaluations of a method's finished cells; all have the same number of questions.
+    """Read the evaluations of a row's finished cells; all have the same number of questions.
 
     A cell whose evaluation is unusable fails; the others are kept.
     """
-    found: dict[Cell, Evaluations] = {}
+    by_cell: dict[Cell, Evaluations] = {}
     expected: tuple[int, int] | None = None
     for cell in cells:
         if cell.state != State.DONE:
             continue
         try:
-            evaluated = _read(cell.finished)
-            for questions in filter(None, evaluated.values()):
+            evaluations = _read(cell.finished)
+            for questions in filter(None, evaluations.values()):
                 scored = sum(stratum.startswith(suite.focus or "") for _, _, stratum in questions)
                 counts = len(questions), scored
                 if not scored or counts != (expected or counts):
@@ -98,10 +99,10 @@ def _evaluations(suite: SuiteConfig, cells: Sequence[Cell]) -> dict[Cell, Evalua
                         f"of them to be scored; expected {total} and {some}, the same for each seed"
                     )
                 expected = counts
-            found[cell] = evaluated
+            by_cell[cell] = evaluations
         except (CotuneError, OSError, KeyError, TypeError) as error:
             cell.fail(in_one_line(error))
-    return found
+    return by_cell
 
 
 def _read(stages: Sequence[Finished]) -> Evaluations:
@@ -114,8 +115,8 @@ def _read(stages: Sequence[Finished]) -> Evaluations:
     def rows(stage: Finished, at: str, when: str) -> list[tuple[float, str, str]]:
         run = RunDir.open(stage.folder)
         steps = {e.get("when"): e["step"] for e in run.read_events() if e["kind"] == "evaluated"}
-        found = run.read_trajectories(steps[at], f"evaluate_{when}") if at in steps else []
-        return [(row["reward"], row["task"]["id"], row["task"]["stratum"]) for row in found]
+        read = run.read_trajectories(steps[at], f"evaluate_{when}") if at in steps else []
+        return [(row["reward"], row["task"]["id"], row["task"]["stratum"]) for row in read]
 
     last = stages[-1]
     after = rows(last, "after", "after")
@@ -129,7 +130,7 @@ def _read(stages: Sequence[Finished]) -> Evaluations:
 
 
 def _samples(
-    cells: Sequence[Cell], found: Mapping[Cell, Evaluations], *whens: str
+    cells: Sequence[Cell], evaluations: Mapping[Cell, Evaluations], *whens: str
 ) -> Samples | None:
     """Return held-out rewards, a seed a row.
 
@@ -137,7 +138,10 @@ def _samples(
     evaluated at none of them.
     """
     whens = whens or ("after",)
-    rows = [next((found[cell][when] for when in whens if found[cell][when]), []) for cell in cells]
+    rows = [
+        next((evaluations[cell][when] for when in whens if evaluations[cell][when]), [])
+        for cell in cells
+    ]
     if not rows or not all(rows):
         return None
     rewards, questions, strata = (
@@ -149,86 +153,61 @@ def _samples(
 def _row(
     suite: SuiteConfig,
     cells: Sequence[Cell],
-    found: Mapping[Cell, Evaluations],
+    evaluations: Mapping[Cell, Evaluations],
     baseline: Sequence[Cell],
 ) -> Row:
-    """Return the summary of one method: what it is, what it cost, what it scored."""
-    row, done = cells[0].row, [cell for cell in cells if cell in found]
-    last = done[0].finished[-1] if done else None
-    off = unequal(done)
+    """Return the summary of one row: what it is, what it cost, what it scored."""
+    row, finished = cells[0].row, [cell for cell in cells if cell in evaluations]
+    last = finished[0].finished[-1] if finished else None
+    unequal_rollouts = unequal(finished)
     status, problem = "ok", ""
     if failed := [cell for cell in cells if cell.state == State.FAILED]:
-        seeds = dict[str, list[str]]()
-        for cell in failed:
-            seeds.setdefault(cell.problem, []).append(str(cell.row.seed))
-        problems = [
-            f"seed{'s' * (len(which) > 1)} {', '.join(which)}: {why}"
-            for why, which in seeds.items()
-        ]
-        status, problem = "failed", "; ".join([*problems, *filter(None, [off])])
-    elif off:
-        status, problem = "unequal", off
-    elif len(done) < len(cells):
-        status, problem = "unfinished", f"{len(done)} of {len(cells)} seeds are finished"
-    shown = done if not off or suite.unequal == "flag" else []
+        problems = [f"seed {cell.row.seed}: {cell.problem}" for cell in failed]
+        status, problem = "failed", "; ".join([*problems, *filter(None, [unequal_rollouts])])
+    elif unequal_rollouts:
+        status, problem = "unequal", unequal_rollouts
+    elif len(finished) < len(cells):
+        status, problem = "unfinished", f"{len(finished)} of {len(cells)} seeds are finished"
     return {
         "name": row.entry.key,
         "method": row.entry.method,
         "label": row.label,
         "about": row.method.about,
         "group": row.method.group,
-        "compute": row.compute,
+        "compute": row.entry.compute,
         "status": status,
         "problem": problem,
-        "note": "; ".join(_notes(done)),
         "runs": {
-            str(cell.row.seed): [str(one.folder.relative_to(suite.output)) for one in cell.finished]
+            str(cell.row.seed): [
+                str(stage.folder.relative_to(suite.output)) for stage in cell.finished
+            ]
             for cell in cells
             if cell.finished
         },
         "measure": last.figures.get("measure") if last else None,
-        **_mean_cost([_cost(cell) for cell in done]),
-        "finished": len(done),
-        "missing": {str(c.row.seed): c.standing for c in cells if c.state != State.DONE},
+        **_mean_cost([_cost(cell) for cell in finished]),
+        "finished": len(finished),
+        "missing": {
+            str(cell.row.seed): cell.standing for cell in cells if cell.state != State.DONE
+        },
         "instruction": last.instruction if last else None,
         "hints": _best_hints(last) if last else [],
-        **_scores(suite, shown, found, baseline),
+        **_scores(suite, [] if unequal_rollouts else finished, evaluations, baseline),
     }
 
 
 def unequal(cells: Sequence[Cell]) -> str:
     """Say which finished cell paid more or fewer rollouts than its compute class allows; "" if none did."""
     for cell in cells:
-        row, paid = cell.row, int(_cost(cell)["rollouts"])
-        allowed, tolerance = row.allowance or 0.0, row.suite.tolerance
+        paid, allowed = int(_cost(cell)["rollouts"]), cell.row.allowance
+        tolerance = cell.row.suite.tolerance
         low, high = allowed * (1 - tolerance), allowed * (1 + tolerance)
         if not low <= paid <= high:
             return (
-                f"paid {paid:,} policy rollouts; its compute class {row.compute} allows "
+                f"paid {paid:,} policy rollouts; its compute class {cell.row.entry.compute} allows "
                 f"{low:,.0f} to {high:,.0f}"
             )
     return ""
-
-
-def _notes(cells: Sequence[Cell]) -> list[str]:
-    if cells and cells[0].row.needs:
-        return [f"on top of what {' and '.join(cells[0].row.needs)} paid"]
-    kept = _kept(cells)
-    summaries = [RunDir.open(one.folder).read_summary() or {} for c in cells for one in c.finished]
-    return [*kept, *dict.fromkeys(str(s["note"]) for s in summaries if s.get("note"))]
-
-
-def _kept(cells: Sequence[Cell]) -> list[str]:
-    """Say which policies of fine-tuning were kept, if not always the last, and how the last ones score."""
-    figures = [cell.finished[-1].figures for cell in cells if cell.finished]
-    if not any("em_last" in one for one in figures):
-        return []
-    steps = ", ".join(f"{one.get('best_step')} of {one['steps']}" for one in figures)
-    last = sum(one.get("em_last", one["em"]) for one in figures) / len(figures)
-    return [
-        f"kept: the best on validation, after step {steps}; the last policies score {last:.3f} on all "
-        "questions"
-    ]
 
 
 def _best_hints(stage: Finished) -> list[Row]:
@@ -245,13 +224,13 @@ def _best_hints(stage: Finished) -> list[Row]:
 def _cost(cell: Cell) -> Row:
     """Return what all stages of a cell spent together."""
     purposes: Counter[str] = Counter()
-    for one in cell.finished:
-        purposes.update(one.figures["policy_rollouts"])
+    for stage in cell.finished:
+        purposes.update(stage.figures["policy_rollouts"])
     evaluated = purposes.pop("evaluate", 0)
-    sums = {key: sum(one.figures.get(key) or 0 for one in cell.finished) for key in _SUMS}
-    if cell.row.has_quadrants and (scored := cell.quadrants()) is not None:
-        evaluated += scored.rollouts
-        sums["generated_tokens"] += scored.generated_tokens
+    sums = {key: sum(stage.figures.get(key) or 0 for stage in cell.finished) for key in _SUMS}
+    if cell.row.suite.quadrant_samples and (quadrants := cell.quadrants()) is not None:
+        evaluated += quadrants.rollouts
+        sums["generated_tokens"] += quadrants.generated_tokens
     return {
         "rollouts": policy_rollouts(purposes),
         "rollouts_by_purpose": dict(purposes),
@@ -268,7 +247,7 @@ def _mean_cost(costs: Sequence[Row]) -> Row:
     return {
         **{name: sum(cost[name] for cost in costs) / len(costs) for name in names},
         "rollouts_by_purpose": {
-            name: sum(c["rollouts_by_purpose"].get(name, 0) for c in costs) / len(costs)
+            name: sum(cost["rollouts_by_purpose"].get(name, 0) for cost in costs) / len(costs)
             for name in purposes
         },
     }
@@ -277,15 +256,16 @@ def _mean_cost(costs: Sequence[Row]) -> Row:
 def _scores(
     suite: SuiteConfig,
     cells: Sequence[Cell],
-    found: Mapping[Cell, Evaluations],
+    evaluations: Mapping[Cell, Evaluations],
     baseline: Sequence[Cell],
 ) -> Row:
     """Return held-out figures over the finished seeds; None and {} if there are none."""
-    after, before = _samples(cells, found), _samples(cells, found, "before")
+    after = _samples(cells, evaluations)
+    before = _samples(cells, evaluations, "before")
     # A run that took over an instruction was not evaluated under the suite's own.
     takes_over = bool(cells) and cells[0].row.takes_instruction
-    plain = None if takes_over else _samples(cells, found, "plain", "after")
-    apart = None if takes_over else _samples(cells, found, "plain")
+    plain = None if takes_over else _samples(cells, evaluations, "plain", "after")
+    apart = None if takes_over else _samples(cells, evaluations, "plain")
     score = after and after.focused(suite.focus)
     scores: Row = {
         "score": _mean(score),
@@ -303,9 +283,9 @@ def _scores(
     for name, samples in (("", after), ("plain_", apart), ("before_", before)):
         scores[f"{name}by_stratum"] = samples.by_stratum() if samples else {}
     scores |= _quadrants(suite, cells)
-    if takes_over and (greedy := scores["quadrants"].get("trained_plain")):
-        scores["plain"], scores["plain_interval"] = greedy["greedy"].values()
-    return {**scores, **_against(suite, cells, found, baseline)}
+    if takes_over and (plain_scores := scores["quadrants"].get("trained_plain")):
+        scores["plain"], scores["plain_interval"] = plain_scores["greedy"].values()
+    return {**scores, **_against(suite, cells, evaluations, baseline)}
 
 
 def _quadrants(suite: SuiteConfig, cells: Sequence[Cell]) -> Row:
@@ -313,39 +293,38 @@ def _quadrants(suite: SuiteConfig, cells: Sequence[Cell]) -> Row:
 
     {} of both if the suite does not want them, or a seed has none.
     """
-    found = [cell.quadrants() for cell in cells if cell.row.has_quadrants]
-    scored = [one for one in found if one is not None]
-    if not scored or len(scored) < len(cells):
+    read = [cell.quadrants() for cell in cells] if suite.quadrant_samples else []
+    by_seed = [quadrants for quadrants in read if quadrants is not None]
+    if not by_seed or len(by_seed) < len(cells):
         return {"quadrants": {}, "divergence": {}}
+    focus = suite.focus or ""
+    kept = [[i for i, name in enumerate(q.strata) if name.startswith(focus)] for q in by_seed]
+
+    def of_focus(values: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        return [[row[i] for i in at] for row, at in zip(values, kept, strict=True)]
 
     def spread(values: Sequence[Sequence[float]]) -> Row:
         """Return mean and interval of a value a question, seed by seed."""
         samples = Samples(
             np.array(values, dtype=float),
-            np.array([[q.questions[i] for i in at] for q, at in zip(scored, kept, strict=True)]),
-            np.array([[q.strata[i] for i in at] for q, at in zip(scored, kept, strict=True)]),
+            np.array(of_focus([quadrants.questions for quadrants in by_seed])),
+            np.array(of_focus([quadrants.strata for quadrants in by_seed])),
         )
         return {"mean": float(samples.rewards.mean()), "interval": interval(samples)}
 
-    focus = suite.focus or ""
-    kept = [[i for i, name in enumerate(q.strata) if name.startswith(focus)] for q in scored]
-
-    def of_focus(values: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        return [[mine[i] for i in at] for mine, at in zip(values, kept, strict=True)]
-
     quadrants = {
         quadrant: {
-            decoding: spread(of_focus([q.rewards[quadrant][decoding] for q in scored]))
+            decoding: spread(of_focus([q.rewards[quadrant][decoding] for q in by_seed]))
             for decoding in DECODINGS
         }
         for quadrant in QUADRANTS
     }
     divergence = {
         prompt: spread(
-            [per_question(mine) for mine in of_focus([q.divergences[prompt] for q in scored])]
+            [per_question(row) for row in of_focus([q.divergences[prompt] for q in by_seed])]
         )
         for prompt in PROMPTS
-        if all(q.trained for q in scored)
+        if all(q.trained for q in by_seed)
     }
     return {"quadrants": quadrants, "divergence": divergence}
 
@@ -357,17 +336,17 @@ def _mean(samples: Samples | None) -> float | None:
 def _against(
     suite: SuiteConfig,
     cells: Sequence[Cell],
-    found: Mapping[Cell, Evaluations],
+    evaluations: Mapping[Cell, Evaluations],
     baseline: Sequence[Cell],
 ) -> Row:
     """Return the gain over the baseline on the seeds that both have finished."""
     nothing: Row = {"gain": None, "gain_interval": None, "probability_of_improvement": None}
     if not cells or cells[0].row.entry.key == slug(suite.baseline):
         return nothing
-    theirs_by_seed = {cell.row.seed: cell for cell in baseline}
-    both = [cell for cell in cells if cell.row.seed in theirs_by_seed]
-    ours = _samples(both, found)
-    theirs = _samples([theirs_by_seed[cell.row.seed] for cell in both], found)
+    baseline_by_seed = {cell.row.seed: cell for cell in baseline}
+    both = [cell for cell in cells if cell.row.seed in baseline_by_seed]
+    ours = _samples(both, evaluations)
+    theirs = _samples([baseline_by_seed[cell.row.seed] for cell in both], evaluations)
     if ours is None or theirs is None:
         return nothing
     ours, theirs = ours.focused(suite.focus), theirs.focused(suite.focus)
@@ -388,23 +367,23 @@ def _verdict(summary: Mapping[str, Any]) -> str:
     others = [row for row in rows.values() if row.get("gain") is not None]
     if baseline["score"] is None or not others:
         return "No comparison yet: too few runs are finished."
-    ours = [row for row in others if row["group"] == "ours"]
-    shown = ours or [max(others, key=lambda row: row["gain"])]
+    ours = [row for row in others if row["group"] == "ours"][:_COMPARED]
+    compared = ours or [max(others, key=lambda row: row["gain"])]
     shares = summary["measure"] == EXACT_MATCH
-    clauses = [_gained(row, baseline["label"], shares) for row in shown]
-    paired = {len(row["by_seed"].keys() & baseline["by_seed"].keys()) for row in shown}
-    over = " to ".join(map(str, sorted({min(paired), max(paired)})))
+    clauses = [_gained(row, baseline["label"], shares) for row in compared]
+    paired = {len(row["by_seed"].keys() & baseline["by_seed"].keys()) for row in compared}
+    seeds = " to ".join(map(str, sorted({min(paired), max(paired)})))
     what = summary["measure"]
     if summary["focus"]:
         what += f" on the strata {summary['focus']}…"
     return (
-        f"{'; '.join(clauses)}: held-out {what} over {over} seed{'s' * (over != '1')}, at a "
+        f"{'; '.join(clauses)}: held-out {what} over {seeds} seed{'s' * (seeds != '1')}, at a "
         f"budget of {summary['budget']:,} policy rollouts."
     )
 
 
 def _gained(row: Row, baseline: str, shares: bool) -> str:
-    """Say what a method gained: "INSPO ends 64.9 points (95 %: 59.2 to 70.4) above Search-R1"."""
+    """Say what a row gained: "INSPO ends 64.9 points (95 %: 59.2 to 70.4) above Search-R1"."""
 
     def size(value: float, sign: str = "") -> str:
         text = f"{value * 100:{sign}.1f}" if shares else f"{value:{sign}.3f}"

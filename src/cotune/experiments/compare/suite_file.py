@@ -4,17 +4,17 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from cotune.config.overrides import with_overrides
 from cotune.config.run_file import read_fields
 from cotune.errors import ConfigError
-from cotune.methods.registry import BUILT_IN, added, method_of
+from cotune.methods.registry import BUILT_IN, added
 from cotune.utils.validation import Model, TextOrFields, describe
 
-_COMPUTE = re.compile(r"none|\d+(\.\d+)?x")
+_COMPUTE = re.compile(r"\d+(\.\d+)?x")
 _SLUG = re.compile(r"[^a-z0-9.+]+")
 
 
@@ -56,14 +56,6 @@ Changes = Annotated[dict[str, Any], BeforeValidator(expanded)]
 """Fields of a run file, nested or by dotted paths."""
 
 
-def _searches(kind: str) -> str:
-    """Accept the methods that evolve the instruction and nothing else."""
-    found = [k for k in (*BUILT_IN, *added()) if method_of(k).evolves == ("instruction",)]
-    if kind not in found:
-        raise ValueError(f"optimizer is {kind!r}; expected one of {', '.join(found)}")
-    return kind
-
-
 class MethodEntry(TextOrFields):
     """One row of the table."""
 
@@ -72,22 +64,16 @@ class MethodEntry(TextOrFields):
     name: str = ""
     """The row's label in tables; the method's own by default."""
     set: Changes = Field(default_factory=dict[str, Any])
-    """Fields that replace the suite's in every stage of the method."""
-    compute: str | None = None
-    """The rollouts it may use, as a multiple of the budget ("1x", "2x"), or "none"; null: the method's."""
+    """Fields that replace the suite's in every stage of the method, `strategy.…` among them."""
+    compute: str = "1x"
+    """The rollouts it may use, as a multiple of the budget: "2x"."""
     share: float = Field(default=0.25, gt=0, lt=1)
     """The share of the budget for the prompt stages of a staged method."""
-    optimizer: Annotated[str, AfterValidator(_searches)] = "inspo"
-    """The strategy of the prompt stages of a staged method, with the policy frozen."""
-    instruction_from: str = "inspo"
-    """carried and hindsight: the row whose best instruction they take."""
-    policy_from: str = "search-r1"
-    """carried: the row whose policy is evaluated under it; or a Hugging Face name or a folder."""
 
     @model_validator(mode="after")
     def _compute_is_a_multiple(self) -> "MethodEntry":
-        if self.compute is not None and not _COMPUTE.fullmatch(self.compute):
-            raise ValueError(f'compute is {self.compute!r}; expected "none", "1x" or "2x"')
+        if not _COMPUTE.fullmatch(self.compute):
+            raise ValueError(f'compute is {self.compute!r}; expected "1x" or "2x"')
         if not self.key:
             raise ValueError(f"name is {self.name!r}; expected one with a letter a-z or a digit")
         return self
@@ -121,12 +107,9 @@ class SuiteConfig(Model):
     seed_fields: tuple[str, ...] = ()
     """Other fields that are set to the seed: environment.seed for other questions with each seed."""
     budget: int = Field(ge=1)
-    """Policy rollouts (training, verification and evolution) of a method of compute class 1x."""
+    """Policy rollouts (training, verification and evolution) of a row of compute class 1x."""
     tolerance: float = Field(default=0.05, ge=0, lt=1)
-    """The allowed deviation from the compute class, as a share."""
-    unequal: Literal["refuse", "flag"] = "refuse"
-    """What to do with a method that used more or fewer rollouts: leave its scores out and say why, or
-    show and flag them."""
+    """The share by which a row's rollouts may differ from its compute class."""
     baseline: str
     """The row that gains are measured against."""
     focus: str | None = None

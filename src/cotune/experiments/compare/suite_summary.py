@@ -20,12 +20,10 @@ KIND = "suite"
 """The `kind` of a suite's summary.json."""
 
 GROUPS: Mapping[Group, str] = {
-    "inference": "Inference only",
     "trained": "Trained",
     "prompt": "Prompt only",
     "staged": "Staged",
     "ours": "Ours",
-    "ablation": "Ablations",
 }
 """The groups of methods in the order of the tables, with their headings."""
 
@@ -68,8 +66,8 @@ class SuiteMethod(_Read):
     Attributes:
         name, label: its key in the suite file, and its name in tables.
         group: one of `GROUPS`.
-        compute: its compute class: "1x", "2x", "none".
-        status: one of `STATUSES`; `problem` says why it is not "ok", `note` is a footnote.
+        compute: its compute class: "1x", "2x".
+        status: one of `STATUSES`; `problem` says why it is not "ok".
         score: held-out score after training, under the best instruction; over the suite's `focus`,
             `score_all` over all questions. Likewise `plain`, under the initial instruction, and
             `before`, before training. `interval` and `…_interval` are their 95 % intervals.
@@ -94,7 +92,6 @@ class SuiteMethod(_Read):
     compute: str
     status: Status
     problem: str
-    note: str
     score: float | None
     interval: Ends | None
     by_seed: dict[str, float]
@@ -134,10 +131,6 @@ class SuiteMethod(_Read):
     def scored_twice(self) -> bool:
         """True if it ended with an instruction of its own and was also scored without it."""
         return bool(self.plain_by_stratum) or self.plain_all not in (None, self.score_all)
-
-    def sampled(self, prompt: str) -> Spread | None:
-        """Return avg@k of the trained weights under a prompt, "plain" or "prompted"."""
-        return self.quadrants.get(f"trained_{prompt}", {}).get("sampled")
 
     def standing(self, seeds: int) -> str:
         """Return `trouble`, with the number of finished seeds if some of `seeds` are missing."""
@@ -245,11 +238,6 @@ class SuiteSummary(_Read):
     def ordered(self) -> list[SuiteMethod]:
         """The methods in the order of the tables."""
         return [method for _, _, methods in self.grouped for method in methods]
-
-    @property
-    def notes(self) -> list[str]:
-        """The methods' footnotes, each once, in the order of the tables."""
-        return list(dict.fromkeys(method.note for method in self.ordered if method.note))
 
     @property
     def purposes(self) -> list[str]:

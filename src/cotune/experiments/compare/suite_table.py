@@ -1,23 +1,18 @@
-"""A suite's tables: for the console, and the main one as Markdown."""
+"""A suite's tables for the console."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from cotune.experiments.compare.suite_summary import Ends, SuiteMethod, SuiteSummary
+from cotune.experiments.compare.suite_summary import Ends, SuiteSummary
 from cotune.experiments.evaluate.quadrants import QUADRANTS
 from cotune.utils.tables import plain_table
 from cotune.utils.text import one_line
 
 _NONE = "–"
-_MARKDOWN = str.maketrans(
-    {sign: f"\\{sign}" for sign in "\\`*_[]|"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
-)
-
-_Column = tuple[str, Callable[[SuiteMethod], str]]
 
 
 class _Numbers:
@@ -26,17 +21,18 @@ class _Numbers:
     def __init__(self, shares: bool) -> None:
         self._shares = shares
 
-    def score(self, value: float | None, sign: str = "") -> str:
+    def score(self, value: float | None, ends: Ends | None = None, sign: str = "") -> str:
+        """Write a score, with its interval in brackets if there is one."""
         if value is None:
             return _NONE
         text = f"{value * 100:{sign}.1f}" if self._shares else f"{value:{sign}.3f}"
-        return text if self._shares and not sign else text.replace("-", "−")
+        text = text if self._shares and not sign else text.replace("-", "−")
+        return text if ends is None else f"{text} ({self._ends(ends)})"
 
-    def ends(self, ends: Ends | None) -> str:
-        if ends is None:
-            return _NONE
-        told = [f"{end * 100:.0f}" if self._shares else f"{end:.3f}" for end in ends]
-        return ("–" if self._shares and ends[0] >= 0 else " to ").join(told).replace("-", "−")
+    def _ends(self, ends: Ends) -> str:
+        texts = [f"{end * 100:.0f}" if self._shares else f"{end:.3f}" for end in ends]
+        between = "–" if self._shares and ends[0] >= 0 else " to "
+        return between.join(texts).replace("-", "−")
 
 
 def suite_tables(summary: Mapping[str, Any]) -> list[Table]:
@@ -49,7 +45,7 @@ def suite_tables(summary: Mapping[str, Any]) -> list[Table]:
         ConfigError: it is not a suite's.
     """
     suite = SuiteSummary.of(summary)
-    tables = [_main_table(suite)]
+    tables = [_scores(suite)]
     if any(method.quadrants for method in suite.methods):
         tables.append(_quadrants(suite))
     if suite.stratum_names or any(method.before is not None for method in suite.methods):
@@ -57,13 +53,13 @@ def suite_tables(summary: Mapping[str, Any]) -> list[Table]:
     return [*tables, _cost(suite)]
 
 
-def _main_table(suite: SuiteSummary) -> Table:
+def _scores(suite: SuiteSummary) -> Table:
     """Return one row per method, grouped, with what went wrong."""
+    numbers, baseline = _Numbers(suite.shares), suite.baseline_method
     title = [f"{suite.name}: held-out {suite.what}{', per cent' if suite.shares else ''}"]
-    if suite.n:
-        title.append(f"{suite.n:,} questions")
-    title.append(f"{len(suite.seeds)} seed{'s' * (len(suite.seeds) != 1)}")
-    title.append(f"gains over {suite.baseline_method.label}")
+    title += [f"{suite.n:,} questions"] if suite.n else []
+    title += [f"{len(suite.seeds)} seed{'s' * (len(suite.seeds) != 1)}"]
+    title += [f"gains over {baseline.label}"]
     table = Table(
         title=Text(one_line(", ".join(title))),
         title_justify="left",
@@ -72,22 +68,44 @@ def _main_table(suite: SuiteSummary) -> Table:
         show_edge=False,
         pad_edge=False,
     )
-    columns = _columns(suite, _Numbers(suite.shares), narrow=True)
     table.add_column("method")
-    for name, _ in columns:
-        table.add_column(Text(one_line(name)), justify="right")
+    for heading in ("score, 95 %", "gain, 95 %", "P(impr.)", "plain", "paid"):
+        table.add_column(heading, justify="right")
     for _, heading, methods in suite.grouped:
         table.add_row(Text(one_line(heading), style="dim"))
         for method in methods:
-            told = Text(f"  {one_line(method.label)}")
+            name = Text(f"  {one_line(method.label)}")
             if method.trouble:
-                standing = one_line(method.standing(len(suite.seeds)))
-                told.append(f" ({standing})", style="yellow")
-            table.add_row(told, *(show(method) for _, show in columns))
+                name.append(f" ({one_line(method.standing(len(suite.seeds)))})", style="yellow")
+            gain = chance = ""
+            if method is not baseline and method.gain is not None:
+                gain = numbers.score(method.gain, method.gain_interval, "+")
+            if method is not baseline and method.probability_of_improvement is not None:
+                chance = f"{method.probability_of_improvement:.2f}"
+            paid = _NONE if method.rollouts is None else f"{method.rollouts:,.0f}"
+            table.add_row(
+                name,
+                numbers.score(method.score, method.interval),
+                gain,
+                chance,
+                numbers.score(method.plain),
+                f"{method.compute} {paid}",
+            )
     if troubles := _troubles(suite):
         table.caption = Text("\n".join(troubles), style="yellow")
         table.caption_justify = "left"
     return table
+
+
+def _troubles(suite: SuiteSummary) -> list[str]:
+    """Return what a reader must know first: missing runs, and unequal compute."""
+    missing = [suite.missing] if suite.missing else []
+    others = [
+        f"{method.label} ({method.trouble}): {method.problem}"
+        for method in suite.methods
+        if method.trouble and (not method.missing or method.status == "unequal")
+    ]
+    return [one_line(text) for text in [*missing, *others]]
 
 
 def _by_stratum(suite: SuiteSummary) -> Table:
@@ -96,7 +114,7 @@ def _by_stratum(suite: SuiteSummary) -> Table:
     strata = [name for name in suite.stratum_names if name.startswith(focus)]
     columns = ["all", *([f"{focus}…"] if focus else []), *(s.removeprefix(focus) for s in strata)]
     title = f"Held-out {suite.measure}; plain: under the initial instruction"
-    table = _plain_table(title, columns)
+    table = _table(title, columns)
     for method in suite.ordered:
         rows = [
             ("  before", method.before_all, method.before, method.before_by_stratum),
@@ -119,14 +137,14 @@ def _quadrants(suite: SuiteSummary) -> Table:
     """Return each method's scores by weights and instruction, greedy and sampled."""
     numbers, average = _Numbers(suite.shares), f"avg@{suite.quadrant_samples}"
     columns = ["untrained", "untrained, prompted", "plain", "prompted", "KL"]
-    table = _plain_table(f"Weights and instruction: {suite.what}", columns)
+    table = _table(f"Weights and instruction: {suite.what}", columns)
     for method in filter(lambda method: method.quadrants, suite.ordered):
         table.add_row(Text(one_line(method.label)))
-        for decoding, told in (("greedy", "  greedy"), ("sampled", f"  {average}")):
-            found = [method.quadrants[quadrant][decoding] for quadrant in QUADRANTS]
-            cells = [f"{numbers.score(s.mean)} ({numbers.ends(s.interval)})" for s in found]
+        for decoding, name in (("greedy", "  greedy"), ("sampled", f"  {average}")):
+            spreads = [method.quadrants[quadrant][decoding] for quadrant in QUADRANTS]
             kl = method.divergence.get("prompted") if decoding == "sampled" else None
-            table.add_row(told, *cells, f"{kl.mean:.2g}" if kl else "")
+            cells = [numbers.score(spread.mean, spread.interval) for spread in spreads]
+            table.add_row(name, *cells, f"{kl.mean:.2g}" if kl else "")
     return table
 
 
@@ -136,7 +154,7 @@ def _cost(suite: SuiteSummary) -> Table:
     seeds = ", mean over seeds" if len(suite.seeds) > 1 else ""
     columns = [*suite.purposes, "evaluation", "generated tokens", "LLM calls"]
     columns += [*(["US dollars"] if money else []), "seconds"]
-    table = _plain_table(f"Cost{seeds}", columns)
+    table = _table(f"Cost{seeds}", columns)
     for method in filter(lambda method: method.finished, suite.ordered):
         counts = [method.rollouts_by_purpose.get(name, 0) for name in suite.purposes]
         counts += [method.evaluation_rollouts, method.generated_tokens, method.llm_calls]
@@ -146,10 +164,10 @@ def _cost(suite: SuiteSummary) -> Table:
     return table
 
 
-def _plain_table(title: str, columns: Sequence[str]) -> Table:
+def _table(title: str, columns: Sequence[str]) -> Table:
     """Return a table without a frame: a column of names, then numbers."""
-    named = [Text(one_line(column), overflow="fold") for column in columns]
-    return plain_table(Text(one_line(title)), [""], named)
+    headings = [Text(one_line(column), overflow="fold") for column in columns]
+    return plain_table(Text(one_line(title)), [""], headings)
 
 
 def best_prompts(summary: Mapping[str, Any]) -> list[str]:
@@ -167,118 +185,3 @@ def best_prompts(summary: Mapping[str, Any]) -> list[str]:
         lines.append(one_line(f"best hints ({best.label}), with their mean reward on dev:"))
         lines += [f"  {hint.mean_dev_score:.2f}  {one_line(hint.text)}" for hint in best.hints]
     return lines
-
-
-def suite_markdown(summary: Mapping[str, Any]) -> str:
-    """Return the main table in Markdown, scores with three digits; problems and notes as a list.
-
-    Args:
-        summary: content of the suite's summary.json.
-
-    Raises:
-        ConfigError: it is not a suite's.
-    """
-    suite = SuiteSummary.of(summary)
-    columns = _columns(suite, _Numbers(shares=False))
-    lines = [
-        _row(["method", *(_escaped(name) for name, _ in columns)]),
-        _row(["---", *("---:" for _ in columns)]),
-    ]
-    for _, heading, methods in suite.grouped:
-        lines.append(_row([f"*{_escaped(heading)}*", *("" for _ in columns)]))
-        for method in methods:
-            name = _escaped(method.label)
-            standing = method.standing(len(suite.seeds))
-            name += f" ({_escaped(standing)})" if standing else ""
-            name += f" [{suite.notes.index(method.note) + 1}]" if method.note else ""
-            lines.append(_row([name, *(show(method) for _, show in columns)]))
-    below = [f"- {_escaped(trouble)}" for trouble in _troubles(suite)]
-    below += [f"- [{i}] {_escaped(note)}" for i, note in enumerate(suite.notes, 1)]
-    return "\n".join([*lines, *(["", *below] if below else [])])
-
-
-def _columns(suite: SuiteSummary, numbers: _Numbers, *, narrow: bool = False) -> list[_Column]:
-    """Return heading and cell of each column after the method's name.
-
-    Args:
-        narrow: intervals and compute classes join their numbers; seeds and strata are left out.
-    """
-    seeds, baseline = [str(seed) for seed in suite.seeds], suite.baseline_method
-
-    def with_ends(score: str, ends: Ends | None) -> str:
-        return f"{score} ({numbers.ends(ends)})" if ends else score
-
-    def gain(method: SuiteMethod) -> str:
-        if method.gain is None or method is baseline:
-            return ""
-        return with_ends(numbers.score(method.gain, "+"), method.gain_interval)
-
-    def improvement(method: SuiteMethod) -> str:
-        chance = method.probability_of_improvement
-        return "" if chance is None or method is baseline else f"{chance:.2f}"
-
-    def paid(method: SuiteMethod) -> str:
-        return _NONE if method.rollouts is None else f"{method.rollouts:,.0f}"
-
-    def sampled(prompt: str) -> Callable[[SuiteMethod], str]:
-        def cell(method: SuiteMethod) -> str:
-            found = method.sampled(prompt)
-            return _NONE if found is None else with_ends(numbers.score(found.mean), found.interval)
-
-        return cell
-
-    def divergence(method: SuiteMethod) -> str:
-        found = method.divergence
-        return " / ".join(f"{kl.mean:.2g}" for kl in found.values()) if found else _NONE
-
-    def stratum(name: str) -> _Column:
-        return name, lambda m: numbers.score(m.by_stratum.get(name))
-
-    columns: list[_Column]
-    if narrow:
-        columns = [("score, 95 %", lambda m: with_ends(numbers.score(m.score), m.interval))]
-    else:
-        columns = [
-            (suite.what, lambda m: numbers.score(m.score)),
-            ("95 %", lambda m: numbers.ends(m.interval)),
-        ]
-    scored = not narrow and any(method.quadrants for method in suite.methods)
-    average = f"avg@{suite.quadrant_samples}"
-    if scored:
-        columns.append((f"{average}, 95 %", sampled("prompted")))
-    if len(seeds) > 1 and not narrow:
-        by_seed = f"seeds {', '.join(seeds)}"
-        scores = lambda m: " / ".join(numbers.score(m.by_seed.get(s)) for s in seeds)  # noqa: E731
-        columns.append((by_seed, scores))
-    if not narrow:
-        columns += [stratum(name) for name in suite.stratum_names]
-    named = "gain" if narrow else f"gain over {baseline.label}"
-    columns.append((f"{named}, 95 %", gain))
-    columns.append(("P(impr.)" if narrow else "P(improvement)", improvement))
-    columns.append(("plain", lambda m: numbers.score(m.plain)))
-    if scored:
-        columns.append((f"plain {average}, 95 %", sampled("plain")))
-        columns.append(("KL, plain / prompted", divergence))
-    if narrow:
-        return [*columns, ("paid", lambda m: f"{m.compute} {paid(m)}")]
-    return [*columns, ("compute", lambda m: m.compute), ("paid", paid)]
-
-
-def _troubles(suite: SuiteSummary) -> list[str]:
-    """Return what a reader must know first: missing runs, and unequal compute."""
-    missing = [suite.missing] if suite.missing else []
-    others = [
-        f"{method.label} ({method.trouble}): {method.problem}"
-        for method in suite.methods
-        if method.trouble and (not method.missing or method.status == "unequal")
-    ]
-    return [one_line(text) for text in [*missing, *others]]
-
-
-def _escaped(text: str) -> str:
-    """Return text on one line with Markdown's signs escaped."""
-    return one_line(text).translate(_MARKDOWN)
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -90,9 +90,9 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     configured = {key: label(value) for key, value in run.config.items()}
     times = [row["time"] for row in (*run.events, *run.metrics)]
     facts = [
-        ("Method", named.get("baseline") or configured.get("strategy")),
+        ("Method", configured.get("strategy")),
         ("Environment", configured.get("environment")),
-        ("Model", named.get("model") or configured.get("policy")),
+        ("Model", configured.get("policy")),
         ("Proposer", named.get("llm")),
         ("Seed", configured.get("seed")),
         ("Steps", str(run.steps or "")),

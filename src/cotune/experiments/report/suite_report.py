@@ -23,14 +23,11 @@ from cotune.experiments.report.suite_curves import MEASURES, MethodCurves, folde
 
 _STRATA_IN_TABLE = 4
 _STYLES = {
-    "inference": "s5",
     "trained": "s0",
     "prompt": "s4",
     "staged": "s3",
     "ours": "s1",
-    "ablation": "s2",
 }
-_SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 Column = tuple[Cell, Callable[[SuiteMethod], Cell]]
 """The heading of a column, and each method's cell."""
 
@@ -118,9 +115,8 @@ def _table(suite: SuiteSummary, corner: str, columns: Sequence[Column]) -> dict[
 
 
 def _row_name(suite: SuiteSummary, method: SuiteMethod) -> Cell:
-    note = str(suite.notes.index(method.note) + 1).translate(_SUPERSCRIPT) if method.note else ""
     tags = ["baseline"] * (method.name == suite.baseline) + [method.trouble] * bool(method.trouble)
-    return Cell(method.label + note, tag=", ".join(tags))
+    return Cell(method.label, tag=", ".join(tags))
 
 
 def _result_columns(suite: SuiteSummary, scores: Scores) -> list[Column]:
