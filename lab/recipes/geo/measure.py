@@ -17,7 +17,7 @@ def way_of(trajectory: Trajectory) -> str:
     if not called:
         return WAYS[2]
     query = rest.partition("</search>")[0]
-    return WAYS[len(query.split()) > 5]
+    return WAYS[" of " in query]  # the question is about the "population of Oslo"
 
 
 def environment(seed: int, test: int) -> GeoEnvironment:
