@@ -41,9 +41,9 @@ FILTERED = FilteredDistillation(kind="filtered", weight=0.5)
 class LastStage(StaticStrategy):
     """All rollouts are under the hint and trained without it; successes have a teacher."""
 
-    def __init__(self, instruction: str, least: float = 0.5) -> None:
+    def __init__(self, instruction: str) -> None:
         super().__init__(instruction)
-        self._hinted, self._least = Prompt(instruction, GEO_HINT), least
+        self._hinted = Prompt(instruction, GEO_HINT)
 
     @property
     def distillation(self) -> AnyDistillation:
@@ -56,7 +56,7 @@ class LastStage(StaticStrategy):
         return [replace(a, sampled=self._hinted, teacher=self._hinted) for a in plain]
 
     def taught(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        return successes_teach(trajectories, self._least)
+        return successes_teach(trajectories)
 
 
 class Spy(TrainerCallback):
@@ -126,7 +126,11 @@ def test_loss_and_gradient_are_the_loops(changes: dict[str, Any], tmp_path: Path
 
 
 def test_without_a_teachers_rollouts_it_is_grpo(tmp_path: Path) -> None:
-    spy = trained(tmp_path, lambda instruction: LastStage(instruction, least=2.0))
+    class Untaught(LastStage):
+        def taught(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+            return [replace(t, teacher_prompt_ids=()) for t in trajectories]
+
+    spy = trained(tmp_path, Untaught)
     for got, expected in spy.pairs:
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
     (row,) = spy.run.folder.read_metrics()
