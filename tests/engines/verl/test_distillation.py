@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.verl.runs import LADDER, cotune, events, rows, run_file
+from tests.engines.verl.runs import GEO, cotune, events, rows, run_file
 
 pytestmark = pytest.mark.verl
 
@@ -18,7 +18,7 @@ def test_the_trained_prompt_has_no_hint(tmp_path: Path) -> None:
     dump = tmp_path / "trained"
     path = run_file(
         tmp_path,
-        LADDER,
+        GEO | {"environment": {"kind": "geo", "train": 16, "validation": 8, "test": 8}},
         strategy=strategy,
         steps=3,
         engine_args={"trainer.rollout_data_dir": str(dump)},

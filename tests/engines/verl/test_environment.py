@@ -17,7 +17,7 @@ def test_verl_is_installed_as_cotune_requires_it_and_trl_is_not() -> None:
         assert requirement.specifier.contains(version(requirement.name)), str(requirement)
     assert installed("trl") is None
     assert together() is None
-    assert [finding for finding in doctor.engines() if not finding.ok] == []
+    assert not any(isinstance(found, Exception) for found in doctor.engines())
 
 
 def test_what_the_engine_rides_on_can_be_imported() -> None:
