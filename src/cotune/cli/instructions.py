@@ -2,16 +2,13 @@
 
 import json
 import sys
-from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
 
 from cotune.errors import ConfigError
 from cotune.run.best import read_best
@@ -19,11 +16,9 @@ from cotune.run.lineage import InstructionRow, best_instruction, instruction_row
 from cotune.run.run_dir import RunDir
 from cotune.utils.text import one_line, printable
 
-_TREE_CHARS = 40
-
 
 def show_instructions(folder: Path, console: Console) -> None:
-    """Print the instructions of a run as a table, their lineage as a tree, and their texts.
+    """Print the instructions of a run as a table, and their texts.
 
     Raises:
         ConfigError: not a run folder, or one without instructions so far.
@@ -33,9 +28,6 @@ def show_instructions(folder: Path, console: Console) -> None:
     if (kept := read_best(RunDir.open(folder).best_path)) is not None:
         console.print()
         console.print(one_line(kept.statement()), markup=False, highlight=False)
-    for tree in lineage_trees(rows):
-        console.print()
-        console.print(tree, highlight=False)
     for row in rows:
         console.print()
         console.print(f"{_name(row)}: {one_line(row.text)}", markup=False, highlight=False)
@@ -85,7 +77,7 @@ def instruction_table(rows: list[InstructionRow]) -> Table:
             f"{row.observed_rollouts:,}",
             _number(row.score),
             _number(row.parent_score),
-            "" if row.pruned is None else str(row.pruned),
+            _pruned(row),
         )
         style = "bold" if row.best else ("dim" if row.pruned is not None else "")
         table.add_row(*(Text(one_line(cell)) for cell in cells), style=style)
@@ -101,28 +93,10 @@ def instruction_table(rows: list[InstructionRow]) -> Table:
     return table
 
 
-def lineage_trees(rows: list[InstructionRow]) -> list[Tree]:
-    """Return one tree per root, with each instruction below the one it was derived from."""
-    known = {row.id for row in rows}
-    children: defaultdict[str | None, list[InstructionRow]] = defaultdict(list)
-    for row in rows:
-        children[row.parent if row.parent in known else None].append(row)
-
-    def grow(tree: Tree, above: InstructionRow) -> Tree:
-        for row in children[above.id]:
-            grow(tree.add(_leaf(row)), row)
-        return tree
-
-    return [grow(Tree(_leaf(row)), row) for row in children[None]]
-
-
-def _leaf(row: InstructionRow) -> str:
-    text = one_line(row.text)
-    shown = escape(text if len(text) <= _TREE_CHARS else f"{text[:_TREE_CHARS]}…")
-    facts = escape(f"{one_line(row.origin)}, step {row.born}")
-    if row.pruned is not None:
-        facts += f", pruned at {row.pruned}" + ("" if row.observed_rollouts else ", never drawn")
-    return f"[bold]{escape(_name(row))}[/] [dim]({facts})[/] {shown}"
+def _pruned(row: InstructionRow) -> str:
+    if row.pruned is None:
+        return ""
+    return f"{row.pruned}" if row.observed_rollouts else f"{row.pruned}, never drawn"
 
 
 def _name(row: InstructionRow) -> str:

@@ -84,19 +84,10 @@ def without_too_long(
     kept: dict[str, list[Task]] = {}
     for split in SPLITS:
         tasks = environment.tasks(split)
-        fits: set[str] = set()
-        shortest = min(tasks, key=_bytes, default=None)
-        # Messages of another kind may hold more than the task's question and context.
-        if shortest is not None and type(environment).messages is TaskEnvironment.messages:
-            known = prompt_length(environment, codec, shortest, instruction, strategy)
-            # A token is at least a byte, so most tasks need not be tokenized.
-            room = (limit - known.needed) // (2 if known.needed > known.tokens else 1)
-            fits = {task.id for task in tasks if _bytes(task) <= room}
         kept[split] = [
             task
             for task in tasks
-            if task.id in fits
-            or prompt_length(environment, codec, task, instruction, strategy).needed <= limit
+            if prompt_length(environment, codec, task, instruction, strategy).needed <= limit
         ]
         if left := len(tasks) - len(kept[split]):
             warn(

@@ -50,23 +50,12 @@ from cotune.utils.field_yaml import FieldDumper
 from cotune.utils.text import command_on, hide_secrets
 
 SCHEMA_VERSION = 1
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if there is libyaml
 _INSTRUCTION_KEYS = (
     "id", "parent", "text", "origin", "born", "critique", "score", "parent_score", "shown",
 )  # fmt: skip
-_DEEPEST = 3000  # levels that libyaml can nest for certain
 _ROW_KEYS = frozenset({"time", "attempt", "step"})
 _PURPOSE = re.compile(r"[a-z][a-z_]*")
 _TRAJECTORY_FILE = re.compile(r"([a-z][a-z_]*)-(\d{6,})\.jsonl")
-
-
-def _loaded(text: str) -> object:
-    if sum(map(text.count, ("[", "{", "- ", "? "))) > _DEEPEST:
-        return yaml.safe_load(text)  # libyaml would overflow the stack of a process
-    try:
-        return yaml.load(text, _LOADER)
-    except yaml.YAMLError:  # libyaml refuses half a UTF-16 pair, which an instruction can hold
-        return yaml.safe_load(text)
 
 
 def trajectory_row(trajectory: Trajectory) -> Row:
@@ -277,7 +266,7 @@ class RunDir:
                 f"{self.path} is not a run folder: {found}; give the `output` folder of a run"
             )
         try:
-            config = _loaded(path.read_text(encoding="utf-8"))
+            config = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             reason = hide_secrets(" ".join(str(error).split()))
             raise ConfigError(f"{path} is not YAML ({reason}); restore the file") from error
