@@ -176,7 +176,6 @@ def evaluate(
     policy: options.WhichPolicy = "best",
     quadrants: options.Quadrants = False,
     since: options.Since = None,
-    initial_of: options.InitialOf = None,
     as_json: options.AsJSON = False,
     output: options.OutputFile = None,
     set_: Overrides = None,
@@ -192,18 +191,15 @@ def evaluate(
     from cotune.cli.trust import check_trusted
     from cotune.experiments.evaluate.evaluating import parse_options
 
-    if not quadrants and (since is not None or initial_of):
-        given = "--initial-of" if since is None else "--since"
-        raise ConfigError(f"{given} was given without --quadrants; remove it, or add --quadrants")
+    if not quadrants and since is not None:
+        raise ConfigError("--since was given without --quadrants; remove it, or add --quadrants")
     asked = parse_options(
         split=split, benchmarks=benchmark or (), samples=samples or ("4" if quadrants else "0"),
         temperature=temperature, metrics=metric or (), limit=limit, policy=policy,
     )  # fmt: skip
     check_trusted(run_folder, trust)
     if quadrants:
-        evaluate_quadrants(
-            run_folder, _console(), asked, since, initial_of or (), as_json, output, set_ or ()
-        )
+        evaluate_quadrants(run_folder, _console(), asked, since, as_json, output, set_ or ())
         return
     evaluate_(run_folder, _console(), asked, as_json=as_json, output=output, assignments=set_ or ())
 

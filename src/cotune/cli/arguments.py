@@ -105,14 +105,6 @@ Since = Annotated[
         "Its initial policy and instruction are the ones to compare with.",
     ),
 ]
-InitialOf = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="RUN",
-        help="With --quadrants: take the initial policy's scores from this run's quadrants, if it started "
-        "from the same policy and was scored in the same way. Can be repeated.",
-    ),
-]
 AsJSON = Annotated[
     bool, typer.Option("--json", metavar="", help="Print only the figures, as JSON.")
 ]

@@ -60,7 +60,6 @@ def evaluate_quadrants(
     console: Console,
     options: "EvaluationOptions",
     since: Path | None,
-    initial_of: Sequence[Path],
     as_json: bool,
     output: Path | None,
     assignments: Sequence[str],
@@ -71,7 +70,6 @@ def evaluate_quadrants(
 
     Args:
         since: the folder of the first run, if several runs continued one another; None for a single run.
-        initial_of: folders of runs whose quadrants may have the initial policy's scores.
     """
     from cotune.experiments.evaluate.quadrant_evaluation import check_options, evaluate_quadrants
     from cotune.experiments.evaluate.quadrant_table import show
@@ -90,8 +88,7 @@ def evaluate_quadrants(
     shown = Console(quiet=True) if as_json else console
     with step_progress(shown):
         begin("reading the questions")
-        others = [RunDir.open(folder) for folder in initial_of]
-        quadrants = evaluate_quadrants(config, run, options, first, others)
+        quadrants = evaluate_quadrants(config, run, options, first)
     earlier, scored = _earlier(run.path), len(quadrants.questions)
     # A suite, which scores all questions of a split, must find them again.
     kept = options.limit is not None and earlier is not None and len(earlier.questions) > scored

@@ -89,11 +89,10 @@ def test_sampled_beside_greedy(geo: RunConfig, evaluate: Evaluate, tmp_path: Pat
     assert (found["schema_version"], found["temperature"]) == (1, 0.7)
     (result,) = found["sets"]
     best = figures(result, "best")
-    names = ["greedy", "avg@3", "pass@1", "pass@2", "pass@3"]
+    names = ["greedy", "avg@3", "pass@3"]
     assert list(best) == [("reward", name) for name in names]
     means = [best["reward", name]["mean"] for name in names[1:]]
-    assert means[0] == pytest.approx(means[1])
-    assert means[1:] == sorted(means[1:])
+    assert means[0] <= means[1]
     assert {f["n"] for f in result["figures"]} == {3}
     # A column's draws depend on nothing but the seed.
     again = evaluate(geo, *arguments, "--policy", "initial")
@@ -189,7 +188,7 @@ def test_auto_samples_on_few_questions(arithmetic: RunConfig, evaluate: Evaluate
     (result,) = evaluate(arithmetic, "--samples", "auto", "--limit", 2)["sets"]
     assert result["samples"] == 16
     statistics = [statistic for _, statistic in figures(result, "best")]
-    assert statistics == ["greedy", "avg@16", *(f"pass@{k}" for k in (1, 2, 4, 8, 16))]
+    assert statistics == ["greedy", "avg@16", "pass@16"]
 
 
 def test_a_math_benchmark_on_a_run_that_boxes_nothing_says_so(
@@ -232,7 +231,7 @@ def test_tables(
     first = [line.partition(" │")[0].strip() for line in lines[3:-1]]
     strata = ["1 hop (1)", "2 hops (1)", "3 hops (1)"]
     assert first == [
-        "exact match, per cent", "greedy", *strata, "avg@2", *strata, "pass@1", "pass@2",
+        "exact match, per cent", "greedy", *strata, "avg@2", *strata, "pass@2",
         "F1, per cent", "greedy", *strata, "avg@2", *strata,
     ]  # fmt: skip
     assert lines[-1] == (

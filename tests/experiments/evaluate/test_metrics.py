@@ -1,6 +1,4 @@
-"""Metrics by hand, and pass@k against every subset that it stands for."""
-
-from itertools import combinations
+"""Metrics by hand."""
 
 import pytest
 
@@ -9,47 +7,11 @@ from cotune.experiments.evaluate.metrics import (
     figure,
     mean_interval,
     metric_functions,
-    pass_at_k,
-    pass_sizes,
     sampled_figures,
 )
 from cotune.rewards import f1_hotpot, f1_squad
 from cotune.run.scores import wilson
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
-
-
-@pytest.mark.parametrize("n", [1, 2, 5, 6])
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(n: int) -> None:
-    for c in range(n + 1):
-        right = [i < c for i in range(n)]
-        for k in range(1, n + 1):
-            subsets = list(combinations(right, k))
-            share = sum(map(any, subsets)) / len(subsets)
-            assert pass_at_k(n, c, k) == pytest.approx(share, abs=1e-12), (c, k)
-
-
-def test_pass_at_k_of_many_samples() -> None:
-    # 1 - (199/200 · 198/199 · … · 100/101)
-    assert pass_at_k(200, 1, 100) == pytest.approx(0.5)
-    assert pass_at_k(200, 0, 100) == 0
-    assert pass_at_k(200, 101, 100) == 1
-
-
-@pytest.mark.parametrize(
-    ("n", "c", "k", "said"),
-    [(4, 5, 1, "c is 5"), (4, -1, 1, "c is -1"), (4, 1, 0, "k is 0"), (4, 1, 5, "k is 5")],
-)
-def test_what_pass_at_k_refuses(n: int, c: int, k: int, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        pass_at_k(n, c, k)
-
-
-def test_pass_sizes() -> None:
-    assert [pass_sizes(k) for k in (1, 2, 3, 4, 16)] == [
-        [1], [1, 2], [1, 2, 3], [1, 2, 4], [1, 2, 4, 8, 16],
-    ]  # fmt: skip
-    with pytest.raises(ValueError, match="k is 0"):
-        pass_sizes(0)
 
 
 def test_intervals_count_questions_and_not_samples() -> None:
@@ -86,10 +48,10 @@ def means(figures: list[Figure]) -> dict[str, float]:
 def test_figures_of_samples() -> None:
     samples = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]
     found = means(sampled_figures("reward", "exact match", samples, ["x", "y"]))
-    assert found == pytest.approx({"avg@4": 0.625, "pass@1": 0.625, "pass@2": 0.75, "pass@4": 1})
+    assert found == pytest.approx({"avg@4": 0.625, "pass@4": 1})
     # What is right in part has not passed; what is right and more has.
     partly = means(sampled_figures("reward", "mean reward", [[0.9, 0.0], [1.2, 0.2]], ["", ""]))
-    assert partly == pytest.approx({"avg@2": 0.575, "pass@1": 0.25, "pass@2": 0.5})
+    assert partly == pytest.approx({"avg@2": 0.575, "pass@2": 0.5})
     assert means(sampled_figures("f1", "F1", samples, ["", ""])) == {"avg@4": 0.625}
 
 

@@ -205,31 +205,6 @@ def test_a_run_that_went_on_from_another_is_compared_with_its_beginning(
     assert found.divergence["plain"].mean > 1e-4
 
 
-def test_the_initial_policys_scores_are_taken_from_a_run_that_began_alike(
-    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = ("--quadrants", "--limit", "3", "--samples", "1")
-    _, first = evaluate(run, monkeypatch, *arguments)
-    frozen = {**GEO, "training": {"frozen": True}}
-    alike = finished(tmp_path / "alike", frozen, "Search for the whole question.")
-    _, alone = evaluate(alike, monkeypatch, *arguments)
-    taken_from = (*arguments, "--initial-of", str(run.output))
-    _, found = evaluate(alike, monkeypatch, *taken_from)
-    assert first is not None
-    assert alone is not None
-    assert found is not None
-    assert (alone.rollouts, found.rollouts) == (2 * 3 * 2, 3 * 2)
-    assert found.rewards == alone.rewards
-    assert found.rewards["initial_plain"] == first.rewards["initial_plain"]
-    # Not from one with other draws, nor if other questions are scored.
-    apart = finished(tmp_path / "apart", {**frozen, "seed": 5}, "Search for the whole question.")
-    _, other = evaluate(apart, monkeypatch, *taken_from)
-    _, more = evaluate(alike, monkeypatch, *taken_from, "--limit", "4")
-    assert other is not None
-    assert more is not None
-    assert (other.rollouts, more.rollouts) == (2 * 3 * 2, 2 * 4 * 2)
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

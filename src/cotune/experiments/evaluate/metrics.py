@@ -1,6 +1,5 @@
 """Metrics of an evaluation: the value of a rollout, and figures over several rollouts per question."""
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,33 +21,6 @@ METRICS: Mapping[str, str] = {
 
 PASSES_AT = 1.0
 """The lowest value at which a sample counts as right in pass@k."""
-
-
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the chance that one of k samples is right, estimated from n samples of a question.
-
-    1 - C(n - c, k) / C(n, k), where c of the n are right: unbiased (Chen et al. 2021, arXiv
-    2107.03374, Eq. 1). Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
-
-    >>> pass_at_k(4, 1, 2)
-    0.5
-    """
-    if not 0 <= c <= n:
-        raise ValueError(f"c is {c} of n = {n}; expected between 0 and n")
-    if not 1 <= k <= n:
-        raise ValueError(f"k is {k} of n = {n}; expected between 1 and n")
-    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
-
-
-def pass_sizes(k: int) -> list[int]:
-    """Return 1, 2, 4, … up to k, and k itself.
-
-    >>> pass_sizes(6)
-    [1, 2, 4, 6]
-    """
-    if k < 1:
-        raise ValueError(f"k is {k}; expected 1 or more")
-    return sorted({2**i for i in range(k.bit_length())} | {k})
 
 
 @dataclass(frozen=True)
@@ -117,19 +89,17 @@ def mean_interval(values: Sequence[float], *, bounded: bool = False) -> tuple[fl
 def sampled_figures(
     metric: str, title: str, samples: Sequence[Sequence[float]], strata: Sequence[str]
 ) -> list[Figure]:
-    """Return avg@k of k samples per question, and pass@1, 2, 4, … k.
+    """Return avg@k of k samples per question, and pass@k: the questions that one of them answers.
 
     A sample passes if its value reaches `PASSES_AT`. F1 has no pass@k, since part of an answer
     is not an answer.
     """
     k = len(samples[0])
-    means = [fmean(values) for values in samples]
-    found = [figure(metric, title, f"avg@{k}", means, strata)]
-    for size in () if metric == "f1" else pass_sizes(k):
-        right = [sum(value >= PASSES_AT for value in values) for values in samples]
-        passed = [pass_at_k(k, c, size) for c in right]
-        found.append(figure(metric, title, f"pass@{size}", passed, strata))
-    return found
+    figures = [figure(metric, title, f"avg@{k}", [fmean(values) for values in samples], strata)]
+    if metric != "f1":
+        passed = [float(max(values) >= PASSES_AT) for values in samples]
+        figures.append(figure(metric, title, f"pass@{k}", passed, strata))
+    return figures
 
 
 Values = Callable[[Sequence[Trajectory]], list[float]]

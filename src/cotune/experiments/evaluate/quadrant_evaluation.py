@@ -1,6 +1,6 @@
 """Roll out a run's quadrants: {initial, trained weights} × {initial, best instruction}."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -8,7 +8,7 @@ from typing import Any, cast
 from cotune.config.build import initial_instruction, run_environment
 from cotune.config.resuming import recorded_config
 from cotune.config.run_checks import check_prompts
-from cotune.config.run_file import RunConfig, dump_config
+from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.evaluating import (
     EvaluationOptions,
@@ -20,7 +20,6 @@ from cotune.experiments.evaluate.evaluating import (
 from cotune.experiments.evaluate.quadrants import (
     Quadrants,
     hash_of_best,
-    read_quadrants,
     relative,
 )
 from cotune.experiments.evaluate.question_sets import QuestionSet, question_sets
@@ -29,18 +28,6 @@ from cotune.rollout.coordinator import Coordinator
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import measure_of
 from cotune.types import Prompt, Trajectory
-
-_NOT_READ = (
-    "name",
-    "output",
-    "strategy",
-    "llm",
-    "instruction",
-    "training",
-    "evaluation",
-    "logging",
-)
-"""Fields of a run file that the initial policy's scores do not depend on; but see `_conditions`."""
 
 
 def check_options(options: EvaluationOptions) -> None:
@@ -65,7 +52,6 @@ def evaluate_quadrants(
     run: RunDir,
     options: EvaluationOptions,
     since: RunDir | None = None,
-    others: Sequence[RunDir] = (),
 ) -> Quadrants:
     """Score both policies of a run under both instructions, greedily and sampled; write nothing.
 
@@ -78,8 +64,6 @@ def evaluate_quadrants(
         options: its split, samples, temperature and limit apply.
         since: the first of several runs that each continued the one before: its policy and instruction
             are the initial ones. None is this run.
-        others: runs with quadrants; the initial policy's rewards are taken from those that started from the
-            same policy and were scored in the same way. Questions in the user's own files are not compared.
 
     Raises:
         ConfigError: there is no best policy, the questions are not available, or a prompt is too
@@ -110,23 +94,15 @@ def evaluate_quadrants(
     temperature = options.temperature or config.training.temperature
     measure = measure_of(environment, questions.rewards)
     ids = tuple(task.id for task in questions.tasks)
-    rewards = {
-        ("initial", prompt): found
-        for other in others
-        for prompt, found in _initial_rewards(
-            other, _conditions(config, first), (questions.name, measure, k, temperature, ids)
-        ).items()
+    rollouts = {
+        (name, prompt): _Rollouts(policy, questions, prompt, k)
+        for name, policy in policies.items()
+        for prompt in dict.fromkeys(prompts.values())
     }
-    known: dict[tuple[str, Prompt], _Rollouts] = {}
-    for name, policy in policies.items():
-        for prompt in prompts.values():
-            if (name, prompt) not in rewards:
-                known[name, prompt] = _Rollouts(policy, questions, prompt, k)
-                rewards[name, prompt] = known[name, prompt].rewards
     divergences: dict[Prompt, list[tuple[float, int]]] = {}
     for prompt in dict.fromkeys(prompts.values()) if trained else ():
-        rollouts = known["trained", prompt].first
-        divergences[prompt] = _divergences(policies, rollouts, temperature)
+        first = rollouts["trained", prompt].first
+        divergences[prompt] = _divergences(policies, first, temperature)
     return Quadrants.measured(
         split=questions.name,
         measure=measure,
@@ -138,50 +114,18 @@ def evaluate_quadrants(
         questions=ids,
         strata=[task.stratum for task in questions.tasks],
         rewards={
-            f"{weights}_{name}": rewards[weights if weights in policies else "initial", prompt]
+            f"{weights}_{name}": rollouts[
+                weights if weights in policies else "initial", prompt
+            ].rewards
             for weights in ("initial", "trained")
             for name, prompt in prompts.items()
         },
         divergences={name: divergences[p] for name, p in prompts.items() if p in divergences},
         since="" if since is None else relative(since.path, run.path),
-        rollouts=sum(found.rollouts for found in known.values()),
-        generated_tokens=sum(found.tokens for found in known.values()),
+        rollouts=sum(each.rollouts for each in rollouts.values()),
+        generated_tokens=sum(each.tokens for each in rollouts.values()),
         of=hash_of_best(run.path),
     )
-
-
-def _conditions(config: RunConfig, first: RunConfig) -> dict[str, Any]:
-    """Return what the scores of the policy that `first` began with depend on, in a run of `config`."""
-    raw, training = dump_config(config), config.training
-    return {
-        **{name: value for name, value in raw.items() if name not in _NOT_READ},
-        "policy": dump_config(first)["policy"],
-        "instruction": {**raw["instruction"], "text": None},  # its position
-        "training": (training.precision, training.rows_per_call),
-    }
-
-
-def _initial_rewards(
-    run: RunDir, conditions: Mapping[str, Any], scored: tuple[object, ...]
-) -> dict[Prompt, Mapping[str, Sequence[float]]]:
-    """Return the initial policy's rewards by prompt from another run's quadrants; {} if conditions differ.
-
-    Args:
-        run: the other run's folder.
-        conditions: see `_conditions`.
-        scored: split, measure, samples, temperature and questions of the quadrants.
-    """
-    if (found := read_quadrants(run.path)) is None:
-        return {}
-    config = recorded_config(run)
-    first = recorded_config(RunDir.open(run.path / found.since)) if found.since else config
-    theirs = (found.split, found.measure, found.samples, found.temperature, found.questions)
-    if theirs != scored or _conditions(config, first) != conditions:
-        return {}
-    return {
-        Prompt(found.initial): found.rewards["initial_plain"],
-        Prompt(found.best): found.rewards["initial_prompted"],
-    }
 
 
 def _policy(
