@@ -17,6 +17,7 @@ from cotune.policy.codec import HFCodec
 from cotune.types import Distillation, Limits, Task, Trajectory
 from tests.engines.trl.setup import start
 from tests.engines.trl.test_distillation import Mixed, Spy
+from tests.environments.test_verifiers import ARGS, TASKSET
 from tests.policy.bigram import bigram_policy, save
 from tests.run_files import tiny, write
 
@@ -73,34 +74,6 @@ class Adder:
 
     def get_reward(self):
         return self.calls / 4
-'''
-LOADER = '''
-import verifiers as vf
-from datasets import Dataset
-
-
-def add(a: int, b: int) -> int:
-    """Adds.
-
-    Args:
-        a: one.
-        b: two.
-    """
-    return a + b
-
-
-def load_environment(count):
-    rows = [{"question": f"3 + 4? ({i})", "answer": "seven"} for i in range(count)]
-
-    def right(completion, answer):
-        return float(completion[-1].content == answer)
-
-    return vf.ToolEnv(
-        dataset=Dataset.from_list(rows),
-        tools=[add],
-        system_prompt="Add up.",
-        rubric=vf.Rubric(funcs=[right]),
-    )
 '''
 
 
@@ -195,25 +168,29 @@ def test_an_environment_written_for_trl_is_trained_without_data(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_an_environment_of_verifiers_is_trained(tmp_path: Path) -> None:
-    pytest.importorskip("verifiers")
-    (tmp_path / "loader.py").write_text(LOADER)
+def test_an_environment_of_verifiers_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("verifiers.v1")
+    taskset = TASKSET.replace("answer=str(2 * i)", 'answer="seven"')
+    (tmp_path / "vf_v1_sevens_test.py").write_text(taskset)
+    monkeypatch.syspath_prepend(tmp_path)
     environment = {
         "kind": "verifiers",
-        "environment": f"{tmp_path / 'loader.py'}:load_environment",
-        "args": {"count": 20},
+        "environment": "vf-v1-sevens-test",
+        "args": ARGS,
         "validation": 2,
         "test": 2,
     }
 
     rows = trained(tmp_path, environment=environment, dataset=None, rewards=[])
 
-    for row in rows:
-        assert row["reward"] == float(row["answer"] == "seven")
-        assert row["reward_parts"]["right"] == row["reward"]
-        called = sum(t["text"].count("<tool_call>") for t in row["turns"])
-        assert row["reward_parts"]["total_tool_calls"] == called
-    assert "\n7\n" in {turn["observation"] for row in rows for turn in row["turns"]}
+    ended = [row for row in rows if row["stop"] == "answered"]
+    assert ended
+    for row in ended:
+        assert row["reward"] == 2.0 * (row["answer"] == "seven")
+        assert row["reward_parts"] == {"right": row["reward"], "turns": len(row["turns"])}
+    assert "\n6\n" in {turn["observation"] for row in rows for turn in row["turns"]}
 
 
 class Alternating(ToolEnvironment):
