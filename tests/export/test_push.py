@@ -85,14 +85,14 @@ def test_an_adapter_needs_a_base_that_others_have(hub: Hub, tmp_path: Path) -> N
     assert not [name for name, content in found.items() if str(tmp_path).encode() in content]
 
 
-def test_weights_of_another_upload_are_replaced(hub: Hub, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["model-00001-of-00002.safetensors", "adapter_config.json"])
+def test_weights_of_another_upload_are_not_joined(file: str, hub: Hub, tmp_path: Path) -> None:
     run, _ = whole(tmp_path)
-    old = ("model-00001-of-00002.safetensors", "adapter_config.json", "notes.md")
-    hub.repositories["me/old"] = Repository(files=dict.fromkeys(old, b"old"))
-    push(run.path, "me/old")
-    found = hub.repositories["me/old"].files
-    assert found.keys() & set(old) == {"notes.md"}
-    assert found["model.safetensors"] == (run.best_path / "model.safetensors").read_bytes()
+    files = {file: b"old", "README.md": b"old"}
+    hub.repositories["me/old"] = Repository(files=dict(files))
+    with pytest.raises(ConfigError, match=rf"holds {file}, weights that"):
+        push(run.path, "me/old")
+    assert hub.repositories["me/old"].files == files
 
 
 @pytest.mark.parametrize("name", ["", "agent", "me/", "me/a b", "me/../x", "a/b/c", "me/x.git"])

@@ -11,9 +11,11 @@ from cotune.export.model_card import hub_id
 from cotune.utils.files import link_or_copy
 from cotune.utils.text import one_line
 
+_WEIGHTS = (".safetensors", ".index.json", ".bin", "adapter_config.json")
+
 
 def push(folder: Path, repo_id: str, format: str | None = None, private: bool = False) -> str:
-    """Upload the export of a finished run, and nothing else, to a model repository, in place of weights there.
+    """Upload the export of a finished run, and nothing else, to a model repository.
 
     Create the repository if it does not exist. The token is that of HF_TOKEN or of `hf auth login`.
 
@@ -26,7 +28,7 @@ def push(folder: Path, repo_id: str, format: str | None = None, private: bool = 
         The address of the repository.
 
     Raises:
-        ConfigError: see `export`; an invalid repository name, no token, no access, no network.
+        ConfigError: see `export`; an invalid repository name, other weights there, no token, no access, no network.
     """
     from huggingface_hub import get_token
 
@@ -67,7 +69,7 @@ def _check_name(repo_id: str) -> None:
 
 
 def _upload(staged: Path, repo_id: str, private: bool) -> str:
-    """Make the repository's weights those of a folder, in one commit; return its address."""
+    """Upload a folder in one commit; return the repository's address."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -82,17 +84,16 @@ def _upload(staged: Path, repo_id: str, private: bool) -> str:
                 f"{repo_id} exists and is public, which --private does not change; make it private in its "
                 "settings, or give another name"
             )
+        exported = {path.relative_to(staged).as_posix() for path in staged.rglob("*")}
+        for file in api.model_info(repo_id).siblings or ():
+            if file.rfilename not in exported and file.rfilename.endswith(_WEIGHTS):
+                # A loader would mix them with this policy's.
+                raise ConfigError(
+                    f"{repo_id} holds {file.rfilename}, weights that are not part of this export; remove "
+                    "them there, or give another repository"
+                )
         api.upload_folder(
-            repo_id=repo_id,
-            folder_path=staged,
-            commit_message="Upload by cotune push",
-            # A loader would mix weights of an earlier upload with these.
-            delete_patterns=[
-                "*.safetensors",
-                "*.safetensors.index.json",
-                "*.bin",
-                "adapter_config.json",
-            ],
+            repo_id=repo_id, folder_path=staged, commit_message="Upload by cotune push"
         )
     except (OfflineModeIsEnabled, transport_error, OSError) as error:
         told = getattr(error, "server_message", None) or str(error) or type(error).__name__
