@@ -1,5 +1,6 @@
 """The tokens of prompts: what `limits.prompt_tokens` must be, and the questions that exceed it."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import nlargest
@@ -11,6 +12,7 @@ from cotune.protocols import Codec, Environment
 from cotune.types import Prompt, Task
 
 _CANDIDATES = 16  # tasks of a split that may have the longest prompt
+_PIECE = re.compile(r"[A-Za-z]{1,8}|\S")  # about a token: digits and other scripts have more
 _PER_MESSAGE = 16  # tokens that a chat template adds to a message, generously
 
 
@@ -64,7 +66,7 @@ def longest_prompt(
     tasks = [
         task
         for split in splits
-        for task in nlargest(_CANDIDATES, environment.tasks(split), key=_bytes)
+        for task in nlargest(_CANDIDATES, environment.tasks(split), key=_estimated_tokens)
     ]
     lengths = [prompt_length(environment, codec, task, instruction, strategy) for task in tasks]
     return max(lengths, key=lambda length: length.needed, default=None)
@@ -102,9 +104,9 @@ def _tokens(environment: Environment, codec: Codec, task: Task, instruction: str
     return len(codec.render(messages, environment.tools))
 
 
-def _bytes(task: Task) -> int:
-    """Return an upper bound on the tokens of a task's own texts."""
-    return sum(len(text.encode()) for text in _texts(task)) + _PER_MESSAGE * len(task.context)
+def _estimated_tokens(task: Task) -> int:
+    pieces = sum(len(_PIECE.findall(text)) for text in _texts(task))
+    return pieces + _PER_MESSAGE * len(task.context)
 
 
 def _texts(task: Task) -> list[str]:
