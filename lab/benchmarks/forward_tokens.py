@@ -1,6 +1,6 @@
 """Count the tokens that the policy and its teacher read in finished training runs, by what they were read for.
 
-    cotune compare lab/suites/distillation-ladder.yaml
+    cotune compare configs/suites/distillation-ladder.yaml   # at commit 7a51392c, which has teachers
     python benchmarks/forward_tokens.py runs/suites/distillation-ladder/*/seed-*/train
 
 Methods with equal rollouts differ in this: rollouts with a teacher are read again, by the policy and the teacher.
