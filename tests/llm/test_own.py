@@ -81,7 +81,7 @@ def test_what_may_be_a_key_is_not_shown(given: str) -> None:
 
 
 @pytest.mark.parametrize(("llm", "offline"), [
-    (None, "1"), ("mine.py:Mine", None), ({"kind": "local", "path": "owner/name"}, None)
+    (None, "1"), ("mine.py:Mine", None)
 ])  # fmt: skip
 def test_its_code_may_use_the_hub(tmp_path: Path, llm: object, offline: str | None) -> None:
     config = parse_config(tiny(tmp_path / "out", {"llm": llm}), "test")

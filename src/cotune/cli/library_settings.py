@@ -12,7 +12,6 @@ from cotune.environments.environment_options import (
     VerifiersOptions,
 )
 from cotune.llm.own import OwnLLMOptions
-from cotune.policy.local_llm import LocalOptions
 from cotune.policy.policy_files import is_local
 
 
@@ -38,11 +37,12 @@ def allow_hub() -> None:
 def _may_fetch(config: RunConfig) -> bool:
     """Return whether a run may need the Hugging Face hub for its policy, data or user code."""
     policy, dataset, options = config.policy.path, config.dataset, config.environment
-    local = is_local(policy)
     of_hub = dataset is not None and dataset.name is not None and not Path(dataset.name).is_dir()
     own = isinstance(options, ToolsOptions | TrlOptions | VerifiersOptions | PythonOptions)
-    llm = config.proposer
-    own = own or isinstance(llm, OwnLLMOptions)
-    if isinstance(llm, LocalOptions) and llm.path is not None:
-        local = local and is_local(llm.path)
-    return not local or of_hub or own or any(":" in reward.function for reward in config.rewards)
+    own = own or isinstance(config.proposer, OwnLLMOptions)
+    return (
+        not is_local(policy)
+        or of_hub
+        or own
+        or any(":" in reward.function for reward in config.rewards)
+    )

@@ -13,9 +13,6 @@ from cotune.errors import ConfigError
 from cotune.llm.bank import BankLLM, BankOptions
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient
 from cotune.llm.own import OwnLLMOptions, own_llm
-from cotune.policy.local_llm import LocalLLM, LocalOptions
-from cotune.policy.options import PolicyConfig
-from cotune.policy.precision import Precision
 from cotune.protocols import LLM, Codec, Environment
 from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.rewards.reward_options import RewardConfig
@@ -98,24 +95,16 @@ def build_rewards(rewards: Sequence[RewardConfig]) -> RewardFunctions | None:
     )
 
 
-def build_llm(
-    options: LLMConfig | None,
-    seed: int,
-    ledger: Ledger,
-    policy: PolicyConfig | None = None,
-    precision: Precision = "auto",
-) -> LLM:
+def build_llm(options: LLMConfig | None, seed: int, ledger: Ledger) -> LLM:
     """Return a metered LLM; without options, one that raises when called.
 
     A bank is not metered: no model is asked.
 
     Args:
         options: `RunConfig.proposer`.
-        seed: seed of the offline rules, of a bank in random order, of a local model's draws, and of an
-            object of the user's that has an attribute `seed`.
+        seed: seed of the offline rules, of a bank in random order, and of an object of the user's that
+            has an attribute `seed`.
         ledger: charged for every call.
-        policy: the run's, for a local model that is the policy itself.
-        precision: the run's, for a local model.
 
     Raises:
         ConfigError: the key is not set, or a bank or an object of the user's cannot be loaded.
@@ -126,10 +115,6 @@ def build_llm(
         return MeteredLLM(RulesLLM(seed), ledger, model="rules", identity=options.describe())
     if isinstance(options, BankOptions):
         return BankLLM(options, seed)
-    if isinstance(options, LocalOptions):
-        model = options.as_policy(policy or PolicyConfig())
-        own = LocalLLM(options, model, seed, precision)
-        return MeteredLLM(own, ledger, options.public_name, options.describe())
     if isinstance(options, OwnLLMOptions):
         own = own_llm(options)
         if hasattr(own, "seed"):

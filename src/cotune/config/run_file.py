@@ -40,7 +40,6 @@ from cotune.llm.client import OpenAIOptions
 from cotune.llm.own import OwnLLMOptions
 from cotune.methods.method import Method, MethodOptions, RunShape
 from cotune.methods.registry import BUILT_IN, GROUP, method_of
-from cotune.policy.local_llm import LocalOptions
 from cotune.policy.options import PolicyConfig
 from cotune.policy.precision import Precision
 from cotune.rewards.reward_options import RewardConfig
@@ -217,7 +216,7 @@ if TYPE_CHECKING:
 else:
     StrategyConfig = Annotated[_union(_CLASSES), WrapValidator(_validated), WrapSerializer(_dumped)]
 LLMConfig = Annotated[
-    RulesConfig | OpenAIOptions | BankOptions | LocalOptions | OwnLLMOptions,
+    RulesConfig | OpenAIOptions | BankOptions | OwnLLMOptions,
     Field(discriminator="kind"),
 ]
 ASKS_A_MODEL = (OpenAIOptions, OwnLLMOptions)

@@ -69,11 +69,7 @@ def run_parts(
         ),
         environment=environment,
         # The other ranks never ask the LLM, and making the user's own may load a model.
-        llm=NoLLM()
-        if world().rank
-        else build_llm(
-            config.proposer, config.seed, ledger, config.policy, config.training.precision
-        ),
+        llm=NoLLM() if world().rank else build_llm(config.proposer, config.seed, ledger),
         journal=journal,
         meter=ledger,
         limits=config.limits,

@@ -48,7 +48,6 @@ from cotune.errors import BudgetError, ConfigError, EngineError, LLMError
 from cotune.llm.bank import BankLLM, BankOptions
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
 from cotune.llm.own import OwnLLMOptions, check_own, imported
-from cotune.policy.local_llm import LocalOptions, as_llm, naming_llm
 from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import (
     cached_folder,
@@ -550,11 +549,6 @@ def llm(options: LLMConfig | None) -> str | None:
     if isinstance(options, BankOptions):
         BankLLM(options)
         return f"llm: {options.describe()}"
-    if isinstance(options, LocalOptions):
-        if options.path is None:
-            return f"llm: {options.describe()}"
-        with naming_llm():
-            return as_llm(policy(PolicyConfig(path=options.path)))
     if isinstance(options, OwnLLMOptions):
         imported(options)
         return f"llm: {options.object} can be imported"

@@ -28,7 +28,6 @@ from cotune.engines.estimate import (
 from cotune.errors import ConfigError
 from cotune.llm.client import OpenAIOptions
 from cotune.llm.own import OwnLLMOptions
-from cotune.policy.local_llm import LocalOptions
 from cotune.policy.update_rounding import rounding_notice
 from cotune.utils.progress import begin
 from cotune.utils.tables import plain_table
@@ -191,8 +190,6 @@ def _print_memory(
         f"Trained: {memory.trained:,} {of}parameters on {_count(layout.gpus, 'GPU')}; "
         f"{_spread(layout)}. CUDA and fragmentation take 1 to 2 GiB in addition."
     ]
-    if isinstance(config.proposer, LocalOptions):
-        lines.append("The LLM that proposes is loaded beside the policy.")
     if layout.share:
         lines.append(f"vLLM takes {layout.share:.0%} of each GPU while it samples.")
     card = GPUS[gpu].memory

@@ -15,7 +15,6 @@ from cotune.engines.estimate import Layout
 from cotune.engines.preflight import Check, Preflight
 from cotune.engines.verl.arguments import layout_of
 from cotune.errors import ConfigError
-from cotune.policy.local_llm import LocalOptions
 from cotune.run.journal import Journal
 from cotune.run.run_dir import RunDir
 from cotune.utils.packages import installed, not_fitting
@@ -105,11 +104,6 @@ def _arguments(config: RunConfig) -> None:
     from cotune.engines.verl.cluster import check_copy
 
     check_copy(config.output)
-    if isinstance(config.proposer, LocalOptions):
-        raise ConfigError(
-            "llm.kind is local, but with training.engine verl the GPUs belong to its workers; serve the model "
-            "(vllm serve MODEL) and set llm to {kind: openai, model: MODEL, base_url: …}"
-        )
     distillation = substitution(config.method.distillation(config.strategy))
     if installed("verl") is None or installed("hydra-core") is None:
         checked_arguments(config)
