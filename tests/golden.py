@@ -200,9 +200,10 @@ def train_run_file(name: str, folder: Path) -> dict[str, Any]:
 def train_own_trainer(name: str, folder: Path) -> dict[str, Any]:
     """Train with the example's own GRPOTrainer for three steps, and resume for two more."""
     script = REPOSITORY / "examples" / "own_trainer.py"
-    execute(script, "--steps", 3, "--output", folder)
-    execute(script, "--steps", 5, "--output", folder, "--resume")
-    return result_of(folder / "cotune", folder / "checkpoint-5")
+    output = folder / "own-trainer"
+    execute(script, "--steps", 3, "--output", output)
+    execute(script, "--steps", 5, "--output", output, "--resume")
+    return result_of(output / "cotune", output / "checkpoint-5")
 
 
 def train_verl(name: str, folder: Path) -> dict[str, Any]:

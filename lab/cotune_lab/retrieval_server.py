@@ -14,7 +14,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import bm25s
 import Stemmer
@@ -68,11 +68,11 @@ class Index:
     def _words(self, texts: Sequence[str]) -> list[list[str]]:
         plain = self._language == "none"
         # A new stemmer each time: one must not be used by two threads at once.
-        stemmer = None if plain else Stemmer.Stemmer(self._language)
-        stopwords = [] if plain else self._language
-        return bm25s.tokenize(
-            list(texts), stopwords=stopwords, stemmer=stemmer, return_ids=False, show_progress=False
-        )
+        options: dict[str, Any] = {"stopwords": []}
+        if not plain:
+            options = {"stopwords": self._language, "stemmer": Stemmer.Stemmer(self._language)}
+        words = bm25s.tokenize(list(texts), return_ids=False, show_progress=False, **options)
+        return cast("list[list[str]]", words)
 
 
 def _indexed(contents: str) -> str:

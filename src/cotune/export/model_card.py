@@ -171,6 +171,7 @@ def _front_matter(config: RunConfig, arm: Row, kind: Format, license: dict[str, 
         metric_value=round(arm["em"], 4),
     )
     adapter = kind == "adapter"
+    license_fields: dict[str, Any] = {"license": "unknown"} | license
     return ModelCardData(
         base_model=base or None,
         base_model_relation=("adapter" if adapter else "finetune") if base else None,
@@ -180,7 +181,7 @@ def _front_matter(config: RunConfig, arm: Row, kind: Format, license: dict[str, 
         datasets=[hub_data] if hub_data else None,
         model_name=re.sub(r"\W+", "-", config.name).strip("-") or "run",
         eval_results=[result],
-        **({"license": "unknown"} | license),
+        **license_fields,
     ).to_yaml()
 
 

@@ -202,8 +202,8 @@ def show_rollout(
         kept = written[:most_written], read[:most_read]
         room -= sum(map(len, kept))
         left = len(written) - len(kept[0]), len(read) - len(kept[1])
-        texts = kept if tokens else [[text] if text else [] for text in kept]
-        shown.append(ShownTurn(turn["action"], turn["error"], *texts, *left))
+        texts: list[Sequence[str]] = [text if tokens else [text] if text else [] for text in kept]
+        shown.append(ShownTurn(turn["action"], turn["error"], texts[0], texts[1], left[0], left[1]))
     unit = "tokens" if tokens else "characters"
     return Rollout(row, shown, len(row["turns"]) - len(shown), unit, change)
 

@@ -148,10 +148,11 @@ def results(run: RecordedRun) -> Table | None:
         return run.scores.cell(score, stored or interval)
 
     def change(name: str) -> Cell:
-        ends = [scores[key].get(name) for key in ("em_before", "em")]
-        if None in ends:
+        before = scores["em_before"].get(name)
+        after = scores["em"].get(name)
+        if before is None or after is None:
             return Cell()
-        gain = ends[1] - ends[0]  # pyright: ignore[reportOptionalOperand]
+        gain = after - before
         text = run.scores.cell(gain, change=True).text
         return Cell(text, css="up" if gain > 0 else "down" if gain < 0 else "")
 

@@ -86,12 +86,14 @@ def read_curves(folder: Path, method: SuiteMethod) -> MethodCurves:
                 missing.append(str(error))
                 break  # later stages would be at the wrong x
     by_seed = {seed: by_seed[seed] for seed in by_seed if seed in method.by_seed} or by_seed
-    curves = {measure: _mean_curve(list(by_seed.values()), measure) for measure in MEASURES}
+    mean_curves: dict[Measure, Curve | None] = {
+        measure: _mean_curve(list(by_seed.values()), measure) for measure in MEASURES
+    }
     texts = {
         seed: [s.instruction for s in stages if s.instruction] for seed, stages in by_seed.items()
     }
     return MethodCurves(
-        {measure: curve for measure, curve in curves.items() if curve is not None},
+        {measure: curve for measure, curve in mean_curves.items() if curve is not None},
         {seed: found[-1] for seed, found in texts.items() if found},
         missing,
     )
@@ -166,7 +168,9 @@ def average(
     grid = np.unique([x for line in lines for x, _ in line if low <= x <= high])
     if not grid.size:
         return [], []
-    values = np.stack([np.interp(grid, *zip(*line, strict=True)) for line in lines])
+    values = np.stack(
+        [np.interp(grid, [x for x, _ in line], [y for _, y in line]) for line in lines]
+    )
     columns = (grid, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
     xs, mean, lowest, highest = (column.tolist() for column in columns)
     return list(zip(xs, mean, strict=True)), list(zip(xs, lowest, highest, strict=True))
