@@ -1,10 +1,8 @@
 """Methods for a trainer of one's own: what is refused before anything is trained."""
 
-import inspect
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from inspect import get_annotations
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +11,6 @@ import pytest
 import cotune
 from cotune.engines.trl.library_api import TrainerMethod
 from cotune.engines.trl.library_run import LibraryRun
-from cotune.engines.trl.method_arguments import TrainerArguments
 from cotune.errors import ConfigError
 from cotune.methods.composed import InspoP2O
 from cotune.methods.gepa.gepa import Gepa
@@ -22,7 +19,6 @@ from cotune.methods.p2o.p2o import P2O
 from cotune.run.ledger import Ledger
 from cotune.testing import ScriptedLLM
 from tests.config.test_run_checks import environment
-from tests.docs.test_reference import load
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +72,6 @@ def test_a_reward_function_alone_is_a_list_of_one(given: Any, geo: cotune.GeoEnv
     rewards = cotune.Static(environment=geo, rewards=given).rewards
     assert rewards is not None
     assert rewards.names == ("half",)
-
-
-def test_type_checkers_know_every_argument() -> None:
-    generated = load("method_arguments")
-    said = "out of date; run python scripts/method_arguments.py"
-    assert generated.FILE.read_text(encoding="utf-8") == generated.module(), said
-    parameters = inspect.signature(TrainerMethod.__init__).parameters
-    shared = set(parameters) - {"self", "options", "option_fields"}
-    assert shared == set(get_annotations(TrainerArguments))
 
 
 def test_static_needs_the_tags_too(geo: cotune.GeoEnvironment) -> None:

@@ -17,7 +17,7 @@ GRPOTrainer. Nothing is written before training begins, and no environment varia
 
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cotune.config.run_checks import check_instruction
 from cotune.config.strategy import build_strategy
@@ -45,14 +45,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from trl import GRPOConfig
 
-    from cotune.engines.trl.method_arguments import (
-        ComposedArguments,
-        FstArguments,
-        GepaArguments,
-        InspoArguments,
-        P2OArguments,
-        StaticArguments,
-    )
     from cotune.engines.trl.trl_joint import TRLJoint
 
 Options = TypeVar("Options", bound=MethodOptions)
@@ -62,9 +54,25 @@ _WORLDS = (GeoEnvironment, LadderEnvironment)
 class TrainerMethod(Generic[Options]):
     """Base class of all methods: the parts of a run other than the trainer.
 
+    Args:
+        environment: supplies the tasks, answers actions and scores them.
+        llm: the optimizer LLM: any object with a `complete(prompt)` method, `OpenAIOptions` for an
+            OpenAI-compatible endpoint (then priced and held to its budget), or `BankOptions` for a
+            file of texts. None means the offline `RulesLLM` in a bundled world, and an error elsewhere.
+        options: the method's options; pass `options` or its fields, not both.
+        limits: the limits of an episode, in tokens and turns.
+        instruction: the initial instruction; None means the environment's.
+        seed: the seed for the order of tasks and for all sampling.
+        folder: the run folder; None means `cotune` in the trainer's `output_dir`.
+        rewards: a reward function in TRL's form, or several, each alone or with its weight; they
+            replace the environment's scoring. See `cotune.RewardFunctions`.
+
     Attributes:
         options: the method's options.
         llm: the optimizer LLM; None if the method uses none.
+
+    Raises:
+        ConfigError: an option or the instruction is invalid, or there is no LLM.
     """
 
     options_class: type[Options]
@@ -246,117 +254,50 @@ def _reward_functions(name: str, given: GivenRewards) -> RewardFunctions | None:
 class Static(TrainerMethod[StaticOptions]):
     """Train with GRPO under a static instruction: the baseline for every method.
 
-    Takes the arguments of `INSPO`; it has no options and uses no LLM.
-
-    Raises:
-        ConfigError: the instruction is invalid.
+    It has no options and asks no LLM.
     """
 
     options_class = StaticOptions
 
-    def __init__(self, **arguments: "Unpack[StaticArguments]") -> None:
-        super().__init__(**arguments)
-
 
 class INSPO(TrainerMethod[InspoOptions]):
-    """Co-evolve instruction and policy (INSPO, arXiv 2512.01945) with your own trainer.
-
-    Args:
-        environment: supplies the tasks, answers actions and scores them.
-        llm: the optimizer LLM: any object with a `complete(prompt)` method, `OpenAIOptions` for an
-            OpenAI-compatible endpoint (then priced and held to its budget), or `BankOptions` for a
-            file of texts. None means the offline `RulesLLM` in a bundled world, and an error elsewhere.
-        options: the method's options; pass `options` or its fields, not both.
-        limits: the limits of an episode, in tokens and turns.
-        instruction: the initial instruction; None means the environment's.
-        seed: the seed for the order of tasks and for all sampling.
-        folder: the run folder; None means `cotune` in the trainer's `output_dir`.
-        rewards: a reward function in TRL's form, or several, each alone or with its weight; they
-            replace the environment's scoring. See `cotune.RewardFunctions`.
-
-    Raises:
-        ConfigError: an option or the instruction is invalid, or there is no LLM.
-    """
+    """Co-evolve instruction and policy (INSPO, arXiv 2512.01945) with your own trainer."""
 
     options_class = InspoOptions
-
-    def __init__(self, **arguments: "Unpack[InspoArguments]") -> None:
-        super().__init__(**arguments)
 
 
 class GEPA(TrainerMethod[GepaOptions]):
     """Run GEPA on the instruction before the first step (arXiv 2507.19457), then train with GRPO.
 
-    The search spends its whole `budget` of rollouts at step 1, with the policy as it is then. Takes
-    the arguments of `INSPO`.
-
-    Args:
-        options: the method's options; pass `options` or its fields, not both.
-
-    Raises:
-        ConfigError: an option or the instruction is invalid, or there is no LLM.
+    The search spends its whole `budget` of rollouts at step 1, with the policy as it is then.
     """
 
     options_class = GepaOptions
-
-    def __init__(self, **arguments: "Unpack[GepaArguments]") -> None:
-        super().__init__(**arguments)
 
 
 class FST(TrainerMethod[FstOptions]):
     """Evolve a set of prompts between steps and spread each group over them (FST, arXiv 2605.12484).
 
-    Its authors' loss is CISPO: `GRPOConfig(loss_type="cispo", epsilon_high=5.0)`. Takes the arguments of
-    `INSPO`.
-
-    Args:
-        options: the method's options; pass `options` or its fields, not both.
-
-    Raises:
-        ConfigError: an option or the instruction is invalid, or there is no LLM.
+    Its authors' loss is CISPO: `GRPOConfig(loss_type="cispo", epsilon_high=5.0)`.
     """
 
     options_class = FstOptions
-
-    def __init__(self, **arguments: "Unpack[FstArguments]") -> None:
-        super().__init__(**arguments)
 
 
 class P2O(TrainerMethod[P2OOptions]):
     """Sample hard questions under hints, and distil the hints (P²O, arXiv 2603.21877).
 
     The instruction does not change. Train with `cotune.JointTrainer`, which takes GRPOTrainer's
-    arguments; a plain GRPOTrainer works with the default `distillation`, without a mask. Takes the
-    arguments of `INSPO`.
-
-    Args:
-        llm: as for `INSPO`; None means the offline `RulesLLM` in a bundled world, and an error elsewhere.
-        options: the method's options; pass `options` or its fields, not both.
-
-    Raises:
-        ConfigError: an option or the instruction is invalid, or there is no LLM.
+    arguments; a plain GRPOTrainer works with the default `distillation`, without a mask.
     """
 
     options_class = P2OOptions
-
-    def __init__(self, **arguments: "Unpack[P2OArguments]") -> None:
-        super().__init__(**arguments)
 
 
 class INSPOWithP2O(TrainerMethod[ComposedOptions]):
     """Combine INSPO and P²O: evolve instructions, and sample hard questions under hints.
 
-    Train with `cotune.JointTrainer`, as for `P2O`. Takes the arguments of `INSPO`.
-
-    Args:
-        options: both methods' options; pass `options` or its fields, not both:
-            `inspo`, `p2o`.
-
-    Raises:
-        ConfigError: an option or the instruction is invalid, or there is no LLM.
+    Train with `cotune.JointTrainer`, as for `P2O`.
     """
 
     options_class = ComposedOptions
-
-    def __init__(self, **arguments: "Unpack[ComposedArguments]") -> None:
-        super().__init__(**arguments)
