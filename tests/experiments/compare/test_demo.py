@@ -9,11 +9,11 @@ from rich.console import Console
 from cotune.config.run_file import RunConfig, dump_config
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.compare import cells, running
-from cotune.experiments.compare.progress import held
 from cotune.experiments.compare.running import demo
 from cotune.experiments.compare.stages import rows_of
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.compare.suite_table import best_prompts, suite_tables
+from cotune.run.locks import locked
 from cotune.run.run_dir import RunDir
 from cotune.utils import packages
 from tests.experiments.compare.folders import HALF, Processes, finish
@@ -60,19 +60,19 @@ def test_rows_differ_in_strategy_and_its_learning_rate_alone() -> None:
     assert "not evidence about pretrained models" in suite.caption
 
 
-def test_a_demo_is_a_suite_and_an_earlier_one_is_renamed(
+def test_a_demo_is_a_suite_and_is_shown_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processes, folder = Processes(monkeypatch, good), tmp_path / "demo"
     shown = run(folder)
     assert "policy rollouts each; proposals by offline rules" in shown
     assert f"report: {folder / 'report.html'}" in shown
-    assert (folder / "summary.json").is_file()
-    first = (folder / "summary.json").read_bytes()
-    assert f"the earlier demo is now in {tmp_path / 'demo-1'}" in run(folder)
-    assert (tmp_path / "demo-1/summary.json").read_bytes() == first
     rows = rows_of(*load_suite(SUITE))
     started = sum(len(row.method.stages) for row in rows)
+    assert len(processes.started) == started
+    assert shown.splitlines()[-1] == run(folder).splitlines()[-1]
+    assert len(processes.started) == started
+    run(folder, 1)
     assert len(processes.started) == 2 * started
 
 
@@ -104,7 +104,6 @@ def test_a_demo_that_was_stopped_is_resumed_by_the_same_command(
     commands = [words[0] for words in processes.started]
     assert commands.count("resume") == 1
     assert set(commands) <= {"resume", "train", "evaluate"}
-    assert not (tmp_path / "demo-1").exists()
 
 
 def test_a_demo_that_still_runs_is_left_alone(
@@ -113,7 +112,10 @@ def test_a_demo_that_still_runs_is_left_alone(
     Processes(monkeypatch, good)
     folder = tmp_path / "demo"
     run(folder)
-    with held(folder), pytest.raises(ConfigError, match="is being worked on by another"):
+    with (
+        locked(folder / "suite.lock", "is being worked on by another"),
+        pytest.raises(ConfigError, match="is being worked on by another"),
+    ):
         run(folder, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 

@@ -14,6 +14,7 @@ from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.compare import cells
 from cotune.experiments.compare.running import SuiteFailed, compare
+from cotune.experiments.report.suite_report import write_suite_report
 from cotune.run.json_files import read_jsonl
 from cotune.run.locks import is_locked
 from cotune.run.run_dir import RunDir, read_summary
@@ -111,6 +112,43 @@ def test_a_folder_that_holds_something_else_is_not_touched(
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
     with pytest.raises(ConfigError, match="is a file; choose another folder"):
         run(suite_file(tmp_path, output=str(tmp_path / "suite.yaml")))
+
+
+def test_a_running_suite_is_reported_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """INSPO fails at seed 0; at seed 1 it runs while the page is asked for."""
+    out, pages = tmp_path / "out", list[str]()
+
+    def outcome(config: RunConfig, words: Any) -> int:
+        if config.strategy.kind != "inspo":
+            return good(config)
+        if config.seed == 1:
+            pages.append(write_suite_report(out).read_text())
+        return 1
+
+    Processes(monkeypatch, outcome)
+    with pytest.raises(SuiteFailed):
+        run(suite_file(tmp_path, at_once=1, seeds=[0, 1, 2]))
+    assert (
+        "4 of 6 runs are missing: GRPO at seed 2 (not begun); INSPO at seed 0 (failed: " in pages[0]
+    )
+    assert "seed 1 (begun), seed 2 (not begun)." in pages[0]
+
+
+def test_no_key_of_a_run_file_gets_into_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Processes(monkeypatch, good)
+    misplaced = {"llm": {"api_key": "sk-misplaced"}}
+    with pytest.raises(ConfigError):
+        run(suite_file(tmp_path, methods=[{"method": "grpo", "set": misplaced}], seeds=[0]))
+    file = suite_file(tmp_path, methods=["grpo"], seeds=[0])
+    file.write_text(file.read_text().replace("base:", "base:\n  llm: {api_key: sk-misplaced}"))
+    run(file)  # of no use to GRPO, and so not looked at
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert files
+    assert not any(b"sk-misplaced" in path.read_bytes() for path in files)
 
 
 def test_two_do_not_work_on_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

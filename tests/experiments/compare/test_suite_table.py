@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cotune.errors import ConfigError
-from cotune.experiments.compare.progress import summary_so_far
+from cotune.experiments.compare.suite_summary import read_suite
 from cotune.experiments.compare.suite_table import suite_tables
 from tests.experiments.report.pages import printed
 from tests.experiments.report.suite_pages import method, stage, summary
@@ -69,7 +69,7 @@ def test_rewards_are_no_shares() -> None:
 def test_a_run_is_no_suite(tmp_path: Path) -> None:
     run = stage(tmp_path / "run", 2, (0.1, 0.2))
     with pytest.raises(ConfigError, match="holds no suite's summary"):
-        summary_so_far(run.path)
+        read_suite(run.path)
 
 
 def test_the_table_needs_no_template_engine() -> None:

@@ -22,7 +22,6 @@ from cotune.errors import ConfigError, CotuneError
 from cotune.experiments.compare.stages import Finished, SuiteRow
 from cotune.experiments.evaluate.quadrants import Quadrants, read_quadrants, relative
 from cotune.run.full_disk import nearly_full
-from cotune.run.journal import describe_event
 from cotune.run.json_files import read_jsonl, write_atomic
 from cotune.run.run_dir import RunDir
 from cotune.utils.field_yaml import FieldDumper
@@ -60,7 +59,7 @@ class Cell:
         self._process: subprocess.Popen[bytes] | None = None
         self._log = row.folder / "none"
         self._complete: Callable[[], bool] = lambda: True
-        self._progress: tuple[object, tuple[int, float | None, str]] = (None, (0, None, ""))
+        self._progress: tuple[object, tuple[int, float | None]] = (None, (0, None))
 
     @property
     def name(self) -> str:
@@ -80,17 +79,6 @@ class Cell:
                 self.state = State.DONE
         except _FAILURES as error:
             self.fail(in_one_line(error))
-
-    def read(self) -> None:
-        """Read the finished stages of a suite that is only reported, whatever the suite file says now."""
-        try:
-            for index in range(len(self.row.method.stages)):
-                if (finished := Finished.read(self.row.stage_folder(index))) is None:
-                    return
-                self.finished.append(finished)
-            self.state = State.DONE
-        except ConfigError as error:
-            self.fail(str(error))
 
     def proceed(self) -> None:
         """Check the process, if there is one; start what is missing next."""
@@ -121,26 +109,22 @@ class Cell:
         if self.state == State.RUNNING:
             self.state = State.WAITING
 
-    def progress(self) -> tuple[int, float | None, str]:
-        """Return the current stage's last step, the mean reward of the last three, and the last event."""
+    def progress(self) -> tuple[int, float | None]:
+        """Return the current stage's last step, and the mean reward of the last three."""
         if self.stage == len(self.row.method.stages):
-            return 0, None, ""
-        files = [self._folder / name for name in ("metrics.jsonl", "events.jsonl")]
-        sizes = (self._folder, *(file.stat().st_size if file.is_file() else 0 for file in files))
-        if sizes != self._progress[0]:  # asked every second; the logs may be long
-            rows, events = map(read_jsonl, files)
-            rewards = [
-                row["reward_mean"] for row in rows[-3:] if row.get("reward_mean") is not None
-            ]
-            texts = (describe_event(event["kind"], event) for event in reversed(events))
+            return 0, None
+        file = self._folder / "metrics.jsonl"
+        size = file.stat().st_size if file.is_file() else 0
+        if (file, size) != self._progress[0]:  # asked every second; the log may be long
+            rows = read_jsonl(file)
+            rewards = [r["reward_mean"] for r in rows[-3:] if r.get("reward_mean") is not None]
             reward = sum(rewards) / len(rewards) if rewards else None
-            step = int(rows[-1]["step"]) if rows else 0
-            self._progress = (sizes, (step, reward, next(filter(None, texts), "")))
+            self._progress = ((file, size), (int(rows[-1]["step"]) if rows else 0, reward))
         return self._progress[1]
 
     @property
     def standing(self) -> str:
-        """The state in a few words: "running, step 12", "failed: …", "not begun"."""
+        """The state in a few words: "begun, stage train", "failed: …", "not begun"."""
         if self.state == State.DONE:
             return "finished"
         if self.state == State.FAILED:
@@ -148,13 +132,9 @@ class Cell:
         stages = self.row.method.stages
         if self.stage == len(stages):
             return "without its quadrants"
-        begun = RunDir.is_run(self._folder)
-        if self.state == State.WAITING and not begun and not self.finished:
+        if self.state == State.WAITING and not self.finished and not RunDir.is_run(self._folder):
             return "not begun"
-        told = ["running" if self.state == State.RUNNING else "cut off"]
-        told += [f"stage {stages[self.stage].name}"] * (len(stages) > 1)
-        told += [f"step {self.progress()[0]}"] * begun
-        return ", ".join(told)
+        return "begun" + f", stage {stages[self.stage].name}" * (len(stages) > 1)
 
     def quadrants(self) -> Quadrants | None:
         """Return the quadrants of the last stage; None if they do not match the suite file."""

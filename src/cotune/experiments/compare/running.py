@@ -7,7 +7,6 @@ from importlib import resources
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from cotune.config.cost import plan_run
 from cotune.config.run_file import RunConfig
@@ -15,18 +14,19 @@ from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError, CotuneError, Stopped
 from cotune.experiments.compare.cells import Cell, State, check_settings, run_cells
 from cotune.experiments.compare.methods import method_named, method_names
-from cotune.experiments.compare.progress import Progress, held, is_worked_on
 from cotune.experiments.compare.stages import Setting, check_rows, rows_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
-from cotune.experiments.compare.suite_summary import PROGRESS
 from cotune.protocols import Environment
 from cotune.run.full_disk import full_disk_explained
 from cotune.run.json_files import Row
 from cotune.run.ledger import policy_rollouts
+from cotune.run.locks import locked
 from cotune.run.run_dir import RunDir, read_summary, write_summary
 from cotune.utils.packages import need_trl
 from cotune.utils.stopping import stopped_by_sigterm
 from cotune.utils.tables import plain_table
+
+_LOCK = "suite.lock"
 
 
 class SuiteFailed(CotuneError):
@@ -53,22 +53,24 @@ def compare(
     _check_folder(suite.output)
     check_settings(rows)
     cells, setting = [Cell(row) for row in rows], Setting.of(rows)
-    progress, lines = Progress(suite, setting), _Lines(console)
+    lines, states = _Lines(console), list[str]()
     fields = (word for assignment in assignments for word in ("--set", assignment))
     command = again or shlex.join(["cotune", "compare", str(path), *fields])
 
     def watch(now: Sequence[Cell]) -> None:
-        progress(now)
+        nonlocal states
+        if states != (states := [f"{cell.state} {cell.stage}" for cell in now]):
+            _write(suite, now, setting, page=False)  # for cotune report
         lines(now)
 
+    busy = f"output: {suite.output} is being worked on by another cotune compare; wait for it, or stop it"
     _print_heading(suite, setting, console)
     with full_disk_explained(suite.output, lambda: command):
-        with held(suite.output):
+        with locked(suite.output / _LOCK, busy):
             try:
                 with stopped_by_sigterm():
                     run_cells(cells, suite.at_once, watch)
             except KeyboardInterrupt:
-                progress(cells)
                 _write(suite, cells, setting)
                 raise Stopped(f"stopped; resume with: {command}") from None
             summary = _write(suite, cells, setting)
@@ -85,8 +87,8 @@ def compare(
 def demo(folder: Path, seed: int, console: Console) -> Row:
     """Run the suite that ships with this package; return its summary.
 
-    A stopped demo is resumed. The folder of a finished demo, or of one with another seed, is renamed,
-    never deleted.
+    A stopped demo is resumed, and of a finished one the result is shown again. Another seed is added to
+    the same folder.
 
     Raises:
         ConfigError: TRL is not installed, or the folder holds something else.
@@ -95,28 +97,9 @@ def demo(folder: Path, seed: int, console: Console) -> Row:
     need_trl("cotune demo")
     suites = resources.files("cotune.experiments.compare") / "suites"
     with resources.as_file(suites / "demo.yaml") as file:
-        earlier = None if is_worked_on(folder) else _earlier_demo(folder)
-        if earlier is not None and earlier != (seed, False):
-            number = 1
-            while (aside := folder.with_name(f"{folder.name}-{number}")).exists():
-                number += 1
-            folder.rename(aside)
-            console.print(f"the earlier demo is now in {aside}", markup=False, highlight=False)
         fields = (f"output={json.dumps(str(folder))}", f"seeds=[{seed}]")
         words = ["cotune", "demo", "--output", str(folder), "--seed", str(seed)]
         return compare(file, console, fields, shlex.join(words))
-
-
-def _earlier_demo(folder: Path) -> tuple[int, bool] | None:
-    """Return the seed of the demo in a folder and whether it is finished; None if there is none."""
-    try:
-        content = json.loads((folder / PROGRESS).read_bytes())
-        if content["suite"]["name"] != "demo":
-            return None
-        finished = all(cell["state"] == State.DONE for cell in content["cells"])
-        return int(content["suite"]["seeds"][0]), finished
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return None
 
 
 def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
@@ -201,18 +184,21 @@ def _check_folder(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise ConfigError(f"output: {folder} is a file; choose another folder")
-    if RunDir.is_run(folder) or (any(folder.iterdir()) and not (folder / "suite.lock").exists()):
+    if RunDir.is_run(folder) or (any(folder.iterdir()) and not (folder / _LOCK).exists()):
         raise ConfigError(f"output: {folder} holds something else; choose another folder")
 
 
-def _write(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Row:
-    """Write the summary and the report of the runs that are finished."""
+def _write(
+    suite: SuiteConfig, cells: Sequence[Cell], setting: Setting, *, page: bool = True
+) -> Row:
+    """Write the summary of the runs that are finished, and its page."""
     from cotune.experiments.compare.results import summarise
     from cotune.experiments.report.suite_report import write_suite_report
 
     summary = summarise(suite, cells, setting)
     write_summary(suite.output, summary)
-    write_suite_report(suite.output, summary)
+    if page:
+        write_suite_report(suite.output, summary)
     return summary
 
 
@@ -254,9 +240,8 @@ class _Lines:
             return f"failed: {cell.problem}", ""
         if cell.state != State.RUNNING:
             return "done" if cell.state == State.DONE else "", ""
-        step, reward, event = cell.progress()
+        step, reward = cell.progress()
         if step == 0:
             return f"{cell.working} begins", ""
         details = "" if reward is None else f", reward {reward:.2f}"
-        details += f"; {Text.from_markup(event).plain}" if event else ""
         return ("" if step % 10 else f"{cell.working}, step {step} of {cell.steps}"), details

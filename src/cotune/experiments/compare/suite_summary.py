@@ -13,9 +13,6 @@ from cotune.run.ledger import PURPOSES
 from cotune.run.run_dir import RunDir, read_summary
 from cotune.run.scores import EXACT_MATCH
 
-PROGRESS = "suite.json"
-"""The file in a suite's folder with the state of its runs."""
-
 KIND = "suite"
 """The `kind` of a suite's summary.json."""
 
@@ -252,9 +249,7 @@ def is_suite(summary: Mapping[str, Any] | None) -> bool:
 
 def is_suite_folder(folder: Path) -> bool:
     """Return whether a folder is a suite's, finished or not."""
-    if RunDir.is_run(folder):
-        return False
-    return (folder / PROGRESS).is_file() or is_suite(read_summary(folder))
+    return not RunDir.is_run(folder) and is_suite(read_summary(folder))
 
 
 def read_suite(folder: Path) -> Row:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
+from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary, read_suite
 from cotune.experiments.evaluate.quadrants import QUADRANTS
 from cotune.experiments.report.charts import PANEL, Chart, Series, line_chart
 from cotune.experiments.report.pages import (
@@ -49,9 +49,7 @@ def write_suite_report(folder: Path | str, summary: Mapping[str, Any] | None = N
     """
     folder = Path(folder)
     if summary is None:
-        from cotune.experiments.compare.progress import summary_so_far
-
-        summary = summary_so_far(folder)
+        summary = read_suite(folder)
     suite = SuiteSummary.of(summary, folder / "summary.json")
     read = {method.name: read_curves(folder, method) for method in suite.methods}
     scores = Scores(suite.shares)
