@@ -4,9 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("fastapi")
-
 from fastapi.testclient import TestClient
 
 from cotune_lab.retrieval_server import Index, create_app, read_documents

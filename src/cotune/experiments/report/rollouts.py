@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
@@ -202,7 +202,7 @@ def show_rollout(
         kept = written[:most_written], read[:most_read]
         room -= sum(map(len, kept))
         left = len(written) - len(kept[0]), len(read) - len(kept[1])
-        texts: list[Sequence[str]] = [text if tokens else [text] if text else [] for text in kept]
+        texts: list[Any] = [text if tokens else [text] if text else [] for text in kept]
         shown.append(ShownTurn(turn["action"], turn["error"], texts[0], texts[1], left[0], left[1]))
     unit = "tokens" if tokens else "characters"
     return Rollout(row, shown, len(row["turns"]) - len(shown), unit, change)
