@@ -26,7 +26,7 @@ def method_of(name: str) -> cotune.INSPO | cotune.P2O | cotune.INSPOWithP2O | co
     limits = cotune.Limits(
         turn_tokens=64, observation_tokens=200, trajectory_tokens=640, prompt_tokens=384
     )
-    hints = cotune.HintOptions(hard_set_min_count=2, dev_size=2, budget=16, beam=2, minibatch=1)
+    hints = cotune.HintOptions(hard_set_min_count=2, dev_size=2, budget=16, beam=2)
     if name == "inspo":
         return cotune.INSPO(
             environment=environment,

@@ -74,7 +74,6 @@ P2O: dict[str, Any] = {
     "strategy.hints.hard_set_min_count": 100,
     "strategy.hints.dev_size": 300,
     "strategy.hints.beam": 16,
-    "strategy.hints.minibatch": 3,
     "llm.temperature": 0.6,
     "llm.max_tokens": 2048,
     "training.engine": "verl",

@@ -105,7 +105,7 @@ def test_the_reflector_of_hints_is_told(reflection: str) -> None:
 
 
 def test_gepa_on_the_instruction_is_told(tmp_path: Path) -> None:
-    strategy = of_run_file(tmp_path, {"kind": "gepa", "budget": 60, "dev_size": 10, "minibatch": 3})
+    strategy = of_run_file(tmp_path, {"kind": "gepa", "budget": 60, "dev_size": 10})
     llm = Author(lambda n, prompt: f"So.\n```\nCall price, alpha{n}x beta{n}x gamma{n}x.\n```")
 
     strategy.evolve_if_due(Progress(1, 0, 3), Policy(lambda task, hint: False), llm, Events())

@@ -25,6 +25,8 @@ from cotune.protocols import LLM, Recorder, Rollout
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 from cotune.utils.text import shorten_middle
 
+MINIBATCH = 3
+"""Questions shown to the reflector, on which a child must beat its parent: gepa's default, as in the papers."""
 SOLVED_AT = 0.5
 """A rollout whose reward reaches this is a success; the paper's rewards are 0 and 1."""
 Scoring = Literal["greedy", "sampled"]
@@ -339,12 +341,12 @@ def too_close_to_call(a: Sequence[float], b: Sequence[float]) -> bool:
     return abs(fmean(a) - fmean(b)) <= error
 
 
-def least_budget(dev_size: int, minibatch: int) -> int:
+def least_budget(dev_size: int) -> int:
     """Return the smallest budget with which a search can propose anything, in rollouts.
 
     The seed and one child are scored on dev, and compared on a minibatch before.
     """
-    return 2 * (dev_size + minibatch)
+    return 2 * (dev_size + MINIBATCH)
 
 
 def dev_count(count: int, dev_size: int) -> int:
@@ -383,14 +385,12 @@ class Search:
         seed: the text that evolution starts from.
         budget: evaluations (one is one rollout).
         beam: parents that texts are derived from in one iteration.
-        minibatch: questions shown to the reflector, on which a child must beat its parent.
         barren: iterations in a row without a valid text that end the phase.
     """
 
     seed: str
     budget: int
     beam: int
-    minibatch: int
     barren: int
 
 
@@ -465,7 +465,7 @@ def evolve_by_gepa(
         valset=list(dev),
         adapter=_Adapter(judge, gepa.EvaluationBatch),
         reflection_strategy=reflection,
-        reflection_minibatch_size=search.minibatch,
+        reflection_minibatch_size=MINIBATCH,
         sampling_strategy=limits,
         selection_strategy=limits,
         acceptance_criterion="strict_improvement",
@@ -608,7 +608,7 @@ class _Limits:
     @property
     def parents(self) -> int:
         """Return how many parents and children a minibatch each can be afforded, with dev for a child."""
-        affordable = (self.left - self._dev) // (2 * self._search.minibatch)
+        affordable = (self.left - self._dev) // (2 * MINIBATCH)
         return max(0, min(self._search.beam, affordable))
 
     def sample_tasks(self, *arguments: Any) -> list[Any]:

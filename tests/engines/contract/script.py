@@ -158,7 +158,7 @@ INSPO = {
     "verification_rounds": 2,
     "candidates": 2,
 }
-HINTS = {"hard_set_min_count": 2, "dev_size": 2, "budget": 14, "beam": 2, "minibatch": 2}
+HINTS = {"hard_set_min_count": 2, "dev_size": 2, "budget": 14, "beam": 2}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "static": {"kind": "static"},
     "inspo": {"kind": "inspo", **INSPO},
@@ -171,7 +171,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
         "evolve_every": 2,
         "budget": 40,
         "dev_size": 4,
-        "minibatch": 2,
     },
     "inspo+p2o": {
         "kind": "inspo+p2o",

@@ -27,7 +27,7 @@ INSPO = cotune.InspoOptions(
     verification_rounds=1,
 )  # fmt: skip
 P2O = cotune.P2OOptions(
-    hints=cotune.HintOptions(hard_set_min_count=2, dev_size=2, budget=24, beam=2, minibatch=1),
+    hints=cotune.HintOptions(hard_set_min_count=2, dev_size=2, budget=24, beam=2),
     distillation=cotune.Distillation(ratio="masked_signed"),
 )
 # Two questions a batch of six: an epoch is three steps, so hints come before the fourth.

@@ -71,7 +71,6 @@ P2O = Case(
                 "dev_size": 4,
                 "budget": 24,
                 "beam": 2,
-                "minibatch": 2,
             },
         },
     },

@@ -101,7 +101,7 @@ def test_a_finished_run_is_not_resumed(runs: tuple[RunDir, RunDir]) -> None:
     [
         {"kind": "inspo", "groups": "mixed", "target": "initial"},
         {"kind": "fst", "target": "initial", "prompts": 2, "evolve_every": 2, "budget": 24, "dev_size": 3,
-         "minibatch": 2, "distillation": {"ratio": "masked_signed"}},
+         "distillation": {"ratio": "masked_signed"}},
     ],
     ids=["mixed", "fst"],
 )  # fmt: skip

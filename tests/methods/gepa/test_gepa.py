@@ -360,7 +360,6 @@ def test_the_state_holds_the_search():
     ("fields", "message"),
     [
         ({"budget": 10, "dev_size": 10}, "budget is 10; expected more than dev_size, 10"),
-        ({"minibatch": 0}, "minibatch is 0; expected 1 or more"),
         ({"beam": 0}, "beam is 0"),
         ({"dev_size": 0}, "dev_size is 0"),
     ],

@@ -11,11 +11,11 @@ import pytest
 from cotune.errors import BudgetError, EngineError, LLMError
 from cotune.methods.p2o.hint_evolution import PhaseResult
 from cotune.methods.p2o.hints import covering
+from cotune.methods.text_evolution import MINIBATCH
 from cotune.types import Assignment, Completion, Prompt, StopReason, Task, Trajectory
 from tests.helpers import Events
 from tests.methods.p2o.hint_fakes import (
     KEYWORDS,
-    SMALL,
     Author,
     Policy,
     by_keyword,
@@ -150,7 +150,7 @@ def test_no_batch_begins_that_the_budget_does_not_cover(budget: int, reflection:
     assert result.evaluations == policy.evaluations <= budget
     if reflection == "gepa":
         # A parent, its child and the child's dev scores would cost more than what is left.
-        assert policy.evaluations > budget - (2 * SMALL.minibatch + 8)
+        assert policy.evaluations > budget - (2 * MINIBATCH + 8)
         progress = [event["evaluations"] for event in record.of("hint_progress")]
         assert progress[-1] == policy.evaluations
 

@@ -30,6 +30,7 @@ from cotune.methods.last_stage import LastStage, check_last_stage, taught_groups
 from cotune.methods.llm_health import LLMHealth
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.text_evolution import (
+    MINIBATCH,
     Judge,
     Scoring,
     Search,
@@ -71,7 +72,6 @@ class FstOptions:
         scoring: how prompts are scored, by one rollout for each question: sampled as in training, or
             greedy. The authors' notes do not say. Greedy scoring ignores what a policy does in less than
             half of its rollouts.
-        minibatch: questions shown to the reflector, on which a child must beat its parent.
         beam: parents that instructions are derived from in one iteration.
         target: the instruction that the gradient is taken on. "sampled" is the authors'; "initial"
             distils the prompts into the weights, which they leave open.
@@ -90,7 +90,6 @@ class FstOptions:
     budget: int = 400
     dev_size: int = 40
     scoring: Scoring = "sampled"
-    minibatch: int = 3
     beam: int = 1
     target: Target = "sampled"
     distillation: AnyDistillation | None = None
@@ -98,7 +97,7 @@ class FstOptions:
     show_answers: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "evolve_every", "dev_size", "minibatch", "beam"):
+        for name in ("prompts", "evolve_every", "dev_size", "beam"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more")
         if self.evolve_until is not None and self.evolve_until < 0:
@@ -109,7 +108,7 @@ class FstOptions:
 
     def least_budget(self, dev: int) -> int:
         """Return the fewest evaluations with which a round can propose anything, on `dev` questions."""
-        return (self.prompts - 1) * dev + least_budget(dev, self.minibatch)
+        return (self.prompts - 1) * dev + least_budget(dev)
 
     def is_due(self, step: int) -> bool:
         """Return whether a round runs before a step."""
@@ -243,7 +242,6 @@ class Fst(LastStage):
                 seed=seed.text,
                 budget=options.budget - judge.evaluations,
                 beam=options.beam,
-                minibatch=options.minibatch,
                 barren=_BARREN,
             ),
             show_answers=options.show_answers,
@@ -420,8 +418,8 @@ def _check(options: FstOptions, shape: RunShape) -> None:
 
 def _cost(options: FstOptions, shape: RunShape) -> Cost:
     rounds = sum(map(options.is_due, range(1, shape.steps + 1)))
-    calls = rounds * math.ceil(options.budget / options.minibatch)
-    shown = Proposals(calls, MAX_CHARS, options.minibatch)
+    calls = rounds * math.ceil(options.budget / MINIBATCH)
+    shown = Proposals(calls, MAX_CHARS, MINIBATCH)
     evolve: dict[Purpose, int] = {"evolve": rounds * options.budget}
     return Cost(rounds, evolve, (shown,), 1 + _checks_uplift(options), options.prompts - 1)
 

@@ -16,6 +16,7 @@ from cotune.methods.llm_health import LLMHealth
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.static import StaticStrategy
 from cotune.methods.text_evolution import (
+    MINIBATCH,
     Judge,
     Scoring,
     Search,
@@ -41,7 +42,6 @@ class GepaOptions:
             Half of the training questions if there are fewer than 1.5 times as many.
         scoring: how instructions are scored, by one rollout for each question: greedy, or sampled as in
             training.
-        minibatch: questions shown to the reflector, on which a child must beat its parent.
         beam: parents that instructions are derived from in one iteration, drawn from the Pareto
             front.
         show_answers: whether the reflector is shown the ground truth.
@@ -52,12 +52,11 @@ class GepaOptions:
     budget: int = 6000
     dev_size: int = 300
     scoring: Scoring = "greedy"
-    minibatch: int = 3
     beam: int = 1
     show_answers: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("dev_size", "minibatch", "beam"):
+        for name in ("dev_size", "beam"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more")
         if self.budget <= self.dev_size:
@@ -88,7 +87,7 @@ class Gepa(StaticStrategy):
                 "reflect on"
             )
         dev = dev_count(len(context.tasks), options.dev_size)
-        if options.budget < (least := least_budget(dev, options.minibatch)):
+        if options.budget < (least := least_budget(dev)):
             raise ConfigError(
                 f"strategy.budget is {options.budget}; expected at least {least}, to score the initial "
                 f"instruction and another on {dev} questions; raise it, or lower strategy.dev_size"
@@ -122,7 +121,6 @@ class Gepa(StaticStrategy):
                 seed=self._initial.text,
                 budget=options.budget,
                 beam=options.beam,
-                minibatch=options.minibatch,
                 barren=_BARREN,
             ),
             show_answers=options.show_answers,
@@ -211,8 +209,8 @@ def _record_best(found: Candidates, record: Recorder) -> None:
 
 
 def _cost(options: GepaOptions, shape: RunShape) -> Cost:
-    calls = math.ceil(options.budget / options.minibatch)
-    shown = Proposals(calls, MAX_CHARS, options.minibatch)
+    calls = math.ceil(options.budget / MINIBATCH)
+    shown = Proposals(calls, MAX_CHARS, MINIBATCH)
     return Cost(1, {"evolve": options.budget}, (shown,))
 
 

@@ -10,6 +10,7 @@ from cotune.methods.p2o.hint_rules import HintRules
 from cotune.methods.p2o.hints import HintOptions, HintPool, covering
 from cotune.methods.text_evolution import (
     FENCED,
+    MINIBATCH,
     SOLVED_AT,
     Judge,
     Record,
@@ -206,7 +207,6 @@ def evolve_from_empty(phase: HintSearch) -> HintPool:
         seed="",
         budget=phase.budget,
         beam=options.beam,
-        minibatch=options.minibatch,
         barren=_BARREN_ROUNDS,
     )
     report = _HintReport(search.budget, phase.record)
@@ -249,13 +249,13 @@ def reflect_once(phase: HintSearch) -> HintPool:
     LLM's budget is spent. All hints and the empty one are then scored on dev in one batch.
     """
     options, dev, judge, budget = phase.options, phase.dev, phase.judge, phase.budget
-    minibatches = _minibatches(phase.train, options.minibatch, phase.seed_key)
+    minibatches = _minibatches(phase.train, MINIBATCH, phase.seed_key)
     hints: list[str] = []
     barren = 0
     while barren < _BARREN_ROUNDS:
         # Each further hint costs its minibatch now and its dev scores at the end.
         left = budget - judge.evaluations - (1 + len(hints)) * len(dev)
-        wanted = min(options.beam - len(hints), left // (options.minibatch + len(dev)))
+        wanted = min(options.beam - len(hints), left // (MINIBATCH + len(dev)))
         if wanted < 1:
             break
         done = judge.evaluate([("", next(minibatches)) for _ in range(wanted)])
@@ -343,7 +343,7 @@ class HintEvolution:
             return kept
         dev = dev_count(len(hard), self.options.dev_size)
         cost = self.options.evaluations(dev)
-        if cost < (least := least_budget(dev, self.options.minibatch)):
+        if cost < (least := least_budget(dev)):
             record(
                 "notice",
                 text=f"hints.budget is {cost}, but scoring one hint on {dev} questions takes {least}: "

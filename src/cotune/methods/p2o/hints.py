@@ -24,7 +24,6 @@ class HintOptions:
             as in training. Greedy scoring ignores what a policy does in less than half of its rollouts,
             so a policy that rarely succeeds finds no hint.
         beam: W, parents that hints are derived from in one iteration.
-        minibatch: questions shown to the reflector, on which a child must beat its parent.
         show_answers: whether the reflector is shown the ground truth. The authors show it; hints
             can then carry answers, which the contract may not recognise. A hint is never used on a
             question that its author was shown.
@@ -41,7 +40,6 @@ class HintOptions:
     budget: int | None = None
     scoring: Scoring = "greedy"
     beam: int = 16
-    minibatch: int = 3
     show_answers: bool = False
     reflection: Literal["gepa", "single_turn"] = "gepa"
     keep_if_skipped: bool = False
@@ -51,7 +49,6 @@ class HintOptions:
             "hard_set_min_count": 2,
             "dev_size": 1,
             "beam": 1,
-            "minibatch": 1,
         }.items():
             if getattr(self, name) < low:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected {low} or more")

@@ -13,7 +13,7 @@ from cotune.methods.p2o.hint_evolution import HintEvolution
 from cotune.methods.p2o.hint_rules import HintRules
 from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, covering, withheld
 from cotune.methods.static import StaticStrategy
-from cotune.methods.text_evolution import dev_count
+from cotune.methods.text_evolution import MINIBATCH, dev_count
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
 from cotune.types import (
     AnyDistillation,
@@ -285,8 +285,8 @@ def cost(options: P2OOptions, shape: RunShape) -> Cost:
     dev = dev_count(shape.questions, hints.dev_size)  # if all are hard
     each = hints.evaluations(dev)
     # A proposal costs at least the evaluation of a minibatch.
-    calls = phases * math.ceil(each / hints.minibatch) if phases else 0
-    return Cost(phases, {"evolve": phases * each}, (Proposals(calls, MAX_CHARS, hints.minibatch),))
+    calls = phases * math.ceil(each / MINIBATCH) if phases else 0
+    return Cost(phases, {"evolve": phases * each}, (Proposals(calls, MAX_CHARS, MINIBATCH),))
 
 
 METHOD = Method(
