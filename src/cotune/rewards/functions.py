@@ -1,16 +1,15 @@
 """Reward functions with TRL's signature, called with real prompts and the policy's own tokens."""
 
-import asyncio
 import functools
 import inspect
 import math
 import reprlib
 import traceback
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
@@ -37,6 +36,7 @@ GIVEN = (
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LOOP = BackgroundLoop()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +55,8 @@ class WeightedReward:
     messages: bool | None = None
 
 
-class Scored(NamedTuple):
-    """A function's value for one rollout, and its feedback; "" if it gives none."""
-
-    value: float
-    feedback: str = ""
-
+Scored = tuple[float, str]
+"""A function's value for one rollout, and its feedback; "" if it gives none."""
 
 AnyReward = RewardFunction | str | tuple[RewardFunction | str, float] | WeightedReward
 """Forms of a reward function that `RewardFunctions` accepts."""
@@ -71,13 +67,7 @@ GivenRewards: TypeAlias = (
 
 
 class AnswerReward:
-    """A built-in reward: compares a rollout's answer with the accepted answers of its task.
-
-    Args:
-        name: its name in a run file.
-        rewards: scores a batch of rollouts.
-        exact: whether the reward is always 1 or 0.
-    """
+    """A built-in reward: compares a rollout's answer with its task's; `exact` if it is 1 or 0."""
 
     def __init__(
         self, name: str, rewards: Callable[[Sequence[Trajectory]], list[float]], *, exact: bool
@@ -86,33 +76,6 @@ class AnswerReward:
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[float]:
         return self._rewards(trajectories)
-
-
-class Batch:
-    """The arguments of reward functions for a batch of rollouts, built once."""
-
-    def __init__(
-        self, trajectories: Sequence[Trajectory], environment: Environment, state: Any
-    ) -> None:
-        self.trajectories, self._environment, self._state = trajectories, environment, state
-        self.ids = [t.task.id for t in trajectories]
-        columns = dict.fromkeys(key for t in trajectories for key in t.task.columns)
-        self.columns = [*columns, *of_environment(environment, ())]
-        self.logged: defaultdict[str, list[float]] = defaultdict(list)
-        self._rows: dict[bool | None, dict[str, list[Any]]] = {}
-
-    def arguments(self, messages: bool | None) -> dict[str, Any]:
-        """Return all keyword arguments, lists with one entry for each rollout and shared ones."""
-        if messages not in self._rows:
-            self._rows[messages] = arguments(self.trajectories, self._environment, messages)
-        shared = {"trainer_state": self._state, "log_extra": _drop, "log_metric": self._log}
-        return {**self._rows[messages], **shared}
-
-    def _log(self, name: str, value: float) -> None:
-        number = float(value)
-        if not math.isfinite(number):
-            raise ValueError(f"log_metric({name!r}, {value}): expected a finite number")
-        self.logged[name].append(number)
 
 
 class RewardFunctions:
@@ -175,22 +138,22 @@ class RewardFunctions:
         """
         if not trajectories:
             return []
-        batch = Batch(trajectories, environment, self.trainer_state)
-        found = self._called(batch)
-        logged = {name: sum(v) / len(v) for name, v in batch.logged.items()}
+        logged: dict[str, list[float]] = {}
+        scores = self._scores(trajectories, environment, logged)
+        means = {name: sum(values) / len(values) for name, values in logged.items()}
         # A TRL environment's own reward has the weight 1.
         own = getattr(environment, "own_reward", "")
         own = own and self._free_name(own)
         scored: list[Trajectory] = []
         for i, trajectory in enumerate(trajectories):
-            parts = {name: found[name][i].value for name in self._functions}
-            feedback = _joined({name: found[name][i].feedback for name in self._functions})
+            parts = {name: scores[name][i][0] for name in self._functions}
+            feedback = _joined({name: scores[name][i][1] for name in self._functions})
             total = sum(parts[name] * r.weight for name, r in self._functions.items())
             if own:
                 parts[own] = trajectory.reward
                 total += trajectory.reward
             scored.append(
-                replace(trajectory, reward=total, parts=parts, feedback=feedback, logged=logged)
+                replace(trajectory, reward=total, parts=parts, feedback=feedback, logged=means)
             )
         return scored
 
@@ -210,7 +173,7 @@ class RewardFunctions:
         columns = dict.fromkeys([name for task in tasks for name in task.columns] + list(also))
         for name, reward in self._functions.items():
             if not isinstance(reward.function, AnswerReward):
-                check_columns(name, _function(reward), list(columns))
+                _check_columns(name, _function(reward), list(columns))
                 continue
             without = next((task.id for task in tasks if not task.answers), None)
             if without is not None:
@@ -219,30 +182,54 @@ class RewardFunctions:
                     "has none; name their column in dataset.columns: {answers: …}, or drop the row"
                 )
 
-    def _called(self, batch: Batch) -> dict[str, list[Scored]]:
+    def _scores(
+        self,
+        trajectories: Sequence[Trajectory],
+        environment: Environment,
+        logged: dict[str, list[float]],
+    ) -> dict[str, list[Scored]]:
         """Return the results of every function; async ones run together, after the others."""
-        found: dict[str, list[Scored]] = {}
-        waiting: dict[str, WeightedReward] = {}
+
+        @functools.cache
+        def arguments(messages: bool | None) -> dict[str, Any]:
+            return _arguments(trajectories, environment, messages) | {
+                "trainer_state": self.trainer_state,
+                "log_extra": _drop,
+                "log_metric": functools.partial(_log, logged),
+            }
+
+        scores: dict[str, list[Scored]] = {}
+        returned: dict[str, Any] = {}
         for name, reward in self._functions.items():
-            function = reward.function
-            if isinstance(function, AnswerReward):
-                found[name] = [Scored(value) for value in function(batch.trajectories)]
-                continue
             function = _function(reward)
-            check_columns(name, function, batch.columns)
-            if is_async(function):
-                waiting[name] = reward
-            else:
-                found[name] = _values(name, reward, batch)
-        if waiting:
-            results = _LOOP.run(_called_together(list(waiting.values()), batch))
-            for (name, reward), result in zip(waiting.items(), results, strict=True):
-                if isinstance(result, Exception | SystemExit):
-                    raise _raised(name, reward, result, batch) from result
-                if isinstance(result, BaseException):
-                    raise result
-                found[name] = checked(name, result, batch.ids)
-        return found
+            if isinstance(function, AnswerReward):
+                scores[name] = [(value, "") for value in function(trajectories)]
+                continue
+            given = arguments(reward.messages)
+            _check_columns(name, function, [column for column in given if column not in GIVEN])
+            call = functools.partial(function, **_accepted(function, given))
+            returned[name] = _result(call, name, reward, given)
+        waiting: dict[str, Future[Any]] = {
+            name: _LOOP.submit(_awaited(value))
+            for name, value in returned.items()
+            if inspect.isawaitable(value)
+        }
+        ids = [trajectory.task.id for trajectory in trajectories]
+        try:
+            for name in returned:
+
+                def check(name: str = name) -> list[Scored]:
+                    values = waiting[name].result() if name in waiting else returned[name]
+                    if isinstance(values, Exception):
+                        raise values
+                    return _checked(name, values, ids)  # a generator runs only now
+
+                reward = self._functions[name]
+                scores[name] = _result(check, name, reward, arguments(reward.messages))
+        finally:
+            for future in waiting.values():
+                future.cancel()
+        return scores
 
     def _free_name(self, name: str) -> str:
         count = 1
@@ -296,23 +283,18 @@ def _loaded(given: AnyReward) -> WeightedReward:
     function, weight = given.function, given.weight
     if isinstance(function, str):
         function = load_reward(function)
-    named = given.function if isinstance(given.function, str) else name_of(function)
-    if not callable(function):
+    shown = given.function if isinstance(given.function, str) else name_of(function)
+    a_class, a_module = isinstance(function, type), hasattr(function, "named_parameters")
+    if not callable(function) or a_class or a_module:
+        kind = "a class" if a_class else "a torch module" if a_module else type(function).__name__
         raise ConfigError(
-            f"rewards: {named} is {type(function).__name__}; expected a function that takes "
-            "completions and gives a number for each"
-        )
-    if hasattr(function, "named_parameters") or isinstance(function, type):
-        kind = "a class" if isinstance(function, type) else "a torch module"
-        raise ConfigError(
-            f"rewards: {named} is {kind}; expected a function or a callable object: wrap it in a "
+            f"rewards: {shown} is {kind}; expected a function or a callable object: wrap it in a "
             "function that takes completions and gives a number for each"
         )
-    if isinstance(weight, bool) or not isinstance(cast(Any, weight), int | float):
-        raise ConfigError(f"rewards: the weight of {named} is {weight!r}; expected a number")
-    if not math.isfinite(weight):
-        raise ConfigError(f"rewards: the weight of {named} is {weight}; expected a finite number")
-    return replace(given, function=function, weight=float(weight))
+    number = None if isinstance(weight, bool) else finite(weight)
+    if number is None:
+        raise ConfigError(f"rewards: the weight of {shown} is {weight!r}; expected a finite number")
+    return replace(given, function=function, weight=number)
 
 
 def _function(reward: WeightedReward) -> RewardFunction:
@@ -320,32 +302,32 @@ def _function(reward: WeightedReward) -> RewardFunction:
     return cast(RewardFunction, reward.function)
 
 
-def _values(name: str, reward: WeightedReward, batch: Batch) -> list[Scored]:
-    """Return the results of a function that is not async."""
+def _result(
+    call: Callable[[], T], name: str, reward: WeightedReward, given: Mapping[str, Any]
+) -> T:
+    """Return a call's value; ConfigError if it raises, with the form of what the function was given."""
     try:
-        values = call(reward, batch)
-        if inspect.isawaitable(values):  # such as a lambda around an async function
-            values = _LOOP.run(_result(values))
-        return checked(name, values, batch.ids)  # a generator runs only now
+        return call()
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise _raised(name, reward, error, batch) from error
+        is_text = isinstance(given["completions"][0], str)
+        form, other = ("texts", "chat messages") if is_text else ("chat messages", "texts")
+        raise ConfigError(
+            f"rewards: {name} raised {_with_line(error, _function(reward))}; fix the function: it gets "
+            f"{form} (messages: {str(is_text).lower()} for it in rewards gives {other})"
+        ) from error
 
 
-async def _result(value: Any) -> Any:
-    return await value
+async def _awaited(value: Awaitable[Any]) -> Any:
+    try:
+        return await value
+    except Exception as error:  # noqa: BLE001 - asyncio would drop the lines of a TimeoutError
+        return error
 
 
-async def _called_together(rewards: Sequence[WeightedReward], batch: Batch) -> list[Any]:
-    async def called(reward: WeightedReward) -> Any:
-        return await call(reward, batch)
-
-    return await asyncio.gather(*map(called, rewards), return_exceptions=True)
-
-
-def arguments(
-    trajectories: Sequence[Trajectory], environment: Environment, messages: bool | None = None
+def _arguments(
+    trajectories: Sequence[Trajectory], environment: Environment, messages: bool | None
 ) -> dict[str, list[Any]]:
     """Return the keyword arguments of reward functions, lists with one entry for each rollout.
 
@@ -390,6 +372,13 @@ def _drop(column: str, values: Sequence[Any]) -> None:
     """Ignore TRL's `log_extra`: trajectories are saved anyway."""
 
 
+def _log(logged: dict[str, list[float]], name: str, value: float) -> None:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"log_metric({name!r}, {value}): expected a finite number")
+    logged.setdefault(name, []).append(number)
+
+
 def _unwrapped(function: RewardFunction) -> RewardFunction:
     """Return the function in a partial."""
     while isinstance(function, functools.partial):
@@ -404,14 +393,7 @@ def name_of(function: RewardFunction) -> str:
     return "lambda" if name == "<lambda>" else name
 
 
-def is_async(function: RewardFunction) -> bool:
-    """Return whether a function, a partial or a callable object is async."""
-    function = _unwrapped(function)
-    call = getattr(function, "__call__", None)  # noqa: B004
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
-
-
-def accepted(function: RewardFunction, given: Mapping[str, Any]) -> dict[str, Any]:
+def _accepted(function: RewardFunction, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that a function accepts: all, if it has **kwargs."""
     parameters = _parameters(function)
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
@@ -420,17 +402,8 @@ def accepted(function: RewardFunction, given: Mapping[str, Any]) -> dict[str, An
     return {name: value for name, value in given.items() if name in names}
 
 
-def checked(name: str, values: Any, ids: Sequence[str]) -> list[Scored]:
-    """Return a function's results, one for each rollout.
-
-    Args:
-        name: the function's name, for errors.
-        values: what it returned: a list, tuple, array or tensor of numbers or (number, text) pairs.
-        ids: the task ids of the rollouts.
-
-    Raises:
-        ConfigError: it is not one finite number, with or without a text, for each rollout.
-    """
+def _checked(name: str, values: Any, ids: Sequence[str]) -> list[Scored]:
+    """Return a function's results; ConfigError if it is not one finite number for each rollout."""
     given: Any = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
         raise ConfigError(
@@ -452,7 +425,7 @@ def _joined(texts: Mapping[str, str]) -> str:
     return "\n".join(f"{name}: {text}" if named else text for name, text in texts.items() if text)
 
 
-def check_columns(name: str, function: RewardFunction, columns: Sequence[str]) -> None:
+def _check_columns(name: str, function: RewardFunction, columns: Sequence[str]) -> None:
     """Raise ConfigError for a function with a required parameter that nothing provides."""
     required = [
         p.name
@@ -464,24 +437,6 @@ def check_columns(name: str, function: RewardFunction, columns: Sequence[str]) -
             f"rewards: {name} needs the column {missing[0]!r}, but the data has "
             f"{', '.join(columns) or 'no columns'}; rename the parameter or the column"
         )
-
-
-def call(reward: WeightedReward, batch: Batch) -> Any:
-    """Call a function on a batch."""
-    function = _function(reward)
-    return function(**accepted(function, batch.arguments(reward.messages)))
-
-
-def _raised(
-    name: str, reward: WeightedReward, error: Exception | SystemExit, batch: Batch
-) -> ConfigError:
-    """Return the error of a function that raised, with its line and the form of what it was given."""
-    is_text = isinstance(batch.arguments(reward.messages)["completions"][0], str)
-    form, other = ("texts", "chat messages") if is_text else ("chat messages", "texts")
-    return ConfigError(
-        f"rewards: {name} raised {_with_line(error, _function(reward))}; fix the function: it gets {form} "
-        f"(messages: {str(is_text).lower()} for it in rewards gives {other})"
-    )
 
 
 def _scored(name: str, value: Any, id: str) -> Scored:
@@ -501,7 +456,7 @@ def _scored(name: str, value: Any, id: str) -> Scored:
             f"rewards: {name} returned {_shown(value)} for task {id}; expected a finite number, "
             "or a pair of one and a text"
         )
-    return Scored(number, shorten_middle(feedback.strip(), FEEDBACK_CHARS))
+    return number, shorten_middle(feedback.strip(), FEEDBACK_CHARS)
 
 
 def _parameters(function: RewardFunction) -> list[inspect.Parameter]:
@@ -522,7 +477,7 @@ def _with_line(error: BaseException, function: RewardFunction) -> str:
     function = _unwrapped(function)
     code = getattr(inspect.unwrap(function), "__code__", None)
     code = code or getattr(getattr(type(function), "__call__", None), "__code__", None)  # noqa: B004
-    frames = traceback.extract_tb(error.__traceback__)[1:]  # below the one that caught it
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     in_its_file = [f for f in frames if code is not None and f.filename == code.co_filename]
     if not frames:
         return named(error)
