@@ -15,11 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
-from cotune.environments.tag_protocol import (
-    parse_search_r1_turn,
-    search_r1_answer,
-    search_r1_information,
-)
+from cotune.environments.tag_protocol import SEARCH_R1
 from cotune.errors import ConfigError, RetrievalError
 from cotune.rewards import exact_match
 from cotune.rollout.episode import new_episodes, run_episodes
@@ -99,9 +95,9 @@ def test_there_are_transcripts_of_both_kinds() -> None:
 @given(st.lists(st.sampled_from(["<search>", "</search>", "<answer>", "</answer>", "a", "\n"])))
 def test_the_action_is_that_of_the_first_closing_tag(parts: list[str]) -> None:
     text = "".join(parts)
-    parsed = parse_search_r1_turn(text)
+    parsed = SEARCH_R1.parse(text)
     closing = next((part for part in parts if part.startswith("</")), None)
-    assert parsed == parse_search_r1_turn(
+    assert parsed == SEARCH_R1.parse(
         text[: text.index(closing) + len(closing)] if closing else text
     )
     if parsed.action == "invalid":
@@ -115,28 +111,28 @@ def test_an_answer_comes_from_exactly_one_turn(texts: list[str], answer: str) ->
     texts = [text.replace("<", "") for text in texts]
     told = f"<answer>{answer.replace('<', '')}</answer>"
     expected = answer.replace("<", "").strip() or None
-    assert search_r1_answer(texts) is None
-    assert search_r1_answer([*texts, told]) == expected
-    assert search_r1_answer([told, *texts, told]) is None
+    assert SEARCH_R1.answer(texts) is None
+    assert SEARCH_R1.answer([*texts, told]) == expected
+    assert SEARCH_R1.answer([told, *texts, told]) is None
 
 
 def test_unclosed_answers_are_read_in_linear_time() -> None:
     """A quadratic parser needs minutes, more than a test may take."""
     text = "<answer>" * 2**17
-    assert search_r1_answer([text]) is None
-    assert search_r1_answer([f"<answer>a</answer>{text}"]) == "a"
+    assert SEARCH_R1.answer([text]) is None
+    assert SEARCH_R1.answer([f"<answer>a</answer>{text}"]) == "a"
 
 
 def test_without_a_search_engine_a_search_is_no_action() -> None:
     env = SearchEnvironment({}, None, "", exact_match, protocol="search-r1")
     assert env.required == ("<answer>", "</answer>")
-    assert parse_search_r1_turn("<search>a</search>", False).error == "no action is closed"
-    assert parse_search_r1_turn("<search>a</search><answer>b</answer>", False).argument == "b"
+    assert SEARCH_R1.parse("<search>a</search>", False).error == "no action is closed"
+    assert SEARCH_R1.parse("<search>a</search><answer>b</answer>", False).argument == "b"
 
 
 def test_passages_are_numbered_whatever_form_they_come_in() -> None:
     forms = ['(Title: "A") a', "Doc 2(Title: B) b", "c <answer>"]
-    assert search_r1_information(forms) == (
+    assert SEARCH_R1.information(forms) == (
         '\n\n<information>Doc 1(Title: "A") a\nDoc 2(Title: B) b\nDoc 3(Title: ) c ‹answer>'
         "</information>\n\n"
     )

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from cotune import Retriever
-from cotune.environments.tag_protocol import render_information
+from cotune.environments.tag_protocol import TAGS
 from cotune.worlds.geo import GeoQuestion, GeoWorld
 from recipes.geo.phrases import Kind, sample_instruction
 
@@ -160,7 +160,7 @@ class Demonstrator:
     def _search(self, segments: list[tuple[str, bool]], query: str) -> list[str]:
         passages = self.retriever.search([query], TOP_K)[0]
         segments.append((f"<search> {query} </search>", True))
-        segments.append((render_information(passages), False))
+        segments.append((TAGS.information(passages), False))
         return passages
 
     def _wrong_value(self, rng: random.Random) -> str:

@@ -9,7 +9,7 @@ other.
 import random
 
 from cotune import Retriever
-from cotune.environments.tag_protocol import render_information
+from cotune.environments.tag_protocol import TAGS
 from cotune.worlds.geo import GeoQuestion, GeoWorld
 from cotune_lab.worlds.scaffold import INITIAL_INSTRUCTION, MIX, TURNS, question
 from recipes.geo.demonstrations import Demonstration, new_names
@@ -107,7 +107,7 @@ def _about(passage: str, entity: str) -> bool:
 
 
 def _searched(lead: str, query: str, passage: list[str]) -> list[tuple[str, bool]]:
-    return [(f"{lead}<search> {query} </search>", True), (render_information(passage), False)]
+    return [(f"{lead}<search> {query} </search>", True), (TAGS.information(passage), False)]
 
 
 def drawn_request(rng: random.Random) -> Request[Way] | None:

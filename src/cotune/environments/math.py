@@ -14,8 +14,6 @@ INITIAL_INSTRUCTION = "Solve the problem. Put the final answer in \\boxed{}."
 NO_ANSWER = "no \\boxed{} answer"
 REQUIRED = ("\\boxed",)
 
-_GSM8K_MARK = "####"
-
 
 class MathEnvironment(TaskEnvironment):
     r"""Problems answered in one turn; its last \boxed{…} is the answer.
