@@ -18,16 +18,17 @@ from cotune.experiments.compare.statistics import (
     probability_of_improvement,
 )
 from cotune.experiments.compare.suite_file import SuiteConfig, slug
+from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
 from cotune.experiments.evaluate.quadrants import (
     DECODINGS,
     PROMPTS,
     QUADRANTS,
+    Quadrants,
     per_question,
 )
 from cotune.run.json_files import Row
 from cotune.run.ledger import policy_rollouts
 from cotune.run.run_dir import RunDir
-from cotune.run.scores import EXACT_MATCH
 
 _SUMS = ("generated_tokens", "llm_calls", "money", "seconds")
 _HINTS = 5  # the best ones are listed
@@ -43,38 +44,35 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Ro
 
     Reads the run folders of finished stages. Marks a cell as failed if its evaluation is unusable.
     """
-    by_key: dict[str, list[Cell]] = {entry.key: [] for entry in suite.methods}
-    for cell in cells:
-        by_key[cell.row.entry.key].append(cell)
+    by_key = {
+        entry.key: [cell for cell in cells if cell.row.entry.key == entry.key]
+        for entry in suite.methods
+    }
     evaluations: dict[Cell, Evaluations] = {}
     for row_cells in by_key.values():
         evaluations |= _evaluations(suite, row_cells)
     baseline = [cell for cell in by_key[slug(suite.baseline)] if cell in evaluations]
     if unequal(baseline):
         baseline = []
-    rows = [_row(suite, row_cells, evaluations, baseline) for row_cells in by_key.values()]
-    measures = {row.pop("measure") for row in rows} - {None}
+    measures = {cell.finished[-1].figures.get("measure") for cell in evaluations} - {None}
     first = next((_samples([cell], evaluations) for cell in cells if cell in evaluations), None)
     strata = Counter(first.strata[0].tolist()) if first else Counter[str]()
-    summary: Row = {
-        "schema_version": 1,
-        "kind": "suite",
-        "name": suite.name,
-        "caption": suite.caption,
-        "created": round(time.time(), 3),
+    summary = SuiteSummary(
+        name=suite.name,
+        caption=suite.caption,
+        created=round(time.time(), 3),
         **asdict(setting),
-        "seeds": list(suite.seeds),
-        "budget": suite.budget,
-        "tolerance": suite.tolerance,
-        "baseline": slug(suite.baseline),
-        "focus": suite.focus,
-        "quadrant_samples": suite.quadrant_samples,
-        "measure": measures.pop() if len(measures) == 1 else "mean reward",
-        "strata": {name: strata[name] for name in sorted(strata) if name},
-        "n": int(first.focused(suite.focus).rewards.shape[1]) if first else None,
-        "methods": rows,
-    }
-    return {**summary, "verdict": _verdict(summary)}
+        seeds=list(suite.seeds),
+        budget=suite.budget,
+        baseline=slug(suite.baseline),
+        focus=suite.focus,
+        quadrant_samples=suite.quadrant_samples,
+        measure=measures.pop() if len(measures) == 1 else "mean reward",
+        strata={name: strata[name] for name in sorted(strata) if name},
+        n=int(first.focused(suite.focus).rewards.shape[1]) if first else None,
+        methods=[_row(suite, cells, evaluations, baseline) for cells in by_key.values()],
+    )
+    return {**summary.model_dump(), "verdict": _verdict(summary)}
 
 
 def _evaluations(suite: SuiteConfig, cells: Sequence[Cell]) -> dict[Cell, Evaluations]:
@@ -155,51 +153,47 @@ def _row(
     cells: Sequence[Cell],
     evaluations: Mapping[Cell, Evaluations],
     baseline: Sequence[Cell],
-) -> Row:
+) -> SuiteMethod:
     """Return the summary of one row: what it is, what it cost, what it scored."""
     row, finished = cells[0].row, [cell for cell in cells if cell in evaluations]
-    last = finished[0].finished[-1] if finished else None
     unequal_rollouts = unequal(finished)
-    status, problem = "ok", ""
-    if failed := [cell for cell in cells if cell.state == State.FAILED]:
-        problems = [f"seed {cell.row.seed}: {cell.problem}" for cell in failed]
-        status, problem = "failed", "; ".join([*problems, *filter(None, [unequal_rollouts])])
-    elif unequal_rollouts:
-        status, problem = "unequal", unequal_rollouts
+    failed = [f"seed {c.row.seed}: {c.problem}" for c in cells if c.state == State.FAILED]
+    status, problem = "ok", "; ".join(filter(None, [*failed, unequal_rollouts]))
+    if problem:
+        status = "failed" if failed else "unequal"
     elif len(finished) < len(cells):
         status, problem = "unfinished", f"{len(finished)} of {len(cells)} seeds are finished"
-    return {
-        "name": row.entry.key,
-        "method": row.entry.method,
-        "label": row.label,
-        "about": row.method.about,
-        "group": row.method.group,
-        "compute": row.entry.compute,
-        "status": status,
-        "problem": problem,
-        "runs": {
+    best: Row = {}
+    if finished:
+        last = finished[0].finished[-1]
+        best = {"instruction": last.instruction, "hints": _best_hints(last)}
+    return SuiteMethod(
+        name=row.entry.key,
+        label=row.label,
+        group=row.method.group,
+        compute=row.entry.compute,
+        status=status,
+        problem=problem,
+        runs={
             str(cell.row.seed): [
                 str(stage.folder.relative_to(suite.output)) for stage in cell.finished
             ]
             for cell in cells
             if cell.finished
         },
-        "measure": last.figures.get("measure") if last else None,
-        **_mean_cost([_cost(cell) for cell in finished]),
-        "finished": len(finished),
-        "missing": {
-            str(cell.row.seed): cell.standing for cell in cells if cell.state != State.DONE
-        },
-        "instruction": last.instruction if last else None,
-        "hints": _best_hints(last) if last else [],
+        **_means([_cost(cell) for cell in finished]),
+        rollouts_by_purpose=_means([_purposes(cell) for cell in finished]),
+        finished=len(finished),
+        missing={str(cell.row.seed): cell.standing for cell in cells if cell.state != State.DONE},
+        **best,
         **_scores(suite, [] if unequal_rollouts else finished, evaluations, baseline),
-    }
+    )
 
 
 def unequal(cells: Sequence[Cell]) -> str:
     """Say which finished cell paid more or fewer rollouts than its compute class allows; "" if none did."""
     for cell in cells:
-        paid, allowed = int(_cost(cell)["rollouts"]), cell.row.allowance
+        paid, allowed = policy_rollouts(_purposes(cell)), cell.row.allowance
         tolerance = cell.row.suite.tolerance
         low, high = allowed * (1 - tolerance), allowed * (1 + tolerance)
         if not low <= paid <= high:
@@ -221,36 +215,30 @@ def _best_hints(stage: Finished) -> list[Row]:
     return sorted(accepted, key=lambda hint: -hint["mean_dev_score"])[:_HINTS]
 
 
-def _cost(cell: Cell) -> Row:
-    """Return what all stages of a cell spent together."""
-    purposes: Counter[str] = Counter()
+def _purposes(cell: Cell) -> Counter[str]:
+    """Return the policy rollouts of all stages by purpose, without evaluation."""
+    purposes = Counter[str]()
     for stage in cell.finished:
         purposes.update(stage.figures["policy_rollouts"])
-    evaluated = purposes.pop("evaluate", 0)
-    sums = {key: sum(stage.figures.get(key) or 0 for stage in cell.finished) for key in _SUMS}
+    del purposes["evaluate"]
+    return purposes
+
+
+def _cost(cell: Cell) -> dict[str, float]:
+    """Return what all stages of a cell spent together."""
+    figures = [stage.figures for stage in cell.finished]
+    costs = {key: sum(each.get(key) or 0 for each in figures) for key in _SUMS}
+    costs["rollouts"] = policy_rollouts(_purposes(cell))
+    evaluated = sum(each["policy_rollouts"].get("evaluate", 0) for each in figures)
     if cell.row.suite.quadrant_samples and (quadrants := cell.quadrants()) is not None:
         evaluated += quadrants.rollouts
-        sums["generated_tokens"] += quadrants.generated_tokens
-    return {
-        "rollouts": policy_rollouts(purposes),
-        "rollouts_by_purpose": dict(purposes),
-        "evaluation_rollouts": evaluated,
-        **sums,
-    }
+        costs["generated_tokens"] += quadrants.generated_tokens
+    return {**costs, "evaluation_rollouts": evaluated}
 
 
-def _mean_cost(costs: Sequence[Row]) -> Row:
-    names = ("rollouts", "evaluation_rollouts", *_SUMS)
-    if not costs:
-        return {**dict.fromkeys(names), "rollouts_by_purpose": {}}
-    purposes = sorted({name for cost in costs for name in cost["rollouts_by_purpose"]})
-    return {
-        **{name: sum(cost[name] for cost in costs) / len(costs) for name in names},
-        "rollouts_by_purpose": {
-            name: sum(cost["rollouts_by_purpose"].get(name, 0) for cost in costs) / len(costs)
-            for name in purposes
-        },
-    }
+def _means(costs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = sorted({name for cost in costs for name in cost})
+    return {name: sum(cost.get(name, 0) for cost in costs) / len(costs) for name in names}
 
 
 def _scores(
@@ -259,29 +247,27 @@ def _scores(
     evaluations: Mapping[Cell, Evaluations],
     baseline: Sequence[Cell],
 ) -> Row:
-    """Return held-out figures over the finished seeds; None and {} if there are none."""
-    after = _samples(cells, evaluations)
-    before = _samples(cells, evaluations, "before")
+    """Return held-out figures over the finished seeds; those that are not known are left out."""
     # A run that took over an instruction was not evaluated under the suite's own.
     takes_over = bool(cells) and cells[0].row.takes_instruction
-    plain = None if takes_over else _samples(cells, evaluations, "plain", "after")
-    apart = None if takes_over else _samples(cells, evaluations, "plain")
-    score = after and after.focused(suite.focus)
-    scores: Row = {
-        "score": _mean(score),
-        "interval": score and interval(score),
-        "score_all": _mean(after),
-        "by_seed": {
-            str(cell.row.seed): float(row.mean())
-            for cell, row in zip(cells, score.rewards if score else (), strict=True)
-        },
-    }
-    for name, samples in (("plain", plain), ("before", before)):
-        focused = samples and samples.focused(suite.focus)
-        scores |= {name: _mean(focused), f"{name}_all": _mean(samples)}
-        scores[f"{name}_interval"] = focused and interval(focused)
-    for name, samples in (("", after), ("plain_", apart), ("before_", before)):
-        scores[f"{name}by_stratum"] = samples.by_stratum() if samples else {}
+    scores: Row = {}
+    for name, prefix, whens in (
+        ("score", "", ("after",)),
+        ("plain", "plain_", ("plain", "after")),
+        ("before", "before_", ("before",)),
+    ):
+        samples = _samples(cells, evaluations, *whens)
+        if samples is None or (takes_over and name == "plain"):
+            continue
+        focused = samples.focused(suite.focus)
+        scores[name], scores[f"{name}_all"] = _mean(focused), _mean(samples)
+        scores[f"{prefix}interval"] = interval(focused)
+        if _samples(cells, evaluations, whens[0]) is not None:
+            scores[f"{prefix}by_stratum"] = samples.by_stratum()
+        if name == "score":
+            seeds = [str(cell.row.seed) for cell in cells]
+            by_seed = focused.rewards.mean(axis=1).tolist()
+            scores["by_seed"] = dict(zip(seeds, by_seed, strict=True))
     scores |= _quadrants(suite, cells)
     if takes_over and (plain_scores := scores["quadrants"].get("trained_plain")):
         scores["plain"], scores["plain_interval"] = plain_scores["greedy"].values()
@@ -297,40 +283,37 @@ def _quadrants(suite: SuiteConfig, cells: Sequence[Cell]) -> Row:
     by_seed = [quadrants for quadrants in read if quadrants is not None]
     if not by_seed or len(by_seed) < len(cells):
         return {"quadrants": {}, "divergence": {}}
-    focus = suite.focus or ""
-    kept = [[i for i, name in enumerate(q.strata) if name.startswith(focus)] for q in by_seed]
 
-    def of_focus(values: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        return [[row[i] for i in at] for row, at in zip(values, kept, strict=True)]
+    def focused(seed: Quadrants, values: Sequence[Any]) -> list[Any]:
+        focus = suite.focus or ""
+        return [v for v, name in zip(values, seed.strata, strict=True) if name.startswith(focus)]
+
+    questions = np.array([focused(seed, seed.questions) for seed in by_seed])
+    strata = np.array([focused(seed, seed.strata) for seed in by_seed])
 
     def spread(values: Sequence[Sequence[float]]) -> Row:
         """Return mean and interval of a value a question, seed by seed."""
-        samples = Samples(
-            np.array(values, dtype=float),
-            np.array(of_focus([quadrants.questions for quadrants in by_seed])),
-            np.array(of_focus([quadrants.strata for quadrants in by_seed])),
-        )
-        return {"mean": float(samples.rewards.mean()), "interval": interval(samples)}
+        samples = Samples(np.array(values, dtype=float), questions, strata)
+        return {"mean": _mean(samples), "interval": interval(samples)}
 
-    quadrants = {
-        quadrant: {
-            decoding: spread(of_focus([q.rewards[quadrant][decoding] for q in by_seed]))
-            for decoding in DECODINGS
-        }
-        for quadrant in QUADRANTS
+    return {
+        "quadrants": {
+            name: {
+                decoding: spread([focused(q, q.rewards[name][decoding]) for q in by_seed])
+                for decoding in DECODINGS
+            }
+            for name in QUADRANTS
+        },
+        "divergence": {
+            prompt: spread([per_question(focused(q, q.divergences[prompt])) for q in by_seed])
+            for prompt in PROMPTS
+            if all(q.trained for q in by_seed)
+        },
     }
-    divergence = {
-        prompt: spread(
-            [per_question(row) for row in of_focus([q.divergences[prompt] for q in by_seed])]
-        )
-        for prompt in PROMPTS
-        if all(q.trained for q in by_seed)
-    }
-    return {"quadrants": quadrants, "divergence": divergence}
 
 
-def _mean(samples: Samples | None) -> float | None:
-    return None if samples is None else float(samples.rewards.mean())
+def _mean(samples: Samples) -> float:
+    return float(samples.rewards.mean())
 
 
 def _against(
@@ -340,19 +323,17 @@ def _against(
     baseline: Sequence[Cell],
 ) -> Row:
     """Return the gain over the baseline on the seeds that both have finished."""
-    nothing: Row = {"gain": None, "gain_interval": None, "probability_of_improvement": None}
     if not cells or cells[0].row.entry.key == slug(suite.baseline):
-        return nothing
-    baseline_by_seed = {cell.row.seed: cell for cell in baseline}
-    both = [cell for cell in cells if cell.row.seed in baseline_by_seed]
+        return {}
+    by_seed = {cell.row.seed: cell for cell in baseline}
+    both = [cell for cell in cells if cell.row.seed in by_seed]
     ours = _samples(both, evaluations)
-    theirs = _samples([baseline_by_seed[cell.row.seed] for cell in both], evaluations)
+    theirs = _samples([by_seed[cell.row.seed] for cell in both], evaluations)
     if ours is None or theirs is None:
-        return nothing
+        return {}
     ours, theirs = ours.focused(suite.focus), theirs.focused(suite.focus)
-    difference = gain(ours, theirs)
-    if difference is None:
-        return nothing
+    if (difference := gain(ours, theirs)) is None:
+        return {}
     return {
         "gain": difference[0],
         "gain_interval": difference[1],
@@ -360,42 +341,38 @@ def _against(
     }
 
 
-def _verdict(summary: Mapping[str, Any]) -> str:
+def _verdict(suite: SuiteSummary) -> str:
     """Say in one sentence what the group "ours" gained over the baseline; without it, the best."""
-    rows = {row["name"]: row for row in summary["methods"]}
-    baseline = rows[summary["baseline"]]
-    others = [row for row in rows.values() if row.get("gain") is not None]
-    if baseline["score"] is None or not others:
+    baseline = suite.baseline_method
+    others = [row for row in suite.methods if row.gain is not None]
+    if baseline.score is None or not others:
         return "No comparison yet: too few runs are finished."
-    ours = [row for row in others if row["group"] == "ours"][:_COMPARED]
-    compared = ours or [max(others, key=lambda row: row["gain"])]
-    shares = summary["measure"] == EXACT_MATCH
-    clauses = [_gained(row, baseline["label"], shares) for row in compared]
-    paired = {len(row["by_seed"].keys() & baseline["by_seed"].keys()) for row in compared}
+    ours = [row for row in others if row.group == "ours"][:_COMPARED]
+    compared = ours or [max(others, key=lambda row: row.gain or 0.0)]
+    clauses = [_gained(row, baseline.label, suite.shares) for row in compared]
+    paired = {len(row.by_seed.keys() & baseline.by_seed.keys()) for row in compared}
     seeds = " to ".join(map(str, sorted({min(paired), max(paired)})))
-    what = summary["measure"]
-    if summary["focus"]:
-        what += f" on the strata {summary['focus']}…"
+    what = f"{suite.measure} on the strata {suite.focus}…" if suite.focus else suite.measure
     return (
         f"{'; '.join(clauses)}: held-out {what} over {seeds} seed{'s' * (seeds != '1')}, at a "
-        f"budget of {summary['budget']:,} policy rollouts."
+        f"budget of {suite.budget:,} policy rollouts."
     )
 
 
-def _gained(row: Row, baseline: str, shares: bool) -> str:
+def _gained(row: SuiteMethod, baseline: str, shares: bool) -> str:
     """Say what a row gained: "INSPO ends 64.9 points (95 %: 59.2 to 70.4) above Search-R1"."""
 
     def size(value: float, sign: str = "") -> str:
         text = f"{value * 100:{sign}.1f}" if shares else f"{value:{sign}.3f}"
         return text.replace("-", "−")
 
-    low, high = row["gain_interval"]
+    gained, (low, high) = row.gain or 0.0, row.gain_interval or (0.0, 0.0)
     if low <= 0 <= high:
         ends = f"{size(low, '+')} to {size(high, '+')}"
-        return f"{row['label']} cannot be told apart from {baseline} (95 %: {ends})"
+        return f"{row.label} cannot be told apart from {baseline} (95 %: {ends})"
     near, far = sorted((abs(low), abs(high)))
     points = " points" if shares else ""
     return (
-        f"{row['label']} ends {size(abs(row['gain']))}{points} (95 %: {size(near)} to {size(far)}) "
+        f"{row.label} ends {size(abs(gained))}{points} (95 %: {size(near)} to {size(far)}) "
         f"{'below' if high < 0 else 'above'} {baseline}"
     )

@@ -13,9 +13,6 @@ from cotune.run.ledger import PURPOSES
 from cotune.run.run_dir import RunDir, read_summary
 from cotune.run.scores import EXACT_MATCH
 
-KIND = "suite"
-"""The `kind` of a suite's summary.json."""
-
 GROUPS: Mapping[Group, str] = {
     "trained": "Trained",
     "prompt": "Prompt only",
@@ -25,14 +22,6 @@ GROUPS: Mapping[Group, str] = {
 """The groups of methods in the order of the tables, with their headings."""
 
 Status = Literal["ok", "failed", "unequal", "unfinished"]
-
-STATUSES: Mapping[Status, str] = {
-    "ok": "",
-    "failed": "failed",
-    "unequal": "unequal compute",
-    "unfinished": "unfinished",
-}
-"""The outcomes of a method's runs, as the tables name them."""
 
 Ends = tuple[float, float]
 
@@ -64,7 +53,7 @@ class SuiteMethod(_Read):
         name, label: its key in the suite file, and its name in tables.
         group: one of `GROUPS`.
         compute: its compute class: "1x", "2x".
-        status: one of `STATUSES`; `problem` says why it is not "ok".
+        problem: why its status is not "ok".
         score: held-out score after training, under the best instruction; over the suite's `focus`,
             `score_all` over all questions. Likewise `plain`, under the initial instruction, and
             `before`, before training. `interval` and `…_interval` are their 95 % intervals.
@@ -89,40 +78,41 @@ class SuiteMethod(_Read):
     compute: str
     status: Status
     problem: str
-    score: float | None
-    interval: Ends | None
-    by_seed: dict[str, float]
-    by_stratum: dict[str, float]
-    gain: float | None
-    gain_interval: Ends | None
-    probability_of_improvement: float | None
-    plain: float | None
-    plain_interval: Ends | None
-    plain_all: float | None
-    plain_by_stratum: dict[str, float]
+    score: float | None = None
+    interval: Ends | None = None
+    by_seed: dict[str, float] = {}
+    by_stratum: dict[str, float] = {}
+    gain: float | None = None
+    gain_interval: Ends | None = None
+    probability_of_improvement: float | None = None
+    plain: float | None = None
+    plain_interval: Ends | None = None
+    plain_all: float | None = None
+    plain_by_stratum: dict[str, float] = {}
     quadrants: dict[str, dict[str, Spread]]
     divergence: dict[str, Spread]
-    before: float | None
-    before_all: float | None
-    before_by_stratum: dict[str, float]
-    score_all: float | None
-    rollouts: float | None
-    rollouts_by_purpose: dict[str, float]
-    evaluation_rollouts: float | None
-    generated_tokens: float | None
-    llm_calls: float | None
-    money: float | None
-    seconds: float | None
+    before: float | None = None
+    before_interval: Ends | None = None
+    before_all: float | None = None
+    before_by_stratum: dict[str, float] = {}
+    score_all: float | None = None
+    rollouts: float | None = None
+    rollouts_by_purpose: dict[str, float] = {}
+    evaluation_rollouts: float | None = None
+    generated_tokens: float | None = None
+    llm_calls: float | None = None
+    money: float | None = None
+    seconds: float | None = None
     finished: int
     missing: dict[str, str]
-    instruction: str | None
-    hints: list[Hint]
+    instruction: str | None = None
+    hints: list[Hint] = []
     runs: dict[str, list[str]]
 
     @property
     def trouble(self) -> str:
         """The problem in a word or two; "" if there is none."""
-        return STATUSES[self.status]
+        return {"ok": "", "unequal": "unequal compute"}.get(self.status, self.status)
 
     @property
     def scored_twice(self) -> bool:
@@ -153,6 +143,8 @@ class SuiteSummary(_Read):
         methods: in the order of the suite file.
     """
 
+    schema_version: int = 1
+    kind: str = "suite"
     name: str
     caption: str
     baseline: str
@@ -166,7 +158,7 @@ class SuiteSummary(_Read):
     environment: str
     policy: str
     llm: str
-    verdict: str
+    verdict: str = ""
     created: float
     methods: list[SuiteMethod]
 
@@ -242,14 +234,9 @@ class SuiteSummary(_Read):
         return [p for p in PURPOSES if any(m.rollouts_by_purpose.get(p) for m in self.methods)]
 
 
-def is_suite(summary: Mapping[str, Any] | None) -> bool:
-    """Return whether a summary.json is a suite's."""
-    return (summary or {}).get("kind") == KIND
-
-
 def is_suite_folder(folder: Path) -> bool:
     """Return whether a folder is a suite's, finished or not."""
-    return not RunDir.is_run(folder) and is_suite(read_summary(folder))
+    return not RunDir.is_run(folder) and (read_summary(folder) or {}).get("kind") == "suite"
 
 
 def read_suite(folder: Path) -> Row:
@@ -259,7 +246,7 @@ def read_suite(folder: Path) -> Row:
         ConfigError: there is none, it cannot be read, or it is not a suite's.
     """
     summary = read_summary(folder)
-    if summary is None or not is_suite(summary):
+    if summary is None or summary.get("kind") != "suite":
         raise ConfigError(
             f"{folder} holds no suite's summary.json; give the output folder of cotune compare (for a run: "
             "cotune report, or cotune evaluate --json)"
