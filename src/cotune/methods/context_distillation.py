@@ -7,7 +7,7 @@ loop and every engine take their weights from here.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 from cotune.types import AnyDistillation, Distillation, Trajectory
 
 Floats = NDArray[np.float64]
-
-RATIO_FROM, RATIO_TO, RATIO_BINS = -4.0, 2.0, 24
-"""Bins of context ratios: the first and last log10, and the number of bins; four per decade."""
 
 
 def is_hinted(trajectory: Trajectory) -> bool:
@@ -73,8 +70,6 @@ class RatioStatistics:
     Attributes:
         count, total, lowest, highest: number, sum, minimum and maximum of the ratios.
         masked: tokens with weight 0.
-        counts: tokens by bin, RATIO_BINS + 2: the first holds ratios below 10^RATIO_FROM, the
-            last those from 10^RATIO_TO.
     """
 
     count: int = 0
@@ -82,7 +77,6 @@ class RatioStatistics:
     lowest: float = math.inf
     highest: float = 0.0
     masked: int = 0
-    counts: list[int] = field(default_factory=lambda: [0] * (RATIO_BINS + 2))
 
     def add(self, ratios: Floats, weights: Floats) -> None:
         """Add the tokens of one rollout, both (C,)."""
@@ -95,7 +89,6 @@ class RatioStatistics:
                     float(ratios.min()),
                     float(ratios.max()),
                     masked,
-                    ratio_counts(ratios),
                 )
             )
 
@@ -106,7 +99,6 @@ class RatioStatistics:
         self.lowest = min(self.lowest, other.lowest)
         self.highest = max(self.highest, other.highest)
         self.masked += other.masked
-        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics by name; empty if no token was counted."""
@@ -118,18 +110,6 @@ class RatioStatistics:
             "p2o/ratio_max": self.highest,
             "p2o/ratio_masked_share": self.masked / self.count,
         }
-
-    def histogram(self) -> dict[str, object]:
-        """Return the fields of a "context_ratios" event, which include the bins."""
-        return {"log10_from": RATIO_FROM, "log10_to": RATIO_TO, "counts": list(self.counts)}
-
-
-def ratio_counts(ratios: Floats) -> list[int]:
-    """Count the ratios (C,) in each bin, those out of range included; RATIO_BINS + 2."""
-    edges = np.linspace(RATIO_FROM, RATIO_TO, RATIO_BINS + 1)
-    with np.errstate(divide="ignore"):  # a ratio that underflowed to 0 is in the first bin
-        bins = np.searchsorted(edges, np.log10(ratios), side="right")
-    return np.bincount(bins, minlength=RATIO_BINS + 2).tolist()
 
 
 def batch_weights(

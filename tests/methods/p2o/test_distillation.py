@@ -8,16 +8,12 @@ import numpy as np
 import pytest
 
 from cotune.methods.context_distillation import (
-    RATIO_BINS,
-    RATIO_FROM,
-    RATIO_TO,
     RatioStatistics,
     batch_weights,
     context_ratios,
     is_distilled,
     is_hinted,
     masks,
-    ratio_counts,
     reweighs,
     token_weights,
 )
@@ -88,20 +84,7 @@ def test_statistics_of_two_processes() -> None:
             "p2o/ratio_masked_share": 0.4,
         }
     )
-    assert sum(here.counts) == here.count == 5
-
-
-def test_the_bins_of_ratios_by_hand() -> None:
-    low, high, bins = RATIO_FROM, RATIO_TO, RATIO_BINS
-    assert (low, high, bins) == (-4.0, 2.0, 24)
-    # Below all, on the first edge, just below 1, 1, on the mask's upper bound, above all.
-    counts = ratio_counts(np.array([0.0, 0.9e-4, 1e-4, 0.999, 1.0, 10.0, 100.0, 1e9]))
-    assert {i: n for i, n in enumerate(counts) if n} == {0: 2, 1: 1, 16: 1, 17: 1, 21: 1, 25: 2}
-    assert len(counts) == bins + 2
-    assert ratio_counts(np.array([])) == [0] * (bins + 2)
-    found = RatioStatistics()
-    found.add(np.array([1.0]), np.array([1.0]))
-    assert found.histogram() == {"log10_from": low, "log10_to": high, "counts": found.counts}
+    assert here.count == 5
 
 
 def test_who_is_hinted_and_who_distilled() -> None:

@@ -168,8 +168,6 @@ class JointTrainer(GRPOTrainer):
         joint.metrics = {**joint.metrics, **metrics}
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
-        if everyone.count and joint.coordinator.comm.rank == 0:
-            joint.parts.journal.event("context_ratios", joint.batches, **everyone.histogram())
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """Run a training step; with a frozen policy, only sample, since there is no gradient."""
