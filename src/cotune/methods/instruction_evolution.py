@@ -14,10 +14,11 @@ from cotune.methods.llm_health import LLMHealth
 from cotune.methods.method import RunShape
 from cotune.methods.text_evolution import (
     FENCED,
-    PLACEHOLDERS,
+    Form,
     Judge,
     Record,
     Reflector,
+    Report,
     Search,
     evolve_by_gepa,
     fenced_text,
@@ -101,11 +102,17 @@ def evolve_instruction(
     """
     record("gepa_phase", dev=len(dev), train=len(train), budget=search.budget)
     lineage = _Lineage(known, search, step, record, getattr(llm, "origin", "") or _ORIGIN)
-    reflector = InstructionReflector(
-        llm, rules, lineage.invalid, record, show_answers, description, known
+    reflector = Reflector(
+        llm,
+        instruction_form(rules, lineage.invalid, description),
+        record,
+        show_answers,
+        tried=[rules.original, *(one.text for one in known)],
+        shown={one.text: frozenset(one.shown) for one in known},
     )
     lineage.critiques, lineage.shown = reflector.critiques, reflector.shown
-    found = evolve_by_gepa(dev, train, judge, reflector, search, seed_key, lineage)
+    report = Report(lineage.accepted, lineage.rejected, lineage.progress)
+    found = evolve_by_gepa(dev, train, judge, reflector, search, seed_key, report)
     reflector.end_phase(health, "instruction", last=last)
     candidates = Candidates(
         tuple(map(lineage.of_text, found.texts)), found.scores, judge.evaluations, judge.lost
@@ -125,7 +132,7 @@ def evolve_instruction(
 
 
 class _Lineage:
-    """gepa's `Report` with ids: names accepted instructions and records events.
+    """Receive a `Report` with ids: names accepted instructions and records events.
 
     Attributes:
         critiques: the LLM's critique before each text.
@@ -283,52 +290,21 @@ def read_instruction(reply: str) -> tuple[str, str]:
     return critique.strip()[:_CRITIQUE_CHARS] if fence else "", fenced_text(said)
 
 
-class InstructionReflector(Reflector):
-    """Ask the LLM for instructions.
+def instruction_form(
+    rules: InstructionRules, reject: Callable[[str, str, str], None], description: str = ""
+) -> Form:
+    """Return how instructions are asked for and read.
 
     Args:
         rules: the contract of an instruction.
         reject: records a text that breaks the contract: text, parent, reason.
         description: the environment, described to the LLM.
-        known: instructions that a proposal must differ from, with their provenance.
-
-    Attributes:
-        critiques: the LLM's critique before each valid instruction.
     """
-
-    def __init__(
-        self,
-        llm: LLM,
-        rules: InstructionRules,
-        reject: Callable[[str, str, str], None],
-        record: Recorder,
-        show_answers: bool,
-        description: str = "",
-        known: Sequence[Instruction] = (),
-    ) -> None:
-        super().__init__(llm, record, show_answers)
-        self._rules, self._reject_text = rules, reject
-        self._surroundings = surroundings(description)
-        self._tried += [rules.original, *(one.text for one in known)]
-        self.shown |= {one.text: frozenset(one.shown) for one in known}
-        self._critique = ""
-        self.critiques: dict[str, str] = {}
-
-    def _prompt(self, parent: str, examples: Sequence[Record]) -> str:
-        kept = dict.fromkeys((*protocol_tags(self._rules.original), *self._rules.required))
-        return self._surroundings + instruction_prompt(parent, examples, kept)
-
-    def _read(self, reply: str) -> str:
-        self._critique, text = read_instruction(reply)
-        return text
-
-    def _broken(self, text: str, parent: str, tasks: Sequence[Task]) -> str | None:
-        if placed := [p for p in PLACEHOLDERS if p in text]:
-            return f"holds {', '.join(placed)}, which only the reflection prompt may"
-        reason = self._rules.check(text, parent, self._tried, tasks)
-        if reason is None:
-            self.critiques[text] = self._critique
-        return reason
-
-    def _reject(self, text: str, parent: str, reason: str) -> None:
-        self._reject_text(text, parent, reason)
+    about = surroundings(description)
+    kept = dict.fromkeys((*protocol_tags(rules.original), *rules.required))
+    return Form(
+        prompt=lambda parent, examples: about + instruction_prompt(parent, examples, kept),
+        read=read_instruction,
+        check=rules.check,
+        reject=reject,
+    )

@@ -21,6 +21,10 @@ _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 _RESERVED = re.compile(r"<\s*(?:/\s*)?(?:ins_\d+|score_\d+|example|history)\s*>", re.IGNORECASE)
 _ENVIRONMENT_TAG = re.compile(r"<\s*/?\s*environment\s*>", re.IGNORECASE)
 _THINK_TAG = re.compile(r"</?think>")
+_PLACEHOLDERS = (
+    "<curr_param>",
+    "<side_info>",
+)  # of gepa's prompt; in a parent they would be filled in
 MAX_CHARS = 4000
 """Length limit of an instruction or a hint, in characters."""
 
@@ -122,6 +126,8 @@ class InstructionRules:
             others: instructions alive or already tried, which it must not copy.
             tasks: the questions that its author was shown, whose answers it must not contain.
         """
+        if placed := [p for p in _PLACEHOLDERS if p in candidate]:
+            return f"holds {', '.join(placed)}, which only the reflection prompt may"
         if not candidate.strip():
             return "empty"
         if any("\ud800" <= character <= "\udfff" for character in candidate):

@@ -11,12 +11,11 @@ import hashlib
 import math
 import random
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from statistics import fmean, variance
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from cotune.errors import BudgetError, EngineError, LLMError
 from cotune.methods.instruction_rules import CUT_OFF, without_reasoning
@@ -31,8 +30,6 @@ SOLVED_AT = 0.5
 """A rollout whose reward reaches this is a success; the paper's rewards are 0 and 1."""
 Scoring = Literal["greedy", "sampled"]
 """The way a text is scored, by one rollout per question: greedily, or sampled as in training."""
-PLACEHOLDERS = ("<curr_param>", "<side_info>")
-"""Placeholders of gepa's reflection prompt; in a parent text they would be filled in."""
 _REFLECTION_CHARS = 72_000
 """Characters of the responses in a reflection prompt, together: a context of 32,768 tokens takes about as many
 of mathematics, with a reply of 2,048."""
@@ -194,11 +191,33 @@ def _fenced(reply: str) -> bool:
     return FENCED.search(said) is not None and bool(fenced_text(said).strip())
 
 
-class Reflector(ABC):
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How texts of a kind, instructions or hints, are asked for and read.
+
+    Attributes:
+        prompt: returns the prompt for a parent and examples.
+        read: returns (critique, text) of a reply; never raises.
+        check: returns why a text breaks the contract, or None: text, parent, texts tried, questions shown.
+        reject: records a text that breaks the contract: text, parent, reason.
+    """
+
+    prompt: Callable[[str, Sequence[Record]], str]
+    read: Callable[[str], tuple[str, str]]
+    check: Callable[[str, str, Sequence[str], Sequence[Task]], str | None]
+    reject: Callable[[str, str, str], None]
+
+
+class Reflector:
     """Ask the LLM for texts with gepa's prompts, one at a time, and keep count of the replies.
+
+    Args:
+        tried: texts that a new one must differ from.
+        shown: as the attribute, of the texts so far.
 
     Attributes:
         shown: by valid text, the ids of the questions that it or an ancestor was derived from.
+        critiques: by valid text, the LLM's critique before it.
         asked: requests sent to the LLM.
         proposed: replies received.
         fenced: of these, replies with a text within ``` blocks, after their reasoning.
@@ -208,10 +227,20 @@ class Reflector(ABC):
         broken: requests that were not made because all rollouts ended in an environment error.
     """
 
-    def __init__(self, llm: LLM, record: Recorder, show_answers: bool) -> None:
-        self._llm, self._record, self._show_answers = llm, record, show_answers
-        self._tried: list[str] = []
-        self.shown: dict[str, frozenset[str]] = {}
+    def __init__(
+        self,
+        llm: LLM,
+        form: Form,
+        record: Recorder,
+        show_answers: bool,
+        tried: Sequence[str] = (),
+        shown: Mapping[str, frozenset[str]] | None = None,
+    ) -> None:
+        self._llm, self._form = llm, form
+        self._record, self._show_answers = record, show_answers
+        self._tried = list(tried)
+        self.shown = dict(shown or {})
+        self.critiques: dict[str, str] = {}
         self.asked = self.proposed = self.fenced = self.valid = self.broken = 0
         self.reasons: list[str] = []
         self.spent = ""
@@ -231,7 +260,7 @@ class Reflector(ABC):
             bool(ts) and not left for (_, ts), (_, left) in zip(jobs, shown, strict=True)
         )
         prompts = [
-            self._prompt(
+            self._form.prompt(
                 parent, [example(t, self._show_answers, _REFLECTION_CHARS // len(ts)) for t in ts]
             )
             if ts
@@ -258,17 +287,18 @@ class Reflector(ABC):
         if reply.truncated:
             return self._fail(CUT_OFF)
         self.proposed += 1
-        fenced, text = _fenced(reply.text), self._read(reply.text)
+        fenced, (critique, text) = _fenced(reply.text), self._form.read(reply.text)
         self.fenced += fenced
-        reason = self._broken(text, parent, [t.task for t in rollouts])
+        reason = self._form.check(text, parent, self._tried, [t.task for t in rollouts])
         # An apology or an error page is a reply, too, and may break no other rule.
         reason = reason or (None if fenced else _UNFENCED)
         if reason is not None:
             self._blame(f"broke the contract: {reason}")
-            self._reject(text, parent, reason)
+            self._form.reject(text, parent, reason)
             return None
         self.valid += 1
         self._tried.append(text)
+        self.critiques[text] = critique
         known = self.shown.get(text, frozenset()) | self.shown.get(parent, frozenset())
         seen = rollouts if reads_prompts(self._llm) else ()
         self.shown[text] = known.union(t.task.id for t in seen)
@@ -303,22 +333,6 @@ class Reflector(ABC):
             spent=self.spent,
             last=last,
         )
-
-    @abstractmethod
-    def _prompt(self, parent: str, examples: Sequence[Record]) -> str:
-        """Return the prompt for the LLM."""
-
-    @abstractmethod
-    def _read(self, reply: str) -> str:
-        """Return the text of a reply; never raises."""
-
-    @abstractmethod
-    def _broken(self, text: str, parent: str, tasks: Sequence[Task]) -> str | None:
-        """Return why a text, written after reading `tasks`, breaks the contract; None if it does not."""
-
-    @abstractmethod
-    def _reject(self, text: str, parent: str, reason: str) -> None:
-        """Record that a text breaks the contract."""
 
     def _fail(self, reason: str) -> None:
         self._blame(reason)
@@ -402,31 +416,21 @@ class Evolved:
     scores: tuple[tuple[float, ...], ...]
 
 
-class Report(Protocol):
-    """A receiver of a phase's progress."""
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is told of a phase's progress, and when.
 
-    def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
-        """Report a text that joined; both scores are means over dev."""
-        ...
+    Attributes:
+        accepted: a text that joined: text, parent, and the means of both over dev.
+        rejected: a valid text that did not join: text, parent, the means of both over its minibatch, and
+            whether it beat its parent, but no budget was left to score it on dev.
+        progress: before every iteration and after the last one: evaluations, texts with the seed, and the
+            highest mean over dev.
+    """
 
-    def rejected(
-        self, text: str, parent: str, score: float, parent_score: float, improved: bool
-    ) -> None:
-        """Report a valid text that did not join; both scores are means over its minibatch.
-
-        Args:
-            improved: whether it beat its parent, but no budget was left to score it on dev.
-        """
-        ...
-
-    def progress(self, evaluations: int, texts: int, best: float) -> None:
-        """Report progress before every iteration and after the last one.
-
-        Args:
-            texts: the number of texts, including the seed.
-            best: the highest mean over dev.
-        """
-        ...
+    accepted: Callable[[str, str, float, float], None]
+    rejected: Callable[[str, str, float, float, bool], None]
+    progress: Callable[[int, int, float], None]
 
 
 def evolve_by_gepa(
@@ -630,7 +634,7 @@ class _Limits:
                     texts[proposal.parent_program_ids[0]],
                     fmean(proposal.subsample_scores_after),
                     fmean(proposal.subsample_scores_before),
-                    improved=any(proposal is one for one in improved),
+                    any(proposal is one for one in improved),
                 )
         return chosen
 

@@ -8,10 +8,10 @@ import pytest
 
 from cotune.errors import BudgetError, ConfigError, EngineError, EvolutionError, LLMError
 from cotune.methods.gepa.gepa import Gepa, GepaOptions
-from cotune.methods.instruction_evolution import InstructionReflector, read_instruction
+from cotune.methods.instruction_evolution import instruction_form, read_instruction
 from cotune.methods.instruction_rules import InstructionRules
 from cotune.methods.method import Context
-from cotune.methods.text_evolution import example
+from cotune.methods.text_evolution import Reflector, example
 from cotune.testing import ScriptedLLM
 from cotune.types import (
     Assignment,
@@ -243,10 +243,9 @@ def test_what_breaks_the_contract_is_rejected_and_the_search_ends_in_an_error(
 @pytest.mark.parametrize("placeholder", ["<curr_param>", "<side_info>"])
 def test_a_placeholder_of_the_reflection_prompt_breaks_the_contract(placeholder: str):
     rejected: list[str] = []
-    reflector = InstructionReflector(
+    reflector = Reflector(
         ScriptedLLM([f"```\n{INITIAL} Read {placeholder} with care and search again.\n```"]),
-        InstructionRules(INITIAL),
-        lambda text, parent, reason: rejected.append(reason),
+        instruction_form(InstructionRules(INITIAL), lambda *refused: rejected.append(refused[-1])),
         lambda kind, /, **fields: None,
         False,
     )
@@ -260,9 +259,8 @@ def test_a_placeholder_of_the_reflection_prompt_breaks_the_contract(placeholder:
 def test_only_an_author_that_reads_was_shown_questions(origin: str, shown: set[str]):
     llm = ScriptedLLM([f"```\n{INITIAL} Search for each part with care.\n```"])
     llm.origin = origin  # pyright: ignore[reportAttributeAccessIssue]
-    reflector = InstructionReflector(
-        llm, InstructionRules(INITIAL), lambda *_: None, lambda *_, **__: None, False
-    )
+    form = instruction_form(InstructionRules(INITIAL), lambda *_: None)
+    reflector = Reflector(llm, form, lambda *_, **__: None, False)
     prompt = Prompt(INITIAL)
     assignment = Assignment(make_tasks(1)[0], prompt, prompt, "", 0)
     (text,) = reflector.propose([(INITIAL, [make_trajectory(assignment, 0.0)])])

@@ -3,6 +3,8 @@
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
 
 from cotune.methods.instruction_rules import surroundings, without_reasoning
 from cotune.methods.llm_health import LLMHealth
@@ -12,9 +14,11 @@ from cotune.methods.text_evolution import (
     FENCED,
     MINIBATCH,
     SOLVED_AT,
+    Evolved,
+    Form,
     Judge,
-    Record,
     Reflector,
+    Report,
     Search,
     dev_count,
     evolve_by_gepa,
@@ -40,38 +44,22 @@ def read_hint(reply: str) -> str:
     return fenced_text(said) if said else reply.strip()
 
 
-class HintReflector(Reflector):
-    """Ask for hints with gepa's prompt.
+def hint_form(rules: HintRules, instruction: str, record: Recorder, description: str = "") -> Form:
+    """Return how hints are asked for and read.
 
     Args:
         instruction: the instruction that the policy sees with the hint.
         description: the environment, described to the LLM, before gepa's prompt.
     """
-
-    def __init__(
-        self,
-        llm: LLM,
-        rules: HintRules,
-        instruction: str,
-        record: Recorder,
-        show_answers: bool,
-        description: str = "",
-    ) -> None:
-        super().__init__(llm, record, show_answers)
-        self._rules, self._instruction = rules, instruction
-        self._surroundings = surroundings(description)
-
-    def _prompt(self, parent: str, examples: Sequence[Record]) -> str:
-        return self._surroundings + gepa_prompt(parent, examples)
-
-    def _read(self, reply: str) -> str:
-        return read_hint(reply)
-
-    def _broken(self, text: str, parent: str, tasks: Sequence[Task]) -> str | None:
-        return self._rules.check(text, parent, self._tried, tasks, self._instruction)
-
-    def _reject(self, text: str, parent: str, reason: str) -> None:
-        self._record("hint_rejected", reason=reason, text=text, parent=parent)
+    about = surroundings(description)
+    return Form(
+        prompt=lambda parent, examples: about + gepa_prompt(parent, examples),
+        read=lambda reply: ("", read_hint(reply)),
+        check=partial(rules.check, instruction=instruction),
+        reject=lambda text, parent, reason: record(
+            "hint_rejected", reason=reason, text=text, parent=parent
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,42 +82,6 @@ class PhaseResult:
     def accepted(self) -> int:
         """Return the number of proposals in the pool."""
         return len(self.pool.texts) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class HintSearch:
-    """The inputs of a search for hints.
-
-    Attributes:
-        dev: hard questions that hints are scored on.
-        train: hard questions that are reflected on.
-        judge: rolls out under a hint and counts evaluations.
-        reflector: writes hints.
-        seed_key: seed of all draws.
-    """
-
-    dev: Sequence[Task]
-    train: Sequence[Task]
-    judge: Judge
-    reflector: Reflector
-    options: HintOptions
-    seed_key: str
-    record: Recorder
-
-    @property
-    def budget(self) -> int:
-        """Return the evaluations that it may spend."""
-        return self.options.evaluations(len(self.dev))
-
-    def pool(self, texts: Sequence[str], scores: Sequence[Sequence[float]]) -> HintPool:
-        """Return the pool of the hints, with what the reflector was shown for each."""
-        known, none = self.reflector.shown, frozenset[str]()
-        return HintPool(
-            tuple(texts),
-            tuple(task.id for task in self.dev),
-            tuple(map(tuple, scores)),
-            tuple(known.get(text, none) for text in texts),
-        )
 
 
 def evolve_hints(
@@ -174,9 +126,30 @@ def evolve_hints(
         reflection=options.reflection,
     )
     judge = Judge(lambda hint: Prompt(instruction, hint), rollout, record, scoring=options.scoring)
-    reflector = HintReflector(llm, rules, instruction, record, options.show_answers, description)
-    search = evolve_from_empty if options.reflection == "gepa" else reflect_once
-    pool = search(HintSearch(dev, train, judge, reflector, options, seed_key, record))
+    form = hint_form(rules, instruction, record, description)
+    reflector = Reflector(llm, form, record, options.show_answers)
+    report = Report(
+        accepted=lambda text, parent, score, _: record(
+            "hint_accepted", text=text, parent=parent, mean_dev_score=score
+        ),
+        rejected=lambda *_: None,  # "hint_phase_ended" counts them
+        progress=lambda evaluations, texts, best: record(
+            "hint_progress",
+            evaluations=evaluations,
+            budget=budget,
+            hints=texts,
+            best_mean_dev_score=best,
+        ),
+    )
+    search = Search(seed="", budget=budget, beam=options.beam, barren=_BARREN_ROUNDS)
+    evolve = evolve_by_gepa if options.reflection == "gepa" else reflect_once
+    evolved = evolve(dev, train, judge, reflector, search, seed_key, report)
+    pool = HintPool(
+        evolved.texts,
+        tuple(task.id for task in dev),
+        evolved.scores,
+        tuple(reflector.shown.get(text, frozenset[str]()) for text in evolved.texts),
+    )
     result, cover = PhaseResult(pool, judge.evaluations, judge.lost, reflector), covering(pool)
     record(
         "hint_phase_ended",
@@ -200,80 +173,47 @@ def evolve_hints(
     return result
 
 
-def evolve_from_empty(phase: HintSearch) -> HintPool:
-    """Return the empty hint and all that gepa accepted from it, with their scores on dev."""
-    options, dev = phase.options, phase.dev
-    search = Search(
-        seed="",
-        budget=phase.budget,
-        beam=options.beam,
-        barren=_BARREN_ROUNDS,
-    )
-    report = _HintReport(search.budget, phase.record)
-    found = evolve_by_gepa(
-        dev, phase.train, phase.judge, phase.reflector, search, phase.seed_key, report
-    )
-    return phase.pool(found.texts, found.scores)
-
-
-@dataclass(frozen=True, slots=True)
-class _HintReport:
-    """Record accepted hints and the progress of a phase."""
-
-    budget: int
-    record: Recorder
-
-    def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
-        self.record("hint_accepted", text=text, parent=parent, mean_dev_score=score)
-
-    def rejected(
-        self, text: str, parent: str, score: float, parent_score: float, improved: bool
-    ) -> None:
-        """Reported by the counts of "hint_phase_ended"."""
-
-    def progress(self, evaluations: int, texts: int, best: float) -> None:
-        self.record(
-            "hint_progress",
-            evaluations=evaluations,
-            budget=self.budget,
-            hints=texts,
-            best_mean_dev_score=best,
-        )
-
-
-def reflect_once(phase: HintSearch) -> HintPool:
+def reflect_once(
+    dev: Sequence[Task],
+    train: Sequence[Task],
+    judge: Judge,
+    reflector: Reflector,
+    search: Search,
+    seed_key: str,
+    report: Report,
+) -> Evolved:
     """Single-turn reflection (the paper's ablation): hints written from the empty one, none evolved.
 
     Asks about minibatches of train, each evaluated once without a hint, until there are `beam`
     valid hints, or as many as the budget can score on dev, or two rounds in a row bring none, or the
     LLM's budget is spent. All hints and the empty one are then scored on dev in one batch.
     """
-    options, dev, judge, budget = phase.options, phase.dev, phase.judge, phase.budget
-    minibatches = _minibatches(phase.train, MINIBATCH, phase.seed_key)
+    minibatches = _minibatches(train, MINIBATCH, seed_key)
     hints: list[str] = []
     barren = 0
     while barren < _BARREN_ROUNDS:
         # Each further hint costs its minibatch now and its dev scores at the end.
-        left = budget - judge.evaluations - (1 + len(hints)) * len(dev)
-        wanted = min(options.beam - len(hints), left // (MINIBATCH + len(dev)))
+        left = search.budget - judge.evaluations - (1 + len(hints)) * len(dev)
+        wanted = min(search.beam - len(hints), left // (MINIBATCH + len(dev)))
         if wanted < 1:
             break
         done = judge.evaluate([("", next(minibatches)) for _ in range(wanted)])
         open_ones = [ts for ts in done if any(t.reward < SOLVED_AT for t in ts)]
-        new = phase.reflector.propose([("", ts) for ts in open_ones])
+        new = reflector.propose([("", ts) for ts in open_ones])
         valid = [hint for hint in new if hint is not None]
         barren = 0 if valid else barren + 1
         hints += valid
-        if phase.reflector.spent:
+        if reflector.spent:
             break
     texts = ["", *hints]
-    scores = [[t.reward for t in ts] for ts in judge.evaluate([(h, dev) for h in texts])]
-    pool, report = phase.pool(texts, scores), _HintReport(budget, phase.record)
-    means = [pool.mean(i) for i in range(len(texts))]
+    scores = tuple(
+        tuple(t.reward for t in ts) for ts in judge.evaluate([(hint, dev) for hint in texts])
+    )
+    means = [fmean(row) for row in scores]
     for text, mean in zip(hints, means[1:], strict=True):
         report.accepted(text, "", mean, means[0])
     report.progress(judge.evaluations, len(texts), max(means))
-    return pool
+    return Evolved(tuple(texts), scores)
 
 
 def _minibatches(train: Sequence[Task], size: int, seed_key: str) -> Iterator[list[Task]]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from cotune.methods.instruction_rules import InstructionRules
 from cotune.methods.leaks import quoted_solution
-from cotune.methods.text_evolution import PLACEHOLDERS
 from cotune.types import Task
 
 _THINK_TAG = re.compile(r"</?think>")
@@ -45,8 +44,6 @@ class HintRules(InstructionRules):
                 contain.
             instruction: the policy's instruction; text already in it is not a leak.
         """
-        if placed := [p for p in PLACEHOLDERS if p in candidate]:
-            return f"holds {', '.join(placed)}, which only the reflection prompt may"
         if not think_tags_match(candidate):
             return "unclosed or stray think tag"
         known, tasks = f"{instruction}\n{parent}", list(tasks)
