@@ -1,5 +1,6 @@
 """Roll out a run's quadrants: {initial, trained weights} × {initial, best instruction}."""
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from cotune.experiments.evaluate.quadrants import (
     hash_of_best,
     relative,
 )
-from cotune.experiments.evaluate.question_sets import QuestionSet, question_sets
+from cotune.experiments.evaluate.question_sets import question_sets
 from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.rollout.coordinator import Coordinator
 from cotune.run.run_dir import RunDir
@@ -92,38 +93,51 @@ def evaluate_quadrants(
                 [questions.name], strategy="static",
             )  # fmt: skip
     temperature = options.temperature or config.training.temperature
-    measure = measure_of(environment, questions.rewards)
-    ids = tuple(task.id for task in questions.tasks)
-    rollouts = {
-        (name, prompt): _Rollouts(policy, questions, prompt, k)
-        for name, policy in policies.items()
-        for prompt in dict.fromkeys(prompts.values())
-    }
+    cost = Counter[str]()
+
+    def roll_out(policy: Coordinator, prompt: Prompt) -> list[Trajectory]:
+        """Add its rewards, and return one sampled rollout of each question."""
+        coordinator, first = on_questions(policy, questions), list[Trajectory]()
+
+        def keep(rollouts: Sequence[Trajectory]) -> None:
+            tokens = sum(t.generated_tokens for t in rollouts)
+            cost.update(rollouts=len(rollouts), generated_tokens=tokens)
+            # Without its text, so that many fit into memory.
+            first.extend(replace(t, turns=(), logprobs=()) for t in rollouts[::k])
+
+        for decoding, size in (("greedy", 1), ("sampled", k)):
+            first.clear()
+            values = values_of(
+                coordinator, questions, prompt, {"reward": lambda ts: [t.reward for t in ts]},
+                size, greedy=decoding == "greedy", seen=keep,
+            )  # fmt: skip
+            rewards[policy, prompt][decoding] = [sum(each) / size for each in values["reward"]]
+        return first
+
+    rewards: dict[tuple[Coordinator, Prompt], dict[str, list[float]]] = defaultdict(dict)
     divergences: dict[Prompt, list[tuple[float, int]]] = {}
-    for prompt in dict.fromkeys(prompts.values()) if trained else ():
-        first = rollouts["trained", prompt].first
-        divergences[prompt] = _divergences(policies, first, temperature)
+    for prompt in dict.fromkeys(prompts.values()):
+        rollouts = [roll_out(policy, prompt) for policy in policies.values()]
+        if trained:
+            divergences[prompt] = _divergences(policies, rollouts[-1], temperature)
     return Quadrants.measured(
         split=questions.name,
-        measure=measure,
+        measure=measure_of(environment, questions.rewards),
         samples=k,
         temperature=temperature,
         initial=initial,
         best=found_best,
         trained=trained,
-        questions=ids,
+        questions=[task.id for task in questions.tasks],
         strata=[task.stratum for task in questions.tasks],
         rewards={
-            f"{weights}_{name}": rollouts[
-                weights if weights in policies else "initial", prompt
-            ].rewards
+            f"{weights}_{name}": rewards[policies.get(weights, policies["initial"]), prompt]
             for weights in ("initial", "trained")
             for name, prompt in prompts.items()
         },
         divergences={name: divergences[p] for name, p in prompts.items() if p in divergences},
         since="" if since is None else relative(since.path, run.path),
-        rollouts=sum(each.rollouts for each in rollouts.values()),
-        generated_tokens=sum(each.tokens for each in rollouts.values()),
+        **cost,
         of=hash_of_best(run.path),
     )
 
@@ -132,36 +146,6 @@ def _policy(
     config: RunConfig, environment: Any, options: EvaluationOptions, best: Path | None
 ) -> Coordinator:
     return run_policy(config, environment, best=best, temperature=options.temperature)
-
-
-class _Rollouts:
-    """The rewards of a policy under a prompt, and a sampled rollout of each question."""
-
-    def __init__(self, policy: Coordinator, questions: QuestionSet, prompt: Prompt, k: int) -> None:
-        self.rollouts = self.tokens = 0
-        self.first: list[Trajectory] = []
-        coordinator = on_questions(policy, questions)
-        metrics = {"reward": lambda ts: [t.reward for t in ts]}
-
-        def count(found: Sequence[Trajectory]) -> None:
-            self.rollouts += len(found)
-            self.tokens += sum(t.generated_tokens for t in found)
-
-        def keep(found: Sequence[Trajectory]) -> None:
-            count(found)
-            # Without its text, so that many fit into memory.
-            self.first += [replace(t, turns=(), logprobs=()) for t in found[::k]]
-
-        (greedy,) = values_of(
-            coordinator, questions, prompt, metrics, 1, greedy=True, seen=count
-        ).values()
-        (sampled,) = values_of(
-            coordinator, questions, prompt, metrics, k, greedy=False, seen=keep
-        ).values()
-        self.rewards = {
-            "greedy": [value for (value,) in greedy],
-            "sampled": [sum(values) / k for values in sampled],
-        }
 
 
 def _divergences(

@@ -1,7 +1,6 @@
 """Quadrants as a table: the four scores, with the gains at its margins."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,62 +15,45 @@ GAIN = "gain"
 DIVERGENCE, OF = "KL to initial", "nats per token"
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of the table: scores by column, None if there is none.
-
-    Attributes:
-        label: its name.
-        cells: one a column: the prompts, and the gain of the best instruction if they differ.
-        gains: whether each cell is a difference.
-    """
-
-    label: str
-    cells: tuple[Estimate | None, ...]
-    gains: tuple[bool, ...]
+Line = tuple[str, list[tuple[Estimate | None, bool]]]
+"""A label; by column a score, and whether it is a difference."""
 
 
 def columns(quadrants: Quadrants) -> list[str]:
-    """Return the headings of the columns."""
-    found = [PROMPT_LABELS[prompt] for prompt in quadrants.prompts]
-    return [*found, GAIN] if len(found) > 1 else found
+    """Return the headings of the columns: the prompts, and the gain of the best one if they differ."""
+    headings = [PROMPT_LABELS[prompt] for prompt in quadrants.prompts]
+    return [*headings, GAIN] if len(headings) > 1 else headings
 
 
 def blocks(quadrants: Quadrants) -> Iterator[tuple[str, list[Line]]]:
     """Yield each decoding with its lines (both weights, and what training gained); last the divergence."""
     prompts, both = quadrants.prompts, len(quadrants.prompts) > 1
-    marks = (*(False for _ in prompts), *(True,) * both)
     for decoding, heading in (("greedy", "greedy"), ("sampled", f"avg@{quadrants.samples}")):
-        scores, gains = quadrants.scores, {k: v[decoding] for k, v in quadrants.gains.items()}
+        scores = {name: each[decoding] for name, each in quadrants.scores.items()}
+        gains = {name: (each[decoding], True) for name, each in quadrants.gains.items()}
         lines: list[Line] = []
         for weights in quadrants.weights:
-            cells = [scores[f"{weights}_{prompt}"][decoding] for prompt in prompts]
-            cells += [gains[f"prompt_{weights}"]] * both
-            lines.append(Line(WEIGHT_LABELS[weights], tuple(cells), marks))
+            cells = [(scores[f"{weights}_{prompt}"], False) for prompt in prompts]
+            lines.append((WEIGHT_LABELS[weights], [*cells, *[gains[f"prompt_{weights}"]] * both]))
         if quadrants.trained:
-            cells = [gains[f"weights_{prompt}"] for prompt in prompts] + [gains["both"]] * both
-            lines.append(Line(GAIN, tuple(cells), (True,) * len(cells)))
+            names = [*(f"weights_{prompt}" for prompt in prompts), *["both"] * both]
+            lines.append((GAIN, [gains[name] for name in names]))
         yield heading, lines
     if quadrants.divergence:
-        found = tuple(quadrants.divergence[prompt] for prompt in prompts)
-        yield DIVERGENCE, [Line(OF, (*found, *(None,) * both), marks)]
+        cells = [(quadrants.divergence[prompt], False) for prompt in prompts]
+        yield DIVERGENCE, [(OF, [*cells, *[(None, False)] * both])]
 
 
 def notes(quadrants: Quadrants) -> list[str]:
     """Say which quadrants coincide, and what the numbers are based on."""
-    lines = coincidences(same=len(quadrants.prompts) == 1, frozen=not quadrants.trained)
+    same = ["The best instruction is the initial one."] * (len(quadrants.prompts) == 1)
+    frozen = ["The weights were not trained."] * (not quadrants.trained)
     told = (
         f"{len(quadrants.questions):,} {quadrants.split} questions; {quadrants.samples} sampled "
         f"rollout{'s' * (quadrants.samples != 1)} of each at "
         f"temperature {quadrants.temperature:g}; 95 % intervals over questions"
     )
-    return [*lines, told]
-
-
-def coincidences(*, same: bool, frozen: bool) -> list[str]:
-    """Say which quadrants coincide because the instruction is the same or the weights are frozen."""
-    said = ["The best instruction is the initial one."] if same else []
-    return [*said, "The weights were not trained."] if frozen else said
+    return [*same, *frozen, told]
 
 
 def show(quadrants: Quadrants, console: Console) -> None:
@@ -84,12 +66,9 @@ def show(quadrants: Quadrants, console: Console) -> None:
         form, scale = ((".1f", ".0f"), 100) if shares else ((".2f", ".2f"), 1)
         if heading == DIVERGENCE:
             form, scale = (".2g", ".2g"), 1
-        for line in lines:
-            cells = (
-                "" if found is None else _cell(found, gain, form, scale)
-                for found, gain in zip(line.cells, line.gains, strict=True)
-            )
-            table.add_row(f"  {line.label}", *cells)
+        for label, cells in lines:
+            texts = (_cell(score, gain, form, scale) if score else "" for score, gain in cells)
+            table.add_row(f"  {label}", *texts)
     console.print(table)
     for note in notes(quadrants):
         console.print(note, markup=False, highlight=False, soft_wrap=True)

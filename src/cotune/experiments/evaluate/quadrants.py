@@ -9,13 +9,12 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from dataclasses import asdict, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
-from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from cotune.errors import ConfigError
 from cotune.run.best import FILE as BEST
@@ -108,32 +107,24 @@ class Quadrants:
     ) -> Self:
         """Compute the scores of some rewards. The arguments are the attributes."""
 
-        def estimate(values: Sequence[float]) -> Estimate:
-            return mean_estimate(values, questions, strata)
+        def estimates(values: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
+            return {name: mean_estimate(each, questions, strata) for name, each in values.items()}
 
-        def gained(one: str, other: str, decoding: str) -> list[float]:
-            pairs = zip(rewards[one][decoding], rewards[other][decoding], strict=True)
-            return [a - b for a, b in pairs]
+        def gained(one: str, other: str) -> dict[str, list[float]]:
+            return {
+                decoding: np.subtract(rewards[one][decoding], rewards[other][decoding]).tolist()
+                for decoding in DECODINGS
+            }
 
+        others["scores"] = {name: estimates(each) for name, each in rewards.items()}
+        others["gains"] = {name: estimates(gained(*pair)) for name, pair in GAINS.items()}
+        per_prompt = {prompt: per_question(each) for prompt, each in divergences.items()}
         return cls(
             questions=tuple(questions),
             strata=tuple(strata),
-            rewards={
-                quadrant: {decoding: tuple(values) for decoding, values in found.items()}
-                for quadrant, found in rewards.items()
-            },
-            divergences={prompt: tuple(found) for prompt, found in divergences.items()},
-            scores={
-                quadrant: {decoding: estimate(values) for decoding, values in found.items()}
-                for quadrant, found in rewards.items()
-            },
-            gains={
-                name: {decoding: estimate(gained(*pair, decoding)) for decoding in DECODINGS}
-                for name, pair in GAINS.items()
-            },
-            divergence={
-                prompt: estimate(per_question(found)) for prompt, found in divergences.items()
-            },
+            rewards=cast(Any, rewards),  # pydantic makes tuples of the lists
+            divergences=cast(Any, divergences),
+            divergence=estimates(per_prompt),
             **others,
         )
 
@@ -196,18 +187,13 @@ def read_quadrants(folder: Path) -> Quadrants | None:
         row = json.loads(path.read_bytes())
         if row.pop("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"its schema_version is not {SCHEMA_VERSION}")
-        quadrants = _adapter().validate_python(row)
+        quadrants = Quadrants(**row)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path}: cannot be read ({one_line(str(error))}); write it again with: "
             f"{command_on(folder, 'evaluate', '--quadrants')}"
         ) from error
     return quadrants if quadrants.of == hash_of_best(folder) else None
-
-
-@cache
-def _adapter() -> TypeAdapter[Quadrants]:
-    return TypeAdapter(Quadrants)
 
 
 def hash_of_best(folder: Path) -> str:

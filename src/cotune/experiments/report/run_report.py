@@ -185,19 +185,18 @@ def quadrant_table(run: RecordedRun) -> Table | None:
     rows: list[list[Cell]] = []
     for heading, lines in blocks(quadrants):
         rows.append([Cell(heading)])
-        for line in lines:
-            pairs = zip(line.cells, line.gains, strict=True)
+        for name, scores in lines:
             if heading == DIVERGENCE:
                 cells = [
                     Cell(f"{kl.mean:.2g}", "{:.2g}–{:.2g}".format(*kl.interval)) if kl else Cell()
-                    for kl, _ in pairs
+                    for kl, _ in scores
                 ]
             else:
                 cells = [
                     run.scores.cell(s.mean, s.interval, change=gain) if s else Cell()
-                    for s, gain in pairs
+                    for s, gain in scores
                 ]
-            rows.append([Cell(line.label), *cells])
+            rows.append([Cell(name), *cells])
     head = [Cell(f"Held-out {run.measure}"), *map(Cell, columns(quadrants))]
     told = ". ".join(note.removesuffix(".") for note in notes(quadrants)) + "."
     return {"head": head, "rows": rows, "notes": told}
