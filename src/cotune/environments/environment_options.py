@@ -159,16 +159,9 @@ def environment_section(raw: object, known: frozenset[str], registered: frozense
     return section
 
 
-_MEMBERS = [
-    "stop",
-    "required",
-    "tools",
-    "initial_instruction",
-    "tasks",
-    "messages",
-    "respond",
-    "score",
-]
+_MEMBERS = (
+    "stop", "required", "tools", "initial_instruction", "tasks", "messages", "respond", "score",
+)  # fmt: skip
 
 
 def own_environment(options: OwnEnvironment, dataset: DatasetConfig | None) -> Environment:

@@ -345,17 +345,19 @@ def _response(action: Action, turn: Sequence[_Answer], stateful: bool) -> Respon
     if not calls.calls:
         return Response(done=True, action="answer")
     if action.last:
-        return Response(done=True, action=_named(action), error=OUT_OF_TURNS)
+        return Response(done=True, action=named_action(action), error=OUT_OF_TURNS)
     errors = "; ".join(dict.fromkeys(answer.error for answer in turn if answer.error))
     return Response(
-        action=_named(action, [answer.name for answer in turn if answer.error != "no such tool"]),
+        action=named_action(
+            action, [answer.name for answer in turn if answer.error != "no such tool"]
+        ),
         error=errors[:_SHOWN],
         failed=stateful and any(answer.timed_out for answer in turn),
         messages=tuple({"role": "tool", "name": a.name, "content": a.text} for a in turn),
     )
 
 
-def _named(action: Action, known: Sequence[str] = ()) -> str:
+def named_action(action: Action, known: Sequence[str] = ()) -> str:
     """Return the name of a turn's action: its tool, or the number of calls."""
     count = len(action.calls.calls)
     if count > 1:

@@ -313,11 +313,7 @@ def trl_environment(
 ) -> TrlEnvironment:
     """Build the environment of a run file; ConfigError for a factory that cannot be used."""
     factory = import_object(options.factory, _FIELD)
-    if options.args:
-        if not callable(factory):
-            raise ConfigError(
-                f"{_FIELD}: {options.factory} takes no arguments; remove environment.args"
-            )
+    if options.args and callable(factory):
         factory = functools.partial(factory, **options.args)
     environment = from_trl(
         factory,

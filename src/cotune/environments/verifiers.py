@@ -1,10 +1,7 @@
 """Environments of `verifiers.v1`, with their own data, tools and rewards."""
 
 import json
-import signal
-import threading
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, cast
@@ -84,34 +81,19 @@ def _rollouts() -> Any:
 
 
 def _loaded(options: VerifiersOptions) -> Any:
-    """Return the result of the environment's loader, with signal handlers unchanged."""
+    """Return the result of the environment's loader."""
     rollouts = _rollouts()
-    with _signals_kept():
-        try:
-            if ":" in options.environment:
-                return import_object(options.environment, _FIELD)(**options.args)
-            return rollouts.load(options.environment, options.args)
-        except ConfigError:
-            raise
-        except Exception as error:  # a third-party package may raise anything
-            raise ConfigError(
-                f"{_FIELD}: {options.environment!r} cannot be loaded by verifiers "
-                f"{version('verifiers')} ({named(error)}); install it, or change environment.args"
-            ) from error
-
-
-@contextmanager
-def _signals_kept() -> Generator[None]:
-    """Restore signal handlers: environments of verifiers replace them when they are made."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
+        if ":" in options.environment:
+            return import_object(options.environment, _FIELD)(**options.args)
+        return rollouts.load(options.environment, options.args)
+    except ConfigError:
+        raise
+    except Exception as error:  # a third-party package may raise anything
+        raise ConfigError(
+            f"{_FIELD}: {options.environment!r} cannot be loaded by verifiers "
+            f"{version('verifiers')} ({named(error)}); install it, or change environment.args"
+        ) from error
 
 
 def _splits(tasks: Sequence[Task], validation: int, test: int) -> dict[str, list[Task]]:

@@ -17,17 +17,15 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import verifiers.v1 as vf
 from verifiers.v1.clients.train import serialize_completion
 from verifiers.v1.dialects.chat import ChatDialect
 from verifiers.v1.interception import server
-from verifiers.v1.runtimes import runtime_is_local
-from verifiers.v1.utils.prime import ensure_prime_auth
 
 from cotune.environments.base import PromptFormat, TaskEnvironment
-from cotune.environments.tools import OUT_OF_TURNS, answer_of
+from cotune.environments.tools import OUT_OF_TURNS, answer_of, named_action
 from cotune.errors import ConfigError
 from cotune.types import Action, Response, Task, Trajectory
 from cotune.utils.background import BackgroundLoop
@@ -324,9 +322,7 @@ class Rollout:
         names = [call.name for call in action.calls.calls]
         if not names:
             return "invalid" if action.calls.error else "answer"
-        if len(names) > 1:
-            return f"{len(names)} calls"
-        return names[0] if names[0] in (self._offered or ()) else "call"  # no made-up name
+        return named_action(action, [name for name in names if name in (self._offered or ())])
 
     def _check_first(self, asked: list[Any]) -> None:
         """Check that the loop starts from the prompt that the policy saw."""
@@ -396,15 +392,6 @@ def check(environment: Any) -> None:
         raise ConfigError(
             f"{_FIELD}: {kind} has the agents {', '.join(agents)}; expected one, which is the policy"
         )
-    runtime = getattr(environment.config, agents[0]).runtime
-    if not runtime_is_local(runtime):
-        try:
-            ensure_prime_auth()  # otherwise it would end the process later
-        except SystemExit as error:
-            raise ConfigError(
-                f"{_FIELD}: its agent runs in the runtime {runtime.type} ({error}); or let it run here "
-                f"by environment.args: {{{agents[0]}: {{runtime: {{type: docker}}}}}}"
-            ) from error
 
 
 def rows(environment: Any) -> list[dict[str, Any]]:
@@ -497,14 +484,9 @@ def _chat(message: Any, calls: Mapping[str, str]) -> Chat:
 
 def _text(message: Any) -> str:
     content = message.content
-    if isinstance(content, list):
-        parts = [_part(part) for part in cast("list[Any]", content)]
-        if None in parts:
-            raise ConfigError(f"{_FIELD}: a message holds more than text; policies read only text")
-        return "".join(part for part in parts if part is not None)
-    return content or ""
-
-
-def _part(part: Any) -> str | None:
-    get = part.get if isinstance(part, Mapping) else lambda name: getattr(part, name, None)
-    return get("text") if get("type") == "text" else None
+    if not isinstance(content, list):
+        return content or ""
+    parts = [part if isinstance(part, dict) else part.model_dump() for part in content]
+    if any(part.get("type") != "text" for part in parts):
+        raise ConfigError(f"{_FIELD}: a message holds more than text; policies read only text")
+    return "".join(part["text"] for part in parts)
