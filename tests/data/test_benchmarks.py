@@ -10,7 +10,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from cotune.data import benchmarks, rows
-from cotune.data.benchmarks import BENCHMARKS, parse_benchmark, read_benchmark
+from cotune.data.benchmarks import ANSWERS, BENCHMARKS, QUESTION, parse_benchmark, read_benchmark
 from cotune.data.rows import Row
 from cotune.errors import ConfigError
 from cotune.rewards import REWARDS
@@ -220,8 +220,8 @@ def test_the_documented_table_is_the_registry() -> None:
     assert rows == [
         [
             b.name, b.hub, b.subset or "", b.split, f"{b.n:,}",
-            "question" if b.name in ("minerva", "olympiadbench") else b.question[0],
-            "final_answer" if b.name == "olympiadbench" else b.answers[0], b.stratum,
+            "question" if b.name in ("minerva", "olympiadbench") else QUESTION[b.kind][0],
+            "final_answer" if b.name == "olympiadbench" else ANSWERS[b.kind][0], b.stratum,
         ]
         for b in BENCHMARKS.values()
     ]  # fmt: skip

@@ -15,7 +15,16 @@ _FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
 _SOURCE = "data_source"  # the column of a data set's name in Search-R1's merged files
 
 
-@dataclass(frozen=True, kw_only=True)
+# Columns to try, in this order; a dot leads to a nested field.
+QUESTION = {"qa": ("question",), "math": ("problem", "question")}
+ANSWERS = {
+    "qa": ("golden_answers", "answers", "answer", "reward_model.ground_truth.target"),
+    "math": ("answer", "final_answer", "answers", "reward_model.ground_truth"),
+}
+_SOLUTION = "solution"
+
+
+@dataclass(frozen=True)
 class Benchmark:
     """A question set, its place on the hub and its columns.
 
@@ -24,11 +33,10 @@ class Benchmark:
         title: the name in print.
         kind: "qa" has short answers, "math" answers to be boxed.
         hub: the repository.
-        subset: its configuration; None if it has only one.
         split: the split that papers report.
         n: the number of questions.
-        question, answers: columns to try, in this order; a dot leads to a nested field.
-        id, solution, context, stratum: optional columns.
+        subset: the repository's configuration; None if it has only one.
+        id, context, stratum: optional columns.
         stratum_prefix: put before the value of the stratum's column.
         f1: the data set's own scorer, a name in `cotune.rewards.REWARDS`.
     """
@@ -39,11 +47,8 @@ class Benchmark:
     hub: str
     split: str
     n: int
-    question: tuple[str, ...]
-    answers: tuple[str, ...]
     subset: str | None = None
     id: str = "id"
-    solution: str = "solution"
     context: str = ""
     stratum: str = ""
     stratum_prefix: str = ""
@@ -51,19 +56,7 @@ class Benchmark:
 
 
 def _qa(name: str, title: str, split: str, n: int, **more: Any) -> Benchmark:
-    answers = ("golden_answers", "answers", "answer", "reward_model.ground_truth.target")
-    return Benchmark(
-        name=name, title=title, kind="qa", hub=_FLASHRAG, subset=name, split=split, n=n,
-        question=("question",), answers=answers, **more,
-    )  # fmt: skip
-
-
-def _math(name: str, title: str, hub: str, split: str, n: int, **more: Any) -> Benchmark:
-    return Benchmark(
-        name=name, title=title, kind="math", hub=hub, split=split, n=n,
-        question=("problem", "question"),
-        answers=("answer", "final_answer", "answers", "reward_model.ground_truth"), **more,
-    )  # fmt: skip
+    return Benchmark(name, title, "qa", _FLASHRAG, split, n, subset=name, **more)
 
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -76,16 +69,16 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         _qa("2wikimultihopqa", "2WikiMultihopQA", "dev", 12576, f1="f1_hotpot"),
         _qa("musique", "MuSiQue", "dev", 2417),
         _qa("bamboogle", "Bamboogle", "test", 125),
-        _math("aime24", "AIME 2024", "HuggingFaceH4/aime_2024", "train", 30),
-        _math("aime25", "AIME 2025", "math-ai/aime25", "test", 30),
-        _math("amc", "AMC", "AI-MO/aimo-validation-amc", "train", 83),
-        _math(
-            "math-500", "MATH-500", "HuggingFaceH4/MATH-500", "test", 500,
+        Benchmark("aime24", "AIME 2024", "math", "HuggingFaceH4/aime_2024", "train", 30),
+        Benchmark("aime25", "AIME 2025", "math", "math-ai/aime25", "test", 30),
+        Benchmark("amc", "AMC", "math", "AI-MO/aimo-validation-amc", "train", 83),
+        Benchmark(
+            "math-500", "MATH-500", "math", "HuggingFaceH4/MATH-500", "test", 500,
             id="unique_id", stratum="level", stratum_prefix="level ",
         ),
-        _math("minerva", "Minerva Math", "math-ai/minervamath", "test", 272),
-        _math(
-            "olympiadbench", "OlympiadBench", "Hothan/OlympiadBench", "train", 674,
+        Benchmark("minerva", "Minerva Math", "math", "math-ai/minervamath", "test", 272),
+        Benchmark(
+            "olympiadbench", "OlympiadBench", "math", "Hothan/OlympiadBench", "train", 674,
             subset="OE_TO_maths_en_COMP", context="context", stratum="subfield",
         ),
     )
@@ -148,11 +141,11 @@ def _columns(benchmark: Benchmark, rows: Sequence[Row], source: str) -> tuple[st
     def first(candidates: Sequence[str]) -> str | None:
         return next((c for c in candidates if c.partition(".")[0] in names), None)
 
-    question, answers = first(benchmark.question), first(benchmark.answers)
+    question, answers = first(QUESTION[benchmark.kind]), first(ANSWERS[benchmark.kind])
     if answers is None and benchmark.kind == "math":
-        answers = first((benchmark.solution,))  # which ends with a box
+        answers = first((_SOLUTION,))  # which ends with a box
     if question is None or answers is None:
-        lacks = benchmark.question if question is None else benchmark.answers
+        lacks = (QUESTION if question is None else ANSWERS)[benchmark.kind]
         raise ConfigError(
             f"{source} has the columns {listed(names)}; expected {' or '.join(lacks)}, as in "
             f"{benchmark.hub}: rename a column, or name another file"
@@ -168,7 +161,7 @@ def _canonical(
     context = row.get(benchmark.context)
     if isinstance(question, str) and isinstance(context, str) and context.strip():
         question = f"{context.strip()}\n\n{question}"
-    id, solution = row.get(benchmark.id), row.get(benchmark.solution)
+    id, solution = row.get(benchmark.id), row.get(_SOLUTION)
     stratum = source if mixed else row.get(benchmark.stratum)
     prefix = "" if mixed else benchmark.stratum_prefix
     return {

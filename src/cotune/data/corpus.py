@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cotune.data.rows import id_field, lines_of, parse_line, shortened, text_field
+from cotune.data.rows import id_field, json_rows, shortened, text_field
 from cotune.errors import ConfigError
 
 
@@ -91,9 +91,9 @@ def read_corpus(path: Path) -> list[tuple[str, str]]:
     """
     field, passages = "environment.corpus", list[tuple[str, str]]()
     line_of: dict[str, int] = {}
-    for number, line in lines_of(path, field):
-        where = f"{field}: {path}, line {number}"
-        document = _passage(parse_line(line, where), where, str(len(line_of)))
+    for where, row in json_rows(path, field):
+        document = _passage(row, where, str(len(line_of)))
+        number = int(where.rpartition(" ")[2])
         first = line_of.setdefault(document.id, number)
         if first != number:
             raise ConfigError(

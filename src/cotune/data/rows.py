@@ -130,22 +130,16 @@ def given_rows(rows: Rows, field: str) -> list[Row]:
     return _numbered(found, field)
 
 
-def json_rows(path: Path, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each line's object with "field: file, line n" to start a message with."""
-    for number, line in lines_of(path, field):
-        where = f"{field}: {path}, line {number}"
-        yield where, parse_line(line, where)
-
-
-def lines_of(path: Path, field: str) -> Iterator[tuple[int, str]]:
-    """Yield number (from 1) and text of each line that is not blank."""
+def json_rows(path: Path, field: str) -> Iterator[Row]:
+    """Yield the object of each line that is not blank."""
     number = 0
     try:
         with path.open("rb") as lines:
             for number, raw in enumerate(lines, 1):
                 text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 if text.strip():
-                    yield number, text
+                    where = f"{field}: {path}, line {number}"
+                    yield where, _object(text, where)
     except OSError as error:
         raise ConfigError(
             f"{field}: cannot read {path} ({error.strerror}); name a JSONL file"
@@ -156,7 +150,7 @@ def lines_of(path: Path, field: str) -> Iterator[tuple[int, str]]:
         ) from error
 
 
-def parse_line(line: str, where: str) -> Mapping[str, Any]:
+def _object(line: str, where: str) -> Mapping[str, Any]:
     """Return the JSON object of a line; ConfigError, starting with `where`, if it is not one."""
     try:
         row = _loaded(line)
