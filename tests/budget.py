@@ -15,7 +15,7 @@ LIMITS = {"lines of src": 38_000, "option fields": 200}
 def sizes() -> dict[str, int]:
     """What the repository holds, by name: lines with docstrings and blank lines, words, counts.
 
-    An option field is an annotated name in the body of a class of src that is called …Options or …Config,
+    An option field is an annotated name in the body of a class of src that is called …Options or …Config and public,
     `kind` among them: what a run file, a suite or a constructor can set. A field that a class inherits
     counts once.
     """
@@ -27,7 +27,11 @@ def sizes() -> dict[str, int]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ClassDef)
     ]
-    options = [node for node in classes if node.name.endswith(("Options", "Config"))]
+    options = [
+        node
+        for node in classes
+        if node.name.endswith(("Options", "Config")) and not node.name.startswith("_")
+    ]
     return {
         "lines of src": _lines(sources),
         "lines of lab": _lines(_files("lab", ".py", ".j2")),

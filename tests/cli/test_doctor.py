@@ -6,7 +6,6 @@ import re
 import shutil
 from collections import namedtuple
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -561,7 +560,6 @@ def test_a_retrieval_server_is_asked(tmp_path: Path) -> None:
         said = lacking(lambda: preflight.retriever(elsewhere, 10.0))
         assert "status 404 (is the address right?" in said
     given = searching(tmp_path, url).environment
-    assert preflight.retriever(replace(given, search=False), 10.0) is None
     said = lacking(lambda: preflight.retriever(given, 10.0))
     assert said.startswith("environment.retriever.url")
     assert "start the server, such as Search-R1's" in said

@@ -292,25 +292,6 @@ def test_an_instruction_speaks_its_worlds_protocol(
     assert str(caught.value).startswith(f"test: instruction {missing}")
 
 
-@pytest.mark.parametrize("kind", ["geo", "search"])
-def test_without_search_the_answers_tags_are_enough(kind: str) -> None:
-    files = dict.fromkeys(("corpus", "train", "validation", "test"), "x")
-    world = {"kind": kind, **(files if kind == "search" else {})}
-    alone = {"environment": {**world, "search": False}}
-    text = {"instruction": "Put it between <answer> and </answer>."}
-    config = parse_config(LEAST | alone | text, "test")
-    assert config.environment.search is False  # type: ignore[union-attr]
-    assert parse_config(dump_config(config), "test") == config
-    with pytest.raises(ConfigError, match=r"instruction names no <search>, </search>; expected"):
-        parse_config(LEAST | {"environment": world} | text, "test")
-    with pytest.raises(ConfigError, match=r"names no </answer>; expected <answer>, </answer> in"):
-        parse_config(LEAST | alone | {"instruction": "Write <answer>."}, "test")
-    # The offline rules advise how to search.
-    for method in ("inspo", "p2o"):
-        with pytest.raises(ConfigError, match=rf"{kind} with environment.search false; set llm"):
-            parse_config(LEAST | alone | {"strategy": {"kind": method}}, "test")
-
-
 WRONG_DISTILLATION = [
     ({"kind": "klx"}, ".kind: 'klx' is unknown; expected one of 'substitution', 'filtered'"),
     (

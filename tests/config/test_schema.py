@@ -66,7 +66,7 @@ FINE: dict[str, dict[str, Any]] = {
     "an endpoint": {"llm": {"kind": "openai", "model": "m", "base_url": None}},
     "no LLM": {"llm": None},
     "an LLM by name": {"llm": "my.py:MyLLM"},
-    "a bank": {"llm": {"kind": "bank", "path": "texts.txt", "order": "random"}},
+    "a bank": {"llm": {"kind": "bank", "path": "texts.txt"}},
 }  # fmt: skip
 WRONG: dict[str, dict[str, Any]] = {
     "unknown field": {"straregy": {}},

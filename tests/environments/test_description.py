@@ -84,9 +84,6 @@ def test_the_bundled_world_says_nothing_and_a_search_engine_of_ones_own_its_prot
     searching = description_of(SearchEnvironment({}, NoSearch(), "Go.", exact_match, top_k=5))  # type: ignore[arg-type]
     assert "<search> query </search>" in searching
     assert "5 best passages" in searching
-    without = description_of(SearchEnvironment({}, None, "Go.", exact_match))
-    assert "<search>" not in without
-    assert "<answer>" in without
 
 
 def test_what_is_no_text_is_refused() -> None:

@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from cotune.environments.base import missing_texts
 from cotune.environments.search import (
-    ANSWER_INSTRUCTION,
     SEARCH_R1_INSTRUCTION,
     SearchEnvironment,
     SearchOptions,
@@ -113,40 +111,6 @@ def test_a_batch_is_answered_in_order_with_one_call():
     assert responses[5] == Response(
         done=True, action="invalid", error="no <search> or <answer> tag"
     )
-
-
-def test_without_a_search_engine_a_search_is_no_action():
-    env = SearchEnvironment({"train": [TASK]}, None, "Start.", exact_match)
-    assert env.required == ("<answer>", "</answer>")
-    responses = env.respond(
-        [
-            action("<search>a</search>"),
-            action("<answer>Norway</answer>"),
-            action("<search>a</search>", last=True),
-            action("I think <search> of <answer> Norway </answer>"),
-            action("<answer>Norway"),
-        ]
-    )
-    assert (responses[0].action, responses[0].error) == ("invalid", "no <answer> tag")
-    assert not responses[0].done
-    for corrected in (responses[0], responses[4]):
-        assert "between <answer> and </answer>" in corrected.observation
-        assert "search" not in corrected.observation.lower()
-        assert "information" not in corrected.observation
-    assert responses[1] == Response(done=True, action="answer")
-    assert responses[2] == Response(done=True, action="invalid", error="no <answer> tag")
-    assert responses[3] == Response(done=True, action="answer")
-    assert (responses[4].action, responses[4].error) == ("invalid", "unclosed <answer>")
-
-
-def test_without_a_search_engine_the_answer_scores_as_it_ends_the_episode():
-    env = SearchEnvironment({"train": [TASK]}, None, "Start.", exact_match)
-    searched = Turn("<search>Oslo</search>", "no", "invalid", "no <answer> tag")
-    assert env.score(trajectory(searched, Turn("<answer> norway </answer>"))) == (1.0, "norway")
-    assert env.score(trajectory(searched)) == (0.0, None)
-    assert env.score(trajectory(Turn("<search> x <answer> Norway </answer>")))[0] == 1.0
-    twice = Turn("<answer>Norway</answer>")
-    assert env.score(trajectory(twice, twice)) == (0.0, None)
 
 
 def test_no_call_where_nothing_is_searched():
@@ -264,16 +228,6 @@ def test_a_users_corpus_and_questions(options: SearchOptions):
     assert "No document" in env.respond([action("<search>zzz</search>")])[0].observation
 
 
-def test_without_search_the_corpus_is_not_read_and_the_instruction_does_not_speak_of_it(
-    options: SearchOptions,
-):
-    options.corpus.unlink()
-    env = search_environment(replace(options, search=False))
-    assert env.initial_instruction == ANSWER_INSTRUCTION
-    assert "search" not in ANSWER_INSTRUCTION
-    assert missing_texts(ANSWER_INSTRUCTION, env.required) == ""
-
-
 def test_an_empty_training_file_names_field_and_file(options: SearchOptions):
     options.train.write_text("\n")
     with pytest.raises(ConfigError, match=r"environment.train: .*train.jsonl holds no rows"):
@@ -304,17 +258,14 @@ def test_search_r1s_files_its_protocol_and_a_server(tmp_path: Path):
             train=write_parquet(tmp_path / "train.parquet", *rows[:30]),
             validation=3,
             test=write_parquet(tmp_path / "test.parquet", *rows[30:]),
-            sample={"test": 4},
             top_k=2,
         )
         env = search_environment(options)
         assert {s: len(env.tasks(s)) for s in ("train", "validation", "test")} == {
             "train": 27,
             "validation": 3,
-            "test": 4,
+            "test": 10,
         }
-        with pytest.raises(ValueError, match="language is 'german', which is for a corpus"):
-            replace(options, language="german")
         (response,) = env.respond([action("<search>Oslo</search>")])
         assert response.observation == (
             '\n\n<information>Doc 1(Title: "Title of Oslo") Text.\nDoc 2(Title: One line)'
@@ -347,5 +298,4 @@ def test_a_corpus_or_a_server(options: SearchOptions):
         replace(options, retriever=remote)
     with pytest.raises(ValueError, match="has neither corpus nor retriever; expected corpus"):
         replace(options, corpus=None)
-    assert replace(options, corpus=None, search=False).corpus is None
     assert replace(options, corpus=None, retriever=remote).retriever == remote

@@ -123,13 +123,6 @@ def test_unclosed_answers_are_read_in_linear_time() -> None:
     assert SEARCH_R1.answer([f"<answer>a</answer>{text}"]) == "a"
 
 
-def test_without_a_search_engine_a_search_is_no_action() -> None:
-    env = SearchEnvironment({}, None, "", exact_match, protocol="search-r1")
-    assert env.required == ("<answer>", "</answer>")
-    assert SEARCH_R1.parse("<search>a</search>", False).error == "no action is closed"
-    assert SEARCH_R1.parse("<search>a</search><answer>b</answer>", False).argument == "b"
-
-
 def test_passages_are_numbered_whatever_form_they_come_in() -> None:
     forms = ['(Title: "A") a', "Doc 2(Title: B) b", "c <answer>"]
     assert SEARCH_R1.information(forms) == (

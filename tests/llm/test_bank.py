@@ -20,10 +20,10 @@ HINTS = gepa_prompt("Carry the one.", EXAMPLES)
 INSTRUCTION = instruction_prompt("Add.", EXAMPLES, ())
 
 
-def bank(folder: Path, text: str, seed: int = 0, **options: object) -> BankLLM:
+def bank(folder: Path, text: str, **options: object) -> BankLLM:
     path = folder / "bank.txt"
     path.write_text(text, encoding="utf-8")
-    return BankLLM(BankOptions(path=path, **options), seed)  # pyright: ignore[reportArgumentType]
+    return BankLLM(BankOptions(path=path, **options))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_bank_that_cannot_propose_is_refused(
 
 def test_each_proposer_gets_the_next_entries_as_it_reads_them(tmp_path: Path) -> None:
     (tmp_path / "seven").write_text("\n\n".join("abcdefg"), encoding="utf-8")
-    found = BankLLM(BankOptions(path=str(tmp_path / "seven")), 0)  # type: ignore[arg-type]
+    found = BankLLM(BankOptions(path=str(tmp_path / "seven")))  # type: ignore[arg-type]
     assert parse_candidates(found.complete(REWRITES).text) == ["a", "b"]
     assert read_hint(found.complete(HINTS).text) == "c"
     assert read_instruction(found.complete(INSTRUCTION).text) == ("", "d")
@@ -88,17 +88,6 @@ def test_a_text_in_both_files_is_proposed_as_each(tmp_path: Path) -> None:
     assert read_hint(first.complete(HINTS).text) == "a"
     again.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert again.complete(INSTRUCTION).text == first.complete(INSTRUCTION).text == "```\na\n```"
-
-
-def test_a_random_order_is_the_seeds_and_stays_when_entries_are_added(tmp_path: Path) -> None:
-    def order(text: str, seed: int) -> list[str]:
-        found = bank(tmp_path, text, seed, order="random")
-        return [read_hint(found.complete(HINTS).text) for _ in text.split()]
-
-    six, seven = "\n\n".join("abcdef"), "\n\n".join("abcdefg")
-    assert order(six, 1) == order(six, 1) != order(six, 2)
-    assert sorted(order(six, 1)) == list("abcdef") != order(six, 1)
-    assert [entry for entry in order(seven, 1) if entry != "g"] == order(six, 1)
 
 
 def test_what_was_proposed_is_saved_and_is_not_proposed_again(tmp_path: Path) -> None:

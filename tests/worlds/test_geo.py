@@ -6,8 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from cotune.environments.search import ANSWER_INSTRUCTION
-from cotune.environments.tag_protocol import ANSWER_TAGS, CALL_TAGS
 from cotune.errors import ConfigError
 from cotune.rewards.qa import normalize
 from cotune.types import Action, Task
@@ -32,21 +30,6 @@ def env() -> GeoEnvironment:
 
 def test_the_instruction_is_the_worlds():
     assert GeoEnvironment(GeoOptions(train=1)).initial_instruction == INITIAL_INSTRUCTION
-
-
-def test_without_search_the_same_questions_are_answered_from_what_the_policy_knows(
-    env: GeoEnvironment,
-):
-    alone = GeoEnvironment(GeoOptions(search=False))
-    assert all(alone.tasks(split) == env.tasks(split) for split in SPLITS)
-    assert alone.initial_instruction == ANSWER_INSTRUCTION
-    assert (alone.required, env.required) == (ANSWER_TAGS, CALL_TAGS)
-    task = env.tasks("train")[0]
-    (response,) = alone.respond([Action(task, (), "<search> Wusu </search>", False)])
-    assert (response.action, response.done) == ("invalid", False)
-    assert "search" not in response.observation
-    (response,) = env.respond([Action(task, (), "<search> Wusu </search>", False)])
-    assert response.action == "search"
 
 
 def test_sizes_and_strata(env: GeoEnvironment):
@@ -111,11 +94,10 @@ def test_more_questions_than_there_are_is_an_error(env: GeoEnvironment):
 def test_options_from_a_run_file():
     adapter = TypeAdapter(GeoOptions)
     assert adapter.validate_python({}) == GeoOptions()
-    options = GeoOptions(top_k=2, seed=5)
+    options = GeoOptions(train=2, seed=5)
     assert adapter.validate_json(adapter.dump_json(options)) == options
     for row, message in [
         ({"train": 0}, "environment.train is 0; expected 1 or more"),
-        ({"top_k": 0}, "environment.top_k is 0"),
         ({"hops": 2}, "hops"),
     ]:
         with pytest.raises(ValidationError, match=message):

@@ -102,8 +102,8 @@ def build_llm(options: LLMConfig | None, seed: int, ledger: Ledger) -> LLM:
 
     Args:
         options: `RunConfig.proposer`.
-        seed: seed of the offline rules, of a bank in random order, and of an object of the user's that
-            has an attribute `seed`.
+        seed: seed of the offline rules, and of an object of the user's that has an attribute
+            `seed`.
         ledger: charged for every call.
 
     Raises:
@@ -114,7 +114,7 @@ def build_llm(options: LLMConfig | None, seed: int, ledger: Ledger) -> LLM:
     if isinstance(options, RulesConfig):
         return MeteredLLM(RulesLLM(seed), ledger, model="rules", identity=options.describe())
     if isinstance(options, BankOptions):
-        return BankLLM(options, seed)
+        return BankLLM(options)
     if isinstance(options, OwnLLMOptions):
         own = own_llm(options)
         if hasattr(own, "seed"):

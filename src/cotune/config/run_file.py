@@ -33,7 +33,7 @@ from cotune.environments.environment_options import (
 from cotune.environments.math import REQUIRED
 from cotune.environments.reasoning_gym import ReasoningGymOptions
 from cotune.environments.search import SearchOptions
-from cotune.environments.tag_protocol import ANSWER_TAGS, CALL_TAGS
+from cotune.environments.tag_protocol import CALL_TAGS
 from cotune.errors import ConfigError
 from cotune.llm.bank import BankOptions, check_bank
 from cotune.llm.client import OpenAIOptions
@@ -179,11 +179,6 @@ REQUIRED_TEXTS = {
 """The texts that an instruction must contain, by kind of environment."""
 
 
-def without_search(environment: object) -> bool:
-    """Return whether a search environment's options disable its search engine."""
-    return isinstance(environment, GeoOptions | SearchOptions) and not environment.search
-
-
 def _union(classes: Sequence[type]) -> Any:
     """Return a union of options classes, discriminated by `kind`."""
     return Annotated[Union[tuple(classes)], Field(discriminator="kind")]  # noqa: UP007
@@ -277,9 +272,7 @@ class RunConfig(Model):
     @model_validator(mode="after")
     def _can_be_acted_on(self) -> "RunConfig":
         text, required = self.instruction.text, REQUIRED_TEXTS.get(self.environment.kind, ())
-        if without_search(self.environment):
-            required = ANSWER_TAGS
-        elif isinstance(self.environment, ReasoningGymOptions):
+        if isinstance(self.environment, ReasoningGymOptions):
             required = self.environment.required
         if text is not None and (problem := missing_texts(text, required)):
             raise ValueError(f"instruction {problem}")
@@ -370,12 +363,11 @@ class RunConfig(Model):
             self.llm is not None and self.llm.kind != "rules"
         ):
             return self
-        alone = without_search(self.environment)
-        if alone or world not in OFFLINE_WORLDS:
+        if world not in OFFLINE_WORLDS:
             raise ValueError(
                 f"llm is {'missing' if self.llm is None else 'rules'}, and the offline rules know only "
-                f"{', '.join(OFFLINE_WORLDS[:-1])} and {OFFLINE_WORLDS[-1]}; environment.kind is {world}"
-                f"{' with environment.search false' if alone else ''}; set llm to an "
+                f"{', '.join(OFFLINE_WORLDS[:-1])} and {OFFLINE_WORLDS[-1]}; environment.kind is {world}; "
+                "set llm to an "
                 "OpenAI-compatible endpoint, {kind: openai, model: …, base_url: …}, to your own, "
                 "my_llm.py:MyLLM, or to a file of texts to try, {kind: bank, path: …}"
             )

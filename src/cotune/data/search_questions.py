@@ -1,4 +1,4 @@
-"""The questions of a search environment: files of one's own or Search-R1's, held out or sampled.
+"""The questions of a search environment: files of one's own or Search-R1's, or held out.
 
 Search-R1's `qa_search_train_merge.py` writes Parquet rows `{"data_source", "prompt": [{"role", "content"}],
 "reward_model": {"style", "ground_truth": {"target": […]}}, "extra_info": {"split", "index"}}`.
@@ -6,16 +6,12 @@ Search-R1's `qa_search_train_merge.py` writes Parquet rows `{"data_source", "pro
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from cotune.data.rows import file_rows, id_field, nested, read_messages, shortened, text_field
-from cotune.data.splits import SPLITS, Question, digest, hold_out, sha, without_held
+from cotune.data.splits import SPLITS, Question, digest, hold_out, without_held
 from cotune.errors import ConfigError
 from cotune.types import Task
-
-Split = Literal["train", "validation", "test"]
-Sample = Mapping[Split, int]
-"""The number of questions of a split that are kept."""
 
 ANSWER_FIELDS = ("answers", "golden_answers", "answer")
 _ANSWERS_OF_SEARCH_R1 = ("reward_model", "golden_answers")
@@ -23,37 +19,28 @@ _MARK = "Question: "  # stands before the question in the template, on the same 
 _UNREAD = ("metadata",)  # FlashRAG's own, with whole passages in it
 
 
-def check_questions(validation: int | Path, test: int | Path, sample: Sample) -> None:
-    """Raise ValueError for numbers of questions below 1 and unknown splits."""
-    held_out = {"validation": validation, "test": test}
-    counts = {name: n for name, n in held_out.items() if isinstance(n, int)}
-    counts |= {f"sample.{name}": n for name, n in sample.items()}
-    for name, count in counts.items():
-        if count < 1:
+def check_questions(validation: int | Path, test: int | Path) -> None:
+    """Raise ValueError for numbers of questions below 1."""
+    for name, count in {"validation": validation, "test": test}.items():
+        if isinstance(count, int) and count < 1:
             raise ValueError(f"environment.{name} is {count}; expected 1 or more")
-    if unknown := sorted(set(sample) - set(SPLITS)):
-        raise ValueError(
-            f"environment.sample names {', '.join(unknown)}; expected {', '.join(SPLITS)}"
-        )
 
 
 def read_questions(
     train: Path,
     validation: int | Path,
     test: int | Path,
-    sample: Sample,
     asked: Callable[[Task], Task] = lambda task: task,
 ) -> dict[str, list[Task]]:
     """Read the tasks of each split, in the files' order.
 
     Questions of a validation or test file are dropped from `train`, with a warning that counts them,
-    so that the splits share none. Questions are held out and sampled by a hash of their text:
+    so that the splits share none. Questions are held out by a hash of their text:
     shuffling changes nothing, added rows change little, and equal questions stay together.
 
     Args:
         train: a file of questions, or a folder of Parquet files.
         validation, test: the same, or the number of questions of `train` to hold out.
-        sample: the number of questions of a split to keep.
         asked: returns a task as its environment asks it; tasks with equal questions are equal.
 
     Raises:
@@ -73,16 +60,7 @@ def read_questions(
     held = {asked(task).question for split in files for task in tasks[split]}
     parts = hold_out(without_held(questions, held, source), wanted, source, "environment")
     tasks |= {split: [question.task for question in part] for split, part in parts.items()}
-    return {split: _sampled(tasks[split], sample.get(split)) for split in SPLITS}
-
-
-def _sampled(tasks: Sequence[Task], count: int | None) -> list[Task]:
-    if count is None or count >= len(tasks):
-        return list(tasks)
-    # Not the hash that holds questions out: held-out questions are its first and last.
-    kept = sorted(tasks, key=lambda task: sha(f"sample {task.question} {task.id}"))[:count]
-    ids = {task.id for task in kept}
-    return [task for task in tasks if task.id in ids]
+    return {split: tasks[split] for split in SPLITS}
 
 
 def read_tasks(path: Path, split: str) -> list[Task]:

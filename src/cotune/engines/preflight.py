@@ -475,7 +475,7 @@ def retriever(environment: EnvironmentOptions, timeout_s: float | None = None) -
     from cotune.retrieval.remote import RemoteRetriever
 
     options = getattr(environment, "retriever", None)
-    if options is None or not getattr(environment, "search", True):
+    if options is None:
         return None
     if timeout_s is not None:
         options = replace(options, timeout_s=min(options.timeout_s, timeout_s), retries=0)

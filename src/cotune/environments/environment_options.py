@@ -82,8 +82,6 @@ class ToolsOptions(Model):
     tools: tuple[ToolConfig, ...] = Field(min_length=1)
     seconds: float = Field(default=30.0, gt=0)
     """Timeout of a call, in seconds."""
-    description: str | None = None
-    """Description of the environment for the LLM that proposes; null: the tools, "": none."""
 
 
 class TrlOptions(Model):
@@ -100,11 +98,6 @@ class TrlOptions(Model):
     """Number of episodes for the final evaluation, without a `dataset`."""
     seconds: float = Field(default=30.0, gt=0)
     """Timeout of a call, in seconds."""
-    concurrency: int = Field(default=32, ge=1)
-    """Calls of tools that run at the same time, per process; 1 seeds each, for tools that draw from the
-    generators of `random`, numpy or torch."""
-    description: str | None = None
-    """Description of the environment for the LLM that proposes; null: the tools, "": none."""
 
 
 class VerifiersOptions(Model):

@@ -1,15 +1,14 @@
 """Question answering with a search engine over the tag protocol, as in Search-R1 and INSPO."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from cotune.data.corpus import Language, indexed_text, read_corpus, titled_passage
-from cotune.data.search_questions import Sample, Split, check_questions, read_questions
+from cotune.data.corpus import indexed_text, read_corpus, titled_passage
+from cotune.data.search_questions import check_questions, read_questions
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.tag_protocol import (
-    ANSWER_TAGS,
     CALL_TAGS,
     SEARCH_R1,
     STOP,
@@ -35,18 +34,6 @@ SEARCH_R1_INSTRUCTION = (
 )
 """The initial instruction of Search-R1 and of INSPO's search experiments (INSPO, appendix)."""
 
-ANSWER_INSTRUCTION = (
-    "Answer the given question. You may think inside <think> and </think>. Give the answer inside "
-    "<answer> and </answer>, for example <answer> Beijing </answer>."
-)
-"""The initial instruction without a search engine."""
-
-DESCRIPTION_WITHOUT_SEARCH = (
-    "The agent writes one turn. It may think inside <think> and </think>; its final answer is what "
-    "stands inside the one pair of <answer> and </answer>. There is no search engine, nor any tool."
-)
-"""The description that proposers are shown without a search engine."""
-
 OUT_OF_TURNS = "out of turns"
 _TITLE_WEIGHT = 3  # times that a passage's title is repeated before its text in the index
 
@@ -60,8 +47,7 @@ class SearchEnvironment(TaskEnvironment):
 
     Args:
         tasks: the tasks of each split.
-        retriever: answers all searches of a batch in one call; None: there is no search engine, and
-            `<search>` is plain text.
+        retriever: answers all searches of a batch in one call.
         initial_instruction: the instruction that training starts from.
         reward: scores the final answer, or None, against a task's answers.
         top_k: passages in an observation.
@@ -74,7 +60,7 @@ class SearchEnvironment(TaskEnvironment):
     def __init__(
         self,
         tasks: Mapping[str, Sequence[Task]],
-        retriever: Retriever | None,
+        retriever: Retriever,
         initial_instruction: str,
         reward: Reward,
         top_k: int = 3,
@@ -89,11 +75,11 @@ class SearchEnvironment(TaskEnvironment):
         self._protocol = PROTOCOLS[protocol]
         super().__init__(self._asked(tasks), initial_instruction, self._protocol.prompt_format)
         self._retriever, self._reward, self._top_k = retriever, reward, top_k
-        self.description = _description(top_k) if self._searches else DESCRIPTION_WITHOUT_SEARCH
+        self.description = _description(top_k)
 
     @property
-    def retriever(self) -> Retriever | None:
-        """Return the retriever; None without a search engine."""
+    def retriever(self) -> Retriever:
+        """Return the retriever."""
         return self._retriever
 
     @property
@@ -108,16 +94,11 @@ class SearchEnvironment(TaskEnvironment):
 
     @property
     def stop(self) -> tuple[str, ...]:
-        # Also without a search engine: text after </search> would be made-up results.
         return STOP
 
     @property
     def required(self) -> tuple[str, ...]:
-        return CALL_TAGS if self._searches else ANSWER_TAGS
-
-    @property
-    def _searches(self) -> bool:
-        return self._retriever is not None
+        return CALL_TAGS
 
     def with_tasks(self, tasks: Mapping[str, Sequence[Task]]) -> Self:
         return super().with_tasks(self._asked(tasks))
@@ -136,7 +117,7 @@ class SearchEnvironment(TaskEnvironment):
         Raises:
             ConfigError: the retriever does not return one list of passages for each query.
         """
-        parsed = [self._protocol.parse(action.text, self._searches) for action in actions]
+        parsed = [self._protocol.parse(action.text) for action in actions]
         pairs = list(zip(actions, parsed, strict=True))
         asks = [p.action == "search" and not a.last and bool(p.argument) for a, p in pairs]
         queries = [p.argument for p, asked in zip(parsed, asks, strict=True) if asked]
@@ -148,12 +129,12 @@ class SearchEnvironment(TaskEnvironment):
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return the reward of the final answer in the policy's own text, and that answer."""
-        answer = self._protocol.answer([turn.text for turn in trajectory.turns], self._searches)
+        answer = self._protocol.answer([turn.text for turn in trajectory.turns])
         return self._reward(answer, trajectory.task.answers), answer
 
     def _retrieve(self, queries: list[str]) -> list[Response]:
         """Return one response for each query; without queries the retriever is not called."""
-        if not queries or self._retriever is None:
+        if not queries:
             return []
         try:
             found = self._retriever.search(queries, self._top_k)
@@ -178,7 +159,7 @@ class SearchEnvironment(TaskEnvironment):
             return Response(done=True, action=parsed.action, error=error)
         if parsed.action == "search":  # an empty query finds nothing, so no retriever is asked
             return Response(self._protocol.information(()), action="search", error="empty query")
-        observation = self._protocol.correction(parsed.error, self._searches)
+        observation = self._protocol.correction(parsed.error)
         return Response(observation, action="invalid", error=parsed.error)
 
 
@@ -190,14 +171,10 @@ class SearchOptions:
         corpus: JSONL file of passages (`read_corpus`), searched by BM25.
         retriever: a server with Search-R1's `/retrieve`, instead of a corpus.
         protocol: "tags", or "search-r1" for Search-R1's own prompt, messages and parsing of turns.
-        search: false removes the search engine: no corpus is read, `<search>` is plain text, and an
-            instruction needs only the answer's tags (GRPO without tools).
         train: a file of questions, or a folder of Search-R1's Parquet files (`read_tasks`).
         validation, test: likewise; or a number of questions held out of `train` by a hash of their
             text, at most a tenth and a fifth of them.
-        sample: the number of questions of a split to use, chosen by a hash of their text: {test: 2000}.
         top_k: passages in an observation.
-        language: language of the stemmer and the stop words for corpus and queries; "none" for neither.
         reward: a name in `cotune.rewards.REWARDS`.
         description: description of the environment for the LLM that proposes; null: its tags and
             what a search returns, "": none, as in INSPO.
@@ -212,28 +189,20 @@ class SearchOptions:
     train: Path
     validation: int | Path
     test: int | Path
-    sample: Sample = field(default_factory=dict[Split, int])
     top_k: int = 3
-    language: Language = "english"
     reward: Literal["exact_match", "f1_squad", "f1_hotpot"] = "exact_match"
-    search: bool = True
     description: str | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in ("corpus", "retriever") if getattr(self, name) is not None]
-        if len(given) == 2 or (self.search and not given):
+        if len(given) != 1:
             raise ValueError(
                 f"environment has {' and '.join(given) or 'neither corpus nor retriever'}; expected "
                 "corpus: a JSONL file of passages, or retriever: {kind: remote, url: …}, one of the two"
             )
-        check_questions(self.validation, self.test, self.sample)
+        check_questions(self.validation, self.test)
         if self.top_k < 1:
             raise ValueError(f"environment.top_k is {self.top_k}; expected at least 1")
-        if self.retriever is not None and self.language != "english":
-            raise ValueError(
-                f"environment.language is {self.language!r}, which is for a corpus; remove it: the "
-                "retrieval server has its own index"
-            )
 
 
 def search_environment(
@@ -245,13 +214,13 @@ def search_environment(
 
     A retrieval server is not contacted yet. `tasks` and `retriever` replace those of the options.
     """
-    instruction = SEARCH_R1_INSTRUCTION if options.search else ANSWER_INSTRUCTION
+    instruction = SEARCH_R1_INSTRUCTION
     if options.protocol == "search-r1":
         # Exactly as in Search-R1's data, which its checkpoints were trained on.
         instruction = instruction.replace(" as you want.", " as your want.")
     environment = SearchEnvironment(
         questions_of(options) if tasks is None else tasks,
-        (retriever or _retriever(options)) if options.search else None,
+        retriever or _retriever(options),
         instruction,
         REWARDS[options.reward],
         options.top_k,
@@ -274,7 +243,7 @@ def _description(top_k: int) -> str:
 def questions_of(options: SearchOptions) -> dict[str, list[Task]]:
     """Read the tasks of each split (`read_questions`)."""
     asked = PROTOCOLS[options.protocol].asked
-    return read_questions(options.train, options.validation, options.test, options.sample, asked)
+    return read_questions(options.train, options.validation, options.test, asked)
 
 
 def _retriever(options: SearchOptions) -> Retriever:
@@ -292,4 +261,4 @@ def _retriever(options: SearchOptions) -> Retriever:
     plain = "(Title: %s) " if options.protocol == "search-r1" else "%s"
     passages = [titled_passage(title, text) if title else plain % text for title, text in corpus]
     indexed = [indexed_text(*row, _TITLE_WEIGHT) for row in corpus]
-    return BM25Retriever(passages, indexed, options.language)
+    return BM25Retriever(passages, indexed)

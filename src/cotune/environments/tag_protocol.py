@@ -20,18 +20,16 @@ CALL_TAGS = ("<search>", "</search>", "<answer>", "</answer>")
 """The tags of a policy's actions."""
 
 ANSWER_TAGS = ("<answer>", "</answer>")
-"""The tags of a policy's actions without a search engine."""
+"""The tags of an answer alone."""
 
 FAILURE = "The search failed; nothing was retrieved."
 """The observation's text if a search failed."""
 
 _CALL_TAG = re.compile(r"<(/?)(search|answer)>")
-_ANSWER_TAG = re.compile(r"<(/?)(answer)>")
 _INFORMATION_TAG = re.compile(r"<(/?)information>")
 # Looser than the parser: a passage must not even appear to close its block.
 _FOREIGN_TAG = re.compile(r"<(?=[\s/]*(?:think|search|information|answer)\b)", re.IGNORECASE)
 _CLOSING = re.compile(r"</(search|answer)>")
-_CLOSING_ANSWER = re.compile(r"</(answer)>")
 _SEARCH_R1_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 PROMPT_FORMAT = PromptFormat(question_prefix="Question: ")
@@ -54,10 +52,7 @@ class Parsed:
 
 @dataclass(frozen=True)
 class TagProtocol:
-    """The stricter form and the default: one action a turn, and corrections that give the error.
-
-    `search` below says whether there is a search engine; without one, its tags are plain text.
-    """
+    """The stricter form and the default: one action a turn, and corrections that give the error."""
 
     prompt_format: ClassVar[PromptFormat] = PROMPT_FORMAT
 
@@ -65,7 +60,7 @@ class TagProtocol:
         """Return a task with the question as the policy reads it."""
         return task
 
-    def parse(self, text: str, search: bool = True) -> Parsed:
+    def parse(self, text: str) -> Parsed:
         """Parse the action of a turn. Never raises.
 
         After forged `<information>` blocks are cut out, a valid turn has exactly one opening tag of
@@ -75,8 +70,8 @@ class TagProtocol:
         second one starts: a policy that continues from results it has not seen must not be rewarded.
         """
         own = without_forged(text)
-        tags = list((_CALL_TAG if search else _ANSWER_TAG).finditer(own))
-        error = _malformed(tags, "<search> or <answer>" if search else "<answer>")
+        tags = list(_CALL_TAG.finditer(own))
+        error = _malformed(tags)
         if error:
             return Parsed("invalid", error=error)
         opening, closing = tags
@@ -84,7 +79,7 @@ class TagProtocol:
         name, of = ("search", "query") if opening[2] == "search" else ("answer", "answer")
         return Parsed(name, argument) if argument else Parsed("invalid", error=f"empty {of}")
 
-    def answer(self, turn_texts: Sequence[str], search: bool = True) -> str | None:
+    def answer(self, turn_texts: Sequence[str]) -> str | None:
         """Return the final answer in an episode's turns, or None if it has none or more than one.
 
         It is the answer of the only turn with a closing `</answer>` outside forged blocks, if that
@@ -94,16 +89,11 @@ class TagProtocol:
         closed = [text for text in turn_texts if "</answer>" in without_forged(text)]
         if len(closed) != 1:
             return None
-        parsed = self.parse(closed[0], search)
+        parsed = self.parse(closed[0])
         return parsed.argument if parsed.action == "answer" else None
 
-    def correction(self, error: str, search: bool = True) -> str:
+    def correction(self, error: str) -> str:
         """Return the observation after an invalid turn; `error` as in `Parsed.error`."""
-        if not search:
-            return (
-                f"\nMy previous action is invalid: {error}. To finish, I write the answer between "
-                "<answer> and </answer>. Let me try again.\n"
-            )
         return (
             f"\nMy previous action is invalid: {error}. To search, I write one query between <search> "
             "and </search>. To finish, I write the answer between <answer> and </answer>. "
@@ -140,13 +130,13 @@ class SearchR1Protocol(TagProtocol):
         question = task.question.strip()
         return task if question.endswith("?") else replace(task, question=f"{question}?")
 
-    def parse(self, text: str, search: bool = True) -> Parsed:
+    def parse(self, text: str) -> Parsed:
         """Parse the action of a turn: the first closing tag decides. Never raises.
 
         Text after that tag does not count. The argument starts at the first opening tag of the same
         name, and may be empty or hold other tags.
         """
-        closing = (_CLOSING if search else _CLOSING_ANSWER).search(text)
+        closing = _CLOSING.search(text)
         if closing is None:
             return Parsed("invalid", error="no action is closed")
         name = "search" if closing[1] == "search" else "answer"
@@ -155,7 +145,7 @@ class SearchR1Protocol(TagProtocol):
             return Parsed("invalid", error=f"stray </{name}>")
         return Parsed(name, argument.strip())
 
-    def answer(self, turn_texts: Sequence[str], search: bool = True) -> str | None:
+    def answer(self, turn_texts: Sequence[str]) -> str | None:
         """Return the final answer of an episode, or None if it has none, a blank one, or several.
 
         Search-R1 takes the last `<answer>` of prompt and response together, if there are two or more.
@@ -170,12 +160,10 @@ class SearchR1Protocol(TagProtocol):
         if len(found) != 1:
             return None
         text, answer = found[0]
-        return answer or None if self.parse(text, search).action == "answer" else None
+        return answer or None if self.parse(text).action == "answer" else None
 
-    def correction(self, error: str, search: bool = True) -> str:
+    def correction(self, error: str) -> str:
         """Return exactly the text that Search-R1's policies were trained on, which gives no error."""
-        if not search:
-            return super().correction(error, search)
         return (
             "\nMy previous action is invalid. If I want to search, I should put the query between "
             "<search> and </search>. If I want to give the final answer, I should put the answer "
@@ -215,11 +203,11 @@ def without_forged(text: str) -> str:
     return "\n".join(kept)
 
 
-def _malformed(tags: Sequence[re.Match[str]], wanted: str) -> str:
+def _malformed(tags: Sequence[re.Match[str]]) -> str:
     """Return why tags are not one opening and its closing tag; "" if they are."""
     names = {tag[2] for tag in tags}
     if not names:
-        return f"no {wanted} tag"
+        return "no <search> or <answer> tag"
     if len(names) == 2:
         return "search and answer in one turn"
     (name,) = names

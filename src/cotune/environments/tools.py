@@ -184,7 +184,6 @@ def tool_environment(options: ToolsOptions, tasks: Mapping[str, Sequence[Task]])
         if not str(error).startswith("tools"):
             raise
         raise ConfigError(f"environment.{error}") from error
-    environment.description = options.description
     return environment
 
 

@@ -315,14 +315,11 @@ def trl_environment(
     factory = import_object(options.factory, _FIELD)
     if options.args and callable(factory):
         factory = functools.partial(factory, **options.args)
-    environment = from_trl(
+    return from_trl(
         factory,
         _episodes(options.validation, options.test) if tasks is None else tasks,
         seconds=options.seconds,
-        concurrency=options.concurrency,
     )
-    environment.description = options.description
-    return environment
 
 
 def _shown(result: Any) -> str:

@@ -30,7 +30,6 @@ class BankOptions:
         path: a text file with one instruction after another (hints for strategy.kind p2o). Lines of
             `---` separate them; in a file without such a line, blank lines do.
         hints: the hints, in the same form, for strategy.kind inspo+p2o; path then holds the instructions.
-        order: as in the file, or shuffled by the run's seed.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -38,7 +37,6 @@ class BankOptions:
     kind: Literal["bank"] = "bank"
     path: Path
     hints: Path | None = None
-    order: Literal["file", "random"] = "file"
 
     def __post_init__(self) -> None:
         # In Python a text will do.
@@ -78,8 +76,7 @@ class BankLLM:
     added to the files before a resume. When none is left, BudgetError says so.
 
     Args:
-        options: the files and the order.
-        seed: shuffles the entries if the order is random.
+        options: the files.
 
     Raises:
         ConfigError: a file cannot be read, holds no entry, or an entry that no reply can hold.
@@ -88,13 +85,12 @@ class BankLLM:
     origin = "bank"
     advice = "correct the bank's texts or add others, and resume"
 
-    def __init__(self, options: BankOptions, seed: int = 0) -> None:
-        key = f"bank/{seed}" if options.order == "random" else None
+    def __init__(self, options: BankOptions) -> None:
         self.identity = options.describe()
-        self._entries = _Entries(options.path, "llm.path", key)
+        self._entries = _Entries(options.path, "llm.path")
         self._hints = self._entries
         if options.hints is not None:
-            self._hints = _Entries(options.hints, "llm.hints", key)
+            self._hints = _Entries(options.hints, "llm.hints")
 
     def complete(self, prompt: str) -> Completion:
         """Return the next entries in the form that a prompt asks for.
@@ -125,19 +121,13 @@ class BankLLM:
 class _Entries:
     """The entries of a file, in the order in which they are proposed.
 
-    Args:
-        key: keys the draw of a random order; None is the order of the file.
-
     Attributes:
         used: hashes of the entries that were proposed.
     """
 
-    def __init__(self, path: Path, field: str, key: str | None) -> None:
+    def __init__(self, path: Path, field: str) -> None:
         self._path, self.used = path, set[str]()
         self.texts = read_bank(path, field)
-        if key is not None:
-            # By a key for each text: an added entry does not change the order of the others.
-            self.texts.sort(key=lambda text: _hash(f"{key}/{text}"))
 
     def take(self, count: int) -> Sequence[str]:
         """Return the next entries, at most `count`; raise BudgetError if there is none."""

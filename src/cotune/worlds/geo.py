@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from cotune.data.corpus import indexed_text
 from cotune.data.splits import digest
-from cotune.environments.search import ANSWER_INSTRUCTION, SearchEnvironment
+from cotune.environments.search import SearchEnvironment
 from cotune.errors import ConfigError
 from cotune.rewards import exact_match
 from cotune.types import Task
@@ -220,9 +220,6 @@ class GeoOptions:
         train, validation, test: numbers of questions, of each number of hops alike. Their cities are
             disjoint.
         seed: seed of the questions; the cities of each split stay the same.
-        top_k: passages of an observation.
-        search: false removes the search engine: `<search>` is not an action, and an instruction needs
-            only the answer's tags (GRPO without tools).
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -232,11 +229,9 @@ class GeoOptions:
     validation: int = 150
     test: int = 300
     seed: int = 0
-    top_k: int = 3
-    search: bool = True
 
     def __post_init__(self) -> None:
-        check_counts(self, "train", "validation", "test", "top_k")
+        check_counts(self, "train", "validation", "test")
 
 
 class GeoEnvironment(SearchEnvironment):
@@ -256,10 +251,9 @@ class GeoEnvironment(SearchEnvironment):
         }
         super().__init__(
             tasks,
-            retriever if options.search else None,
-            INITIAL_INSTRUCTION if options.search else ANSWER_INSTRUCTION,
+            retriever,
+            INITIAL_INSTRUCTION,
             exact_match,
-            options.top_k,
         )
         self.description = ""  # the offline rules propose here; they read only INSPO's prompts
 

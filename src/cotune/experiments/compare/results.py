@@ -31,6 +31,8 @@ from cotune.run.ledger import policy_rollouts
 from cotune.run.run_dir import RunDir
 
 _SUMS = ("generated_tokens", "llm_calls", "money", "seconds")
+TOLERANCE = 0.05
+"""The share by which a row's rollouts may differ from its compute class."""
 _HINTS = 5  # the best ones are listed
 _COMPARED = 4  # the verdict names the first ones, so that it stays a sentence
 
@@ -194,8 +196,7 @@ def unequal(cells: Sequence[Cell]) -> str:
     """Say which finished cell paid more or fewer rollouts than its compute class allows; "" if none did."""
     for cell in cells:
         paid, allowed = policy_rollouts(_purposes(cell)), cell.row.allowance
-        tolerance = cell.row.suite.tolerance
-        low, high = allowed * (1 - tolerance), allowed * (1 + tolerance)
+        low, high = allowed * (1 - TOLERANCE), allowed * (1 + TOLERANCE)
         if not low <= paid <= high:
             return (
                 f"paid {paid:,} policy rollouts; its compute class {cell.row.entry.compute} allows "

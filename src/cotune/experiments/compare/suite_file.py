@@ -108,8 +108,6 @@ class SuiteConfig(Model):
     """Other fields that are set to the seed: environment.seed for other questions with each seed."""
     budget: int = Field(ge=1)
     """Policy rollouts (training, verification and evolution) of a row of compute class 1x."""
-    tolerance: float = Field(default=0.05, ge=0, lt=1)
-    """The share by which a row's rollouts may differ from its compute class."""
     baseline: str
     """The row that gains are measured against."""
     focus: str | None = None
