@@ -27,14 +27,12 @@ class Series:
         points: (x, y), x ascending.
         style: CSS class of its colour ("s0" … "s7", "muted").
         raw: points drawn faintly behind, such as the values that `points` averages.
-        band: (x, lowest, highest), drawn as an area behind.
     """
 
     name: str
     points: Sequence[Point]
     style: str
     raw: Sequence[Point] = ()
-    band: Sequence[tuple[float, float, float]] = ()
     strong: bool = False
 
     @property
@@ -89,11 +87,6 @@ class Chart:
     def path(self, points: Iterable[Point]) -> str:
         """Return points as SVG's list of coordinates."""
         return " ".join(f"{self.x(x)},{self.y(y)}" for x, y in points)
-
-    def area(self, band: Sequence[tuple[float, float, float]]) -> str:
-        """Return the outline of a band."""
-        upper = [(x, high) for x, _, high in band]
-        return self.path([*upper, *((x, low) for x, low, _ in reversed(band))])
 
     def x_text(self, value: float) -> str:
         return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"
@@ -181,7 +174,7 @@ def line_chart(
     y_low, y_high = y_range or (min(0.0, *ys), max(0.0, *ys))
     if share and y_high > 0.8:
         y_high = max(y_high, 1.0)
-    coloured = [(s.style, s.name) for s in series if s.style != "muted"]
+    coloured = list(dict.fromkeys((s.style, s.name) for s in series if s.style != "muted"))
     return Chart(
         title=title,
         size=size,

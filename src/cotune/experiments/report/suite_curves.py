@@ -1,4 +1,4 @@
-"""A suite's curves: scores against policy rollouts, means over seeds."""
+"""A suite's curves: scores against policy rollouts, a line a seed."""
 
 import bisect
 import itertools
@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
-
-import numpy as np
 
 from cotune.errors import ConfigError
 from cotune.experiments.compare.suite_summary import SuiteMethod
@@ -24,35 +22,25 @@ _SMOOTHED_FROM = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """A mean over seeds.
+class MethodCurves:
+    """What is read from a method's run folders.
 
     Attributes:
-        mean: (policy rollouts, y), ascending.
-        band: (policy rollouts, lowest seed, highest seed); () for one seed.
+        lines: (policy rollouts, y) of each seed that has any, its stages laid end to end.
         stages: rollouts at which a later stage starts, mean over the seeds.
+        instructions: by seed.
+        missing: what could not be read, one line each.
     """
 
-    mean: Sequence[Point]
-    band: Sequence[tuple[float, float, float]]
+    lines: Mapping[Measure, list[list[Point]]]
     stages: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True)
-class MethodCurves:
-    """The curves and, by seed, the instructions read from a method's run folders.
-
-    `missing` says what could not be read, one line each. The measure to draw is validation if it was taken
-    during training.
-    """
-
-    curves: Mapping[Measure, Curve]
     instructions: Mapping[str, str]
     missing: list[str]
 
     @property
     def measure(self) -> Measure:
-        return "validation" if "validation" in self.curves else "reward"
+        """What to draw: validation if it was taken during training."""
+        return "validation" if "validation" in self.lines else "reward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +74,22 @@ def read_curves(folder: Path, method: SuiteMethod) -> MethodCurves:
                 missing.append(str(error))
                 break  # later stages would be at the wrong x
     by_seed = {seed: by_seed[seed] for seed in by_seed if seed in method.by_seed} or by_seed
-    mean_curves: dict[Measure, Curve | None] = {
-        measure: _mean_curve(list(by_seed.values()), measure) for measure in MEASURES
-    }
+    lines: dict[Measure, list[list[Point]]] = {}
+    starts: list[list[float]] = []
+    for stages in by_seed.values():
+        offsets = [0.0, *itertools.accumulate(stage.rollouts for stage in stages)]
+        starts.append(offsets[1:-1])
+        for measure in MEASURES:
+            parts = zip(offsets, stages, strict=False)
+            line = [(at + x, y) for at, stage in parts for x, y in stage.points[measure]]
+            if line:
+                lines.setdefault(measure, []).append(line)
     texts = {
         seed: [s.instruction for s in stages if s.instruction] for seed, stages in by_seed.items()
     }
     return MethodCurves(
-        {measure: curve for measure, curve in mean_curves.items() if curve is not None},
+        lines,
+        [sum(each) / len(each) for each in zip(*starts, strict=False)],
         {seed: found[-1] for seed, found in texts.items() if found},
         missing,
     )
@@ -135,42 +131,3 @@ def _sums(rows: Iterable[Row]) -> Callable[[int], float]:
     steps = sorted(by_step)
     sums = [0, *itertools.accumulate(by_step[step] for step in steps)]
     return lambda step: float(sums[bisect.bisect_right(steps, step)])
-
-
-def _mean_curve(seeds: Sequence[Sequence[_Stage]], measure: Measure) -> Curve | None:
-    """Lay stages end to end, then take the mean over seeds where all of them have points."""
-    lines: list[list[Point]] = []
-    starts: list[list[float]] = []
-    for stages in seeds:
-        offsets = [0.0, *itertools.accumulate(stage.rollouts for stage in stages)]
-        line = [
-            (offset + x, y)
-            for offset, stage in zip(offsets, stages, strict=False)
-            for x, y in stage.points[measure]
-        ]
-        if line:
-            lines.append(line)
-            starts.append(offsets[1:-1])
-    mean, band = average(lines)
-    stages_at = [sum(each) / len(each) for each in zip(*starts, strict=False)]
-    return Curve(mean, band if len(lines) > 1 else (), stages_at) if mean else None
-
-
-def average(
-    lines: Sequence[Sequence[Point]],
-) -> tuple[list[Point], list[tuple[float, float, float]]]:
-    """Return the mean of lines and (x, lowest, highest) where all have values, interpolated between them.
-
-    Both are empty if the lines share no stretch of x.
-    """
-    low = max((line[0][0] for line in lines), default=0.0)
-    high = min((line[-1][0] for line in lines), default=0.0)
-    grid = np.unique([x for line in lines for x, _ in line if low <= x <= high])
-    if not grid.size:
-        return [], []
-    values = np.stack(
-        [np.interp(grid, [x for x, _ in line], [y for _, y in line]) for line in lines]
-    )
-    columns = (grid, values.mean(axis=0), values.min(axis=0), values.max(axis=0))
-    xs, mean, lowest, highest = (column.tolist() for column in columns)
-    return list(zip(xs, mean, strict=True)), list(zip(xs, lowest, highest, strict=True))

@@ -53,7 +53,7 @@ def write_suite_report(folder: Path | str, summary: Mapping[str, Any] | None = N
     suite = SuiteSummary.of(summary, folder / "summary.json")
     read = {method.name: read_curves(folder, method) for method in suite.methods}
     scores = Scores(suite.shares)
-    measures = {each.measure for each in read.values() if each.curves}
+    measures = {each.measure for each in read.values() if each.lines}
     content = {
         "title": suite.name,
         "suite": suite,
@@ -66,7 +66,7 @@ def write_suite_report(folder: Path | str, summary: Mapping[str, Any] | None = N
         "costs": _table(suite, "One run, mean over seeds", _cost_columns(suite)),
         "panels": _panels(suite, read),
         "measure": " or ".join(MEASURES[name] for name in MEASURES if name in measures),
-        "without_curve": [m.label for m in suite.methods if not read[m.name].curves],
+        "without_curve": [m.label for m in suite.methods if not read[m.name].lines],
         "instructions": _instructions(suite, read),
         "hinted": [(_heading(method), method) for method in suite.methods if method.hints],
         "scores": scores,
@@ -240,31 +240,30 @@ def _cost_columns(suite: SuiteSummary) -> list[Column]:
 
 def _panels(suite: SuiteSummary, read: Mapping[str, MethodCurves]) -> list[Chart]:
     """Draw a small chart for each method that has a curve, all on the same scales."""
-    drawn = [
-        (method, curve, read[suite.baseline].curves.get(read[method.name].measure))
-        for method in suite.ordered
-        if (curve := read[method.name].curves.get(read[method.name].measure)) is not None
-    ]
-    curves = [curve for _, *both in drawn for curve in both if curve is not None]
-    ends = [y for curve in curves for _, y in curve.mean]
-    ends += [y for curve in curves for _, *both in curve.band for y in both]
-    longest = max((curve.mean[-1][0] for curve in curves), default=1.0)
-    several = len({read[method.name].measure for method, _, _ in drawn}) > 1
+    drawn = [(method, read[method.name]) for method in suite.ordered if read[method.name].lines]
+    baseline = read[suite.baseline].lines
+    shown = [(*each.lines[each.measure], *baseline.get(each.measure, ())) for _, each in drawn]
+    points = [point for lines in shown for line in lines for point in line]
+    longest = max((x for x, _ in points), default=1.0)
+    heights = [y for _, y in points]
+    several = len({each.measure for _, each in drawn}) > 1
     charts: list[Chart | None] = []
-    for method, curve, baseline in drawn:
-        series = [Series(method.label, curve.mean, _STYLES[method.group], band=curve.band)]
-        if baseline is not None and method.name != suite.baseline:
-            series.append(Series(suite.baseline_method.label, baseline.mean, "muted"))
-        reward = several and read[method.name].measure == "reward"
+    for method, each in drawn:
+        lines = each.lines[each.measure]
+        series = [Series(method.label, line, _STYLES[method.group]) for line in lines]
+        if method.name != suite.baseline:
+            behind, label = baseline.get(each.measure, ()), suite.baseline_method.label
+            series += [Series(label, line, "muted") for line in behind]
+        reward = several and each.measure == "reward"
         charts.append(
             line_chart(
                 f"{method.label}, {MEASURES['reward']}" if reward else method.label,
                 series,
                 x_label="policy rollouts",
                 share=suite.shares,
-                guides=curve.stages,
+                guides=each.stages,
                 x_range=(0.0, longest or 1.0),
-                y_range=(min(0.0, *ends), max(1.0 if suite.shares else 0.0, *ends)),
+                y_range=(min(0.0, *heights), max(1.0 if suite.shares else 0.0, *heights)),
                 size=PANEL,
             )
         )
