@@ -255,7 +255,7 @@ PASSAGE = '{"id": "1", "contents": "\\"Zinder\\"\\nZinder is in Niger."}\n'
     [
         ("train", "", ["environment.train", "train.jsonl holds no rows"]),
         ("corpus", PASSAGE + "{oops\n", ["environment.corpus", "corpus.jsonl, line 2", "not JSON"]),
-        ("corpus", None, ["environment.corpus: there is no ", "corpus.jsonl"]),
+        ("corpus", None, ["environment.corpus: cannot read ", "corpus.jsonl"]),
         ("test", '{"question": "?"}\n', ["environment.test", "test.jsonl, line 1", '"answers"']),
     ],
 )

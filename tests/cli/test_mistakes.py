@@ -43,7 +43,7 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     "starter below a file": ("init file/agent --kind tools", ["FOLDER: ", "file is a file"]),
     "another strategy, whose fields go": (
         "try run.yaml --set strategy.kind=static --set dataset.path=nope.jsonl",
-        ["dataset.path: there is no nope.jsonl"],
+        ["dataset.path: no file nope.jsonl in "],
     ),
     "no LLM": ("train run.yaml --set llm=null", ["llm is missing", "my_llm.py:MyLLM"]),
     "no such LLM of one's own": ("train run.yaml --set llm=nope.py:MyLLM", ["no file nope.py"]),
@@ -53,11 +53,11 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     ),
     "no such data": (
         "train run.yaml --set dataset.path=nope.jsonl",
-        ["dataset.path: there is no nope.jsonl; correct dataset.path"],
+        ["dataset.path: no file nope.jsonl in "],
     ),
     "no such validation data": (
         "try run.yaml --set dataset.validation=nope.jsonl",
-        ["dataset.validation: there is no nope.jsonl"],
+        ["dataset.validation: no file nope.jsonl in "],
     ),
     "no such policy": (
         "train run.yaml --set policy.path=./nope", ["'./nope', and there is no such folder"]

@@ -93,7 +93,7 @@ AS_RUN_FILE: dict[str, tuple[Change, list[str]]] = {
         fields("strategy.kind", "static"),
         ["strategy.evolve_every: is not a field of strategy.kind static", "remove it"],
     ),
-    "file not there": (fields("dataset.path", "question.jsonl"), ["dataset.path", "no question.jsonl"]),
+    "file not there": (fields("dataset.path", "question.jsonl"), ["dataset.path", "no file question.jsonl"]),
     "missing column": (fields("dataset.columns", {"question": "text"}), ["dataset.columns.question is 'text'", "question, answer", "name one of them"]),
     "row without the column": (written("questions.jsonl", '"question"', '"text"'), ["questions.jsonl", "question", "line 1"]),
     "too few questions": (few_questions, ["questions.jsonl has 8 different questions", "add some"]),

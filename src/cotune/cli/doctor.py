@@ -62,7 +62,7 @@ def examine(run_file: Path | None, assignments: Sequence[str] = ()) -> Iterator[
         return
     quiet_libraries(config)
     yield f"run file: {run_file} is valid"
-    for _, found in Preflight(config, patient=False, ask_llm=True).outcomes():
+    for _, found in Preflight(config, ask_llm=True).outcomes():
         if found is not None:
             yield found
 

@@ -143,7 +143,7 @@ def show_prompt(config: RunConfig, console: Console) -> None:
     Raises:
         ConfigError: the run file is invalid.
     """
-    checked = Preflight(config, new=False, patient=False)
+    checked = Preflight(config, new=False)
     missing = checked.missing_here()
     if "policy files" in missing:
         console.print(

@@ -33,19 +33,12 @@ from cotune.config.run_checks import (
     check_tokens,
     warn_of_repeats,
 )
-from cotune.config.run_file import EnvironmentOptions, LLMConfig, RunConfig
-from cotune.data.dataset import SPLITS, DatasetConfig
+from cotune.config.run_file import EnvironmentOptions, LLMConfig, RulesConfig, RunConfig
+from cotune.data.dataset import SPLITS
 from cotune.data.splits import warn
 from cotune.engines.engine import Engine, engine_of
 from cotune.engines.estimate import memory_of, shape_of
-from cotune.environments.environment_options import (
-    PythonOptions,
-    ToolsOptions,
-    TrlOptions,
-    VerifiersOptions,
-)
 from cotune.errors import BudgetError, ConfigError, EngineError, LLMError
-from cotune.llm.bank import BankLLM, BankOptions
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
 from cotune.llm.own import OwnLLMOptions, check_own, imported
 from cotune.policy.options import PolicyConfig
@@ -60,12 +53,10 @@ from cotune.policy.policy_files import (
     weights_size,
 )
 from cotune.protocols import Environment
-from cotune.rewards.functions import RewardFunctions, load_reward
-from cotune.rewards.reward_options import RewardConfig
+from cotune.rewards.functions import RewardFunctions
 from cotune.run.full_disk import free_space
 from cotune.run.ledger import CostRow, Ledger
 from cotune.run.run_dir import RunDir
-from cotune.utils.importing import ENVIRONMENTS, import_object, load_registered
 from cotune.utils.packages import installed
 from cotune.utils.processes import launched_rank
 from cotune.utils.progress import begin
@@ -76,8 +67,8 @@ if TYPE_CHECKING:
 
     from cotune.policy.codec import HFCodec
 
-_SERVER_S = 10.0  # a dense index on a CPU is slow
-_FIRST_CALL_S, _FIRST_CALL_RETRIES = 30.0, 1
+# A server is asked once more at most, and an LLM not for long, whatever the run file allows later.
+_FIRST_CALL_S, _FIRST_RETRIES = 30.0, 1
 OPTIONAL = {
     "peft": "LoRA",
     "vllm": "sampling with vLLM",
@@ -123,7 +114,6 @@ class Preflight:
     Args:
         config: the run file.
         new: whether the run folder is still to be created.
-        patient: whether to wait for a server for as long as the run file allows.
         ask_llm: whether to make one small call to the LLM; done in any case before training.
         loads: whether the policy is loaded afterwards; done in any case before training.
 
@@ -139,35 +129,30 @@ class Preflight:
         config: RunConfig,
         *,
         new: bool = True,
-        patient: bool = True,
         ask_llm: bool = False,
         loads: bool = False,
     ) -> None:
         self.config, self.engine, self._loads = config, engine_of(config), loads
-        self._new, self._patient, self._ask_llm = new, patient, ask_llm
+        self._new, self._ask_llm = new, ask_llm
         self.llm_calls: list[CostRow] = []
 
     def checks(self) -> list[Check]:
         """Return the checks, cheap ones first."""
         config, trainer = self.config, self.engine
-        wait = None if self._patient else _SERVER_S
         cheap = [
             Check("training.engine", partial(engine, config.training.engine, trainer), here=True),
             Check("training.engine_args", lambda: check_tokens(config.training.engine_args)),
             Check("policy", lambda: policy(config.policy)),
             Check("policy files", self._policy_files, here=True),
-            Check("data", partial(files, config.environment, config.dataset)),
-            Check("hub data", self._hub_data, here=True),
-            Check("rewards", partial(objects, config.environment, config.rewards)),
             Check("packages", partial(packages, config), here=True),
             Check("llm", partial(llm, config.proposer), here=True),
             Check("output", partial(output, config.output), here=True),
-            Check("environment.retriever", partial(retriever, config.environment, wait), here=True),
+            Check("environment.retriever", partial(retriever, config.environment), here=True),
         ]
         own = trainer.check(self)
         tokenizer = ("policy", "policy files")
-        needs = ("data", "hub data", "rewards", "packages", *(tokenizer if self._drops else ()))
-        environment = Check("environment", self._environment, needs=needs)
+        needs = tokenizer if self._drops else ()
+        environment = Check("environment", self._environment, needs=("packages", *needs))
         # Questions, rewards and tools often need no heavy import, unless tokens are counted.
         light, heavy = ([], [environment]) if self._drops else ([environment], [])
         asks = (self._ask_llm or self.starting) and launched_rank() == 0
@@ -300,16 +285,6 @@ class Preflight:
             f"(hf download {given}), or correct policy.path"
         )
 
-    def _hub_data(self) -> None:
-        dataset = self.config.dataset
-        if dataset is None or dataset.name is None or self.starting or self._loads:
-            return
-        if not in_data_cache(dataset.name):
-            raise ConfigError(
-                f"dataset.name: {dataset.name} is not in the cache of the Hugging Face hub; fetch it (hf "
-                f"download --repo-type dataset {dataset.name}), or correct dataset.name"
-            )
-
     def _disk(self) -> str | None:
         """Check that the checkpoints fit on the run folder's disk."""
         free, needed = free_space(self.config.output), disk_needed(self.config, self.engine)
@@ -323,7 +298,7 @@ class Preflight:
     def _llm_answers(self) -> str | None:
         options = self.config.proposer
         try:
-            found, self.llm_calls = llm_answers(options, self._patient, self._spent())
+            found, self.llm_calls = llm_answers(options, self._spent())
         except LLMError as error:
             fix = "correct llm, or set llm.optional: true to train without its proposals"
             text = f"llm: a first call failed ({one_line(str(error))[:300]}); {fix}"
@@ -342,12 +317,12 @@ class Preflight:
             return ledger.totals().money
 
     def _environment(self) -> None:
-        config, environment = self.config, self.environment
+        config, rewards, environment = self.config, self.rewards, self.environment
         check_instruction(environment, self.instruction, config.strategy.kind)
         check_splits(environment, validates=bool(config.evaluation.every))
         if config.has_batches:
             warn_of_repeats(environment, config.training.questions_per_step)
-        check_rewards(self.rewards, environment, self.instruction, SPLITS)
+        check_rewards(rewards, environment, self.instruction, SPLITS)
         if getattr(config.environment, "retriever", None) is None:
             check_retriever(environment)  # a user's own environment
 
@@ -432,42 +407,8 @@ def policy(options: PolicyConfig) -> str:
     return f"policy: {given}, {size(weights_size(folder))} of weights"
 
 
-def files(options: EnvironmentOptions, dataset: DatasetConfig | None) -> None:
-    """Check that the files of the environment and of the data set exist."""
-    named = {
-        f"environment.{name}": getattr(options, name) for name in type(options).__annotations__
-    }
-    if not getattr(options, "search", True):
-        named.pop("environment.corpus", None)
-    if dataset is not None and dataset.path is not None:
-        named["dataset.path"] = dataset.path
-        named["dataset.validation"], named["dataset.test"] = dataset.validation, dataset.test
-    for field, path in named.items():
-        if isinstance(path, Path) and not path.exists():
-            raise ConfigError(
-                f"{field}: there is no {path}; correct {field}; paths are relative to the folder that "
-                "cotune is started in"
-            )
-
-
-def in_data_cache(name: str) -> bool:
-    """Return whether a data set of the hub is a folder here or in a cache of the hub."""
-    from datasets import config as datasets_config
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    folders = (
-        Path(name),
-        Path(HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}",
-        Path(datasets_config.HF_DATASETS_CACHE) / name.replace("/", "___"),
-    )
-    return any(folder.is_dir() for folder in folders)
-
-
-def retriever(environment: EnvironmentOptions, timeout_s: float | None = None) -> str | None:
+def retriever(environment: EnvironmentOptions) -> str | None:
     """Check that the retrieval server answers a query.
-
-    Args:
-        timeout_s: the maximum wait, without a retry; None uses the run's setting.
 
     Raises:
         ConfigError: the server returns no usable reply.
@@ -477,28 +418,9 @@ def retriever(environment: EnvironmentOptions, timeout_s: float | None = None) -
     options = getattr(environment, "retriever", None)
     if options is None:
         return None
-    if timeout_s is not None:
-        options = replace(options, timeout_s=min(options.timeout_s, timeout_s), retries=0)
     begin("asking the retrieval server")
-    RemoteRetriever(options).check()
+    RemoteRetriever(replace(options, retries=min(options.retries, _FIRST_RETRIES))).check()
     return f"environment.retriever: {options.url} answers"
-
-
-def objects(options: EnvironmentOptions, rewards: Sequence[RewardConfig]) -> None:
-    """Check that the functions and classes that the run file names can be imported."""
-    for reward in rewards:
-        load_reward(reward.function)
-    if isinstance(options, ToolsOptions):
-        for tool in options.tools:
-            import_object(tool.function, "environment.tools")
-    elif isinstance(options, TrlOptions):
-        import_object(options.factory, "environment.factory")
-    elif isinstance(options, PythonOptions) and ":" in options.object:
-        import_object(options.object, "environment.object")
-    elif isinstance(options, PythonOptions):
-        load_registered(ENVIRONMENTS, options.object, "environment.kind")
-    elif isinstance(options, VerifiersOptions) and ":" in options.environment:
-        import_object(options.environment, "environment.environment")
 
 
 def packages(config: RunConfig) -> None:
@@ -546,15 +468,12 @@ def llm(options: LLMConfig | None) -> str | None:
     Raises:
         ConfigError: the variable holds no key, or a file or an object cannot be loaded.
     """
-    if isinstance(options, BankOptions):
-        BankLLM(options)
-        return f"llm: {options.describe()}"
+    if options is None or isinstance(options, RulesConfig):
+        return None
     if isinstance(options, OwnLLMOptions):
         imported(options)
-        return f"llm: {options.object} can be imported"
-    if not isinstance(options, OpenAIOptions):
-        return None
-    name = options.api_key_env
+        return f"llm: {options.describe()}"
+    name = options.api_key_env if isinstance(options, OpenAIOptions) else None
     if name is not None and not os.environ.get(name):
         raise ConfigError(
             f"llm: the environment variable {name} is not set; export {name}=… with the key, or set "
@@ -562,21 +481,17 @@ def llm(options: LLMConfig | None) -> str | None:
         )
     with Ledger(":memory:") as ledger:
         build_llm(options, 0, ledger)
-    if name is None:
-        return "llm: no API key is sent"
-    return f"llm: the environment variable {name} is set"
+    return f"llm: {options.describe()}" + (
+        f"; the environment variable {name} is set" if name else ""
+    )
 
 
-def llm_answers(
-    options: LLMConfig | None, patient: bool = True, spent: float = 0.0
-) -> tuple[str | None, list[CostRow]]:
+def llm_answers(options: LLMConfig | None, spent: float = 0.0) -> tuple[str | None, list[CostRow]]:
     """Make one small call to the LLM; return what it says of itself, and that call.
 
     An LLM of the user's own is called only if it has a method `check`.
 
     Args:
-        patient: whether to wait up to 30 s and to retry once, as far as the run file allows;
-            otherwise 10 s, without a retry.
         spent: money that counts against the budget.
 
     Raises:
@@ -586,8 +501,8 @@ def llm_answers(
         return ("llm: a first call was answered" if check_own(options) else None), []
     if not isinstance(options, OpenAIOptions):
         return None, []
-    longest, retries = (_FIRST_CALL_S, _FIRST_CALL_RETRIES) if patient else (_SERVER_S, 0)
-    timeout_s, retries = min(options.timeout_s, longest), min(options.retries, retries)
+    timeout_s = min(options.timeout_s, _FIRST_CALL_S)
+    retries = min(options.retries, _FIRST_RETRIES)
     begin(f"asking {options.describe()} (at most {timeout_s * (1 + retries) + retries:g} s)")
     asked = replace(options, timeout_s=timeout_s, retries=retries)
     check_listens(asked)

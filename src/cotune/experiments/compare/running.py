@@ -146,7 +146,7 @@ def _missing_here(configs: Sequence[RunConfig]) -> list[str]:
     environments: dict[str, Environment] = {}
     missing = dict[str, None]()
     for config in configs:
-        checks = Preflight(config, new=False, patient=False)
+        checks = Preflight(config, new=False)
         drops = config.dataset is not None and config.dataset.drop_too_long
         lengths = (config.limits, config.strategy.kind) if drops else ()
         key = repr((config.environment, config.dataset, config.instruction, lengths))
