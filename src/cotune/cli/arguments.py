@@ -40,7 +40,7 @@ DemoFolder = Annotated[
     Path,
     typer.Option(
         "--output",
-        help="Output folder. A stopped demo there is resumed, a finished one is renamed.",
+        help="Output folder. A stopped demo there is resumed, a finished one shown again.",
     ),
 ]
 DemoSeed = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Random seed.")]

@@ -8,11 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from cotune.errors import ConfigError
-
 Rewards = NDArray[np.float64]
 RESAMPLES = 4000
-_AT_ONCE = 2**22  # rewards of resamples in memory
 
 
 @dataclass(frozen=True)
@@ -30,26 +27,12 @@ class Samples:
     strata: NDArray[np.str_]
 
     def focused(self, prefix: str | None) -> "Samples":
-        """Return only the questions whose stratum begins with `prefix`.
-
-        Raises:
-            ConfigError: no such question, or more of them for one seed than for another.
-        """
+        """Return only the questions whose stratum begins with `prefix`: as many for each seed."""
         if prefix is None:
             return self
         keep = np.char.startswith(self.strata, prefix)
-        counts = keep.sum(axis=1)
-        if not counts.all() or len(set(counts.tolist())) > 1:
-            raise ConfigError(
-                f"focus is {prefix!r}, and {counts.tolist()} test questions of the seeds have a "
-                "stratum that begins with it; expected some, and the same number for each seed"
-            )
-        shape = (len(keep), int(counts[0]))
-        return Samples(
-            self.rewards[keep].reshape(shape),
-            self.questions[keep].reshape(shape),
-            self.strata[keep].reshape(shape),
-        )
+        parts = (self.rewards, self.questions, self.strata)
+        return Samples(*(part[keep].reshape(len(keep), -1) for part in parts))
 
     @property
     def shared(self) -> bool:
@@ -77,17 +60,17 @@ def interval(samples: Samples, values: Rewards | None = None) -> tuple[float, fl
             methods' rewards, this is the interval of the gain.
     """
     values = samples.rewards if values is None else values
-    seeds, _ = values.shape
-    frames = [0] if samples.shared else list(range(seeds))
+    seeds = len(values)
+    frames = samples.strata[:1] if samples.shared else samples.strata
     # An index array for each stratum of each frame: scipy resamples each on its own.
     groups = [
-        (frame, np.flatnonzero(samples.strata[frame] == name))
-        for frame in frames
-        for name in sorted(set(samples.strata[frame].tolist()))
+        (frame, np.flatnonzero(strata == name))
+        for frame, strata in enumerate(frames)
+        for name in np.unique(strata)
     ]
-    drawn = [(frame, indices) for frame, indices in groups if len(indices) > 1]
-    fixed = [(frame, indices) for frame, indices in groups if len(indices) == 1]
-    data = [indices for _, indices in drawn]
+    groups.sort(key=lambda group: len(group[1]) == 1)  # scipy takes no single question
+    data = [indices for _, indices in groups if len(indices) > 1]
+    fixed = [indices for _, indices in groups[len(data) :]]
     if seeds > 1:
         data.append(np.arange(seeds))
     if not data:
@@ -97,22 +80,23 @@ def interval(samples: Samples, values: Rewards | None = None) -> tuple[float, fl
         """Return the mean of each resample; the arrays are (resamples, indices)."""
         count = len(resampled[0])
         rows = resampled[-1] if seeds > 1 else np.zeros((count, 1), dtype=int)
-        columns: dict[int, list[NDArray[np.int64]]] = {frame: [] for frame in frames}
-        for (frame, _), indices in zip(drawn, resampled, strict=False):
-            columns[frame].append(indices)
-        for frame, indices in fixed:
-            columns[frame].append(np.broadcast_to(indices, (count, 1)))
-        questions = np.stack([np.concatenate(columns[frame], axis=1) for frame in frames])
-        found: list[Rewards] = []
-        for part in np.array_split(np.arange(count), max(1, count * values.size // _AT_ONCE)):
-            row = rows[part]
-            column = questions[0 if len(frames) == 1 else row, part[:, None]]
-            picked = values[row[:, :, None], column]
-            if len(frames) == 1:
-                found.append(picked.reshape(len(part), -1).mean(axis=1))
-            else:
-                found.append(picked.mean(axis=2).mean(axis=1))
-        return np.concatenate(found)
+        drawn = [*resampled[: len(groups) - len(fixed)]]
+        drawn += [np.broadcast_to(indices, (count, 1)) for indices in fixed]
+        questions = np.stack(
+            [
+                np.concatenate(
+                    [d for (at, _), d in zip(groups, drawn, strict=True) if at == frame], axis=1
+                )
+                for frame in range(len(frames))
+            ]
+        )
+        of_row = rows if len(frames) > 1 else np.zeros_like(rows)
+        return np.array(
+            [
+                values[row[:, None], questions[frame, i]].mean()
+                for i, (row, frame) in enumerate(zip(rows, of_row, strict=True))
+            ]
+        )
 
     found = stats.bootstrap(
         data,
