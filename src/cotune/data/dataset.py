@@ -141,8 +141,7 @@ def _split(
 ) -> dict[str, list[Task]]:
     """Hold questions out for the splits without data, and return the tasks of all.
 
-    Args:
-        asked: the splits whose number is the user's own, not a default.
+    `asked` names the splits whose number is the user's own, not a default.
     """
     parts = {**questions, **hold_out(questions["train"], wanted, source)}
     warn_if_fewer(parts, {split: n for split, n in wanted.items() if split in asked})
@@ -193,13 +192,7 @@ def tasks_from(
 def tasks_of_rows(rows: Sequence[Row], source: str, split: str) -> list[Task]:
     """Turn rows into the tasks of one split, with the split's name before their ids.
 
-    Args:
-        rows: rows with the columns question, answers, solution, stratum and id.
-        source: the start of error messages.
-        split: the split's name.
-
-    Raises:
-        ConfigError: no rows, a column of the wrong type, or a repeated id.
+    Their columns are question, answers, solution, stratum and id; `source` starts error messages.
     """
     roles = cast(Any, {role: role for role in DEFAULT_COLUMNS})
     config = DatasetConfig(path=Path("dataset"), columns=roles)

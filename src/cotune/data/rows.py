@@ -80,7 +80,6 @@ def hub_rows(
     Images and audio are not decoded.
 
     Args:
-        name, subset, split: names of the data set, its configuration and its split.
         field: the run file's field, named in errors.
         fix: the end of an error message.
 
@@ -99,11 +98,7 @@ def hub_rows(
 
 
 def given_rows(rows: Rows, field: str) -> list[Row]:
-    """Return the rows of a `datasets.Dataset` or of mappings.
-
-    Args:
-        rows: the data.
-        field: the name used in errors.
+    """Return the rows of a `datasets.Dataset` or of mappings; errors name `field`.
 
     Raises:
         ConfigError: several splits at once, or a row that is not a mapping.
@@ -239,8 +234,7 @@ def _message(value: object, where: str) -> tuple[str, str]:
             f"{where}: is {came}; expected text of {', '.join(_ROLES)}: leave out tool calls"
         )
     if isinstance(content, list):
-        parts = [_part(part, where) for part in cast("list[object]", content)]
-        content = "\n".join(parts)
+        content = "\n".join(_part(part, where) for part in cast("list[object]", content))
     if not isinstance(content, str):
         raise ConfigError(f"{where}: content is {shortened(content)}; expected text")
     return role, content
@@ -248,11 +242,8 @@ def _message(value: object, where: str) -> tuple[str, str]:
 
 def _part(value: object, where: str) -> str:
     """Return the text of a part of a message's content."""
-    if isinstance(value, Mapping):
-        part = cast("Mapping[str, Any]", value)
-        text, kind = part.get("text"), part.get("type")
-    else:
-        text, kind = None, type(value).__name__
+    part = cast("Mapping[str, Any]", value if isinstance(value, Mapping) else {})
+    text, kind = part.get("text"), part.get("type", type(value).__name__)
     if kind != "text" or not isinstance(text, str):
         raise ConfigError(f"{where}: holds content of type {kind}; expected only text")
     return text

@@ -43,7 +43,6 @@ def hold_out(
     last, so that neither depends on the size of the other.
 
     Args:
-        questions: all questions.
         wanted: number of questions of each split; cut to the share that may be held out (`SHARES`).
         source: the start of error messages.
         field: the run file's section that holds the numbers.
@@ -69,12 +68,7 @@ def hold_out(
 def without_held(
     questions: Sequence[Question], held: Collection[str], source: str
 ) -> list[Question]:
-    """Drop training questions that are in held-out files, with a warning that counts them.
-
-    Args:
-        questions: all questions.
-        held: the keys of questions in held-out files.
-        source: the start of messages.
+    """Drop training questions whose keys are `held` out, with a warning that counts them.
 
     Raises:
         ConfigError: no question is left.
@@ -103,10 +97,10 @@ def warn_if_fewer(parts: Mapping[str, Sequence[Question]], asked: Mapping[str, i
     """Warn of splits that hold fewer questions than were asked for, with the size of each."""
     if all(len(parts[split]) >= count for split, count in asked.items()):
         return
-    sizes = [f"{len(found)} {split}" for split, found in parts.items()]
     told = [
-        f"{size} ({asked[split]} asked)" if len(parts[split]) < asked.get(split, 0) else size
-        for split, size in zip(parts, sizes, strict=True)
+        f"{len(part)} {split}"
+        + (f" ({asked[split]} asked)" if len(part) < asked.get(split, 0) else "")
+        for split, part in parts.items()
     ]
     total = sum(map(len, parts.values()))
     warn(f"dataset: {total} questions: {', '.join(told)}")

@@ -1,9 +1,9 @@
 """The `instruction` section, and the environments that a user brings: their options and building."""
 
-import inspect
 import traceback
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from pydantic import Field, model_validator
@@ -13,7 +13,7 @@ from cotune.environments.base import PromptFormat, SingleTurnEnvironment
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
 from cotune.utils.importing import ENVIRONMENTS, import_object, load_registered
-from cotune.utils.text import named, one_line
+from cotune.utils.text import named
 from cotune.utils.validation import Model, TextOrFields
 
 
@@ -203,23 +203,15 @@ def _python(options: PythonOptions, dataset: DatasetConfig | None) -> Environmen
             "function that makes an environment"
         )
     try:
-        inspect.signature(factory).bind(**arguments)
-    except TypeError as error:
-        raise ConfigError(
-            f"environment.args: {options.object} does not take {sorted(arguments)} ({one_line(str(error))}); "
-            "change environment.args, or the class"
-        ) from error
-    except ValueError:
-        pass  # a class without a signature
-    try:
         environment = factory(**arguments)
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        last = traceback.extract_tb(error.__traceback__)[-1]
+        below = traceback.extract_tb(error.__traceback__)[1:]  # empty for arguments that do not fit
+        where = f" ({Path(below[-1].filename).name}, line {below[-1].lineno})" if below else ""
         raise ConfigError(
-            f"environment.object: {options.object} raised {named(error)} ({last.filename.rpartition('/')[2]}, "
-            f"line {last.lineno}); fix it, or change environment.args"
+            f"environment.object: {options.object} raised {named(error)}{where}; fix it, or change "
+            "environment.args"
         ) from error
     missing = [name for name in _MEMBERS if not hasattr(environment, name)]
     if missing:

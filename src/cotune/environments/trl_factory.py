@@ -109,10 +109,7 @@ class TrlEnvironment(TaskEnvironment):
     def begin(self, tasks: Sequence[Task], rows: Sequence[int], seeds: Sequence[int]) -> list[Task]:
         """Reset an instance for each episode, and return its task with the text of `reset`.
 
-        Args:
-            tasks: the task of each episode.
-            rows: its row.
-            seeds: decides, with the task, what `reset` draws; with the row, what the tools draw.
+        `seeds` decide, with the task, what `reset` draws; with the row, what the tools draw.
         """
         for row in self._scored:
             self._give_back(self._live.pop(row))

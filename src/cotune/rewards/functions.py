@@ -262,15 +262,11 @@ def boxed_rewards() -> Callable[[Sequence[Trajectory]], list[float]]:
     """Return `BoxedReward` of rollouts, for ground truths that may be whole solutions with a box."""
     reward = BoxedReward()
 
-    def boxed(trajectories: Sequence[Trajectory]) -> list[float]:
-        return reward.score(
-            [
-                (last_boxed(t.own_text), [last_boxed(truth) or truth for truth in t.task.answers])
-                for t in trajectories
-            ]
-        )
+    def answers(trajectory: Trajectory) -> tuple[str | None, list[str]]:
+        truths = [last_boxed(truth) or truth for truth in trajectory.task.answers]
+        return last_boxed(trajectory.own_text), truths
 
-    return boxed
+    return lambda trajectories: reward.score([answers(t) for t in trajectories])
 
 
 def _loaded(given: AnyReward) -> WeightedReward:

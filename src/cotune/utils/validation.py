@@ -57,14 +57,13 @@ def describe(error: ValidationError, model: type[BaseModel]) -> str:
 
 
 def _describe(problem: dict[str, Any], known: list[Path]) -> str:
-    path = _path(problem["loc"], known)
+    path, kind_of = _split(problem["loc"], known)
     field, kind, context = ".".join(path), problem["type"], problem.get("ctx", {})
     secret = path[:1] != () and path[0] in _SECRET
     if kind in _UNKNOWN:
         if secret and not _FIELD_NAME.fullmatch(path[-1]):
             return f"{path[0]}: holds an unknown field, whose name is not shown as it may be a key; remove it"
         if path in known and len(problem["loc"]) > len(path):
-            kind_of = _split(problem["loc"], known)[1]
             return f"{field}: is not a field of {kind_of}, but of another kind; remove it"
         named = hide_secrets(field, guess=True)
         return f"{named}: unknown field{_suggestion(path, known)}; remove it or correct its name"
@@ -107,11 +106,6 @@ def _own_message(path: Path, message: str, known: list[Path]) -> str:
     if not section or message.startswith((f"{section}.", f"{section} ", f"{section}: ")):
         return message
     return f"{section}{'.' if (*path, message.split()[0]) in known else ': '}{message}"
-
-
-def _path(loc: tuple[int | str, ...], known: list[Path]) -> Path:
-    """Return the path of a problem, without the kinds that pydantic inserts after a section."""
-    return _split(loc, known)[0]
 
 
 def _split(loc: tuple[int | str, ...], known: list[Path]) -> tuple[Path, str]:
