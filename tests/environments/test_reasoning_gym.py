@@ -160,7 +160,6 @@ def test_the_last_answer_between_tags_counts() -> None:
     assert reward(env, task, f"<answer>{right}</answer> no: <answer>1234567</answer>") == 0
     assert reward(env, task, f"{right}") == 0
     assert rolled_out(env, task, right).answer is None
-    assert env.reference(task) == f"<answer>{right}</answer>"
 
 
 @pytest.mark.parametrize(
@@ -178,7 +177,7 @@ def test_the_last_number_can_be_the_answer(reply: str, expected: int) -> None:
     assert found.reward == expected
     assert env.required == ()
     assert "<answer>" not in env.initial_instruction
-    assert rolled_out(env, task, env.reference(task)).reward == 1
+    assert rolled_out(env, task, task.answers[0]).reward == 1
 
 
 def test_a_part_of_the_score_is_no_reward() -> None:
@@ -195,7 +194,7 @@ def test_a_verifier_that_raises_scores_0_and_is_counted() -> None:
     task = env.tasks("train")[0]
     found = rolled_out(env, task, "<answer>two times three</answer>")
     assert (found.reward, found.parts["verifier_failed"]) == (0, 1)
-    right = rolled_out(env, task, env.reference(task))
+    right = rolled_out(env, task, f"<answer>{task.answers[0]}</answer>")
     assert (right.reward, right.parts["verifier_failed"]) == (1, 0)
 
 
@@ -362,7 +361,7 @@ def test_every_other_task_is_reproducible_and_accepts_its_own_answer(
         if not task.answers:
             continue
         before = repr(task.columns)
-        if env._verify(task, last_answer(env.reference(task))) != (1.0, False):
+        if env._verify(task, task.answers[0]) != (1.0, False):
             wrong.append(name)
         if env._verify(task, "zzz qqq")[0] == 1 or repr(task.columns) != before:
             wrong.append(f"{name} by a wrong answer")

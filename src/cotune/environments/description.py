@@ -47,9 +47,9 @@ def described_tools(schemas: Sequence[Schema]) -> str:
         return ""
     functions = [schema.get("function", schema) for schema in schemas]
     text = "\n".join((_CALLS, *map(_whole, functions)))
-    return (
-        text if len(text) <= DESCRIPTION_CHARS else "\n".join((_CALLS, *map(_signature, functions)))
-    )
+    if len(text) > DESCRIPTION_CHARS:
+        text = "\n".join((_CALLS, *map(_signature, functions)))
+    return text
 
 
 def _whole(function: Schema) -> str:
@@ -63,7 +63,7 @@ def _whole(function: Schema) -> str:
 
 def _signature(function: Schema) -> str:
     """Return `- price(article: string, pieces: integer (optional)) -> number`."""
-    required = cast("Sequence[str]", _inner(function).get("required") or ())
+    required = (function.get("parameters") or {}).get("required") or ()
     parameters = [
         f"{name}: {_type(schema)}{'' if name in required else ' (optional)'}"
         for name, schema in _parameters(function).items()
@@ -73,13 +73,8 @@ def _signature(function: Schema) -> str:
     return f"- {function.get('name', '')}({', '.join(parameters)}){gives}"
 
 
-def _inner(function: Schema) -> Schema:
-    inner = function.get("parameters")
-    return cast(Schema, inner) if isinstance(inner, Mapping) else {}
-
-
 def _parameters(function: Schema) -> Mapping[str, Schema]:
-    return _inner(function).get("properties") or {}
+    return (function.get("parameters") or {}).get("properties") or {}
 
 
 def _type(schema: Schema) -> str:

@@ -286,17 +286,17 @@ def _split(
 ) -> list[Task]:
     """Return the tasks of a split, the strata in turn; `texts` holds the questions that are taken."""
     count = cast("int", getattr(options, split))
-    parts: list[list[Task]] = []
-    for i, stratum in enumerate(strata):
-        share = len(range(i, count, len(strata)))
-        # At a high level some generators may never finish; this says which.
-        begin(f"generating questions of {stratum.label}")
-        parts.append(_questions(stratum, split, share, texts))
+    parts = [
+        _questions(stratum, split, len(range(i, count, len(strata))), texts)
+        for i, stratum in enumerate(strata)
+    ]
     return [parts[i % len(strata)][i // len(strata)] for i in range(count)]
 
 
 def _questions(stratum: _Stratum, split: str, share: int, texts: set[str]) -> list[Task]:
     """Return different questions of a stratum; ConfigError if it has too few."""
+    # At a high level some generators may never finish; this says which.
+    begin(f"generating questions of {stratum.label}")
     dataset = stratum.dataset(split, share)
     tasks: list[Task] = []
     reason = ""

@@ -59,10 +59,7 @@ class _Running:
 
 
 class Worker:
-    """A thread that makes one call after the other, for objects that must stay in one thread.
-
-    It ends when the worker is garbage-collected.
-    """
+    """A thread for objects that must stay in one; it ends when this is garbage-collected."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[_Work | None] = SimpleQueue()

@@ -137,19 +137,16 @@ class VerifiersEnvironment(TaskEnvironment):
     async def _answer(self, action: Action) -> Response:
         try:
             if not action.turns:
-                await self._begin(action)
+                if (left := self._rollouts.pop(action.row, None)) is not None:
+                    await left.drop()
+                prompt = self.messages(action.task, action.prompt)
+                self._rollouts[action.row] = self._served.start(action.task, prompt)
             return await self._rollouts[action.row].answer(action)
         except ConfigError:
             raise
         # Of the user's environment; they end the episode only.
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
             return Response(failed=True, action="invalid", error=named(error, 120))
-
-    async def _begin(self, action: Action) -> None:
-        if (left := self._rollouts.pop(action.row, None)) is not None:
-            await left.drop()
-        prompt = self.messages(action.task, action.prompt)
-        self._rollouts[action.row] = self._served.start(action.task, prompt)
 
 
 class Served:
@@ -161,12 +158,19 @@ class Served:
 
     def __init__(self, environment: Any) -> None:
         self.loop = BackgroundLoop()
-        self.tools: tuple[Mapping[str, Any], ...] = ()
         self._environment = environment
         tasks = itertools.islice(environment.taskset, _MOST_TASKS)
         self._tasks = {str(i): task for i, task in enumerate(tasks)}
         self.loop.run(_serve(self, environment))
-        self.tools = tuple(_schema(tool) for tool in self.loop.run(self._offered()))
+        self.tools: tuple[Mapping[str, Any], ...] = tuple(
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name, "description": tool.description, "parameters": tool.parameters
+                },
+            }
+            for tool in self.loop.run(self._offered())
+        )  # fmt: skip
 
     def start(self, task: Task, prompt: Sequence[Chat]) -> "Rollout":
         """Start a rollout of a task from a prompt, on the event loop that calls this."""
@@ -221,9 +225,12 @@ class Rollout:
     async def answer(self, action: Action) -> Response:
         """Pass the policy's turn to the loop, and return its next request or the episode's end."""
         if not self._seen:
-            asked = await self._asked()
-            if asked is not None:
-                self._check_first(asked)
+            self._seen = await self._asked() or []
+            if self._seen and [_chat(m, {}) for m in self._seen] != [dict(m) for m in self._prompt]:
+                raise ConfigError(
+                    f"{_FIELD}: it changes a row's prompt when a rollout begins; expected the row's "
+                    "own: put what it adds into the data"
+                )
         if self._task.done():
             return self._last(action)
         self._send(self._turn(action))
@@ -323,15 +330,6 @@ class Rollout:
         if not names:
             return "invalid" if action.calls.error else "answer"
         return named_action(action, [name for name in names if name in (self._offered or ())])
-
-    def _check_first(self, asked: list[Any]) -> None:
-        """Check that the loop starts from the prompt that the policy saw."""
-        if [_chat(m, {}) for m in asked] != [dict(m) for m in self._prompt]:
-            raise ConfigError(
-                f"{_FIELD}: it changes a row's prompt when a rollout begins; expected the row's own: "
-                "put what it adds into the data"
-            )
-        self._seen = asked
 
     def _turn(self, action: Action) -> Any:
         calls = [
@@ -453,12 +451,6 @@ def _end(loop: BackgroundLoop, rollouts: Mapping[int, Rollout]) -> None:
 
     if rollouts and loop.answers(_PATIENCE):
         loop.run(end())
-
-
-def _schema(tool: Any) -> dict[str, Any]:
-    """Return a tool's schema for chat templates."""
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}
 
 
 def _error_of(task: "asyncio.Future[Mapping[str, Any]]") -> str:
