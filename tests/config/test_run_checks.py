@@ -13,7 +13,6 @@ from cotune.config.run_checks import (
     check_retriever,
     check_rewards,
     check_splits,
-    warn_of_repeats,
 )
 from cotune.config.strategy import evolved_room
 from cotune.environments.base import SingleTurnEnvironment
@@ -124,14 +123,6 @@ def test_a_split_without_questions_is_refused_before_anything_is_spent() -> None
         check_splits(env, validates=True)
     with pytest.raises(ConfigError, match="the test split has no questions"):
         check_splits(env.with_tasks({"train": some, "test": none}), validates=False)
-
-
-def test_a_step_of_more_questions_than_there_are_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    env = environment("Where?")
-    warn_of_repeats(env, 2)
-    assert not caplog.records
-    warn_of_repeats(env, 5)
-    assert "5, but there are 2 training questions, so a step takes each 2.5 times" in caplog.text
 
 
 def test_half_of_the_prompt_is_left_for_what_evolves() -> None:

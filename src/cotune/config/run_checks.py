@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 
 from cotune.config.prompt_lengths import longest_prompt
-from cotune.data.splits import warn
 from cotune.environments.base import missing_texts
 from cotune.environments.description import description_of
 from cotune.errors import ConfigError
@@ -76,17 +75,6 @@ def check_splits(environment: Environment, *, validates: bool) -> None:
                 f"environment: the {split} split has no questions; expected at least one: hold some "
                 "out, or give it data of its own"
             )
-
-
-def warn_of_repeats(environment: Environment, questions_per_step: int) -> None:
-    """Warn if a step takes more questions than there are."""
-    count = len(environment.tasks("train"))
-    if questions_per_step > count:
-        warn(
-            f"training.questions_per_step is {questions_per_step:,}, but there are {count:,} training "
-            f"questions, so a step takes each {questions_per_step / count:.3g} times; lower it, or add "
-            "questions"
-        )
 
 
 def check_prompts(

@@ -31,7 +31,6 @@ from cotune.config.run_checks import (
     check_rewards,
     check_splits,
     check_tokens,
-    warn_of_repeats,
 )
 from cotune.config.run_file import EnvironmentOptions, LLMConfig, RulesConfig, RunConfig
 from cotune.data.dataset import SPLITS
@@ -320,8 +319,6 @@ class Preflight:
         config, rewards, environment = self.config, self.rewards, self.environment
         check_instruction(environment, self.instruction, config.strategy.kind)
         check_splits(environment, validates=bool(config.evaluation.every))
-        if config.has_batches:
-            warn_of_repeats(environment, config.training.questions_per_step)
         check_rewards(rewards, environment, self.instruction, SPLITS)
         if getattr(config.environment, "retriever", None) is None:
             check_retriever(environment)  # a user's own environment

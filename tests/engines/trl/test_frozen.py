@@ -13,7 +13,6 @@ from cotune.cli.train import train
 from cotune.config.resuming import resumed_config
 from cotune.config.run_file import parse_config
 from cotune.engines.trl.joint_trainer import JointTrainer
-from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.engines.trl.trl_engine import TRL
 from cotune.errors import ConfigError
 from cotune.run.ledger import Ledger, policy_rollouts
@@ -130,12 +129,6 @@ def test_a_frozen_static_run_is_an_evaluation(tmp_path: Path) -> None:
     run = trained(tmp_path, {"kind": "static"}, frozen=True)
     assert rollouts(run).keys() == {"evaluate"}
     assert is_the_base(run)
-
-
-def test_what_scales_gradients_is_refused(tmp_path: Path) -> None:
-    raw = tiny(tmp_path, {"training": {"frozen": True, "engine_args": {"fp16": True}}})
-    with pytest.raises(ConfigError, match=r"training.engine_args.fp16 scales gradients"):
-        grpo_config(parse_config(raw, "test"), tmp_path)
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Checks that reject arguments with which TRL would not do what cotune asks."""
 
-import inspect
 import os
 from collections.abc import Callable
 from operator import attrgetter
@@ -41,13 +40,6 @@ def check_trl() -> None:
         raise EngineError(
             f"trl {version} is installed; this engine needs trl>={SUPPORTED[0]},<{SUPPORTED[1]}: "
             "pip install 'trl>=1.16,<1.17'"
-        )
-    accepted = inspect.signature(GRPOTrainer.__init__).parameters
-    missing = {"rollout_func", "reward_funcs", "train_dataset", "callbacks"} - set(accepted)
-    if missing:
-        raise EngineError(
-            f"trl {version}: GRPOTrainer no longer takes {', '.join(sorted(missing))}; "
-            "reinstall from the pins in constraints.txt"
         )
 
 
@@ -136,6 +128,7 @@ def _keeping(args: GRPOConfig) -> list[tuple[bool, str]]:
     """List the settings that would save or keep the wrong policy."""
     keeps_best = bool(args.load_best_model_at_end) or args.save_strategy == SaveStrategy.BEST
     metric = args.metric_for_best_model or ""
+    wrong = metric.endswith("loss") or ("reward" in metric and not args.greater_is_better)
     return [
         *(
             (
@@ -146,22 +139,10 @@ def _keeping(args: GRPOConfig) -> list[tuple[bool, str]]:
             for what in ("save", "eval", "logging")
         ),
         (
-            keeps_best and metric.endswith("loss"),
-            f"GRPOConfig.metric_for_best_model is {metric!r}, which says nothing about a policy: set "
+            keeps_best and wrong,
+            f"GRPOConfig.metric_for_best_model is {metric!r} and greater_is_better is "
+            f"{args.greater_is_better}, so the best policy would not be kept: set "
             "metric_for_best_model='eval_reward' and greater_is_better=True",
-        ),
-        (
-            keeps_best and "reward" in metric and not args.greater_is_better,
-            f"GRPOConfig.greater_is_better is {args.greater_is_better}, but "
-            f"metric_for_best_model is {metric!r}: set greater_is_better=True",
-        ),
-        (
-            bool(args.load_best_model_at_end)
-            and args.save_strategy == SaveStrategy.STEPS
-            and args.save_steps != args.eval_steps,
-            f"GRPOConfig has save_steps={args.save_steps} and eval_steps={args.eval_steps}, so "
-            "the best policy might be one that was not saved: make them equal, or set "
-            "save_strategy='best'",
         ),
     ]
 

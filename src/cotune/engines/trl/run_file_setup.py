@@ -101,7 +101,6 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
     """Return a run file's GRPOConfig; `training.engine_args` overrides everything."""
     training, limits = config.training, config.limits
     check_engine_args(training.engine_args)
-    _check_frozen(training)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rows = training.questions_per_step * training.group_size
     per_pass = training.micro_batch_size * world
@@ -182,20 +181,14 @@ def _loss(loss: str, training: TrainingConfig) -> dict[str, Any]:
     return {"loss_type": loss}
 
 
-def _check_frozen(training: TrainingConfig) -> None:
-    """Raise ConfigError if the policy is frozen and something needs gradients."""
-    if training.frozen and training.engine_args.get("fp16"):
-        raise ConfigError(
-            "training.engine_args.fp16 scales gradients, and with training.frozen there are none; "
-            "remove it: policy.dtype is the type that the policy is sampled in"
-        )
-
-
 def check_engine_args(given: dict[str, Any]) -> None:
     """Raise ConfigError for fields that GRPOConfig lacks or that are set elsewhere."""
     check_tokens(given)
     for name in given:
-        _check_ours(name)
+        if name in _SET_ELSEWHERE:
+            raise ConfigError(
+                f"training.engine_args.{name}: set elsewhere; remove it and set {_SET_ELSEWHERE[name]}"
+            )
     if (loss := given.get("loss_type", "grpo")) not in LOSSES:
         raise ConfigError(
             f"training.engine_args.loss_type is {loss!r}; expected one of {', '.join(LOSSES)}"
@@ -239,21 +232,3 @@ _SET_ELSEWHERE = {
     "chat_template_kwargs": "policy.template_args",
 }
 """GRPOTrainer's arguments that a run file has fields for: the plan, the record and a resume use those."""
-
-
-def _check_ours(name: str) -> None:
-    """Raise ConfigError for a field that a run file sets elsewhere or must not set."""
-    if name == "output_dir":
-        raise ConfigError(
-            "training.engine_args.output_dir: a run's checkpoints are kept in its folder; "
-            "remove it and set output"
-        )
-    if name in ("eval_strategy", "eval_on_start", "load_best_model_at_end"):
-        raise ConfigError(
-            f"training.engine_args.{name}: a run file already evaluates and keeps the best "
-            "policy; remove it and set evaluation.every"
-        )
-    if name in _SET_ELSEWHERE:
-        raise ConfigError(
-            f"training.engine_args.{name}: set elsewhere; remove it and set {_SET_ELSEWHERE[name]}"
-        )
