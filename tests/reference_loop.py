@@ -151,7 +151,7 @@ def teacher_loss(
         theirs, _, _ = completion_logits(
             model, [(t.teacher_prompt_ids, t) for t in taught], temperature
         )
-    losses = token_losses(logits, theirs, ids).losses
+    losses, _gaps = token_losses(logits, theirs, ids)
     share = len(taught) / len(trajectories)
     return distillation.weight * share * mean_over_rollouts(losses, mask)
 

@@ -55,7 +55,7 @@ class Candidates:
     @property
     def best(self) -> int:
         """Return the index of the highest mean; ties go to the earliest."""
-        return max(range(len(self.scores)), key=lambda i: (self.mean(i), -i))
+        return self.ranked[0]
 
     @property
     def ranked(self) -> list[int]:

@@ -3,6 +3,7 @@
 The policy under the best instruction is the teacher of the policy under the initial one, in every group.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from cotune.protocols import Recorder
 from cotune.types import (
     AnyDistillation,
     Assignment,
+    Choice,
     Instruction,
     Progress,
     Prompt,
@@ -21,8 +23,8 @@ from cotune.types import (
 )
 
 
-class LastStage(Unhinted):
-    """Base class of strategies whose run may end with a last stage.
+class LastStage(Unhinted, ABC):
+    """Base class of strategies that choose an instruction and whose run may end with a last stage.
 
     Args:
         steps: batches of the stage; 0 is none.
@@ -32,6 +34,20 @@ class LastStage(Unhinted):
     def __init__(self, steps: int, distillation: AnyDistillation) -> None:
         self._stage_steps, self._distillation = steps, distillation
         self._distilling = False  # whether the batch is one of the stage
+        self._settled: str | None = None  # the best instruction on validation, at a run's end
+
+    @abstractmethod
+    def choice(self) -> Choice:
+        """Return the best instruction so far, and the evidence for it; after `settle`, the one named there."""
+
+    def settle(self, instruction_id: str) -> None:
+        self._settled = instruction_id
+
+    def best_prompt(self) -> Prompt:
+        return Prompt(self.choice().instruction.text)
+
+    def best_instruction_id(self) -> str:
+        return self.choice().instruction.id
 
     @property
     def distillation(self) -> AnyDistillation:
@@ -42,12 +58,7 @@ class LastStage(Unhinted):
         return self._stage_steps > 0  # a policy from before the stage is not finished
 
     def _distils(self, progress: Progress, batch: int) -> bool:
-        """Return whether the batch of a step is one of the run's last `steps`.
-
-        Args:
-            progress: of the step.
-            batch: rollouts of a batch, which tell how many the run's budget still pays for.
-        """
+        """Return whether the batch of a step, of so many rollouts, is one of the run's last `steps`."""
         left = progress.total_steps - progress.step + 1
         if progress.rollouts_left is not None and batch:
             left = min(left, progress.rollouts_left // batch)
@@ -56,11 +67,7 @@ class LastStage(Unhinted):
     def _notice_if_idle(
         self, progress: Progress, batch: int, best: Instruction, record: Recorder
     ) -> None:
-        """Record a notice before the stage's first batch if its teacher would read the same prompt.
-
-        Args:
-            progress, batch: of a step of the stage, as for `_distils`.
-        """
+        """Record a notice before the stage's first batch if its teacher would read the same prompt."""
         left = progress.rollouts_left
         before = replace(
             progress, step=progress.step - 1, rollouts_left=None if left is None else left + batch

@@ -5,7 +5,6 @@ on the sampled prompt, without a gradient. `FilteredDistillation` takes KL(q_t �
 reference loop and every engine take their losses from here.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cotune.types import AnyDistillation, FilteredDistillation, Trajectory
@@ -28,21 +27,8 @@ def teaches(settings: AnyDistillation) -> bool:
     return isinstance(settings, FilteredDistillation)
 
 
-@dataclass(frozen=True)
-class TokenLosses:
-    """The losses of the tokens of some rollouts, each (B, C).
-
-    Attributes:
-        losses: KL(q_t ‖ p_t), with the gradient of the policy.
-        gaps: log q_t(y_t) − log p_t(y_t), without a gradient.
-    """
-
-    losses: "Tensor"
-    gaps: "Tensor"
-
-
-def token_losses(policy: "Tensor", teacher: "Tensor", ids: "Tensor") -> TokenLosses:
-    """Return the distillation loss of each token, before λ.
+def token_losses(policy: "Tensor", teacher: "Tensor", ids: "Tensor") -> "tuple[Tensor, Tensor]":
+    """Return KL(q_t ‖ p_t), with the policy's gradient, and log q_t(y_t) − log p_t(y_t), without; both (B, C).
 
     Args:
         policy: logits of p_t, (B, C, V), divided by the temperature.
@@ -51,7 +37,7 @@ def token_losses(policy: "Tensor", teacher: "Tensor", ids: "Tensor") -> TokenLos
     """
     teacher = teacher.detach()
     p, q = (logprobs_at(logits, ids[..., None])[..., 0] for logits in (policy, teacher))
-    return TokenLosses(top_k_kl(policy, teacher), q - p.detach())
+    return top_k_kl(policy, teacher), q - p.detach()
 
 
 def top_k_kl(policy: "Tensor", teacher: "Tensor", top_k: int = TOP_K) -> "Tensor":

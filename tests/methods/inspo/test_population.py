@@ -39,11 +39,6 @@ def test_selection_probabilities_sum_to_one_and_ignore_a_shift(weights, temperat
     assert moved == pytest.approx(got, abs=1e-6)
 
 
-def test_temperature_must_be_positive():
-    with pytest.raises(ValueError, match="temperature is 0"):
-        selection_probabilities([1.0], 0)
-
-
 def test_importance_weight_is_the_windows_mean_or_the_start():
     assert importance_weight([], 0.37) == 0.37
     assert importance_weight([0.2, 0.4, 0.9], 0.37) == pytest.approx(0.5)

@@ -56,11 +56,6 @@ def test_questions_with_an_environment_error_are_not_compared():
     ]
 
 
-def test_nothing_to_verify_is_an_error():
-    with pytest.raises(ValueError, match="0 candidates"):
-        verify([], Instruction("i0", "x"), make_tasks(1), ScriptedRollout(lambda _: 1.0))
-
-
 def test_accept_takes_the_best_and_says_why_not():
     rows = [candidate("a", 0.4), candidate("b", 0.5), candidate("c", 0.9), candidate("d", 0.6)]
     accepted, rejected = accept(rows, 2)

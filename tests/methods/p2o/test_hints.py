@@ -155,13 +155,6 @@ def test_options_that_cannot_work(fields: dict[str, int], message: str):
         HintOptions(**fields)  # pyright: ignore[reportArgumentType]
 
 
-def test_pool_rejects_scores_of_another_shape():
-    with pytest.raises(ValueError, match="expected 1 hints × 2 dev questions"):
-        HintPool(("",), ("a", "b"), ((1.0,),))
-    with pytest.raises(ValueError, match="2 sets in shown; expected 1"):
-        HintPool(("",), ("a",), ((1.0,),), (frozenset(), frozenset()))
-
-
 @given(
     st.integers(1, 5).flatmap(
         lambda width: st.lists(

@@ -136,9 +136,7 @@ class JointTrainer(GRPOTrainer):
         """Compute log π_θ of some rows' completions on their training prompts, before the update.
 
         Runs in evaluation mode, like the sampling of the context ratio's other side.
-
-        Returns:
-            (B, C), zero in the other rows; and the number of tokens fed, without padding.
+        Returns (B, C), zero in the other rows, and the number of tokens fed, without padding.
         """
         names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
         batch = {name: output[name] for name in names}
@@ -276,14 +274,14 @@ class JointTrainer(GRPOTrainer):
                 self._shares_prompts(model),
             )
         own = plain["completion_mask"] * plain.get("tool_mask", 1)
-        found = token_losses(ours, theirs, plain["completion_ids"])
+        losses, gaps = token_losses(ours, theirs, plain["completion_ids"])
         fed = [batch[name].sum() for batch in (read, plain) for name in _FED]
-        sums = [(values * own).sum() for values in (found.losses.detach(), found.gaps)]
+        sums = [(values * own).sum() for values in (losses.detach(), gaps)]
         self._log_teacher(
             [len(rows), total, float(sum(fed)), *map(float, (own.sum(), *sums))], joint
         )
         share = len(rows) / total / self.current_gradient_accumulation_steps
-        return settings.weight * share * mean_over_rollouts(found.losses, own)
+        return settings.weight * share * mean_over_rollouts(losses, own)
 
     def _log_teacher(self, counts: list[float], joint: "TRLJoint") -> None:
         """Log the counts of all ranks: rows taught, rows, tokens fed, own tokens, and sums over these."""

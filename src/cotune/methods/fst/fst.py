@@ -176,7 +176,6 @@ class Fst(LastStage):
         self._prompts = ["i0"]  # in use, the best first
         self._means: dict[str, float] = {}  # last mean dev score by id
         self._rows: dict[str, tuple[float, ...]] = {}  # dev scores of the prompts in use
-        self._settled: str | None = None  # the best prompt on validation, at a run's end
         self._rounds = 0
         self._observed: Counter[str] = Counter()  # training rollouts by id
         self._steps: Counter[str] = Counter()  # steps with such rollouts by id
@@ -353,15 +352,6 @@ class Fst(LastStage):
         return Choice(
             first, weight, self._steps[first.id], rollouts, second, second in rivals, rivals
         )
-
-    def settle(self, instruction_id: str) -> None:
-        self._settled = instruction_id
-
-    def best_prompt(self) -> Prompt:
-        return Prompt(self.choice().instruction.text)
-
-    def best_instruction_id(self) -> str:
-        return self.choice().instruction.id
 
     def standings(self) -> list[Standing]:
         """Return all instructions, oldest first, weighted by their last mean dev score."""

@@ -163,13 +163,7 @@ class Generator:
     def _why_not(
         self, request: _Request | None, verified_on: Sequence[Task] | None, left: int | None
     ) -> str:
-        """Return why a round cannot start; "" if it can.
-
-        Args:
-            request: the request to the LLM; None if there is nothing to ask about.
-            verified_on: the verification questions; None without verification.
-            left: rollouts that it may cost; None: no limit.
-        """
+        """Return why a round cannot start; "" if it can. `verified_on` is None without verification."""
         if request is None or (verified_on is not None and not len(self._replay)):
             return "no experience to learn from"
         if verified_on is None:
@@ -203,11 +197,7 @@ class Generator:
         rng: random.Random,
         sparing: bool,
     ) -> _Request | None:
-        """Return the request; None if there is no experience to learn from.
-
-        Args:
-            sparing: whether questions must be left unseen to verify on.
-        """
+        """Return the request; None if there is no experience to learn from. `sparing` leaves questions unseen."""
         how = (self._options.candidates, attempt, self._description, self._rules.required)
         if proposer == "paraphrase":
             return _Request(paraphrase_prompt(parent.text, *how), parent.shown)

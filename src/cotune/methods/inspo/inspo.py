@@ -31,7 +31,6 @@ from cotune.types import (
     Instruction,
     Metrics,
     Progress,
-    Prompt,
     Purpose,
     Standing,
     StopReason,
@@ -152,7 +151,6 @@ class Inspo(LastStage):
         self._rewards: tuple[float, float] | None = None  # the lowest and the highest observed
         self._phases_run = 0  # the step whose due phases ran last
         self._batch = 0  # rollouts of the last batch, and the expected size of the next one
-        self._settled: str | None = None  # the best instruction on validation, at a run's end
 
     @property
     def checks_uplift(self) -> bool:
@@ -355,15 +353,6 @@ class Inspo(LastStage):
         """
         best = self.population.best(self._settled)
         return best or Choice(self._lineage[0], 0.0, 0, 0, None, False)
-
-    def settle(self, instruction_id: str) -> None:
-        self._settled = instruction_id
-
-    def best_prompt(self) -> Prompt:
-        return Prompt(self.choice().instruction.text)
-
-    def best_instruction_id(self) -> str:
-        return self.choice().instruction.id
 
     # ---- reporting and saved state
 

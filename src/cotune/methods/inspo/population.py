@@ -18,8 +18,6 @@ def selection_probabilities(weights: Sequence[float], temperature: float) -> lis
     >>> [round(p, 3) for p in selection_probabilities([0.2, 0.0], 0.2)]
     [0.731, 0.269]
     """
-    if temperature <= 0:
-        raise ValueError(f"temperature is {temperature}; expected a number above 0")
     top = max(weights)
     scaled = [math.exp((w - top) / temperature) for w in weights]
     total = sum(scaled)
@@ -84,11 +82,7 @@ class Population:
         return len(self._members)
 
     def __getitem__(self, instruction_id: str) -> Member:
-        for member in self._members:
-            if member.id == instruction_id:
-                return member
-        living = ", ".join(m.id for m in self._members)
-        raise KeyError(f"instruction {instruction_id!r} is not alive; alive are {living}")
+        return {member.id: member for member in self._members}[instruction_id]
 
     def add(self, instruction: Instruction, start: float) -> None:
         """Add an instruction with weight `start` until it is first observed."""

@@ -68,8 +68,6 @@ def verify(
             vacancy for every candidate that is left, above it. This is the chance that the test errs for a
             candidate that equals its parent, over all looks. None verifies on all questions (the paper's).
     """
-    if not candidates or not tasks:
-        raise ValueError(f"{len(candidates)} candidates, {len(tasks)} tasks; expected one and more")
     block = len(tasks) if error is None else _BLOCK
     looks = math.ceil(len(tasks) / block) - 1  # the last block ends the verification
     rewards: dict[str, Rewards] = {one.id: [] for one in (*candidates, parent)}
@@ -106,8 +104,6 @@ def _rewards(
         None if t.stop is StopReason.ENVIRONMENT_ERROR else t.reward
         for t in rollout(assignments, purpose="verify")
     ]
-    if len(found) != len(assignments):
-        raise ValueError(f"got {len(found)} trajectories; expected {len(assignments)}")
     rows = [found[i : i + len(tasks)] for i in range(0, len(found), len(tasks))]
     return {identity: row for (identity, _), row in zip(contestants, rows, strict=True)}
 

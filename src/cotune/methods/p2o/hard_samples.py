@@ -64,14 +64,9 @@ class HardSamples:
 
     Args:
         below: successes at which a question stops being hard; the paper's τ, 2 of K = 6 rollouts.
-
-    Raises:
-        ValueError: `below` is less than 1.
     """
 
     def __init__(self, below: int = 2) -> None:
-        if below < 1:
-            raise ValueError(f"below is {below}; expected 1 success or more")
         self._below = below
         self._hard: frozenset[str] = frozenset()
         self._counts: dict[str, _Count] = {}
