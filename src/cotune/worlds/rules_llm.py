@@ -14,7 +14,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 
@@ -207,11 +207,12 @@ _FAILURE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One failed rollout, as a reflection prompt shows it."""
+    """One rollout, as a reflection prompt shows it: INSPO's with accepted answers, GEPA's with feedback."""
 
     question: str
     response: str
-    answers: tuple[str, ...]
+    answers: tuple[str, ...] = ("",)
+    feedback: str = ""
 
 
 def read_examples(prompt: str) -> list[Example]:
@@ -279,19 +280,6 @@ def is_style(sentence: str) -> bool:
     return not named
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """One example of a reflection prompt."""
-
-    question: str
-    response: str
-    feedback: str
-
-    @property
-    def failed(self) -> bool:
-        return not self.feedback.startswith("Correct")
-
-
 def is_gepa_prompt(prompt: str) -> bool:
     """Return whether a prompt is GEPA's (`gepa.strategies.instruction_proposal`)."""
     return prompt.startswith(_MARK)
@@ -302,9 +290,15 @@ def is_instruction_prompt(prompt: str) -> bool:
     return is_gepa_prompt(prompt) and ABOUT_AN_AGENT in prompt
 
 
-def read_shown(prompt: str) -> list[Shown]:
-    """Return the examples of a reflection prompt."""
-    return [Shown(*(part.strip() for part in match)) for match in _EXAMPLE.findall(prompt)]
+def read_shown(prompt: str) -> list[Example]:
+    """Return the examples of one of GEPA's prompts."""
+    found = [[part.strip() for part in match] for match in _EXAMPLE.findall(prompt)]
+    return [Example(question, response, feedback=said) for question, response, said in found]
+
+
+def read_failed(prompt: str) -> list[Example]:
+    """Return the failed examples of one of GEPA's prompts."""
+    return [shown for shown in read_shown(prompt) if not shown.feedback.startswith("Correct")]
 
 
 def current_text(prompt: str) -> str:
@@ -324,9 +318,8 @@ def write_hint(prompt: str, rng: random.Random) -> str:
     Raises:
         LLMError: the prompt shows no example that failed.
     """
-    failed = [example for example in read_shown(prompt) if example.failed]
-    shown = [Example(example.question, example.response, ("",)) for example in failed]
-    counts = Counter(mode for example in shown for mode in sorted(failure_modes(example)))
+    failed = read_failed(prompt)
+    counts = Counter(mode for example in failed for mode in sorted(failure_modes(example)))
     if not counts:
         raise LLMError("the rules found no failed example of a bundled world to reflect on")
     mode = rng.choices(list(counts), list(counts.values()))[0]
@@ -345,16 +338,14 @@ def with_advice(current: str, advice: Sequence[str], rng: random.Random) -> str:
 
 def failures_of_agent(prompt: str) -> list[Example]:
     """Return the failed examples of a prompt for an agent's instruction, in the form of INSPO's."""
-    failed = [shown for shown in read_shown(prompt) if shown.failed]
     return [
-        Example(
-            shown.question,
-            "".join(
+        replace(
+            shown,
+            response="".join(
                 (shown.response, *(f"\n[stopped: {how}]" for how in _ENDED.findall(shown.feedback)))
             ),
-            ("",),  # the truth is not shown
         )
-        for shown in failed
+        for shown in read_failed(prompt)
     ]
 
 
@@ -397,7 +388,7 @@ class RulesLLM:
         return Completion(f"{critique}\n\n```\n{' '.join(write(rng))}\n```")
 
     def _hint(self, prompt: str, rng: random.Random) -> str:
-        failed = [(e.question, e.response) for e in read_shown(prompt) if e.failed]
+        failed = [(e.question, e.response) for e in read_failed(prompt)]
         rules = self.rules_for_question(failed[0][0]) if failed else None
         if rules is None:
             return write_hint(prompt, rng)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar, Literal
 
 from cotune.methods.group_plan import Groups, drawn_count
@@ -140,13 +140,9 @@ class P2O:
         self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
     ) -> Metrics:
         trend = self._hard.close_epoch()
-        counts = {
-            "hard": len(trend.hard),
-            "newly_hard": trend.newly_hard,
-            "graduated": trend.graduated,
-            "solved_by_hint": trend.solved_by_hint,
-        }
-        record("hard_samples", epoch=progress.epoch, seen=trend.seen, **counts)
+        counts = asdict(trend) | {"hard": len(trend.hard)}
+        record("hard_samples", epoch=progress.epoch, **counts)
+        del counts["seen"]
         hard = [self._tasks[task_id] for task_id in trend.hard]
         # Reserve one batch: hints evolved after the last batch would never be used.
         left = None if progress.rollouts_left is None else progress.rollouts_left - self._batch
