@@ -206,7 +206,7 @@ RANDOM = "aZ3kQ9vTn3mLp0aQw7e8xK2"
             {
                 "environment": {
                     "kind": "search", "train": "a", "validation": "a", "test": "a",
-                    "retriever": {"kind": "remote", "url": "http://me:{}@host/retrieve"},
+                    "retriever": {"url": "http://me:{}@host/retrieve"},
                 }
             },
             "environment.retriever.url",

@@ -305,18 +305,18 @@ def test_the_llm_is_asked_before_training(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_first_call_is_one_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked: list[OpenAIOptions] = []
+    asked: list[tuple[OpenAIOptions, int]] = []
 
     class Client:
-        def __init__(self, options: OpenAIOptions, ledger: Ledger) -> None:
-            asked.append(options)
+        def __init__(self, options: OpenAIOptions, ledger: Ledger, retries: int) -> None:
+            asked.append((options, retries))
 
         def check(self) -> None:
             raise LLMError("it is down")
 
     monkeypatch.setattr(preflight, "OpenAIClient", Client)
     monkeypatch.setattr(preflight, "check_listens", lambda _: None)
-    llm = ENDPOINT | {"price_per_million_prompt_tokens": 1.0, "budget": 2.0, "retries": 3}
+    llm = ENDPOINT | {"price_per_million_prompt_tokens": 1.0, "budget": 2.0}
     given = config(tmp_path, llm=llm)
 
     said: list[str] = []
@@ -337,10 +337,10 @@ def test_the_first_call_is_one_of_the_run(
         ledger.add_call("m", cost=1.5)
     # A resume may need the LLM no more.
     assert "it is down" in lacking(lambda: look(new=False))
-    # Whatever the run file allows later calls, the first one is not waited for silently or long.
-    waits = [(options.timeout_s, options.retries, options.budget) for options in asked]
+    # Whatever later calls may take, the first one is not waited for silently or long.
+    waits = [(options.timeout_s, retries, options.budget) for options, retries in asked]
     assert waits == [(30.0, 1, 2.0), (30.0, 1, 0.5)]
-    assert said == [f"asking {asked[0].describe()} (at most 61 s)"]
+    assert said == [f"asking {asked[0][0].describe()} (at most 61 s)"]
 
 
 def test_an_llm_of_ones_own_is_checked_its_own_way(
@@ -489,7 +489,7 @@ def test_the_command_s_status_says_whether_something_is_missing(
 
 def searching(tmp_path: Path, url: str) -> RunConfig:
     files = dict.fromkeys(("train", "validation", "test"), "questions.jsonl")
-    retriever = {"kind": "remote", "url": url, "retries": 20}
+    retriever = {"url": url}
     environment = {"kind": "search", "retriever": retriever, **files}
     return config(tmp_path, environment=environment, strategy={"kind": "static"})
 

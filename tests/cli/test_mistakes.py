@@ -117,7 +117,7 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
         ["rewards: nothing returned None", "return 0.0"],
     ),
     "an endpoint that is down": (
-        "train run.yaml --set llm.retries=0",
+        "train run.yaml --set llm.max_tokens=8",
         ["llm: a first call failed", "Connection refused", "set llm.optional: true"],
     ),
     "a field of another section": ("train run.yaml --set steps=3", ["mean training.steps?"]),

@@ -127,7 +127,7 @@ def test_what_may_hold_a_key_is_named_and_neither_kept_nor_shown() -> None:
 
 def searching(url: str, **more: Any) -> dict[str, Any]:
     files = dict.fromkeys(("train", "validation", "test"), "questions.jsonl")
-    return {"kind": "search", "retriever": {"kind": "remote", "url": url}, **files, **more}
+    return {"kind": "search", "retriever": {"url": url}, **files, **more}
 
 
 def test_a_retrieval_server_may_have_moved() -> None:

@@ -312,7 +312,7 @@ def test_a_retrieval_server_must_answer() -> None:
     check_retriever(SingleTurnEnvironment({}, ""))
     check_retriever(environment("Who?"))
     with server(lambda query: []) as url:
-        remote = RemoteRetriever(RemoteOptions(url=url, retries=0))
+        remote = RemoteRetriever(RemoteOptions(url=url), retries=0)
         searching = SearchEnvironment({}, remote, SEARCH_R1_INSTRUCTION, exact_match)
         check_retriever(searching)
     with pytest.raises(ConfigError, match=r"environment\.retriever\.url: .*; start the server"):

@@ -118,19 +118,18 @@ class Bench:
         return [row.state for row in self.ledger.rows()]
 
 
-def bench(server: Server, path: str | Path = ":memory:", **changes: Any) -> Bench:
+def bench(server: Server, path: str | Path = ":memory:", retries: int = 2, **changes: Any) -> Bench:
     values: dict[str, Any] = {
         "model": "m",
         "base_url": server.url,
         "max_tokens": 32,
         "timeout_s": 20.0,
-        "retries": 2,
         "price_per_million_prompt_tokens": 2.0,
         "price_per_million_completion_tokens": 8.0,
     }
     ledger = Ledger(path)
     ledger.begin_attempt(None)
-    return Bench(OpenAIClient(OpenAIOptions(**(values | changes)), ledger), ledger)
+    return Bench(OpenAIClient(OpenAIOptions(**(values | changes)), ledger, retries), ledger)
 
 
 def chat(text: object = "a proposal", usage: object = (60, 25), **choice: object) -> Canned:
@@ -510,7 +509,6 @@ def test_a_variable_without_a_key_is_refused(
         ({"extra_body": {"secret": {1}}}, "extra_body holds a value that JSON"),
         ({"extra_body": {"secret": float("nan")}}, "extra_body holds a value that JSON"),
         ({"timeout_s": float("inf")}, "timeout_s is inf"),
-        ({"retries": -1}, "retries is -1"),
         ({"price_per_million_prompt_tokens": -1.0}, "price_per_million_prompt_tokens is -1"),
         ({"budget": -1.0}, "budget is -1"),
         ({"budget": 1.0}, "both prices are 0"),
@@ -526,14 +524,13 @@ def test_prices_worked_by_hand() -> None:
     options = OpenAIOptions(
         model="m",
         max_tokens=1000,
-        retries=3,
         price_per_million_prompt_tokens=2.5,
         price_per_million_completion_tokens=10.0,
     )
     assert options.price(400_000, 30_000) == pytest.approx(1.0 + 0.3)
     assert prompt_token_bound(4000) == 4064
-    # 4 attempts a call x (4064 x 2.5 + 1000 x 10) / 10^6
-    assert worst_case_price(options, 1000, 5) == pytest.approx(5 * 4 * 0.02016)
+    # 5 attempts a call x (4064 x 2.5 + 1000 x 10) / 10^6
+    assert worst_case_price(options, 1000, 5) == pytest.approx(5 * 5 * 0.02016)
 
 
 def test_a_key_in_ones_own_llms_error_is_hidden() -> None:

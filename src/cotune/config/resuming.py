@@ -126,9 +126,9 @@ def _nothing_left(was: RunConfig, config: RunConfig, summary: Row, trained: int 
 def identity(config: RunConfig) -> dict[str, str]:
     """Return the fields that must not change on a resume, as JSON."""
     plain = dump_config(config)
-    if server := plain["environment"].get("retriever"):
+    if plain["environment"].get("retriever"):
         # A server's address and its timeout may change; its answers cannot be checked.
-        plain["environment"]["retriever"] = {"kind": server["kind"]}
+        plain["environment"]["retriever"] = {}
     fixed = {field: plain[field] for field in _FIXED}
     fixed |= {f"training.{name}": plain["training"][name] for name in _FIXED_IN_TRAINING}
     fixed |= {

@@ -416,7 +416,7 @@ def retriever(environment: EnvironmentOptions) -> str | None:
     if options is None:
         return None
     begin("asking the retrieval server")
-    RemoteRetriever(replace(options, retries=min(options.retries, _FIRST_RETRIES))).check()
+    RemoteRetriever(options, retries=_FIRST_RETRIES).check()
     return f"environment.retriever: {options.url} answers"
 
 
@@ -499,16 +499,17 @@ def llm_answers(options: LLMConfig | None, spent: float = 0.0) -> tuple[str | No
     if not isinstance(options, OpenAIOptions):
         return None, []
     timeout_s = min(options.timeout_s, _FIRST_CALL_S)
-    retries = min(options.retries, _FIRST_RETRIES)
-    begin(f"asking {options.describe()} (at most {timeout_s * (1 + retries) + retries:g} s)")
-    asked = replace(options, timeout_s=timeout_s, retries=retries)
+    begin(
+        f"asking {options.describe()} (at most {timeout_s * (1 + _FIRST_RETRIES) + _FIRST_RETRIES:g} s)"
+    )
+    asked = replace(options, timeout_s=timeout_s)
     check_listens(asked)
     if asked.budget is not None:
         asked = replace(asked, budget=max(0.0, asked.budget - spent))
     with Ledger(":memory:") as ledger:
         ledger.begin_attempt(None)
         try:
-            OpenAIClient(asked, ledger).check()
+            OpenAIClient(asked, ledger, _FIRST_RETRIES).check()
         except BudgetError as error:
             raise LLMError(str(error)) from error
         return "llm: a first call was answered", ledger.rows()

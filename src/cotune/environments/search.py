@@ -198,7 +198,7 @@ class SearchOptions:
         if len(given) != 1:
             raise ValueError(
                 f"environment has {' and '.join(given) or 'neither corpus nor retriever'}; expected "
-                "corpus: a JSONL file of passages, or retriever: {kind: remote, url: …}, one of the two"
+                "corpus: a JSONL file of passages, or retriever: {url: …}, one of the two"
             )
         check_questions(self.validation, self.test)
         if self.top_k < 1:

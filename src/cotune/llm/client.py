@@ -43,6 +43,10 @@ _OWN_FIELDS = (
 )  # fmt: skip
 
 
+RETRIES = 4
+"""Further attempts of a call after a failed first one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class OpenAIOptions:
     """`llm:` of a run file, for an OpenAI-compatible endpoint.
@@ -59,8 +63,7 @@ class OpenAIOptions:
         extra_body: further fields of the request, for what only your endpoint knows, such as
             `{chat_template_kwargs: {enable_thinking: false}}` of vLLM. Not for secrets.
         timeout_s: seconds to connect, and between two parts of a reply. A call takes at most
-            (1 + retries) times as long.
-        retries: further attempts after a failed first one.
+            five times as long.
         price_per_million_prompt_tokens: in US dollars; 0 if calls are free.
         price_per_million_completion_tokens: in US dollars; 0 if calls are free.
         budget: no call is made once the run has spent this on calls, all attempts included; None sets
@@ -79,7 +82,6 @@ class OpenAIOptions:
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     extra_body: dict[str, Any] = field(default_factory=dict[str, Any], hash=False)
     timeout_s: float = 120.0
-    retries: int = 4
     price_per_million_prompt_tokens: float = 0.0
     price_per_million_completion_tokens: float = 0.0
     budget: float | None = None
@@ -105,7 +107,6 @@ class OpenAIOptions:
         check_range("temperature", self.temperature, 0, 10)
         check_range("max_tokens", self.max_tokens, 1, 2**20)
         check_range("timeout_s", self.timeout_s, 0.01, 3600)
-        check_range("retries", self.retries, 0, 20)
         prompt_price = self.price_per_million_prompt_tokens
         completion_price = self.price_per_million_completion_tokens
         check_range("price_per_million_prompt_tokens", prompt_price, 0, 10**9)
@@ -187,13 +188,14 @@ class OpenAIClient:
     Args:
         options: `llm:` of the run file.
         ledger: the ledger in which calls are recorded.
+        retries: further attempts after a failed first one.
 
     Raises:
         ConfigError: the environment variable of `api_key_env` is not set or holds no key.
     """
 
-    def __init__(self, options: OpenAIOptions, ledger: Account) -> None:
-        self._options, self._ledger = options, ledger
+    def __init__(self, options: OpenAIOptions, ledger: Account, retries: int = RETRIES) -> None:
+        self._options, self._ledger, self._retries = options, ledger, retries
         self.identity, self.optional = options.describe(), options.optional
         self._key = _read_key(options.api_key_env)
         self._absent_headers = [] if self._key else ["Authorization"]
@@ -237,7 +239,7 @@ class OpenAIClient:
         # Each message is bounded with a template allowance of its own.
         upper_prompt = sum(prompt_token_bound(len(m["content"].encode())) for m in sent)
         outcome = Outcome()
-        for _ in range(1 + options.retries):
+        for _ in range(1 + self._retries):
             self._ledger.check_budget(options.budget)
             begun = time.monotonic()
             outcome = _LOOP.run(self._ask(sent, stop))
@@ -263,7 +265,7 @@ class OpenAIClient:
         import openai
 
         options = self._options
-        seconds = options.timeout_s * (1 + options.retries)
+        seconds = options.timeout_s * (1 + self._retries)
         create = cast(Any, self._openai.chat.completions.with_raw_response.create)
         try:
             # openai's timeout only limits the pause between two parts of a reply.
@@ -280,7 +282,7 @@ class OpenAIClient:
         except openai.APIStatusError as error:
             return _refused(error.status_code, self._hide(error.response.text))
         except (TimeoutError, openai.APITimeoutError):
-            attempts = f"{1 + options.retries} attempt(s) of llm.timeout_s, {options.timeout_s:g} s"
+            attempts = f"{1 + self._retries} attempt(s) of llm.timeout_s, {options.timeout_s:g} s"
             return Outcome(error=f"timed out: no complete reply in {attempts}")
         except openai.OpenAIError as error:
             cause = error.__cause__ or error
@@ -309,7 +311,7 @@ class OpenAIClient:
             api_key=self._key or "none",
             base_url=options.base_url or OPENAI_URL,
             timeout=options.timeout_s,
-            max_retries=options.retries,
+            max_retries=self._retries,
             http_client=http,
         )
 
@@ -472,7 +474,7 @@ def worst_case_price(options: OpenAIOptions, prompt_chars: int, calls: int) -> f
     Counts every reply asked for again, one token per byte, four bytes per character and full replies.
     """
     tokens = prompt_token_bound(_BYTES_PER_CHARACTER * prompt_chars)
-    return calls * (1 + options.retries) * options.price(tokens, options.max_tokens)
+    return calls * (1 + RETRIES) * options.price(tokens, options.max_tokens)
 
 
 def prompt_token_bound(prompt_bytes: int) -> int:

@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from cotune.data.corpus import STYLES, Document, Style, join_contents
 from cotune.errors import ConfigError, RetrievalError
@@ -41,23 +41,18 @@ class RemoteOptions:
     """`environment.retriever` of a run file, for a retrieval server.
 
     Attributes:
-        kind: "remote".
         url: where queries are posted: http://127.0.0.1:8000/retrieve.
         timeout_s: seconds that one request may take, from connecting to the reply's last byte.
-        retries: further attempts after the first one failed.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    kind: Literal["remote"] = "remote"
     url: str
     timeout_s: float = 60.0
-    retries: int = 3
 
     def __post_init__(self) -> None:
         check_url("url", self.url, "/retrieve")
         check_range("timeout_s", self.timeout_s, 0.01, 3600)
-        check_range("retries", self.retries, 0, 20)
 
 
 class RemoteRetriever:
@@ -72,6 +67,7 @@ class RemoteRetriever:
     Args:
         options: the server and its limits.
         style: how documents become text in `search`: a name of `cotune.data.corpus.STYLES`.
+        retries: further attempts after the first one failed.
         sleep: waits for a number of seconds.
     """
 
@@ -80,9 +76,11 @@ class RemoteRetriever:
         options: RemoteOptions,
         style: Style = "cotune",
         *,
+        retries: int = 3,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._options, self._style, self._sleep = options, STYLES[style], sleep
+        self._retries = retries
 
     def __repr__(self) -> str:
         return f"RemoteRetriever({self._options!r})"
@@ -153,7 +151,7 @@ class RemoteRetriever:
         import httpx
 
         request = json.dumps({"queries": queries, "topk": top_k, "return_scores": True}).encode()
-        seconds, retries = self._options.timeout_s, self._options.retries
+        seconds, retries = self._options.timeout_s, self._retries
         failure = ""
         async with slots:
             for attempt in range(retries + 1):
