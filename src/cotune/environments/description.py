@@ -63,7 +63,7 @@ def _whole(function: Schema) -> str:
 
 def _signature(function: Schema) -> str:
     """Return `- price(article: string, pieces: integer (optional)) -> number`."""
-    required = (function.get("parameters") or {}).get("required") or ()
+    required = cast("Sequence[str]", _inner(function).get("required") or ())
     parameters = [
         f"{name}: {_type(schema)}{'' if name in required else ' (optional)'}"
         for name, schema in _parameters(function).items()
@@ -73,8 +73,12 @@ def _signature(function: Schema) -> str:
     return f"- {function.get('name', '')}({', '.join(parameters)}){gives}"
 
 
+def _inner(function: Schema) -> Schema:
+    return cast(Schema, function.get("parameters") or {})
+
+
 def _parameters(function: Schema) -> Mapping[str, Schema]:
-    return (function.get("parameters") or {}).get("properties") or {}
+    return _inner(function).get("properties") or {}
 
 
 def _type(schema: Schema) -> str:
