@@ -56,7 +56,7 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Ro
     baseline = [cell for cell in by_key[slug(suite.baseline)] if cell in evaluations]
     if unequal(baseline):
         baseline = []
-    measures = {cell.finished[-1].figures.get("measure") for cell in evaluations} - {None}
+    measures = {str(cell.finished[-1].figures.get("measure") or "") for cell in evaluations} - {""}
     first = next((_samples([cell], evaluations) for cell in cells if cell in evaluations), None)
     strata = Counter(first.strata[0].tolist()) if first else Counter[str]()
     summary = SuiteSummary(

@@ -31,8 +31,12 @@ class Samples:
         if prefix is None:
             return self
         keep = np.char.startswith(self.strata, prefix)
-        parts = (self.rewards, self.questions, self.strata)
-        return Samples(*(part[keep].reshape(len(keep), -1) for part in parts))
+        shape = (len(keep), -1)
+        return Samples(
+            self.rewards[keep].reshape(shape),
+            self.questions[keep].reshape(shape),
+            self.strata[keep].reshape(shape),
+        )
 
     @property
     def shared(self) -> bool:
