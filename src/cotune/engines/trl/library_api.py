@@ -218,7 +218,7 @@ class TrainerMethod(Generic[Options]):
         if isinstance(self.llm, OpenAIOptions):
             return OpenAIClient(self.llm, account)
         if isinstance(self.llm, BankOptions):
-            return BankLLM(self.llm, self.seed)
+            return BankLLM(self.llm)
         return MeteredLLM(self.llm, account, model=type(self.llm).__name__)
 
 

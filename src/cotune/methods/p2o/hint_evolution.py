@@ -132,7 +132,8 @@ def evolve_hints(
         accepted=lambda text, parent, score, _: record(
             "hint_accepted", text=text, parent=parent, mean_dev_score=score
         ),
-        rejected=lambda *_: None,  # "hint_phase_ended" counts them
+        # "hint_phase_ended" counts them.
+        rejected=lambda _text, _parent, _score, _base, _improved: None,
         progress=lambda evaluations, texts, best: record(
             "hint_progress",
             evaluations=evaluations,
