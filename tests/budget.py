@@ -19,7 +19,7 @@ def sizes() -> dict[str, int]:
     `kind` among them: what a run file, a suite or a constructor can set. A field that a class inherits
     counts once.
     """
-    sources = list(_files("src", ".py", ".j2"))
+    sources = list(_files("src", ".py"))
     classes = [
         node
         for path in sources
@@ -34,7 +34,7 @@ def sizes() -> dict[str, int]:
     ]
     return {
         "lines of src": _lines(sources),
-        "lines of lab": _lines(_files("lab", ".py", ".j2")),
+        "lines of lab": _lines(_files("lab", ".py")),
         "lines of tests": _lines(_files("tests", ".py")),
         "words of docs": _words(_files("docs", ".md")),
         "words of README": _words([ROOT / "README.md"]),
