@@ -266,6 +266,8 @@ def test_search_r1s_files_its_protocol_and_a_server(tmp_path: Path):
             "validation": 3,
             "test": 10,
         }
+        with pytest.raises(ValueError, match="language is 'german', which is for a corpus"):
+            replace(options, language="german")
         (response,) = env.respond([action("<search>Oslo</search>")])
         assert response.observation == (
             '\n\n<information>Doc 1(Title: "Title of Oslo") Text.\nDoc 2(Title: One line)'

@@ -98,6 +98,9 @@ class TrlOptions(Model):
     """Number of episodes for the final evaluation, without a `dataset`."""
     seconds: float = Field(default=30.0, gt=0)
     """Timeout of a call, in seconds."""
+    concurrency: int = Field(default=32, ge=1)
+    """Calls of tools that run at the same time, per process; 1 seeds each, for tools that draw from the
+    generators of `random`, numpy or torch."""
 
 
 class VerifiersOptions(Model):

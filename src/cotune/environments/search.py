@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from cotune.data.corpus import indexed_text, read_corpus, titled_passage
+from cotune.data.corpus import Language, indexed_text, read_corpus, titled_passage
 from cotune.data.search_questions import check_questions, read_questions
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.tag_protocol import (
@@ -175,6 +175,7 @@ class SearchOptions:
         validation, test: likewise; or a number of questions held out of `train` by a hash of their
             text, at most a tenth and a fifth of them.
         top_k: passages in an observation.
+        language: language of the stemmer and the stop words for corpus and queries; "none" for neither.
         reward: a name in `cotune.rewards.REWARDS`.
         description: description of the environment for the LLM that proposes; null: its tags and
             what a search returns, "": none, as in INSPO.
@@ -190,6 +191,7 @@ class SearchOptions:
     validation: int | Path
     test: int | Path
     top_k: int = 3
+    language: Language = "english"
     reward: Literal["exact_match", "f1_squad", "f1_hotpot"] = "exact_match"
     description: str | None = None
 
@@ -203,6 +205,11 @@ class SearchOptions:
         check_questions(self.validation, self.test)
         if self.top_k < 1:
             raise ValueError(f"environment.top_k is {self.top_k}; expected at least 1")
+        if self.retriever is not None and self.language != "english":
+            raise ValueError(
+                f"environment.language is {self.language!r}, which is for a corpus; remove it: the "
+                "retrieval server has its own index"
+            )
 
 
 def search_environment(
@@ -261,4 +268,4 @@ def _retriever(options: SearchOptions) -> Retriever:
     plain = "(Title: %s) " if options.protocol == "search-r1" else "%s"
     passages = [titled_passage(title, text) if title else plain % text for title, text in corpus]
     indexed = [indexed_text(*row, _TITLE_WEIGHT) for row in corpus]
-    return BM25Retriever(passages, indexed)
+    return BM25Retriever(passages, indexed, options.language)

@@ -316,6 +316,7 @@ def trl_environment(
         factory,
         _episodes(options.validation, options.test) if tasks is None else tasks,
         seconds=options.seconds,
+        concurrency=options.concurrency,
     )
 
 
