@@ -158,7 +158,7 @@ INSPO = {
     "verification_rounds": 2,
     "candidates": 2,
 }
-HINTS = {"hard_set_min_count": 2, "dev_size": 2, "budget": 14, "beam": 2}
+HINTS = {"hard_set_min_count": 2, "dev_size": 2, "budget": 20, "beam": 2}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "static": {"kind": "static"},
     "inspo": {"kind": "inspo", **INSPO},
