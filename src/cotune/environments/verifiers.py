@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
 from cotune.data.splits import Question, hold_out
@@ -67,17 +67,15 @@ def verifiers_environment(options: VerifiersOptions) -> "VerifiersEnvironment":
 
 def _rollouts() -> Any:
     """Import what needs the package; ConfigError if that is missing or too old or new."""
+    installed = "no such package"
     try:
-        came = f"verifiers {version('verifiers')}"
+        installed = f"verifiers {version('verifiers')}"
         return import_module("cotune.environments.verifiers_rollouts")
-    except PackageNotFoundError as error:
-        came, reason = "no such package", error
-    except ImportError as error:
-        reason = error
-    raise ConfigError(
-        f"environment.kind verifiers needs the package verifiers with verifiers.v1; there is {came} "
-        f"({reason}); install it: pip install 'cotune[verifiers]'"
-    ) from reason
+    except ImportError as error:  # a missing package is one
+        raise ConfigError(
+            "environment.kind verifiers needs the package verifiers with verifiers.v1; there is "
+            f"{installed} ({error}); install it: pip install 'cotune[verifiers]'"
+        ) from error
 
 
 def _loaded(options: VerifiersOptions) -> Any:
