@@ -114,7 +114,7 @@ def test_gepa_on_the_instruction_is_told(tmp_path: Path) -> None:
     assert all(SHOWN in prompt for prompt in llm.prompts)
 
 
-def test_the_library_tells_too_and_a_run_file_can_forbid_it(tmp_path: Path) -> None:
+def test_the_library_tells_too_and_an_environment_can_forbid_it() -> None:
     class Words:
         control_tokens = ()
 
@@ -129,18 +129,14 @@ def test_the_library_tells_too_and_a_run_file_can_forbid_it(tmp_path: Path) -> N
         "verification_rounds": 1,
     }
     method = cotune.INSPO(environment=environment, llm=llm, **options)
-    run(
-        method.build_strategy(Words()),
-        ScriptedRollout(lambda t: 0.0),
-        llm,
-        Events(),
-        range(1, 2),
-        [],
-    )
+    strategy = method.build_strategy(Words())
+    run(strategy, ScriptedRollout(lambda t: 0.0), llm, Events(), range(1, 2), [])
     assert SHOWN in llm.prompts[0]
 
     silent = ScriptedLLM([NEW])
-    strategy = of_run_file(tmp_path, {"kind": "inspo", **options}, description="")
+    environment.description = ""
+    method = cotune.INSPO(environment=environment, llm=silent, **options)
+    strategy = method.build_strategy(Words())
     run(strategy, ScriptedRollout(lambda t: 0.0), silent, Events(), range(1, 2), [])
     assert silent.prompts[0].startswith(f"<ins_0>\n{strategy.best_prompt().instruction}\n</ins_0>")
 
