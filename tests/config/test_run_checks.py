@@ -190,6 +190,17 @@ def test_the_first_number_named_is_the_one_that_is_enough() -> None:
             check_prompts(env, Words(), "a b c", less, SPLITS[:1], strategy=strategy)
 
 
+def test_a_number_beyond_the_context_is_said_to_be() -> None:
+    limits = Limits(prompt_tokens=2, trajectory_tokens=10, turn_tokens=1)
+    with pytest.raises(
+        ConfigError, match=r"least 11, but .* context holds 20, .* \(10\) included; leave"
+    ):
+        check_prompts(
+            environment("a b c d e f g h"), Words(), "do", limits, ["train"],
+            strategy="static", context_tokens=20,
+        )  # fmt: skip
+
+
 def test_questions_that_are_too_long_are_left_out_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

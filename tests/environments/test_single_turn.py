@@ -264,7 +264,7 @@ INSPO: dict[str, Any] = {
             {"dataset": {"path": "data.jsonl", "columns": {"question": "text"}}},
             ["dataset.columns.question is 'text'", "question, level"],
         ),
-        ({"dataset": {"path": "date.jsonl"}}, ["dataset.path: there is no date.jsonl"]),
+        ({"dataset": {"path": "date.jsonl"}}, ["dataset.path: no file date.jsonl in"]),
         (INSPO, ["instruction: blank; INSPO evolves it"]),
     ],
 )

@@ -101,7 +101,7 @@ AS_RUN_FILE: dict[str, tuple[Change, list[str]]] = {
     "no such module of tools": (fields("environment.tools", ["my_tools:calculator"]), ["environment.tools", "no module 'my_tools'", "install"]),
     "no such tool": (fields("environment.tools", ["task.py:calculater"]), ["environment.tools", "did you mean calculator?"]),
     "no tool": (fields("environment.tools", []), ["environment.tools: is empty", "name at least 1"]),
-    "tool without types": (written("task.py", "expression: str", "expression"), ["environment.tools: calculator", "expression has no type", "add one, such as expression: str"]),
+    "tool without types": (written("task.py", "expression: str", "expression"), ["environment.tools: calculator cannot be a tool", "Argument expression is missing a type hint", "expected for each parameter", "a type: str, int"]),
     "tool without docstring": (written("task.py", '"""Says what a word means.\n\n    Args:\n        word: in lower case.\n    """', "pass"), ["tools: dictionary has no docstring", "describe what it does"]),
     "two tools of a name": (fields("environment.tools", ["task.py:calculator", "task.py:calculator"]), ["tools", "two are called calculator", "rename"]),
     "no reward": (fields("rewards", ...), ["rewards: missing", "name reward functions"]),

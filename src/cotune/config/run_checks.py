@@ -85,6 +85,7 @@ def check_prompts(
     splits: Iterable[str],
     *,
     strategy: str,
+    context_tokens: int | None = None,
     leave_out: str = "of the data",
 ) -> None:
     """Raise ConfigError if the longest prompts of some splits exceed the limit.
@@ -95,6 +96,7 @@ def check_prompts(
         instruction: the initial one.
         splits: the splits to check; only the tasks with the longest questions are read.
         strategy: the kind of strategy; texts that it evolves may take half of the limit.
+        context_tokens: the policy's context length; None if unlimited.
         leave_out: how to leave questions out, for the message.
     """
     found = longest_prompt(environment, codec, instruction, splits, strategy)
@@ -108,11 +110,17 @@ def check_prompts(
         f"limits.prompt_tokens is {limit}{half}, but the prompt of task {found.task.id} has "
         f"{found.tokens} tokens{without}; expected at least {found.needed}"
     )
+    if context_tokens is not None and found.needed + limits.trajectory_tokens > context_tokens:
+        text += (
+            f", but the policy's context holds {context_tokens}, limits.trajectory_tokens "
+            f"({limits.trajectory_tokens}) included"
+        )
+        other = ""
+    else:
+        text, other = f"{text}: raise it to {found.needed}", "or "
     bare = found.tokens - len(codec.encode(instruction))
     shorten = "" if bare > limit // (2 if evolves else 1) else "shorten the instruction, or "
-    raise ConfigError(
-        f"{text}: raise it to {found.needed}; or {shorten}leave long questions out {leave_out}"
-    )
+    raise ConfigError(f"{text}; {other}{shorten}leave long questions out {leave_out}")
 
 
 def check_rewards(

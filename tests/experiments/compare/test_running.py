@@ -201,8 +201,8 @@ def test_a_stage_trains_on_from_an_adapter(tmp_path: Path) -> None:
     from cotune.policy.adapters import adapter_base
 
     alone = {"methods": ["prompt-after-rl"], "baseline": "prompt-after-rl", "seeds": [0]}
-    # Of one hop, which the policy solves now and then: else nothing would be trained.
-    easy = {"policy.lora.rank": 2, "environment.mix": {"1": 1.0}}
+    # The seed draws one-hop questions, which the policy solves now and then: else nothing is trained.
+    easy = {"policy.lora.rank": 2, "environment.train": 4, "environment.seed": 236}
     done = run_module(FORKED_COMPARE, suite_file(tmp_path, set=easy, **alone))
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "out/summary.json").read_text())

@@ -10,11 +10,11 @@ from cotune.experiments.compare.suite_file import load_suite
 from tests.experiments.compare.folders import suite_file
 
 
-def row(folder: Path, entry: Any, seed: int = 1, **changes: Any) -> SuiteRow:
-    """The row of an entry, in a suite of it and its baseline."""
+def row(folder: Path, entry: Any, **changes: Any) -> SuiteRow:
+    """The row of an entry with seed 1, in a suite of it and its baseline."""
     methods = ["grpo", entry]
     suite, base = load_suite(suite_file(folder, **{"methods": methods, **changes}))
-    return next(r for r in rows_of(suite, base)[len(methods) - 1 :: len(methods)] if r.seed == seed)
+    return next(r for r in rows_of(suite, base)[len(methods) - 1 :: len(methods)] if r.seed == 1)
 
 
 def left(folder: Path, paid: int, instruction: str = "Found.") -> Finished:
@@ -44,11 +44,11 @@ def test_a_row_is_the_base_with_its_strategy_seed_and_budget(tmp_path: Path) -> 
 def test_a_rows_own_fields_win_and_named_fields_get_the_seed(tmp_path: Path) -> None:
     entry = {"method": "inspo", "name": "mine", "set": {"strategy.parents": 2}}
     config = row(
-        tmp_path, entry, seed_fields=["environment.seed"], set={"environment.top_k": 2}
+        tmp_path, entry, seed_fields=["environment.seed"], set={"environment.test": 4}
     ).config(0, ())
     assert config.strategy.parents == 2  # pyright: ignore[reportAttributeAccessIssue]
     assert config.environment.seed == 1  # pyright: ignore[reportAttributeAccessIssue]
-    assert config.environment.top_k == 2  # pyright: ignore[reportAttributeAccessIssue]
+    assert config.environment.test == 4  # pyright: ignore[reportAttributeAccessIssue]
     assert config.name == "mine, seed 1"
 
 
