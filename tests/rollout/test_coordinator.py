@@ -83,7 +83,7 @@ class Diary:
     def cut_back(self, step: int) -> None:
         self.lines.append(("cut_back", step))
 
-    def begin_attempt(self, resumed_from: int | None) -> int:
+    def begin_attempt(self, resumed_from: int | None, saved_in: int | None = None) -> int:
         return 1
 
     def set_step(self, step: int) -> None:

@@ -90,12 +90,14 @@ class TrainingRun:
         coordinator: rolls out and consults the strategy.
         batches: the number of steps trained so far.
         chosen: the checkpoint that this run resumes from, if the engine chose it.
+        attempt: which of the run's attempts this is, once training has begun.
     """
 
     parts: Parts
     coordinator: Coordinator
     batches: int = 0
     chosen: Chosen | None = None
+    attempt: int | None = None
 
     @property
     def ended_early(self) -> str:
@@ -120,6 +122,7 @@ class TrainingRun:
     def state_dict(self) -> State:
         return {
             "batches": self.batches,
+            "attempt": self.attempt,
             "identity": self.identity,
             "changeable": dict(self.parts.changeable),
         }
@@ -148,7 +151,7 @@ class TrainingRun:
                 the run file at that time.
         """
         now, chosen = self.parts.changeable, self.chosen or Chosen()
-        self.parts.meter.begin_attempt(step)
+        self.attempt = self.parts.meter.begin_attempt(step, saved.get("attempt"))
         self.parts.journal.cut_back(step)
         changed = changes(saved.get("changeable", now), now)
         self.parts.journal.event("resumed", step, from_step=step, changed=changed)

@@ -86,6 +86,8 @@ def write_card(
     }
     license = base_license(config.policy.path)
     done = (method.card_frozen or method.card) if config.training.frozen else method.card
+    if config.training.frozen:
+        done += "; the policy was frozen: its weights are the base's"
     proposer = (
         f"Proposals by {inline(config.proposer.public_name)}."
         if config.proposer

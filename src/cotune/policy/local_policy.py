@@ -151,7 +151,7 @@ def local_coordinator(
 class _Unmetered:
     """A ledger that counts nothing, for use without a run."""
 
-    def begin_attempt(self, resumed_from: int | None) -> int:
+    def begin_attempt(self, resumed_from: int | None, saved_in: int | None = None) -> int:
         return 1
 
     def set_step(self, step: int) -> None:

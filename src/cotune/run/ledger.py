@@ -154,15 +154,17 @@ class Ledger:
         # wait. `synchronous` stays at SQLite's default, FULL.
         self._db.execute("PRAGMA journal_mode = WAL")
 
-    def begin_attempt(self, resumed_from: int | None) -> int:
+    def begin_attempt(self, resumed_from: int | None, saved_in: int | None = None) -> int:
         """Start an attempt and return its number, counted from 1.
 
         Args:
             resumed_from: the step of the checkpoint; None starts from scratch, which leaves nothing
                 of earlier attempts committed.
+            saved_in: the attempt that saved the checkpoint; None if that is unknown.
 
         Raises:
-            ConfigError: a resume, but the ledger has no earlier attempt.
+            ConfigError: a resume, but the ledger has no earlier attempt, or a later one than `saved_in`
+                discarded the step.
         """
         if resumed_from is not None and resumed_from < 0:
             raise ValueError(f"resumed_from is {resumed_from}, expected None or a step >= 0")
@@ -174,6 +176,16 @@ class Ledger:
                     "put the run's ledger back, or start a new run"
                 )
             kept = -1 if resumed_from is None else resumed_from
+            discarded = self._db.execute(
+                "SELECT attempt, resumed_from FROM attempts WHERE attempt > ? AND resumed_from < ?",
+                (last if saved_in is None else saved_in, kept),
+            ).fetchone()
+            if discarded is not None:
+                raise ConfigError(
+                    f"the checkpoint of step {kept} was saved by attempt {saved_in}, whose steps after "
+                    f"{discarded[1]} were discarded by attempt {discarded[0]}: resume from a checkpoint "
+                    "that was kept"
+                )
             self._db.execute("INSERT INTO attempts VALUES (?, ?)", (last + 1, kept))
         self.attempt, self.step = last + 1, resumed_from or 0
         return self.attempt

@@ -169,7 +169,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
         "kind": "fst",
         "prompts": 2,
         "evolve_every": 2,
-        "budget": 40,
+        "budget": 60,
         "dev_size": 4,
     },
     "inspo+p2o": {

@@ -90,8 +90,8 @@ def budgeted(folder: Path, budget: int | None, verified: int = 0, **given: Any) 
     if verified:
         begin = run.ledger.begin_attempt
 
-        def begun(resumed_from: int | None) -> int:
-            attempt = begin(resumed_from)
+        def begun(*saved: int | None) -> int:
+            attempt = begin(*saved)
             run.ledger.add_rollouts("verify", verified, 0)
             run.ledger.add_rollouts("evaluate", 1000, 0)  # which a method does not pay
             return attempt

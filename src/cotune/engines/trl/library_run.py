@@ -68,11 +68,11 @@ class LibraryRun:
         self._journal: Journal = SilentJournal()
         self._ledger: Ledger | None = None
 
-    def begin_attempt(self, resumed_from: int | None) -> int:
-        """Create the folder, or open it to resume from a step.
+    def begin_attempt(self, resumed_from: int | None, saved_in: int | None = None) -> int:
+        """Create the folder, or open it to resume from a step that an attempt saved.
 
         Raises:
-            ConfigError: the folder of a new run already holds a run that has trained; that of a resumed
+            ConfigError: the step was discarded by a later attempt; the folder of a new run already holds a run that has trained; that of a resumed
                 run holds none, or one with other settings; or another process trains it.
         """
         self._close()
@@ -82,7 +82,7 @@ class LibraryRun:
         if resumed_from is None:
             strategy = cast("Mapping[str, Any]", self._config["strategy"])["kind"]
             self._journal.event("run_started", 0, config=self._config["name"], strategy=strategy)
-        return self._ledger.begin_attempt(resumed_from)
+        return self._ledger.begin_attempt(resumed_from, saved_in)
 
     def finish(
         self, step: int, instruction_id: str, instruction: str, score: Score | None = None

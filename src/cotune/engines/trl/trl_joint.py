@@ -375,7 +375,7 @@ class JointCallback(CheckpointCallback[TRLJoint]):
             joint.trainer._current_train_step_time = 0.0
         if state.global_step == 0:
             if self._writes:
-                joint.parts.meter.begin_attempt(None)
+                joint.attempt = joint.parts.meter.begin_attempt(None)
             return
         saved = load_state(joint.state_folder, state.global_step)
         if saved is None:

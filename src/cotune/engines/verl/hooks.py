@@ -121,7 +121,7 @@ class VerlJoint(Joint):
     def began(self, state: State | None) -> None:
         """Resume from a saved state, or start a new run."""
         if state is None:
-            self.parts.meter.begin_attempt(None)
+            self.attempt = self.parts.meter.begin_attempt(None)
         else:
             self.resume(state)
 
