@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of src": 38_800,
+    "lines of src": 38_850,
     "lines of lab": 7_000,
     "lines of tests": 46_200,
     "words of docs": 39_900,
