@@ -7,6 +7,7 @@
 A golden holds the run's events and metrics without times, a digest of each stored rollout, and the digest of
 the trained weights. Floating-point results depend on the processor: on another machine, record them first at
 the commit that the stored ones are from (`git log -1 tests/golden_runs`), then check the change against those.
+veRL has none: two runs of one commit differ, as its rollouts come back in any order.
 """
 
 import argparse
@@ -206,19 +207,9 @@ def train_own_trainer(name: str, folder: Path) -> dict[str, Any]:
     return result_of(output / "cotune", output / "checkpoint-5")
 
 
-def train_verl(name: str, folder: Path) -> dict[str, Any]:
-    """Train the run of veRL's own test of INSPO; needs the environment of `make test-verl`."""
-    from tests.engines.verl.runs import cotune, run_file
-    from tests.engines.verl.test_learning import INSPO
-
-    cotune("train", run_file(folder, strategy=INSPO, steps=4, save_every=2))
-    return result_of(folder / "run", folder / "run" / "best")
-
-
 RUNS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
     **dict.fromkeys(RUN_FILES, train_run_file),
     "own-trainer": train_own_trainer,
-    "verl": train_verl,
 }
 """All golden runs: what trains each and returns its result."""
 
@@ -271,9 +262,9 @@ def processor() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Golden runs.")
     parser.add_argument("action", choices=("list", "check", "record"))
-    parser.add_argument("names", nargs="*", choices=[*RUNS, []], help="by default all but verl")
+    parser.add_argument("names", nargs="*", choices=[*RUNS, []], help="by default all")
     arguments = parser.parse_args()
-    names = arguments.names or [name for name in RUNS if name != "verl"]
+    names = arguments.names or list(RUNS)
     if arguments.action == "list":
         print("\n".join(RUNS))
     elif arguments.action == "record":
