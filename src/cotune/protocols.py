@@ -1,4 +1,4 @@
-"""The seams of cotune as protocols. Implement one to plug in a part of your own.
+"""The seams of cotune: protocols, and the base class of strategies. Implement one to plug in a part of your own.
 
     Strategy      decides which prompt each rollout uses and learns from the rewards
     Environment   provides tasks, answers the policy's actions, scores episodes
@@ -12,6 +12,7 @@
 Nothing here imports an engine.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -20,7 +21,9 @@ from cotune.types import (
     AnyDistillation,
     Assignment,
     Calls,
+    Choice,
     Completion,
+    Distillation,
     Metrics,
     Progress,
     Prompt,
@@ -29,6 +32,7 @@ from cotune.types import (
     Sample,
     SampleRequest,
     Sampling,
+    Standing,
     Task,
     Trajectory,
 )
@@ -76,28 +80,17 @@ class LLM(Protocol):
         ...
 
 
-class Strategy(Protocol):
+class Strategy(ABC):
     """Decides which prompt each rollout is sampled under and trained on, and learns from rewards.
 
-    Each step t calls `evolve_if_due`, `assign` and `observe`, in this order. Checkpoints are saved
-    after `observe`, so an evolution that is due then is still due after a resume.
+    Each step t calls `evolve_if_due`, `assign`, `observe` and `taught`, in this order. Checkpoints are
+    saved after `observe`, so an evolution that is due then is still due after a resume.
 
-    It may have two more methods, for reports. `choice()` returns the `Choice` of the best
-    instruction, which is recorded at the end of a run. Trackers show the `Standing` of each
-    instruction that `standings()` returns. If its attribute `checks_uplift` is true, policies are also scored on validation
-    under the initial instruction, which is then kept unless `best_prompt()` scores higher. If its
-    attribute `keeps_last` is true, the policy of the last step is kept, whatever earlier policies score.
-    If it has a method `settle(instruction_id)`, the leading `rivals` of its `choice()` are scored on
-    validation at the end of a run. If one of them scores higher, `settle` makes it the choice.
-
-    The optional method `taught(trajectories)` returns the batch to train on, after `observe`: the same
-    rollouts, without `teacher_prompt_ids` where no teacher reads them.
+    A strategy must define `assign`, `best_prompt` and its state; every other method is a hook that does
+    nothing by default.
     """
 
-    @property
-    def distillation(self) -> AnyDistillation:
-        """Return how rollouts under one prompt teach the policy under another."""
-        ...
+    # ---- a step
 
     def evolve_if_due(
         self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
@@ -110,35 +103,79 @@ class Strategy(Protocol):
             llm: writes proposals.
             record: takes events.
         """
-        ...
+        return {}
 
+    @abstractmethod
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
         """Return `group_size` assignments for each task, group after group."""
-        ...
 
     def observe(
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
     ) -> Metrics:
         """Credit prompts with the rewards of step `progress.step`."""
-        ...
+        return {}
 
+    def taught(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Return the batch to train on: the same rollouts, without a teacher where none reads them.
+
+        Called only if `distillation` has a teacher.
+        """
+        return list(trajectories)
+
+    @property
+    def distillation(self) -> AnyDistillation:
+        """Return how rollouts under one prompt teach the policy under another; by default none does."""
+        return Distillation(ratio="original")
+
+    # ---- the result
+
+    @abstractmethod
     def best_prompt(self) -> Prompt:
         """Return the prompt to evaluate and ship: the best instruction without a hint."""
-        ...
 
     def best_instruction_id(self) -> str:
-        """Return the id of the instruction in `best_prompt`."""
-        ...
+        """Return the id of the instruction in `best_prompt`; "i0" is the initial one."""
+        return "i0"
 
     def best_hint(self) -> str:
         """Return the most helpful hint, for users who keep one at inference; "" if there is none."""
-        ...
+        return ""
 
-    def state_dict(self) -> State: ...
+    def choice(self) -> Choice | None:
+        """Return the evidence for the best instruction, recorded at a run's end; None if none is chosen."""
+        return None
 
-    def load_state_dict(self, state: State) -> None: ...
+    def settle(self, instruction_id: str) -> None:  # noqa: B027  a hook
+        """Make one of `choice().rivals` the choice: it scored higher on validation at a run's end."""
+
+    def standings(self) -> list[Standing]:
+        """Return where each instruction stands, for trackers; [] if only the best one is known."""
+        return []
+
+    @property
+    def checks_uplift(self) -> bool:
+        """Return whether policies are also scored on validation under the initial instruction.
+
+        That instruction is then kept unless `best_prompt` scores higher.
+        """
+        return False
+
+    @property
+    def keeps_last(self) -> bool:
+        """Return whether the policy of the last step is kept, whatever earlier policies score."""
+        return False
+
+    # ---- saved state
+
+    @abstractmethod
+    def state_dict(self) -> State:
+        """Return the whole state as JSON values; `load_state_dict` restores it exactly."""
+
+    @abstractmethod
+    def load_state_dict(self, state: State) -> None:
+        """Restore a state. Raises ConfigError if it is of another run."""
 
 
 # ---- environments and rewards

@@ -6,7 +6,7 @@ from cotune.errors import ConfigError
 from cotune.methods.static import StaticStrategy
 from cotune.protocols import Strategy
 from cotune.testing import ScriptedLLM
-from cotune.types import Progress
+from cotune.types import Distillation, Progress
 from tests.helpers import Events, ScriptedRollout, make_tasks, run
 
 
@@ -19,6 +19,10 @@ def test_it_does_nothing():
     assert {purpose for purpose, _ in rollout.calls} == {"train"}
     assert strategy.best_prompt().instruction == "Answer."
     assert strategy.best_instruction_id() == "i0"
+    strategy.settle("i1")
+    assert (strategy.choice(), strategy.standings(), strategy.best_hint()) == (None, [], "")
+    assert (strategy.checks_uplift, strategy.keeps_last) == (False, False)
+    assert strategy.distillation == Distillation(ratio="original")
 
 
 def test_groups():

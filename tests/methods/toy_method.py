@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal
 
 from cotune.methods.method import Context, Method, RunShape
-from cotune.methods.static import Unhinted
-from cotune.protocols import LLM, Recorder, Rollout, State
+from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
 from cotune.types import Assignment, Instruction, Metrics, Progress, Prompt, Task, Trajectory
 
 
@@ -23,7 +22,7 @@ class BanditOptions:
     ending: str = "Be brief."
 
 
-class Bandit(Unhinted):
+class Bandit(Strategy):
     """Draw the groups of a batch alternately under two instructions; credit each with its rewards."""
 
     def __init__(self, options: BanditOptions, context: Context) -> None:

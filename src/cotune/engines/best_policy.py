@@ -188,8 +188,7 @@ def _rank(em: float, initial_em: float | None) -> tuple[float, float]:
 
 def choice_of(joint: TrainingRun) -> Choice | None:
     """Return the strategy's choice of the best instruction, if it makes one."""
-    choose = getattr(joint.coordinator.strategy, "choice", None)
-    return choose() if choose else None
+    return joint.coordinator.strategy.choice()
 
 
 def _initial_kept(found: BestRecord, initial: Prompt, em: float) -> BestRecord:

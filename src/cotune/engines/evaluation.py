@@ -82,7 +82,7 @@ class Validation:
         if last:
             score = self._settled(joint, score)
         strategy, initial = joint.coordinator.strategy, self._initial(joint)
-        if not getattr(strategy, "checks_uplift", False):
+        if not strategy.checks_uplift:
             return score, None
         if strategy.best_prompt().instruction == initial.instruction:
             return score, None
@@ -98,13 +98,12 @@ class Validation:
             The score of the instruction settled on; ties keep the strategy's.
         """
         strategy, best = joint.coordinator.strategy, choice_of(joint)
-        settle = getattr(strategy, "settle", None)
-        if settle is None or best is None:
+        if best is None:
             return score
         for one in best.rivals[:RIVALS]:
             found = self._measure(joint, "validation", "contender", Prompt(one.text), one.id)
             if found.em > score.em:
-                settle(one.id)
+                strategy.settle(one.id)
                 score = found
         return score
 
@@ -167,7 +166,7 @@ class RunEvaluation(Validation):
         every = self._options.every
         if every and trained and trained % every == 0:
             score, plain = self.during(joint)
-            if not getattr(joint.coordinator.strategy, "keeps_last", False):
+            if not joint.coordinator.strategy.keeps_last:
                 self._best.offer(joint, score, trained, plain)
 
     def finish(self, joint: TrainingRun) -> Outcome:
@@ -208,8 +207,7 @@ class RunEvaluation(Validation):
 
     def _offer(self, joint: TrainingRun, score: Score | None, plain: Score | None) -> None:
         """Keep the last policy if it is the best."""
-        keeps_last = getattr(joint.coordinator.strategy, "keeps_last", False)
-        if score is None or keeps_last:
+        if score is None or joint.coordinator.strategy.keeps_last:
             # The kept policy is from a run with fewer steps. Without scores it is unknown which one is
             # better; and with a last stage, the earlier policy was not finished.
             self._best.forget()

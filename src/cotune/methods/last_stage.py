@@ -3,14 +3,13 @@
 The policy under the best instruction is the teacher of the policy under the initial one, in every group.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
 from cotune.methods.method import RunShape
-from cotune.methods.static import Unhinted
 from cotune.methods.text_evolution import SOLVED_AT
-from cotune.protocols import Recorder
+from cotune.protocols import Recorder, Strategy
 from cotune.types import (
     AnyDistillation,
     Assignment,
@@ -23,7 +22,7 @@ from cotune.types import (
 )
 
 
-class LastStage(Unhinted, ABC):
+class LastStage(Strategy):
     """Base class of strategies that choose an instruction and whose run may end with a last stage.
 
     Args:

@@ -6,17 +6,8 @@ from typing import ClassVar, Literal
 
 from cotune.methods.instruction_rules import check_same_initial
 from cotune.methods.method import Method
-from cotune.protocols import LLM, Recorder, Rollout, State
-from cotune.types import (
-    AnyDistillation,
-    Assignment,
-    Distillation,
-    Metrics,
-    Progress,
-    Prompt,
-    Task,
-    Trajectory,
-)
+from cotune.protocols import State, Strategy
+from cotune.types import Assignment, Progress, Prompt, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,29 +18,11 @@ class StaticOptions:
     kind: Literal["static"] = "static"
 
 
-class Unhinted:
-    """Base class of strategies without hints: every rollout is trained on its sampling prompt."""
-
-    @property
-    def distillation(self) -> AnyDistillation:
-        """Return settings that weight no token, since nothing is distilled."""
-        return Distillation(ratio="original")
-
-    def best_hint(self) -> str:
-        return ""
-
-
-class StaticStrategy(Unhinted):
+class StaticStrategy(Strategy):
     """Sample and train every rollout under the same instruction, "i0"."""
 
     def __init__(self, instruction: str) -> None:
         self._prompt = Prompt(instruction)
-
-    def evolve_if_due(
-        self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
-    ) -> Metrics:
-        """Do nothing: the instruction does not evolve."""
-        return {}
 
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
@@ -62,17 +35,8 @@ class StaticStrategy(Unhinted):
             for _ in range(group_size)
         ]
 
-    def observe(
-        self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
-    ) -> Metrics:
-        """Do nothing: rewards of training rollouts change no prompt."""
-        return {}
-
     def best_prompt(self) -> Prompt:
         return self._prompt
-
-    def best_instruction_id(self) -> str:
-        return "i0"
 
     def state_dict(self) -> State:
         return {"instruction": self._prompt.instruction}

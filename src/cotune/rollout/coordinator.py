@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cotune.errors import ConfigError, EngineError, EvolutionError
+from cotune.methods.teacher_kl import teaches
 from cotune.protocols import LLM, Codec, Comm, Environment, Rewards, Sampler, State, Strategy
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.rollout.metrics import trajectory_metrics
@@ -196,11 +197,10 @@ class Coordinator:
         return self.on_rank_zero(work)
 
     def taught(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the batch to train on: a strategy with a method `taught` chooses what a teacher reads."""
-        taught = getattr(self.strategy, "taught", None)
-        if taught is None:
+        """Return the batch to train on: the strategy chooses what a teacher reads, if there is one."""
+        if not teaches(self.strategy.distillation):
             return list(trajectories)
-        return self.on_rank_zero(lambda: taught(trajectories))
+        return self.on_rank_zero(lambda: self.strategy.taught(trajectories))
 
     def evaluate(
         self, tasks: Sequence[Task], prompt: Prompt | None = None, instruction_id: str = ""

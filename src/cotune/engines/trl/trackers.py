@@ -29,10 +29,9 @@ COLUMNS = ("id", "parent", "origin", "born", "alive", "weight", "best", "text")
 def instruction_table(strategy: Strategy) -> list[list[Any]]:
     """Return a row of `COLUMNS` for each instruction of a strategy."""
     best, text = strategy.best_instruction_id(), strategy.best_prompt().instruction
-    standings: list[Standing] = getattr(strategy, "standings", list[Standing])()
     return [
         [i.id, i.parent, i.origin, i.born, at.alive, at.weight, i.id == best, i.text]
-        for at in standings or [Standing(Instruction(best, text))]
+        for at in strategy.standings() or [Standing(Instruction(best, text))]
         for i in [at.instruction]
     ]
 

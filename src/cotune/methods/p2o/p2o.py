@@ -68,7 +68,7 @@ class P2OOptions:
         return group_size - self.hinted(group_size, groups)
 
 
-class P2O:
+class P2O(Strategy):
     """Run Algorithm 1 of P²O around an engine's policy update and another strategy.
 
     Phase 1, every step: rollouts of a hard question are sampled under hints and trained on without
@@ -114,7 +114,7 @@ class P2O:
 
     @property
     def checks_uplift(self) -> bool:
-        return getattr(self.base, "checks_uplift", False)
+        return self.base.checks_uplift
 
     # ---- Phase 2
 
@@ -214,14 +214,13 @@ class P2O:
         return pool.texts[max(texts, key=pool.mean)]
 
     def choice(self) -> Choice | None:
-        return getattr(self.base, "choice", lambda: None)()
+        return self.base.choice()
 
     def settle(self, instruction_id: str) -> None:
-        if settle := getattr(self.base, "settle", None):
-            settle(instruction_id)
+        self.base.settle(instruction_id)
 
     def standings(self) -> list[Standing]:
-        return getattr(self.base, "standings", list[Standing])()
+        return self.base.standings()
 
     def state_dict(self) -> State:
         return {
