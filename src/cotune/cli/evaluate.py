@@ -18,6 +18,7 @@ from cotune.run.full_disk import full_disk_explained
 from cotune.run.json_files import plain, write_output
 from cotune.run.run_dir import RunDir
 from cotune.utils.progress import begin
+from cotune.utils.tables import on_console
 from cotune.utils.text import command_on
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def evaluate_quadrants(
         since: the folder of the first run, if several runs continued one another; None for a single run.
     """
     from cotune.experiments.evaluate.quadrant_evaluation import check_options, evaluate_quadrants
-    from cotune.experiments.evaluate.quadrant_table import show
+    from cotune.experiments.evaluate.quadrant_table import quadrant_table
     from cotune.experiments.evaluate.quadrants import FILE
     from cotune.experiments.evaluate.quadrants import as_json as content
 
@@ -102,7 +103,9 @@ def evaluate_quadrants(
     if as_json:
         sys.stdout.write(text)
     else:
-        show(quadrants, console)
+        table = quadrant_table(quadrants)
+        console.print(on_console(table))
+        console.print(table.notes, markup=False, highlight=False, soft_wrap=True)
         told = f"written to {run.path / FILE}; to show them in the report: {command_on(run.path, 'report')}"
         if earlier is not None and kept:
             told = f"{run.path / FILE} keeps the scores of {len(earlier.questions):,} questions"

@@ -12,13 +12,15 @@ from cotune.experiments.compare import cells, running
 from cotune.experiments.compare.running import demo
 from cotune.experiments.compare.stages import rows_of
 from cotune.experiments.compare.suite_file import load_suite
-from cotune.experiments.compare.suite_table import best_prompts, suite_tables
+from cotune.experiments.compare.suite_summary import SuiteSummary
+from cotune.experiments.compare.suite_table import best_prompts, console_tables
 from cotune.run.locks import locked
 from cotune.run.run_dir import RunDir
 from cotune.utils import packages
+from cotune.utils.tables import on_console
 from tests.experiments.compare.folders import HALF, Processes, finish
 from tests.experiments.report.pages import printed
-from tests.experiments.report.suite_pages import STRATA, method, summary
+from tests.experiments.report.suite_pages import method, summary
 
 SUITE = Path(running.__file__).parent / "suites/demo.yaml"
 
@@ -129,63 +131,29 @@ def test_a_missing_trl_is_named_before_anything_is_written(
     assert not any(tmp_path.iterdir())
 
 
-BEFORE = dict.fromkeys(STRATA, 0.25)
-
-
-def test_scores_before_and_after_training_and_costs_have_tables() -> None:
-    found = summary(
-        method("static", "trained", 0.33, before=0.3, before_all=0.3, before_by_stratum=BEFORE,
-               score_all=0.33, finished=2, money=0.5),
-        method("inspo", "ours", 0.98, before=0.3, before_all=0.3, before_by_stratum=BEFORE,
-               score_all=0.98, plain_all=0.31, plain_by_stratum=BEFORE, finished=2,
-               instruction="Look up [one]."),
-    )  # fmt: skip
-    main, before_after, cost = map(printed, suite_tables(found))
-    assert "1 hop" not in main
-    rows = [line.replace("│", " ").split() for line in before_after.splitlines()[4:]]
-    assert rows == [
-        ["static"],
-        ["before", "0.30", "0.25", "0.25", "0.25"],
-        ["after", "0.33", "0.98", "0.33", "0.33"],
-        ["inspo"],
-        ["before", "0.30", "0.25", "0.25", "0.25"],
-        ["after", "0.98", "0.98", "0.98", "0.98"],
-        ["after,", "plain", "0.31", "0.25", "0.25", "0.25"],
-    ]
-    row = next(line for line in cost.splitlines() if line.startswith("inspo"))
-    assert row.replace("│", " ").split()[1:] == [
-        "2,600", "488", "1,200", "165,000", "11", "0.00", "110",
-    ]  # fmt: skip
-    assert best_prompts(found) == ["best instruction (inspo): Look up [one]."]
-
-
-def test_without_strata_the_scores_before_and_after_are_still_shown() -> None:
-    none = {"by_stratum": {}, "before": 0.25, "before_all": 0.25}
-    found = summary(
-        method("grpo", "trained", 0.5, score_all=0.5, plain_all=0.5, instruction="Add.", **none),
-        method("inspo", "ours", 0.75, score_all=0.75, plain_all=0.3, instruction="Carry.", **none),
-        strata={"": 4},
-    )
-    rows = [line.replace("│", " ").split() for line in printed(suite_tables(found)[1]).splitlines()]
-    assert rows[-7:] == [
-        ["grpo"], ["before", "0.25"], ["after", "0.50"],
-        ["inspo"], ["before", "0.25"], ["after", "0.75"], ["after,", "plain", "0.30"],
-    ]  # fmt: skip
-    assert best_prompts(found) == ["best instruction (inspo): Carry."]
-
-
-def test_a_focus_has_a_column_and_its_strata_alone() -> None:
-    by_stratum = {"long a": 0.5, "long b": 0.7, "short a": 1.0}
-    found = summary(
-        method("p2o", "ours", 0.6, before=0.1, before_all=0.5, before_by_stratum=by_stratum,
-               score_all=0.75, plain_all=0.75, by_stratum=by_stratum,
-               hints=[{"text": "Write\nit out.", "mean_dev_score": 0.625}]),
-        focus="long", strata={"long a": 2, "long b": 2, "short a": 2},
-    )  # fmt: skip
-    lines = printed(suite_tables(found)[1]).splitlines()
-    assert lines[2].replace("┃", " ").split() == ["all", "long…", "a", "b"]
-    assert lines[-1].replace("│", " ").split()[-4:] == ["0.75", "0.60", "0.50", "0.70"]
-    assert best_prompts(found) == [
+def test_the_best_instruction_is_one_that_was_found() -> None:
+    static = method("static", "trained", 0.99, plain_all=0.99)
+    other = method("inspo", "ours", 0.98, plain_all=0.31, instruction="Look up [one].")
+    hinted = method("p2o", "ours", 0.6, hints=[{"text": "Write\nit out.", "mean_dev_score": 0.625}])
+    assert best_prompts(SuiteSummary.model_validate(summary(static, other, hinted))) == [
+        "best instruction (inspo): Look up [one].",
         "best hints (p2o), with their mean reward on dev:",
         "  0.62  Write it out.",
     ]
+
+
+def test_many_strata_and_costs_have_tables_of_their_own() -> None:
+    strata = {f"{n} hops": 0.5 for n in range(5)}
+    told = summary(
+        method("static", "trained", 0.33, by_stratum=strata, money=0.5),
+        method("inspo", "ours", 0.98, by_stratum=strata),
+        strata=dict.fromkeys(strata, 10),
+    )
+    tables = console_tables(SuiteSummary.model_validate(told))
+    result, by_stratum, costs = (printed(on_console(table)) for table in tables)
+    assert "1 hops" not in result
+    assert by_stratum.count("50.0") == 10
+    row = next(line for line in costs.splitlines() if line.startswith("inspo"))
+    assert [cell.strip() for cell in row.split("│")[1:]] == [
+        "3 088", "2 600", "488", "1 200", "165 000", "11", "$0.00", "1 min 50 s",
+    ]  # fmt: skip

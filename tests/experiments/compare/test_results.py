@@ -35,7 +35,7 @@ def summary_of(
     cells = [Cell(row) for row in rows_of(suite, base)]
     Processes(monkeypatch, outcome)
     run_cells(cells, 2, lambda _: None, every=0.0)
-    summary = summarise(suite, cells, Setting.of([cell.row for cell in cells]))
+    summary = summarise(suite, cells, Setting.of([cell.row for cell in cells])).model_dump()
     return suite, summary, {row["name"]: row for row in summary["methods"]}
 
 

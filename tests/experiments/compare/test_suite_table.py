@@ -1,14 +1,24 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cotune.errors import ConfigError
-from cotune.experiments.compare.suite_summary import read_suite
-from cotune.experiments.compare.suite_table import suite_tables
+from cotune.experiments.compare.suite_summary import SuiteSummary, read_suite
+from cotune.experiments.compare.suite_table import console_tables
+from cotune.utils.tables import on_console
 from tests.experiments.report.pages import printed
 from tests.experiments.report.suite_pages import method, stage, summary
+
+
+def tables(told: dict[str, Any]) -> list[str]:
+    """A suite's tables as the console shows them."""
+    return [
+        printed(on_console(table)) for table in console_tables(SuiteSummary.model_validate(told))
+    ]
+
 
 TOLD = summary(
     method("grpo", "trained", 0.33, label="GRPO", gain=0.0, gain_interval=None),
@@ -18,16 +28,15 @@ TOLD = summary(
 
 
 def test_the_console_table_groups_methods_and_says_what_failed() -> None:
-    text = printed(suite_tables(TOLD)[0])
-    lines = text.splitlines()
-    title = "held-out exact match, per cent, 300 questions, 2 seeds, gains over GRPO"
-    assert title in " ".join(text.split())
-    inspo = next(line.split() for line in lines if line.strip().startswith("INSPO"))
-    assert inspo == ["INSPO", "97.6", "(93–100)", "+64.6", "(59–71)", "1.00", "33.0", "1x", "3,088"]
-    assert [line.strip() for line in lines if line.strip() in ("Trained", "Ours", "Staged")] == [
-        "Trained", "Ours",
+    lines = tables(TOLD)[0].splitlines()
+    assert lines[0].strip() == "Held-out exact match"
+    names = [line.partition("│")[0].strip() for line in lines[4:]]
+    assert names == [
+        "Trained", "GRPO (baseline)", "Prompt only", "gepa (failed)", "Ours", "INSPO",
     ]  # fmt: skip
-    assert "gepa (failed): no LLM answered" in text
+    assert [cell.strip() for cell in lines[-1].split("│")] == [
+        "INSPO", "97.6 % (93–100)", "+64.6 (+59 to +71)", "1.00", "33.0 % (27–38)", "1x (3 088)",
+    ]  # fmt: skip
 
 
 def test_the_console_shows_scores_by_weights_and_instruction() -> None:
@@ -42,15 +51,13 @@ def test_the_console_shows_scores_by_weights_and_instruction() -> None:
     }
     scored = method("inspo", "ours", 0.5, quadrants=dict.fromkeys(names, each), divergence=kl)
     frozen = method("gepa", "prompt", 0.5, quadrants=dict.fromkeys(names, each))
-    text = printed(
-        suite_tables(summary(scored, frozen, method("x", "ours", 0.5), quadrant_samples=4))[1]
-    )
+    text = tables(summary(scored, frozen, method("x", "ours", 0.5), quadrant_samples=4))[1]
     rows = [" ".join(line.replace("│", "").split()) for line in text.splitlines()]
-    assert rows[0] == "Weights and instruction: exact match"
-    greedy, sampled = " ".join(["50.0 (0–75)"] * 4), " ".join(["25.0 (0–75)"] * 4)
-    assert rows[3:] == [
-        "gepa", f"greedy {greedy}", f"avg@4 {sampled}",
-        "inspo", f"greedy {greedy}", f"avg@4 {sampled} 0.12",
+    assert rows[0] == "Held-out exact match, greedy, below it avg@4"
+    greedy, sampled = " ".join(["50.0 % (0–75)"] * 4), " ".join(["25.0 % 0–75"] * 4)
+    assert rows[4:] == [
+        "Prompt only", f"gepa {greedy} –", sampled,
+        "Ours", f"inspo (baseline) {greedy} plain 0.5", f"{sampled} prompted 0.12", "x – – – – –",
     ]  # fmt: skip
 
 
@@ -58,12 +65,12 @@ def test_nothing_in_a_name_is_markup() -> None:
     evil = "[bold]a|b <b>*x*\x1b[31m\nc"
     told = summary(method("m", "ours", 0.5, label=evil, status="failed", problem=evil),
                    name=evil)  # fmt: skip
-    assert "[bold]a|b <b>*x*[31m c" in printed(suite_tables(told)[0])
+    assert "[bold]a|b <b>*x*[31m c (baseline, failed)" in tables(told)[0]
 
 
 def test_rewards_are_no_shares() -> None:
     told = summary(method("m", "ours", 1.5, interval=[-0.5, 1.75]), measure="mean reward")
-    assert "1.500 (−0.500 to 1.750)" in printed(suite_tables(told)[0])
+    assert "1.500 (−0.500 to 1.750)" in tables(told)[0]
 
 
 def test_a_run_is_no_suite(tmp_path: Path) -> None:
@@ -83,4 +90,4 @@ def test_the_table_needs_no_template_engine() -> None:
 
 def test_scores_over_some_strata_say_so() -> None:
     told = summary(method("p2o", "ours", 0.9)) | {"focus": "long", "n": 200}
-    assert "held-out exact match on “long…” questions" in printed(suite_tables(told)[0])
+    assert "Held-out exact match on “long…” questions" in tables(told)[0]

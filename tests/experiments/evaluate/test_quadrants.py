@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from cotune.cli import app as cli
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.experiments.evaluate.quadrant_table import show
+from cotune.experiments.evaluate.quadrant_table import quadrant_table
 from cotune.experiments.evaluate.quadrants import (
     FILE,
     Quadrants,
@@ -21,6 +21,7 @@ from cotune.experiments.evaluate.quadrants import (
     per_question,
     read_quadrants,
 )
+from cotune.utils.tables import on_console
 from cotune.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.experiments.evaluate.folders import BETTER, GEO, finished
 from tests.experiments.evaluate.measured import quadrants
@@ -79,34 +80,36 @@ def test_the_file_is_of_the_policy_that_it_was_measured_with(tmp_path: Path) -> 
 
 
 def printed(found: Quadrants) -> list[str]:
-    out = io.StringIO()
-    show(found, Console(file=out, width=120))
-    return [" ".join(line.replace("│", "").split()) for line in out.getvalue().splitlines()]
+    table = quadrant_table(found)
+    out = Console(file=io.StringIO(), width=160, record=True)
+    out.print(on_console(table))
+    out.print(table.notes)
+    return [" ".join(line.replace("│", "").split()) for line in out.export_text().splitlines()]
 
 
 def test_the_table_has_the_gains_at_its_margins() -> None:
     lines = printed(quadrants())
-    assert lines[0] == "exact match on the test split, per cent"
+    assert lines[0] == "Held-out exact match"
     assert lines[3] == "greedy"
-    assert lines[4].startswith("initial weights 25.0 (0–75) 50.0 (0–100) +25.0 (0–75)")
-    assert lines[6].startswith("gain +25.0 (0–75) +50.0 (0–100) +75.0 (")
+    assert lines[4].startswith("initial weights 25.0 % (0–75) 50.0 % (0–100) +25.0 (+0 to +75)")
+    assert lines[6].startswith("gain +25.0 (+0 to +75) +50.0 (+0 to +100) +75.0 (")
     assert lines[7] == "avg@2"
     assert lines[11:13] == [
         "KL to initial",
         "nats per token 0.5 (0–1.1) 0.5 (0.5–0.5)",
     ]
     assert lines[13] == (
-        "4 test questions; 2 sampled rollouts of each at temperature 1; 95 % intervals over questions"
+        "4 test questions; 2 sampled rollouts of each at temperature 1; 95 % intervals over questions."
     )
 
 
 def test_quadrants_that_coincide_are_shown_once() -> None:
     same = printed(replace(quadrants(), best="Do."))
-    assert "The best instruction is the initial one." in same
+    assert any("The best instruction is the initial one. 4 test" in line for line in same)
     assert sum(line.startswith("trained weights") for line in same) == 2
     assert not any("+50.0" in line for line in same)  # a gain of the instruction
     frozen = printed(replace(quadrants(), trained=False, divergence={}))
-    assert "The weights were not trained." in frozen
+    assert any("The weights were not trained. 4 test" in line for line in frozen)
     assert not any(line.startswith(("trained weights", "KL")) for line in frozen)
 
 
@@ -144,7 +147,7 @@ def test_a_run_from_the_command_line(
     assert found.rollouts == 4 * 3 * (1 + 2)
     for divergence in found.divergence.values():
         assert 1e-4 < divergence.mean < 1
-    assert "exact match on the test split, per cent" in out
+    assert "Held-out exact match" in out
     assert f"to show them in the report: cotune report {run.output}" in out
     _, kept = evaluate(run, monkeypatch, "--quadrants", "--limit", "2", "--samples", "1")
     assert kept == found

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from cotune.experiments.compare.suite_summary import SuiteSummary
 from cotune.experiments.evaluate.quadrants import hash_of_best
 from cotune.experiments.report import write_report
 from cotune.experiments.report.suite_report import write_suite_report
@@ -61,10 +62,13 @@ def test_a_suite_has_them_by_method(tmp_path: Path) -> None:
           "prompted": {"mean": 0.25, "interval": [0.0, 1.0]}}  # fmt: skip
     scored = method("inspo", "ours", 0.5, quadrants=dict.fromkeys(names, each), divergence=kl)
     told = summary(method("gepa", "prompt", 0.25), scored, quadrant_samples=4)
-    text = check(write_suite_report(tmp_path, told)).words
+    text = check(write_suite_report(tmp_path, SuiteSummary.model_validate(told))).words
     assert "greedy, below it avg@4" in text
     cell = "50.0_% 25–75 25.0_% 0–50"
     assert f"inspo {cell} {cell} {cell} {cell} plain 0.12 prompted 0.25" in text
     assert "gepa baseline – – – – –" in text
     without = summary(method("gepa", "prompt", 0.25))
-    assert "Weights and instruction" not in check(write_suite_report(tmp_path, without)).words
+    assert (
+        "Weights and instruction"
+        not in check(write_suite_report(tmp_path, SuiteSummary.model_validate(without))).words
+    )

@@ -8,11 +8,11 @@ import pytest
 
 from cotune.errors import ConfigError
 from cotune.experiments.report import write_report
-from cotune.experiments.report.pages import Scores, count, duration, money, percent
 from cotune.experiments.report.recorded_run import RecordedRun
 from cotune.experiments.report.run_report import costs, results, training_charts
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+from cotune.utils.tables import Scores, count, duration, money, percent
 from tests.experiments.report.pages import check
 
 STRATA = ("1 hop", "2 hops", "3 hops")
@@ -392,14 +392,13 @@ def test_behaviour_is_drawn_from_what_a_run_recorded(tmp_path: Path) -> None:
 
 def test_results_and_costs_hold_the_numbers(evolved: RunDir) -> None:
     run = RecordedRun(evolved.path)
-    table = results(run)
-    assert table is not None
-    assert [(cell.text, cell.note) for cell in table["head"][1:]] == [
+    (table,) = results(run)
+    assert [(cell.text, cell.note) for cell in table.head[1:]] == [
         ("Overall", "n\u00a0=\u00a0300"), ("1 hop", "n\u00a0=\u00a0100"),
         ("2 hops", "n\u00a0=\u00a0100"), ("3 hops", "n\u00a0=\u00a0100"),
     ]  # fmt: skip
     assert run.name == "inspo"
-    assert [row[-1].text for row in table["rows"]] == ["2.0\u202f%", "45.0\u202f%", "+43.0"]
+    assert [row[-1].text for row in table.rows] == ["2.0\u202f%", "45.0\u202f%", "+43.0"]
     rows = dict(costs(run))
     assert rows["Policy rollouts"] == "13\u202f200"
     assert rows["Rollouts of evaluations, not counted above"] == "1\u202f800"

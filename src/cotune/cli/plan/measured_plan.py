@@ -15,11 +15,10 @@ from cotune.config.cost import Plan, plan_run
 from cotune.config.run_file import ASKS_A_MODEL, RunConfig, dump_config, load_config
 from cotune.engines.engine import Measured, engine_of
 from cotune.errors import ConfigError, Stopped
-from cotune.experiments.report.pages import duration
 from cotune.run.journal import RunJournal, SilentJournal
 from cotune.run.run_dir import RunDir
 from cotune.utils.stopping import stopped_by_sigterm
-from cotune.utils.tables import plain_table
+from cotune.utils.tables import duration, plain_table
 from cotune.utils.text import size
 
 

@@ -41,8 +41,8 @@ Evaluations = dict[str, list[tuple[float, str, str]]]
 best instruction; "plain": after training, under the initial instruction. [] if not evaluated."""
 
 
-def summarise(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Row:
-    """Return the content of a suite's summary.json, over the runs that are finished.
+def summarise(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> SuiteSummary:
+    """Return a suite's summary, over the runs that are finished.
 
     Reads the run folders of finished stages. Marks a cell as failed if its evaluation is unusable.
     """
@@ -74,7 +74,7 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Ro
         n=int(first.focused(suite.focus).rewards.shape[1]) if first else None,
         methods=[_row(suite, cells, evaluations, baseline) for cells in by_key.values()],
     )
-    return {**summary.model_dump(), "verdict": _verdict(summary)}
+    return summary.model_copy(update={"verdict": _verdict(summary)})
 
 
 def _evaluations(suite: SuiteConfig, cells: Sequence[Cell]) -> dict[Cell, Evaluations]:

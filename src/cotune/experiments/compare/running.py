@@ -16,15 +16,15 @@ from cotune.experiments.compare.cells import Cell, State, check_settings, run_ce
 from cotune.experiments.compare.methods import method_named, method_names
 from cotune.experiments.compare.stages import Setting, check_rows, rows_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
+from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
 from cotune.protocols import Environment
 from cotune.run.full_disk import full_disk_explained
-from cotune.run.json_files import Row
 from cotune.run.ledger import policy_rollouts
 from cotune.run.locks import locked
 from cotune.run.run_dir import RunDir, read_summary, write_summary
 from cotune.utils.packages import need_trl
 from cotune.utils.stopping import stopped_by_sigterm
-from cotune.utils.tables import plain_table
+from cotune.utils.tables import on_console, plain_table
 
 _LOCK = "suite.lock"
 
@@ -35,7 +35,7 @@ class SuiteFailed(CotuneError):
 
 def compare(
     path: Path, console: Console, assignments: Sequence[str] = (), again: str | None = None
-) -> Row:
+) -> SuiteSummary:
     """Run what a suite is missing, write its summary and its report; return the summary.
 
     Args:
@@ -75,16 +75,16 @@ def compare(
                 raise Stopped(f"stopped; resume with: {command}") from None
             summary = _write(suite, cells, setting)
         _show(summary, suite, console)
-    excluded = [row for row in summary["methods"] if row["status"] in ("failed", "unequal")]
+    excluded = [row for row in summary.methods if row.status in ("failed", "unequal")]
     if excluded:
-        reasons = "; ".join(f"{row['label']}: {row['problem']}" for row in excluded)
+        reasons = "; ".join(f"{row.label}: {row.problem}" for row in excluded)
         raise SuiteFailed(
             f"{len(excluded)} of {len(suite.methods)} methods are not in the comparison: {reasons}"
         )
     return summary
 
 
-def demo(folder: Path, seed: int, console: Console) -> Row:
+def demo(folder: Path, seed: int, console: Console) -> SuiteSummary:
     """Run the suite that ships with this package; return its summary.
 
     A stopped demo is resumed, and of a finished one the result is shown again. Another seed is added to
@@ -190,25 +190,27 @@ def _check_folder(folder: Path) -> None:
 
 def _write(
     suite: SuiteConfig, cells: Sequence[Cell], setting: Setting, *, page: bool = True
-) -> Row:
+) -> SuiteSummary:
     """Write the summary of the runs that are finished, and its page."""
     from cotune.experiments.compare.results import summarise
     from cotune.experiments.report.suite_report import write_suite_report
 
     summary = summarise(suite, cells, setting)
-    write_summary(suite.output, summary)
+    write_summary(suite.output, summary.model_dump())
     if page:
         write_suite_report(suite.output, summary)
     return summary
 
 
-def _show(summary: Row, suite: SuiteConfig, console: Console) -> None:
-    from cotune.experiments.compare.suite_table import best_prompts, suite_tables
+def _show(summary: SuiteSummary, suite: SuiteConfig, console: Console) -> None:
+    from cotune.experiments.compare.suite_table import best_prompts, console_tables
 
-    for table in suite_tables(summary):
-        console.print(table)
+    for table in console_tables(summary):
+        console.print(on_console(table))
         console.print()
-    console.print(summary["verdict"], style="bold", markup=False, highlight=False)
+    for line in filter(None, (summary.missing, *map(SuiteMethod.told, summary.methods))):
+        console.print(line, style="yellow", markup=False, highlight=False)
+    console.print(summary.verdict, style="bold", markup=False, highlight=False)
     if suite.caption:
         console.print(suite.caption, style="dim", markup=False, highlight=False)
     report = suite.output / "report.html"

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cotune.errors import ConfigError
 from cotune.experiments.compare.methods import Group
-from cotune.run.json_files import Row
 from cotune.run.ledger import PURPOSES
 from cotune.run.run_dir import RunDir, read_summary
 from cotune.run.scores import EXACT_MATCH
+from cotune.utils.text import one_line
 
 GROUPS: Mapping[Group, str] = {
     "trained": "Trained",
@@ -114,16 +114,16 @@ class SuiteMethod(_Read):
         """The problem in a word or two; "" if there is none."""
         return {"ok": "", "unequal": "unequal compute"}.get(self.status, self.status)
 
+    def told(self) -> str:
+        """Return what went wrong, in one line; "" if nothing did, or a seed is just missing."""
+        if not self.trouble or (self.missing and self.status != "unequal"):
+            return ""
+        return one_line(f"{self.label} ({self.trouble}): {self.problem}")
+
     @property
     def scored_twice(self) -> bool:
         """True if it ended with an instruction of its own and was also scored without it."""
         return bool(self.plain_by_stratum) or self.plain_all not in (None, self.score_all)
-
-    def standing(self, seeds: int) -> str:
-        """Return `trouble`, with the number of finished seeds if some of `seeds` are missing."""
-        if not self.missing or seeds < 2:
-            return self.trouble
-        return f"{self.trouble}, {self.finished} of {seeds} seeds"
 
 
 class SuiteSummary(_Read):
@@ -162,23 +162,6 @@ class SuiteSummary(_Read):
     created: float
     methods: list[SuiteMethod]
 
-    @classmethod
-    def of(cls, summary: Mapping[str, Any], where: Path | str = "summary.json") -> Self:
-        """Parse the file's content.
-
-        Raises:
-            ConfigError: it is not a suite's; the message names `where`.
-        """
-        try:
-            return cls.model_validate(summary)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"]) or "the file"
-            raise ConfigError(
-                f"{where}: {place} is not a suite's ({first['msg']}); "
-                "write it again with cotune compare"
-            ) from error
-
     @property
     def shares(self) -> bool:
         """True if scores are shares of 1."""
@@ -212,7 +195,7 @@ class SuiteSummary(_Read):
             + ", ".join(f"seed {seed} ({why})" for seed, why in method.missing.items())
             for method in lacking
         )
-        return f"{count} of {runs} runs {'is' if count == 1 else 'are'} missing: {told}."
+        return one_line(f"{count} of {runs} runs {'is' if count == 1 else 'are'} missing: {told}.")
 
     @property
     def grouped(self) -> list[tuple[str, str, list[SuiteMethod]]]:
@@ -239,7 +222,7 @@ def is_suite_folder(folder: Path) -> bool:
     return not RunDir.is_run(folder) and (read_summary(folder) or {}).get("kind") == "suite"
 
 
-def read_suite(folder: Path) -> Row:
+def read_suite(folder: Path) -> SuiteSummary:
     """Read summary.json of a suite's folder.
 
     Raises:
@@ -251,4 +234,12 @@ def read_suite(folder: Path) -> Row:
             f"{folder} holds no suite's summary.json; give the output folder of cotune compare (for a run: "
             "cotune report, or cotune evaluate --json)"
         )
-    return summary
+    try:
+        return SuiteSummary.model_validate(summary)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise ConfigError(
+            f"{folder / 'summary.json'}: {place} is not a suite's ({first['msg']}); write it again with "
+            "cotune compare"
+        ) from error

@@ -1,181 +1,176 @@
-"""A suite's tables for the console."""
+"""A suite's tables, for the console and for its page: result, quadrants, strata and cost."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
-
-from cotune.experiments.compare.suite_summary import Ends, SuiteSummary
+from cotune.experiments.compare.methods import Group
+from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
 from cotune.experiments.evaluate.quadrants import QUADRANTS
-from cotune.utils.tables import plain_table
+from cotune.utils.tables import Bar, Cell, Scores, Table, count, duration, money
 from cotune.utils.text import one_line
 
-_NONE = "–"
+STYLES: Mapping[Group, str] = {"trained": "s0", "prompt": "s4", "staged": "s3", "ours": "s1"}
+"""The class of each group's colour on the page."""
+STRATA_IN_RESULT = 4
+"""Of more strata the scores have a table of their own."""
+Column = tuple[Cell, Callable[[SuiteMethod], Cell]]
+"""The heading of a column, and each method's cell."""
 
 
-class _Numbers:
-    """Format scores: as per cent with one digit and intervals in whole per cent, or with three digits."""
-
-    def __init__(self, shares: bool) -> None:
-        self._shares = shares
-
-    def score(self, value: float | None, ends: Ends | None = None, sign: str = "") -> str:
-        """Write a score, with its interval in brackets if there is one."""
-        if value is None:
-            return _NONE
-        text = f"{value * 100:{sign}.1f}" if self._shares else f"{value:{sign}.3f}"
-        text = text if self._shares and not sign else text.replace("-", "−")
-        return text if ends is None else f"{text} ({self._ends(ends)})"
-
-    def _ends(self, ends: Ends) -> str:
-        texts = [f"{end * 100:.0f}" if self._shares else f"{end:.3f}" for end in ends]
-        between = "–" if self._shares and ends[0] >= 0 else " to "
-        return between.join(texts).replace("-", "−")
+def console_tables(suite: SuiteSummary) -> list[Table]:
+    """Return the tables that end a suite on the console; narrower than the page's."""
+    tables = (
+        result_table(suite, brief=True), quadrant_table(suite),
+        strata_table(suite), cost_table(suite),
+    )  # fmt: skip
+    return [table for table in tables if table is not None]
 
 
-def suite_tables(summary: Mapping[str, Any]) -> list[Table]:
-    """Return the tables that end a suite on the console: scores, quadrants, before and after, cost.
+def result_table(suite: SuiteSummary, brief: bool = False) -> Table:
+    """Return each method's scores and what it paid; `brief` leaves out seeds and strata."""
+    scores = Scores(suite.shares)
+    baseline, seeds = suite.baseline_method, [str(seed) for seed in suite.seeds]
 
-    Args:
-        summary: content of the suite's summary.json.
+    def gain(method: SuiteMethod) -> Cell:
+        if method is baseline:
+            return Cell()
+        return scores.cell(method.gain, method.gain_interval, change=True)
 
-    Raises:
-        ConfigError: it is not a suite's.
-    """
-    suite = SuiteSummary.of(summary)
-    tables = [_scores(suite)]
-    if any(method.quadrants for method in suite.methods):
-        tables.append(_quadrants(suite))
-    if suite.stratum_names or any(method.before is not None for method in suite.methods):
-        tables.append(_by_stratum(suite))
-    return [*tables, _cost(suite)]
+    def chance(method: SuiteMethod) -> Cell:
+        value = method.probability_of_improvement
+        return Cell() if value is None or method is baseline else Cell(f"{value:.2f}")
 
-
-def _scores(suite: SuiteSummary) -> Table:
-    """Return one row per method, grouped, with what went wrong."""
-    numbers, baseline = _Numbers(suite.shares), suite.baseline_method
-    title = [f"{suite.name}: held-out {suite.what}{', per cent' if suite.shares else ''}"]
-    title += [f"{suite.n:,} questions"] if suite.n else []
-    title += [f"{len(suite.seeds)} seed{'s' * (len(suite.seeds) != 1)}"]
-    title += [f"gains over {baseline.label}"]
-    table = Table(
-        title=Text(one_line(", ".join(title))),
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_edge=False,
-        pad_edge=False,
-    )
-    table.add_column("method")
-    for heading in ("score, 95 %", "gain, 95 %", "P(impr.)", "plain", "paid"):
-        table.add_column(heading, justify="right")
-    for _, heading, methods in suite.grouped:
-        table.add_row(Text(one_line(heading), style="dim"))
-        for method in methods:
-            name = Text(f"  {one_line(method.label)}")
-            if method.trouble:
-                name.append(f" ({one_line(method.standing(len(suite.seeds)))})", style="yellow")
-            gain = chance = ""
-            if method is not baseline and method.gain is not None:
-                gain = numbers.score(method.gain, method.gain_interval, "+")
-            if method is not baseline and method.probability_of_improvement is not None:
-                chance = f"{method.probability_of_improvement:.2f}"
-            paid = _NONE if method.rollouts is None else f"{method.rollouts:,.0f}"
-            table.add_row(
-                name,
-                numbers.score(method.score, method.interval),
-                gain,
-                chance,
-                numbers.score(method.plain),
-                f"{method.compute} {paid}",
-            )
-    if troubles := _troubles(suite):
-        table.caption = Text("\n".join(troubles), style="yellow")
-        table.caption_justify = "left"
-    return table
-
-
-def _troubles(suite: SuiteSummary) -> list[str]:
-    """Return what a reader must know first: missing runs, and unequal compute."""
-    missing = [suite.missing] if suite.missing else []
-    others = [
-        f"{method.label} ({method.trouble}): {method.problem}"
-        for method in suite.methods
-        if method.trouble and (not method.missing or method.status == "unequal")
+    n = f", n\u00a0=\u00a0{count(suite.n)}" if suite.n else ""
+    columns: list[Column] = [(Cell("Score", f"95 % interval{n}"), _bars(suite, scores))]
+    if len(seeds) > 1 and not brief:
+        columns.append((
+            Cell("By seed", ", ".join(seeds)),
+            lambda m: Cell(" ".join(scores.score(m.by_seed.get(s)).removesuffix("\u202f%") for s in seeds)),
+        ))  # fmt: skip
+    if not brief and strata_table(suite) is None:
+        columns += _stratum_columns(suite, scores)
+    columns.append((Cell("Gain", f"over {baseline.label}"), gain))
+    columns.append((Cell("P(improvement)"), chance))
+    if any(method.before is not None for method in suite.methods):
+        columns.append((Cell("Before", "training"), lambda m: scores.cell(m.before)))
+    columns += [
+        (Cell("Plain", "initial instruction"), lambda m: scores.cell(m.plain, m.plain_interval)),
+        (Cell("Compute", "rollouts paid"), lambda m: Cell(m.compute, count(m.rollouts))),
     ]
-    return [one_line(text) for text in [*missing, *others]]
+    return _table(suite, f"Held-out {suite.what}", columns)
 
 
-def _by_stratum(suite: SuiteSummary) -> Table:
-    """Return mean scores before and after training, also by stratum; with a focus, only its strata."""
-    focus = suite.focus or ""
-    strata = [name for name in suite.stratum_names if name.startswith(focus)]
-    columns = ["all", *([f"{focus}…"] if focus else []), *(s.removeprefix(focus) for s in strata)]
-    title = f"Held-out {suite.measure}; plain: under the initial instruction"
-    table = _table(title, columns)
-    for method in suite.ordered:
-        rows = [
-            ("  before", method.before_all, method.before, method.before_by_stratum),
-            ("  after", method.score_all, method.score, method.by_stratum),
-        ]
-        if method.scored_twice:
-            rows.append(("  after, plain", method.plain_all, method.plain, method.plain_by_stratum))
-        if method.score_all is not None:
-            table.add_row(Text(one_line(method.label)))
-        for when, overall, focused, by_stratum in rows:
-            if overall is None:
-                continue
-            scores = [overall, *([focused] if focus else []), *map(by_stratum.get, strata)]
-            cells = (_NONE if score is None else f"{score:.2f}" for score in scores)
-            table.add_row(when, *cells)
-    return table
+def quadrant_table(suite: SuiteSummary) -> Table | None:
+    """Return the scores of both weights under both instructions; None if no method has them."""
+    if not any(method.quadrants for method in suite.methods):
+        return None
+    scores = Scores(suite.shares)
+
+    def quadrant(name: str) -> Callable[[SuiteMethod], Cell]:
+        def cell(method: SuiteMethod) -> Cell:
+            spreads = method.quadrants.get(name, {}).values()
+            greedy, *sampled = [scores.cell(s.mean, s.interval) for s in spreads] or [Cell()]
+            notes = (greedy.note, *(f"{c.text} {c.note}" for c in sampled))
+            return Cell(greedy.text, "\n".join(notes))
+
+        return cell
+
+    def divergence(method: SuiteMethod) -> Cell:
+        both = [f"{prompt} {kl.mean:.2g}" for prompt, kl in method.divergence.items()]
+        return Cell("", "\n".join(both)) if both else Cell()
+
+    heads = [
+        Cell(weights, f"{prompt} instruction")
+        for weights in ("Untrained", "Trained")
+        for prompt in ("initial", "best")
+    ]
+    title = f"Held-out {suite.what}, greedy, below it avg@{suite.quadrant_samples}"
+    columns = list(zip(heads, map(quadrant, QUADRANTS), strict=True))
+    return _table(suite, title, [*columns, (Cell("KL", "nats per token"), divergence)])
 
 
-def _quadrants(suite: SuiteSummary) -> Table:
-    """Return each method's scores by weights and instruction, greedy and sampled."""
-    numbers, average = _Numbers(suite.shares), f"avg@{suite.quadrant_samples}"
-    columns = ["untrained", "untrained, prompted", "plain", "prompted", "KL"]
-    table = _table(f"Weights and instruction: {suite.what}", columns)
-    for method in filter(lambda method: method.quadrants, suite.ordered):
-        table.add_row(Text(one_line(method.label)))
-        for decoding, name in (("greedy", "  greedy"), ("sampled", f"  {average}")):
-            spreads = [method.quadrants[quadrant][decoding] for quadrant in QUADRANTS]
-            kl = method.divergence.get("prompted") if decoding == "sampled" else None
-            cells = [numbers.score(spread.mean, spread.interval) for spread in spreads]
-            table.add_row(name, *cells, f"{kl.mean:.2g}" if kl else "")
-    return table
+def strata_table(suite: SuiteSummary) -> Table | None:
+    """Return the scores by stratum; None if the page's result table has room for them."""
+    if len(suite.stratum_names) <= STRATA_IN_RESULT:
+        return None
+    return _table(suite, f"Held-out {suite.what}", _stratum_columns(suite, Scores(suite.shares)))
 
 
-def _cost(suite: SuiteSummary) -> Table:
-    """Return the cost of one run of each method, as means over its seeds."""
-    money = any(method.money for method in suite.methods)
-    seeds = ", mean over seeds" if len(suite.seeds) > 1 else ""
-    columns = [*suite.purposes, "evaluation", "generated tokens", "LLM calls"]
-    columns += [*(["US dollars"] if money else []), "seconds"]
-    table = _table(f"Cost{seeds}", columns)
-    for method in filter(lambda method: method.finished, suite.ordered):
-        counts = [method.rollouts_by_purpose.get(name, 0) for name in suite.purposes]
-        counts += [method.evaluation_rollouts, method.generated_tokens, method.llm_calls]
-        cells = [_NONE if count is None else f"{count:,.0f}" for count in counts]
-        cells += [f"{method.money or 0:.2f}"] * money
-        table.add_row(Text(one_line(method.label)), *cells, f"{method.seconds or 0:,.0f}")
-    return table
+def cost_table(suite: SuiteSummary) -> Table:
+    """Return the cost of one run of each method."""
+
+    def purpose(name: str) -> Column:
+        def cell(method: SuiteMethod) -> Cell:
+            absent = None if method.rollouts is None else 0
+            return Cell(count(method.rollouts_by_purpose.get(name, absent)))
+
+        return Cell(name), cell
+
+    columns: list[Column] = [
+        (Cell("Policy rollouts"), lambda m: Cell(count(m.rollouts))),
+        *map(purpose, suite.purposes),
+        (Cell("Evaluation rollouts"), lambda m: Cell(count(m.evaluation_rollouts))),
+        (Cell("Generated tokens"), lambda m: Cell(count(m.generated_tokens))),
+        (Cell("LLM calls"), lambda m: Cell(count(m.llm_calls))),
+        (Cell("Money"), lambda m: Cell(money(m.money))),
+        (Cell("Time"), lambda m: Cell(duration(m.seconds))),
+    ]
+    return _table(suite, "One run, mean over seeds", columns)
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    """Return a table without a frame: a column of names, then numbers."""
-    headings = [Text(one_line(column), overflow="fold") for column in columns]
-    return plain_table(Text(one_line(title)), [""], headings)
+def _table(suite: SuiteSummary, title: str, columns: Sequence[Column]) -> Table:
+    """Return a table with a row a method under its group's heading."""
+    rows: list[list[Cell]] = []
+    for group, heading, methods in suite.grouped:
+        rows.append([Cell(heading, css=STYLES[group])])
+        for method in methods:
+            tags = ["baseline"] * (method.name == suite.baseline)
+            tags += [method.trouble] * bool(method.trouble)
+            name = Cell(method.label, tag=", ".join(tags))
+            rows.append([name, *(cell(method) for _, cell in columns)])
+    return Table([Cell(title), *(head for head, _ in columns)], rows)
 
 
-def best_prompts(summary: Mapping[str, Any]) -> list[str]:
+def _bars(suite: SuiteSummary, scores: Scores) -> Callable[[SuiteMethod], Cell]:
+    """Return what makes a method's score with a bar of its interval and seeds, all on one scale."""
+    numbers = [v for m in suite.methods for v in (m.score, *(m.interval or ())) if v is not None]
+    numbers += [v for m in suite.methods for v in m.by_seed.values()]
+    low, high = min([0.0, *numbers]), max(numbers, default=1.0)
+    high = max(1.0, high) if suite.shares else max(high, low + 1e-9)
+
+    def place(value: float) -> float:
+        return round((value - low) / (high - low) * 100, 1)
+
+    def cell(method: SuiteMethod) -> Cell:
+        text = scores.cell(method.score, method.interval)
+        if method.score is None:
+            return text
+        baseline = suite.baseline_method.score
+        bar = Bar(
+            place(method.score),
+            [place(end) for end in method.interval or ()],
+            [place(score) for score in method.by_seed.values()],
+            None if baseline is None else place(baseline),
+            STYLES[method.group],
+        )
+        return Cell(text.text, text.note, bar=bar)
+
+    return cell
+
+
+def _stratum_columns(suite: SuiteSummary, scores: Scores) -> list[Column]:
+    def column(name: str) -> Column:
+        n = suite.strata.get(name)
+        head = Cell(name, f"n\u00a0=\u00a0{count(n)}" if n else "")
+        return head, lambda method: scores.cell(method.by_stratum.get(name))
+
+    return [column(name) for name in suite.stratum_names]
+
+
+def best_prompts(suite: SuiteSummary) -> list[str]:
     """Return the instruction and the hints of the methods with the best scores, as lines of text.
 
     Only instructions that a method found itself count.
     """
-    suite = SuiteSummary.of(summary)
     scored = [method for method in suite.methods if method.score is not None]
     scored.sort(key=lambda method: -(method.score or 0.0))
     lines: list[str] = []

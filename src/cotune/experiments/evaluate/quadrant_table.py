@@ -2,80 +2,55 @@
 
 from collections.abc import Iterator
 
-from rich.console import Console
-from rich.markup import escape
-
 from cotune.experiments.evaluate.quadrants import Estimate, Quadrants
 from cotune.run.scores import EXACT_MATCH
-from cotune.utils.tables import plain_table
+from cotune.utils.tables import Cell, Scores, Table
 
-WEIGHT_LABELS = {"initial": "initial weights", "trained": "trained weights"}
-PROMPT_LABELS = {"plain": "initial instruction", "prompted": "best instruction"}
-GAIN = "gain"
-DIVERGENCE, OF = "KL to initial", "nats per token"
+_WEIGHTS = {"initial": "initial weights", "trained": "trained weights"}
+_PROMPTS = {"plain": "initial instruction", "prompted": "best instruction"}
 
 
-Line = tuple[str, list[tuple[Estimate | None, bool]]]
-"""A label; by column a score, and whether it is a difference."""
+def quadrant_table(quadrants: Quadrants) -> Table:
+    """Return the scores of each decoding, with the gains at their margins, and the divergence."""
+    headings = [_PROMPTS[prompt] for prompt in quadrants.prompts]
+    headings += ["gain"] * (len(headings) > 1)
+    return Table(
+        [Cell(f"Held-out {quadrants.measure}"), *map(Cell, headings)],
+        list(_rows(quadrants)),
+        _notes(quadrants),
+    )
 
 
-def columns(quadrants: Quadrants) -> list[str]:
-    """Return the headings of the columns: the prompts, and the gain of the best one if they differ."""
-    headings = [PROMPT_LABELS[prompt] for prompt in quadrants.prompts]
-    return [*headings, GAIN] if len(headings) > 1 else headings
-
-
-def blocks(quadrants: Quadrants) -> Iterator[tuple[str, list[Line]]]:
-    """Yield each decoding with its lines (both weights, and what training gained); last the divergence."""
+def _rows(quadrants: Quadrants) -> Iterator[list[Cell]]:
     prompts, both = quadrants.prompts, len(quadrants.prompts) > 1
+    form = Scores(quadrants.measure == EXACT_MATCH)
+
+    def cell(score: Estimate, change: bool = False) -> Cell:
+        return form.cell(score.mean, score.interval, change)
+
     for decoding, heading in (("greedy", "greedy"), ("sampled", f"avg@{quadrants.samples}")):
-        scores = {name: each[decoding] for name, each in quadrants.scores.items()}
-        gains = {name: (each[decoding], True) for name, each in quadrants.gains.items()}
-        lines: list[Line] = []
+        yield [Cell(heading)]
+        scores = {name: cell(each[decoding]) for name, each in quadrants.scores.items()}
+        gains = {name: cell(each[decoding], True) for name, each in quadrants.gains.items()}
         for weights in quadrants.weights:
-            cells = [(scores[f"{weights}_{prompt}"], False) for prompt in prompts]
-            lines.append((WEIGHT_LABELS[weights], [*cells, *[gains[f"prompt_{weights}"]] * both]))
+            cells = [scores[f"{weights}_{prompt}"] for prompt in prompts]
+            yield [Cell(_WEIGHTS[weights]), *cells, *[gains[f"prompt_{weights}"]] * both]
         if quadrants.trained:
             names = [*(f"weights_{prompt}" for prompt in prompts), *["both"] * both]
-            lines.append((GAIN, [gains[name] for name in names]))
-        yield heading, lines
+            yield [Cell("gain"), *(gains[name] for name in names)]
     if quadrants.divergence:
-        cells = [(quadrants.divergence[prompt], False) for prompt in prompts]
-        yield DIVERGENCE, [(OF, [*cells, *[(None, False)] * both])]
+        yield [Cell("KL to initial")]
+        divergences = [quadrants.divergence[prompt] for prompt in prompts]
+        cells = [Cell(f"{kl.mean:.2g}", "{:.2g}–{:.2g}".format(*kl.interval)) for kl in divergences]
+        yield [Cell("nats per token"), *cells, *[Cell("")] * both]
 
 
-def notes(quadrants: Quadrants) -> list[str]:
+def _notes(quadrants: Quadrants) -> str:
     """Say which quadrants coincide, and what the numbers are based on."""
-    same = ["The best instruction is the initial one."] * (len(quadrants.prompts) == 1)
-    frozen = ["The weights were not trained."] * (not quadrants.trained)
-    told = (
-        f"{len(quadrants.questions):,} {quadrants.split} questions; {quadrants.samples} sampled "
-        f"rollout{'s' * (quadrants.samples != 1)} of each at "
-        f"temperature {quadrants.temperature:g}; 95 % intervals over questions"
+    same = "The best instruction is the initial one. " * (len(quadrants.prompts) == 1)
+    frozen = "The weights were not trained. " * (not quadrants.trained)
+    return (
+        f"{same}{frozen}{len(quadrants.questions):,} {quadrants.split} questions; {quadrants.samples} sampled "
+        f"rollout{'s' * (quadrants.samples != 1)} of each at temperature {quadrants.temperature:g}; "
+        "95 % intervals over questions."
     )
-    return [*same, *frozen, told]
-
-
-def show(quadrants: Quadrants, console: Console) -> None:
-    """Print the table and its notes."""
-    shares = quadrants.measure == EXACT_MATCH
-    title = f"{quadrants.measure} on the {quadrants.split} split{', per cent' if shares else ''}"
-    table = plain_table(escape(title), [""], columns(quadrants))
-    for heading, lines in blocks(quadrants):
-        table.add_row(f"[bold]{heading}[/]")
-        form, scale = ((".1f", ".0f"), 100) if shares else ((".2f", ".2f"), 1)
-        if heading == DIVERGENCE:
-            form, scale = (".2g", ".2g"), 1
-        for label, cells in lines:
-            texts = (_cell(score, gain, form, scale) if score else "" for score, gain in cells)
-            table.add_row(f"  {label}", *texts)
-    console.print(table)
-    for note in notes(quadrants):
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
-
-
-def _cell(score: Estimate, gain: bool, form: tuple[str, str], scale: float) -> str:
-    """Write a score and its interval in these formats."""
-    between = "–" if score.interval[0] >= 0 else " to "
-    ends = between.join(format(scale * end, form[1]) for end in score.interval)
-    return f"{format(scale * score.mean, '+' * gain + form[0])} [dim]({ends})[/]"

@@ -7,12 +7,12 @@ from pathlib import Path
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.quadrants import read_quadrants
 from cotune.experiments.report.charts import Point
-from cotune.experiments.report.pages import Scores
 from cotune.run.best import read_best
 from cotune.run.json_files import Row
 from cotune.run.lineage import instruction_rows
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH
+from cotune.utils.tables import Scores
 
 
 class RecordedRun:

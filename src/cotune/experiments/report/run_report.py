@@ -7,32 +7,18 @@ from typing import Any
 
 from rich.text import Text
 
-from cotune.experiments.evaluate.quadrant_table import (
-    DIVERGENCE,
-    blocks,
-    columns,
-    notes,
-)
+from cotune.experiments.evaluate.quadrant_table import quadrant_table
 from cotune.experiments.report.charts import Chart, Point, Series, curves_chart, line_chart, style
 from cotune.experiments.report.hints import hints_of, outside_phases
 from cotune.experiments.report.instructions import population
-from cotune.experiments.report.pages import (
-    NONE,
-    Cell,
-    count,
-    duration,
-    label,
-    moment,
-    money,
-    percent,
-    write_page,
-)
+from cotune.experiments.report.pages import label, moment, write_page
 from cotune.experiments.report.recorded_run import RecordedRun, values
 from cotune.experiments.report.rollouts import some_evaluated, some_groups
 from cotune.run.journal import NOTICES, describe_event
 from cotune.run.json_files import Row
 from cotune.run.scores import wilson
 from cotune.run.truncation import SHARE, truncation_notice
+from cotune.utils.tables import NONE, Cell, Table, count, duration, money, percent
 from cotune.utils.text import command_on
 
 _PURPOSES = ("train", "verify", "evolve")
@@ -53,8 +39,6 @@ _MORE_CURVES = (
     ("Entropy of the policy (nats per token)", "entropy"),
     ("Gradient norm", "grad_norm"),
 )
-Table = dict[str, Any]
-"""`head`, a list of cells; `rows`, each a list of cells, of which one alone is a heading; `notes`."""
 
 
 def write_run_report(folder: Path) -> Path:
@@ -68,7 +52,7 @@ def write_run_report(folder: Path) -> Path:
         "run": run,
         "facts": _facts(run),
         "verdict": _verdict(run),
-        "tables": [table for table in (quadrant_table(run), results(run)) if table],
+        "tables": [*([quadrant_table(run.quadrants)] if run.quadrants else []), *results(run)],
         "costs": costs(run),
         "shipped": _shipped(run),
         "kept": run.kept.statement() if run.kept else "",
@@ -124,8 +108,8 @@ def _verdict(run: RecordedRun) -> str:
     return "No held-out result yet."
 
 
-def results(run: RecordedRun) -> Table | None:
-    """Return the table of scores by stratum, before and after training; None if there are none."""
+def results(run: RecordedRun) -> list[Table]:
+    """Return the table of scores by stratum, before and after training; [] if there are none."""
     evaluated = run.of_kind("evaluated")
     final = [event for event in evaluated if event.get("when") == "after"] or evaluated or [{}]
     by_stratum = (final[-1].get("by_stratum") or {}).items()
@@ -138,7 +122,7 @@ def results(run: RecordedRun) -> Table | None:
         if not any(value is not None for value in scores[key].values()):
             del scores[key]
     if not scores:
-        return None
+        return []
     names = sorted({name for row in scores.values() for name in row})  # "", all questions, first
 
     def cell(key: str, name: str) -> Cell:
@@ -167,7 +151,7 @@ def results(run: RecordedRun) -> Table | None:
     notes = "Small: 95 % intervals over questions, which do not cover seeds."
     if not run.finished:
         notes = f"Training has not finished. {notes}"
-    return {"head": [Cell(f"Held-out {run.measure}"), *heads], "rows": rows, "notes": notes}
+    return [Table([Cell(f"Held-out {run.measure}"), *heads], rows, notes)]
 
 
 def _score(value: object) -> float | None:
@@ -175,31 +159,6 @@ def _score(value: object) -> float | None:
     if isinstance(value, Sequence) and not isinstance(value, str):
         value = value[0] if value else None
     return float(value) if isinstance(value, (int, float)) else None
-
-
-def quadrant_table(run: RecordedRun) -> Table | None:
-    """Return the scores of `cotune evaluate --quadrants`, with the gains at the margins; None without them."""
-    quadrants = run.quadrants
-    if quadrants is None:
-        return None
-    rows: list[list[Cell]] = []
-    for heading, lines in blocks(quadrants):
-        rows.append([Cell(heading)])
-        for name, scores in lines:
-            if heading == DIVERGENCE:
-                cells = [
-                    Cell(f"{kl.mean:.2g}", "{:.2g}–{:.2g}".format(*kl.interval)) if kl else Cell()
-                    for kl, _ in scores
-                ]
-            else:
-                cells = [
-                    run.scores.cell(s.mean, s.interval, change=gain) if s else Cell()
-                    for s, gain in scores
-                ]
-            rows.append([Cell(name), *cells])
-    head = [Cell(f"Held-out {run.measure}"), *map(Cell, columns(quadrants))]
-    told = ". ".join(note.removesuffix(".") for note in notes(quadrants)) + "."
-    return {"head": head, "rows": rows, "notes": told}
 
 
 def costs(run: RecordedRun) -> list[tuple[str, str]]:
