@@ -283,7 +283,10 @@ class Codec(Protocol):
     def read_calls(
         self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], context_ids: Sequence[int]
     ) -> Calls:
-        """Parse the tool calls of a turn in the chat template's form; invalid ones are data."""
+        """Parse a turn as a chat message, with the tool calls in the chat template's form; invalid ones are data.
+
+        Without tools there are no calls, and only the `message` is used.
+        """
         ...
 
     def encode(self, text: str) -> list[int]: ...

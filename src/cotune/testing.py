@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from cotune.environments.tool_calls import read_hermes
+from cotune.environments.tool_calls import read_hermes, turn_message
 from cotune.errors import LLMError
 from cotune.protocols import Codec
 from cotune.types import Calls, Completion, Sample, SampleRequest, Sampling
@@ -58,7 +59,9 @@ class CharacterCodec:
         self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], context_ids: Sequence[int]
     ) -> Calls:
         """Calls as Hermes and Qwen write them."""
-        return read_hermes(self.decode([i for i in ids if i != self.eos_id]))
+        text = self.decode([i for i in ids if i != self.eos_id])
+        calls = read_hermes(text) if tools else Calls(said=text)
+        return replace(calls, message=turn_message(calls, text))
 
     def encode(self, text: str) -> list[int]:
         return [ord(character) for character in text]

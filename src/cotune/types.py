@@ -323,12 +323,20 @@ class Turn:
             chat messages only the contents: what the template adds is in the trajectory's tokens.
         action: how the environment understood it ("search", "answer", "invalid", …).
         error: what was wrong with the action or the tool, in a few words; "" if nothing.
+        messages: the turn as TRL gives it to reward functions: the policy's message, with `tool_calls` if it
+            made any, and the messages that the environment replied with. Run folders leave it out.
     """
 
     text: str
     observation: str = ""
     action: str = ""
     error: str = ""
+    messages: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
+
+    def row(self) -> dict[str, str]:
+        """Return the turn as plain data, without its messages."""
+        texts = ("text", "observation", "action", "error")
+        return {name: getattr(self, name) for name in texts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +358,7 @@ class Trajectory:
         row: its position in the rollout call.
         feedback: what reward functions said about it; "" if they said nothing.
         teacher_prompt_ids: tokens of the prompt that its teacher reads it under; () without a teacher.
+        scored: whether anything scored it; its reward is 0 if every reward function returned None.
         logged: metrics that reward functions logged for the batch it was scored in, by name.
     """
 
@@ -368,6 +377,7 @@ class Trajectory:
     logged: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
     feedback: str = ""
     teacher_prompt_ids: tuple[int, ...] = ()
+    scored: bool = True
 
     @property
     def task(self) -> Task:
@@ -464,11 +474,14 @@ class Calls:
         calls: in the order they were written; a turn may hold several.
         error: why something that looks like a call is not one, in a few words; "" if all are valid.
         said: the rest of the turn's text; "" if a call could not be read.
+        message: the whole turn as TRL's chat message: `role`, `content` without control tokens, `tool_calls`
+            if there are any, and what else the tokenizer's response template reads.
     """
 
     calls: tuple[ToolCall, ...] = ()
     error: str = ""
     said: str = ""
+    message: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False)
 
 
 @dataclass(frozen=True, slots=True)

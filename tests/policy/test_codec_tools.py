@@ -435,6 +435,13 @@ def test_a_response_template_of_the_tokenizer_comes_first() -> None:
     broken = codec.read_calls(written(tokenizer, "CALL{nothing}END<|im_end|>"), TOOLS, ())
 
     assert read == Calls((CALL,), said="I look.")
+    function = {"name": "look_up", "arguments": {"text": "a 7", "times": 3}}
+    assert read.message == {
+        "role": "assistant",
+        "content": "I look.",
+        "tool_calls": [{"type": "function", "function": function}],
+    }
+    assert broken.message["content"] == "CALL{nothing}END"
     assert not broken.calls
     assert broken.error.startswith("a tool call cannot be read")
 

@@ -99,7 +99,7 @@ def test_plain_questions_give_texts() -> None:
     scored(spy, rollouts=rows)
     assert spy.given["prompts"] == ["Do it.\n\nq0?", "Do it.\n\nq1?"]
     assert spy.given["completions"] == ["ab", "ab"]
-    assert spy.given["completion_ids"] == [[1, 3], [1, 3]]
+    assert spy.given["completion_ids"] == [[1, 2, 3], [1, 2, 3]]
     assert spy.given["question"] == ["q0?", "q1?"]
     assert spy.given["level"] == [0, 1]
     assert spy.given["ground_truths"] == [["yes"], ["yes"]]
@@ -140,6 +140,28 @@ def test_tools_give_messages() -> None:
     spy = Spy()
     scored(spy, rollouts=[rollout()], world=environment(tools=True))
     assert spy.given["completions"] == [[{"role": "assistant", "content": "yes"}]]
+
+
+def test_a_conversation_with_tools_is_the_policys_messages_and_the_tools() -> None:
+    spy, text = Spy(), Spy()
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 3}}}
+    asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+    replied = {"role": "tool", "name": "add", "content": "7"}
+    answered = {"role": "assistant", "content": "7"}
+    turns = (
+        Turn("<tool_call>…</tool_call>", "\n7\n", "add", messages=(asked, replied)),
+        Turn("7<pad>", "", "answer", messages=(answered,)),
+    )
+    both = (spy, WeightedReward(function=text, messages=False))
+    scored(*both, rollouts=[replace(rollout(), turns=turns)], world=environment(tools=True))
+    assert spy.given["completions"] == [[asked, replied, answered]]
+    assert text.given["completions"] == ["<tool_call>…</tool_call>7"]
+
+
+def test_ids_are_those_after_the_prompt_without_an_eos_that_the_policy_did_not_write() -> None:
+    spy = Spy()
+    scored(spy, rollouts=[rollout(), replace(rollout(1), mask=(1, 0, 1, 1))])
+    assert spy.given["completion_ids"] == [[1, 2, 3], [1, 2, 3, 0]]
 
 
 def test_either_form_can_be_asked_for() -> None:
@@ -194,11 +216,11 @@ def test_metrics_that_functions_log() -> None:
     found = scored(noisy, rollouts=[rollout(0, ("abcd",)), rollout(1, ("ab",))])
     assert [t.logged for t in found] == [{"length": 3.0}] * 2
 
-    def bad(completions: list[str], log_metric: Any) -> list[float]:
+    def empty(completions: list[str], log_metric: Any) -> list[float]:
         log_metric("length", float("nan"))
         return [0.0] * len(completions)
 
-    assert "bad raised ValueError: log_metric('length', nan)" in error_of(bad)
+    assert scored(empty)[0].logged == {}
 
 
 class Game(SingleTurnEnvironment):
@@ -222,6 +244,12 @@ def test_what_an_environment_of_trl_adds() -> None:
     assert seen == [["instance t0"]]
     assert found.reward == 2.25
     assert found.parts == {"inspected": 1.0, "inspected_2": 0.25}
+    (without,) = RewardFunctions([inspected])([replace(rollout(), scored=False)], world)
+    assert (without.reward, without.parts, without.scored) == (1.0, {"inspected": 1.0}, True)
+    assert RewardFunctions([(inspected, 2.0)]).weights(world) == {
+        "inspected": 2.0,
+        "inspected_2": 1.0,
+    }
     assert "needs the column 'environments'" in error_of(inspected)
 
 
@@ -266,6 +294,27 @@ def test_the_sum_is_weighted() -> None:
     assert [t.reward for t in found] == [1.5, 1.5]
     assert found[0].parts == {"one": 1.0, "two": 2.0, "exact_match": 1.0}
     assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301
+
+
+def test_a_function_that_returns_none_is_left_out_of_that_sum(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def even(completions: list[str], level: list[int]) -> list[Any]:
+        return [1.0 if n % 2 == 0 else None for n in level]
+
+    async def small(completions: list[str], level: list[int]) -> list[Any]:
+        return [(0.5, "small") if n < 2 else (None, "large") for n in level]
+
+    functions = RewardFunctions([(even, 2.0), small])
+    rows = [rollout(n, columns={"level": n}) for n in range(4)]
+    for _ in range(2):
+        results = functions(rows, environment())
+    assert [t.reward for t in results] == [2.5, 0.5, 2.0, 0.0]
+    assert [dict(t.parts) for t in results[1:]] == [{"small": 0.5}, {"even": 1.0}, {}]
+    assert [t.scored for t in results] == [True, True, True, False]
+    assert [t.feedback for t in results] == ["small: small"] * 2 + ["small: large"] * 2
+    (warning,) = caplog.messages
+    assert "every function returned None for a rollout of task t3" in warning
 
 
 class Length:
@@ -363,15 +412,14 @@ def test_no_rollouts_call_nothing() -> None:
     [
         ([1.0], ["f returned 1 values for 2 completions", "one each"]),
         ([], ["f returned 0 values for 2"]),
-        ([1.0, None], ["f returned None for task t1", "TRL would leave", "return 0.0"]),
-        ([float("nan"), 1.0], ["f returned nan for task t0", "finite number"]),
+        ([float("nan"), 1.0], ["f returned nan for task t0", "finite number, None where"]),
         ([1.0, float("inf")], ["f returned inf for task t1"]),
         ([1.0, "2"], ["f returned '2' for task t1"]),
         ([[1.0], [2.0]], ["f returned [1.0] for task t0"]),
         ([1j, 0], ["f returned 1j for task t0"]),
         (
             [(1.0, None), 0],
-            ["f returned (1.0, None) for task t0; expected a finite number, or a pair"],
+            ["f returned (1.0, None) for task t0; expected a finite number", "or a pair"],
         ),
         ([1.0, (float("nan"), "why")], ["f returned (nan, 'why') for task t1"]),
         ([("why", 1.0), 0], ["f returned ('why', 1.0) for task t0"]),

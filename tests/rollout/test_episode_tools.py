@@ -105,6 +105,24 @@ def test_the_turn_shows_what_came_back_without_the_templates_tokens() -> None:
     assert trajectory.full_text.endswith("</tool_call>\nadd: 7\nadd: 2\nIt is 7.")
 
 
+def test_a_turn_keeps_its_messages_as_reward_functions_of_trl_expect_them() -> None:
+    first, last = roll_out([CODEC.encode("I add. ") + ADD, ANSWER]).turns
+
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 3, "b": 4}}}
+    assert first.messages == (
+        {"role": "assistant", "content": "I add.", "tool_calls": [call]},
+        {"role": "tool", "name": "add", "content": "7"},
+    )
+    assert last.messages == ({"role": "assistant", "content": "It is 7."},)
+
+
+def test_a_reply_that_did_not_fit_is_none_of_its_messages() -> None:
+    (turn,) = roll_out([ADD, ANSWER], Limits(turns=4, trajectory_tokens=len(ADD) + 8)).turns
+
+    assert [message["role"] for message in turn.messages] == ["assistant"]
+    assert turn.observation == ""
+
+
 def test_a_turn_that_was_not_closed_is_closed_before_the_result() -> None:
     trajectory = roll_out([ADD[:-1], ANSWER])
 

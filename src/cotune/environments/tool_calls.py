@@ -120,6 +120,17 @@ def call_from(value: object) -> ToolCall:
     return ToolCall(name, cast("dict[str, Any]", arguments))
 
 
+def turn_message(calls: Calls, text: str) -> dict[str, Any]:
+    """Return a turn as TRL's chat message: its calls and the rest, or all its text if they cannot be read."""
+    message: dict[str, Any] = {"role": "assistant", "content": text if calls.error else calls.said}
+    if calls.calls:
+        message["tool_calls"] = [
+            {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+            for call in calls.calls
+        ]
+    return message
+
+
 def _read_blocks(text: str, read: Callable[[str], ToolCall]) -> Calls:
     """Return the calls of all <tool_call> blocks; one that cannot be parsed is the turn's error."""
     thoughts, said = _split_thoughts(text)

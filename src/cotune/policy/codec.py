@@ -1,6 +1,7 @@
 """A Hugging Face tokenizer as a codec."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -8,7 +9,7 @@ from typing import Any, cast
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from cotune.environments.tool_calls import READERS, Reader, call_from
+from cotune.environments.tool_calls import READERS, Reader, call_from, turn_message
 from cotune.errors import ConfigError
 from cotune.policy.chat_template import without_instruction
 from cotune.types import Calls, ToolCall
@@ -159,9 +160,16 @@ class HFCodec:
         Raises:
             ConfigError: the chat template's calls can be read by none of them.
         """
-        if not self._has_response_template and self._reader is None:
-            self.check_tools(tools)
-        return self._read(ids, tools, context_ids, self._reader)
+        text = str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        if self._has_response_template:
+            calls = self._read(ids, tools, context_ids, None)
+        elif not tools:
+            calls = Calls(said=text)
+        else:
+            if self._reader is None:
+                self.check_tools(tools)
+            calls = self._read(ids, tools, context_ids, self._reader)
+        return calls if calls.message else replace(calls, message=turn_message(calls, text))
 
     def check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
         """Find out how to read the chat template's tool calls.
@@ -243,9 +251,14 @@ class HFCodec:
             parsed = cast(Any, self._tokenizer).parse_response(
                 list(ids), prefix=list(context_ids), tools=list(tools)
             )
-            found = (parsed or {}).get("tool_calls") or []
-            calls = tuple(call_from(call.get("function", call)) for call in found)
-            return Calls(calls, said=str((parsed or {}).get("content") or "").strip())
+            message = dict(parsed or {})
+            calls = tuple(
+                call_from(call.get("function", call)) for call in message.get("tool_calls") or []
+            )
+            if message:
+                content = str(message.get("content") or "")
+                message["content"] = content.removesuffix(str(self._tokenizer.eos_token))
+            return Calls(calls, said=str(message.get("content", "")).strip(), message=message)
         # Model output is data: no exception from parsing it may stop a run.
         except (
             ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError

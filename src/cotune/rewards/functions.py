@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import logging
 import math
 import reprlib
 import traceback
@@ -15,15 +16,15 @@ from cotune.errors import ConfigError
 from cotune.protocols import Environment
 from cotune.rewards import REWARDS
 from cotune.rewards.boxed import BoxedReward, last_boxed
-from cotune.types import Prompt, Task, Trajectory
+from cotune.types import Prompt, Task, Trajectory, Turn
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.importing import import_object
 from cotune.utils.numbers import finite
 from cotune.utils.text import named, shorten_middle
 
 RewardFunction = Callable[..., Any]
-"""`f(prompts, completions, **columns)`, sync or async. It returns a number for each completion, or a
-pair of the number and a text that explains it."""
+"""`f(prompts, completions, **columns)`, sync or async. It returns a number for each completion, None where
+it does not apply, or a pair of one and a text that explains it."""
 
 FEEDBACK_CHARS = 2000
 """Characters that are kept of a function's text; the middle of a longer one is left out."""
@@ -36,6 +37,7 @@ GIVEN = (
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LOOP = BackgroundLoop()
+_log = logging.getLogger("cotune")
 T = TypeVar("T")
 
 
@@ -55,8 +57,8 @@ class WeightedReward:
     messages: bool | None = None
 
 
-Scored = tuple[float, str]
-"""A function's value for one rollout, and its feedback; "" if it gives none."""
+Scored = tuple[float | None, str]
+"""A function's value for one rollout, None if it does not apply, and its feedback; "" if it gives none."""
 
 AnyReward = RewardFunction | str | tuple[RewardFunction | str, float] | WeightedReward
 """Forms of a reward function that `RewardFunctions` accepts."""
@@ -86,11 +88,12 @@ class RewardFunctions:
     `log_metric` and `log_extra` (which is ignored). A function without `**kwargs` gets the arguments
     that it names. `ground_truths` are the tasks' accepted answers, unless a column has that name.
     Async functions run at the same time, on one event loop. A TRL environment also gives
-    `environments`, and its own reward is added to the sum.
+    `environments`, and its own reward is added to the sum. A function that returns None for a rollout is
+    left out of its sum; a rollout for which all do has no reward (`Trajectory.scored`).
 
-    The prompt is the one that is trained on (instruction and question, no hint). The completion is
-    the policy's own turns, as assistant messages without observations. If the data's questions are
-    plain texts, both are texts.
+    The prompt is the one that is trained on (instruction and question, no hint). The completion is the
+    conversation after it: the policy's messages with their `tool_calls`, and the tools'. If the data's
+    questions are plain texts and there are no tools, both are texts.
 
     A batch is the rollouts that one process makes together: part of a step or of a verification.
 
@@ -113,6 +116,7 @@ class RewardFunctions:
             reward = _loaded(given)
             self._functions[self._free_name(name_of(_function(reward)))] = reward
         self.trainer_state: Any = SimpleNamespace(global_step=0, max_steps=1, epoch=0.0)
+        self._warned = False
 
     @property
     def measure(self) -> str:
@@ -141,21 +145,48 @@ class RewardFunctions:
         logged: dict[str, list[float]] = {}
         scores = self._scores(trajectories, environment, logged)
         means = {name: sum(values) / len(values) for name, values in logged.items()}
-        # A TRL environment's own reward has the weight 1.
-        own = getattr(environment, "own_reward", "")
-        own = own and self._free_name(own)
-        scored: list[Trajectory] = []
+        weights = self.weights(environment)
+        own_name = next(iter(weights.keys() - self._functions.keys()), "")
+        results: list[Trajectory] = []
         for i, trajectory in enumerate(trajectories):
-            parts = {name: scores[name][i][0] for name in self._functions}
-            feedback = _joined({name: scores[name][i][1] for name in self._functions})
-            total = sum(parts[name] * r.weight for name, r in self._functions.items())
-            if own:
-                parts[own] = trajectory.reward
-                total += trajectory.reward
-            scored.append(
-                replace(trajectory, reward=total, parts=parts, feedback=feedback, logged=means)
+            values = {name: scores[name][i][0] for name in self._functions}
+            if own_name and trajectory.scored:
+                values[own_name] = trajectory.reward
+            parts = {name: value for name, value in values.items() if value is not None}
+            results.append(
+                replace(
+                    trajectory,
+                    reward=sum(value * weights[name] for name, value in parts.items()),
+                    parts=parts,
+                    feedback=_joined({name: scores[name][i][1] for name in self._functions}),
+                    logged=means,
+                    scored=bool(parts),
+                )
             )
-        return scored
+        self._warn_of_unscored(results)
+        return results
+
+    def weights(self, environment: Environment) -> dict[str, float]:
+        """Return the weight of each value that a rollout's `parts` may have, by name, in TRL's order.
+
+        A TRL environment's own reward comes last, with the weight 1.
+        """
+        weights = {name: reward.weight for name, reward in self._functions.items()}
+        if own_name := getattr(environment, "own_reward", ""):
+            weights[self._free_name(own_name)] = 1.0
+        return weights
+
+    def _warn_of_unscored(self, trajectories: Sequence[Trajectory]) -> None:
+        """Warn once of a rollout for which every function returned None."""
+        unscored = next((t for t in trajectories if not t.scored), None)
+        if unscored is None or self._warned:
+            return
+        self._warned = True
+        _log.warning(
+            "rewards: every function returned None for a rollout of task %s, which is not trained on; return a "
+            "number from at least one of them",
+            unscored.task.id,
+        )
 
     def describe(self) -> list[dict[str, object]]:
         """Return plain data that identifies these functions."""
@@ -195,7 +226,7 @@ class RewardFunctions:
             return _arguments(trajectories, environment, messages) | {
                 "trainer_state": self.trainer_state,
                 "log_extra": _drop,
-                "log_metric": functools.partial(_log, logged),
+                "log_metric": functools.partial(_log_metric, logged),
             }
 
         scores: dict[str, list[Scored]] = {}
@@ -347,13 +378,29 @@ def _arguments(
         for p, chat in zip(prompts, chats, strict=True)
     ]
     given["completions"] = [
-        [{"role": "assistant", "content": turn.text} for turn in t.turns] if chat else t.own_text
+        _conversation(t) if chat else "".join(map(_written, t.turns))
         for t, chat in zip(trajectories, chats, strict=True)
     ]
+    # An EOS that the policy did not write itself only closes the episode.
     given["completion_ids"] = [
-        [i for i, own in zip(t.completion_ids, t.mask, strict=True) if own] for t in trajectories
+        list(t.completion_ids if t.mask[-1] else t.completion_ids[:-1]) for t in trajectories
     ]
     return given | of_environment(environment, trajectories)
+
+
+def _conversation(trajectory: Trajectory) -> list[dict[str, Any]]:
+    """Return the messages after the prompt: the policy's, and what it was answered."""
+    return [
+        dict(message)
+        for turn in trajectory.turns
+        for message in turn.messages or ({"role": "assistant", "content": turn.text},)
+    ]
+
+
+def _written(turn: Turn) -> str:
+    """Return the text of a turn; without control tokens, unless it has more parts than the text."""
+    message = turn.messages[0] if turn.messages else {}
+    return message["content"] if message.keys() == {"role", "content"} else turn.text
 
 
 def of_environment(
@@ -368,11 +415,9 @@ def _drop(column: str, values: Sequence[Any]) -> None:
     """Ignore TRL's `log_extra`: trajectories are saved anyway."""
 
 
-def _log(logged: dict[str, list[float]], name: str, value: float) -> None:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"log_metric({name!r}, {value}): expected a finite number")
-    logged.setdefault(name, []).append(number)
+def _log_metric(logged: dict[str, list[float]], name: str, value: float) -> None:
+    if math.isfinite(number := float(value)):
+        logged.setdefault(name, []).append(number)
 
 
 def _unwrapped(function: RewardFunction) -> RewardFunction:
@@ -441,16 +486,11 @@ def _scored(name: str, value: Any, id: str) -> Scored:
         pair = cast("Sequence[Any]", value)
         if len(pair) == 2 and isinstance(pair[1], str):
             given, feedback = pair
-    if given is None:
+    number = None if given is None else finite(given)
+    if number is None and given is not None:
         raise ConfigError(
-            f"rewards: {name} returned None for task {id}; TRL would leave the rollout out of this "
-            "function's sum, but here every rollout needs a number: return 0.0 if it does not apply"
-        )
-    number = finite(given)
-    if number is None:
-        raise ConfigError(
-            f"rewards: {name} returned {_shown(value)} for task {id}; expected a finite number, "
-            "or a pair of one and a text"
+            f"rewards: {name} returned {_shown(value)} for task {id}; expected a finite number, None where it "
+            "does not apply, or a pair of one and a text"
         )
     return number, shorten_middle(feedback.strip(), FEEDBACK_CHARS)
 

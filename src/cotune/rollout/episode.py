@@ -96,6 +96,7 @@ class Episode:
         self._logprobs: list[float] = []
         self._turns: list[Turn] = []
         self._pending = ""
+        self._message: Mapping[str, Any] = {}
         self._stops, self._cut_off = tuple(stop), False
 
     @property
@@ -119,7 +120,7 @@ class Episode:
 
         A closing EOS is left out of the turn's text but stays the policy's own token.
         """
-        context = (*self._sampled_prompt_ids, *self._completion) if self._tools else ()
+        context = (*self._sampled_prompt_ids, *self._completion)
         full = len(ids) >= min(self._limits.turn_tokens, self._room)
         for token, logprob in zip(ids, logprobs, strict=True):
             self._completion.append(token)
@@ -129,19 +130,24 @@ class Episode:
         self._pending = self._codec.decode(list(ids[:-1] if closed else ids))
         self._cut_off = full and not closed and not self._pending.endswith(self._stops)
         last = len(self._turns) + 1 >= self._limits.turns or self._room < 1
-        calls = self._codec.read_calls(ids, self._tools, context) if self._tools else Calls()
+        calls = self._codec.read_calls(ids, self._tools, context)
+        self._message = calls.message or {"role": "assistant", "content": self._pending}
+        if not self._tools:
+            calls = Calls()
         assignment, turns = self.assignment, tuple(self._turns)
         prompt = Prompt(assignment.trained.instruction)  # a hint is for the policy alone
         return Action(assignment.task, turns, self._pending, last, self.row, calls, prompt)
 
     def observe(self, response: Response) -> None:
         """Take the environment's answer to the last turn and decide whether the episode continues."""
-        shown = ""
+        observation, replies = "", list[dict[str, str]]()
         if response.messages and not (response.done or response.failed):
-            shown = self._append_messages(response.messages)
+            replies = self._append_messages(response.messages)
+            observation = readable(replies)
         elif not response.done:
-            shown = self._append_observation(response.observation)
-        turn = Turn(self._pending, shown, response.action, response.error)
+            observation = self._append_observation(response.observation)
+        messages = (self._message, *replies)
+        turn = Turn(self._pending, observation, response.action, response.error, messages)
         self._turns.append(turn)
         self.stop_reason = self._stop(response)
 
@@ -173,10 +179,10 @@ class Episode:
             teacher_prompt_ids=self._teacher_prompt_ids,
         )
 
-    def _append_messages(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def _append_messages(self, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
         """Append chat messages as the template renders them, after an EOS if the policy wrote none.
 
-        The contents share the limit of an observation. If they do not all fit, nothing is appended and
+        Returns them as the policy sees them. The contents share the limit of an observation. If they do not all fit, nothing is appended and
         the episode ends for lack of room: messages are never cut in half.
         """
         messages = [{**one, "content": self._bounded(one["content"])} for one in messages]
@@ -190,9 +196,9 @@ class Episode:
         # Messages are useless if the policy cannot write a token after them.
         if len(ids) >= self._room:
             self._fitting = len(self._completion)
-            return ""
+            return []
         self._append_observed(ids)
-        return readable(kept)
+        return kept
 
     def _shares(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return the token limit of each message; long ones get what short ones leave unused."""
@@ -247,6 +253,8 @@ class Episode:
 
 def readable(messages: Sequence[Mapping[str, str]]) -> str:
     """Return messages as text for people and proposers: one content per line, prefixed by the tool if several."""
+    if not messages:
+        return ""
     several = len(messages) > 1
     lines = [
         f"{m['name']}: {m['content']}" if several and "name" in m else m["content"]

@@ -75,7 +75,7 @@ def trajectory_row(trajectory: Trajectory) -> Row:
         "sampled": asdict(assignment.sampled),
         "trained": None if same_prompt else asdict(assignment.trained),
         **({"teacher": asdict(assignment.teacher)} if assignment.teacher else {}),
-        "turns": [asdict(turn) for turn in trajectory.turns],
+        "turns": [turn.row() for turn in trajectory.turns],
         "stop": str(trajectory.stop),
         "answer": trajectory.answer,
         "reward": trajectory.reward,

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from cotune.types import Assignment, Prompt, Sampling, StopReason, Task, Trajectory, Turn
@@ -49,7 +49,7 @@ def result_text(trajectory: Trajectory) -> str:
     """Serialize a finished rollout without its assignment, to the last digit."""
     row = {field.name: getattr(trajectory, field.name) for field in fields(trajectory)}
     row["assignment"] = trajectory.task.question  # which an environment may have changed
-    row["turns"] = [astuple(turn) for turn in trajectory.turns]
+    row["turns"] = [turn.row() for turn in trajectory.turns]
     row |= {"parts": dict(trajectory.parts), "logged": dict(trajectory.logged)}
     return json.dumps(row, default=lambda number: number.item())  # of numpy or torch
 
@@ -73,6 +73,6 @@ def result_from(text: str, assignment: Assignment) -> Trajectory | tuple[str, st
         "teacher_prompt_ids",
     ):
         row[name] = tuple(row[name])
-    row["turns"] = tuple(Turn(*turn) for turn in row["turns"])
+    row["turns"] = tuple(Turn(**turn) for turn in row["turns"])
     row["stop"] = StopReason(row["stop"])
     return Trajectory(replace(assignment, task=task), **row)
