@@ -65,7 +65,8 @@ def test_each_world_has_its_own_remedies() -> None:
 @pytest.mark.parametrize("world", [arith, extract3])
 def test_a_bank_proposes_its_own_texts_and_never_those_held_out(world: object) -> None:
     bank = read_sections(world.BANK)  # pyright: ignore
-    environment = world.environment(train=12, validation=3, test=3)  # pyright: ignore
+    kind = world.environment  # pyright: ignore
+    environment = kind.build(kind.options(train=12, validation=3, test=3), None)
     task: Task = environment.tasks("train")[0]
     proposed = {text for texts in bank.instructions.values() for text in texts}
     held_out = {text for texts in bank.held_out_instructions.values() for text in texts}

@@ -68,19 +68,21 @@ def test_a_problem_belongs_to_one_split_for_ever() -> None:
 )
 def test_options_of_arithmetic_are_checked(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        arithmetic.environment(**fields)
+        arithmetic.ArithmeticOptions(**fields)  # pyright: ignore[reportArgumentType]
 
 
 def test_more_problems_than_there_are() -> None:
     with pytest.raises(ConfigError, match=r"environment\.\w+ asks for more than the"):
-        arithmetic.environment(train=400, kinds=["multiplication"], long_share=0.0)
+        arithmetic.ArithmeticEnvironment(
+            arithmetic.ArithmeticOptions(train=400, kinds=["multiplication"], long_share=0.0)
+        )
 
 
 # ---- scaffold
 
 
 def test_an_answer_is_not_told_by_the_first_document_and_the_fifth_turn_is_the_last() -> None:
-    environment = scaffold.environment(**SMALL)
+    environment = scaffold.ScaffoldEnvironment(scaffold.ScaffoldOptions(**SMALL))
     for task in environment.tasks("test"):
         assert scaffold.is_question(task.question)
         if task.stratum != "1 hop":
@@ -134,7 +136,7 @@ def test_a_short_reply_names_the_value_and_no_other(
 
 
 def test_names_are_in_one_split() -> None:
-    environment = extract3.environment(**SMALL)
+    environment = extract3.Extract3Environment(extract3.Extract3Options(**SMALL))
     for split in SMALL:
         for task in environment.tasks(split):
             names = set(re.findall(r"\w+", task.question)) & set(extract3.NAMES)

@@ -271,27 +271,6 @@ def test_gepas_search_and_the_batch_after_it_must_fit_the_rollout_budget() -> No
         of(rollout_budget=499, frozen=True)
 
 
-@pytest.mark.parametrize(
-    ("world", "instruction", "missing"),
-    [
-        ("geo", INITIAL_INSTRUCTION, ""),
-        ("ladder", "Put it in \\boxed{}.", ""),
-        ("ladder", INITIAL_INSTRUCTION, "names no \\boxed"),
-        ("geo", "Put it in \\boxed{}.", "names no <search>"),
-    ],
-)
-def test_an_instruction_speaks_its_worlds_protocol(
-    world: str, instruction: str, missing: str
-) -> None:
-    raw = LEAST | {"environment": {"kind": world}, "instruction": instruction}
-    if not missing:
-        assert parse_config(raw, "test").instruction.text == instruction
-        return
-    with pytest.raises(ConfigError) as caught:
-        parse_config(raw, "test")
-    assert str(caught.value).startswith(f"test: instruction {missing}")
-
-
 WRONG_DISTILLATION = [
     ({"kind": "klx"}, ".kind: 'klx' is unknown; expected one of 'substitution', 'filtered'"),
     (

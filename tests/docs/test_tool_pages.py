@@ -10,10 +10,10 @@ from transformers import PreTrainedTokenizerFast
 from trl import GRPOConfig
 
 import cotune
-from cotune.environments.environment_options import ToolsOptions, TrlOptions, VerifiersOptions
 from cotune.environments.tool_calls import read_hermes
-from cotune.environments.tools import ToolEnvironment
-from cotune.environments.trl_factory import TrlEnvironment, trl_environment
+from cotune.environments.tools import ToolEnvironment, ToolsOptions
+from cotune.environments.trl_factory import TrlEnvironment, TrlOptions, trl_environment
+from cotune.environments.verifiers import VerifiersOptions
 from cotune.errors import ConfigError
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.testing import CharacterCodec, ScriptedLLM, ScriptedSampler

@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cotune.config.build import build_environment
 from cotune.data.dataset import DatasetConfig, tasks_from
 from cotune.environments.base import missing_texts
-from cotune.environments.environment_options import MathOptions, own_environment
+from cotune.environments.instruction_config import InstructionConfig
 from cotune.environments.math import (
     INITIAL_INSTRUCTION,
     NO_ANSWER,
     REQUIRED,
     MathEnvironment,
+    MathOptions,
     math_environment,
 )
 from cotune.errors import ConfigError
@@ -175,7 +177,7 @@ def built(tmp_path: Path, *rows: object, **fields: Any) -> MathEnvironment:
     file = tmp_path / "problems.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *others]))
     config = DatasetConfig(path=file, validation=2, test=4, **fields)
-    environment = own_environment(MathOptions(), config)
+    environment = build_environment(MathOptions(), config, InstructionConfig())
     assert isinstance(environment, MathEnvironment)
     return environment
 
@@ -198,7 +200,7 @@ def test_the_answers_of_common_data_sets(
     file = tmp_path / "problems.json"
     file.write_text(json.dumps([row] + [row | {key: f"{i}?"} for i in range(40)]))
     config = DatasetConfig(path=file, validation=2, test=4)
-    environment = own_environment(MathOptions(), config)
+    environment = build_environment(MathOptions(), config, InstructionConfig())
     tasks = [t for s in ("train", "validation", "test") for t in environment.tasks(s)]
     (task,) = [task for task in tasks if task.question == row[key]]
     assert task.answers == answers
@@ -208,7 +210,7 @@ def test_the_reasoning_before_a_final_answer_is_the_solution(tmp_path: Path):
     file = tmp_path / "problems.json"
     file.write_text(json.dumps([{"question": "q", "answer": "48 / 2 = 24.\n#### 24"}]))
     tasks = tasks_from(json.loads(file.read_text()))
-    environment = math_environment(tasks)
+    environment = math_environment(MathOptions(), tasks)
     (task,) = environment.tasks("train")
     assert (task.answers, task.solution) == (("24",), "48 / 2 = 24.\n#### 24")
 

@@ -271,14 +271,8 @@ def test_the_run_file_is_checked_without_the_package(fields: dict[str, Any], sai
 
 
 def test_an_instruction_names_tags_only_if_they_are_needed() -> None:
-    raw = {
-        "output": "runs/x", "strategy": {"kind": "static"}, "instruction": "Solve.",
-        "environment": {"kind": "reasoning-gym", "tasks": ["gcd"], "answer": "last_number"},
-    }  # fmt: skip
-    assert parse_config(raw, "run.yaml").instruction.text == "Solve."
-    raw["environment"] = {"kind": "reasoning-gym", "tasks": ["gcd"]}
-    with pytest.raises(ConfigError, match="instruction names no <answer>, </answer>"):
-        parse_config(raw, "run.yaml")
+    assert environment("gcd", answer="last_number").required == ()
+    assert environment("gcd").required == ("<answer>", "</answer>")
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

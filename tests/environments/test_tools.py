@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from cotune.environments.environment_options import ToolConfig, ToolsOptions
 from cotune.environments.tool_calls import read_hermes
 from cotune.environments.tools import (
     INITIAL_INSTRUCTION,
     OUT_OF_TURNS,
+    ToolConfig,
     ToolEnvironment,
+    ToolsOptions,
     tool_environment,
 )
 from cotune.errors import ConfigError

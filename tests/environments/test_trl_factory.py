@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+from cotune.config.build import build_environment
 from cotune.config.run_checks import check_rewards
 from cotune.data.dataset import DatasetConfig, tasks_from
-from cotune.environments.environment_options import TrlOptions, own_environment
+from cotune.environments.instruction_config import InstructionConfig
 from cotune.environments.trl_factory import (
     INITIAL_INSTRUCTION,
     TrlEnvironment,
+    TrlOptions,
     from_trl,
     trl_environment,
 )
@@ -445,9 +447,8 @@ def test_rows_with_equal_prompts_are_tasks_of_their_own(tmp_path: Path) -> None:
     row = {"prompt": [{"role": "user", "content": "Play."}]}
     file.write_text(f"{json.dumps(row)}\n" * 40)
     (tmp_path / "tiles.py").write_text("from tests.environments.test_trl_factory import Tiles\n")
-    own = own_environment(
-        TrlOptions(factory=f"{tmp_path}/tiles.py:Tiles"), DatasetConfig(path=file, test=8)
-    )
+    options = TrlOptions(factory=f"{tmp_path}/tiles.py:Tiles")
+    own = build_environment(options, DatasetConfig(path=file, test=8), InstructionConfig())
     assert [len(own.tasks(s)) for s in ("train", "validation", "test")] == [28, 4, 8]
     assert len({task.id for s in ("train", "validation", "test") for task in own.tasks(s)}) == 40
 

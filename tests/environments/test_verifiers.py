@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cotune.environments.environment_options import VerifiersOptions
 from cotune.environments.verifiers import (
+    VerifiersOptions,
     _splits,  # pyright: ignore[reportPrivateUsage]
     from_verifiers,
     verifiers_environment,
@@ -121,7 +121,8 @@ def made(mode: str = "", count: int = 20, **options: Any) -> Any:
                 "test": 3,
                 **options,
             }
-        )
+        ),
+        None,
     )
 
 
@@ -314,11 +315,11 @@ def test_without_the_package_a_line_says_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setattr("cotune.environments.verifiers.version", missing)
 
     with pytest.raises(ConfigError, match=r"pip install 'cotune\[verifiers\]'"):
-        verifiers_environment(VerifiersOptions(environment="gsm8k"))
+        verifiers_environment(VerifiersOptions(environment="gsm8k"), None)
 
 
 @pytest.mark.parametrize("environment", ["vf-none-such", "json:loads"])
 def test_what_cannot_be_loaded_names_the_version(environment: str) -> None:
     pytest.importorskip("verifiers.v1")
     with pytest.raises(ConfigError, match=r"cannot be loaded by verifiers \d+\.\d+"):
-        verifiers_environment(VerifiersOptions(environment=environment))
+        verifiers_environment(VerifiersOptions(environment=environment), None)

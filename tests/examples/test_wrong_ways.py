@@ -111,7 +111,7 @@ AS_RUN_FILE: dict[str, tuple[Change, list[str]]] = {
     "reward that raises": (reward("return completions[0]['content']"), ["rewards: exact raised TypeError", "task.py, line", "fix the function"]),
     "reward that needs another column": (written("task.py", "answer: Sequence[str]", "truth: Sequence[str]"), ["rewards: exact needs the column 'truth'", "rename"]),
     "blank instruction": (fields("instruction", ""), ["instruction: blank", "say in a sentence"]),
-    "instruction that loses the tags": (fields("environment", {"kind": "search", "corpus": "c.jsonl", "train": "q.jsonl", "validation": "q.jsonl", "test": "q.jsonl"}), ["instruction", "<search>"]),
+    "instruction that loses the box": (fields("environment", "math"), ["instruction", "\\boxed"]),
     "no LLM": (fields("llm", ...), ["llm is missing", "set llm"]),
     "no key": (fields("llm.api_key_env", "NO_SUCH_KEY"), ["NO_SUCH_KEY", "llm.api_key_env"]),
     "context shorter than an episode": (fields("limits.prompt_tokens", 900), ["limits.prompt_tokens + limits.trajectory_tokens", "1156", "1024", "lower"]),

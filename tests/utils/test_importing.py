@@ -10,13 +10,14 @@ import pytest
 from cotune.errors import ConfigError
 from cotune.utils import importing
 from cotune.utils.importing import (
-    ENVIRONMENTS,
     import_from,
     import_object,
     load_registered,
     uncollected,
     without,
 )
+
+GROUP = "cotune.environments"
 
 
 def test_an_object_of_a_module_or_of_one_of_its_members() -> None:
@@ -72,13 +73,13 @@ def test_modules_of_a_folder_that_is_added(tmp_path: Path, monkeypatch: pytest.M
 
 def test_an_environment_that_a_package_registers(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = {
-        "mine": EntryPoint("mine", "json:dumps", ENVIRONMENTS),
-        "broken": EntryPoint("broken", "no_such_package:x", ENVIRONMENTS),
+        "mine": EntryPoint("mine", "json:dumps", GROUP),
+        "broken": EntryPoint("broken", "no_such_package:x", GROUP),
     }
-    monkeypatch.setattr(importing, "registered", {ENVIRONMENTS: entries}.__getitem__)
-    assert load_registered(ENVIRONMENTS, "mine", "environment.kind").__name__ == "dumps"
+    monkeypatch.setattr(importing, "registered", {GROUP: entries}.__getitem__)
+    assert load_registered(GROUP, "mine", "environment.kind").__name__ == "dumps"
     with pytest.raises(ConfigError, match=r"environment.kind: 'broken' cannot be loaded \(Module"):
-        load_registered(ENVIRONMENTS, "broken", "environment.kind")
+        load_registered(GROUP, "broken", "environment.kind")
 
 
 def test_the_collector_is_kept_off_what_the_first_load_leaves_and_off_nothing_later() -> None:

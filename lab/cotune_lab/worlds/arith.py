@@ -7,10 +7,12 @@ wrong in long explanations.
 import random
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 from cotune import TaskEnvironment, Trajectory
+from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune.rewards.last_number import last_number
 from cotune_lab.worlds.content_splits import Drawn, Sizes, drawn_tasks, split_of
 
@@ -81,9 +83,18 @@ class ArithEnvironment(TaskEnvironment):
         return reward(trajectory.own_text, right), None if found is None else f"{found:f}"
 
 
-def environment(**fields: Any) -> ArithEnvironment:
-    """Build the environment from the fields of a run file's section."""
-    return ArithEnvironment(Sizes(**fields))
+@dataclass(frozen=True, kw_only=True)
+class ArithOptions(Sizes):
+    """The questions of the world that a run uses."""
+
+    kind: Literal["arith"] = "arith"
+
+
+environment = EnvironmentKind(
+    options=ArithOptions,
+    build=lambda options, tasks: ArithEnvironment(options),
+    sizes=numbers_of_questions,
+)
 
 
 def _draw(rng: random.Random, kind: str, split: str) -> Drawn:

@@ -10,10 +10,11 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from cotune import Task
 from cotune.data.splits import digest
+from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
 from cotune.rewards.boxed import BoxedReward
 from cotune.worlds.drawing import check_counts, different, split_by_hash
@@ -255,6 +256,9 @@ class ArithmeticOptions:
         seed: other problems for another seed.
     """
 
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    kind: Literal["arithmetic"] = "arithmetic"
     train: int = 480
     validation: int = 80
     test: int = 320
@@ -290,9 +294,11 @@ class ArithmeticEnvironment(MathEnvironment):
         super().__init__(tasks, INITIAL_INSTRUCTION, BoxedReward(plain_integers=True))
 
 
-def environment(**fields: Any) -> ArithmeticEnvironment:
-    """Build the environment from the fields of a run file's section."""
-    return ArithmeticEnvironment(ArithmeticOptions(**fields))
+environment = EnvironmentKind(
+    options=ArithmeticOptions,
+    build=lambda options, tasks: ArithmeticEnvironment(options),
+    sizes=numbers_of_questions,
+)
 
 
 def _drawn(options: ArithmeticOptions, split: str, count: int) -> list[Task]:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cotune import Task
 from cotune.data.splits import digest
@@ -23,6 +24,8 @@ class Sizes:
         train, validation, test: numbers of questions, in equal shares of each stratum.
         seed: other questions for another seed; what a split's questions are about stays the same.
     """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     train: int = 2000
     validation: int = 300

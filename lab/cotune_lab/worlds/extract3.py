@@ -7,11 +7,13 @@ at most ten words. So a list of all values, or the passage itself, is wrong.
 import random
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 from cotune import TaskEnvironment, Trajectory
+from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune_lab.worlds.content_splits import Drawn, Sizes, drawn_tasks, split_of
 
 INITIAL_INSTRUCTION = "Read the text and answer the question."
@@ -168,9 +170,18 @@ class Extract3Environment(TaskEnvironment):
         return reward(reply, right, distractors(task.question, right)), reply or None
 
 
-def environment(**fields: Any) -> Extract3Environment:
-    """Build the environment from the fields of a run file's section."""
-    return Extract3Environment(Sizes(**fields))
+@dataclass(frozen=True, kw_only=True)
+class Extract3Options(Sizes):
+    """The questions of the world that a run uses."""
+
+    kind: Literal["extract3"] = "extract3"
+
+
+environment = EnvironmentKind(
+    options=Extract3Options,
+    build=lambda options, tasks: Extract3Environment(options),
+    sizes=numbers_of_questions,
+)
 
 
 def names_of(split: str) -> list[str]:

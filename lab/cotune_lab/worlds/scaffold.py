@@ -16,10 +16,11 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import ClassVar, Literal
 
 from cotune import Action, Response, SearchEnvironment, Task
 from cotune.data.splits import digest
+from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune.rewards import exact_match
 from cotune.worlds.drawing import check_counts, different
 from cotune.worlds.geo import (
@@ -78,6 +79,9 @@ class ScaffoldOptions:
         seed: other questions for another seed; the cities of each split stay the same.
     """
 
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    kind: Literal["scaffold"] = "scaffold"
     train: int = 480
     validation: int = 100
     test: int = 400
@@ -117,9 +121,11 @@ class ScaffoldEnvironment(SearchEnvironment):
         )
 
 
-def environment(**fields: Any) -> ScaffoldEnvironment:
-    """Build the environment from the fields of a run file's section."""
-    return ScaffoldEnvironment(ScaffoldOptions(**fields))
+environment = EnvironmentKind(
+    options=ScaffoldOptions,
+    build=lambda options, tasks: ScaffoldEnvironment(options),
+    sizes=numbers_of_questions,
+)
 
 
 def _drawn(world: GeoWorld, options: ScaffoldOptions, split: str, count: int) -> list[Task]:

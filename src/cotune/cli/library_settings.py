@@ -5,12 +5,6 @@ import warnings
 from pathlib import Path
 
 from cotune.config.run_file import RunConfig
-from cotune.environments.environment_options import (
-    PythonOptions,
-    ToolsOptions,
-    TrlOptions,
-    VerifiersOptions,
-)
 from cotune.llm.own import OwnLLMOptions
 from cotune.policy.policy_files import is_local
 
@@ -36,10 +30,9 @@ def allow_hub() -> None:
 
 def _may_fetch(config: RunConfig) -> bool:
     """Return whether a run may need the Hugging Face hub for its policy, data or user code."""
-    policy, dataset, options = config.policy.path, config.dataset, config.environment
+    policy, dataset = config.policy.path, config.dataset
     of_hub = dataset is not None and dataset.name is not None and not Path(dataset.name).is_dir()
-    own = isinstance(options, ToolsOptions | TrlOptions | VerifiersOptions | PythonOptions)
-    own = own or isinstance(config.proposer, OwnLLMOptions)
+    own = config.environment_kind.runs_user_code or isinstance(config.proposer, OwnLLMOptions)
     return (
         not is_local(policy)
         or of_hub

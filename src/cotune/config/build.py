@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from cotune.config.prompt_lengths import without_too_long
-from cotune.config.run_file import EnvironmentOptions, LLMConfig, RulesConfig, RunConfig
-from cotune.data.dataset import DatasetConfig
+from cotune.config.run_file import LLMConfig, RulesConfig, RunConfig
+from cotune.data.dataset import DatasetConfig, read_dataset
 from cotune.environments.base import TaskEnvironment
-from cotune.environments.environment_options import InstructionConfig, own_environment
-from cotune.environments.reasoning_gym import ReasoningGymEnvironment, ReasoningGymOptions
-from cotune.environments.search import SearchOptions, search_environment
+from cotune.environments.environment_kind import EnvironmentOptions
+from cotune.environments.instruction_config import InstructionConfig
+from cotune.environments.registry import kind_of
 from cotune.errors import ConfigError
 from cotune.llm.bank import BankLLM, BankOptions
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient
@@ -17,8 +17,6 @@ from cotune.protocols import LLM, Codec, Environment
 from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.rewards.reward_options import RewardConfig
 from cotune.run.ledger import Ledger
-from cotune.worlds.geo import GeoEnvironment, GeoOptions
-from cotune.worlds.ladder import LadderEnvironment, LadderOptions
 from cotune.worlds.rules_llm import RulesLLM
 
 
@@ -30,16 +28,9 @@ def build_environment(
     Raises:
         ConfigError: its data or code cannot be loaded, or it cannot lay out prompts that way.
     """
-    if isinstance(options, GeoOptions):
-        environment = GeoEnvironment(options)
-    elif isinstance(options, LadderOptions):
-        environment = LadderEnvironment(options)
-    elif isinstance(options, ReasoningGymOptions):
-        environment = ReasoningGymEnvironment(options)
-    elif isinstance(options, SearchOptions):
-        environment = search_environment(options)
-    else:
-        environment = own_environment(options, dataset)
+    kind = kind_of(options.kind)
+    tasks = None if dataset is None else read_dataset(dataset, repeated=kind.repeats)
+    environment = kind.build(options, tasks)
     if isinstance(environment, TaskEnvironment):
         environment.prompt_format = instruction.format(environment.prompt_format)
     elif places := instruction.places:

@@ -8,15 +8,6 @@ from cotune.config.build import build_environment
 from cotune.config.run_file import RIVALS, RunConfig
 from cotune.data.dataset import SPLITS, read_dataset
 from cotune.environments.description import DESCRIPTION_CHARS
-from cotune.environments.environment_options import (
-    MathOptions,
-    PythonOptions,
-    SingleTurnOptions,
-    ToolsOptions,
-    TrlOptions,
-    VerifiersOptions,
-)
-from cotune.environments.search import SearchOptions, questions_of
 from cotune.llm.client import OpenAIOptions, worst_case_price
 
 # The fixed part of a proposer's prompt: our wording and the environment's description.
@@ -84,19 +75,12 @@ def split_sizes(config: RunConfig) -> dict[str, int]:
     """Count the questions of each split.
 
     Raises:
-        ConfigError: data cannot be read, or a custom environment cannot be built.
+        ConfigError: data cannot be read, or an environment that must be built for it cannot be.
     """
-    environment, dataset = config.environment, config.dataset
-    if isinstance(environment, PythonOptions | VerifiersOptions):
-        built = build_environment(environment, dataset, config.instruction)
-        return {split: len(built.tasks(split)) for split in SPLITS}
-    if dataset is not None:
-        return {split: len(tasks) for split, tasks in read_dataset(dataset).items()}
-    assert not isinstance(environment, SingleTurnOptions | MathOptions | ToolsOptions | TrlOptions)
-    if isinstance(environment, SearchOptions):
-        return {split: len(tasks) for split, tasks in questions_of(environment).items()}
-    return {
-        "train": environment.train,
-        "validation": environment.validation,
-        "test": environment.test,
-    }
+    if config.dataset is not None:
+        tasks = read_dataset(config.dataset, repeated=config.environment_kind.repeats)
+        return {split: len(rows) for split, rows in tasks.items()}
+    if (sizes := config.environment_kind.sizes) is not None:
+        return dict(sizes(config.environment))
+    environment = build_environment(config.environment, None, config.instruction)
+    return {split: len(environment.tasks(split)) for split in SPLITS}

@@ -1,9 +1,9 @@
 """The run file: a run's configuration in one frozen object. Defaults are the papers'."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast
 
 import yaml
 from pydantic import (
@@ -21,37 +21,27 @@ from pydantic import (
 
 from cotune.config.overrides import too_much, with_overrides
 from cotune.data.dataset import DatasetConfig
-from cotune.environments.base import missing_texts
-from cotune.environments.environment_options import (
-    NEEDS_DATASET,
-    WITH_DATASET,
-    InstructionConfig,
-    OwnEnvironment,
-    SingleTurnOptions,
-    environment_section,
-)
-from cotune.environments.math import REQUIRED
-from cotune.environments.reasoning_gym import ReasoningGymOptions
-from cotune.environments.search import SearchOptions
-from cotune.environments.tag_protocol import CALL_TAGS
+from cotune.environments import registry as environments
+from cotune.environments.environment_kind import EnvironmentKind
+from cotune.environments.instruction_config import InstructionConfig
+from cotune.environments.registry import kind_of
+from cotune.environments.single_turn import SingleTurnOptions
 from cotune.errors import ConfigError
 from cotune.llm.bank import BankOptions, check_bank
 from cotune.llm.client import OpenAIOptions
 from cotune.llm.own import OwnLLMOptions
-from cotune.methods.method import Method, MethodOptions, RunShape
-from cotune.methods.registry import BUILT_IN, GROUP, method_of
+from cotune.methods import registry as methods
+from cotune.methods.method import Method, RunShape
+from cotune.methods.registry import method_of
 from cotune.policy.options import PolicyConfig
 from cotune.policy.precision import Precision
 from cotune.rewards.reward_options import RewardConfig
 from cotune.types import Limits
 from cotune.utils.field_yaml import FieldLoader
-from cotune.utils.importing import ENVIRONMENTS, import_from, registered
+from cotune.utils.importing import import_from, registered
 from cotune.utils.packages import ENGINES
 from cotune.utils.text import flat, has_secret, hide_secrets, printable
 from cotune.utils.validation import Model, describe
-from cotune.worlds.geo import GeoOptions
-from cotune.worlds.ladder import LadderOptions
-from cotune.worlds.rules_llm import OFFLINE_WORLDS
 
 if TYPE_CHECKING:
     EngineName = str
@@ -168,48 +158,56 @@ class LoggingConfig(Model):
     instructions. TensorBoard's files are in the run folder."""
 
 
-EnvironmentOptions = Annotated[
-    GeoOptions | LadderOptions | SearchOptions | ReasoningGymOptions | OwnEnvironment,
-    Field(discriminator="kind"),
-]
-REQUIRED_TEXTS = {
-    "geo": CALL_TAGS, "search": CALL_TAGS, "math": REQUIRED,
-    "ladder": REQUIRED,
-}  # fmt: skip
-"""The texts that an instruction must contain, by kind of environment."""
-
-
 def _union(classes: Sequence[type]) -> Any:
     """Return a union of options classes, discriminated by `kind`."""
     return Annotated[Union[tuple(classes)], Field(discriminator="kind")]  # noqa: UP007
 
 
-def _validated(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-    """Validate a section `strategy`, also of a method that an installed package adds."""
-    mapping = isinstance(value, Mapping)
-    kind = cast("Mapping[str, Any]", value).get("kind") if mapping else getattr(value, "kind", None)
-    if not isinstance(kind, str) or kind in BUILT_IN or kind not in registered(GROUP):
-        return handler(value)
-    options = method_of(kind).options
-    if isinstance(value, options):
-        return value
-    return TypeAdapter[Any](_union([*_CLASSES, options])).validate_python(value)
-
-
-def _dumped(
-    value: MethodOptions, handler: SerializerFunctionWrapHandler, info: SerializationInfo
+def _section(
+    built_in: Mapping[str, type[Any]], group: str, options_of: Callable[[str], type[Any]]
 ) -> Any:
-    if isinstance(value, _CLASSES):
-        return handler(value)
-    mode = "json" if info.mode == "json" else "python"
-    return TypeAdapter[Any](type(value)).dump_python(value, mode=mode)
+    """Return the type of a section whose kinds are cotune's own or those of installed packages.
+
+    Args:
+        built_in: the options classes of cotune's own kinds.
+        group: the entry points of the others.
+        options_of: returns the options class of one of these.
+    """
+    classes = tuple(built_in.values())
+
+    def validated(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        is_mapping = isinstance(value, Mapping)
+        kind = value.get("kind") if is_mapping else getattr(value, "kind", None)
+        if not isinstance(kind, str) or kind in built_in or kind not in registered(group):
+            return handler(value)
+        options = options_of(kind)
+        if isinstance(value, options):
+            return value
+        return TypeAdapter[Any](_union([*classes, options])).validate_python(value)
+
+    def dumped(value: Any, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
+        if isinstance(value, classes):
+            return handler(value)
+        mode = "json" if info.mode == "json" else "python"
+        return TypeAdapter[Any](type(value)).dump_python(value, mode=mode)
+
+    return Annotated[_union(classes), WrapValidator(validated), WrapSerializer(dumped)]
 
 
-_CLASSES = tuple(method.options for method in BUILT_IN.values())
 if TYPE_CHECKING:
-    StrategyConfig = MethodOptions
+    from cotune.environments.environment_kind import EnvironmentOptions
+    from cotune.methods.method import MethodOptions as StrategyConfig
 else:
-    StrategyConfig = Annotated[_union(_CLASSES), WrapValidator(_validated), WrapSerializer(_dumped)]
+    StrategyConfig = _section(
+        {kind: method.options for kind, method in methods.BUILT_IN.items()},
+        methods.GROUP,
+        lambda kind: method_of(kind).options,
+    )
+    EnvironmentOptions = _section(
+        {kind: kind_of(kind).options for kind in environments.BUILT_IN},
+        environments.GROUP,
+        lambda kind: kind_of(kind).options,
+    )
 LLMConfig = Annotated[
     RulesConfig | OpenAIOptions | BankOptions | OwnLLMOptions,
     Field(discriminator="kind"),
@@ -255,28 +253,16 @@ class RunConfig(Model):
         if not isinstance(raw, Mapping):
             return raw
         given = dict(cast("Mapping[str, Any]", raw))
-        if "environment" in given:
-            packages = frozenset(registered(ENVIRONMENTS))
-            given["environment"] = environment_section(
-                given["environment"], _environment_kinds(), packages
-            )
-        if isinstance(llm := given.get("llm"), str):
-            given["llm"] = {"kind": "python", "object": llm} if ":" in llm else {"kind": llm}
+        for section in ("environment", "llm"):
+            if isinstance(text := given.get(section), str):
+                own = ":" in text
+                given[section] = {"kind": "python", "object": text} if own else {"kind": text}
         return given
 
     @field_validator("output")
     @classmethod
     def _in_the_home_folder(cls, output: Path) -> Path:
         return output.expanduser()
-
-    @model_validator(mode="after")
-    def _can_be_acted_on(self) -> "RunConfig":
-        text, required = self.instruction.text, REQUIRED_TEXTS.get(self.environment.kind, ())
-        if isinstance(self.environment, ReasoningGymOptions):
-            required = self.environment.required
-        if text is not None and (problem := missing_texts(text, required)):
-            raise ValueError(f"instruction {problem}")
-        return self
 
     @model_validator(mode="after")
     def _computes_in_one_type(self) -> "RunConfig":
@@ -295,17 +281,17 @@ class RunConfig(Model):
 
     @model_validator(mode="after")
     def _has_data_and_rewards(self) -> "RunConfig":
-        kind = self.environment.kind
-        if self.dataset is None and kind in NEEDS_DATASET:
+        kind, entry = self.environment.kind, self.environment_kind
+        if self.dataset is None and entry.dataset == "required":
             raise ValueError(
                 f"dataset: missing; environment.kind {kind} brings no questions: name a file by "
                 "dataset: {path: …}, or a data set of the hub by {name: …}"
             )
-        if self.dataset is not None and kind not in WITH_DATASET:
+        if self.dataset is not None and entry.dataset == "none":
             raise ValueError(
                 f"dataset: environment.kind {kind} brings its own questions; remove dataset"
             )
-        if not self.rewards and kind in ("single_turn", "tools"):
+        if not self.rewards and entry.needs_rewards:
             raise ValueError(
                 f"rewards: missing; environment.kind {kind} does not score: name reward functions "
                 "such as my_package.rewards:exact, or exact_match"
@@ -326,13 +312,18 @@ class RunConfig(Model):
         """Return the registry entry of `strategy.kind`."""
         return method_of(self.strategy.kind)
 
+    @property
+    def environment_kind(self) -> EnvironmentKind[Any]:
+        """Return the registry entry of `environment.kind`."""
+        return kind_of(self.environment.kind)
+
     def shape(self, questions: int = 0) -> RunShape:
         """Return the fields that the method's checks and costs depend on.
 
         Args:
             questions: the number of training questions, if known.
         """
-        training, environment = self.training, self.environment.kind
+        training = self.training
         return RunShape(
             group_size=training.group_size,
             steps=training.steps,
@@ -340,8 +331,8 @@ class RunConfig(Model):
             rollout_budget=training.rollout_budget,
             frozen=training.frozen,
             questions=questions,
-            environment=environment,
-            has_references=environment not in ("trl", "verifiers"),
+            environment=self.environment.kind,
+            has_references=self.environment_kind.has_references,
         )
 
     @property
@@ -356,18 +347,18 @@ class RunConfig(Model):
 
     @model_validator(mode="after")
     def _llm_fits(self) -> "RunConfig":
-        method, world = self.method, self.environment.kind
+        method = self.method
         if isinstance(self.llm, BankOptions):
             check_bank(self.llm, method)
         if not method.needs_llm(self.strategy) or (
             self.llm is not None and self.llm.kind != "rules"
         ):
             return self
-        if world not in OFFLINE_WORLDS:
+        if not self.environment_kind.offline_rules:
+            known = [kind for kind in environments.BUILT_IN if kind_of(kind).offline_rules]
             raise ValueError(
                 f"llm is {'missing' if self.llm is None else 'rules'}, and the offline rules know only "
-                f"{', '.join(OFFLINE_WORLDS[:-1])} and {OFFLINE_WORLDS[-1]}; environment.kind is {world}; "
-                "set llm to an "
+                f"{' and '.join(known)}; environment.kind is {self.environment.kind}; set llm to an "
                 "OpenAI-compatible endpoint, {kind: openai, model: …, base_url: …}, to your own, "
                 "my_llm.py:MyLLM, or to a file of texts to try, {kind: bank, path: …}"
             )
@@ -395,11 +386,6 @@ def load_config(path: str | Path, assignments: Sequence[str] = ()) -> RunConfig:
         )
     given = with_overrides(raw, assignments)
     return parse_config(given, f"{path} with --set" if assignments else str(path))
-
-
-def _environment_kinds() -> frozenset[str]:
-    unions = get_args(get_args(EnvironmentOptions)[0])
-    return frozenset(kind for o in unions for kind in get_args(get_type_hints(o)["kind"]))
 
 
 def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:

@@ -9,11 +9,13 @@ from typing import Any, get_args, get_type_hints
 from pydantic import BaseModel
 
 from cotune.config.run_file import RunConfig
-from cotune.environments.environment_options import InstructionConfig, ToolConfig
+from cotune.environments import registry as environments
+from cotune.environments.instruction_config import InstructionConfig
 from cotune.environments.reasoning_gym import GymTask
-from cotune.methods.registry import GROUP
+from cotune.environments.tools import ToolConfig
+from cotune.methods import registry as methods
 from cotune.rewards.reward_options import RewardConfig
-from cotune.utils.importing import ENVIRONMENTS, registered
+from cotune.utils.importing import registered
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # Sections that a run file may give as a text: see their validators.
@@ -46,11 +48,10 @@ def run_schema() -> dict[str, Any]:
         union["oneOf"] = [{"allOf": [kind], "required": ["kind"]} for kind in union["oneOf"]]
     sections = schema["properties"]
     # An environment may be given as a kind or as an object path alone.
-    sections["environment"] = _with_packages(
-        sections["environment"], ENVIRONMENTS, {"type": "string"}
-    )
+    text = {"type": "string"}
+    sections["environment"] = _with_packages(sections["environment"], environments.GROUP, text)
     sections["llm"]["anyOf"].append({"type": "string"})
-    sections["strategy"] = _with_packages(sections["strategy"], GROUP)
+    sections["strategy"] = _with_packages(sections["strategy"], methods.GROUP)
     return {"$schema": DIALECT, **schema, "title": "cotune run file"}
 
 

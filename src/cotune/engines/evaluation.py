@@ -8,7 +8,7 @@ from cotune.config.build import initial_instruction
 from cotune.config.run_file import RIVALS, EvaluationConfig
 from cotune.engines.best_policy import BestPolicy, choice_of
 from cotune.engines.joint import TrainingRun
-from cotune.environments.environment_options import InstructionConfig
+from cotune.environments.instruction_config import InstructionConfig
 from cotune.run.best import BestRecord
 from cotune.run.journal import write_score
 from cotune.run.run_dir import RunDir

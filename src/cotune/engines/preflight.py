@@ -32,11 +32,12 @@ from cotune.config.run_checks import (
     check_splits,
     check_tokens,
 )
-from cotune.config.run_file import EnvironmentOptions, LLMConfig, RulesConfig, RunConfig
+from cotune.config.run_file import LLMConfig, RulesConfig, RunConfig
 from cotune.data.dataset import SPLITS
 from cotune.data.splits import warn
 from cotune.engines.engine import Engine, engine_of
 from cotune.engines.estimate import memory_of, shape_of
+from cotune.environments.environment_kind import EnvironmentOptions
 from cotune.errors import BudgetError, ConfigError, EngineError, LLMError
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
 from cotune.llm.own import OwnLLMOptions, check_own, imported
@@ -78,12 +79,7 @@ OPTIONAL = {
     "tensorboard": "reporting to TensorBoard",
 }
 """Packages that some run files need, each with its purpose."""
-_KINDS = ("verifiers", "reasoning-gym")
-"""Kinds of environments that need the package of the same name."""
-_INSTALLED_AS = {
-    **{kind: f"'cotune[{kind}]'" for kind in _KINDS},
-    "vllm": "'trl[vllm]'",  # in a version that TRL supports
-}
+_VLLM = "'trl[vllm]'"  # in a version that TRL supports
 
 
 class Notice(str):
@@ -428,15 +424,17 @@ def packages(config: RunConfig) -> None:
     asked = {
         "peft": "policy.lora" if config.policy.lora is not None else "",
         "vllm": "training.engine_args.use_vllm" if args.get("use_vllm") else "",
-        **{kind: "environment.kind" for kind in _KINDS if config.environment.kind == kind},
         **{name: "training.engine_args.report_to" for name in trackers if name in OPTIONAL},
         **dict.fromkeys(config.logging.report_to, "logging.report_to"),
     }
+    if extra := config.environment_kind.extra:
+        asked[extra] = "environment.kind"
     for name, field in asked.items():
         if field and not installed(name):
+            source = f"'cotune[{name}]'" if field == "environment.kind" else name
             raise ConfigError(
                 f"{name} is not installed, but {field} asks for it; pip install "
-                f"{_INSTALLED_AS.get(name, name)}"
+                f"{_VLLM if name == 'vllm' else source}"
             )
     if asked.get("wandb") and not _wandb_can_log_in():
         raise ConfigError(

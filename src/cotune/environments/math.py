@@ -1,10 +1,11 @@
 r"""Mathematics problems answered in one turn, the final answer in \boxed{…}."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 from cotune.environments.base import TaskEnvironment
+from cotune.environments.environment_kind import EnvironmentKind, Tasks
 from cotune.errors import ConfigError
 from cotune.rewards import Reward
 from cotune.rewards.boxed import BoxedReward, last_boxed
@@ -13,6 +14,15 @@ from cotune.types import Action, Response, Task, Trajectory
 INITIAL_INSTRUCTION = "Solve the problem. Put the final answer in \\boxed{}."
 NO_ANSWER = "no \\boxed{} answer"
 REQUIRED = ("\\boxed",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MathOptions:
+    r"""Problems of `dataset`, answered in one turn in \boxed{…} and compared by math-verify."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    kind: Literal["math"] = "math"
 
 
 class MathEnvironment(TaskEnvironment):
@@ -71,7 +81,7 @@ class MathEnvironment(TaskEnvironment):
         return list(zip(self._reward.score(pairs), answers, strict=True))
 
 
-def math_environment(tasks: Mapping[str, Sequence[Task]]) -> MathEnvironment:
+def math_environment(options: MathOptions, tasks: Tasks | None) -> MathEnvironment:
     r"""Build the environment of a run file over the tasks of its `dataset`.
 
     Of an answer with a \boxed{…} the last box counts; a task without an answer has its solution's.
@@ -79,7 +89,9 @@ def math_environment(tasks: Mapping[str, Sequence[Task]]) -> MathEnvironment:
     Raises:
         ConfigError: a task has neither an answer nor a box in its solution.
     """
-    return MathEnvironment({split: [_with_final(task) for task in tasks[split]] for split in tasks})
+    return MathEnvironment(
+        {split: [_with_final(task) for task in rows] for split, rows in (tasks or {}).items()}
+    )
 
 
 def _with_final(task: Task) -> Task:
@@ -95,3 +107,10 @@ def _with_final(task: Task) -> Task:
 def _answer(text: str) -> str | None:
     """Return the last boxed answer, stripped; None if there is none or it is blank."""
     return (last_boxed(text) or "").strip() or None
+
+
+KIND = EnvironmentKind(
+    options=MathOptions,
+    build=math_environment,
+    dataset="required",
+)

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from cotune.data.splits import SPLITS, digest, sha, warn
 from cotune.environments.base import TaskEnvironment
+from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune.environments.global_draws import generators_kept
 from cotune.environments.tag_protocol import ANSWER_TAGS
 from cotune.errors import ConfigError
@@ -113,11 +114,6 @@ class ReasoningGymOptions(Model):
                 )
         return self
 
-    @property
-    def required(self) -> tuple[str, ...]:
-        """Return the texts that an instruction must contain."""
-        return ANSWER_TAGS if self.answer == "tags" else ()
-
 
 class ReasoningGymEnvironment(TaskEnvironment):
     """Generated questions answered in one turn; by default the last text between the answer tags counts.
@@ -147,7 +143,6 @@ class ReasoningGymEnvironment(TaskEnvironment):
             for split in reversed(SPLITS):
                 tasks[split] = _split(options, strata, split, texts)
         self._form: AnswerForm = options.answer
-        self._required = options.required
         super().__init__(
             {split: tasks[split] for split in SPLITS}, INITIAL_INSTRUCTIONS[options.answer]
         )
@@ -155,7 +150,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
 
     @property
     def required(self) -> tuple[str, ...]:
-        return self._required
+        return ANSWER_TAGS if self._form == "tags" else ()
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """End each episode; a turn without an answer is invalid."""
@@ -329,3 +324,11 @@ def _task(entry: Mapping[str, Any], stratum: _Stratum, split: str) -> Task:
         stratum=stratum.label,
         columns=dict(entry),
     )
+
+
+KIND = EnvironmentKind(
+    options=ReasoningGymOptions,
+    build=lambda options, tasks: ReasoningGymEnvironment(options),
+    sizes=numbers_of_questions,
+    extra=PACKAGE,
+)

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 from cotune.data.corpus import Language, indexed_text, read_corpus, titled_passage
 from cotune.data.search_questions import check_questions, read_questions
 from cotune.environments.base import TaskEnvironment
+from cotune.environments.environment_kind import EnvironmentKind
 from cotune.environments.tag_protocol import (
     CALL_TAGS,
     SEARCH_R1,
@@ -269,3 +270,10 @@ def _retriever(options: SearchOptions) -> Retriever:
     passages = [titled_passage(title, text) if title else plain % text for title, text in corpus]
     indexed = [indexed_text(*row, _TITLE_WEIGHT) for row in corpus]
     return BM25Retriever(passages, indexed, options.language)
+
+
+KIND = EnvironmentKind(
+    options=SearchOptions,
+    build=lambda options, tasks: search_environment(options),
+    sizes=lambda options: {split: len(tasks) for split, tasks in questions_of(options).items()},
+)

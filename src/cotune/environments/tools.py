@@ -8,19 +8,20 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast, get_type_hints
+from typing import Any, Literal, cast, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
 from cotune.environments.base import PromptFormat, TaskEnvironment
-from cotune.environments.environment_options import ToolsOptions
+from cotune.environments.environment_kind import EnvironmentKind, Tasks
 from cotune.environments.tool_calls import spoken
 from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker
 from cotune.errors import ConfigError
 from cotune.types import Action, Response, Task, ToolCall, Trajectory
 from cotune.utils.importing import import_object
 from cotune.utils.text import message_of, one_line
+from cotune.utils.validation import Model, TextOrFields
 
 ToolFunction = Callable[..., Any]
 INITIAL_INSTRUCTION = "Answer the question. Call the tools where they help."
@@ -32,6 +33,24 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # Models also write 7 for a text parameter.
 _LENIENT = ConfigDict(coerce_numbers_to_str=True)
 _JSON: tuple[type[Any], ...] = (dict, list, tuple, int, float, type(None))
+
+
+class ToolConfig(TextOrFields):
+    """A tool and its timeout."""
+
+    function: str
+    """`package.module:name` or `file.py:name` of a typed function with a docstring."""
+    seconds: float | None = Field(default=None, gt=0)
+    """Timeout of a call, in seconds; null: the environment's."""
+
+
+class ToolsOptions(Model):
+    """Your own functions as tools, called through the policy's chat template."""
+
+    kind: Literal["tools"] = "tools"
+    tools: tuple[ToolConfig, ...] = Field(min_length=1)
+    seconds: float = Field(default=30.0, gt=0)
+    """Timeout of a call, in seconds."""
 
 
 class BadArguments(ValueError):
@@ -172,19 +191,18 @@ def answer_of(trajectory: Trajectory) -> str | None:
     return spoken(last.text).strip() or None
 
 
-def tool_environment(options: ToolsOptions, tasks: Mapping[str, Sequence[Task]]) -> ToolEnvironment:
+def tool_environment(options: ToolsOptions, tasks: Tasks | None) -> ToolEnvironment:
     """Build the environment of a run file; ConfigError for functions that cannot be used."""
     tools = [
         (import_object(tool.function, "environment.tools"), tool.seconds or options.seconds)
         for tool in options.tools
     ]
     try:
-        environment = ToolEnvironment(tools, tasks)
+        return ToolEnvironment(tools, tasks or {})
     except ConfigError as error:
         if not str(error).startswith("tools"):
             raise
         raise ConfigError(f"environment.{error}") from error
-    return environment
 
 
 def tool_of(function: Any, seconds: float, owner: str = "") -> Tool:
@@ -362,3 +380,12 @@ def named_action(action: Action, known: Sequence[str] = ()) -> str:
     if count > 1:
         return f"{count} calls"
     return known[0] if known else "call"
+
+
+KIND = EnvironmentKind(
+    options=ToolsOptions,
+    build=tool_environment,
+    dataset="required",
+    needs_rewards=True,
+    runs_user_code=True,
+)

@@ -12,10 +12,12 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
+
+from pydantic import Field
 
 from cotune.environments.base import PromptFormat, TaskEnvironment
-from cotune.environments.environment_options import TrlOptions
+from cotune.environments.environment_kind import EnvironmentKind, Tasks
 from cotune.environments.global_draws import generators_kept, seeded
 from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker
 from cotune.environments.tools import Tool, answer_of, answered, tool_of
@@ -25,11 +27,31 @@ from cotune.types import Action, Prompt, Response, StopReason, Task, Trajectory
 from cotune.utils.importing import import_object
 from cotune.utils.numbers import finite
 from cotune.utils.text import named
+from cotune.utils.validation import Model
 
 INITIAL_INSTRUCTION = "Complete the task. Call the tools where they help."
 _OWN = ("reset", "get_reward")
 _FIELD = "environment.factory"
 _EPISODES = 1000  # tasks to train on without a data set; each is another one in every step
+
+
+class TrlOptions(Model):
+    """An environment written for TRL's `environment_factory`, with a `dataset` or without one."""
+
+    kind: Literal["trl"] = "trl"
+    factory: str
+    """`package.module:name` or `file.py:name` of a class or function that makes one environment."""
+    args: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Keyword arguments of the factory."""
+    validation: int = Field(default=100, ge=1)
+    """Number of episodes for choosing the best policy, without a `dataset`."""
+    test: int = Field(default=200, ge=1)
+    """Number of episodes for the final evaluation, without a `dataset`."""
+    seconds: float = Field(default=30.0, gt=0)
+    """Timeout of a call, in seconds."""
+    concurrency: int = Field(default=32, ge=1)
+    """Calls of tools that run at the same time, per process; 1 seeds each, for tools that draw from the
+    generators of `random`, numpy or torch."""
 
 
 @dataclass
@@ -305,9 +327,7 @@ def from_trl(
     return TrlEnvironment(factory, tasks, initial_instruction, prompt_format, seconds, concurrency)
 
 
-def trl_environment(
-    options: TrlOptions, tasks: Mapping[str, Sequence[Task]] | None
-) -> TrlEnvironment:
+def trl_environment(options: TrlOptions, tasks: Tasks | None) -> TrlEnvironment:
     """Build the environment of a run file; ConfigError for a factory that cannot be used."""
     factory = import_object(options.factory, _FIELD)
     if options.args and callable(factory):
@@ -355,3 +375,13 @@ def _failed(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and str(error).startswith("took longer"):
         return str(error)
     return f"raised {named(error)}"
+
+
+KIND = EnvironmentKind(
+    options=TrlOptions,
+    build=trl_environment,
+    dataset="optional",
+    repeats=True,
+    has_references=False,
+    runs_user_code=True,
+)

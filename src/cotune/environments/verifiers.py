@@ -4,21 +4,38 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from pydantic import Field
 
 from cotune.data.splits import Question, hold_out
 from cotune.environments.base import PromptFormat
-from cotune.environments.environment_options import VerifiersOptions
+from cotune.environments.environment_kind import EnvironmentKind, Tasks
 from cotune.errors import ConfigError
 from cotune.types import Task
 from cotune.utils.importing import import_object
 from cotune.utils.text import named
+from cotune.utils.validation import Model
 
 if TYPE_CHECKING:
     from cotune.environments.verifiers_rollouts import VerifiersEnvironment
 
 _FIELD = "environment.environment"
 _LEAST = 10  # different questions of which some can be held out
+
+
+class VerifiersOptions(Model):
+    """An environment of `verifiers.v1`, with its own data, tools and rewards."""
+
+    kind: Literal["verifiers"] = "verifiers"
+    environment: str
+    """An installed taskset's id, or `package.module:name` of a function that returns an environment."""
+    args: dict[str, Any] = Field(default_factory=dict[str, Any])
+    """Fields of the environment's config, `{taskset: …, agent: …}`; or the function's arguments."""
+    validation: int = Field(default=100, ge=1)
+    """Number of questions held out for validation, at most a tenth of all."""
+    test: int = Field(default=200, ge=1)
+    """Number of questions held out for the final evaluation, at most a fifth of all."""
 
 
 def from_verifiers(
@@ -60,8 +77,11 @@ def from_verifiers(
     )
 
 
-def verifiers_environment(options: VerifiersOptions) -> "VerifiersEnvironment":
-    """Build the environment of a run file; ConfigError for one that cannot be loaded or trained on."""
+def verifiers_environment(options: VerifiersOptions, tasks: Tasks | None) -> "VerifiersEnvironment":
+    """Build the environment of a run file; ConfigError for one that cannot be loaded or trained on.
+
+    It brings its own tasks; `tasks` is None.
+    """
     return from_verifiers(_loaded(options), validation=options.validation, test=options.test)
 
 
@@ -143,3 +163,12 @@ def _message(message: Mapping[str, Any], id: str) -> tuple[str, str]:
             "text, and examples cannot call tools"
         )
     return str(message["role"]), content
+
+
+KIND = EnvironmentKind(
+    options=VerifiersOptions,
+    build=verifiers_environment,
+    has_references=False,
+    runs_user_code=True,
+    extra="verifiers",
+)

@@ -15,9 +15,6 @@ from typing import Any
 from cotune.errors import ConfigError
 from cotune.utils.text import did_you_mean, named
 
-ENVIRONMENTS = "cotune.environments"
-"""The entry-point group in which a package registers kinds of environments."""
-
 
 def import_object(reference: str, field: str) -> Any:
     """Import the object of `package.module:name` or `file.py:name`.

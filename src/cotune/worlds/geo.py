@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from cotune.data.corpus import indexed_text
 from cotune.data.splits import digest
+from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune.environments.search import SearchEnvironment
 from cotune.errors import ConfigError
 from cotune.rewards import exact_match
@@ -339,3 +340,11 @@ def _check(asked: int, room: int, split: str, stratum: str) -> None:
             f"environment.{split} asks for {asked} questions{stratum}; expected at most {room}, "
             "all that its cities give; lower it"
         )
+
+
+KIND = EnvironmentKind(
+    options=GeoOptions,
+    build=lambda options, tasks: GeoEnvironment(options),
+    sizes=numbers_of_questions,
+    offline_rules=True,
+)

@@ -25,6 +25,7 @@ from itertools import accumulate
 from typing import ClassVar, Literal
 
 from cotune.data.splits import digest
+from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
 from cotune.rewards.boxed import BoxedReward
 from cotune.types import Task
@@ -358,3 +359,11 @@ def result_of(procedure: str) -> int:
     """Return the last result of a written procedure; the largest number if it was left at hundreds."""
     last = procedure.rstrip(";").rsplit(" ", 1)[1]
     return LARGEST if last == _OVER else int(last)
+
+
+KIND = EnvironmentKind(
+    options=LadderOptions,
+    build=lambda options, tasks: LadderEnvironment(options),
+    sizes=numbers_of_questions,
+    offline_rules=True,
+)

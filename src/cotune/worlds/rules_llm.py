@@ -25,9 +25,6 @@ from cotune.types import Completion
 from cotune.worlds import ladder_rules
 from cotune.worlds.remedies import Rules, Writer, sentences_of
 
-OFFLINE_WORLDS = ("geo", "ladder")
-"""Kinds of environment that the rules know."""
-
 
 class Mode(StrEnum):
     """A failure that can be recognised in a rollout; the value is the critique's wording."""

@@ -25,7 +25,7 @@ from cotune.engines.trl.checkpoints import drop_torn
 from cotune.engines.trl.checks import check_args, check_trl, steps_per_batch
 from cotune.engines.trl.library_api import TrainerMethod
 from cotune.engines.trl.trl_joint import TRLJoint
-from cotune.environments.environment_options import InstructionConfig
+from cotune.environments.instruction_config import InstructionConfig
 from cotune.errors import ConfigError
 from cotune.methods.method import RunShape
 from cotune.policy.codec import HFCodec

@@ -1,0 +1,62 @@
+"""The registry entry of a kind of environment: all that the rest of the program knows about it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar, get_args, get_type_hints
+
+from cotune.data.splits import SPLITS
+from cotune.protocols import Environment
+from cotune.types import Task
+
+Tasks = Mapping[str, Sequence[Task]]
+"""Tasks by split."""
+
+
+class EnvironmentOptions(Protocol):
+    """The options of an environment: a frozen dataclass or model with `kind: Literal["…"] = "…"`."""
+
+    @property
+    def kind(self) -> str: ...
+
+
+Options = TypeVar("Options", bound=EnvironmentOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentKind(Generic[Options]):
+    """A kind of environment, as the run file, its checks, `cotune plan` and `cotune doctor` know it.
+
+    Attributes:
+        options: the class of its options, a section `environment` of the run file.
+        build: makes the environment of its options and the tasks of `dataset`, which are None
+            without that section.
+        dataset: whether its questions are those of `dataset`.
+        repeats: whether rows of `dataset` with the same question are different tasks.
+        needs_rewards: whether it gives no reward of its own, so that `rewards` are required.
+        has_references: whether its questions come with reference answers.
+        sizes: returns the questions of each split without building it; None builds it.
+        runs_user_code: whether it calls code of the user's, which may need the network.
+        offline_rules: whether the offline rules can write instructions for it.
+        extra: cotune's extra that it needs, named after the package; "" is none.
+    """
+
+    options: type[Options]
+    build: Callable[[Options, Tasks | None], Environment]
+    dataset: Literal["required", "optional", "none"] = "none"
+    repeats: bool = False
+    needs_rewards: bool = False
+    has_references: bool = True
+    sizes: Callable[[Options], Mapping[str, int]] | None = None
+    runs_user_code: bool = False
+    offline_rules: bool = False
+    extra: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Return `environment.kind` as in the run file."""
+        return str(get_args(get_type_hints(self.options)["kind"])[0])
+
+
+def numbers_of_questions(options: object) -> dict[str, int]:
+    """Return the options `train`, `validation` and `test` of an environment that makes its questions."""
+    return {split: int(getattr(options, split)) for split in SPLITS}

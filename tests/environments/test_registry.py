@@ -1,0 +1,90 @@
+"""The registry of environments: what it lists, and a kind that a package adds."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from cotune.config.cost import split_sizes
+from cotune.config.run_file import RunConfig, dump_config, parse_config
+from cotune.config.schema import run_schema
+from cotune.environments.registry import BUILT_IN, GROUP, kind_of
+from cotune.errors import ConfigError
+from tests.run_files import environment_of
+
+TOY = "tests.environments.toy_environment"
+LEAST = {"output": "runs/x", "strategy": {"kind": "static"}}
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *points: str) -> None:
+    """Install a package with entry points for environments."""
+    info = folder / "toy-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *points]))
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.fixture
+def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "site", monkeypatch, f"echo = {TOY}:KIND")
+
+
+def parsed(environment: Any) -> RunConfig:
+    return parse_config({**LEAST, "environment": environment}, "test")
+
+
+def test_each_kind_has_the_name_that_it_is_listed_under() -> None:
+    for name in BUILT_IN:
+        assert kind_of(name).kind == name
+        assert kind_of(name).options.__doc__
+
+
+@pytest.mark.usefixtures("echo")
+def test_a_package_adds_a_kind_to_the_run_file() -> None:
+    raw = {"kind": "echo", "word": "no"}
+    config = parsed(raw)
+    assert config.environment_kind is kind_of("echo")
+    assert parse_config(dump_config(config), "test") == config
+    assert dump_config(config)["environment"] == raw
+    assert environment_of(config).tasks("test")[0].answers == ("no",)
+    assert split_sizes(config) == {"train": 3, "validation": 1, "test": 2}
+    assert dump_config(parsed("echo"))["environment"] == {"kind": "echo", "word": "yes"}
+    schema = Draft202012Validator(run_schema())
+    assert schema.is_valid({**LEAST, "environment": raw})
+    assert not schema.is_valid({**LEAST, "environment": {"kind": "ecko"}})
+
+
+@pytest.mark.usefixtures("echo")
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"kind": "echo", "wrod": "x"}, r"environment\.wrod: unknown field"),
+        ({"kind": "echo", "word": 3}, r"environment\.word: .*string"),
+        ({"kind": "echo", "word": ""}, r"environment\.word is empty; expected a word"),
+        ({"kind": "nobodys"}, r"environment\.kind: 'nobodys' is unknown; expected one of 'geo'"),
+    ],
+)
+def test_what_is_wrong_with_it_is_one_line(environment: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        parsed(environment)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("echo")
+def test_questions_of_its_own_take_no_dataset() -> None:
+    with pytest.raises(ConfigError, match=r"environment\.kind echo brings its own questions"):
+        parse_config({**LEAST, "environment": "echo", "dataset": {"path": "x.jsonl"}}, "test")
+
+
+def test_a_package_that_adds_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = ("broken = no_such_package:KIND", f"other = {TOY}:KIND", f"plain = {TOY}:EchoOptions")
+    install(tmp_path / "site", monkeypatch, *points)
+    with pytest.raises(ConfigError, match=r"^environment\.kind: 'broken' cannot be loaded"):
+        kind_of("broken")
+    for name in ("other", "plain"):
+        with pytest.raises(ConfigError, match=rf"entry point '{name}' .* is not a .*EnvironmentK"):
+            kind_of(name)
+    with pytest.raises(ConfigError, match=r"'nobody' is unknown; expected one of 'geo', .*'other'"):
+        kind_of("nobody")
