@@ -171,13 +171,11 @@ def evaluate(
     benchmark: options.Benchmarks = None,
     samples: options.Samples = None,
     temperature: options.Temperature = None,
-    metric: options.Metrics = None,
     limit: options.Limit = None,
     policy: options.WhichPolicy = "best",
     quadrants: options.Quadrants = False,
     since: options.Since = None,
     as_json: options.AsJSON = False,
-    output: options.OutputFile = None,
     set_: Overrides = None,
     trust: options.Trust = False,
 ) -> None:
@@ -189,19 +187,19 @@ def evaluate(
     from cotune.cli.evaluate import evaluate as evaluate_
     from cotune.cli.evaluate import evaluate_quadrants
     from cotune.cli.trust import check_trusted
-    from cotune.experiments.evaluate.evaluating import parse_options
+    from cotune.experiments.evaluate.evaluating import EvaluationOptions
 
     if not quadrants and since is not None:
         raise ConfigError("--since was given without --quadrants; remove it, or add --quadrants")
-    asked = parse_options(
+    asked = EvaluationOptions(
         split=split, benchmarks=benchmark or (), samples=samples or ("4" if quadrants else "0"),
-        temperature=temperature, metrics=metric or (), limit=limit, policy=policy,
+        temperature=temperature, limit=limit, policy=policy,
     )  # fmt: skip
     check_trusted(run_folder, trust)
     if quadrants:
-        evaluate_quadrants(run_folder, _console(), asked, since, as_json, output, set_ or ())
-        return
-    evaluate_(run_folder, _console(), asked, as_json=as_json, output=output, assignments=set_ or ())
+        evaluate_quadrants(run_folder, _console(), asked, since, as_json, set_ or ())
+    else:
+        evaluate_(run_folder, _console(), asked, as_json, set_ or ())
 
 
 @_command(_START, "plan run.yaml --steps 2")

@@ -74,13 +74,6 @@ Samples = Annotated[
 Temperature = Annotated[
     float | None, typer.Option(help="Sampling temperature. Default: the run's.")
 ]
-Metrics = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME",
-        help="reward, exact_match, f1 or boxed. Default: all that apply. Can be repeated.",
-    ),
-]
 Limit = Annotated[
     int | None, typer.Option(help="Evaluate only the first LIMIT questions of each set.")
 ]
@@ -107,9 +100,6 @@ Since = Annotated[
 ]
 AsJSON = Annotated[
     bool, typer.Option("--json", metavar="", help="Print only the figures, as JSON.")
-]
-OutputFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Also write the figures as JSON to this file.")
 ]
 
 SuiteFile = Annotated[Path | None, typer.Argument(metavar="[SUITE.yaml]", help="The suite file.")]

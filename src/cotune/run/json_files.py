@@ -26,14 +26,6 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     _sync_folder(path.parent)
 
 
-def write_output(path: Path, content: str) -> None:
-    """Write a file that the user named: through a link, and into a pipe or a device as it is."""
-    if path.exists() and not path.is_file():
-        path.write_text(content, encoding="utf-8")
-    else:
-        write_atomic(path.resolve(), content)
-
-
 def write_new(path: Path, content: str | bytes) -> None:
     """Create `path` with all of `content` in one step.
 

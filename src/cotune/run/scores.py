@@ -52,25 +52,26 @@ def measure_of(environment: Environment, rewards: Rewards | None = None) -> str:
 
 def score_trajectories(trajectories: Sequence[Trajectory], measure: str = EXACT_MATCH) -> Score:
     """Compute the score of finished, scored rollouts, one per task; at least one."""
-    if not trajectories:
+    rewards = [trajectory.reward for trajectory in trajectories]
+    return score_values(rewards, [t.task.stratum for t in trajectories], measure)
+
+
+def score_values(values: Sequence[float], strata: Sequence[str], measure: str) -> Score:
+    """Compute the score of a value a question, at least one; a stratum of "" is none."""
+    if not values:
         raise ValueError("no rollouts to score; expected at least one")
     groups: dict[str, list[float]] = defaultdict(list)
-    for trajectory in trajectories:
-        groups[trajectory.task.stratum].append(trajectory.reward)
-    rewards = [t.reward for t in trajectories]
+    for value, stratum in zip(values, strata, strict=True):
+        groups[stratum].append(value)
+    deviation = stdev(values) if len(values) > 1 else 0.0
     return Score(
-        sum(rewards) / len(rewards),
-        len(rewards),
+        sum(values) / len(values),
+        len(values),
         {name: (sum(v) / len(v), len(v)) for name, v in sorted(groups.items()) if name},
         measure,
-        None if set(rewards) <= {0.0, 1.0} else deviation_of(rewards),
-        all(0 <= reward <= 1 for reward in rewards),
+        None if set(values) <= {0.0, 1.0} else deviation,
+        all(0 <= value <= 1 for value in values),
     )
-
-
-def deviation_of(values: Sequence[float]) -> float:
-    """Return the sample standard deviation; 0 for fewer than two values."""
-    return stdev(values) if len(values) > 1 else 0.0
 
 
 def t_interval(

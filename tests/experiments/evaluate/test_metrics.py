@@ -1,44 +1,42 @@
 """Metrics by hand."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from cotune.experiments.evaluate.metrics import (
-    Figure,
-    figure,
-    mean_interval,
-    metric_functions,
-    sampled_figures,
-)
+from cotune.experiments.evaluate.metrics import Figure, figures_of, metric_functions
 from cotune.rewards import f1_hotpot, f1_squad
 from cotune.run.scores import wilson
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 
 
 def test_intervals_count_questions_and_not_samples() -> None:
-    assert mean_interval([1.0, 0.0, 0.0]) == wilson(1 / 3, 3)
-    low, high = mean_interval([0.0, 0.5, 0.5, 0.5, 1.0]) or (0, 0)
+    def interval(*values: float) -> tuple[float, float] | None:
+        return greedy("reward", values, [""] * len(values)).interval
+
+    assert interval(1.0, 0.0, 0.0) == wilson(1 / 3, 3)
     # A deviation of √(0.5 / 4) over √5 questions; t of four degrees is 2.776445.
     spread = 2.776445 * (0.125 / 5) ** 0.5
-    assert (low, high) == pytest.approx((0.5 - spread, 0.5 + spread))
-    assert mean_interval([0.25, 0.75, 0.5, 0.5]) is None
-    assert mean_interval([0.25, 0.75], bounded=True) == (0.0, 1.0)
-    assert mean_interval([0.5]) is None
-    with pytest.raises(ValueError, match="one a question"):
-        mean_interval([])
+    assert interval(0.0, 0.5, 0.5, 0.5, 1.0) == pytest.approx((0.5 - spread, 0.5 + spread))
+    assert interval(0.25, 0.75) == (0.0, 1.0)
+    assert interval(0.5) is None
+    low, high = interval(1.2, -0.4, 1.2, -0.4, 0.4) or (0, 0)
+    assert low < 0 < 1 < high
+    (sampled,) = figures_of("f1", "F1", {"sampled": [[0.0, 1.0], [0.5, 0.5]]}, ["", ""])
+    assert (sampled.n, sampled.interval) == (2, (0.5, 0.5))
+
+
+def greedy(metric: str, values: Sequence[float], strata: Sequence[str]) -> Figure:
+    (found,) = figures_of(metric, metric, {"greedy": [[value] for value in values]}, strata)
+    return found
 
 
 def test_a_figure_overall_and_by_stratum() -> None:
-    found = figure("f1", "F1", "greedy", [1.0, 0.5, 0.0], ["b", "a", "b"])
+    found = greedy("f1", [1.0, 0.5, 0.0], ["b", "a", "b"])
     assert found.mean == pytest.approx(0.5)
     assert found.n == 3
     assert list(found.by_stratum.items()) == [("a", (0.5, 1)), ("b", (0.5, 2))]
-    assert figure("f1", "F1", "greedy", [1.0], [""]).by_stratum == {}
-
-
-def test_a_reward_beyond_one_keeps_its_interval() -> None:
-    found = figure("reward", "mean reward", "greedy", [1.2, -0.4, 1.2, -0.4, 0.4], [""] * 5)
-    low, high = found.interval or (0, 0)
-    assert low < 0 < 1 < high
+    assert greedy("f1", [1.0], [""]).by_stratum == {}
 
 
 def means(figures: list[Figure]) -> dict[str, float]:
@@ -47,12 +45,14 @@ def means(figures: list[Figure]) -> dict[str, float]:
 
 def test_figures_of_samples() -> None:
     samples = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]
-    found = means(sampled_figures("reward", "exact match", samples, ["x", "y"]))
+    found = means(figures_of("reward", "exact match", {"sampled": samples}, ["x", "y"]))
     assert found == pytest.approx({"avg@4": 0.625, "pass@4": 1})
     # What is right in part has not passed; what is right and more has.
-    partly = means(sampled_figures("reward", "mean reward", [[0.9, 0.0], [1.2, 0.2]], ["", ""]))
+    partly = means(
+        figures_of("reward", "mean reward", {"sampled": [[0.9, 0.0], [1.2, 0.2]]}, ["", ""])
+    )
     assert partly == pytest.approx({"avg@2": 0.575, "pass@2": 0.5})
-    assert means(sampled_figures("f1", "F1", samples, ["", ""])) == {"avg@4": 0.625}
+    assert means(figures_of("f1", "F1", {"sampled": samples}, ["", ""])) == {"avg@4": 0.625}
 
 
 def rollout(text: str, answer: str | None, answers: tuple[str, ...]) -> Trajectory:

@@ -138,7 +138,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 def test_a_run_from_the_command_line(
     run: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ("--limit", "3", "--samples", "2")
+    arguments = ("--set", "environment.test=3", "--samples", "2")
     status, found = evaluate(run, monkeypatch, "--quadrants", *arguments)
     out = capsys.readouterr().out
     assert status == 0
@@ -151,7 +151,7 @@ def test_a_run_from_the_command_line(
     assert f"to show them in the report: cotune report {run.output}" in out
     _, kept = evaluate(run, monkeypatch, "--quadrants", "--limit", "2", "--samples", "1")
     assert kept == found
-    assert "quadrants.json keeps the scores of 3 questions" in capsys.readouterr().out
+    assert "not kept, since --limit leaves questions out" in capsys.readouterr().out
     # The same rollouts as without --quadrants.
     status, _ = evaluate(run, monkeypatch, *arguments, "--policy", "initial", "--json")
     (columns,) = json.loads(capsys.readouterr().out)["sets"]
@@ -172,7 +172,9 @@ def test_a_run_from_the_command_line(
     assert other is not None
     assert (other.split, len(other.questions)) == ("validation", 3)
     (run.output / "quadrants.json").write_text("{")
-    _, again = evaluate(run, monkeypatch, "--quadrants", "--limit", "1", "--samples", "1")
+    _, again = evaluate(
+        run, monkeypatch, "--quadrants", "--set", "environment.test=1", "--samples", "1"
+    )
     assert again is not None
     assert len(again.questions) == 1
 
@@ -183,7 +185,14 @@ def test_equal_policies_and_instructions_are_rolled_out_once(
     frozen = {**GEO, "training": {"frozen": True}}
     config = finished(tmp_path / "run", frozen, SEARCH)
     status, found = evaluate(
-        config, monkeypatch, "--quadrants", "--limit", "2", "--samples", "1", "--json"
+        config,
+        monkeypatch,
+        "--quadrants",
+        "--set",
+        "environment.test=2",
+        "--samples",
+        "1",
+        "--json",
     )
     assert status == 0
     assert json.loads(capsys.readouterr().out)["kind"] == "quadrants"
@@ -201,7 +210,7 @@ def test_a_run_that_went_on_from_another_is_compared_with_its_beginning(
         "training": {"frozen": True},
     }  # fmt: skip
     later = finished(tmp_path / "later", changes, BETTER)
-    arguments = ("--limit", "2", "--samples", "1")
+    arguments = ("--set", "environment.test=2", "--samples", "1")
     _, found = evaluate(later, monkeypatch, "--quadrants", "--since", str(run.output), *arguments)
     assert found is not None
     assert (found.initial, found.best, found.trained) == (SEARCH, BETTER, True)
@@ -213,7 +222,6 @@ def test_a_run_that_went_on_from_another_is_compared_with_its_beginning(
     [
         (("--benchmark", "nq"), "--benchmark does not go with --quadrants"),
         (("--policy", "initial"), "--policy initial does not go with --quadrants"),
-        (("--metric", "f1"), "--metric does not go with --quadrants"),
         (("--samples", "0"), "--samples is 0; with --quadrants expected 1 or more, or auto"),
     ],
 )

@@ -1,30 +1,26 @@
 """Score a finished run's best policy on the run's own splits, or on the papers' benchmarks."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
 from cotune.config.build import initial_instruction, run_environment
 from cotune.config.run_checks import check_prompts
-from cotune.config.run_file import RunConfig, TrainingConfig
+from cotune.config.run_file import RunConfig
 from cotune.data.benchmarks import parse_benchmark
 from cotune.environments.math import REQUIRED
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.metrics import (
-    METRICS,
     Figure,
     Values,
-    figure,
+    figures_of,
     is_boxed,
     metric_functions,
-    sampled_figures,
 )
 from cotune.experiments.evaluate.question_sets import QuestionSet, metrics_of, question_sets
 from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.policy.policy_files import check_whole
 from cotune.rewards import REWARDS
-from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import Coordinator
 from cotune.rollout.task_order import fingerprint
 from cotune.run.best import BestRecord, read_best
@@ -33,6 +29,8 @@ from cotune.types import Assignment, Prompt, Trajectory
 from cotune.utils.text import command_on
 
 SPLITS = ("test", "validation", "train")
+Scores = dict[str, dict[str, list[list[float]]]]
+"""By metric and decoding ("greedy", "sampled"), the values of each question's rollouts."""
 AUTO_SAMPLES, AUTO_BELOW = 16, 100
 """`--samples auto`: 16 on sets of fewer than 100 questions, as in P²O's evaluation, otherwise 1."""
 
@@ -46,69 +44,44 @@ class EvaluationOptions:
     Attributes:
         split: a split of the run's own questions; None for test, or for none if benchmarks are given.
         benchmarks: each NAME or NAME=PATH.
-        samples: sampled rollouts per question, after the greedy one; 0 for none, "auto" for 16
-            on sets of fewer than 100 questions and 1 on others.
+        samples: sampled rollouts per question, after the greedy one: a number, "0" for none, or "auto"
+            for 16 on sets of fewer than 100 questions and 1 on others.
         temperature: of sampled rollouts; None for the run's.
-        metrics: names of `METRICS`; () for all that apply.
         limit: use only the first questions of each set; None for all.
-        untrained: also evaluate the policy that the run started from.
+        policy: "initial" also evaluates the policy that the run started from.
 
     Raises:
         ConfigError: a value is invalid; the message names the option of the command line.
     """
 
     split: str | None = None
-    benchmarks: tuple[str, ...] = ()
-    samples: int | Literal["auto"] = 0
+    benchmarks: Sequence[str] = ()
+    samples: str = "0"
     temperature: float | None = None
-    metrics: tuple[str, ...] = ()
     limit: int | None = None
-    untrained: bool = False
+    policy: str = "best"
 
     def __post_init__(self) -> None:
         if self.split is not None and self.split not in SPLITS:
             raise ConfigError(f"--split is {self.split!r}; expected one of {', '.join(SPLITS)}")
-        if self.samples != "auto" and self.samples < 0:
-            raise ConfigError(f"--samples is {self.samples}; expected 0 or more, or auto")
+        if self.samples != "auto" and not self.samples.isdecimal():
+            raise ConfigError(f"--samples is {self.samples!r}; expected 0 or more, or auto")
+        if self.policy not in ("best", "initial"):
+            raise ConfigError(f"--policy is {self.policy!r}; expected best or initial")
         if self.temperature is not None and not 0 < self.temperature < float("inf"):
             raise ConfigError(f"--temperature is {self.temperature}; expected more than 0")
-        if self.temperature is not None and self.samples == 0:
+        if self.temperature is not None and self.samples == "0":
             raise ConfigError("--temperature is set, but nothing is sampled; add --samples")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"--limit is {self.limit}; expected 1 or more")
-        for given in self.benchmarks:
-            parse_benchmark(given)
-        for name in self.metrics:
-            if name not in METRICS:
-                raise ConfigError(f"--metric is {name!r}; expected one of {', '.join(METRICS)}")
+        for benchmark in self.benchmarks:
+            parse_benchmark(benchmark)
 
     def samples_of(self, n: int) -> int:
         """Return the sampled rollouts per question on a set of `n`."""
         if self.samples == "auto":
             return AUTO_SAMPLES if n < AUTO_BELOW else 1
-        return self.samples
-
-
-def parse_options(
-    *,
-    samples: str = "0",
-    policy: str = "best",
-    benchmarks: Sequence[str] = (),
-    metrics: Sequence[str] = (),
-    **others: Any,
-) -> EvaluationOptions:
-    """Parse the options of the command line. Raises ConfigError as `EvaluationOptions` does."""
-    if samples != "auto" and not samples.isdecimal():
-        raise ConfigError(f"--samples is {samples!r}; expected 0 or more, or auto")
-    if policy not in ("best", "initial"):
-        raise ConfigError(f"--policy is {policy!r}; expected best or initial")
-    return EvaluationOptions(
-        samples="auto" if samples == "auto" else int(samples),
-        untrained=policy == "initial",
-        benchmarks=tuple(benchmarks),
-        metrics=tuple(dict.fromkeys(metrics)),
-        **others,
-    )
+        return int(self.samples)
 
 
 @dataclass(frozen=True)
@@ -145,11 +118,69 @@ class Evaluation:
     created: float = field(default_factory=time.time)
 
 
+def evaluate(
+    policy: Coordinator,
+    prompts: Iterable[Prompt],
+    questions: QuestionSet,
+    samples: int,
+    metrics: Mapping[str, Values],
+    seen: Callable[[Prompt, bool, Sequence[Trajectory]], None] = lambda *_: None,
+) -> dict[Prompt, Scores]:
+    """Score a policy's answers under each of some prompts, greedily and sampled; equal prompts once.
+
+    Draws depend on the seed, a question's place in the set, and the number of the sample; not on the
+    other prompts.
+
+    Args:
+        samples: sampled rollouts of each question; 0 for none.
+        metrics: functions that give a batch of rollouts its values, by name.
+        seen: called with the prompt, whether it was greedy, and the rollouts of some questions at a
+            time, each question's together.
+
+    Returns:
+        By prompt: by metric and decoding ("greedy", "sampled"), the values of each question's rollouts.
+
+    Raises:
+        ConfigError: a prompt is too long; before any rollout.
+    """
+    prompts = list(dict.fromkeys(prompts))
+    for prompt in prompts:
+        check_prompts(
+            questions.environment, policy.codec, prompt.instruction, policy.settings.limits,
+            [questions.name], strategy="static",
+        )  # fmt: skip
+    decodings = {"greedy": 1, "sampled": samples} if samples else {"greedy": 1}
+    scores: dict[Prompt, Scores] = {}
+    for prompt in prompts:
+        # Draws are keyed by the number of calls: each prompt has a coordinator of its own.
+        coordinator = Coordinator(
+            strategy=policy.strategy, environment=questions.environment, codec=policy.codec,
+            sampler=policy.sampler, llm=policy.llm, journal=policy.journal, meter=policy.meter,
+            settings=policy.settings, rewards=questions.rewards,
+        )  # fmt: skip
+        scores[prompt] = {name: {decoding: [] for decoding in decodings} for name in metrics}
+        for decoding, k in decodings.items():
+            size = max(1, _ROWS // k)
+            for start in range(0, len(questions.tasks), size):
+                assignments = [
+                    Assignment(task, prompt, prompt, "", group)
+                    for group, task in enumerate(questions.tasks[start : start + size], start)
+                    for _ in range(k)
+                ]
+                greedy = decoding == "greedy"
+                rollouts = coordinator.rollout(assignments, purpose="evaluate", greedy=greedy)
+                seen(prompt, greedy, rollouts)
+                for name, values_of in metrics.items():
+                    values = values_of(rollouts)
+                    rows = [values[first : first + k] for first in range(0, len(values), k)]
+                    scores[prompt][name][decoding] += rows
+    return scores
+
+
 def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> Evaluation:
     """Score a run's best policy under its best and its initial instruction, and its best hint.
 
-    Write nothing, neither results nor costs. The same seed and options give the same figures: the
-    draws of a sampled rollout depend on the seed, the question's place in the set and its number.
+    Write nothing, neither results nor costs. The same seed and options give the same figures.
 
     Args:
         config: the run file; its limits, seed and policy settings apply.
@@ -157,18 +188,14 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
         options: what to evaluate.
 
     Raises:
-        ConfigError: there is no best policy, questions or a metric are not available, or a prompt is
-            too long; before any rollout.
+        ConfigError: there is no best policy, questions are not available, or a prompt is too long; before
+            any rollout.
     """
     kept = kept_best(run)
     environment = run_environment(config)
     instruction = initial_instruction(config.instruction, environment)
-    columns = _columns(kept, instruction, options.untrained)
+    columns = _columns(kept, instruction, options.policy == "initial")
     sets = question_sets(config, environment, options.split, options.benchmarks, options.limit)
-    for questions in sets:
-        if questions.rewards is not None:
-            show_as_trained(questions.rewards, config.training)
-    wanted = [metrics_of(config.rewards, questions, options.metrics) for questions in sets]
     trained_on = kept.training_tasks
     changed = trained_on not in (None, fingerprint(environment.tasks("train")))
     notices = [
@@ -176,19 +203,33 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
         *([_OTHER_DATA] if changed else []),
     ]
     figures: list[dict[str, Sequence[Figure]]] = [{} for _ in sets]
-    for trained in (True, False):
-        mine = [column for column in columns if column.trained is trained]
-        if not mine:
-            continue
+    for trained in dict.fromkeys(column.trained for column in columns):
+        some = [column for column in columns if column.trained is trained]
         best = run.best_path if trained else None
         policy = run_policy(config, environment, best=best, temperature=options.temperature)
         if trained and read_best(run.best_path) != kept:
             raise ConfigError(
                 f"{run.path}: its best policy was replaced while it was loaded; run the command again"
             )
-        for questions, metrics, found in zip(sets, wanted, figures, strict=True):
-            k = options.samples_of(len(questions.tasks))
-            found |= _of_columns(policy, questions, mine, metrics, k)
+        for questions, by_column in zip(sets, figures, strict=True):
+            titles = metrics_of(config.rewards, questions)
+            functions = metric_functions(REWARDS[questions.f1])
+            if is_boxed(questions.environment) and questions.rewards is None:
+                functions["boxed"] = functions["reward"]  # as the environment compares them
+            scores = evaluate(
+                policy,
+                [column.prompt for column in some],
+                questions,
+                options.samples_of(len(questions.tasks)),
+                {name: functions[name] for name in titles},
+            )
+            strata = [task.stratum for task in questions.tasks]
+            for column in some:
+                by_column[column.name] = [
+                    each
+                    for name, values in scores[column.prompt].items()
+                    for each in figures_of(name, titles[name], values, strata)
+                ]
     return Evaluation(
         name=config.name,
         strategy=config.strategy.kind,
@@ -201,13 +242,6 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
             for q, f in zip(sets, figures, strict=True)
         ],
     )
-
-
-def show_as_trained(rewards: RewardFunctions, training: TrainingConfig) -> None:
-    """Give reward functions the trainer state of a run that has not started."""
-    from transformers import TrainerState
-
-    rewards.trainer_state = TrainerState(max_steps=training.steps * training.optimizer_steps)
 
 
 def kept_best(run: RunDir) -> BestRecord:
@@ -236,94 +270,6 @@ def _columns(kept: BestRecord, initial: str, untrained: bool) -> list[Column]:
             Column("untrained_initial", "untrained, initial instruction", Prompt(initial), False),
         ]
     return columns
-
-
-def _of_columns(
-    policy: Coordinator,
-    questions: QuestionSet,
-    columns: Sequence[Column],
-    titles: Mapping[str, str],
-    k: int,
-) -> dict[str, Sequence[Figure]]:
-    """Return the figures of each column; roll out equal prompts once."""
-    for column in columns:
-        check_prompts(
-            questions.environment, policy.codec, column.prompt.instruction,
-            policy.settings.limits, [questions.name], strategy="static",
-        )  # fmt: skip
-    functions = metric_functions(REWARDS[questions.f1])
-    if is_boxed(questions.environment) and questions.rewards is None:
-        functions["boxed"] = functions["reward"]  # as the environment compares them
-    metrics = {name: functions[name] for name in titles}
-    known: dict[Prompt, Sequence[Figure]] = {}
-    for column in columns:
-        if column.prompt not in known:
-            known[column.prompt] = _figures(policy, questions, column.prompt, titles, metrics, k)
-    return {column.name: known[column.prompt] for column in columns}
-
-
-def _figures(
-    policy: Coordinator,
-    questions: QuestionSet,
-    prompt: Prompt,
-    titles: Mapping[str, str],
-    metrics: Mapping[str, Values],
-    k: int,
-) -> list[Figure]:
-    """Return greedy figures and those of k samples, metric by metric."""
-    coordinator = on_questions(policy, questions)
-    strata = [task.stratum for task in questions.tasks]
-    greedy = values_of(coordinator, questions, prompt, metrics, 1, greedy=True)
-    sampled = values_of(coordinator, questions, prompt, metrics, k, greedy=False) if k else {}
-    found: list[Figure] = []
-    for name, title in titles.items():
-        found.append(figure(name, title, "greedy", [v for (v,) in greedy[name]], strata))
-        if k:
-            found += sampled_figures(name, title, sampled[name], strata)
-    return found
-
-
-def on_questions(policy: Coordinator, questions: QuestionSet) -> Coordinator:
-    """Return a coordinator of a policy on a question set; every prompt needs its own.
-
-    Draws are keyed by the number of calls, so prompts then do not depend on each other.
-    """
-    return Coordinator(
-        strategy=policy.strategy, environment=questions.environment, codec=policy.codec,
-        sampler=policy.sampler, llm=policy.llm, journal=policy.journal, meter=policy.meter,
-        settings=policy.settings, rewards=questions.rewards,
-    )  # fmt: skip
-
-
-def values_of(
-    coordinator: Coordinator,
-    questions: QuestionSet,
-    prompt: Prompt,
-    metrics: Mapping[str, Values],
-    k: int,
-    *,
-    greedy: bool,
-    seen: Callable[[Sequence[Trajectory]], None] = lambda _: None,
-) -> dict[str, list[list[float]]]:
-    """Return the values of k rollouts of each question, by metric.
-
-    Args:
-        seen: called with the rollouts of some questions at a time, each question's k together.
-    """
-    values: dict[str, list[list[float]]] = {name: [] for name in metrics}
-    size = max(1, _ROWS // k)
-    for start in range(0, len(questions.tasks), size):
-        assignments = [
-            Assignment(task, prompt, prompt, "", group)
-            for group, task in enumerate(questions.tasks[start : start + size], start)
-            for _ in range(k)
-        ]
-        found = coordinator.rollout(assignments, purpose="evaluate", greedy=greedy)
-        seen(found)
-        for name, of_batch in metrics.items():
-            given = of_batch(found)
-            values[name] += [given[first : first + k] for first in range(0, len(found), k)]
-    return values
 
 
 _UNFINISHED = "The run is not finished: these are figures of the best policy so far."

@@ -1,18 +1,14 @@
 """An evaluation as tables for the console, and as JSON."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from cotune.experiments.evaluate.evaluating import Column, Evaluation, SetResult
 from cotune.experiments.evaluate.metrics import METRICS, Figure
 from cotune.run.json_files import plain
-from cotune.utils.tables import plain_table
-from cotune.utils.text import one_line
+from cotune.utils.tables import Cell, Scores, Table, on_console
 
 SCHEMA_VERSION = 1
 
@@ -23,11 +19,7 @@ def as_json(evaluation: Evaluation) -> dict[str, Any]:
         {
             "schema_version": SCHEMA_VERSION,
             "kind": "evaluation",
-            "name": evaluation.name,
-            "strategy": evaluation.strategy,
-            "policy": evaluation.policy,
-            "seed": evaluation.seed,
-            "temperature": evaluation.temperature,
+            **vars(evaluation),
             "created": round(evaluation.created, 3),
             "columns": [
                 {
@@ -43,11 +35,6 @@ def as_json(evaluation: Evaluation) -> dict[str, Any]:
         },
         "evaluation",
     )
-
-
-def json_text(evaluation: Evaluation) -> str:
-    """Return `as_json` as indented ASCII text, which every terminal can print."""
-    return json.dumps(as_json(evaluation), indent=2) + "\n"
 
 
 def _set_json(result: SetResult) -> dict[str, Any]:
@@ -75,53 +62,31 @@ def _set_json(result: SetResult) -> dict[str, Any]:
 def show(evaluation: Evaluation, console: Console) -> None:
     """Print a table for each set, and the notes on its figures."""
     for result in evaluation.sets:
-        console.print(_table(result, evaluation.columns))
+        heads = [Cell(column.label) for column in evaluation.columns]
+        rows = list(_rows(result, evaluation.columns))
+        console.print(on_console(Table([Cell(f"On {result.questions.title}"), *heads], rows)))
         sampled = ""
         if result.samples:
             sampled = (
                 f"; sampled: {result.samples} per question, temperature {evaluation.temperature}"
             )
-        console.print(
-            f"{len(result.questions.tasks):,} questions; 95 % intervals over questions{sampled}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+        told = f"{len(result.questions.tasks):,} questions; 95 % intervals over questions{sampled}"
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
         for notice in result.notices:
             console.print(notice, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(result: SetResult, columns: Sequence[Column]) -> Table:
-    """Return a table: columns are prompts; rows are metrics, their statistics, and their strata."""
-    title = escape(f"On {result.questions.title}")
-    table = plain_table(title, [""], [column.label for column in columns])
-    rows = [result.figures[column.name] for column in columns]
-    before = ""
-    for figures in zip(*rows, strict=True):
-        if figures[0].metric != before:
-            unit = ", per cent" if _is_share(figures[0]) else ""
-            table.add_row(f"[bold]{escape(figures[0].title)}{unit}[/]")
-            before = figures[0].metric
-        table.add_row(f"  {figures[0].statistic}", *map(_cell, figures))
-        if figures[0].statistic.startswith("pass@"):
-            continue
-        for stratum, (_, n) in figures[0].by_stratum.items():
-            means = [_number(figure, figure.by_stratum[stratum][0]) for figure in figures]
-            table.add_row(f"    {escape(one_line(stratum))} ({n:,})", *means)
-    return table
-
-
-def _cell(figure: Figure) -> str:
-    if figure.interval is None:
-        return _number(figure, figure.mean)
-    low, high = (_number(figure, end, places=0) for end in figure.interval)
-    return f"{_number(figure, figure.mean)} [dim]({low}–{high})[/]"
-
-
-def _number(figure: Figure, value: float, places: int = 1) -> str:
-    """Write a value of a figure: as per cent, or with two places more if it is a reward."""
-    return f"{100 * value:.{places}f}" if _is_share(figure) else f"{value:.{places + 2}f}"
-
-
-def _is_share(figure: Figure) -> bool:
-    return figure.title != METRICS["reward"]
+def _rows(result: SetResult, columns: Sequence[Column]) -> Iterator[list[Cell]]:
+    """Yield the metrics, each with its statistics, and these with their strata; prompts are columns."""
+    metric = ""
+    for figures in zip(*(result.figures[column.name] for column in columns), strict=True):
+        first: Figure = figures[0]
+        form = Scores(first.title != METRICS["reward"])
+        if first.metric != metric:
+            yield [Cell(first.title)]
+            metric = first.metric
+        yield [Cell(first.statistic), *(form.cell(each.mean, each.interval) for each in figures)]
+        if not first.statistic.startswith("pass@"):
+            for stratum, (_, n) in first.by_stratum.items():
+                means = [form.cell(each.by_stratum[stratum][0]) for each in figures]
+                yield [Cell(f"· {stratum} ({n:,})"), *means]

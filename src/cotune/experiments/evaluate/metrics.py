@@ -1,6 +1,5 @@
 """Metrics of an evaluation: the value of a rollout, and figures over several rollouts per question."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -8,7 +7,7 @@ from statistics import fmean
 from cotune.environments.math import MathEnvironment
 from cotune.rewards import Reward, exact_match
 from cotune.rewards.functions import boxed_rewards
-from cotune.run.scores import deviation_of, t_interval, wilson
+from cotune.run.scores import score_values
 from cotune.types import Trajectory
 
 METRICS: Mapping[str, str] = {
@@ -46,59 +45,34 @@ class Figure:
     by_stratum: Mapping[str, tuple[float, int]]
 
 
-def figure(
-    metric: str, title: str, statistic: str, values: Sequence[float], strata: Sequence[str]
-) -> Figure:
-    """Return the mean of one value per question, overall with its interval, and by stratum.
+def figures_of(
+    metric: str, title: str, values: Mapping[str, Sequence[Sequence[float]]], strata: Sequence[str]
+) -> list[Figure]:
+    """Return the figures of a metric: greedy, and of k samples avg@k and pass@k.
+
+    The samples of a question are not independent trials: they enter as their mean, and intervals count
+    questions. A sample passes if its value reaches `PASSES_AT`: pass@k is the share of questions that one
+    of them answers. F1 has none, since part of an answer is not an answer.
 
     Args:
+        values: by decoding, "greedy" and "sampled", the values of each question's rollouts.
         strata: the stratum of each question; "" for none.
     """
-    groups: dict[str, list[float]] = defaultdict(list)
-    for value, stratum in zip(values, strata, strict=True):
-        groups[stratum].append(value)
-    by_stratum = {name: (sum(v) / len(v), len(v)) for name, v in sorted(groups.items()) if name}
-    mean = sum(values) / len(values)
-    bounded = metric != "reward" or all(0 <= value <= 1 for value in values)
-    interval = mean_interval(values, bounded=bounded)
-    return Figure(metric, title, statistic, mean, interval, len(values), by_stratum)
-
-
-def mean_interval(values: Sequence[float], *, bounded: bool = False) -> tuple[float, float] | None:
-    """Return the 95 % interval of a mean: Wilson's for zeros and ones, otherwise Student's t.
-
-    The samples of a question are not independent trials, so they enter as their mean: n counts
-    questions.
-
-    Args:
-        bounded: whether the mean is in [0, 1], and the interval is cut to that.
-
-    Returns:
-        The lower and upper end; None for a single value that is neither 0 nor 1, and for fewer than
-        five that are not bounded.
-    """
-    n = len(values)
-    if n < 1:
-        raise ValueError("no values; expected one a question")
-    mean = sum(values) / n
-    if set(values) <= {0.0, 1.0}:
-        return wilson(mean, n)
-    return t_interval(mean, deviation_of(values), n, bounded=bounded)
-
-
-def sampled_figures(
-    metric: str, title: str, samples: Sequence[Sequence[float]], strata: Sequence[str]
-) -> list[Figure]:
-    """Return avg@k of k samples per question, and pass@k: the questions that one of them answers.
-
-    A sample passes if its value reaches `PASSES_AT`. F1 has no pass@k, since part of an answer
-    is not an answer.
-    """
-    k = len(samples[0])
-    figures = [figure(metric, title, f"avg@{k}", [fmean(values) for values in samples], strata)]
-    if metric != "f1":
-        passed = [float(max(values) >= PASSES_AT) for values in samples]
-        figures.append(figure(metric, title, f"pass@{k}", passed, strata))
+    by_statistic: dict[str, Sequence[float]] = {}
+    for decoding, rows in values.items():
+        if decoding == "greedy":
+            by_statistic["greedy"] = [value for (value,) in rows]
+        else:
+            k = len(rows[0])
+            by_statistic[f"avg@{k}"] = [fmean(row) for row in rows]
+            if metric != "f1":
+                by_statistic[f"pass@{k}"] = [float(max(row) >= PASSES_AT) for row in rows]
+    figures: list[Figure] = []
+    for statistic, each in by_statistic.items():
+        score = score_values(each, strata, title)
+        figures.append(
+            Figure(metric, title, statistic, score.em, score.interval, score.n, score.by_stratum)
+        )
     return figures
 
 

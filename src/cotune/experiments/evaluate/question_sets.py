@@ -54,7 +54,8 @@ def question_sets(
 ) -> list[QuestionSet]:
     """Read and check the run's split and the given benchmarks.
 
-    The arguments are those of `EvaluationOptions`.
+    The arguments are those of `EvaluationOptions`. Reward functions see the state of a trainer that has not
+    begun.
 
     Raises:
         ConfigError: a benchmark cannot be read, is given twice, or does not fit the environment; or
@@ -78,6 +79,13 @@ def question_sets(
         tasks = read_benchmark(benchmark, path)[:limit]
         source = f"{benchmark.hub}, split {benchmark.split}" if path is None else str(path)
         sets.append(_benchmark_set(config, environment, benchmark, tasks, source))
+    for questions in sets:
+        if questions.rewards is not None:
+            from transformers import TrainerState
+
+            training = config.training
+            state = TrainerState(max_steps=training.steps * training.optimizer_steps)
+            questions.rewards.trainer_state = state
     names = [questions.name for questions in sets]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"--benchmark {repeated[0]} is given twice; expected each name once")
@@ -114,38 +122,24 @@ def _benchmark_set(
     return QuestionSet(name, benchmark.title, source, held, rewards, tasks, benchmark.f1)
 
 
-def metrics_of(
-    rewards: Sequence[RewardConfig], questions: QuestionSet, wanted: Sequence[str]
-) -> dict[str, str]:
-    """Return the metrics of a set with their titles: those wanted, or all that apply.
-
-    Raises:
-        ConfigError: a wanted metric compares with answers, and a question has none.
-    """
+def metrics_of(rewards: Sequence[RewardConfig], questions: QuestionSet) -> dict[str, str]:
+    """Return the metrics that apply to a set, with their titles."""
     environment = questions.environment
     measure = measure_of(environment, questions.rewards)
-    own_box = is_boxed(environment) and questions.rewards is None
-    titles = {**METRICS, "reward": METRICS["boxed"] if own_box else measure}
-    compared = [name for name in wanted if name != "reward"]
-    without = next((task.id for task in questions.tasks if not task.answers), None)
-    if compared and without is not None:
-        raise ConfigError(
-            f"--metric {compared[0]} compares with answers, but task {without} of {questions.title} "
-            "has none; leave it out, or name their column by dataset.columns: {answers: …}"
-        )
-    if wanted:
-        return {name: titles[name] for name in wanted}
-    names = ["reward"]
+    scored_by_box = is_boxed(environment) and questions.rewards is None
+    names = {"reward": METRICS["boxed"] if scored_by_box else measure}
     # The user's own function may read the answer in another form.
     reads_answers = questions.source == "run" and any(r.function not in REWARDS for r in rewards)
     by_box = any(reward.function == "boxed" for reward in rewards)
-    if without is None and (is_boxed(environment) or by_box):
+    answered = all(task.answers for task in questions.tasks)
+    if answered and (is_boxed(environment) or by_box):
         # For words in a box (a QA benchmark), the reward is the same.
-        if measure != EXACT_MATCH:
-            names.append("boxed")
-    elif without is None and not reads_answers and _short(questions):
-        names += ["f1"] if measure == EXACT_MATCH else ["exact_match", "f1"]
-    return {name: titles[name] for name in dict.fromkeys(names)}
+        added = ["boxed"] if measure != EXACT_MATCH else []
+    elif answered and not reads_answers and _short(questions):
+        added = ["f1"] if measure == EXACT_MATCH else ["exact_match", "f1"]
+    else:
+        added = []
+    return names | {name: METRICS[name] for name in added}
 
 
 def _short(questions: QuestionSet) -> bool:
