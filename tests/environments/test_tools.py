@@ -1,4 +1,5 @@
 import json
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -292,3 +293,27 @@ def test_a_called_name_is_as_long_as_it_needs_to_be() -> None:
     )
 
     assert len(response.messages[0]["name"]) == 120
+
+
+def test_a_function_without_a_timeout_is_called_in_the_callers_thread_in_order() -> None:
+    threads: list[int] = []
+    order: list[int] = []
+
+    def note(number: int) -> str:
+        """Notes.
+
+        Args:
+            number: which.
+        """
+        threads.append(threading.get_ident())
+        order.append(number)
+        if number == 3:
+            raise KeyboardInterrupt
+        return "noted"
+
+    plain = ToolEnvironment([note], {"train": [TASK]}, seconds=math.inf)
+    plain.respond([action(("note", {"number": n}), ("note", {"number": n + 1})) for n in (0, 5)])
+    assert order == [0, 1, 5, 6]
+    assert set(threads) == {threading.get_ident()}
+    with pytest.raises(KeyboardInterrupt):
+        plain.respond([action(("note", {"number": 3}))])

@@ -259,7 +259,18 @@ def test_an_async_get_reward_is_awaited() -> None:
     assert roll_out(environment(Judged), ["Done."])[0].reward == 0.25
 
 
-@pytest.mark.parametrize("value", [None, float("nan"), "1", [1.0], {}])
+def test_a_get_reward_of_none_scores_nothing() -> None:
+    class Judged(Guessing):
+        def get_reward(self) -> float | None:  # type: ignore[override]
+            return 0.5 if self.guesses else None
+
+    (plain,) = roll_out(environment(Judged), ["Done."], TASKS[:1])
+    (guessed,) = roll_out(environment(Judged), [call("guess", number=0), "Done."], TASKS[:1])
+    assert (plain.scored, plain.reward, plain.parts) == (False, 0.0, {})
+    assert (guessed.scored, guessed.reward, guessed.parts) == (True, 0.5, {"Judged": 0.5})
+
+
+@pytest.mark.parametrize("value", [float("nan"), "1", [1.0], {}])
 def test_a_reward_that_is_no_number_names_the_environment(value: Any) -> None:
     class Judged(Guessing):
         def get_reward(self) -> float:

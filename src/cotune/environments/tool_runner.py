@@ -6,6 +6,7 @@ waits for it. Its slot is freed immediately, and the thread does not keep the pr
 
 import asyncio
 import inspect
+import math
 import threading
 import time
 import weakref
@@ -74,7 +75,8 @@ class Worker:
 class ToolRunner:
     """Run lanes of calls at the same time, and the calls of a lane one after the other.
 
-    Sync calls run in threads, async ones on one event loop in the background.
+    Sync calls run in threads, async ones on one event loop in the background. A sync call without a timeout
+    or a thread of its own runs in the caller's thread.
 
     Args:
         concurrency: calls that run at the same time.
@@ -125,6 +127,10 @@ class ToolRunner:
             work = (future, job, self._loop)
             if job.worker is not None:
                 job.worker.put(work)
+            elif job.seconds == math.inf:
+                _into(*work)
+                if isinstance(error := future.exception(), KeyboardInterrupt):
+                    raise error
             else:
                 thread = threading.Thread(target=_into, args=work, name="cotune-tool", daemon=True)
                 try:

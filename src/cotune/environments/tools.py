@@ -16,7 +16,7 @@ from pydantic.errors import PydanticSchemaGenerationError
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.environment_kind import EnvironmentKind, Tasks
 from cotune.environments.tool_calls import spoken
-from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker
+from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker, is_async
 from cotune.errors import ConfigError
 from cotune.types import Action, Response, Task, ToolCall, Trajectory
 from cotune.utils.importing import import_object
@@ -28,6 +28,7 @@ INITIAL_INSTRUCTION = "Answer the question. Call the tools where they help."
 CONCURRENCY = 32  # calls that run at the same time, per process
 OUT_OF_TURNS = "calls a tool in its last turn"
 TIMED_OUT = "took too long"
+NO_SUCH_TOOL = "no such tool"
 _SHOWN = 120  # characters of a turn's error
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 # Models also write 7 for a text parameter.
@@ -135,7 +136,11 @@ class ToolEnvironment(TaskEnvironment):
         initial_instruction: the instruction that training starts from.
         prompt_format: the layout of a prompt.
         seconds: the timeout of a call. A sync function cannot be stopped: it continues in its
-            thread, and its result is dropped.
+            thread, and its result is dropped. Without a timeout (`math.inf`) sync functions are called
+            one after the other in the caller's thread, as TRL does.
+        as_trl: call the tools and show what they return as `GRPOTrainer(tools=…)` does: arguments as the
+            policy wrote them, results by `str`, errors as `{'error': …}`, async functions' results last;
+            a call that cannot be read is the answer.
 
     Raises:
         ConfigError: a function has no types or docstring, or two have the same name; names tool
@@ -152,8 +157,10 @@ class ToolEnvironment(TaskEnvironment):
         prompt_format: PromptFormat | None = None,
         *,
         seconds: float = 30.0,
+        as_trl: bool = False,
     ) -> None:
         super().__init__(tasks, initial_instruction, prompt_format)
+        self._as_trl = as_trl
         if callable(tools) or not tools:
             came = "a function" if tools else "empty"
             raise ConfigError(f"tools is {came}; expected a list of one function or more")
@@ -173,7 +180,8 @@ class ToolEnvironment(TaskEnvironment):
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Make the calls of all episodes at the same time; return responses in order."""
-        return answered(actions, self._tools_of, self._runner)
+        shown = trl_text_of if self._as_trl else text_of
+        return answered(actions, self._tools_of, self._runner, shown, as_trl=self._as_trl)
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return reward 0, and as the answer the last turn without its thoughts."""
@@ -270,34 +278,65 @@ def text_of(result: Any) -> str:
     return str(result)
 
 
+def trl_text_of(result: Any) -> str:
+    """Return a result as TRL shows it to the policy: by `str`, or the texts of content blocks."""
+    text = text_of_blocks(result)
+    return str(result) if text is None else text
+
+
+def text_of_blocks(value: Any) -> str | None:
+    """Return the texts of content blocks; None for other values, ConfigError for an image."""
+    if not isinstance(value, list):
+        return None
+    blocks = cast("list[Any]", value)
+    types = [cast(Any, b).get("type") if isinstance(b, dict) else None for b in blocks]
+    if "image" in types:
+        raise ConfigError(
+            "environment: a tool or reset() returned an image; policies are trained only on text"
+        )
+    if not blocks or set(types) != {"text"}:
+        return None
+    return "".join(str(block["text"]) for block in blocks)
+
+
 @dataclass
 class _Answer:
     """The outcome of one call: the text for the policy, and the error in a few words."""
 
     name: str
+    as_trl: bool
     job: Job | None = None
     text: str = ""
     error: str = ""
     timed_out: bool = False
 
+    @property
+    def comes_late(self) -> bool:
+        """Whether TRL puts its result after those of other calls."""
+        return self.as_trl and self.job is not None and is_async(self.job.function)
+
     def take(self, outcome: Outcome, shown: Callable[[Any], str]) -> None:
         """Fill in the result or the error of the call."""
         self.timed_out = outcome.timed_out
         if outcome.timed_out:
-            self._fail(TIMED_OUT, f"{self.name} {outcome.error}")
+            self.fail(TIMED_OUT, f"{self.name} {outcome.error}", str(outcome.error))
         elif outcome.error is not None:
-            kind = type(outcome.error).__name__
-            self._fail(kind, f"{kind}: {message_of(outcome.error)}")
+            kind, reason = type(outcome.error).__name__, message_of(outcome.error)
+            self.fail(kind, f"{kind}: {reason}", reason)
         else:
             try:
                 self.text = shown(outcome.value)
             except ConfigError:
                 raise
             except Exception as error:  # noqa: BLE001 - a result whose __str__ fails
-                self._fail(type(error).__name__, f"its result has no text: {message_of(error)}")
+                text = f"its result has no text: {message_of(error)}"
+                self.fail(type(error).__name__, text, text)
 
-    def _fail(self, error: str, text: str) -> None:
-        self.error, self.text = f"{self.name}: {error}", f"Error: {text}"
+    def fail(self, error: str, text: str, trl_text: str) -> "_Answer":
+        """Fill in an error, and the text that shows it."""
+        self.error = f"{self.name}: {error}"
+        self.text = str({"error": trl_text}) if self.as_trl else f"Error: {text}"
+        return self
 
 
 def answered(
@@ -306,6 +345,7 @@ def answered(
     runner: ToolRunner,
     shown: Callable[[Any], str] = text_of,
     stateful: bool = False,
+    as_trl: bool = False,
 ) -> list[Response]:
     """Make the calls of all episodes at the same time and return the responses.
 
@@ -316,8 +356,9 @@ def answered(
         shown: turns a result into the text for the policy.
         stateful: an episode's tools share a state: its calls are made one after the other, and a
             timeout breaks the environment, since the call may still change the state.
+        as_trl: see `ToolEnvironment`.
     """
-    turns = [_prepared(action, tools) for action in actions]
+    turns = [_prepared(action, tools, as_trl) for action in actions]
     lanes: list[list[_Answer]] = []
     for turn in turns:
         made = [answer for answer in turn if answer.job is not None]
@@ -326,36 +367,42 @@ def answered(
     for lane, outcomes in zip(lanes, runner.run(jobs), strict=True):
         for answer, outcome in zip(lane, outcomes, strict=True):
             answer.take(outcome, shown)
-    return [_response(action, turn, stateful) for action, turn in zip(actions, turns, strict=True)]
+    return [
+        _response(action, sorted(turn, key=lambda answer: answer.comes_late), stateful, as_trl)
+        for action, turn in zip(actions, turns, strict=True)
+    ]
 
 
-def _prepared(action: Action, tools: Tools) -> list[_Answer]:
+def _prepared(action: Action, tools: Tools, as_trl: bool) -> list[_Answer]:
     """Return the calls of a turn; those that cannot be made come with the reason."""
     if action.last or action.calls.error:
         return []
-    known = {tool.name: tool for tool in tools(action)} if action.calls.calls else {}
-    return [_call(call, known) for call in action.calls.calls]
+    by_name = {tool.name: tool for tool in tools(action)} if action.calls.calls else {}
+    return [_call(call, by_name, as_trl) for call in action.calls.calls]
 
 
-def _call(call: ToolCall, known: dict[str, Tool]) -> _Answer:
-    tool = known.get(call.name)
+def _call(call: ToolCall, tools: Mapping[str, Tool], as_trl: bool) -> _Answer:
+    tool = tools.get(call.name)
     if tool is None:
-        names = ", ".join(known)
-        name = call.name[:_SHOWN]
-        text = f"Error: there is no tool {name!r}; the tools are {names}"
-        return _Answer(name, text=text, error="no such tool")
-    try:
-        bound = tool.bind(call.arguments)
-    except BadArguments as error:
-        return _Answer(tool.name, text=f"Error: {error}", error=f"{tool.name}: bad arguments")
-    return _Answer(
-        tool.name, Job(tool.function, tool.seconds, bound.args, bound.kwargs, tool.worker)
-    )
+        name = call.name if as_trl else call.name[:_SHOWN]
+        text = f"there is no tool {name!r}; the tools are {', '.join(tools)}"
+        answer = _Answer(name, as_trl).fail("", text, f"Tool {name} not found.")
+        answer.error = NO_SUCH_TOOL
+        return answer
+    if as_trl:
+        args, kwargs = (), call.arguments
+    else:
+        try:
+            bound = tool.bind(call.arguments)
+        except BadArguments as error:
+            return _Answer(tool.name, as_trl).fail("bad arguments", str(error), "")
+        args, kwargs = bound.args, bound.kwargs
+    return _Answer(tool.name, as_trl, Job(tool.function, tool.seconds, args, kwargs, tool.worker))
 
 
-def _response(action: Action, turn: Sequence[_Answer], stateful: bool) -> Response:
+def _response(action: Action, turn: Sequence[_Answer], stateful: bool, as_trl: bool) -> Response:
     calls = action.calls
-    if calls.error:
+    if calls.error and not as_trl:
         text = f"Error: {calls.error}. Write the call again in the form shown, or answer without."
         message = {"role": "user", "content": text}
         return Response(done=action.last, action="invalid", error=calls.error, messages=(message,))
@@ -366,7 +413,7 @@ def _response(action: Action, turn: Sequence[_Answer], stateful: bool) -> Respon
     errors = "; ".join(dict.fromkeys(answer.error for answer in turn if answer.error))
     return Response(
         action=named_action(
-            action, [answer.name for answer in turn if answer.error != "no such tool"]
+            action, [answer.name for answer in turn if answer.error != NO_SUCH_TOOL]
         ),
         error=errors[:_SHOWN],
         failed=stateful and any(answer.timed_out for answer in turn),

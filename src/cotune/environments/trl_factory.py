@@ -20,7 +20,14 @@ from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.environment_kind import EnvironmentKind, Tasks
 from cotune.environments.global_draws import generators_kept, seeded
 from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker
-from cotune.environments.tools import Tool, answer_of, answered, tool_of
+from cotune.environments.tools import (
+    Tool,
+    answer_of,
+    answered,
+    text_of_blocks,
+    tool_of,
+    trl_text_of,
+)
 from cotune.errors import ConfigError
 from cotune.rollout.coordinator import stable_seed
 from cotune.types import Action, Prompt, Response, StopReason, Task, Trajectory
@@ -90,10 +97,12 @@ class TrlEnvironment(TaskEnvironment):
         prompt_format: PromptFormat | None,
         seconds: float,
         concurrency: int,
+        as_trl: bool = False,
     ) -> None:
         super().__init__(
             _episodes() if tasks is None else tasks, initial_instruction, prompt_format
         )
+        self._as_trl = as_trl
         if not callable(factory):
             several = "; train with one at a time" if isinstance(factory, Mapping) else ""
             raise ConfigError(
@@ -178,17 +187,19 @@ class TrlEnvironment(TaskEnvironment):
                 responses[action.row] = Response(failed=True, action="invalid", error=failure)
         playing = [action for action in actions if action.row not in responses]
         with generators_kept():
-            answers = answered(playing, self._tools_of, self._runner, _shown, stateful=True)
+            answers = answered(
+                playing, self._tools_of, self._runner, trl_text_of, True, self._as_trl
+            )
         for action, response in zip(playing, answers, strict=True):
             self._live[action.row].broken |= response.failed
             responses[action.row] = response
         return [responses[action.row] for action in actions]
 
-    def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
-        """Return the value of `get_reward`; 0 without it or if the environment broke.
+    def score(self, trajectory: Trajectory) -> tuple[float | None, str | None]:
+        """Return the value of `get_reward`, which may be None; 0 without it or if the environment broke.
 
         Raises:
-            ConfigError: `get_reward` raises, takes too long, or returns no finite number.
+            ConfigError: `get_reward` raises, takes too long, or returns something else.
         """
         self._scored.add(trajectory.row)
         answer = answer_of(trajectory)
@@ -203,11 +214,15 @@ class TrlEnvironment(TaskEnvironment):
             raise ConfigError(f"{where} {_failed(outcome.error)}; fix it") from outcome.error
         value = outcome.value
         number = finite(value)
-        if number is None:
+        if number is None and value is not None:
             raise ConfigError(
-                f"{where} returned {value!r} for task {trajectory.task.id}; expected a finite number"
+                f"{where} returned {value!r} for task {trajectory.task.id}; expected a finite number, or None"
             )
         return number, answer
+
+    def reward_parts(self, trajectory: Trajectory) -> dict[str, float]:
+        """Return the value of `get_reward` under the environment's name; {} without one."""
+        return {self.own_reward: trajectory.reward} if self.own_reward and trajectory.scored else {}
 
     def reward_arguments(self, trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
         """Return `environments` for reward functions, as in TRL: each rollout's own instance.
@@ -291,7 +306,7 @@ def _episodes(validation: int = 100, test: int = 200) -> dict[str, list[Task]]:
     counts = {"train": _EPISODES, "validation": validation, "test": test}
     prompt = {"prompt": [{"role": "user", "content": ""}]}
     return {
-        split: [Task(f"{split}-{i}", "", (), columns=prompt) for i in range(count)]
+        split: [Task(f"{split}-{i}", "", (), chat=True, columns=prompt) for i in range(count)]
         for split, count in counts.items()
     }
 
@@ -304,6 +319,7 @@ def from_trl(
     *,
     seconds: float = 30.0,
     concurrency: int = 32,
+    as_trl: bool = False,
 ) -> TrlEnvironment:
     """Use an environment written for `GRPOTrainer(environment_factory=…)` unchanged.
 
@@ -320,11 +336,14 @@ def from_trl(
         seconds: the timeout of a call.
         concurrency: calls of tools that run at the same time, per process. With 1 each is seeded, for
             tools that draw from the generators of `random`, numpy or torch.
+        as_trl: make calls and show errors as TRL does; see `ToolEnvironment`.
 
     Raises:
         ConfigError: no factory, no `reset`, or a method that cannot be a tool; gives the fix.
     """
-    return TrlEnvironment(factory, tasks, initial_instruction, prompt_format, seconds, concurrency)
+    return TrlEnvironment(
+        factory, tasks, initial_instruction, prompt_format, seconds, concurrency, as_trl
+    )
 
 
 def trl_environment(options: TrlOptions, tasks: Tasks | None) -> TrlEnvironment:
@@ -340,35 +359,16 @@ def trl_environment(options: TrlOptions, tasks: Tasks | None) -> TrlEnvironment:
     )
 
 
-def _shown(result: Any) -> str:
-    """Return a result as TRL shows it to the policy: str(), or the texts of content blocks."""
-    text = _of_blocks(result)
-    return str(result) if text is None else text
-
-
 def _reset_text(value: Any) -> str:
     """Return the result of `reset` as text."""
     if value is None or isinstance(value, str):
         return value or ""
-    text = _of_blocks(value)
+    text = text_of_blocks(value)
     if text is None:
         raise ConfigError(
             f"{_FIELD}: reset() returned {type(value).__name__}; expected a text, or None"
         )
     return text
-
-
-def _of_blocks(value: Any) -> str | None:
-    """Return the texts of content blocks; None for other values, ConfigError for an image."""
-    if not isinstance(value, list):
-        return None
-    blocks = cast("list[Any]", value)
-    types = [cast(Any, b).get("type") if isinstance(b, dict) else None for b in blocks]
-    if "image" in types:
-        raise ConfigError(f"{_FIELD} returned an image; policies are trained only on text")
-    if not blocks or set(types) != {"text"}:
-        return None
-    return "".join(str(block["text"]) for block in blocks)
 
 
 def _failed(error: BaseException) -> str:

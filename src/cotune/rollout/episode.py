@@ -409,7 +409,8 @@ def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> l
     `reward_parts` that returns the value of each of its functions.
 
     Raises:
-        ConfigError: a result is no pair of a finite number and an answer.
+        ConfigError: a result is no pair of a finite number and an answer. `get_reward` of a TRL environment
+            may be None.
     """
     batch = getattr(environment, "scores", None)
     name = "score" if batch is None else "scores"
@@ -418,6 +419,7 @@ def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> l
             [environment.score(t) for t in trajectories] if batch is None else batch(trajectories)
         )
     parts = getattr(environment, "reward_parts", None)
+    may_not_score = bool(getattr(environment, "own_reward", ""))
     scored: list[Trajectory] = []
     for trajectory, pair in zip(trajectories, found, strict=True):
         what = f"environment: {type(environment).__name__}.{name} gave"
@@ -427,7 +429,8 @@ def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> l
             raise ConfigError(
                 f"{what} {pair!r:.80} for task {trajectory.task.id}; expected (reward, answer); fix `{name}`"
             ) from None
-        reward = finite(given)
+        unscored = given is None and may_not_score
+        reward = 0.0 if unscored else finite(given)
         if reward is None:
             raise ConfigError(
                 f"{what} the reward {given!r:.80} for task {trajectory.task.id}; expected a finite number; "
@@ -440,6 +443,6 @@ def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> l
                 f"{what} the answer {answer!r:.80} for task {trajectory.task.id}; expected text or None; fix "
                 f"`{name}`"
             )
-        values: Mapping[str, float] = {} if parts is None else parts(trajectory)
-        scored.append(replace(trajectory, reward=reward, answer=answer, parts=values))
+        result = replace(trajectory, reward=reward, answer=answer, scored=not unscored)
+        scored.append(result if parts is None else replace(result, parts=parts(result)))
     return scored

@@ -1,0 +1,267 @@
+"""Reward functions get from cotune what TRL's own trainer gives them, for the same replies of a policy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from trl import GRPOConfig, GRPOTrainer
+from trl.chat_template_utils import add_response_schema
+
+from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
+from cotune.environments.tools import ToolEnvironment
+from cotune.environments.trl_factory import from_trl
+from cotune.policy.codec import HFCodec
+from cotune.rewards.functions import RewardFunctions
+from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.testing import ScriptedSampler
+from cotune.types import Assignment, Limits, Prompt, Sampling, Task
+from tests.examples.three_tools import FOLDER
+
+POLICY = FOLDER / "policy"
+SYSTEM = "Use a tool."
+DONE = "<|im_end|>"
+
+
+def add(a: int, b: int) -> Any:
+    """Adds.
+
+    Args:
+        a: one.
+        b: another.
+    """
+    if a == 0:
+        raise KeyError("zero")
+    return {"sum": a + b, "of": [a, b], "note": None}
+
+
+async def later(word: str) -> str:
+    """Says it later.
+
+    Args:
+        word: what.
+    """
+    return f"{word}, later"
+
+
+class Counter:
+    """An environment as TRL's documentation has them."""
+
+    def reset(self, **columns: Any) -> str:
+        self.count = 0
+        return f"Count to {columns['answer']}."
+
+    def step(self, by: int) -> int:
+        """Counts.
+
+        Args:
+            by: how far.
+        """
+        self.count += by
+        return self.count
+
+    def get_reward(self) -> float | None:
+        return float(self.count) if self.count else None
+
+
+def call(text: str) -> str:
+    return f"<tool_call>\n{text}\n</tool_call>"
+
+
+ADD = call('{"name": "add", "arguments": {"a": 1, "b": 2}}')
+LATER = call('{"name": "later", "arguments": {"word": "oak"}}')
+TOOL_REPLIES: list[list[str]] = [
+    ["It is 7." + DONE],
+    [f"I add.{ADD}{DONE}", "3" + DONE],
+    [f"{LATER}{ADD}{DONE}", "both" + DONE],
+    [call('{"name": "add", "arguments": {"a": "1"}}') + DONE, "none" + DONE],
+    [call('{"name": "add", "arguments": {"a": 0, "b": 2}}') + DONE, ADD + DONE, "3" + DONE],
+    [call('{"name": "nothing", "arguments": {}}') + DONE, "sorry" + DONE],
+    [call('{"name": "add", "arg') + DONE],
+    [f"<think>Hm.</think>\n\n{ADD}{DONE}", "<think>So.</think> 3 " + DONE],
+    [ADD + DONE, ADD + DONE, ADD + DONE],
+    ["it goes on and"],
+    ["oak<|endoftext|>" + DONE],
+]
+"""The policy's turns in each rollout."""
+STEP = call('{"name": "step", "arguments": {"by": 2}}')
+COUNTER_REPLIES = [
+    [STEP + DONE, STEP + DONE, "4" + DONE],
+    ["no" + DONE],
+    [call('{"name": "step", "arguments": {"by": "x"}}') + DONE, "0" + DONE],
+]
+
+
+@dataclass
+class Recorder:
+    """A reward function that keeps what it was given."""
+
+    given: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __call__(self, **given: Any) -> list[float | None]:
+        self.given = given
+        given["log_metric"]("seen", len(given["completions"]))
+        return [None if i % 3 == 1 else float(i) for i in range(len(given["completions"]))]
+
+
+def structure(completions: Sequence[Any], **_: Any) -> list[float]:
+    """Return 0.1 for a call that was answered before the last message, as TRL's example of an agent does."""
+    return [
+        0.1
+        if any(m.get("tool_calls") for m in c) and c[-1]["role"] == "assistant" and len(c) > 2
+        else 0.0
+        for c in completions
+    ]
+
+
+async def judge(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float | None]:
+    return [None if a == "1" else 1.0 for a in answer]
+
+
+class Scripted(GRPOTrainer):
+    """TRL's trainer with a scripted policy."""
+
+    replies: list[list[str]]
+
+    def _generate_single_turn(self, prompt_ids: Any, *_: Any, **again: Any) -> Any:
+        if not again:
+            self._starts = [list(ids) for ids in prompt_ids]
+            self._left = [list(turns) for turns in self.replies]
+        rows = [
+            next(row for row, start in enumerate(self._starts) if ids[: len(start)] == start)
+            for ids in prompt_ids
+        ]
+        return [encoded(self.processing_class, self._left[row].pop(0)) for row in rows], None
+
+
+def encoded(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+
+
+def of_trl(
+    tmp_path: Path,
+    replies: list[list[str]],
+    rows: list[dict[str, Any]],
+    functions: list[Any],
+    **given: Any,
+) -> list[list[float]]:
+    """Return TRL's rewards per function, NaN for None."""
+    args = GRPOConfig(
+        str(tmp_path), per_device_train_batch_size=len(replies), num_generations=len(replies),
+        max_completion_length=400, max_tool_calling_iterations=2, report_to="none", use_cpu=True, bf16=False,
+    )  # fmt: skip
+    trainer = Scripted(
+        str(POLICY),
+        reward_funcs=functions,
+        args=args,
+        train_dataset=Dataset.from_list(rows),
+        **given,
+    )
+    trainer.replies = replies
+    values: list[Any] = []
+    calculate = trainer._calculate_rewards
+    trainer._calculate_rewards = lambda *a: values.append(calculate(*a)) or values[0]  # type: ignore[method-assign]
+    trainer._generate_and_score_completions(rows)
+    return values[0].tolist()
+
+
+def of_cotune(
+    tokenizer: PreTrainedTokenizerBase,
+    environment: TaskEnvironment,
+    replies: list[list[str]],
+    functions: list[Any],
+) -> list[list[float | None]]:
+    rewards, codec = RewardFunctions(functions), HFCodec(tokenizer)
+    prompt = Prompt(SYSTEM)
+    assignments = [Assignment(t, prompt, prompt, "i0", 0) for t in environment.tasks("train")]
+    limits = Limits(turns=3, turn_tokens=400, observation_tokens=400, trajectory_tokens=400)
+    episodes = new_episodes(assignments, environment, codec, limits)
+    sampler = ScriptedSampler(codec, lambda row, turn, _: encoded(tokenizer, replies[row][turn]))
+    done = run_episodes(episodes, environment, sampler.open(Sampling()), rewards)
+    return [[t.parts.get(name) for name in rewards.weights(environment)] for t in done]
+
+
+def rows_of(count: int) -> list[dict[str, Any]]:
+    first = [{"role": "system", "content": SYSTEM}]
+    return [
+        {"prompt": [*first, {"role": "user", "content": f"q{i}?"}], "answer": str(i)}
+        for i in range(count)
+    ]
+
+
+def tasks_of(rows: list[dict[str, Any]]) -> dict[str, list[Task]]:
+    return {
+        "train": [
+            Task(f"t{i}", row["prompt"][-1]["content"], (), chat=True, columns=row)
+            for i, row in enumerate(rows)
+        ]
+    }
+
+
+def without_nan(values: list[list[float]]) -> list[list[float | None]]:
+    return [[None if value != value else pytest.approx(value) for value in row] for row in values]
+
+
+def check(ours: Recorder, theirs: Recorder) -> None:
+    assert ours.given["prompts"] == theirs.given["prompts"]
+    for completion, expected in zip(
+        ours.given["completions"], theirs.given["completions"], strict=True
+    ):
+        assert completion == expected
+    assert ours.given["completion_ids"] == theirs.given["completion_ids"]
+    assert ours.given["answer"] == theirs.given["answer"]
+    added = {"prompt", "ground_truths"}
+    assert ours.given.keys() - added == theirs.given.keys()
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerBase:
+    return add_response_schema(AutoTokenizer.from_pretrained(POLICY, padding_side="left"))
+
+
+IN_SYSTEM = PromptFormat(role="system")
+
+
+def test_tools(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    rows = rows_of(len(TOOL_REPLIES))
+    theirs, ours = Recorder(), Recorder()
+    functions = [structure, judge]
+    expected = of_trl(tmp_path, TOOL_REPLIES, rows, [theirs, *functions], tools=[add, later])
+    environment = ToolEnvironment([add, later], tasks_of(rows), SYSTEM, IN_SYSTEM, as_trl=True)
+    values = of_cotune(tokenizer, environment, TOOL_REPLIES, [ours, *functions])
+    check(ours, theirs)
+    assert values == without_nan(expected)
+    assert {row[1] for row in values} == {0.0, 0.1}
+
+
+def test_environments(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    rows = rows_of(len(COUNTER_REPLIES))
+    theirs, ours = Recorder(), Recorder()
+    expected = of_trl(tmp_path, COUNTER_REPLIES, rows, [theirs], environment_factory=Counter)
+    environment = from_trl(Counter, tasks_of(rows), SYSTEM, IN_SYSTEM, as_trl=True)
+    values = of_cotune(tokenizer, environment, COUNTER_REPLIES, [ours])
+    counts = [
+        [environment.count for environment in r.given.pop("environments")] for r in (ours, theirs)
+    ]
+    check(ours, theirs)
+    assert counts == [[4, 0, 0]] * 2
+    assert values == without_nan(expected) == [[0.0, 4.0], [None, None], [2.0, None]]
+
+
+def test_questions_without_tools(tmp_path: Path) -> None:
+    replies = [[text] for (text, *_) in TOOL_REPLIES]
+    rows = rows_of(len(replies))
+    theirs, ours = Recorder(), Recorder()
+    expected = of_trl(tmp_path, replies, rows, [theirs])
+    environment = SingleTurnEnvironment(tasks_of(rows), SYSTEM, IN_SYSTEM)
+    values = of_cotune(AutoTokenizer.from_pretrained(POLICY), environment, replies, [ours])
+    check(ours, theirs)
+    assert values == without_nan(expected)
