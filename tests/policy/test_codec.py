@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from cotune.errors import ConfigError
-from cotune.policy.codec import HFCodec
+from cotune.policy.codec import HFCodec, PlainCodec
 from cotune.policy.policy_files import policy_path
 from tests.policy.tiny import tiny_tokenizer
 
@@ -71,3 +71,17 @@ def test_a_tokenizer_that_lacks_something_is_refused_by_name() -> None:
     bare.pad_token = None
     with pytest.raises(ConfigError, match="no chat_template and no pad_token"):
         HFCodec(bare)
+
+
+def test_a_plain_prompt_needs_no_chat_template_and_offers_no_tools() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    codec = PlainCodec(tokenizer)
+    ids = codec.render([{"role": "user", "content": "<|im_start|>ab?<|im_end|>"}])
+    assert codec.decode(ids) == "<|im_start|>ab?<|im_end|>"
+    assert ids.count(codec.eos_id) == 1
+    assert codec.foreign_end() == ""
+    with pytest.raises(ConfigError, match="plain texts; expected chat messages"):
+        codec.check_tools([])
+    with pytest.raises(ConfigError, match="plain texts; expected chat messages"):
+        codec.render_next([{"role": "tool", "content": "4"}])

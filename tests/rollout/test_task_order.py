@@ -34,6 +34,16 @@ def test_an_epochs_order_depends_on_seed_and_epoch_alone() -> None:
     assert epochs[0] != [TaskOrder(tasks, 4, 1).at(i) for i in range(20)]
 
 
+def test_the_datas_own_order_comes_back_in_every_epoch_and_is_another_run() -> None:
+    tasks = make_tasks(5)
+    order = TaskOrder(tasks, 2, 0, shuffle=False)
+    ids = [task.id for task in tasks]
+    assert [task.id for step in range(1, 6) for task in order.step(step)] == ids * 2
+    shuffled = TaskOrder(tasks, 2, 0)
+    assert order.fingerprint == shuffled.fingerprint
+    assert order.identity != shuffled.identity
+
+
 def test_a_split_that_cannot_be_trained_on_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"training split is empty.*environment\.train"):
         TaskOrder([], 1, 0)

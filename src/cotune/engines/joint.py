@@ -221,4 +221,4 @@ class Joint(TrainingRun):
 
     @property
     def identity(self) -> dict[str, str]:
-        return {"the training tasks": self.order.fingerprint, **self.parts.identity}
+        return {**self.order.identity, **self.parts.identity}

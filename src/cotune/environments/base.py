@@ -43,14 +43,14 @@ class PromptFormat:
             before = [message for message in before if message["role"] != "system"]
         parts = [question]
         if self.role == "system":
-            before = _with_system(before, prompt.instruction)
+            before = with_system(before, prompt.instruction)
         else:
             parts.insert(0 if self.placement == "before" else 1, prompt.instruction)
         content = self.separator.join(part for part in parts if part)
         return [*before, {"role": "user", "content": prompt.under_hint(content)}]
 
 
-def _with_system(messages: list[dict[str, str]], instruction: str) -> list[dict[str, str]]:
+def with_system(messages: list[dict[str, Any]], instruction: str) -> list[dict[str, Any]]:
     """Append an instruction to the system prompt of messages, or add it as the system prompt."""
     if not instruction:
         return messages

@@ -24,6 +24,11 @@ _FIX = (
     "policy.chat_template"
 )
 
+_PLAIN_PROMPTS = (
+    "tools: the prompts are plain texts; expected chat messages, in which tool calls and their answers "
+    "can be written: give every prompt as [{'role': 'user', 'content': …}]"
+)
+
 
 def use_template(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> None:
     """Replace a tokenizer's chat template: "plain", or a file's; None keeps its own.
@@ -56,6 +61,8 @@ class HFCodec:
         ConfigError: the tokenizer has no chat template, no EOS or no padding token.
     """
 
+    _requires_template = True
+
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
@@ -68,7 +75,7 @@ class HFCodec:
                 ("eos_token", tokenizer.eos_token_id),
                 ("pad_token", tokenizer.pad_token_id),
             )
-            if value is None
+            if value is None and (self._requires_template or name != "chat_template")
         ]
         if missing:
             raise ConfigError(
@@ -350,6 +357,36 @@ class HFCodec:
         template = str(self._tokenizer.chat_template)
         added = self._tokenizer.added_tokens_decoder.values()
         return tuple(str(t) for t in added if str(t).strip() and (t.special or str(t) in template))
+
+
+class PlainCodec(HFCodec):
+    """Feed prompts that are plain texts as they are, like TRL: without a chat template.
+
+    Control tokens in them are meant: the data may have rendered a chat template itself.
+    """
+
+    _requires_template = False
+
+    def render(
+        self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """See `protocols.Codec`; the prompt is one message."""
+        (message,) = messages
+        encoded = self._tokenizer(text=encodable(message["content"]))
+        return list(encoded["input_ids"])  # pyright: ignore[reportArgumentType]
+
+    def render_next(
+        self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """Raise ConfigError: what an environment says needs chat messages."""
+        raise ConfigError(_PLAIN_PROMPTS)
+
+    def check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ConfigError: calls and answers need chat messages."""
+        raise ConfigError(_PLAIN_PROMPTS)
+
+    def foreign_end(self) -> str:
+        return ""
 
 
 def _without(text: str, tokens: Sequence[str]) -> str:

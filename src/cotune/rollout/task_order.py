@@ -1,4 +1,4 @@
-"""The order of the training tasks: one permutation per epoch."""
+"""The order of the training tasks: one permutation per epoch, or the data's."""
 
 import hashlib
 import json
@@ -24,12 +24,15 @@ class TaskOrder:
         tasks: the training tasks, with unique ids.
         questions: tasks per step.
         seed: the run's seed.
+        shuffle: False keeps the tasks' own order in every epoch.
 
     Attributes:
         fingerprint: of the tasks.
     """
 
-    def __init__(self, tasks: Sequence[Task], questions: int, seed: int) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], questions: int, seed: int, shuffle: bool = True
+    ) -> None:
         if not tasks:
             raise ConfigError(
                 "environment: the training split is empty; expected at least one task "
@@ -42,13 +45,23 @@ class TaskOrder:
                 "another; ids must be different"
             )
         self._ids = list(self.by_id)
-        self._questions, self._seed = questions, seed
+        self._questions, self._seed, self._shuffle = questions, seed, shuffle
         self._permutations: dict[int, list[str]] = {}
         self.fingerprint = fingerprint(tasks)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Return, by name, the values that a resumed run must share."""
+        return {
+            "the training tasks": self.fingerprint,
+            "the order of the training tasks": "shuffled" if self._shuffle else "as in the data",
+        }
 
     def at(self, position: int) -> str:
         """Return the task id at a position of the endless sequence, counted from 0."""
         epoch, place = divmod(position, len(self._ids))
+        if not self._shuffle:
+            return self._ids[place]
         if epoch not in self._permutations:
             order = list(self._ids)
             random.Random(f"{self._seed}/epoch/{epoch}").shuffle(order)

@@ -1,0 +1,121 @@
+"""Where the initial instruction stands in a data set in TRL's form."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from cotune.data.rows import shortened
+from cotune.data.trl_data import holding, last_question, messages_of
+from cotune.errors import ConfigError
+
+_COMPARED = 2000  # rows whose questions are compared for a suggestion
+_SHORTEST = 20  # characters of a common text that is suggested
+
+
+@dataclass(frozen=True)
+class InstructionPlace:
+    """The initial instruction and its place in the data.
+
+    Attributes:
+        initial: the initial instruction; "" without one.
+        text: the text of the prompts that it stands for; "" if it is added to them.
+    """
+
+    initial: str = ""
+    text: str = ""
+
+
+def place_instruction(
+    rows: Sequence[Mapping[str, Any]],
+    instruction: str | None,
+    needs_instruction: bool,
+    method_name: str,
+) -> InstructionPlace:
+    """Find the initial instruction of a run and the text of the data that it stands for.
+
+    It is, in this order: `instruction`, in its place if all prompts have it, else added; the system
+    message of all rows; the prompt of all rows, if they have the same (an environment makes the
+    tasks); none.
+
+    Args:
+        rows: all rows that are trained or evaluated on, as `read_rows` returns them.
+        instruction: the method's argument; None if the data has it.
+        needs_instruction: whether the method evolves it.
+        method_name: such as "INSPO", for messages.
+
+    Raises:
+        ConfigError: the instruction stands in some prompts only, rows have different system
+            messages, or there is no instruction to evolve.
+    """
+    prompts = [messages_of(row) for row in rows if "prompt" in row]
+    argument = f"method=cotune.{method_name}(instruction=…)"
+    if instruction is not None:
+        place = _place_of(instruction, prompts, argument)
+    else:
+        place = _shared(prompts, needs_instruction, argument)
+    if needs_instruction and not place.initial.strip():
+        raise ConfigError(
+            f"method: {method_name} evolves an instruction, and the prompts share no system message; "
+            f"give one as {argument}{_suggestion(prompts)}"
+        )
+    return place
+
+
+def _place_of(
+    instruction: str, prompts: Sequence[list[dict[str, Any]]], argument: str
+) -> InstructionPlace:
+    """Return the place of the method's instruction, which may have white space around it."""
+    for text in (instruction.rstrip(), instruction.strip()):
+        without = [messages for messages in prompts if not holding(messages, text)]
+        if not without:
+            return InstructionPlace(text, text)
+        if len(without) < len(prompts):
+            raise ConfigError(
+                f"{argument}: {len(without)} of {len(prompts)} prompts lack that text, such as "
+                f"{shortened(last_question(without[0])['content'])}; expected it in all of them or "
+                "in none: write it into every prompt, or leave it out and it is added"
+            )
+    return InstructionPlace(instruction)
+
+
+def _shared(
+    prompts: Sequence[list[dict[str, Any]]], needs_instruction: bool, argument: str
+) -> InstructionPlace:
+    """Return the system message, or else the whole question, that all prompts share."""
+    systems = list(dict.fromkeys(_system(messages) for messages in prompts))
+    if len(systems) > 1 and needs_instruction:
+        first, second = (shortened(text) if text else "none" for text in systems[:2])
+        raise ConfigError(
+            f"the data has {len(systems)} different system messages, such as {first} and {second}; "
+            f"expected one that all rows share, as one instruction is evolved: give {argument}, a text "
+            "that all prompts have or one to add to each"
+        )
+    if len(systems) == 1 and systems[0]:
+        return InstructionPlace(systems[0], systems[0])
+    if len(prompts) > 1 and all(messages == prompts[0] for messages in prompts):
+        question = last_question(prompts[0])["content"].rstrip()
+        return InstructionPlace(question, question)
+    return InstructionPlace()
+
+
+def _system(messages: Sequence[dict[str, Any]]) -> str:
+    return next((str(m["content"]) for m in messages if m["role"] == "system"), "")
+
+
+def _suggestion(prompts: Sequence[list[dict[str, Any]]]) -> str:
+    """Return the lines that all questions begin or end with, for a message; "" without any."""
+    questions = [str(last_question(messages)["content"]) for messages in prompts[:_COMPARED]]
+    lines = [question.strip().split("\n") for question in questions]
+    beginning = "\n".join(_common(lines)).strip()
+    ending = "\n".join(reversed(_common([rows[::-1] for rows in lines]))).strip()
+    for verb, text in (("begin", beginning), ("end", ending)):
+        if len(text) > _SHORTEST and len(questions) > 1:
+            return f": all prompts {verb} with {shortened(text)}, which you could give"
+    return ""
+
+
+def _common(lists: Sequence[Sequence[str]]) -> list[str]:
+    """Return the items that all lists begin with."""
+    same = takewhile(lambda items: len(set(items)) == 1, zip(*lists, strict=False))
+    return [items[0] for items in same]

@@ -1,0 +1,231 @@
+"""Rows of a data set in TRL's form, `prompt` and any other columns, and the tasks that they make."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, cast
+
+from cotune.data.rows import listed, plain_text, shortened
+from cotune.data.splits import sha
+from cotune.errors import ConfigError
+from cotune.types import Task
+
+_IMAGE_COLUMNS = ("image", "images")
+_ANSWER_COLUMNS = ("answer", "answers", "ground_truth", "final_answer", "solution")
+# GSM8K's answers: reasoning, and the final answer on the last line.
+_FINAL_LINE = re.compile(r"^#### *(?P<final>\S.*)\Z", re.MULTILINE)
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def read_rows(
+    dataset: Any, name: str, *, rows_needed: int | None = None, needs_prompt: bool = True
+) -> list[dict[str, Any]]:
+    """Read the rows of a data set as GRPOTrainer takes it; a set format such as "torch" is kept.
+
+    Args:
+        dataset: a `datasets.Dataset` or `IterableDataset`, or a list of rows.
+        name: the argument that it was given as, which starts error messages.
+        rows_needed: the rows that are read of a stream, which has no length.
+        needs_prompt: whether each row needs a `prompt`; an environment can make it instead.
+
+    Raises:
+        ConfigError: several splits at once, a stream of unknown length, no rows, images, or a
+            prompt that is missing or neither text nor chat messages; names the row, from 1.
+    """
+    if isinstance(cast(object, dataset), Mapping):
+        names = listed([str(key) for key in dataset])
+        raise ConfigError(
+            f"{name} is a {type(dataset).__name__} of {names}; expected "
+            "rows: give one split of it, such as data['train']"
+        )
+    if not isinstance(cast(object, dataset), Iterable):
+        raise ConfigError(
+            f"{name} is {shortened(dataset)}; expected a datasets.Dataset or IterableDataset, or a "
+            "list of rows"
+        )
+    _refuse_images(getattr(dataset, "column_names", None) or (), name)
+    rows: Iterable[Any] = dataset
+    if not hasattr(dataset, "__len__"):
+        if rows_needed is None:
+            raise ConfigError(
+                f"{name} is a stream, whose length is unknown; set max_steps, or give a "
+                "datasets.Dataset"
+            )
+        rows = islice(rows, rows_needed)
+    elif hasattr(dataset, "to_list") and dataset.format["type"] is None:
+        rows = dataset.to_list()
+    checked_rows = [
+        _checked(row, f"{name}, row {i}", needs_prompt) for i, row in enumerate(rows, 1)
+    ]
+    if not checked_rows:
+        raise ConfigError(f"{name} holds no rows; expected one for each question")
+    _refuse_images(checked_rows[0], name)
+    chats = [not isinstance(row["prompt"], str) for row in checked_rows if "prompt" in row]
+    if len(set(chats)) > 1:
+        raise ConfigError(
+            f"{name} has texts and chat messages ({sum(chats)} of {len(chats)}) as prompts; expected "
+            "one form: write every prompt as messages, [{'role': 'user', 'content': …}]"
+        )
+    return checked_rows
+
+
+def _checked(row: Any, where: str, needs_prompt: bool) -> dict[str, Any]:
+    """Return a row with its prompt as text or a list of messages."""
+    if not isinstance(row, Mapping):
+        raise ConfigError(
+            f"{where} is {shortened(row)}; expected a mapping of a column to its value"
+        )
+    columns = dict(cast("Mapping[str, Any]", row))
+    if "prompt" not in columns:
+        if needs_prompt:
+            raise ConfigError(
+                f'{where} has no column "prompt", only {listed(list(columns))}; expected a text or chat '
+                "messages there, as for GRPOTrainer: rename the questions' column"
+            )
+        return columns
+    prompt = columns["prompt"]
+    if hasattr(prompt, "tolist"):  # of a data set in NumPy's format
+        prompt = columns["prompt"] = prompt.tolist()
+    if isinstance(prompt, str):
+        return columns
+    if not isinstance(prompt, list) or not prompt:
+        raise ConfigError(
+            f"{where}: the prompt is {shortened(columns['prompt'])}; expected text or messages"
+        )
+    for message in cast("list[Any]", prompt):
+        _check_message(message, f"{where}: the prompt")
+    return columns
+
+
+def _check_message(message: object, where: str) -> None:
+    if not isinstance(message, Mapping) or "role" not in message:
+        raise ConfigError(
+            f"{where} has the message {shortened(cast(object, message))}; expected "
+            "{'role': 'user', 'content': …}"
+        )
+    content: object = cast("Mapping[str, Any]", message).get("content")
+    if not isinstance(content, str | list | None):
+        raise ConfigError(f"{where} has the content {shortened(content)}; expected text")
+    for part in cast("list[Any]", content) if isinstance(content, list) else []:
+        text: object = (
+            cast("Mapping[str, Any]", part).get("text") if isinstance(part, Mapping) else 0
+        )
+        if not isinstance(text, str):
+            raise ConfigError(
+                f"{where} holds {shortened(cast(object, part))}; expected only text, which is all that "
+                "cotune trains on: use trl.GRPOTrainer for images"
+            )
+
+
+def _refuse_images(columns: Iterable[str], name: str) -> None:
+    if images := [column for column in columns if column in _IMAGE_COLUMNS]:
+        raise ConfigError(
+            f"{name} has the column {images[0]}; expected only text, which is all that cotune trains "
+            "on: remove the column, or use trl.GRPOTrainer"
+        )
+
+
+def messages_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return copies of the chat messages of a row's prompt; a text is one message of the user.
+
+    A row without a prompt has one empty message, as in TRL.
+    """
+    prompt = row.get("prompt", "")
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    return [_flat(message) for message in prompt]
+
+
+def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without the fields that Arrow filled with None, its content as one text."""
+    fields = {name: value for name, value in message.items() if value is not None}
+    content = fields.get("content", "")
+    if isinstance(content, list):
+        content = "\n".join(part["text"] for part in cast("list[Any]", content))
+    return {**fields, "content": content}
+
+
+def last_question(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the last message of the user; without any, the last one."""
+    asked = [message for message in messages if message["role"] == "user"]
+    return asked[-1] if asked else messages[-1]
+
+
+def holding(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Return the messages in which the instruction `text` stands: all with it of the first one's role.
+
+    A question may quote a system message, and an example's question may repeat a preamble.
+    """
+    if not text:
+        return []
+    read = [m for m in messages if m["role"] not in ("assistant", "tool") and text in m["content"]]
+    return [message for message in read if message["role"] == read[0]["role"]]
+
+
+def question_of(messages: Sequence[dict[str, Any]], text: str) -> str:
+    """Return the text that identifies a question for people and proposers, without the instruction."""
+    message = last_question(messages)
+    stands_here = any(message is holder for holder in holding(messages, text))
+    content = str(message["content"])
+    return (content.replace(text, "") if stands_here else content).strip()
+
+
+def tasks_of(rows: Sequence[Mapping[str, Any]], split: str, text: str) -> list[Task]:
+    """Turn each row into a task that keeps all its columns.
+
+    An id is the split and a hash of the row; of equal rows the later ones are numbered.
+
+    Args:
+        rows: as `read_rows` returns them.
+        split: starts the ids, such as "train".
+        text: the initial instruction as the prompts have it; "" if it is added to them.
+    """
+    times: dict[str, int] = {}
+    tasks: list[Task] = []
+    for row in rows:
+        digest = sha(json.dumps(row, default=_stable, skipkeys=True))[:12]
+        earlier = times.get(digest, 0)
+        times[digest] = earlier + 1
+        answer, reasoning = reference_answer(row)
+        tasks.append(
+            Task(
+                id=f"{split}-{digest}-{earlier}" if earlier else f"{split}-{digest}",
+                question=question_of(messages_of(row), text),
+                answers=(answer,) if answer else (),
+                solution=reasoning,
+                chat=not isinstance(row.get("prompt", []), str),
+                columns=row,
+            )
+        )
+    return tasks
+
+
+def reference_answer(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the reference answer of a row and the reasoning that led to it, "" without.
+
+    It is the first column with a usual name that holds a text, a number or a boolean.
+    """
+    texts = (plain_text(_scalar(row.get(name))) for name in _ANSWER_COLUMNS)
+    answer = next(filter(None, texts), "")
+    return final_answer(answer)
+
+
+def final_answer(text: str) -> tuple[str, str]:
+    """Split an answer in GSM8K's form into the last line's value and the whole; others have no reasoning."""
+    final = _FINAL_LINE.search(text)
+    return (text, "") if final is None else (final["final"].strip(), text)
+
+
+def _scalar(value: Any) -> Any:
+    """Return a tensor or array of one number as Python's own; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
+def _stable(value: Any) -> Any:
+    """Return a column's value in a form that is the same in every process, for a hash."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, cast("set[Any]", value)))
+    return _ADDRESS.sub("", str(value))

@@ -1,0 +1,90 @@
+"""The prompts of a data set in TRL's form, with an instruction in the place where the data has it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cotune.data.trl_data import holding, last_question, messages_of, question_of
+from cotune.environments.base import PromptFormat, with_system
+from cotune.types import Prompt, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptInData(PromptFormat):
+    """Puts an instruction where the data has the initial one, and leaves the rest of a row as it is.
+
+    Under the initial instruction, and without a hint, a prompt is the data's own, as TRL trains on it.
+    Without a place in the data the instruction becomes the system message, after the row's own; a
+    plain text follows it after a blank line.
+
+    Attributes:
+        text: the initial instruction as the prompts have it; "" if it is added to them.
+    """
+
+    text: str = ""
+
+    def messages(self, task: Task, prompt: Prompt) -> list[dict[str, Any]]:
+        messages = messages_of(task.columns)
+        # A TRL environment's reset() adds to the question; TRL puts that after the last message.
+        messages[-1]["content"] += task.question.removeprefix(question_of(messages, self.text))
+        places = holding(messages, self.text)
+        for message in places:
+            content = message["content"]
+            if task.chat and prompt.instruction != self.text:
+                # Another instruction needs a line break where a question follows the text directly. In
+                # a plain text that may be the markup of a chat template.
+                content = re.sub(
+                    re.escape(self.text) + r"(?=\S)", lambda _: f"{self.text}\n", content
+                )
+            message["content"] = content.replace(self.text, prompt.instruction)
+        if not places and prompt.instruction:
+            if task.chat:
+                messages = with_system(messages, prompt.instruction)
+            else:
+                messages[0]["content"] = f"{prompt.instruction}\n\n{messages[0]['content']}"
+        question = last_question(messages)
+        question["content"] = prompt.under_hint(question["content"])
+        return messages
+
+
+def served_format(
+    rows: Sequence[Mapping[str, Any]], text: str, instruction: str = ""
+) -> PromptFormat | None:
+    """Return where a chat template puts an instruction so that a question is rendered as in training.
+
+    Args:
+        rows: the data's rows.
+        text: the initial instruction as the prompts have it; "" if it is added to them.
+        instruction: the one that the template gets.
+
+    Returns:
+        None if no template can: prompts are plain texts, or the instruction stands within them.
+    """
+    if any(isinstance(row.get("prompt"), str) for row in rows):
+        return None
+    if not text:
+        return PromptFormat(role="system", system="keep")
+    prompts = [messages_of(row) for row in rows]
+    systems = [[m["content"] for m in messages if m["role"] == "system"] for messages in prompts]
+    if all(contents == [text] for contents in systems):
+        return PromptFormat(role="system", system="replace")
+    questions = [_question_with(messages, text) for messages in prompts]
+    if all(question.startswith(text) for question in questions):
+        direct = "" if instruction == text else "\n"
+        after = [question.removeprefix(text) for question in questions]
+        between = {rest[: len(rest) - len(rest.lstrip())] or direct for rest in after}
+        return PromptFormat(separator=between.pop()) if len(between) == 1 else None
+    if all(question.endswith(text) for question in questions):
+        before = [question.removesuffix(text) for question in questions]
+        between = {rest[len(rest.rstrip()) :] for rest in before}
+        if len(between) == 1:
+            return PromptFormat(placement="after", separator=between.pop())
+    return None
+
+
+def _question_with(messages: Sequence[dict[str, Any]], text: str) -> str:
+    """Return the only question of a prompt if the text stands in it once and nowhere else, else ""."""
+    asked = [message for message in messages if message["role"] == "user"]
+    alone = len(asked) == 1 and holding(messages, text) == asked
+    return asked[0]["content"] if alone and asked[0]["content"].count(text) == 1 else ""

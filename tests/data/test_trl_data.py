@@ -1,0 +1,216 @@
+"""Rows and tasks of data in TRL's form, and where its initial instruction stands."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from cotune.data.instruction_in_data import InstructionPlace, place_instruction
+from cotune.data.trl_data import read_rows, tasks_of
+from cotune.errors import ConfigError
+
+Message = dict[str, str]
+
+
+def system(text: str) -> Message:
+    return {"role": "system", "content": text}
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+S = "You are a terse assistant."
+CHATS: list[dict[str, Any]] = [
+    {"prompt": [system(S), user(f"What is {i}+1?")], "answer": str(i + 1)} for i in range(4)
+]
+
+
+def test_rows_of_every_kind_are_the_same() -> None:
+    dataset = Dataset.from_list(CHATS)
+    assert read_rows(dataset, "train_dataset") == CHATS
+    assert read_rows(CHATS, "train_dataset") == CHATS
+    stream = dataset.to_iterable_dataset()
+    assert read_rows(stream, "train_dataset", rows_needed=3) == CHATS[:3]
+    assert read_rows(stream, "train_dataset", rows_needed=9) == CHATS
+
+
+def test_a_set_format_reaches_the_reward_functions() -> None:
+    dataset = Dataset.from_list([{**row, "numbers": [1, 2]} for row in CHATS])
+    for kind in ("torch", "numpy"):
+        rows = read_rows(dataset.with_format(kind), "train_dataset")
+        assert [row["prompt"] for row in rows] == [row["prompt"] for row in CHATS]
+        assert (rows[0]["numbers"].flatten() + 1).tolist() == [2, 3]
+        again = tasks_of(read_rows(dataset.with_format(kind), "train_dataset"), "train", S)
+        assert again[0].id == tasks_of(rows, "train", S)[0].id
+
+
+def test_rows_need_no_prompt_if_an_environment_makes_it() -> None:
+    rows = read_rows([{"level": 3}], "train_dataset", needs_prompt=False)
+    (task,) = tasks_of(rows, "train", "")
+    assert (task.question, task.chat, dict(task.columns)) == ("", True, {"level": 3})
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (DatasetDict({"train": Dataset.from_list(CHATS)}), r"DatasetDict of train; .*data\['train'\]"),
+        (Dataset.from_list(CHATS).to_iterable_dataset(), "train_dataset is a stream.*max_steps"),
+        ("prompts.jsonl", "row 1 is 'p'; expected a mapping"),
+        (7, "train_dataset is 7; expected a datasets"),
+        ([], "holds no rows"),
+        ([{"question": "2+2?"}], 'row 1 has no column "prompt", only question'),
+        ([{"prompt": [user("?")]}, {"prompt": "?"}], r"chat messages \(1 of 2\)"),
+        ([{"prompt": None}], "row 1: the prompt is None"),
+        ([{"prompt": []}], r"row 1: the prompt is \[\]"),
+        ([{"prompt": ["2+2?"]}], "has the message '2\\+2\\?'"),
+        ([{"prompt": [{"role": "user", "content": 7}]}], "has the content 7; expected text"),
+        ([{"prompt": "?", "image": "x.png"}], "has the column image; expected only text"),
+        (Dataset.from_list([{"prompt": "?", "images": ["x"]}]), "has the column images"),
+        (
+            [{"prompt": [{"role": "user", "content": [{"type": "image", "image": "x"}]}]}],
+            "holds {'type': 'image', 'image': 'x'}; expected only text",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_trained_on_is_refused_in_one_line(dataset: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        read_rows(dataset, "train_dataset")
+    assert "\n" not in str(error.value)
+
+
+def test_every_row_is_a_task_with_all_its_columns() -> None:
+    rows = [{**CHATS[0], "seed": seed} for seed in (0, 1, 1)]
+    tasks = tasks_of(rows, "train", S)
+    assert [dict(task.columns) for task in tasks] == rows
+    assert len({task.id for task in tasks}) == 3
+    assert tasks[2].id == f"{tasks[1].id}-1"
+    assert tasks_of(rows[1:], "train", S)[0].id == tasks[1].id  # whatever stands before it
+    assert {task.question for task in tasks} == {"What is 0+1?"}
+    assert all(task.chat for task in tasks)
+
+
+def test_an_id_does_not_depend_on_the_process() -> None:
+    class Game:
+        pass
+
+    first, second = ({"prompt": "?", "game": Game(), "words": {"a", "b"}} for _ in range(2))
+    assert tasks_of([first], "train", "")[0].id == tasks_of([second], "train", "")[0].id
+    odd = {"prompt": "?", "by": {1: "x", "2": "y", (3, 4): "z"}}
+    assert tasks_of([odd], "train", "")[0].id
+
+
+@pytest.mark.parametrize(
+    ("columns", "answers", "solution"),
+    [
+        ({"answer": "4"}, ("4",), ""),
+        ({"ground_truth": 4.0}, ("4",), ""),
+        ({"solution": "$\\frac12$"}, ("$\\frac12$",), ""),
+        ({"answer": "2+2=4\n#### 4"}, ("4",), "2+2=4\n#### 4"),
+        ({"answer": {"value": 4}, "solution": "4"}, ("4",), ""),
+        ({"answer": [{"value": 4}]}, (), ""),
+        ({"answer": "", "level": 3}, (), ""),
+        ({"answer": None}, (), ""),
+    ],
+)
+def test_only_a_plain_value_is_a_reference_answer(
+    columns: dict[str, Any], answers: tuple[str, ...], solution: str
+) -> None:
+    (task,) = tasks_of([{"prompt": "2+2?", **columns}], "train", "")
+    assert (task.answers, task.solution) == (answers, solution)
+
+
+def placed(
+    prompt: Callable[[int], Any], instruction: str | None = None, needs: bool = True
+) -> InstructionPlace:
+    rows = [{"prompt": prompt(i)} for i in range(4)]
+    return place_instruction(rows, instruction, needs, "INSPO")
+
+
+def test_the_system_message_of_all_rows_is_the_instruction() -> None:
+    assert placed(lambda i: [system(S), user(f"{i}?")]) == InstructionPlace(S, S)
+    assert placed(lambda i: [system(S), user(f"{i}?")], needs=False) == InstructionPlace(S, S)
+
+
+def test_the_prompt_of_all_rows_is_the_instruction() -> None:
+    assert placed(lambda _: [user("Play.\n")]) == InstructionPlace("Play.", "Play.")
+    assert placed(lambda _: "Play.") == InstructionPlace("Play.", "Play.")
+
+
+def test_an_instruction_that_all_prompts_have_stands_there() -> None:
+    for prompt in (
+        lambda i: [user(f"{S}\n\n{i}?")],
+        lambda i: [system(f"Persona {i}. {S} Be nice."), user(f"{i}?")],
+        lambda i: f"{S}\nQ: {i}",
+    ):
+        assert placed(prompt, S) == InstructionPlace(S, S)
+        assert placed(prompt, f"\n{S}\n\n") == InstructionPlace(S, S)
+
+
+def test_an_instruction_that_no_prompt_has_is_added() -> None:
+    assert placed(lambda i: [user(f"{i}?")], S) == InstructionPlace(S)
+    assert placed(lambda i: [system(f"Persona {i}"), user("?")], S) == InstructionPlace(S)
+    # The policy's own words are no place for an instruction.
+    assert placed(lambda i: [user(f"{i}"), {"role": "assistant", "content": S}], S).text == ""
+
+
+def test_prompts_without_an_instruction_stay_as_they_are() -> None:
+    assert placed(lambda i: [user(f"{i}?")], needs=False) == InstructionPlace()
+    several = placed(lambda i: [system(f"Persona {i}"), user("?")], needs=False)
+    assert several == InstructionPlace()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "instruction", "message"),
+    [
+        (
+            lambda i: [user(f"{S * (i % 2)}{i}?")],
+            S,
+            "2 of 4 prompts lack that text, such as '0\\?'; expected it in all of them or in none",
+        ),
+        (
+            lambda i: [system(f"Persona {i}"), user("?")],
+            None,
+            "4 different system messages, such as 'Persona 0' and 'Persona 1'; .*"
+            r"INSPO\(instruction=…\)",
+        ),
+        (
+            lambda i: [system(S), user("?")][i % 2 :],
+            None,
+            "2 different system messages, such as 'You are a terse assistant.' and none",
+        ),
+        (
+            lambda i: [user(f"Answer in one word only.\nQuestion: {i}?")],
+            None,
+            "share no system message.*all prompts begin with 'Answer in one word only.'",
+        ),
+        (
+            lambda i: f"What is {i}?\n\nPut the answer within a box.",
+            None,
+            "all prompts end with 'Put the answer within a box.', which you could give",
+        ),
+        (lambda i: [user(f"What is {i}?")], None, r"instruction=…\)$"),
+        (lambda i: [user(f"What is {i}?")], " ", "INSPO evolves an instruction"),
+    ],
+)
+def test_data_without_one_instruction_is_refused(
+    prompt: Callable[[int], Any], instruction: str | None, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        placed(prompt, instruction)
+    assert "\n" not in str(error.value)
+
+
+def test_many_rows_are_cheap() -> None:
+    data = [
+        {"prompt": [system(S), user(f"What is {i} + 1? {'x' * 200}")], "solution": str(i)}
+        for i in range(20_000)
+    ]
+    started = time.process_time()
+    rows = read_rows(data, "train_dataset")
+    place = place_instruction(rows, None, True, "INSPO")
+    tasks = tasks_of(rows, "train", place.text)
+    assert time.process_time() - started < 5  # about 0.5 without other load
+    assert len({task.id for task in tasks}) == len(data)
