@@ -106,7 +106,7 @@ def test_the_focus_is_what_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return 0
 
     _, summary, rows = summary_of(tmp_path, monkeypatch, outcome, focus="2")
-    assert (rows["inspo"]["score"], rows["inspo"]["score_all"]) == (1.0, 0.5)
+    assert rows["inspo"]["score"] == 1.0
     assert rows["grpo"]["score"] == 0.0
     assert rows["inspo"]["gain"] == 1.0
     assert rows["inspo"]["by_stratum"] == {"1 hop": 0.0, "2 hops": 1.0}

@@ -130,16 +130,13 @@ def test_each_score_has_a_bar_with_its_interval_and_its_seeds(suite: Path) -> No
     assert bars[3].count('class="seed"') == 2
 
 
-def test_scores_before_training_and_hints_are_shown_if_they_are_known(tmp_path: Path) -> None:
-    hints = [{"text": "Carry <b>ones</b>.", "mean_dev_score": 0.75}]
-    p2o = method("p2o", "ours", 0.9, before=0.125, hints=hints)
+def test_scores_before_training_are_shown_if_they_are_known(tmp_path: Path) -> None:
+    p2o = method("p2o", "ours", 0.9, before=0.125)
     found = written(tmp_path, summary(method("search-r1", "trained", 0.5), p2o))
     assert found.row("p2o")[-3:] == ["12.5_%", "33.0_% 27–38", "1x 3_088"]
     assert found.row("search-r1 baseline")[-3] == "–"
-    assert "p2o, with their mean reward on dev 75.0_% Carry <b>ones</b>." in found.words
     found = written(tmp_path, summary(method("search-r1", "trained", 0.5)))
     assert not any(cell == "Before training" for row in found.rows for cell in row)
-    assert "Best hints" not in found.words
 
 
 def test_a_gain_is_coloured_where_its_interval_excludes_zero(tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ from cotune.run.run_dir import RunDir
 _SUMS = ("generated_tokens", "llm_calls", "money", "seconds")
 TOLERANCE = 0.05
 """The share by which a row's rollouts may differ from its compute class."""
-_HINTS = 5  # the best ones are listed
 _COMPARED = 4  # the verdict names the first ones, so that it stays a sentence
 
 Evaluations = dict[str, list[tuple[float, str, str]]]
@@ -165,10 +164,6 @@ def _row(
         status = "failed" if failed else "unequal"
     elif len(finished) < len(cells):
         status, problem = "unfinished", f"{len(finished)} of {len(cells)} seeds are finished"
-    best: Row = {}
-    if finished:
-        last = finished[0].finished[-1]
-        best = {"instruction": last.instruction, "hints": _best_hints(last)}
     return SuiteMethod(
         name=row.entry.key,
         label=row.label,
@@ -187,7 +182,7 @@ def _row(
         rollouts_by_purpose=_means([_purposes(cell) for cell in finished]),
         finished=len(finished),
         missing={str(cell.row.seed): cell.standing for cell in cells if cell.state != State.DONE},
-        **best,
+        instruction=finished[0].finished[-1].instruction if finished else None,
         **_scores(suite, [] if unequal_rollouts else finished, evaluations, baseline),
     )
 
@@ -203,17 +198,6 @@ def unequal(cells: Sequence[Cell]) -> str:
                 f"{low:,.0f} to {high:,.0f}"
             )
     return ""
-
-
-def _best_hints(stage: Finished) -> list[Row]:
-    """Return the best hints of the last phase of hint evolution, by mean reward on dev."""
-    accepted: list[Row] = []
-    for event in RunDir.open(stage.folder).read_events():
-        if event["kind"] == "hint_phase":
-            accepted = []
-        elif event["kind"] == "hint_accepted":
-            accepted.append({key: event[key] for key in ("text", "mean_dev_score")})
-    return sorted(accepted, key=lambda hint: -hint["mean_dev_score"])[:_HINTS]
 
 
 def _purposes(cell: Cell) -> Counter[str]:
@@ -261,7 +245,7 @@ def _scores(
         if samples is None or (takes_over and name == "plain"):
             continue
         focused = samples.focused(suite.focus)
-        scores[name], scores[f"{name}_all"] = _mean(focused), _mean(samples)
+        scores[name] = _mean(focused)
         scores[f"{prefix}interval"] = interval(focused)
         if _samples(cells, evaluations, whens[0]) is not None:
             scores[f"{prefix}by_stratum"] = samples.by_stratum()

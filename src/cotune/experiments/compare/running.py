@@ -203,7 +203,7 @@ def _write(
 
 
 def _show(summary: SuiteSummary, suite: SuiteConfig, console: Console) -> None:
-    from cotune.experiments.compare.suite_table import best_prompts, console_tables
+    from cotune.experiments.compare.suite_table import best_instruction, console_tables
 
     for table in console_tables(summary):
         console.print(on_console(table))
@@ -214,7 +214,9 @@ def _show(summary: SuiteSummary, suite: SuiteConfig, console: Console) -> None:
     if suite.caption:
         console.print(suite.caption, style="dim", markup=False, highlight=False)
     report = suite.output / "report.html"
-    for line in (*best_prompts(summary), f"folder: {suite.output}   report: {report}"):
+    for line in filter(
+        None, (best_instruction(summary), f"folder: {suite.output}   report: {report}")
+    ):
         console.print(line, markup=False, highlight=False)
 
 

@@ -1,4 +1,4 @@
-"""Intervals and comparisons over seeds and questions, by scipy's resampling and test."""
+"""Intervals and comparisons over seeds and questions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 Rewards = NDArray[np.float64]
+Indices = NDArray[np.int64]
 RESAMPLES = 4000
 
 
@@ -64,54 +65,28 @@ def interval(samples: Samples, values: Rewards | None = None) -> tuple[float, fl
             methods' rewards, this is the interval of the gain.
     """
     values = samples.rewards if values is None else values
-    seeds = len(values)
+    random = np.random.default_rng(0)
+
+    def resampled(indices: Indices) -> Indices:
+        """Draw as many of these as there are, RESAMPLES times."""
+        if len(indices) == 1:
+            return np.broadcast_to(indices, (RESAMPLES, 1))
+        return indices[random.integers(0, len(indices), (RESAMPLES, len(indices)))]
+
     frames = samples.strata[:1] if samples.shared else samples.strata
-    # An index array for each stratum of each frame: scipy resamples each on its own.
-    groups = [
-        (frame, np.flatnonzero(strata == name))
-        for frame, strata in enumerate(frames)
-        for name in np.unique(strata)
+    questions = [
+        np.hstack([resampled(np.flatnonzero(strata == name)) for name in np.unique(strata)])
+        for strata in frames
     ]
-    groups.sort(key=lambda group: len(group[1]) == 1)  # scipy takes no single question
-    data = [indices for _, indices in groups if len(indices) > 1]
-    fixed = [indices for _, indices in groups[len(data) :]]
-    if seeds > 1:
-        data.append(np.arange(seeds))
-    if not data:
-        return float(values.mean()), float(values.mean())
-
-    def means(*resampled: NDArray[np.int64], axis: int) -> Rewards:
-        """Return the mean of each resample; the arrays are (resamples, indices)."""
-        count = len(resampled[0])
-        rows = resampled[-1] if seeds > 1 else np.zeros((count, 1), dtype=int)
-        drawn = [*resampled[: len(groups) - len(fixed)]]
-        drawn += [np.broadcast_to(indices, (count, 1)) for indices in fixed]
-        questions = np.stack(
-            [
-                np.concatenate(
-                    [d for (at, _), d in zip(groups, drawn, strict=True) if at == frame], axis=1
-                )
-                for frame in range(len(frames))
-            ]
-        )
-        of_row = rows if len(frames) > 1 else np.zeros_like(rows)
-        return np.array(
-            [
-                values[row[:, None], questions[frame, i]].mean()
-                for i, (row, frame) in enumerate(zip(rows, of_row, strict=True))
-            ]
-        )
-
-    found = stats.bootstrap(
-        data,
-        means,
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        confidence_level=0.95,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return float(found.low), float(found.high)
+    seeds = resampled(np.arange(len(values)))
+    frame_of = seeds if len(frames) > 1 else np.zeros_like(seeds)
+    # A resample at a time: all at once would take gigabytes.
+    means = [
+        values[rows[:, None], [questions[frame][i] for frame in own]].mean()
+        for i, (rows, own) in enumerate(zip(seeds, frame_of, strict=True))
+    ]
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
 
 
 def gain(method: Samples, baseline: Samples) -> tuple[float, tuple[float, float]] | None:

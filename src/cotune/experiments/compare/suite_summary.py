@@ -32,13 +32,6 @@ class _Read(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class Hint(_Read):
-    """A hint with its mean reward on dev."""
-
-    text: str
-    mean_dev_score: float
-
-
 class Spread(_Read):
     """A mean with its 95 % interval over seeds and questions."""
 
@@ -54,8 +47,7 @@ class SuiteMethod(_Read):
         group: one of `GROUPS`.
         compute: its compute class: "1x", "2x".
         problem: why its status is not "ok".
-        score: held-out score after training, under the best instruction; over the suite's `focus`,
-            `score_all` over all questions. Likewise `plain`, under the initial instruction, and
+        score: held-out score after training, under the best instruction. Likewise `plain`, under the initial instruction, and
             `before`, before training. `interval` and `…_interval` are their 95 % intervals.
         plain_by_stratum: {} unless the run was evaluated under both instructions.
         quadrants: by quadrant ("trained_plain") and decoding ("sampled"), see `Quadrants`; {} if not
@@ -68,7 +60,7 @@ class SuiteMethod(_Read):
         money, seconds: US dollars, and wall time.
         finished: number of seeds that the costs are means over.
         missing: by seed without a result, the reason: "running, step 3 of 40", "failed: …", "not begun".
-        instruction, hints: the best of the first seed.
+        instruction: the best of the first seed.
         runs: by seed the run folders of its stages in order, relative to the suite's folder.
     """
 
@@ -87,15 +79,12 @@ class SuiteMethod(_Read):
     probability_of_improvement: float | None = None
     plain: float | None = None
     plain_interval: Ends | None = None
-    plain_all: float | None = None
     plain_by_stratum: dict[str, float] = {}
     quadrants: dict[str, dict[str, Spread]]
     divergence: dict[str, Spread]
     before: float | None = None
     before_interval: Ends | None = None
-    before_all: float | None = None
     before_by_stratum: dict[str, float] = {}
-    score_all: float | None = None
     rollouts: float | None = None
     rollouts_by_purpose: dict[str, float] = {}
     evaluation_rollouts: float | None = None
@@ -106,7 +95,6 @@ class SuiteMethod(_Read):
     finished: int
     missing: dict[str, str]
     instruction: str | None = None
-    hints: list[Hint] = []
     runs: dict[str, list[str]]
 
     @property
@@ -119,11 +107,6 @@ class SuiteMethod(_Read):
         if not self.trouble or (self.missing and self.status != "unequal"):
             return ""
         return one_line(f"{self.label} ({self.trouble}): {self.problem}")
-
-    @property
-    def scored_twice(self) -> bool:
-        """True if it ended with an instruction of its own and was also scored without it."""
-        return bool(self.plain_by_stratum) or self.plain_all not in (None, self.score_all)
 
 
 class SuiteSummary(_Read):

@@ -166,17 +166,10 @@ def _stratum_columns(suite: SuiteSummary, scores: Scores) -> list[Column]:
     return [column(name) for name in suite.stratum_names]
 
 
-def best_prompts(suite: SuiteSummary) -> list[str]:
-    """Return the instruction and the hints of the methods with the best scores, as lines of text.
-
-    Only instructions that a method found itself count.
-    """
-    scored = [method for method in suite.methods if method.score is not None]
-    scored.sort(key=lambda method: -(method.score or 0.0))
-    lines: list[str] = []
-    if best := next((m for m in scored if m.scored_twice and m.instruction), None):
-        lines.append(one_line(f"best instruction ({best.label}): {best.instruction}"))
-    if best := next((m for m in scored if m.hints), None):
-        lines.append(one_line(f"best hints ({best.label}), with their mean reward on dev:"))
-        lines += [f"  {hint.mean_dev_score:.2f}  {one_line(hint.text)}" for hint in best.hints]
-    return lines
+def best_instruction(suite: SuiteSummary) -> str:
+    """Return the instruction of the method with the best score that found one, as a line; "" if none did."""
+    found = [m for m in suite.methods if m.instruction and m.plain not in (None, m.score)]
+    if not found:
+        return ""
+    best = max(found, key=lambda method: method.score or 0.0)
+    return one_line(f"best instruction ({best.label}): {best.instruction}")

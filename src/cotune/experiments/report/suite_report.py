@@ -15,7 +15,7 @@ from cotune.experiments.compare.suite_table import (
 from cotune.experiments.report.charts import PANEL, Chart, Series, line_chart
 from cotune.experiments.report.pages import moment, write_page
 from cotune.experiments.report.suite_curves import MEASURES, MethodCurves, folder_of, read_curves
-from cotune.utils.tables import NONE, Scores, count, duration, money
+from cotune.utils.tables import NONE, count, duration, money
 
 
 def write_suite_report(folder: Path | str, suite: SuiteSummary | None = None) -> Path:
@@ -51,8 +51,6 @@ def write_suite_report(folder: Path | str, suite: SuiteSummary | None = None) ->
         "measure": " or ".join(MEASURES[name] for name in MEASURES if name in measures),
         "without_curve": [m.label for m in suite.methods if not read[m.name].lines],
         "instructions": _instructions(suite, read),
-        "hinted": [(_heading(method), method) for method in suite.methods if method.hints],
-        "scores": Scores(suite.shares),
         "links": _links(folder, suite),
         "missing": [line for each in read.values() for line in each.missing],
     }
