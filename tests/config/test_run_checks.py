@@ -1,3 +1,4 @@
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -267,6 +268,17 @@ def test_rewards_are_tried_on_the_splits_there_are() -> None:
     env = SingleTurnEnvironment({"train": [Task("t", "q", ())]}, "")
     check_rewards(RewardFunctions([called]), env, "", ("train",))
     assert called.completions == [[""]]
+
+
+def test_an_async_reward_is_not_tried_since_it_may_ask_a_paid_judge() -> None:
+    class Judge:
+        async def __call__(self, completions: list[str], level: list[int]) -> list[float]:
+            raise AssertionError
+
+    check_rewards(RewardFunctions([Judge(), functools.partial(Judge())]), single_turn(), "", SPLITS)
+    other = single_turn(test=[Task("t", "q", (), columns={"grade": 1})])
+    with pytest.raises(ConfigError, match="Judge needs the column 'level'"):
+        check_rewards(RewardFunctions([Judge()]), other, "", SPLITS)
 
 
 def test_a_reward_that_fails_on_a_blank_completion() -> None:

@@ -3,19 +3,26 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+)
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import add_response_schema
 
 from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
 from cotune.environments.tools import ToolEnvironment
 from cotune.environments.trl_factory import from_trl
+from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec
-from cotune.rewards.functions import RewardFunctions
+from cotune.rewards.reward_model import rewards_of_trainer
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.testing import ScriptedSampler
 from cotune.types import Assignment, Limits, Prompt, Sampling, Task
@@ -121,6 +128,10 @@ async def judge(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> 
     return [None if a == "1" else 1.0 for a in answer]
 
 
+def exact(completions: Sequence[Any], **_: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
 class Scripted(GRPOTrainer):
     """TRL's trainer with a scripted policy."""
 
@@ -179,7 +190,12 @@ def of_cotune(
     replies: list[list[str]],
     functions: list[Any],
 ) -> list[list[float | None]]:
-    rewards, codec = RewardFunctions(functions), HFCodec(tokenizer)
+    args = SimpleNamespace(
+        reward_weights=None, trust_remote_code=False, model_init_kwargs=None, chat_template_kwargs=None,
+        per_device_train_batch_size=4, steps_per_generation=1, device="cpu",
+    )  # fmt: skip
+    rewards, codec = rewards_of_trainer(functions, None, args), HFCodec(tokenizer)
+    assert rewards is not None
     prompt = Prompt(SYSTEM)
     assignments = [Assignment(t, prompt, prompt, "i0", 0) for t in environment.tasks("train")]
     limits = Limits(turns=3, turn_tokens=400, observation_tokens=400, trajectory_tokens=400)
@@ -187,6 +203,15 @@ def of_cotune(
     sampler = ScriptedSampler(codec, lambda row, turn, _: encoded(tokenizer, replies[row][turn]))
     done = run_episodes(episodes, environment, sampler.open(Sampling()), rewards)
     return [[t.parts.get(name) for name in rewards.weights(environment)] for t in done]
+
+
+def classifier(folder: Path) -> str:
+    """Save a model that scores texts."""
+    model = AutoModelForSequenceClassification.from_pretrained(POLICY, num_labels=1)
+    torch.nn.init.normal_(model.score.weight, generator=torch.Generator().manual_seed(0))
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(POLICY).save_pretrained(folder)
+    return str(folder)
 
 
 def rows_of(count: int) -> list[dict[str, Any]]:
@@ -259,9 +284,56 @@ def test_environments(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Non
 def test_questions_without_tools(tmp_path: Path) -> None:
     replies = [[text] for (text, *_) in TOOL_REPLIES]
     rows = rows_of(len(replies))
-    theirs, ours = Recorder(), Recorder()
-    expected = of_trl(tmp_path, replies, rows, [theirs])
+    theirs, ours, model = Recorder(), Recorder(), classifier(tmp_path / "judge")
+    expected = of_trl(tmp_path, replies, rows, [theirs, model])
     environment = SingleTurnEnvironment(tasks_of(rows), SYSTEM, IN_SYSTEM)
-    values = of_cotune(AutoTokenizer.from_pretrained(POLICY), environment, replies, [ours])
+    values = of_cotune(AutoTokenizer.from_pretrained(POLICY), environment, replies, [ours, model])
     check(ours, theirs)
     assert values == without_nan(expected)
+
+
+def test_models_as_rewards(tmp_path: Path) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(POLICY, num_labels=1)
+    tokenizer = AutoTokenizer.from_pretrained(POLICY)
+    given = [model, "exact_match", exact, classifier(tmp_path / "judge")]
+    args = GRPOConfig(str(tmp_path), reward_weights=[1, 2, 3, 4], use_cpu=True, bf16=False)
+    rewards = rewards_of_trainer(given, [tokenizer, None, None, None], args)
+    assert rewards is not None
+    weights = rewards.weights(SingleTurnEnvironment({}, ""))
+    assert weights == {"policy": 1, "exact_match": 2, "exact": 3, "judge": 4}
+    scored = rewards_of_trainer(
+        model, tokenizer, GRPOConfig(str(tmp_path), use_cpu=True, bf16=False)
+    )
+    assert scored is not None
+    assert scored.names == ("policy",)
+    assert rewards_of_trainer(scored, None, args) is scored
+    assert rewards_of_trainer(None, None, args) is rewards_of_trainer([], None, args) is None
+
+
+@pytest.mark.parametrize(
+    ("functions", "tokenizers", "said"),
+    [
+        ([structure], None, "reward_weights has 2 entries for 1 reward functions"),
+        (
+            [structure, judge],
+            [None],
+            "reward_processing_classes has 1 entries for 2 reward functions",
+        ),
+        ([structure, "nowhere/at-all"], None, "cannot load the reward model 'nowhere/at-all'"),
+        ([structure, torch.nn.Linear(1, 1)], None, "Linear is a torch module"),
+        ([structure, 3], None, "int is int; expected a function"),
+    ],
+)
+def test_what_is_no_reward_of_a_trainer(
+    functions: list[Any],
+    tokenizers: Any,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    args = GRPOConfig(str(tmp_path), reward_weights=[1.0, 0.5], use_cpu=True, bf16=False)
+    with pytest.raises(ConfigError) as caught:
+        rewards_of_trainer(functions, tokenizers, args)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)

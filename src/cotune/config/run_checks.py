@@ -129,10 +129,10 @@ def check_rewards(
     instruction: str,
     splits: Iterable[str],
 ) -> None:
-    """Call the reward functions once on two tasks, with an empty completion and a short one.
+    """Check the reward functions, and call them on two tasks, with an empty completion and a short one.
 
-    Errors in them (a missing column, a result of the wrong length, NaN) are then reported before
-    a policy is loaded.
+    Errors in them (a result of the wrong length, NaN) are then reported before a policy is loaded. Async
+    functions are not called.
 
     Args:
         rewards: None if the environment scores.
@@ -140,21 +140,14 @@ def check_rewards(
         splits: splits whose tasks must have the columns needed; the first one is tried.
 
     Raises:
-        ConfigError: a function fails; or there is none, and the environment gives no reward.
+        ConfigError: a function fails; and as `check_columns`.
     """
+    check_columns(rewards, environment, splits)
     if rewards is None:
-        if getattr(environment, "needs_rewards", False):
-            raise ConfigError(
-                f"rewards: missing; {type(environment).__name__} gives none: name reward functions "
-                "such as my_package.rewards:exact, or exact_match"
-            )
         return
-    for split in splits:
-        also = list(of_environment(environment, ()))
-        rewards.check_tasks(environment.tasks(split), split, also)
     tasks = [task for split in splits for task in environment.tasks(split)]
     prompt = Prompt(instruction)
-    rewards(
+    rewards.try_on(
         [
             Trajectory(
                 assignment=Assignment(task, prompt, prompt, "i0", group),
@@ -171,6 +164,27 @@ def check_rewards(
         ],
         environment,
     )
+
+
+def check_columns(
+    rewards: RewardFunctions | None, environment: Environment, splits: Iterable[str]
+) -> None:
+    """Check without a call that reward functions get what they need.
+
+    Raises:
+        ConfigError: a function needs a column that the data lacks; or there is none, and the environment
+            gives no reward.
+    """
+    if rewards is None:
+        if getattr(environment, "needs_rewards", False):
+            raise ConfigError(
+                f"rewards: missing; {type(environment).__name__} gives none: name reward functions "
+                "such as my_package.rewards:exact, or exact_match"
+            )
+        return
+    for split in splits:
+        also = list(of_environment(environment, ()))
+        rewards.check_tasks(environment.tasks(split), split, also)
 
 
 def check_retriever(environment: Environment) -> None:

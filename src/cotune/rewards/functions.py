@@ -143,7 +143,7 @@ class RewardFunctions:
         if not trajectories:
             return []
         logged: dict[str, list[float]] = {}
-        scores = self._scores(trajectories, environment, logged)
+        scores = self._scores(self._functions, trajectories, environment, logged)
         means = {name: sum(values) / len(values) for name, values in logged.items()}
         weights = self.weights(environment)
         own_name = next(iter(weights.keys() - self._functions.keys()), "")
@@ -213,13 +213,23 @@ class RewardFunctions:
                     "has none; name their column in dataset.columns: {answers: …}, or drop the row"
                 )
 
+    def try_on(self, trajectories: Sequence[Trajectory], environment: Environment) -> None:
+        """Call the functions on rollouts that are made up, but not async ones, which may ask a paid judge.
+
+        Raises:
+            ConfigError: as when they score.
+        """
+        functions = {n: r for n, r in self._functions.items() if not is_async(_function(r))}
+        self._scores(functions, trajectories, environment, {})
+
     def _scores(
         self,
+        functions: Mapping[str, WeightedReward],
         trajectories: Sequence[Trajectory],
         environment: Environment,
         logged: dict[str, list[float]],
     ) -> dict[str, list[Scored]]:
-        """Return the results of every function; async ones run together, after the others."""
+        """Return the results of functions; async ones run together, after the others."""
 
         @functools.cache
         def arguments(messages: bool | None) -> dict[str, Any]:
@@ -231,7 +241,7 @@ class RewardFunctions:
 
         scores: dict[str, list[Scored]] = {}
         returned: dict[str, Any] = {}
-        for name, reward in self._functions.items():
+        for name, reward in functions.items():
             function = _function(reward)
             if isinstance(function, AnswerReward):
                 scores[name] = [(value, "") for value in function(trajectories)]
@@ -255,7 +265,7 @@ class RewardFunctions:
                         raise values
                     return _checked(name, values, ids)  # a generator runs only now
 
-                reward = self._functions[name]
+                reward = functions[name]
                 scores[name] = _result(check, name, reward, arguments(reward.messages))
         finally:
             for future in waiting.values():
@@ -267,6 +277,11 @@ class RewardFunctions:
         while (free := name if count == 1 else f"{name}_{count}") in self._functions:
             count += 1
         return free
+
+
+def names_a_function(text: str) -> bool:
+    """Return whether a text names a built-in reward or refers to a function, as in a run file."""
+    return text in REWARDS or text == "boxed" or ":" in text
 
 
 def load_reward(reference: str) -> RewardFunction | AnswerReward:
@@ -432,6 +447,12 @@ def name_of(function: RewardFunction) -> str:
     function = _unwrapped(function)
     name = str(getattr(function, "__name__", type(function).__name__))
     return "lambda" if name == "<lambda>" else name
+
+
+def is_async(function: RewardFunction) -> bool:
+    """Return whether a function, or the object or partial around one, is async."""
+    function = _unwrapped(function)
+    return any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
 
 
 def _accepted(function: RewardFunction, given: Mapping[str, Any]) -> dict[str, Any]:

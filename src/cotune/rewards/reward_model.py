@@ -1,0 +1,150 @@
+"""Reward functions as GRPOTrainer takes them, sequence-classification models among them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
+
+from cotune.errors import ConfigError
+from cotune.rewards.functions import RewardFunctions, WeightedReward, load_reward, names_a_function
+
+
+class RewardModel:
+    """A sequence-classification model with one label, called as GRPOTrainer calls it.
+
+    Args:
+        model: the model; it is put on `device` and into evaluation mode.
+        tokenizer: the model's; without a padding token it gets its EOS.
+        device: where it runs.
+        template_args: passed to the tokenizer's chat template.
+        rows: rollouts that are scored at a time.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        device: torch.device | str = "cpu",
+        template_args: Mapping[str, Any] | None = None,
+        rows: int = 64,
+    ) -> None:
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        config = cast(Any, model).config
+        # The model's score is read at the last token that is no padding.
+        config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        self.__name__ = str(config._name_or_path).rpartition("/")[2] or type(model).__name__
+        self._model, self._tokenizer = model.eval().to(device), tokenizer
+        self._device, self._template_args, self._rows = device, dict(template_args or {}), rows
+
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Any], **_: object
+    ) -> list[float]:
+        """Return the model's score of each prompt with its completion, texts or chat messages."""
+        texts = [self._text(p, c) for p, c in zip(prompts, completions, strict=True)]
+        parts = [texts[i : i + self._rows] for i in range(0, len(texts), self._rows)]
+        return [score for part in parts for score in self._scores(part)]
+
+    def _text(self, prompt: Any, completion: Any) -> str:
+        if isinstance(prompt, str):
+            return prompt + completion
+        messages = [*prompt, *completion]
+        return str(
+            self._tokenizer.apply_chat_template(messages, tokenize=False, **self._template_args)
+        )
+
+    def _scores(self, texts: list[str]) -> list[float]:
+        encoded = self._tokenizer(
+            text=texts,
+            return_tensors="pt",
+            padding=True,
+            padding_side="right",
+            add_special_tokens=False,
+        )
+        with torch.inference_mode():
+            logits = self._model(**encoded.to(self._device)).logits
+        return logits[:, 0].float().tolist()
+
+
+def rewards_of_trainer(
+    reward_funcs: Any, reward_processing_classes: Any, args: Any
+) -> RewardFunctions | None:
+    """Return the reward functions of GRPOTrainer's arguments; None if there are none.
+
+    A text names a model of the hub or its folder. `exact_match` and the like, and `file.py:name`, name
+    functions, as in a run file.
+
+    Args:
+        reward_funcs: functions, models or texts; several in a list, or `RewardFunctions`.
+        reward_processing_classes: the tokenizers of the models, one for each function.
+        args: the GRPOConfig; its `reward_weights`, `model_init_kwargs` and `device` are used.
+
+    Raises:
+        ConfigError: as many weights or tokenizers as functions were expected; or a model has no tokenizer.
+    """
+    if reward_funcs is None or isinstance(reward_funcs, RewardFunctions):
+        return reward_funcs
+    functions = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+    if not functions:
+        return None
+    weights = args.reward_weights or [1.0] * len(functions)
+    tokenizers = reward_processing_classes or [None] * len(functions)
+    tokenizers = list(tokenizers) if isinstance(tokenizers, list | tuple) else [tokenizers]
+    for name, given in (
+        ("GRPOConfig.reward_weights", weights),
+        ("reward_processing_classes", tokenizers),
+    ):
+        if len(given) != len(functions):
+            raise ConfigError(
+                f"{name} has {len(given)} entries for {len(functions)} reward functions; expected one for each"
+            )
+    return RewardFunctions(
+        [
+            WeightedReward(function=_function(function, tokenizer, args), weight=weight)
+            for function, tokenizer, weight in zip(functions, tokenizers, weights, strict=True)
+        ]
+    )
+
+
+def _function(given: Any, tokenizer: Any, args: Any) -> Any:
+    """Return a function, or a model as one."""
+    if isinstance(given, str) and names_a_function(given):
+        return load_reward(given)
+    options = {"trust_remote_code": args.trust_remote_code} | dict(args.model_init_kwargs or {})
+    options.pop("device_map", None)
+    if isinstance(given, str):
+        name = given
+        try:
+            given = AutoModelForSequenceClassification.from_pretrained(
+                name, num_labels=1, **options
+            )
+            tokenizer = tokenizer or _tokenizer_of(name, options)
+        except (OSError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"reward_funcs: cannot load the reward model {name!r} ({reason}); expected a sequence classifier "
+                "of the hub or in a folder, or a function"
+            ) from error
+    if not isinstance(given, torch.nn.Module) or not hasattr(given, "config"):
+        return given
+    if tokenizer is None and (name := getattr(given.config, "_name_or_path", "")):
+        tokenizer = _tokenizer_of(name, {"trust_remote_code": args.trust_remote_code})
+    if tokenizer is None:
+        raise ConfigError(
+            f"reward_funcs: the model {type(given).__name__} has no tokenizer; give it in reward_processing_classes"
+        )
+    per_process = args.per_device_train_batch_size * args.steps_per_generation
+    return RewardModel(
+        given,
+        tokenizer,
+        device=args.device,
+        template_args=args.chat_template_kwargs,
+        rows=per_process,
+    )
+
+
+def _tokenizer_of(name: str, options: Mapping[str, Any]) -> PreTrainedTokenizerBase:
+    asked = {key: options[key] for key in ("revision", "trust_remote_code") if key in options}
+    return AutoTokenizer.from_pretrained(name, **asked)
