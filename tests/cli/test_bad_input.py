@@ -205,8 +205,7 @@ RANDOM = "aZ3kQ9vTn3mLp0aQw7e8xK2"
         (
             {
                 "environment": {
-                    "kind": "search", "train": "a", "validation": "a", "test": "a",
-                    "retriever": {"url": "http://me:{}@host/retrieve"},
+                    "kind": "search", "retriever": {"url": "http://me:{}@host/retrieve"},
                 }
             },
             "environment.retriever.url",
@@ -253,10 +252,15 @@ PASSAGE = '{"id": "1", "contents": "\\"Zinder\\"\\nZinder is in Niger."}\n'
 @pytest.mark.parametrize(
     ("file", "content", "expected"),
     [
-        ("train", "", ["environment.train", "train.jsonl holds no rows"]),
+        ("train", "", ["dataset.path", "train.jsonl holds no rows"]),
         ("corpus", PASSAGE + "{oops\n", ["environment.corpus", "corpus.jsonl, line 2", "not JSON"]),
         ("corpus", None, ["environment.corpus: cannot read ", "corpus.jsonl"]),
-        ("test", '{"question": "?"}\n', ["environment.test", "test.jsonl, line 1", '"answers"']),
+        (
+            "test",
+            '{"question": "?"}\n',
+            ["dataset", "the question test-", "dataset.columns: {answers"],
+        ),
+        ("test", '{"q": "?"}\n', ["dataset.columns.question", "test.jsonl has none of"]),
     ],
 )
 def test_data_file_is_refused(
@@ -274,11 +278,16 @@ def test_data_file_is_refused(
     for name, text in (contents | {file: content}).items():
         if text is not None:
             files[name].write_text(text)
-    environment = {"kind": "search", **{name: str(path) for name, path in files.items()}}
-    llm = {**OPENAI, "api_key_env": None}
-    run = write(
-        tmp_path / "run.yaml", tiny(tmp_path / "out", {"environment": environment, "llm": llm})
-    )
+    changes = {
+        "environment": {"kind": "search", "corpus": str(files["corpus"])},
+        "dataset": {
+            "path": str(files["train"]),
+            "validation": str(files["validation"]),
+            "test": str(files["test"]),
+        },
+        "llm": {**OPENAI, "api_key_env": None},
+    }
+    run = write(tmp_path / "run.yaml", tiny(tmp_path / "out", changes))
     error = error_of(["train", str(run)], monkeypatch, capsys)
     assert [part for part in expected if part not in error] == [], error
     assert not (tmp_path / "out").exists()

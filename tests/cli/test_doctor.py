@@ -488,10 +488,10 @@ def test_the_command_s_status_says_whether_something_is_missing(
 
 
 def searching(tmp_path: Path, url: str) -> RunConfig:
-    files = dict.fromkeys(("train", "validation", "test"), "questions.jsonl")
-    retriever = {"url": url}
-    environment = {"kind": "search", "retriever": retriever, **files}
-    return config(tmp_path, environment=environment, strategy={"kind": "static"})
+    environment = {"kind": "search", "retriever": {"url": url}}
+    dataset = {"path": "questions.jsonl"}
+    strategy = {"kind": "static"}
+    return config(tmp_path, environment=environment, dataset=dataset, strategy=strategy)
 
 
 def test_a_retrieval_server_is_asked(tmp_path: Path) -> None:

@@ -77,10 +77,12 @@ def test_plan_counts_the_questions_of_files(tmp_path: Path) -> None:
     rows = [f'{{"question": "q{i}", "answers": ["a"]}}' for i in range(5)]
     for name, count in (("train", 5), ("validation", 2), ("test", 4)):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows[:count]))
-    names = ("corpus", "train", "validation", "test")
-    files = {name: str(tmp_path / f"{name}.jsonl") for name in names}
+    names = {"path": "train", "validation": "validation", "test": "test"}
     config = config_with(
-        environment={"kind": "search", **files}, llm={"kind": "openai", "model": "m"}
+        # Not indexed: the corpus may be large.
+        environment={"kind": "search", "corpus": "nowhere.jsonl"},
+        dataset={field: str(tmp_path / f"{name}.jsonl") for field, name in names.items()},
+        llm={"kind": "openai", "model": "m"},
     )
     assert plan_run(config).rollouts["evaluate"] == 3 * 4
 

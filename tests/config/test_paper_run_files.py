@@ -30,7 +30,6 @@ INSPO: dict[str, Any] = {
     "environment.kind": "search",
     "environment.protocol": "search-r1",
     "environment.top_k": 3,
-    "environment.reward": "exact_match",
     "limits.turn_tokens": 500,
     "limits.observation_tokens": 500,
     "limits.prompt_tokens": 4096,
@@ -346,7 +345,7 @@ def test_the_page_has_every_number() -> None:
             known.setdefault(field, set()).add(plain(str(value)))
     for field, value in said.items():
         assert set(map(plain, value.split(" / "))) <= known[field], field
-    assert len(said) > 40
+    assert len(said) >= 40
 
 
 def plain(value: str) -> str:

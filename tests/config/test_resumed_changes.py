@@ -126,21 +126,22 @@ def test_what_may_hold_a_key_is_named_and_neither_kept_nor_shown() -> None:
 
 
 def searching(url: str, **more: Any) -> dict[str, Any]:
-    files = dict.fromkeys(("train", "validation", "test"), "questions.jsonl")
-    return {"kind": "search", "retriever": {"url": url}, **files, **more}
+    """Sections of a run on a search environment."""
+    environment = {"kind": "search", "retriever": {"url": url}, **more}
+    return {"environment": environment, "dataset": {"path": "questions.jsonl"}, "llm": ENDPOINT}
 
 
 def test_a_retrieval_server_may_have_moved() -> None:
     here, there = searching("http://a:8000/retrieve"), searching("http://b:8000/retrieve")
-    was, now = (config_of(environment=e, llm=ENDPOINT) for e in (here, there))
+    was, now = config_of(**here), config_of(**there)
     check_resumable(was, now, "run.yaml")
     assert changes(changeable(was), changeable(now)) == {
         "environment.retriever.url": ("http://a:8000/retrieve", "http://b:8000/retrieve")
     }
     assert identity(was) == identity(now)
-    more = config_of(environment=searching("http://a:8000/retrieve", top_k=5), llm=ENDPOINT)
+    more = config_of(**searching("http://a:8000/retrieve", top_k=5))
     with pytest.raises(ConfigError, match="environment is fixed"):
         check_resumable(was, more, "run.yaml")
-    local = {**searching(""), "retriever": None, "corpus": "c.jsonl"}
+    local = here | {"environment": {"kind": "search", "corpus": "c.jsonl"}}
     with pytest.raises(ConfigError, match="environment is fixed"):
-        check_resumable(was, config_of(environment=local, llm=ENDPOINT), "run.yaml")
+        check_resumable(was, config_of(**local), "run.yaml")

@@ -125,12 +125,11 @@ def test_defaults_are_the_papers() -> None:
 
 
 def test_sections_become_options() -> None:
-    search = {"kind": "search", **dict.fromkeys(("corpus", "train", "validation", "test"), "x")}
+    search = {"environment": {"kind": "search", "corpus": "x"}, "dataset": {"path": "x"}}
     llm = {"kind": "openai", "model": "m"}
-    config = parse_config(LEAST | {"environment": search, "llm": llm}, "test")
-    assert config.environment == SearchOptions(
-        corpus=Path("x"), train=Path("x"), validation=Path("x"), test=Path("x")
-    )
+    raw = LEAST | search | {"policy": {"path": "m"}, "llm": llm}
+    config = parse_config(raw, "test")
+    assert config.environment == SearchOptions(corpus=Path("x"))
     assert config.llm == OpenAIOptions(model="m")
     assert config.strategy == StaticOptions()
     assert parse_config(LEAST, "test").environment == GeoOptions()
@@ -166,8 +165,8 @@ def test_bundled_run_files_parse() -> None:
 
 
 def test_rules_serve_bundled_worlds_only() -> None:
-    search = {"kind": "search", **dict.fromkeys(("corpus", "train", "validation", "test"), "x")}
-    raw = LEAST | {"environment": search, "strategy": {"kind": "inspo"}}
+    search = {"environment": {"kind": "search", "corpus": "x"}, "dataset": {"path": "x"}}
+    raw = LEAST | search | {"policy": {"path": "m"}, "strategy": {"kind": "inspo"}}
     for llm in (None, {"kind": "rules"}):
         with pytest.raises(
             ConfigError, match=r"llm is .* set llm to an OpenAI-compatible endpoint"

@@ -1,7 +1,6 @@
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.data.corpus import read_corpus
-from cotune.data.search_questions import read_tasks
 from cotune.errors import ConfigError
-from cotune.types import Task
 
 LINE = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\n\r"), min_size=1).filter(
     lambda s: s.strip() and not s.strip().startswith('"') and not s.strip().endswith('"')
@@ -92,44 +89,3 @@ def test_files_that_cannot_be_read(tmp_path: Path):
     latin.write_bytes(b'{"contents": "\xe9"}')
     with pytest.raises(ConfigError, match=r"latin\.jsonl is not UTF-8"):
         read_corpus(latin)
-    with pytest.raises(ConfigError, match=r"environment\.test: .* holds no Parquet file"):
-        read_tasks(tmp_path, "test")
-
-
-def test_tasks_in_all_their_forms(write: Callable[[str], Path]):
-    path = write(
-        '{"id": "a", "question": " Who? ", "answers": ["x", "y"], "stratum": "1 hop"}\n'
-        '{"id": 7, "question": "What?", "golden_answers": ["z"]}\n'
-        '{"question": "Where?", "answer": "here"}\n'
-    )
-    tasks = read_tasks(path, "train")
-    assert tasks[1].columns == {"id": 7, "question": "What?", "golden_answers": ["z"]}
-    bare = [replace(task, columns={}) for task in tasks]
-    assert bare[:2] == [Task("a", "Who?", ("x", "y"), "1 hop"), Task("7", "What?", ("z",))]
-    assert tasks[2].answers == ("here",)
-    assert tasks[2].id.startswith("train-")
-    assert read_tasks(path, "train") == tasks
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", r"environment\.train: .*rows\.jsonl holds no rows"),
-        ("{", r"environment\.train: .*rows\.jsonl, line 1: not JSON"),
-        ('{"answer": "x"}', r'line 1: no field "question", only answer'),
-        ('{"question": null, "answer": "x"}', r'"question" is None'),
-        ('{"question": "Who?"}', r'no field "answers", only question; add "answers"'),
-        ('{"question": "Who?", "answers": []}', r'"answers" is \[\]; expected text or a list'),
-        ('{"question": "Who?", "answers": [" "]}', r"one at least that is not blank"),
-        ('{"question": "Who?", "answers": ["x", 3]}', r"\['x', 3\]; expected text or a list"),
-        ('{"question": "Who?", "answer": " "}', r"that is not blank"),
-        ('{"question": "Who?", "answer": {"a": 1}}', r"\"answer\" is \{'a': 1\}"),
-        ('{"question": "Who?", "answer": null}', r'"answer" is None'),
-        ('{"id": true, "question": "Who?", "answer": "x"}', r'"id" is True; expected text'),
-        ('{"stratum": 2, "question": "Who?", "answer": "x"}', r'"stratum" is 2'),
-        ('{"question": "Who?", "answer": "x"}\n' * 2, r"line 2: the task 'train-.* came before"),
-    ],
-)
-def test_bad_tasks_name_the_line(write: Callable[[str], Path], text: str, message: str):
-    with pytest.raises(ConfigError, match=message):
-        read_tasks(write(text), "train")

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from cotune.data.dataset import DatasetConfig, read_dataset
+from cotune.data.splits import SPLITS
 from cotune.environments.search import (
     SEARCH_R1_INSTRUCTION,
     SearchEnvironment,
@@ -194,6 +196,9 @@ def write(path: Path, *rows: object) -> Path:
     return path
 
 
+TASKS = {split: [Task(split, f"Oslo, {split}?", ("Norway",))] for split in SPLITS}
+
+
 @pytest.fixture
 def options(tmp_path: Path) -> SearchOptions:
     corpus = write(
@@ -202,18 +207,11 @@ def options(tmp_path: Path) -> SearchOptions:
         {"id": 1, "contents": '"Oslo"\nThe capital of Norway.'},
         {"id": 2, "contents": "Nothing of note."},
     )
-    tasks = [
-        write(
-            tmp_path / f"{split}.jsonl",
-            {"id": split, "question": f"Oslo, {split}?", "answer": "Norway"},
-        )
-        for split in ("train", "validation", "test")
-    ]
-    return SearchOptions(corpus=corpus, train=tasks[0], validation=tasks[1], test=tasks[2], top_k=1)
+    return SearchOptions(corpus=corpus, top_k=1)
 
 
 def test_a_users_corpus_and_questions(options: SearchOptions):
-    env = search_environment(options)
+    env = search_environment(options, TASKS)
     assert env.initial_instruction == SEARCH_R1_INSTRUCTION
     assert [task.id for split in ("train", "validation", "test") for task in env.tasks(split)] == [
         "train",
@@ -228,21 +226,19 @@ def test_a_users_corpus_and_questions(options: SearchOptions):
     assert "No document" in env.respond([action("<search>zzz</search>")])[0].observation
 
 
-def test_an_empty_training_file_names_field_and_file(options: SearchOptions):
-    options.train.write_text("\n")
-    with pytest.raises(ConfigError, match=r"environment.train: .*train.jsonl holds no rows"):
-        search_environment(options)
+def test_a_question_needs_an_answer(options: SearchOptions):
+    with pytest.raises(
+        ConfigError, match=r"the question q has no answer; expected one: name its column in data"
+    ):
+        search_environment(options, {"train": [Task("q", "Who?", ())]})
 
 
 def test_options_refuse_what_cannot_work(options: SearchOptions):
-    paths = {
-        name: str(getattr(options, name)) for name in ("corpus", "train", "validation", "test")
-    }
+    paths = {"corpus": str(options.corpus)}
     adapter = TypeAdapter(SearchOptions)
     assert adapter.validate_python({**paths, "top_k": 1}) == options
     for field, value, message in [
         ("top_k", 0, "environment.top_k is 0; expected at least 1"),
-        ("reward", "bleu", "'exact_match', 'f1_squad' or 'f1_hotpot'"),
         ("topk", 3, "topk"),
     ]:
         with pytest.raises(ValidationError, match=message):
@@ -255,12 +251,15 @@ def test_search_r1s_files_its_protocol_and_a_server(tmp_path: Path):
         options = SearchOptions(
             retriever=RemoteOptions(url=url),
             protocol="search-r1",
-            train=write_parquet(tmp_path / "train.parquet", *rows[:30]),
-            validation=3,
-            test=write_parquet(tmp_path / "test.parquet", *rows[30:]),
             top_k=2,
         )
-        env = search_environment(options)
+        files = DatasetConfig(
+            path=write_parquet(tmp_path / "train.parquet", *rows[:30]),
+            validation=3,
+            test=write_parquet(tmp_path / "test.parquet", *rows[30:]),
+            columns={"id": None},
+        )
+        env = search_environment(options, read_dataset(files))
         assert {s: len(env.tasks(s)) for s in ("train", "validation", "test")} == {
             "train": 27,
             "validation": 3,
@@ -287,7 +286,7 @@ def test_search_r1s_files_its_protocol_and_a_server(tmp_path: Path):
 
 
 def test_a_corpus_under_search_r1s_protocol(options: SearchOptions):
-    env = search_environment(replace(options, protocol="search-r1", top_k=2))
+    env = search_environment(replace(options, protocol="search-r1", top_k=2), TASKS)
     (response,) = env.respond([action("<search>note</search>")])
     assert response.observation.startswith("\n\n<information>Doc 1(Title: Nothing of note.)")
     (response,) = env.respond([action("<search>capital</search>")])

@@ -176,8 +176,9 @@ def _section(
     classes = tuple(built_in.values())
 
     def validated(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        is_mapping = isinstance(value, Mapping)
-        kind = value.get("kind") if is_mapping else getattr(value, "kind", None)
+        mapping = isinstance(value, Mapping)
+        fields = cast("Mapping[str, Any]", value)
+        kind = fields.get("kind") if mapping else getattr(fields, "kind", None)
         if not isinstance(kind, str) or kind in built_in or kind not in registered(group):
             return handler(value)
         options = options_of(kind)
@@ -189,7 +190,7 @@ def _section(
         if isinstance(value, classes):
             return handler(value)
         mode = "json" if info.mode == "json" else "python"
-        return TypeAdapter[Any](type(value)).dump_python(value, mode=mode)
+        return TypeAdapter[Any](type(cast(object, value))).dump_python(value, mode=mode)
 
     return Annotated[_union(classes), WrapValidator(validated), WrapSerializer(dumped)]
 

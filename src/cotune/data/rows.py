@@ -6,7 +6,7 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -35,7 +35,7 @@ _ROLES = ("system", "user", "assistant")
 _SPLIT_NAME = re.compile(r"(train|validation|valid|val|dev|eval|test)(?![a-z])", re.IGNORECASE)
 
 
-def file_rows(path: Path, field: str, without: Collection[str] = ()) -> list[Row]:
+def file_rows(path: Path, field: str) -> list[Row]:
     """Read a JSONL, JSON, CSV, TSV or Parquet file, or a folder's Parquet files sorted by name.
 
     JSON is a list of objects, or one object a line. Values are as in the file; in CSV pandas infers
@@ -44,7 +44,6 @@ def file_rows(path: Path, field: str, without: Collection[str] = ()) -> list[Row
     Args:
         path: the file or folder.
         field: the run file's field, named in errors.
-        without: columns of Parquet that are not read.
 
     Raises:
         ConfigError: the file does not exist or does not have the format that its name says, or the
@@ -52,7 +51,7 @@ def file_rows(path: Path, field: str, without: Collection[str] = ()) -> list[Row
     """
     suffix = path.suffix.lower()
     if path.is_dir():
-        return [row for file in _folder(path, field) for row in _parquet(file, field, without)]
+        return [row for file in _folder(path, field) for row in _parquet(file, field)]
     if not path.exists():
         raise ConfigError(
             f"{field}: no file {path} in {Path.cwd().name}, the folder that cotune is started in; name one "
@@ -65,7 +64,7 @@ def file_rows(path: Path, field: str, without: Collection[str] = ()) -> list[Row
     if suffix in (".csv", ".tsv"):
         return _csv(path, field, "\t" if suffix == ".tsv" else ",")
     if suffix == ".parquet":
-        return _parquet(path, field, without)
+        return _parquet(path, field)
     raise ConfigError(
         f"{field}: {path} ends in {suffix or 'no suffix'}; expected {KINDS}, or a folder of Parquet "
         "files"
@@ -294,16 +293,14 @@ def _folder(path: Path, field: str) -> list[Path]:
     return files
 
 
-def _parquet(path: Path, field: str, without: Collection[str] = ()) -> list[Row]:
+def _parquet(path: Path, field: str) -> list[Row]:
     # load_dataset would leave a copy of every file in the user's cache.
     import pyarrow.parquet as parquet
     from datasets import Dataset
     from datasets.table import InMemoryTable
 
     try:
-        names = parquet.read_schema(path).names
-        table = parquet.read_table(path, columns=[name for name in names if name not in without])
-        rows = _plain(Dataset(InMemoryTable(table)))
+        rows = _plain(Dataset(InMemoryTable(parquet.read_table(path))))
     except (OSError, ValueError, TypeError, NotImplementedError) as error:
         raise _unreadable(path, field, "Parquet", error) from error
     return _numbered(rows, f"{field}: {path}")

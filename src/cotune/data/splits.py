@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -63,22 +63,6 @@ def hold_out(
     for split in wanted:
         parts[split] = [q for q in questions if chosen.get(q.key) == split]
     return parts
-
-
-def without_held(
-    questions: Sequence[Question], held: Collection[str], source: str
-) -> list[Question]:
-    """Drop training questions whose keys are `held` out, with a warning that counts them.
-
-    Raises:
-        ConfigError: no question is left.
-    """
-    kept = [question for question in questions if question.key not in held]
-    if not kept:
-        raise ConfigError(f"{source} has no question that is not held out; add some")
-    if dropped := len(questions) - len(kept):
-        warn(f"{source}: {dropped} questions of held-out files are not trained on")
-    return kept
 
 
 def warn_of_overlaps(questions: Mapping[str, Sequence[Question]]) -> None:

@@ -162,6 +162,14 @@ class SingleTurnEnvironment(TaskEnvironment):
     needs_rewards = True
 
 
+def without_answer(task: Task, other: str = "") -> ConfigError:
+    """Return the error for a task without a reference answer; `other` names another way to give one."""
+    return ConfigError(
+        f"dataset: the question {task.id} has no answer; expected one: name its column in "
+        f"dataset.columns: {{answers: …}}{other}"
+    )
+
+
 def missing_texts(instruction: str, required: Sequence[str]) -> str:
     """Return the error for an instruction that lacks required texts; "" if it has them all.
 

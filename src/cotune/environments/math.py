@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from cotune.environments.base import TaskEnvironment
+from cotune.environments.base import TaskEnvironment, without_answer
 from cotune.environments.environment_kind import EnvironmentKind, Tasks
-from cotune.errors import ConfigError
 from cotune.rewards import Reward
 from cotune.rewards.boxed import BoxedReward, last_boxed
 from cotune.types import Action, Response, Task, Trajectory
@@ -97,10 +96,7 @@ def math_environment(options: MathOptions, tasks: Tasks | None) -> MathEnvironme
 def _with_final(task: Task) -> Task:
     texts = task.answers or ((task.solution,) if _answer(task.solution) else ())
     if not texts:
-        raise ConfigError(
-            f"dataset: the question {task.id} has no answer; expected one: name its column in "
-            "dataset.columns: {answers: …}, or a solution with \\boxed{…} by {solution: …}"
-        )
+        raise without_answer(task, ", or a solution with \\boxed{…} by {solution: …}")
     return replace(task, answers=tuple(_answer(text) or text for text in texts))
 
 

@@ -1,14 +1,13 @@
 """Question answering with a search engine over the tag protocol, as in Search-R1 and INSPO."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from cotune.data.corpus import Language, indexed_text, read_corpus, titled_passage
-from cotune.data.search_questions import check_questions, read_questions
-from cotune.environments.base import TaskEnvironment
-from cotune.environments.environment_kind import EnvironmentKind
+from cotune.environments.base import TaskEnvironment, without_answer
+from cotune.environments.environment_kind import EnvironmentKind, Tasks
 from cotune.environments.tag_protocol import (
     CALL_TAGS,
     SEARCH_R1,
@@ -20,7 +19,7 @@ from cotune.environments.tag_protocol import (
 from cotune.errors import ConfigError, RetrievalError
 from cotune.protocols import Retriever
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
-from cotune.rewards import REWARDS, Reward, exact_match
+from cotune.rewards import Reward, exact_match
 from cotune.types import SEARCH_FAILED, Action, Response, Task, Trajectory
 from cotune.utils.text import named
 
@@ -166,18 +165,14 @@ class SearchEnvironment(TaskEnvironment):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """The tag protocol over the user's own questions, and a corpus or a retrieval server.
+    """The questions of `dataset` over the tag protocol, and a corpus or a retrieval server.
 
     Attributes:
         corpus: JSONL file of passages (`read_corpus`), searched by BM25.
         retriever: a server with Search-R1's `/retrieve`, instead of a corpus.
         protocol: "tags", or "search-r1" for Search-R1's own prompt, messages and parsing of turns.
-        train: a file of questions, or a folder of Search-R1's Parquet files (`read_tasks`).
-        validation, test: likewise; or a number of questions held out of `train` by a hash of their
-            text, at most a tenth and a fifth of them.
         top_k: passages in an observation.
         language: language of the stemmer and the stop words for corpus and queries; "none" for neither.
-        reward: a name in `cotune.rewards.REWARDS`.
         description: description of the environment for the LLM that proposes; null: its tags and
             what a search returns, "": none, as in INSPO.
     """
@@ -188,12 +183,8 @@ class SearchOptions:
     corpus: Path | None = None
     retriever: RemoteOptions | None = None
     protocol: ProtocolName = "tags"
-    train: Path
-    validation: int | Path
-    test: int | Path
     top_k: int = 3
     language: Language = "english"
-    reward: Literal["exact_match", "f1_squad", "f1_hotpot"] = "exact_match"
     description: str | None = None
 
     def __post_init__(self) -> None:
@@ -203,7 +194,6 @@ class SearchOptions:
                 f"environment has {' and '.join(given) or 'neither corpus nor retriever'}; expected "
                 "corpus: a JSONL file of passages, or retriever: {url: …}, one of the two"
             )
-        check_questions(self.validation, self.test)
         if self.top_k < 1:
             raise ValueError(f"environment.top_k is {self.top_k}; expected at least 1")
         if self.retriever is not None and self.language != "english":
@@ -214,29 +204,43 @@ class SearchOptions:
 
 
 def search_environment(
-    options: SearchOptions,
-    tasks: Mapping[str, Sequence[Task]] | None = None,
-    retriever: Retriever | None = None,
+    options: SearchOptions, tasks: Tasks | None, retriever: Retriever | None = None
 ) -> SearchEnvironment:
-    """Read the files and index the corpus; ConfigError names the file and line at fault.
+    """Build the environment of a run file over the tasks of its `dataset`; exact match scores.
 
-    A retrieval server is not contacted yet. `tasks` and `retriever` replace those of the options.
+    A retrieval server is not contacted yet.
+
+    Args:
+        tasks: the tasks of each split, each with its accepted answers.
+        retriever: replaces that of the options.
+
+    Raises:
+        ConfigError: a task has no answer, or the corpus cannot be read; names file and line.
     """
     instruction = SEARCH_R1_INSTRUCTION
     if options.protocol == "search-r1":
         # Exactly as in Search-R1's data, which its checkpoints were trained on.
         instruction = instruction.replace(" as you want.", " as your want.")
     environment = SearchEnvironment(
-        questions_of(options) if tasks is None else tasks,
+        {split: [_prepared(task) for task in rows] for split, rows in (tasks or {}).items()},
         retriever or _retriever(options),
         instruction,
-        REWARDS[options.reward],
+        exact_match,
         options.top_k,
         options.protocol,
     )
     if options.description is not None:
         environment.description = options.description
     return environment
+
+
+def _prepared(task: Task) -> Task:
+    """Return a task of the user's data, which must have an answer."""
+    if not task.answers:
+        raise without_answer(task)
+    # In the data sets of FlashRAG, and so in Search-R1's, this column holds whole passages.
+    columns = {name: value for name, value in task.columns.items() if name != "metadata"}
+    return replace(task, columns=columns)
 
 
 def _description(top_k: int) -> str:
@@ -246,12 +250,6 @@ def _description(top_k: int) -> str:
         f"{top_k} best passages for it between <information> and </information>; "
         "<answer> text </answer> gives the final answer and ends the episode. There is no other tool."
     )
-
-
-def questions_of(options: SearchOptions) -> dict[str, list[Task]]:
-    """Read the tasks of each split (`read_questions`)."""
-    asked = PROTOCOLS[options.protocol].asked
-    return read_questions(options.train, options.validation, options.test, asked)
 
 
 def _retriever(options: SearchOptions) -> Retriever:
@@ -272,8 +270,4 @@ def _retriever(options: SearchOptions) -> Retriever:
     return BM25Retriever(passages, indexed, options.language)
 
 
-KIND = EnvironmentKind(
-    options=SearchOptions,
-    build=lambda options, tasks: search_environment(options),
-    sizes=lambda options: {split: len(tasks) for split, tasks in questions_of(options).items()},
-)
+KIND = EnvironmentKind(options=SearchOptions, build=search_environment, dataset="required")

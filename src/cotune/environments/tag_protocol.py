@@ -126,9 +126,13 @@ class SearchR1Protocol(TagProtocol):
     prompt_format = PromptFormat(question_prefix="Question: ", question_suffix="\n", separator=" ")
 
     def asked(self, task: Task) -> Task:
-        """Return the task with a question mark at its end, as in Search-R1's data scripts."""
-        question = task.question.strip()
-        return task if question.endswith("?") else replace(task, question=f"{question}?")
+        """Return the task with a question mark at its end, as in Search-R1's data scripts.
+
+        Of a whole prompt, which these scripts write as well, only the question counts.
+        """
+        text, mark, after_mark = task.question.partition(self.prompt_format.question_prefix)
+        question = (after_mark if mark else text).strip()
+        return replace(task, question=question if question.endswith("?") else f"{question}?")
 
     def parse(self, text: str) -> Parsed:
         """Parse the action of a turn: the first closing tag decides. Never raises.
