@@ -82,7 +82,7 @@ def test_a_hint_may_take_half_of_a_prompts_tokens() -> None:
         make_trajectory(a, 0.0) for a in strategy.assign(world.tasks("train"), 2, Progress(1, 0, 9))
     ]
     strategy.observe(failed, Progress(1, 0, 9), events)
-    author = Author(lambda n, prompt: "Mind every column and each carry.")
+    author = Author(lambda n, prompt: "```\nMind every column and each carry.\n```")
     policy = Policy(lambda task, hint: False)
     strategy.evolve_if_due(Progress(2, 1, 9), policy, author, events)
     assert {row["reason"] for row in events.of("hint_rejected")} == {"6 tokens; 5 allowed"}

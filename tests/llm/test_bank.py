@@ -8,9 +8,8 @@ import pytest
 from cotune.errors import BudgetError, ConfigError, LLMError
 from cotune.llm.bank import BankLLM, BankOptions, read_bank
 from cotune.methods.inspo.proposers import history_prompt, paraphrase_prompt, parse_candidates
-from cotune.methods.instruction_evolution import instruction_prompt, read_instruction
-from cotune.methods.p2o.hint_evolution import read_hint
-from cotune.methods.text_evolution import gepa_prompt
+from cotune.methods.instruction_evolution import instruction_prompt
+from cotune.methods.text_evolution import gepa_prompt, read_fenced
 from cotune.run.ledger import Ledger
 from cotune.run.replies import CachedLLM, ReplyCache
 
@@ -65,8 +64,8 @@ def test_each_proposer_gets_the_next_entries_as_it_reads_them(tmp_path: Path) ->
     (tmp_path / "seven").write_text("\n\n".join("abcdefg"), encoding="utf-8")
     found = BankLLM(BankOptions(path=str(tmp_path / "seven")))  # type: ignore[arg-type]
     assert parse_candidates(found.complete(REWRITES).text) == ["a", "b"]
-    assert read_hint(found.complete(HINTS).text) == "c"
-    assert read_instruction(found.complete(INSTRUCTION).text) == ("", "d")
+    assert read_fenced(found.complete(HINTS).text) == ("", ["c"])
+    assert read_fenced(found.complete(INSTRUCTION).text) == ("", ["d"])
     history = history_prompt([("Add.", 50.0)], "Add.", 4)
     assert parse_candidates(found.complete(history).text) == ["e", "f", "g"]  # all that are left
     with pytest.raises(BudgetError, match=r"seven is exhausted: its 7 texts"):
@@ -85,7 +84,7 @@ def test_hints_have_a_file_of_their_own(tmp_path: Path) -> None:
 def test_a_text_in_both_files_is_proposed_as_each(tmp_path: Path) -> None:
     (tmp_path / "hints").write_text("a\n\ni", encoding="utf-8")
     first, again = (bank(tmp_path, "a\n\nb", hints=tmp_path / "hints") for _ in range(2))
-    assert read_hint(first.complete(HINTS).text) == "a"
+    assert read_fenced(first.complete(HINTS).text) == ("", ["a"])
     again.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert again.complete(INSTRUCTION).text == first.complete(INSTRUCTION).text == "```\na\n```"
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.methods.instruction_rules import (
+from cotune.methods.contract import (
     InstructionRules,
     is_near_copy,
     neutralised,

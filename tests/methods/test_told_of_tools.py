@@ -14,9 +14,9 @@ from cotune.methods.inspo.proposers import (
     paraphrase_prompt,
     reflection_prompt,
 )
-from cotune.methods.instruction_rules import surroundings
 from cotune.methods.method import Context
 from cotune.methods.p2o.p2o import P2O, P2OOptions
+from cotune.methods.proposals import surroundings
 from cotune.protocols import Strategy
 from cotune.testing import ScriptedLLM
 from cotune.types import Progress, Task

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.errors import LLMError
+from cotune.methods.contract import InstructionRules, protocol_tags
 from cotune.methods.inspo.proposers import (
     critique_of,
     history_prompt,
@@ -15,9 +16,7 @@ from cotune.methods.inspo.proposers import (
     reflection_prompt,
 )
 from cotune.methods.inspo.replay import Experience
-from cotune.methods.instruction_rules import InstructionRules, protocol_tags
-from cotune.methods.p2o.hint_evolution import read_hint
-from cotune.methods.text_evolution import example
+from cotune.methods.text_evolution import example, read_fenced
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 from cotune.worlds.rules_llm import (
     CAUTION,
@@ -246,7 +245,7 @@ def test_hints_are_remedies_of_what_failed():
     failed = rollout(THOUGHT + BROAD + INFORMATION + "<answer> none </answer>")
     expected = {*REMEDIES[Mode.WHOLE_QUESTION], *REMEDIES[Mode.ONE_SEARCH]}
     replies = [RulesLLM(seed).complete(gepas_prompt([failed])).text for seed in range(30)]
-    written = [split_sentences(read_hint(reply)) for reply in replies]
+    written = [split_sentences(read_fenced(reply)[1][0]) for reply in replies]
     assert all(w[0] in expected | set(REMEDIES[Mode.NOT_IN_EVIDENCE]) for w in written)
     assert all(set(w[1:]) <= set(CAUTION) for w in written)
     for mode in (Mode.WHOLE_QUESTION, Mode.ONE_SEARCH):

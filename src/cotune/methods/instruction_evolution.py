@@ -1,27 +1,25 @@
 """Evolve an instruction with GEPA under the current policy: what the methods `gepa` and `fst` share."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
-from cotune.methods.instruction_rules import (
-    InstructionRules,
-    protocol_tags,
-    surroundings,
-    without_reasoning,
-)
-from cotune.methods.llm_health import LLMHealth
+from cotune.methods.contract import InstructionRules, protocol_tags
 from cotune.methods.method import RunShape
+from cotune.methods.proposals import (
+    Draft,
+    ProposalAccount,
+    record_born,
+    record_rejected,
+    surroundings,
+)
 from cotune.methods.text_evolution import (
-    FENCED,
-    Form,
     Judge,
     Record,
     Reflector,
     Report,
     Search,
     evolve_by_gepa,
-    fenced_text,
     gepa_prompt,
 )
 from cotune.protocols import LLM, Recorder
@@ -75,7 +73,7 @@ def evolve_instruction(
     seed_key: str,
     step: int,
     record: Recorder,
-    health: LLMHealth,
+    account: ProposalAccount,
     known: Sequence[Instruction],
     description: str = "",
     last: bool = False,
@@ -91,29 +89,34 @@ def evolve_instruction(
         judge: rolls out under an instruction.
         show_answers: whether the LLM is shown the ground truth.
         step: the step before which this happens.
-        health: ends a run whose LLM is useless.
+        account: asks the LLM, and ends a run in which it is useless.
         known: all instructions so far, in order of birth; the seed is one of them.
         description: the environment, described to the LLM.
         last: whether no other phase follows.
 
     Raises:
-        EvolutionError: see `LLMHealth.end_phase`.
+        EvolutionError: see `ProposalAccount.end_phase`.
         CotuneError: raised by the rollout or `llm`; an LLMError is recorded instead.
     """
     record("gepa_phase", dev=len(dev), train=len(train), budget=search.budget)
     lineage = _Lineage(known, search, step, record, getattr(llm, "origin", "") or _ORIGIN)
-    reflector = Reflector(
+    account.begin(
         llm,
-        instruction_form(rules, lineage.invalid, description),
         record,
-        show_answers,
+        rules.check,
+        lineage.refused,
         tried=[rules.original, *(one.text for one in known)],
-        shown={one.text: frozenset(one.shown) for one in known},
     )
-    lineage.critiques, lineage.shown = reflector.critiques, reflector.shown
+    reflector = Reflector(
+        account,
+        instruction_prompter(rules, description),
+        show_answers,
+        {one.text: one.shown for one in known},
+    )
+    lineage.drafts = reflector.drafts
     report = Report(lineage.accepted, lineage.rejected, lineage.progress)
     found = evolve_by_gepa(dev, train, judge, reflector, search, seed_key, report)
-    reflector.end_phase(health, "instruction", last=last)
+    reflector.end_phase(last)
     candidates = Candidates(
         tuple(map(lineage.of_text, found.texts)), found.scores, judge.evaluations, judge.lost
     )
@@ -121,9 +124,9 @@ def evolve_instruction(
         "gepa_phase_ended",
         evaluations=candidates.evaluations,
         budget=search.budget,
-        asked=reflector.asked,
-        proposed=reflector.proposed,
-        valid=reflector.valid,
+        asked=account.asked,
+        proposed=account.answered,
+        valid=account.valid,
         accepted=len(found.texts) - 1,
         initial_dev_score=candidates.mean(0),
         best_dev_score=candidates.mean(candidates.best),
@@ -135,8 +138,7 @@ class _Lineage:
     """Receive a `Report` with ids: names accepted instructions and records events.
 
     Attributes:
-        critiques: the LLM's critique before each text.
-        shown: by text, the ids of the questions that it or an ancestor was derived from.
+        drafts: the valid texts.
     """
 
     def __init__(
@@ -150,8 +152,7 @@ class _Lineage:
         self._origin = origin
         self._by_text = {one.text: one for one in known}
         self._count = len(known)
-        self.critiques: dict[str, str] = {}
-        self.shown: Mapping[str, frozenset[str]] = {}
+        self.drafts: dict[str, Draft] = {}
         self._step, self._record, self._budget = step, record, search.budget
         self._told = -1
 
@@ -160,14 +161,15 @@ class _Lineage:
         return self._by_text[text]
 
     def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
+        draft = self.drafts[text]
         instruction = Instruction(
             id=f"i{self._count}",
             text=text,
             parent=self._by_text[parent].id,
             origin=self._origin,
             born=self._step,
-            critique=self.critiques.get(text, ""),
-            shown=tuple(sorted(self.shown.get(text, ()))),
+            critique=draft.critique,
+            shown=tuple(sorted(draft.shown)),
         )
         self._count += 1
         self._by_text[text] = instruction
@@ -177,24 +179,21 @@ class _Lineage:
         self, text: str, parent: str, score: float, parent_score: float, improved: bool
     ) -> None:
         reason = "no budget left to score it" if improved else "not above its parent"
-        self._refuse(text, parent, reason, score, parent_score)
+        self.refused(text, parent, reason, score, parent_score)
 
-    def invalid(self, text: str, parent: str, reason: str) -> None:
-        """Record that a text breaks the contract."""
-        self._refuse(text, parent, reason, None, None)
-
-    def _refuse(
-        self, text: str, parent: str, reason: str, score: float | None, parent_score: float | None
+    def refused(
+        self,
+        text: str,
+        parent: str,
+        reason: str,
+        score: float | None = None,
+        parent_score: float | None = None,
     ) -> None:
-        self._record(
-            "instruction_rejected",
-            reason=reason,
-            text=text,
-            parent=self._by_text[parent].id,
-            origin=self._origin,
-            score=score,
-            parent_score=parent_score,
-        )
+        """Record that a text did not join."""
+        record_rejected(
+            self._record, reason, text=text, parent=self._by_text[parent].id, origin=self._origin,
+            score=score, parent_score=parent_score,
+        )  # fmt: skip
 
     def progress(self, evaluations: int, texts: int, best: float) -> None:
         """Recorded periodically: an iteration may be only six rollouts."""
@@ -229,16 +228,6 @@ def check_budget(budget: int, shape: RunShape, batches: int = 1) -> None:
         )
 
 
-def record_born(
-    instruction: Instruction,
-    record: Recorder,
-    score: float | None = None,
-    parent_score: float | None = None,
-) -> None:
-    """Record that an instruction joined, with its mean dev score and its parent's."""
-    record("instruction_born", **asdict(instruction), score=score, parent_score=parent_score)
-
-
 # ---- the prompt
 
 ABOUT_AN_AGENT = "The assistant is an agent: it may act in several turns"
@@ -262,7 +251,6 @@ Read the inputs carefully and identify the input format and infer detailed task 
 
 Read all the assistant responses turn by turn with the corresponding feedback: how it planned, what it asked its tools for, what it made of their results, how it gave its answer. First say in a few sentences what went wrong, and what in the instructions allowed it. The assistant may have utilized a generalizable strategy to solve the task, if so, include that in the instruction as well. Write general strategies, never the answers to these examples.
 """
-_CRITIQUE_CHARS = 2000
 
 
 def instruction_prompt(parent: str, examples: Sequence[Record], required: Iterable[str]) -> str:
@@ -277,34 +265,15 @@ def instruction_prompt(parent: str, examples: Sequence[Record], required: Iterab
     return f"{prompt}\n{keep}Provide the new instructions within ``` blocks."
 
 
-def read_instruction(reply: str) -> tuple[str, str]:
-    """Return (critique, instruction) from a reply; never raises.
-
-    The critique is the text before the first block. A reply cut off within its reasoning is
-    returned whole as the instruction, so that the contract rejects it.
-    """
-    said = without_reasoning(reply.strip(), FENCED).strip()
-    if not said:
-        return "", reply.strip()
-    critique, fence, _ = said.partition("```")
-    return critique.strip()[:_CRITIQUE_CHARS] if fence else "", fenced_text(said)
-
-
-def instruction_form(
-    rules: InstructionRules, reject: Callable[[str, str, str], None], description: str = ""
-) -> Form:
-    """Return how instructions are asked for and read.
+def instruction_prompter(
+    rules: InstructionRules, description: str = ""
+) -> Callable[[str, Sequence[Record]], str]:
+    """Return the function that builds a prompt from a parent and examples.
 
     Args:
         rules: the contract of an instruction.
-        reject: records a text that breaks the contract: text, parent, reason.
         description: the environment, described to the LLM.
     """
     about = surroundings(description)
     kept = dict.fromkeys((*protocol_tags(rules.original), *rules.required))
-    return Form(
-        prompt=lambda parent, examples: about + instruction_prompt(parent, examples, kept),
-        read=read_instruction,
-        check=rules.check,
-        reject=reject,
-    )
+    return lambda parent, examples: about + instruction_prompt(parent, examples, kept)

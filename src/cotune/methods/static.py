@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from cotune.methods.instruction_rules import check_same_initial
+from cotune.methods.contract import check_same_initial
 from cotune.methods.method import Method
 from cotune.protocols import State, Strategy
 from cotune.types import Assignment, Progress, Prompt, Task

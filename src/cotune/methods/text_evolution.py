@@ -17,10 +17,9 @@ from importlib import import_module
 from statistics import fmean, variance
 from typing import Any, Literal
 
-from cotune.errors import BudgetError, EngineError, LLMError
-from cotune.methods.instruction_rules import CUT_OFF, without_reasoning
-from cotune.methods.llm_health import LLMHealth, reads_prompts
-from cotune.protocols import LLM, Recorder, Rollout
+from cotune.errors import EngineError
+from cotune.methods.proposals import Draft, ProposalAccount, ReplyForm, Request, without_reasoning
+from cotune.protocols import Recorder, Rollout
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 from cotune.utils.text import shorten_middle
 
@@ -39,8 +38,6 @@ Record = Mapping[str, str]
 MOST_LOST = 0.1
 """The largest share of rollouts without a score with which texts are still compared."""
 
-_MOST_REASONS = 5
-_UNFENCED = "it is not within ``` blocks"
 _ANSWER_CHARS = 500  # of an answer in feedback; the response is shown besides
 
 
@@ -172,173 +169,92 @@ def gepa_prompt(parent: str, examples: Sequence[Record], **more: str) -> str:
     return prompt
 
 
-FENCED = re.compile(r"```.*?```", re.DOTALL)
-"""A block of a reply, which holds a proposed text."""
+_FENCED = re.compile(r"```.*?```", re.DOTALL)
 
 
-def fenced_text(reply: str) -> str:
-    """Return the text within the ``` blocks of a reply, by gepa's own extraction; never raises."""
+def read_fenced(reply: str) -> tuple[str, list[str]]:
+    """Return the critique before the first ``` block of a reply, and the text within, by gepa's extraction.
+
+    There is no text if the reply ends within its reasoning, or has no block; never raises.
+    """
     from gepa.strategies.instruction_proposal import InstructionProposalSignature
 
-    return InstructionProposalSignature.output_extractor(reply.strip())["new_instruction"]
+    said = without_reasoning(reply.strip(), _FENCED).strip()
+    if not _FENCED.search(said):
+        return "", []
+    text = InstructionProposalSignature.output_extractor(said)["new_instruction"]
+    return said.partition("```")[0].strip(), [text] if text.strip() else []
 
 
-def _fenced(reply: str) -> bool:
-    """Return whether a reply holds a text within ``` blocks, after its reasoning."""
-    said = without_reasoning(reply.strip(), FENCED)
-    return FENCED.search(said) is not None and bool(fenced_text(said).strip())
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How texts of a kind, instructions or hints, are asked for and read.
-
-    Attributes:
-        prompt: returns the prompt for a parent and examples.
-        read: returns (critique, text) of a reply; never raises.
-        check: returns why a text breaks the contract, or None: text, parent, texts tried, questions shown.
-        reject: records a text that breaks the contract: text, parent, reason.
-    """
-
-    prompt: Callable[[str, Sequence[Record]], str]
-    read: Callable[[str], tuple[str, str]]
-    check: Callable[[str, str, Sequence[str], Sequence[Task]], str | None]
-    reject: Callable[[str, str, str], None]
+FENCED = ReplyForm(read_fenced, "within ``` blocks")
+"""How the replies to gepa's prompts hold their texts."""
 
 
 class Reflector:
-    """Ask the LLM for texts with gepa's prompts, one at a time, and keep count of the replies.
+    """Ask for texts with gepa's prompts: one request a parent, about rollouts under it.
 
     Args:
-        tried: texts that a new one must differ from.
-        shown: as the attribute, of the texts so far.
+        account: asks the LLM; its phase has begun.
+        prompt: returns the prompt for a parent and examples.
+        lineage: by parent, the ids of the questions that it or an ancestor was derived from.
 
     Attributes:
-        shown: by valid text, the ids of the questions that it or an ancestor was derived from.
-        critiques: by valid text, the LLM's critique before it.
-        asked: requests sent to the LLM.
-        proposed: replies received.
-        fenced: of these, replies with a text within ``` blocks, after their reasoning.
-        valid: replies that meet the contract.
-        reasons: why replies were rejected or calls failed; each once, five at most.
-        spent: why the LLM has nothing left to give; no more requests are then made. "" if it has.
-        broken: requests that were not made because all rollouts ended in an environment error.
+        drafts: the valid texts.
     """
 
     def __init__(
         self,
-        llm: LLM,
-        form: Form,
-        record: Recorder,
+        account: ProposalAccount,
+        prompt: Callable[[str, Sequence[Record]], str],
         show_answers: bool,
-        tried: Sequence[str] = (),
-        shown: Mapping[str, frozenset[str]] | None = None,
+        lineage: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        self._llm, self._form = llm, form
-        self._record, self._show_answers = record, show_answers
-        self._tried = list(tried)
-        self.shown = dict(shown or {})
-        self.critiques: dict[str, str] = {}
-        self.asked = self.proposed = self.fenced = self.valid = self.broken = 0
-        self.reasons: list[str] = []
-        self.spent = ""
+        self.account, self._prompt, self._show_answers = account, prompt, show_answers
+        self._lineage = dict(lineage or {})
+        self._broken = (
+            False  # a request was not made, since all its rollouts are environment errors
+        )
+        self.drafts: dict[str, Draft] = {}
 
     def propose(self, jobs: Sequence[tuple[str, Sequence[Trajectory]]]) -> list[str | None]:
-        """Return a valid text for each parent with rollouts under it; each is asked for in its own call.
+        """Return a valid text for each parent with rollouts under it.
 
         Rollouts that ended in an environment error are not shown. The text is None if there are no others,
-        the call failed or the reply breaks the contract. A failed call and a reply that was cut off are
-        recorded as "proposal_failed".
+        the call failed or the reply breaks the contract.
         """
-        shown = [
-            (parent, [t for t in ts if t.stop is not StopReason.ENVIRONMENT_ERROR])
-            for parent, ts in jobs
-        ]
-        self.broken += sum(
-            bool(ts) and not left for (_, ts), (_, left) in zip(jobs, shown, strict=True)
-        )
-        prompts = [
-            self._form.prompt(
-                parent, [example(t, self._show_answers, _REFLECTION_CHARS // len(ts)) for t in ts]
-            )
-            if ts
-            else ""
-            for parent, ts in shown
-        ]
-        return [
-            self._proposed(prompt, parent, ts) if ts else None
-            for prompt, (parent, ts) in zip(prompts, shown, strict=True)
-        ]
+        return [self._proposed(parent, rollouts) for parent, rollouts in jobs]
 
-    def _proposed(self, prompt: str, parent: str, rollouts: Sequence[Trajectory]) -> str | None:
-        if self.spent:
+    def _proposed(self, parent: str, rollouts: Sequence[Trajectory]) -> str | None:
+        shown = [t for t in rollouts if t.stop is not StopReason.ENVIRONMENT_ERROR]
+        if not shown:
+            self._broken |= bool(rollouts)
             return None
-        self.asked += 1
-        try:
-            reply = self._llm.complete(prompt)
-        except BudgetError as error:
-            self.asked -= 1  # nothing was sent
-            self.spent = str(error)
-            return None
-        except LLMError as error:
-            return self._fail(f"{type(error).__name__}: {error}")
-        if reply.truncated:
-            return self._fail(CUT_OFF)
-        self.proposed += 1
-        fenced, (critique, text) = _fenced(reply.text), self._form.read(reply.text)
-        self.fenced += fenced
-        reason = self._form.check(text, parent, self._tried, [t.task for t in rollouts])
-        # An apology or an error page is a reply, too, and may break no other rule.
-        reason = reason or (None if fenced else _UNFENCED)
-        if reason is not None:
-            self._blame(f"broke the contract: {reason}")
-            self._form.reject(text, parent, reason)
-            return None
-        self.valid += 1
-        self._tried.append(text)
-        self.critiques[text] = critique
-        known = self.shown.get(text, frozenset()) | self.shown.get(parent, frozenset())
-        seen = rollouts if reads_prompts(self._llm) else ()
-        self.shown[text] = known.union(t.task.id for t in seen)
-        return text
+        chars = _REFLECTION_CHARS // len(shown)
+        prompt = self._prompt(parent, [example(t, self._show_answers, chars) for t in shown])
+        tasks, lineage = tuple(t.task for t in shown), self._lineage.get(parent, ())
+        for draft in self.account.ask(Request(prompt, parent, lineage, tasks=tasks)) or ():
+            self.drafts[draft.text] = draft
+            self._lineage[draft.text] = draft.shown
+            return draft.text
+        return None
 
-    def end_phase(self, health: LLMHealth, what: str, last: bool = False) -> None:
-        """Report a phase whose texts are instructions or hints.
+    def end_phase(self, last: bool = False) -> None:
+        """End the phase.
 
         Raises:
             EngineError: the last phase could not ask, because the environment failed.
-            EvolutionError: see `LLMHealth.end_phase`.
+            EvolutionError: see `ProposalAccount.end_phase`.
         """
-        if not (self.asked or self.spent):
-            why = (
-                "all rollouts to reflect on ended in an environment error"
-                if self.broken
-                else "there was no failure to reflect on"
-            )
-            if self.broken and last and not getattr(self._llm, "optional", False):
-                raise EngineError(f"no {what} was asked for: {why}; fix the environment")
-            self._record("notice", text=f"no {what} was asked for: {why}")
+        account = self.account
+        if account.asked or account.spent:
+            account.end_phase(last)
             return
-        if not self.valid:
-            health.blame(self.reasons)
-        health.end_phase(
-            self._llm,
-            self._record,
-            what,
-            f"a valid {what} within ``` blocks",
-            valid=self.valid > 0,
-            read=self.fenced > 0,
-            spent=self.spent,
-            last=last,
-        )
-
-    def _fail(self, reason: str) -> None:
-        self._blame(reason)
-        self._record("proposal_failed", reason=reason)
-
-    def _blame(self, reason: str) -> None:
-        if reason not in self.reasons and len(self.reasons) < _MOST_REASONS:
-            self.reasons.append(reason)
+        why = "there was no failure to reflect on"
+        if self._broken:
+            why = "all rollouts to reflect on ended in an environment error"
+            if last and not getattr(account.llm, "optional", False):
+                raise EngineError(f"no {account.what} was asked for: {why}; fix the environment")
+        account.record("notice", text=f"no {account.what} was asked for: {why}")
 
 
 def too_close_to_call(a: Sequence[float], b: Sequence[float]) -> bool:
@@ -649,5 +565,5 @@ class _Limits:
         self._report.progress(self._judge.evaluations, len(texts), max(means))
         # Once the LLM's budget is spent, further rollouts would be wasted.
         reflection = self._reflection
-        over = reflection.failure is not None or bool(reflection.reflector.spent)
+        over = reflection.failure is not None or bool(reflection.reflector.account.spent)
         return over or reflection.barren >= self._search.barren or not self.parents

@@ -3,8 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
+from cotune.methods.contract import HintRules
 from cotune.methods.p2o.hint_evolution import PhaseResult, evolve_hints
-from cotune.methods.p2o.hint_rules import HintRules
+from cotune.methods.proposals import ProposalAccount
+from cotune.methods.text_evolution import FENCED
 from cotune.protocols import LLM
 from cotune.run.run_dir import RunDir
 from tests.methods.p2o.hint_fakes import SMALL, Policy, tasks_of_two_kinds
@@ -23,6 +25,7 @@ def phase(
         instruction="Solve it.",
         rollout=policy,
         llm=llm,
+        account=ProposalAccount("hint", FENCED),
         rules=HintRules(),
         options=replace(SMALL, **changes),
         seed_key=f"test/{step}",

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from cotune.errors import BudgetError, ConfigError, EngineError, EvolutionError, LLMError
+from cotune.methods.contract import InstructionRules
 from cotune.methods.gepa.gepa import Gepa, GepaOptions
-from cotune.methods.instruction_evolution import instruction_form, read_instruction
-from cotune.methods.instruction_rules import InstructionRules
+from cotune.methods.instruction_evolution import instruction_prompter
 from cotune.methods.method import Context
-from cotune.methods.text_evolution import Reflector, example
+from cotune.methods.proposals import ProposalAccount
+from cotune.methods.text_evolution import FENCED, Reflector, example, read_fenced
 from cotune.testing import ScriptedLLM
 from cotune.types import (
     Assignment,
@@ -222,8 +223,6 @@ def test_the_search_happens_once():
         (lambda n, prompt: reply(f"{START} <|im_end|> a{n} b{n} c{n}"), "only the chat template"),
         (lambda n, prompt: reply(f"{START} Please."), "near copy"),
         (lambda n, prompt: reply(f"{START} <ins_1> a{n} b{n} c{n}"), "only proposals may"),
-        (lambda n, prompt: f"<think>I say: {START} a{n} b{n} c{n}", "unclosed <think>"),
-        (lambda n, prompt: f"{START} a{n} b{n} c{n}", "not within ``` blocks"),
     ],
 )
 def test_what_breaks_the_contract_is_rejected_and_the_search_ends_in_an_error(
@@ -240,15 +239,17 @@ def test_what_breaks_the_contract_is_rejected_and_the_search_ends_in_an_error(
     assert {a.sampled.instruction for call in policy.calls for a in call} == {START}
 
 
+def reflector_of(llm: ScriptedLLM, reject: Callable[..., None] = lambda *_: None) -> Reflector:
+    account, rules = ProposalAccount("instruction", FENCED), InstructionRules(INITIAL)
+    account.begin(llm, Events(), rules.check, reject)
+    return Reflector(account, instruction_prompter(rules), False)
+
+
 @pytest.mark.parametrize("placeholder", ["<curr_param>", "<side_info>"])
 def test_a_placeholder_of_the_reflection_prompt_breaks_the_contract(placeholder: str):
     rejected: list[str] = []
-    reflector = Reflector(
-        ScriptedLLM([f"```\n{INITIAL} Read {placeholder} with care and search again.\n```"]),
-        instruction_form(InstructionRules(INITIAL), lambda *refused: rejected.append(refused[-1])),
-        lambda kind, /, **fields: None,
-        False,
-    )
+    llm = ScriptedLLM([f"```\n{INITIAL} Read {placeholder} with care and search again.\n```"])
+    reflector = reflector_of(llm, lambda *refused: rejected.append(refused[-1]))
     prompt = Prompt(INITIAL)
     failed = make_trajectory(Assignment(make_tasks(1)[0], prompt, prompt, "", 0), 0.0)
     assert reflector.propose([(INITIAL, [failed])]) == [None]
@@ -259,13 +260,12 @@ def test_a_placeholder_of_the_reflection_prompt_breaks_the_contract(placeholder:
 def test_only_an_author_that_reads_was_shown_questions(origin: str, shown: set[str]):
     llm = ScriptedLLM([f"```\n{INITIAL} Search for each part with care.\n```"])
     llm.origin = origin  # pyright: ignore[reportAttributeAccessIssue]
-    form = instruction_form(InstructionRules(INITIAL), lambda *_: None)
-    reflector = Reflector(llm, form, lambda *_, **__: None, False)
+    reflector = reflector_of(llm)
     prompt = Prompt(INITIAL)
     assignment = Assignment(make_tasks(1)[0], prompt, prompt, "", 0)
     (text,) = reflector.propose([(INITIAL, [make_trajectory(assignment, 0.0)])])
     assert text is not None
-    assert reflector.shown[text] == shown
+    assert set(reflector.drafts[text].shown) == shown
 
 
 def test_an_answer_of_a_question_that_was_met_is_a_leak():
@@ -299,6 +299,15 @@ def test_a_reply_that_was_cut_off_is_no_instruction():
     with pytest.raises(EvolutionError, match="cut off at its token limit"):
         gepa().evolve_if_due(FIRST, Policy(), Cut(), record)
     assert record.of("proposal_failed")
+
+
+@pytest.mark.parametrize("opening", ["", "<think>I say: "])
+def test_a_reply_without_a_block_is_no_instruction(opening: str):
+    record = Events()
+    with pytest.raises(EvolutionError, match="the reply holds no instruction within ``` blocks"):
+        gepa().evolve_if_due(FIRST, Policy(), Author(lambda n, _: f"{opening}{START} {n}"), record)
+    assert len(record.of("proposal_failed")) == 20
+    assert not record.of("instruction_rejected")
 
 
 @pytest.mark.parametrize("shown", [False, True])
@@ -380,24 +389,6 @@ def test_what_cannot_evolve_is_refused(start: str, tasks: int, message: str):
         gepa(instruction=start, tasks=questions(tasks))
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ("Why.\n```\nDo it.\n```", ("Why.", "Do it.")),
-        ("Do it.", ("", "Do it.")),
-        (
-            "<think>about <think> and </think> I\n```x```</think>\nWhy\n```\nDo.\n```",
-            ("Why", "Do."),
-        ),
-        ("about\n```x```</think>\nWhy\n```\nDo.\n```", ("Why", "Do.")),
-        ("<think>on and on\n```\nDo.\n```", ("", "<think>on and on\n```\nDo.\n```")),
-        ("", ("", "")),
-    ],
-)
-def test_read_instruction(said: str, expected: tuple[str, str]):
-    assert read_instruction(said) == expected
-
-
 # ---- the offline rules
 
 
@@ -421,7 +412,7 @@ def test_the_rules_answer_with_remedies():
         prompt = instruction_prompt(INITIAL, shown, ("<search>", "</search>"))
         answer = RulesLLM(number).complete(prompt)
         assert isinstance(answer, Completion)
-        critique, text = read_instruction(answer.text)
+        critique, (text,) = read_fenced(answer.text)
         known = {s: mode for mode, options in REMEDIES.items() for s in options}
         new = [known[s] for s in split_sentences(text) if s in known]
         assert new

@@ -174,7 +174,11 @@ def test_a_policy_that_solves_all_is_not_reflected_on():
     author = Author(one_keyword_each)
     result = evolve(Policy(lambda task, hint: True), author)
     assert author.prompts == []
-    assert (result.reflector.asked, result.pool.texts, covering(result.pool)) == (0, ("",), [0])
+    assert (result.reflector.account.asked, result.pool.texts, covering(result.pool)) == (
+        0,
+        ("",),
+        [0],
+    )
 
 
 def by_id(task_id: str) -> Task:
@@ -224,8 +228,15 @@ class Replayed:
 
 
 def figures(result: PhaseResult) -> tuple[object, ...]:
-    r = result.reflector
-    return result.pool, result.evaluations, r.asked, r.proposed, r.valid, r.reasons, r.spent
+    counts = result.reflector.account
+    return (
+        result.pool,
+        result.evaluations,
+        counts.asked,
+        counts.answered,
+        counts.valid,
+        counts.spent,
+    )
 
 
 def test_a_stopped_phase_is_resumed_by_replay_without_paying_again():
@@ -257,7 +268,7 @@ def test_a_spent_budget_ends_the_asking_and_the_phase_goes_on_with_what_it_has()
     author = Author(write)
     found = evolve(Policy(), author)
     assert len(author.prompts) == 6  # none after the one that could not be paid
-    assert found.reflector.spent
+    assert found.reflector.account.spent
     assert len(found.pool.texts) > 1
 
 

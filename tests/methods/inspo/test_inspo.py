@@ -566,7 +566,8 @@ class Down:
 
 
 @pytest.mark.parametrize(
-    ("llm", "cause", "calls"), [(Garbage(), "no <ins_1>", 10), (Down(), "connection refused", 2)]
+    ("llm", "cause", "calls"),
+    [(Garbage(), "no instruction in <ins_1>", 10), (Down(), "connection refused", 2)],
 )
 def test_all_proposals_failing_is_an_error_at_the_second_phase(llm, cause, calls):
     strategy, events = inspo(), Events()

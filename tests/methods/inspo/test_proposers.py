@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cotune.errors import BudgetError, EvolutionError, LLMError
 from cotune.methods.inspo.proposers import (
-    ProposalAccount,
+    TAGGED,
     candidates_asked,
     critique_of,
     history_prompt,
@@ -17,6 +17,7 @@ from cotune.methods.inspo.proposers import (
     reflection_prompt,
 )
 from cotune.methods.inspo.replay import Experience
+from cotune.methods.proposals import ProposalAccount, Request
 from cotune.testing import ScriptedLLM
 from cotune.types import Completion, StopReason, Task
 from cotune.worlds.rules_llm import RulesLLM
@@ -127,7 +128,6 @@ def test_critique_is_what_stands_before_the_first_candidate():
         critique_of("I will use <think> and </think>. <ins_1>a")
         == "I will use <think> and </think>."
     )
-    assert len(critique_of("x" * 9999)) == 2000
 
 
 @given(st.text() | st.lists(st.sampled_from(PIECES)).map("".join))
@@ -144,27 +144,36 @@ def test_parser_finds_what_was_written(texts):
     assert parse_candidates(reply) == list(dict.fromkeys(t.strip() for t in texts if t.strip()))
 
 
-def saved_and_loaded(proposals: ProposalAccount) -> ProposalAccount:
-    restored = ProposalAccount()
-    restored.load_state_dict(json.loads(json.dumps(proposals.state_dict())))
-    return restored
+def account_of(llm: Any, events: Events, saved: ProposalAccount | None = None) -> ProposalAccount:
+    """An account at the beginning of a phase, which goes on from a saved one; "lost" breaks the contract."""
+    account = ProposalAccount("instruction", TAGGED, needed=True)
+    if saved is not None:
+        account.load_state_dict(json.loads(json.dumps(saved.state_dict())))
+    account.begin(
+        llm, events, lambda text, *_: "lost <answer>" if text == "lost" else None, lambda *_: None
+    )
+    return account
+
+
+ASKED = Request("p", "parent")
 
 
 def test_failed_calls_are_recorded_and_two_failed_phases_are_an_error():
-    llm = ScriptedLLM([LLMError("down"), "nothing of use"])
-    events, proposals = Events(), ProposalAccount()
-    assert proposals.ask("p", llm, events, 6) is None
-    proposals.end_phase(llm, events)
-    restored = saved_and_loaded(proposals)
-    got = restored.ask("p", llm, events, 6)
-    assert got is not None
-    assert got.candidates == ()
+    llm, events = ScriptedLLM([LLMError("down"), "nothing of use"]), Events()
+    account = account_of(llm, events)
+    assert account.ask(ASKED) is None
+    account.end_phase()
+    restored = account_of(llm, events, account)
+    assert restored.ask(ASKED) == []
     reasons = [e["reason"] for e in events.of("proposal_failed")]
-    assert reasons == ["LLMError: down", "no <ins_1>...</ins_1> candidate in the reply"]
+    assert reasons == [
+        "LLMError: down",
+        "the reply holds no instruction in <ins_1>...</ins_1> tags",
+    ]
     with pytest.raises(
-        EvolutionError, match=r"2 phases in a row failed \(LLMError: down; no <ins_1>"
+        EvolutionError, match=r"2 phases in a row failed \(LLMError: down; the reply holds no"
     ):
-        restored.end_phase(llm, events)
+        restored.end_phase()
     assert [e["in_a_row"] for e in events.of("phase_failed")] == [1, 2]
 
 
@@ -173,13 +182,12 @@ GOOD, BROKEN, BAD = "<ins_1>a</ins_1>", "<ins_1>lost</ins_1>", LLMError("401")
 
 def phases(replies: list[Any], optional: bool = False, advice: str = "") -> Events:
     """One phase for each reply; state is saved in between. GOOD meets the contract, BROKEN does not."""
-    llm, events, proposals = ScriptedLLM(replies), Events(), ProposalAccount()
+    llm, events, account = ScriptedLLM(replies), Events(), None
     llm.optional, llm.advice = optional, advice  # pyright: ignore[reportAttributeAccessIssue]
-    for reply in replies:
-        proposals = saved_and_loaded(proposals)
-        if proposals.ask("p", llm, events, 6) is not None:
-            proposals.valid(int(reply == GOOD), ["lost <answer>"] if reply == BROKEN else [])
-        proposals.end_phase(llm, events)
+    for _ in replies:
+        account = account_of(llm, events, account)
+        account.ask(ASKED)
+        account.end_phase()
     return events
 
 
@@ -205,17 +213,29 @@ def test_replies_that_break_the_contract_end_a_run_only_if_none_ever_met_it() ->
 
 
 def test_the_only_phase_is_judged_at_once() -> None:
-    proposals, llm = ProposalAccount(), ScriptedLLM([LLMError("401")])
-    proposals.ask("p", llm, Events(), 6)
+    account = account_of(ScriptedLLM([LLMError("401")]), Events())
+    account.ask(ASKED)
     with pytest.raises(EvolutionError, match=r"of the only phase failed \(LLMError: 401"):
-        proposals.end_phase(llm, Events(), last=True)
+        account.end_phase(last=True)
 
 
 def test_a_talkative_reply_is_cut_to_what_was_asked_for():
     reply = "".join(f"<ins_{i}>candidate {i}</ins_{i}>" for i in range(1, 10))
-    got = ProposalAccount().ask("p", ScriptedLLM([reply]), Events(), 2)
-    assert got is not None
-    assert got.candidates == ("candidate 1", "candidate 2")
+    drafts = account_of(ScriptedLLM([reply]), Events()).ask(ASKED, 2)
+    assert drafts is not None
+    assert [draft.text for draft in drafts] == ["candidate 1", "candidate 2"]
+
+
+def test_a_draft_knows_its_place_its_critique_and_what_its_author_was_shown():
+    reply = f"{'x' * 9999}\n<ins_1>lost</ins_1><ins_2>a</ins_2>"
+    llm = ScriptedLLM([reply] * 2)
+    request = Request("p", "parent", ("a", "b"), ("c", "a"), (Task("q", "?", ()),))
+    (draft,) = account_of(llm, Events()).ask(request) or []
+    assert (draft.text, draft.number, len(draft.critique)) == ("a", 1, 2000)
+    assert draft.shown == ("a", "b", "c", "q")
+    llm.origin = "bank"  # pyright: ignore[reportAttributeAccessIssue]  it reads no prompt
+    (draft,) = account_of(llm, Events()).ask(request) or []
+    assert draft.shown == ("a", "b")
 
 
 def test_a_reply_that_was_cut_off_is_rejected():
@@ -223,14 +243,13 @@ def test_a_reply_that_was_cut_off_is_rejected():
         def complete(self, prompt: str) -> Completion:
             return Completion("<ins_1>whole</ins_1> <ins_2>par", truncated=True)
 
-    events, proposals = Events(), ProposalAccount()
-    got = proposals.ask("p", Cut(), events, 6)
-    assert got is not None
-    assert got.candidates == ()
+    events = Events()
+    account = account_of(Cut(), events)
+    assert account.ask(ASKED) == []
     (failed,) = events.of("proposal_failed")
     assert failed["reason"] == "the reply was cut off at its token limit: raise llm.max_tokens"
     with pytest.raises(EvolutionError, match="cut off at its token limit"):
-        proposals.end_phase(Cut(), events, last=True)
+        account.end_phase(last=True)
 
 
 class Broke:
@@ -239,18 +258,20 @@ class Broke:
 
 
 def test_a_spent_budget_ends_proposals_once_and_the_run_only_if_none_was_of_use() -> None:
-    proposals, events = ProposalAccount(), Events()
-    proposals.ask("p", ScriptedLLM([GOOD]), events, 6)
-    proposals.valid(1, [])
+    events = Events()
+    account = account_of(ScriptedLLM([GOOD]), events)
+    account.ask(ASKED)
+    account.end_phase()
     for _ in range(4):
-        assert proposals.ask("p", Broke(), events, 6) is None
-        proposals.end_phase(Broke(), events)
+        account = account_of(Broke(), events, account)
+        assert account.ask(ASKED) is None
+        account.end_phase()
     assert events.of("proposals_ended") == [{"reason": "0.02 left, 0.05 needed"}]
     assert events.of("phase_failed") == []
-    unaffordable = ProposalAccount()
-    unaffordable.ask("p", Broke(), events, 6)
+    unaffordable = account_of(Broke(), Events())
+    unaffordable.ask(ASKED)
     with pytest.raises(EvolutionError, match=r"0\.02 left"):
-        unaffordable.end_phase(Broke(), events, last=True)
+        unaffordable.end_phase(last=True)
 
 
 def test_required_texts_that_are_no_tags_are_kept_and_the_rules_answer_the_same() -> None:

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cotune.methods.contract import HintRules
 from cotune.methods.p2o.hint_evolution import PhaseResult, evolve_hints
-from cotune.methods.p2o.hint_rules import HintRules
 from cotune.methods.p2o.hints import HintOptions
+from cotune.methods.proposals import ProposalAccount
+from cotune.methods.text_evolution import FENCED
 from cotune.protocols import LLM
 from cotune.types import Assignment, Completion, Task, Trajectory
 from tests.helpers import Events, make_trajectory
@@ -103,6 +105,7 @@ def evolve(
         instruction="Solve it.",
         rollout=policy,
         llm=llm,
+        account=ProposalAccount("hint", FENCED),
         rules=HintRules(),
         options=replace(SMALL, **changes),
         seed_key="test",

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from cotune.errors import BudgetError, EvolutionError, LLMError
+from cotune.methods.contract import HintRules
 from cotune.methods.p2o.hint_evolution import HintEvolution
-from cotune.methods.p2o.hint_rules import HintRules
 from cotune.methods.p2o.hints import HintPool, covering
 from cotune.protocols import LLM
 from cotune.types import StopReason, Trajectory
@@ -29,14 +29,14 @@ BAD_REFLECTORS: dict[str, tuple[Callable[[int, str], str], str, str]] = {
         "proposal_failed",
         "LLMError: timed out",
     ),
-    "garbage": (lambda n, prompt: "x" * 10_000, "hint_rejected", "10000 characters"),
-    "cut off": (lambda n, prompt: "<think> a draft ```Try``` is", "hint_rejected", "think tag"),
+    "garbage": (lambda n, prompt: f"```{'x' * 10_000}```", "hint_rejected", "10000 characters"),
+    "cut off": (lambda n, prompt: "<think> a ```Try``` is", "proposal_failed", "holds no hint"),
     "unclosed": (lambda n, prompt: "```\n<think> Go on\n```", "hint_rejected", "think tag"),
-    "seed": (lambda n, prompt: "```\n```", "hint_rejected", "empty"),
+    "seed": (lambda n, prompt: "```\n```", "proposal_failed", "holds no hint within"),
     "apology": (
         lambda n, prompt: f"I am sorry, but I can't help with request {n}.",
-        "hint_rejected",
-        "not within ``` blocks",
+        "proposal_failed",
+        "the reply holds no hint within ``` blocks",
     ),
     "leaks": (leaking, "hint_rejected", "the answer"),
 }
@@ -99,7 +99,7 @@ def test_failed_phases_count_in_a_row():
     for step, author in enumerate([bad, good, bad], start=1):
         runner(evolution, Policy(), author, record)(step)
     assert [e["phase"] for e in record.of("hint_phase")] == [1, 2, 3]
-    with pytest.raises(EvolutionError, match=r"empty.*expected a valid hint"):
+    with pytest.raises(EvolutionError, match=r"no hint within.*expected a valid hint"):
         runner(evolution, Policy(), bad, record)(4)
 
 
@@ -151,7 +151,11 @@ def test_single_turn_asks_again_where_a_hint_was_rejected():
     author = Author(write)
     result = evolve(Policy(), author, reflection="single_turn")
     assert len(author.prompts) == 4 + 2 + 1
-    assert (result.accepted, result.reflector.valid, result.reflector.proposed) == (4, 4, 7)
+    assert (result.accepted, result.reflector.account.valid, result.reflector.account.asked) == (
+        4,
+        4,
+        7,
+    )
 
 
 def test_single_turn_ends_with_the_llms_budget():

@@ -3,8 +3,7 @@ from typing import Any
 
 import pytest
 
-from cotune.methods.p2o.hint_evolution import read_hint
-from cotune.methods.text_evolution import example, feedback
+from cotune.methods.text_evolution import example, feedback, read_fenced
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from tests.helpers import make_trajectory
 from tests.methods.p2o.hint_fakes import Author, Policy, evolve, one_keyword_each
@@ -87,17 +86,23 @@ def test_a_long_response_is_shortened_in_the_middle():
 
 
 @pytest.mark.parametrize(
-    ("reply", "hint"),
+    ("reply", "expected"),
     [
-        ("Sure:\n```\nCarry.\n```\nDone.", "Carry."),
-        ("```text\nCarry.\n```", "Carry."),
-        ("<think>perhaps ```no```</think>\n```\nCarry.\n```", "Carry."),
-        ("<think>perhaps ```no```", "<think>perhaps ```no```"),
-        ("perhaps ```no```</think>\n```\nCarry.\n```", "Carry."),
-        ("Carry.", "Carry."),
-        ("```Carry.", ""),
-        ("", ""),
+        ("Sure:\n```\nCarry.\n```\nDone.", ("Sure:", ["Carry."])),
+        ("```text\nCarry.\n```", ("", ["Carry."])),
+        ("<think>perhaps ```no```</think>\n```\nCarry.\n```", ("", ["Carry."])),
+        (
+            "<think>about <think> and </think> I\n```x```</think>\nWhy\n```\nDo.\n```",
+            ("Why", ["Do."]),
+        ),
+        ("about\n```x```</think>\nWhy\n```\nDo.\n```", ("Why", ["Do."])),
+        ("<think>on and on\n```\nDo.\n```", ("", [])),
+        ("<think>perhaps ```no```", ("", [])),
+        ("Carry.", ("", [])),
+        ("```Carry.", ("", [])),
+        ("```\n \n```", ("", [])),
+        ("", ("", [])),
     ],
 )
-def test_read_hint(reply: str, hint: str):
-    assert read_hint(reply) == hint
+def test_read_fenced(reply: str, expected: tuple[str, list[str]]):
+    assert read_fenced(reply) == expected

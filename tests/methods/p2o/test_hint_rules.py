@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cotune.methods.contract import HintRules
 from cotune.methods.leaks import leaked_answer
-from cotune.methods.p2o.hint_rules import HintRules
 from cotune.types import Task
 
 SOLUTION = "First add the tens of 48 and 37, then carry one into the hundreds."
@@ -18,7 +18,7 @@ VALID = "Work from right to left and write every carry above its column."
 
 
 def check(text: str, parent: str = "", others: tuple[str, ...] = (), **rules: object) -> str | None:
-    return HintRules(**rules).check(text, parent, others, TASKS, INSTRUCTION)  # pyright: ignore
+    return HintRules(instruction=INSTRUCTION, **rules).check(text, parent, others, TASKS)  # pyright: ignore
 
 
 @pytest.mark.parametrize(

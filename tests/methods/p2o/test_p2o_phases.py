@@ -135,8 +135,8 @@ def test_limits_of_a_hint_are_those_of_the_policy():
 
 BAD: dict[str, tuple[Callable[[int, str], str], str, str]] = {
     "errs": (raising(LLMError("timed out after 3 tries")), "proposal_failed", "timed out"),
-    "garbage": (lambda n, prompt: "\x00{0}" * 2000, "hint_rejected", "8000 characters"),
-    "returns the seed": (lambda n, prompt: "```\n```", "hint_rejected", "empty"),
+    "garbage": (lambda n, prompt: f"```\n{'{0}%s' * 2000}\n```", "hint_rejected", "10000 char"),
+    "returns the seed": (lambda n, prompt: "```\n```", "proposal_failed", "holds no hint"),
     "leaks answers": (leaking, "hint_rejected", "brings in the answer"),
 }
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
+from cotune.methods.contract import MAX_CHARS, InstructionRules, check_same_initial
 from cotune.methods.group_plan import (
     Target,
     check_target,
@@ -23,13 +24,12 @@ from cotune.methods.instruction_evolution import (
     Candidates,
     check_budget,
     evolve_instruction,
-    record_born,
 )
-from cotune.methods.instruction_rules import MAX_CHARS, InstructionRules, check_same_initial
 from cotune.methods.last_stage import LastStage, check_last_stage, taught_groups
-from cotune.methods.llm_health import LLMHealth
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
+from cotune.methods.proposals import ProposalAccount, record_born
 from cotune.methods.text_evolution import (
+    FENCED,
     MINIBATCH,
     Judge,
     Scoring,
@@ -179,7 +179,7 @@ class Fst(LastStage):
         self._rounds = 0
         self._observed: Counter[str] = Counter()  # training rollouts by id
         self._steps: Counter[str] = Counter()  # steps with such rollouts by id
-        self._health = LLMHealth(needed=True)
+        self._account = ProposalAccount("instruction", FENCED, needed=True)
         self._evolved_before = 0  # the step before which evolution was last considered
         self._batch = 0  # rollouts of the last batch
 
@@ -195,7 +195,7 @@ class Fst(LastStage):
         """Run the round that is due before a step; a second call at the same step does nothing.
 
         Raises:
-            EvolutionError: see `LLMHealth.end_phase`.
+            EvolutionError: see `ProposalAccount.end_phase`.
         """
         step, options = progress.step, self.options
         if step <= self._evolved_before:
@@ -247,7 +247,7 @@ class Fst(LastStage):
             seed_key=f"fst/{self.seed}/{step}",
             step=step,
             record=record,
-            health=self._health,
+            account=self._account,
             known=self._lineage,
             description=self._description,
             last=last,
@@ -376,7 +376,7 @@ class Fst(LastStage):
             "rounds": self._rounds,
             "observed": dict(self._observed),
             "steps": dict(self._steps),
-            "health": self._health.state_dict(),
+            "health": self._account.state_dict(),
             "evolved_before": self._evolved_before,
             "batch": self._batch,
         }
@@ -390,7 +390,7 @@ class Fst(LastStage):
         self._rows = {identity: tuple(row) for identity, row in state["rows"].items()}
         self._rounds, self._observed = int(state["rounds"]), Counter(state["observed"])
         self._steps = Counter(state["steps"])
-        self._health.load_state_dict(state["health"])
+        self._account.load_state_dict(state["health"])
         self._evolved_before, self._batch = int(state["evolved_before"]), int(state["batch"])
 
 

@@ -5,17 +5,17 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
+from cotune.methods.contract import MAX_CHARS, InstructionRules, check_same_initial
 from cotune.methods.instruction_evolution import (
     Candidates,
     check_budget,
     evolve_instruction,
-    record_born,
 )
-from cotune.methods.instruction_rules import MAX_CHARS, InstructionRules, check_same_initial
-from cotune.methods.llm_health import LLMHealth
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
+from cotune.methods.proposals import ProposalAccount, record_born
 from cotune.methods.static import StaticStrategy
 from cotune.methods.text_evolution import (
+    FENCED,
     MINIBATCH,
     Judge,
     Scoring,
@@ -127,7 +127,7 @@ class Gepa(StaticStrategy):
             seed_key=key,
             step=progress.step,
             record=record,
-            health=LLMHealth(needed=True),
+            account=ProposalAccount("instruction", FENCED, needed=True),
             known=[self._initial],
             description=self._description,
             last=True,

@@ -1,23 +1,16 @@
 """The generate-and-verify loop that writes new instructions (INSPO, Algorithm 1, lines 18-22)."""
 
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import chain
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from cotune.methods.inspo.proposers import (
-    Proposal,
-    ProposalAccount,
-    ProposerKind,
-    history_prompt,
-    paraphrase_prompt,
-    reflection_prompt,
-)
+from cotune.methods.contract import InstructionRules
+from cotune.methods.inspo.proposers import PROPOSERS, TAGGED, Brief, ProposerKind
 from cotune.methods.inspo.replay import Experience, ReplayBuffer
 from cotune.methods.inspo.verification import Candidate, accept, verify
-from cotune.methods.instruction_rules import InstructionRules
-from cotune.methods.llm_health import reads_prompts
+from cotune.methods.proposals import ProposalAccount, Request, reads_prompts, record_rejected
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Instruction, Task
 
@@ -44,20 +37,6 @@ class Generation:
     saved: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """A request to the LLM.
-
-    Attributes:
-        provenance: ids of the questions that the author of the replies, or an ancestor's, was shown.
-        tasks: the questions that the prompt shows.
-    """
-
-    prompt: str
-    provenance: tuple[str, ...]
-    tasks: tuple[Task, ...] = ()
-
-
 class Generator:
     """Write instructions: an LLM proposes, the contract filters, the current policy verifies.
 
@@ -78,7 +57,7 @@ class Generator:
     ) -> None:
         self._rules, self._replay, self._options = rules, replay, options
         self._seed, self._description = seed, description
-        self._proposals = ProposalAccount()
+        self._account = ProposalAccount("instruction", TAGGED, needed=True)
         races = options.verification == "racing"
         self._error = options.verification_error if races else None
 
@@ -99,7 +78,7 @@ class Generator:
     ) -> Generation:
         """Run rounds until `wanted` candidates are accepted or the rounds are spent.
 
-        Each round draws one parent uniformly. A round whose call fails is the last one.
+        A round whose call fails is the last one.
 
         Args:
             step: the step before which this happens; 0 at the start. Keys the draws.
@@ -115,33 +94,50 @@ class Generator:
         Raises:
             EvolutionError: all proposals of two phases in a row failed, or of the only one.
         """
-        accepted: list[Candidate] = []
-        tried = [parent.text for parent in parents]
+        options, account = self._options, self._account
         source = getattr(llm, "origin", "") or origin or proposer
-        rounds = proposed = verified = paid = saved = 0
-        verifies, reads = rollout is not None, reads_prompts(llm)
-        while len(accepted) < wanted and rounds < self._options.verification_rounds:
+        ids = {parent.text: parent.id for parent in parents}
+
+        def reject(text: str, parent: str, reason: str) -> None:
+            record_rejected(record, reason, text=text, parent=ids[parent], origin=source)
+
+        account.begin(llm, record, self._rules.check, reject, tried=ids)
+        accepted: list[Candidate] = []
+        rounds = verified = paid = saved = 0
+        sparing = rollout is not None and reads_prompts(llm)
+        # Line 18: until the population is full.
+        while len(accepted) < wanted and rounds < options.verification_rounds:
             rng = random.Random(f"inspo/{self._seed}/generate/{step}/{rounds}")
+            # Line 19: sample a parent, and failures from the replay buffer.
             parent = rng.choice(parents)
-            sparing = verifies and reads
-            request = self._request(proposer, parent, history, rounds + 1, rng, sparing)
-            if request is not None and not reads:
-                request = replace(request, provenance=parent.shown)
-            shown = request.provenance if request else parent.shown
-            tasks = self._replay.recent_tasks(self._options.verification_tasks, rng, shown)
+            brief = Brief(
+                parent=parent,
+                failures=partial(self._failures, parent, rng, sparing),
+                history=history,
+                original=self._rules.original,
+                form=(options.candidates, rounds + 1, self._description, self._rules.required),
+            )
+            request = PROPOSERS[proposer].ask(brief)
+            shown = request.provenance(llm) if request else parent.shown
+            tasks = self._replay.recent_tasks(options.verification_tasks, rng, shown)
             left = None if affordable is None else affordable - paid
-            reason = self._why_not(request, tasks if verifies else None, left)
+            reason = self._why_not(request, tasks if rollout else None, left)
             if request is None or reason:
                 record("notice", text=f"{reason} before step {step}")
                 break
+            # Line 20: the LLM generates new instructions; the contract filters them.
             rounds += 1
-            proposal = self._proposals.ask(request.prompt, llm, record, self._options.candidates)
-            if proposal is None:
+            drafts = account.ask(request, options.candidates)
+            if drafts is None:
                 break
-            proposed += len(proposal.candidates)
-            name = f"c{step}.{rounds}"
-            candidates = self._valid_drafts(proposal, parent, source, name, tried, request, record)
-            tried += [c.text for c in candidates]
+            candidates = [
+                Candidate(
+                    f"c{step}.{rounds}.{draft.number}", draft.text, parent.id, source,
+                    draft.critique, shown=draft.shown,
+                )
+                for draft in drafts
+            ]  # fmt: skip
+            # Line 21: verify them on questions of the buffer, and add the best.
             if rollout is not None and candidates:
                 if not verified:
                     self._notice_if_few(len(tasks), step, record)
@@ -154,14 +150,17 @@ class Generator:
                 saved += (len(candidates) + 1) * len(tasks) - spent
             best, rejected = accept(candidates, wanted - len(accepted))
             accepted += best
-            for candidate, reason in rejected:
-                _record_rejected(candidate, reason, record)
+            for c, reason in rejected:
+                record_rejected(
+                    record, reason, text=c.text, parent=c.parent, origin=c.origin, score=c.score,
+                    parent_score=c.parent_score,
+                )  # fmt: skip
         if rounds:
-            self._proposals.end_phase(llm, record, last)
-        return Generation(tuple(accepted), rounds, proposed, verified, saved)
+            account.end_phase(last)
+        return Generation(tuple(accepted), rounds, account.proposed, verified, saved)
 
     def _why_not(
-        self, request: _Request | None, verified_on: Sequence[Task] | None, left: int | None
+        self, request: Request | None, verified_on: Sequence[Task] | None, left: int | None
     ) -> str:
         """Return why a round cannot start; "" if it can. `verified_on` is None without verification."""
         if request is None or (verified_on is not None and not len(self._replay)):
@@ -188,39 +187,8 @@ class Generator:
                 "the authors of the candidates were shown the others",
             )
 
-    def _request(
-        self,
-        proposer: ProposerKind,
-        parent: Instruction,
-        history: Sequence[tuple[Instruction, float]],
-        attempt: int,
-        rng: random.Random,
-        sparing: bool,
-    ) -> _Request | None:
-        """Return the request; None if there is no experience to learn from. `sparing` leaves questions unseen."""
-        how = (self._options.candidates, attempt, self._description, self._rules.required)
-        if proposer == "paraphrase":
-            return _Request(paraphrase_prompt(parent.text, *how), parent.shown)
-        if proposer == "history":
-            if not history:
-                return None
-            scored = [(instruction.text, score) for instruction, score in history]
-            prompt = history_prompt(scored, self._rules.original, *how)
-            return _Request(prompt, _union(parent.shown, *(i.shown for i, _ in history)))
-        failures = self._failures(parent, rng, sparing)
-        if not failures:
-            return None
-        own = [failure for failure in failures if failure.instruction_id == parent.id]
-        others = [failure for failure in failures if failure.instruction_id != parent.id]
-        tasks = tuple(failure.task for failure in failures)
-        return _Request(
-            reflection_prompt(parent.text, own, *how, others=others),
-            _union(parent.shown, (task.id for task in tasks)),
-            tasks,
-        )
-
     def _failures(self, parent: Instruction, rng: random.Random, sparing: bool) -> list[Experience]:
-        """Draw the failures to show, and keep questions to verify on that the lineage was not shown.
+        """Draw the failures to show; `sparing` keeps questions to verify on that the lineage was not shown.
 
         It keeps `verification_tasks` of them, but at most half of the buffer's questions. If there are no
         more than these, it draws only from questions that were shown before; if none of those failed, it
@@ -237,47 +205,8 @@ class Generator:
                 return found
         return []
 
-    def _valid_drafts(
-        self,
-        proposal: Proposal,
-        parent: Instruction,
-        origin: str,
-        name: str,
-        others: Sequence[str],
-        request: _Request,
-        record: Recorder,
-    ) -> list[Candidate]:
-        """Return the candidates that meet the contract, each different from all before it."""
-        seen = list(others)
-        valid: list[Candidate] = []
-        reasons: list[str] = []
-        for number, text in enumerate(proposal.candidates):
-            identity, critique = f"{name}.{number}", proposal.critique
-            candidate = Candidate(
-                identity, text, parent.id, origin, critique, shown=request.provenance
-            )
-            reason = self._rules.check(text, parent.text, seen, request.tasks)
-            if reason is None:
-                valid.append(candidate)
-                seen.append(text)
-            else:
-                reasons.append(reason)
-                _record_rejected(candidate, reason, record)
-        self._proposals.valid(len(valid), reasons)
-        return valid
-
     def state_dict(self) -> State:
-        return self._proposals.state_dict()
+        return {"health": self._account.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        self._proposals.load_state_dict(state)
-
-
-def _union(*ids: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(chain.from_iterable(ids)))
-
-
-def _record_rejected(candidate: Candidate, reason: str, record: Recorder) -> None:
-    fields = asdict(candidate)
-    shown = {k: fields[k] for k in ("text", "parent", "origin", "score", "parent_score")}
-    record("instruction_rejected", reason=reason, **shown)
+        self._account.load_state_dict(state["health"])

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import ClassVar, Literal
 
+from cotune.methods.contract import MAX_CHARS, InstructionRules, check_same_initial
 from cotune.methods.group_plan import (
     Groups,
     Target,
@@ -16,13 +17,12 @@ from cotune.methods.group_plan import (
 )
 from cotune.methods.inspo.generation import Generator
 from cotune.methods.inspo.population import Member, Population
-from cotune.methods.inspo.proposers import ProposerKind
+from cotune.methods.inspo.proposers import HISTORY, PROPOSERS, ProposerKind
 from cotune.methods.inspo.replay import ReplayBuffer
 from cotune.methods.inspo.verification import Candidate, Verification
-from cotune.methods.instruction_evolution import record_born
-from cotune.methods.instruction_rules import MAX_CHARS, InstructionRules, check_same_initial
 from cotune.methods.last_stage import LastStage, check_last_stage, taught_groups
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
+from cotune.methods.proposals import record_born
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import (
     AnyDistillation,
@@ -37,8 +37,6 @@ from cotune.types import (
     Task,
     Trajectory,
 )
-
-_HISTORY = 10  # instructions shown to the history proposer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +243,7 @@ class Inspo(LastStage):
 
     def _history(self) -> list[tuple[Instruction, float]]:
         """Return the best instructions so far with their last observed scores, worst first."""
-        known = sorted(self.last_weights.items(), key=lambda item: item[1])[-_HISTORY:]
+        known = sorted(self.last_weights.items(), key=lambda item: item[1])[-HISTORY:]
         lineage = {one.id: one for one in self._lineage}
         return [(lineage[identity], self._score(weight)) for identity, weight in known]
 
@@ -427,9 +425,9 @@ def cost(options: InspoOptions, shape: RunShape) -> Cost:
     phases = len(range(every, last, every)) if every else 0
     rounds = options.verification_rounds
     rows = options.verification_tasks * (options.candidates + 1)  # plus their parent
-    shown = _HISTORY if options.proposer == "history" else 1
-    failures = options.failures_per_reflection if options.proposer == "reflection" else 0
-    proposals = Proposals((1 + phases) * rounds, shown * MAX_CHARS, failures)
+    proposer = PROPOSERS[options.proposer]
+    failures = options.failures_per_reflection if proposer.reflects else 0
+    proposals = Proposals((1 + phases) * rounds, proposer.texts * MAX_CHARS, failures)
     verifies = options.verification != "none"
     verify: dict[Purpose, int] = {"verify": phases * rounds * rows} if verifies else {}
     return Cost(

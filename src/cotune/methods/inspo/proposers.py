@@ -1,30 +1,21 @@
-"""Prompts that ask an LLM for better instructions, and parsing of its replies.
+"""INSPO's proposers: prompts that ask an LLM for better instructions, and parsing of its replies.
 
-Three proposers in the form of INSPO's Appendix E: reflection (the parent and failed rollouts; the
+Three in the form of INSPO's Appendix E: reflection (the parent and failed rollouts; the
 method itself), paraphrase (only the parent) and history (instructions with their scores).
 `<ins_0>...</ins_0>` goes in, `<ins_1>...</ins_1>` to `<ins_N>...</ins_N>` come out. Prompts are
 joined from strings; a model's output is never used as a template.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
-from cotune.errors import BudgetError, LLMError
+from cotune.methods.contract import neutralised, protocol_tags
 from cotune.methods.inspo.replay import Experience
-from cotune.methods.instruction_rules import (
-    CUT_OFF,
-    neutralised,
-    protocol_tags,
-    surroundings,
-    without_reasoning,
-)
-from cotune.methods.llm_health import LLMHealth
-from cotune.protocols import LLM, Recorder, State
-from cotune.types import StopReason
-
-ProposerKind = Literal["reflection", "paraphrase", "history"]
+from cotune.methods.proposals import ReplyForm, Request, surroundings, without_reasoning
+from cotune.types import Instruction, StopReason
 
 KEEP = "Keep these texts in every candidate, letter by letter:"
 """Begins the line of a prompt that names required texts, such as \\boxed."""
@@ -39,7 +30,6 @@ _ASKED = re.compile(
 )
 _OPENING = re.compile(r"<\s*ins_0*[1-9]\d*\s*>", re.IGNORECASE)
 _FENCED = re.compile(r"\A```[^\n]*\n(.*?)\n?```\Z", re.DOTALL)
-_CRITIQUE_CHARS = 2000
 
 
 def reflection_prompt(
@@ -168,9 +158,9 @@ def parse_candidates(text: str) -> list[str]:
 
 
 def critique_of(text: str) -> str:
-    """Return the text of a reply before its first candidate, at most 2,000 characters."""
+    """Return the text of a reply before its first candidate."""
     before = _OPENING.split(without_reasoning(text, _CANDIDATE), maxsplit=1)[0]
-    return re.sub(r"```\w*\s*\Z", "", before).strip()[:_CRITIQUE_CHARS]
+    return re.sub(r"```\w*\s*\Z", "", before).strip()
 
 
 def _unfenced(candidate: str) -> str:
@@ -178,80 +168,85 @@ def _unfenced(candidate: str) -> str:
     return (inner.group(1) if inner else candidate).strip()
 
 
+def _read(reply: str) -> tuple[str, list[str]]:
+    return critique_of(reply), parse_candidates(reply)
+
+
+TAGGED = ReplyForm(_read, "in <ins_1>...</ins_1> tags")
+"""How the replies to the prompts of this module hold their texts."""
+
+
+# ---- the proposers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Brief:
+    """What a proposer may use.
+
+    Attributes:
+        parent: the instruction to improve.
+        failures: draws failed rollouts, those under the parent first; [] if there are none.
+        history: (instruction, score from 0 to 100), worst first.
+        original: the initial instruction.
+        form: candidates wanted, number of the request, description of the environment, required texts.
+    """
+
+    parent: Instruction
+    failures: Callable[[], list[Experience]]
+    history: Sequence[tuple[Instruction, float]]
+    original: str
+    form: tuple[int, int, str, Sequence[str]]
+
+
+def reflect(brief: Brief) -> Request | None:
+    """Ask with the parent and failed rollouts: INSPO itself."""
+    parent, failures = brief.parent, brief.failures()
+    if not failures:
+        return None
+    own = [failure for failure in failures if failure.instruction_id == parent.id]
+    others = [failure for failure in failures if failure.instruction_id != parent.id]
+    prompt = reflection_prompt(parent.text, own, *brief.form, others=others)
+    tasks = tuple(failure.task for failure in failures)
+    return Request(prompt, parent.text, parent.shown, tasks=tasks)
+
+
+def paraphrase(brief: Brief) -> Request:
+    """Ask with the parent alone."""
+    parent = brief.parent
+    return Request(paraphrase_prompt(parent.text, *brief.form), parent.text, parent.shown)
+
+
+def recombine(brief: Brief) -> Request | None:
+    """Ask with the best instructions so far and their scores."""
+    if not brief.history:
+        return None
+    scored = [(instruction.text, score) for instruction, score in brief.history]
+    prompt = history_prompt(scored, brief.original, *brief.form)
+    others = tuple(chain.from_iterable(instruction.shown for instruction, _ in brief.history))
+    return Request(prompt, brief.parent.text, brief.parent.shown, others)
+
+
 @dataclass(frozen=True, slots=True)
-class Proposal:
-    """A reply of an LLM; it has no candidates if it could not be parsed."""
+class Proposer:
+    """A way to ask for instructions.
 
-    candidates: tuple[str, ...]
-    critique: str
+    Attributes:
+        ask: returns the request; None if there is nothing to learn from.
+        texts: the most instructions in a prompt.
+        reflects: whether the prompt shows failures.
+    """
+
+    ask: Callable[[Brief], Request | None]
+    texts: int = 1
+    reflects: bool = False
 
 
-class ProposalAccount:
-    """Ask an LLM and track its phases, so that a run with a useless LLM ends."""
-
-    def __init__(self) -> None:
-        self._health = LLMHealth(needed=True)
-        # Of the current phase:
-        self._valid = self._read = False
-        self._spent = ""
-
-    def ask(self, prompt: str, llm: LLM, record: Recorder, most: int) -> Proposal | None:
-        """Return the first `most` candidates; None if the call failed or the LLM gives no more.
-
-        A failed call, a reply that was cut off and one without candidates are recorded as
-        "proposal_failed".
-        """
-        try:
-            reply = llm.complete(prompt)
-        except BudgetError as error:
-            self._spent = str(error)
-            return None
-        except LLMError as error:
-            self._fail(f"{type(error).__name__}: {error}", record)
-            return None
-        candidates = () if reply.truncated else tuple(parse_candidates(reply.text)[:most])
-        if reply.truncated:
-            self._fail(CUT_OFF, record)
-        elif not candidates:
-            self._fail("no <ins_1>...</ins_1> candidate in the reply", record)
-        self._read |= bool(candidates)
-        return Proposal(candidates, critique_of(reply.text))
-
-    def valid(self, count: int, reasons: Sequence[str]) -> None:
-        """Record a reply's valid candidates, and why the contract rejected the others."""
-        if count:
-            self._valid = True
-        elif reasons:
-            self._health.blame([f"all candidates broke the contract: {reasons[0]}"])
-
-    def _fail(self, reason: str, record: Recorder) -> None:
-        self._health.blame([reason])
-        record("proposal_failed", reason=reason)
-
-    def end_phase(self, llm: LLM, record: Recorder, last: bool = False) -> None:
-        """End a phase of proposals: the initial rewrites, or one evolution.
-
-        Args:
-            last: whether this is the last phase.
-
-        Raises:
-            EvolutionError: see `LLMHealth.end_phase`.
-        """
-        self._health.end_phase(
-            llm,
-            record,
-            "proposal",
-            "a reply with valid <ins_1>...</ins_1> candidates",
-            valid=self._valid,
-            read=self._read,
-            spent=self._spent,
-            last=last,
-        )
-        self._valid = self._read = False
-        self._spent = ""
-
-    def state_dict(self) -> State:
-        return {"health": self._health.state_dict()}
-
-    def load_state_dict(self, state: State) -> None:
-        self._health.load_state_dict(state["health"])
+ProposerKind = Literal["reflection", "paraphrase", "history"]
+HISTORY = 10
+"""Instructions shown to the history proposer."""
+PROPOSERS: dict[ProposerKind, Proposer] = {
+    "reflection": Proposer(reflect, reflects=True),
+    "paraphrase": Proposer(paraphrase),
+    "history": Proposer(recombine, texts=HISTORY),
+}
+"""All proposers, by the name in `strategy.proposer`."""

@@ -2,27 +2,23 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from statistics import fmean
 
-from cotune.methods.instruction_rules import surroundings, without_reasoning
-from cotune.methods.llm_health import LLMHealth
-from cotune.methods.p2o.hint_rules import HintRules
+from cotune.methods.contract import HintRules
 from cotune.methods.p2o.hints import HintOptions, HintPool, covering
+from cotune.methods.proposals import ProposalAccount, surroundings
 from cotune.methods.text_evolution import (
     FENCED,
     MINIBATCH,
     SOLVED_AT,
     Evolved,
-    Form,
     Judge,
     Reflector,
     Report,
     Search,
     dev_count,
     evolve_by_gepa,
-    fenced_text,
     gepa_prompt,
     least_budget,
     scores_are_lost,
@@ -34,34 +30,6 @@ from cotune.types import Prompt, Task
 _BARREN_ROUNDS = 2  # consecutive iterations without a valid hint that end a phase
 
 
-def read_hint(reply: str) -> str:
-    """Return the hint of a reply, extracted by gepa after the reasoning; never raises.
-
-    A reply cut off within its reasoning is returned whole, so that the contract rejects it;
-    gepa's extraction would take a draft from the middle of the reasoning.
-    """
-    said = without_reasoning(reply.strip(), FENCED)
-    return fenced_text(said) if said else reply.strip()
-
-
-def hint_form(rules: HintRules, instruction: str, record: Recorder, description: str = "") -> Form:
-    """Return how hints are asked for and read.
-
-    Args:
-        instruction: the instruction that the policy sees with the hint.
-        description: the environment, described to the LLM, before gepa's prompt.
-    """
-    about = surroundings(description)
-    return Form(
-        prompt=lambda parent, examples: about + gepa_prompt(parent, examples),
-        read=lambda reply: ("", read_hint(reply)),
-        check=partial(rules.check, instruction=instruction),
-        reject=lambda text, parent, reason: record(
-            "hint_rejected", reason=reason, text=text, parent=parent
-        ),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class PhaseResult:
     """The result of a phase and its cost.
@@ -70,7 +38,7 @@ class PhaseResult:
         pool: the hints with their dev scores; only the empty one if no other was accepted.
         evaluations: rollouts spent.
         lost: of these, rollouts that ended in an environment error.
-        reflector: with its account of the LLM's replies.
+        reflector: with its account of the replies; its phase has not ended.
     """
 
     pool: HintPool
@@ -90,6 +58,7 @@ def evolve_hints(
     instruction: str,
     rollout: Rollout,
     llm: LLM,
+    account: ProposalAccount,
     rules: HintRules,
     options: HintOptions,
     seed_key: str,
@@ -104,6 +73,7 @@ def evolve_hints(
         instruction: the instruction that the policy sees with the hint.
         rollout: the current policy.
         llm: the reflector.
+        account: asks it.
         seed_key: seed of all draws.
         phase: the phase's number, for the events.
         description: the environment, described to the reflector.
@@ -126,8 +96,20 @@ def evolve_hints(
         reflection=options.reflection,
     )
     judge = Judge(lambda hint: Prompt(instruction, hint), rollout, record, scoring=options.scoring)
-    form = hint_form(rules, instruction, record, description)
-    reflector = Reflector(llm, form, record, options.show_answers)
+    account.begin(
+        llm,
+        record,
+        replace(rules, instruction=instruction).check,
+        lambda text, parent, reason: record(
+            "hint_rejected", reason=reason, text=text, parent=parent
+        ),
+    )
+    about = surroundings(description)
+    reflector = Reflector(
+        account,
+        lambda parent, examples: about + gepa_prompt(parent, examples),
+        options.show_answers,
+    )
     report = Report(
         accepted=lambda text, parent, score, _: record(
             "hint_accepted", text=text, parent=parent, mean_dev_score=score
@@ -145,11 +127,12 @@ def evolve_hints(
     search = Search(seed="", budget=budget, beam=options.beam, barren=_BARREN_ROUNDS)
     evolve = evolve_by_gepa if options.reflection == "gepa" else reflect_once
     evolved = evolve(dev, train, judge, reflector, search, seed_key, report)
+    shown = [reflector.drafts[text].shown if text else () for text in evolved.texts]
     pool = HintPool(
         evolved.texts,
         tuple(task.id for task in dev),
         evolved.scores,
-        tuple(reflector.shown.get(text, frozenset[str]()) for text in evolved.texts),
+        tuple(map(frozenset[str], shown)),
     )
     result, cover = PhaseResult(pool, judge.evaluations, judge.lost, reflector), covering(pool)
     record(
@@ -157,9 +140,9 @@ def evolve_hints(
         phase=phase,
         evaluations=result.evaluations,
         budget=budget,
-        asked=reflector.asked,
-        proposed=reflector.proposed,
-        valid=reflector.valid,
+        asked=account.asked,
+        proposed=account.answered,
+        valid=account.valid,
         accepted=result.accepted,
         covering=len(cover),
         covering_texts=[pool.texts[hint] for hint in cover],
@@ -204,7 +187,7 @@ def reflect_once(
         valid = [hint for hint in new if hint is not None]
         barren = 0 if valid else barren + 1
         hints += valid
-        if reflector.spent:
+        if reflector.account.spent:
             break
     texts = ["", *hints]
     scores = tuple(
@@ -240,7 +223,7 @@ class HintEvolution:
         self._rules, self.options, self._seed = rules, options, seed
         self._description = description
         self._phases = 0
-        self._health = LLMHealth()
+        self._account = ProposalAccount("hint", FENCED)
 
     def run(
         self,
@@ -256,9 +239,9 @@ class HintEvolution:
     ) -> HintPool | None:
         """Return the pool to draw from: a phase's, or what is left of the one before.
 
-        If too few questions are hard, the result is None, or `before` with `keep_if_skipped`. The result is `before` if a phase cannot be afforded, loses too many
-        scores to errors of the environment, or finds no hint because the LLM's budget is spent or no call
-        succeeds. A skipped phase is recorded as a
+        If too few questions are hard, the result is None, or `before` with `keep_if_skipped`. The result is
+        `before` if a phase cannot be afforded, loses too many scores to errors of the environment, or finds
+        no hint because the LLM's budget is spent or no call succeeds. A skipped phase is recorded as a
         "notice".
 
         Args:
@@ -268,7 +251,7 @@ class HintEvolution:
             before: the pool so far.
 
         Raises:
-            EvolutionError: see `LLMHealth.end_phase`. A phase that never called the reflector is not
+            EvolutionError: see `ProposalAccount.end_phase`. A phase that never called the reflector is not
                 counted, nor is one that ended because the LLM's budget is spent.
             CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
         """
@@ -304,6 +287,7 @@ class HintEvolution:
             instruction=instruction,
             rollout=rollout,
             llm=llm,
+            account=self._account,
             rules=self._rules,
             options=self.options,
             seed_key=f"p2o/{self._seed}/hints/{step}",
@@ -311,16 +295,16 @@ class HintEvolution:
             record=record,
             description=self._description,
         )
-        reflector = result.reflector
-        reflector.end_phase(self._health, "hint")
+        result.reflector.end_phase()
         if scores_are_lost(result.lost, result.evaluations, record, "the earlier hints stay"):
             return before
-        unheard = bool(reflector.spent) or (reflector.asked > 0 and not reflector.proposed)
+        account = self._account
+        unheard = bool(account.spent) or (account.asked > 0 and not account.answered)
         return before if unheard and not result.accepted else result.pool
 
     def state_dict(self) -> State:
-        return {"phases": self._phases, "health": self._health.state_dict()}
+        return {"phases": self._phases, "health": self._account.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         self._phases = int(state["phases"])
-        self._health.load_state_dict(state["health"])
+        self._account.load_state_dict(state["health"])

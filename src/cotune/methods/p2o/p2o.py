@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar, Literal
 
+from cotune.methods.contract import MAX_CHARS, HintRules
 from cotune.methods.group_plan import Groups, drawn_count
-from cotune.methods.instruction_rules import MAX_CHARS
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.p2o.hard_samples import HardSamples
 from cotune.methods.p2o.hint_evolution import HintEvolution
-from cotune.methods.p2o.hint_rules import HintRules
 from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, covering, withheld
 from cotune.methods.static import StaticStrategy
 from cotune.methods.text_evolution import MINIBATCH, dev_count
@@ -124,7 +123,7 @@ class P2O(Strategy):
         """Run the base's own evolution and, before an epoch's first step, Phase 2 on the last epoch.
 
         Raises:
-            EvolutionError: see `LLMHealth.end_phase`.
+            EvolutionError: see `ProposalAccount.end_phase`.
         """
         counted = _Counted(rollout)
         metrics = dict(self.base.evolve_if_due(progress, counted, llm, record))
