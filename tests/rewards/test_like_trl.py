@@ -17,11 +17,13 @@ from transformers import (
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import add_response_schema
 
-from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
+from cotune.data.trl_data import tasks_of
+from cotune.environments.base import SingleTurnEnvironment, TaskEnvironment
+from cotune.environments.prompt_in_data import PromptInData
 from cotune.environments.tools import ToolEnvironment
 from cotune.environments.trl_factory import from_trl
 from cotune.errors import ConfigError
-from cotune.policy.codec import HFCodec
+from cotune.policy.codec import HFCodec, PlainCodec
 from cotune.rewards.reward_model import rewards_of_trainer
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.testing import ScriptedSampler
@@ -194,7 +196,9 @@ def of_cotune(
         reward_weights=None, trust_remote_code=False, model_init_kwargs=None, chat_template_kwargs=None,
         per_device_train_batch_size=4, steps_per_generation=1, device="cpu",
     )  # fmt: skip
-    rewards, codec = rewards_of_trainer(functions, None, args), HFCodec(tokenizer)
+    rewards = rewards_of_trainer(functions, None, args)
+    chat = environment.tasks("train")[0].chat
+    codec = HFCodec(tokenizer) if chat else PlainCodec(tokenizer)
     assert rewards is not None
     prompt = Prompt(SYSTEM)
     assignments = [Assignment(t, prompt, prompt, "i0", 0) for t in environment.tasks("train")]
@@ -222,13 +226,8 @@ def rows_of(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def tasks_of(rows: list[dict[str, Any]]) -> dict[str, list[Task]]:
-    return {
-        "train": [
-            Task(f"t{i}", row["prompt"][-1]["content"], (), chat=True, columns=row)
-            for i, row in enumerate(rows)
-        ]
-    }
+def tasks(rows: list[dict[str, Any]]) -> dict[str, list[Task]]:
+    return {"train": tasks_of(rows, "train", SYSTEM)}
 
 
 def without_nan(values: list[list[float]]) -> list[list[float | None]]:
@@ -252,7 +251,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return add_response_schema(AutoTokenizer.from_pretrained(POLICY, padding_side="left"))
 
 
-IN_SYSTEM = PromptFormat(role="system")
+LAYOUT = PromptInData(text=SYSTEM)
 
 
 def test_tools(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -260,7 +259,7 @@ def test_tools(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     theirs, ours = Recorder(), Recorder()
     functions = [structure, judge]
     expected = of_trl(tmp_path, TOOL_REPLIES, rows, [theirs, *functions], tools=[add, later])
-    environment = ToolEnvironment([add, later], tasks_of(rows), SYSTEM, IN_SYSTEM, as_trl=True)
+    environment = ToolEnvironment([add, later], tasks(rows), SYSTEM, LAYOUT, as_trl=True)
     values = of_cotune(tokenizer, environment, TOOL_REPLIES, [ours, *functions])
     check(ours, theirs)
     assert values == without_nan(expected)
@@ -271,7 +270,7 @@ def test_environments(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Non
     rows = rows_of(len(COUNTER_REPLIES))
     theirs, ours = Recorder(), Recorder()
     expected = of_trl(tmp_path, COUNTER_REPLIES, rows, [theirs], environment_factory=Counter)
-    environment = from_trl(Counter, tasks_of(rows), SYSTEM, IN_SYSTEM, as_trl=True)
+    environment = from_trl(Counter, tasks(rows), SYSTEM, LAYOUT, as_trl=True)
     values = of_cotune(tokenizer, environment, COUNTER_REPLIES, [ours])
     counts = [
         [environment.count for environment in r.given.pop("environments")] for r in (ours, theirs)
@@ -281,12 +280,15 @@ def test_environments(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Non
     assert values == without_nan(expected) == [[0.0, 4.0], [None, None], [2.0, None]]
 
 
-def test_questions_without_tools(tmp_path: Path) -> None:
+@pytest.mark.parametrize("plain", [False, True])
+def test_questions_without_tools(plain: bool, tmp_path: Path) -> None:
     replies = [[text] for (text, *_) in TOOL_REPLIES]
     rows = rows_of(len(replies))
+    if plain:
+        rows = [row | {"prompt": f"{SYSTEM} q{i}? <|im_start|>"} for i, row in enumerate(rows)]
     theirs, ours, model = Recorder(), Recorder(), classifier(tmp_path / "judge")
     expected = of_trl(tmp_path, replies, rows, [theirs, model])
-    environment = SingleTurnEnvironment(tasks_of(rows), SYSTEM, IN_SYSTEM)
+    environment = SingleTurnEnvironment(tasks(rows), SYSTEM, LAYOUT)
     values = of_cotune(AutoTokenizer.from_pretrained(POLICY), environment, replies, [ours, model])
     check(ours, theirs)
     assert values == without_nan(expected)

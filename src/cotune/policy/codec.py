@@ -388,6 +388,10 @@ class PlainCodec(HFCodec):
     def foreign_end(self) -> str:
         return ""
 
+    @property
+    def _has_response_template(self) -> bool:
+        return False
+
 
 def _without(text: str, tokens: Sequence[str]) -> str:
     """Replace the first character of each of these tokens that appears in the text."""
