@@ -385,12 +385,13 @@ class Trajectory:
 
     @property
     def trained_mask(self) -> tuple[int, ...]:
-        """1 for tokens that are trained on, else 0, (C,): none if the environment broke.
+        """1 for tokens that are trained on, else 0, (C,): none if the rollout was not `judged`."""
+        return self.mask if self.judged else (0,) * len(self.mask)
 
-        Its reward says nothing about the policy's tokens.
-        """
-        broke = self.stop is StopReason.ENVIRONMENT_ERROR
-        return (0,) * len(self.mask) if broke else self.mask
+    @property
+    def judged(self) -> bool:
+        """Whether its reward says something about the policy: not if the environment broke or nothing scored it."""
+        return self.scored and self.stop is not StopReason.ENVIRONMENT_ERROR
 
     @property
     def own_text(self) -> str:

@@ -357,6 +357,14 @@ def test_rollouts_that_failed_for_no_fault_of_the_policys() -> None:
     assert (found["failed_search_share"], found["environment_error_share"]) == (0.25, 0.25)
 
 
+def test_the_mean_reward_is_that_of_rollouts_with_a_reward() -> None:
+    assignment = Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0)
+    one = make_trajectory(assignment, 1.0)
+    none = replace(one, reward=0.0, scored=False)
+    assert trajectory_metrics([one, none, none], 1)["reward_mean"] == 1.0
+    assert trajectory_metrics([none], 1)["reward_mean"] == 0.0
+
+
 def test_metrics_with_and_without_hints_by_hand() -> None:
     plain = Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0)
     hinted = replace(plain, sampled=Prompt("", "think"))

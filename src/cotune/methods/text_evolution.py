@@ -219,13 +219,13 @@ class Reflector:
     def propose(self, jobs: Sequence[tuple[str, Sequence[Trajectory]]]) -> list[str | None]:
         """Return a valid text for each parent with rollouts under it.
 
-        Rollouts that ended in an environment error are not shown. The text is None if there are no others,
-        the call failed or the reply breaks the contract.
+        Rollouts that are not `judged` are not shown. The text is None if there are no others, the call failed
+        or the reply breaks the contract.
         """
         return [self._proposed(parent, rollouts) for parent, rollouts in jobs]
 
     def _proposed(self, parent: str, rollouts: Sequence[Trajectory]) -> str | None:
-        shown = [t for t in rollouts if t.stop is not StopReason.ENVIRONMENT_ERROR]
+        shown = [t for t in rollouts if t.judged]
         if not shown:
             self._broken |= bool(rollouts)
             return None
@@ -251,7 +251,7 @@ class Reflector:
             return
         why = "there was no failure to reflect on"
         if self._broken:
-            why = "all rollouts to reflect on ended in an environment error"
+            why = "all rollouts to reflect on ended in an environment error or without a reward"
             if last and not getattr(account.llm, "optional", False):
                 raise EngineError(f"no {account.what} was asked for: {why}; fix the environment")
         account.record("notice", text=f"no {account.what} was asked for: {why}")

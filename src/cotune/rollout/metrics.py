@@ -29,7 +29,7 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
     flat = without_variance(rewards, group_size)
     return {
         **_hint_metrics(trajectories, group_size),
-        "reward_mean": sum(rewards) / count,
+        "reward_mean": sum(rewards) / (sum(t.scored for t in trajectories) or 1),
         "zero_advantage_share": len(flat) * group_size / count,
         "turns_mean": sum(len(t.turns) for t in trajectories) / count,
         "prompt_tokens_mean": sum(len(t.sampled_prompt_ids) for t in trajectories) / count,

@@ -140,13 +140,15 @@ def test_raw_credit_is_the_mean_reward_over_the_window():
     assert credited(strategy, 3, {0: [0.0]}) == 0.375  # window of 2: 0.75 and 0
 
 
-def test_a_rollout_that_ended_in_an_environment_error_is_not_credited():
+@pytest.mark.parametrize("change", [{"stop": StopReason.ENVIRONMENT_ERROR}, {"scored": False}])
+def test_a_rollout_that_ended_in_an_environment_error_is_not_credited(change):
     strategy = inspo(population_size=1, window=1)
     rows = strategy.assign(TASKS[:1], 2, Progress(1, 0, 9))
     solved, broken = (
         make_trajectory(row, reward) for row, reward in zip(rows, (1.0, 0.0), strict=True)
     )
-    broken = replace(broken, stop=StopReason.ENVIRONMENT_ERROR)
+    broken = replace(broken, **change)
+    assert broken.trained_mask == (0,) * len(broken.mask)
     found = dict(strategy.observe([solved, broken], Progress(1, 0, 9), Events()))
     assert found["inspo/best_weight"] == 1.0
 

@@ -1,4 +1,6 @@
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -31,7 +33,8 @@ def test_one_call_same_questions_groups_apart():
     assert got[0].gain == pytest.approx(1.0 - (got[0].parent_score or 0))
 
 
-def test_questions_with_an_environment_error_are_not_compared():
+@pytest.mark.parametrize("lost", [{"stop": StopReason.ENVIRONMENT_ERROR}, {"scored": False}])
+def test_questions_with_an_environment_error_are_not_compared(lost: dict[str, Any]):
     tasks, parent = make_tasks(4), Instruction("i3", "parent")
     failing = {("text a", "q0"), ("parent", "q1"), *(("text b", f"q{i}") for i in range(4))}
 
@@ -40,7 +43,7 @@ def test_questions_with_an_environment_error_are_not_compared():
     ) -> list[Trajectory]:
         rewards = {"text a": 0.5, "text b": 1.0, "parent": 0.6}
         return [
-            make_trajectory(a, 0.0, stop=StopReason.ENVIRONMENT_ERROR)
+            replace(make_trajectory(a, 0.0), **lost)
             if (a.sampled.instruction, a.task.id) in failing
             else make_trajectory(a, rewards[a.sampled.instruction])
             for a in assignments

@@ -300,7 +300,7 @@ class Inspo(LastStage):
         self._batch = len(trajectories)
         if self._distilling:
             return self._report(trajectories, record)
-        own = [t for t in trajectories if not t.assignment.sampled.hint]
+        own = [t for t in trajectories if t.scored and not t.assignment.sampled.hint]
         # Mixed groups still sample under the initial instruction after it was pruned.
         gone = {self._lineage[0].id} - {member.id for member in self.population.members}
         credits: defaultdict[str, list[float]] = defaultdict(list)

@@ -7,7 +7,7 @@ from statistics import NormalDist, fmean
 from typing import Literal
 
 from cotune.protocols import Rollout
-from cotune.types import Assignment, Instruction, Prompt, StopReason, Task
+from cotune.types import Assignment, Instruction, Prompt, Task
 
 Verification = Literal["full", "racing", "none"]
 _BLOCK = 8  # questions between two looks of a race
@@ -100,10 +100,7 @@ def _rewards(
         for i, (identity, text) in enumerate(contestants)
         for j, task in enumerate(tasks)
     ]
-    found = [
-        None if t.stop is StopReason.ENVIRONMENT_ERROR else t.reward
-        for t in rollout(assignments, purpose="verify")
-    ]
+    found = [t.reward if t.judged else None for t in rollout(assignments, purpose="verify")]
     rows = [found[i : i + len(tasks)] for i in range(0, len(found), len(tasks))]
     return {identity: row for (identity, _), row in zip(contestants, rows, strict=True)}
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cotune.methods.text_evolution import SOLVED_AT
 from cotune.protocols import State
-from cotune.types import StopReason, Trajectory
+from cotune.types import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class HardSamples:
             group = (trajectory.task.id, trajectory.assignment.group)
             count.visits += group not in groups
             groups.add(group)
-            if trajectory.stop is StopReason.ENVIRONMENT_ERROR:
+            if not trajectory.judged:
                 count.errors += 1
                 continue
             count.successes += trajectory.reward >= SOLVED_AT
