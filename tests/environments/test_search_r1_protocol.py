@@ -124,7 +124,7 @@ def test_unclosed_answers_are_read_in_linear_time() -> None:
 
 
 def test_passages_are_numbered_whatever_form_they_come_in() -> None:
-    forms = ['(Title: "A") a', "Doc 2(Title: B) b", "c <answer>"]
+    forms = ['(Title: "A") a', "(Title: B) b", "c <answer>"]
     assert SEARCH_R1.information(forms) == (
         '\n\n<information>Doc 1(Title: "A") a\nDoc 2(Title: B) b\nDoc 3(Title: ) c ‹answer>'
         "</information>\n\n"

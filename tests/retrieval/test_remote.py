@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from cotune.data.corpus import Document
+from cotune.data.corpus import shown_passage
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
 from cotune.errors import ConfigError, RetrievalError
 from cotune.retrieval import remote
@@ -26,7 +26,7 @@ GIB = 2**30
 
 
 def retriever(
-    server: RawServer | str, style: Any = "cotune", retries: int = 0, **options: Any
+    server: RawServer | str, protocol: str = "tags", retries: int = 0, **options: Any
 ) -> RemoteRetriever:
     """One that does not wait between its attempts; `waits` of it holds what it would have."""
     waits: list[float] = []
@@ -35,19 +35,20 @@ def retriever(
         waits.append(seconds)
 
     url = server if isinstance(server, str) else server.url
-    made = RemoteRetriever(RemoteOptions(url=url, **options), style, retries=retries, sleep=sleep)
+    made = RemoteRetriever(
+        RemoteOptions(url=url, **options), protocol, retries=retries, sleep=sleep
+    )
     made.waits = waits  # type: ignore[attr-defined]
     return made
 
 
-def test_documents_and_their_two_written_forms() -> None:
+def test_passages_and_their_two_written_forms() -> None:
     with raw_server(found) as server:
         ours, theirs = retriever(server), retriever(server, "search-r1")
-        assert ours.documents(["a"], 2) == [
-            [Document("a-0", '"a"\ntext 0', 2.0), Document("a-1", '"a"\ntext 1', 1.0)]
-        ]
         assert ours.search(["a"], 2) == [['(Title: "a") text 0', '(Title: "a") text 1']]
-        assert theirs.search(["a"], 2) == [['Doc 1(Title: "a") text 0', 'Doc 2(Title: "a") text 1']]
+        assert theirs.search(["a"], 2) == [['(Title: "a") text 0', '(Title: "a") text 1']]
+        assert shown_passage("one line", "search-r1") == "(Title: one line) "
+        assert shown_passage("one line", "tags") == "one line"
     assert server.asked[0] == {"queries": ["a"], "topk": 2, "return_scores": True}
 
 
@@ -58,7 +59,7 @@ def test_equal_queries_are_sent_once_and_batches_keep_their_order(
     with raw_server(found) as server:
         client = retriever(server)
         queries = [f"q{i % 5}" for i in range(23)]
-        assert [row[0].id for row in client.documents(queries, 1)] == [f"{q}-0" for q in queries]
+        assert client.search(queries, 1) == [[f'(Title: "{q}") text 0'] for q in queries]
     assert sorted(q for request in server.asked for q in request["queries"]) == [
         f"q{i}" for i in range(5)
     ]
@@ -69,7 +70,7 @@ def test_what_a_model_writes_is_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "_QUERY_CHARS", 50)
     query = 'a"}], "topk": 9\r\nHost: x\x00\x1b[31m \ud800 ' + "y" * 90
     with raw_server(found) as server:
-        assert len(retriever(server).documents([query], 1)) == 1
+        assert len(retriever(server).search([query], 1)) == 1
     assert server.asked[0]["queries"] == [query[:50].replace("\ud800", "?")]
     assert server.asked[0]["topk"] == 1
 
@@ -90,19 +91,19 @@ def test_no_query_makes_no_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "documents"),
+    ("reply", "contents"),
     [
-        ({"result": [[{"id": 7, "contents": "x"}]]}, [[Document("7", "x")]]),
-        ([[{"id": "7", "contents": "x"}]], [[Document("7", "x")]]),
-        ([[{"document": {"contents": "x"}, "score": 1}]], [[Document("", "x", 1.0)]]),
-        ([[{"title": "T", "text": "x"}]], [[Document("", '"T"\nx')]]),
+        ({"result": [[{"id": 7, "contents": "x"}]]}, [["x"]]),
+        ([[{"id": "7", "contents": "x"}]], [["x"]]),
+        ([[{"document": {"contents": "x"}, "score": 1}]], [["x"]]),
+        ([[{"title": "T", "text": "x"}]], [['"T"\nx']]),
         ([[]], [[]]),
-        ([[{"contents": c} for c in "abcd"]], [[Document("", c) for c in "ab"]]),
-        ([[{"contents": "\ud800 x"}]], [[Document("", "? x")]]),
+        ([[{"contents": c} for c in "abcd"]], [["a", "b"]]),
+        ([[{"contents": "\ud800 x"}]], [["? x"]]),
     ],
 )
-def test_replies_in_all_their_forms(reply: object, documents: list[list[Document]]) -> None:
-    assert read_reply(json.dumps(reply).encode(), 1, 2) == documents
+def test_replies_in_all_their_forms(reply: object, contents: list[list[str]]) -> None:
+    assert read_reply(json.dumps(reply).encode(), 1, 2) == contents
 
 
 @pytest.mark.parametrize(
@@ -119,13 +120,10 @@ def test_replies_in_all_their_forms(reply: object, documents: list[list[Document
         (b'{"result": []}', "0 results for 1 queries"),
         (b"[[], []]", "2 results for 1 queries"),
         (b"[{}]", "result 0 of the reply is not a list"),
-        (b'[["x"]]', "result 0 of the reply: a document is not an object"),
-        (b'[[{"document": 3}]]', "a document is not an object"),
+        (b'[["x"]]', "result 0 of the reply: a document has no text"),
+        (b'[[{"document": 3}]]', 'no text "contents"'),
         (b"[[{}]]", 'no text "contents"'),
         (b'[[{"contents": null, "text": 3}]]', 'no text "contents"'),
-        (b'[[{"contents": "x", "id": [1]}]]', "an id is neither"),
-        (b'[[{"contents": "x", "score": "high"}]]', "a score is not a number"),
-        (b'[[{"contents": "x", "score": 1' + b"0" * 400 + b"}]]", "a score is not a number"),
     ],
 )
 def test_garbage_is_one_line(data: bytes, message: str) -> None:

@@ -1,39 +1,19 @@
 """Passages of a corpus: read from Search-R1's JSONL format, and written out for the policy."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from cotune.data.rows import id_field, json_rows, shortened, text_field
+from cotune.data.rows import json_rows, plain_text, shortened
 from cotune.errors import ConfigError
 
+Language = Literal[
+    "english", "danish", "dutch", "french", "german", "italian", "norwegian", "portuguese", "russian",
+    "spanish", "swedish", "turkish", "none",
+]  # fmt: skip
+"""Languages that BM25 stems and has stop words of; "none" is neither."""
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    """One passage of a corpus.
-
-    Attributes:
-        id: the corpus's own id; "" if it has none.
-        contents: title and text as Search-R1 stores them: `"Title"`, a line break, the text.
-        score: the retriever's score, higher is better; None if it gives none.
-    """
-
-    id: str
-    contents: str
-    score: float | None = None
-
-    @property
-    def title(self) -> str:
-        """Return the title without its quotes; "" if contents are one line."""
-        title, newline, _ = self.contents.partition("\n")
-        return title.strip().strip('"').strip() if newline else ""
-
-    @property
-    def text(self) -> str:
-        """Return the text after the title; all of it if there is no title."""
-        first, newline, text = self.contents.partition("\n")
-        return (text if newline else first).strip()
+_EXAMPLE = '"contents": "\\"Title\\"\\ntext"'
 
 
 def join_contents(title: str, text: str) -> str:
@@ -41,40 +21,28 @@ def join_contents(title: str, text: str) -> str:
     return f'"{title}"\n{text}' if title else " ".join(text.split("\n"))
 
 
-def titled_passage(title: str, text: str) -> str:
-    """Return a passage as cotune's own tag protocol shows it, before it is numbered."""
+def split_contents(contents: str) -> tuple[str, str]:
+    """Return the title, without its quotes, and the text; contents of one line have the title ""."""
+    first, newline, rest = contents.partition("\n")
+    return (first.strip().strip('"').strip(), rest.strip()) if newline else ("", first.strip())
+
+
+def shown_passage(contents: str, protocol: str) -> str:
+    """Return a passage as a policy reads it, before it is numbered: `(Title: "Oslo") …`.
+
+    Under the protocol "search-r1" it is as Search-R1's `_passages2string` writes it: the first line is
+    the title with its quotes, the rest follows unchanged.
+    """
+    if protocol == "search-r1":
+        first, _, rest = contents.partition("\n")
+        return f"(Title: {first}) {rest}"
+    title, text = split_contents(contents)
     return f'(Title: "{title}") {text}' if title else text
 
 
 def indexed_text(title: str, text: str, title_weight: int) -> str:
     """Return the text that BM25 indexes: the title, repeated, then the passage's text."""
     return f"{(title + ' ') * title_weight}{text}"
-
-
-def search_r1_passages(documents: Sequence[Document]) -> list[str]:
-    """Return each document as Search-R1's `_passages2string` writes it.
-
-    The first line of `contents` is the title with its quotes, the rest follows unchanged.
-    """
-    parts = (document.contents.partition("\n") for document in documents)
-    return [f"Doc {i}(Title: {title}) {text}" for i, (title, _, text) in enumerate(parts, 1)]
-
-
-Style = Literal["cotune", "search-r1"]
-"""A name of `STYLES`."""
-
-STYLES: dict[str, Callable[[Sequence[Document]], list[str]]] = {
-    "cotune": lambda documents: [titled_passage(one.title, one.text) for one in documents],
-    "search-r1": search_r1_passages,
-}
-"""Functions from the documents of one query to the texts that an environment shows, by name."""
-
-
-Language = Literal[
-    "english", "danish", "dutch", "french", "german", "italian", "norwegian", "portuguese", "russian",
-    "spanish", "swedish", "turkish", "none",
-]  # fmt: skip
-"""Languages that BM25 stems and has stop words of; "none" is neither."""
 
 
 def read_corpus(path: Path) -> list[tuple[str, str]]:
@@ -90,29 +58,35 @@ def read_corpus(path: Path) -> list[tuple[str, str]]:
             blank, or an id is repeated.
     """
     field, passages = "environment.corpus", list[tuple[str, str]]()
-    line_of: dict[str, int] = {}
+    first_with: dict[str, str] = {}
     for where, row in json_rows(path, field):
-        document = _passage(row, where, str(len(line_of)))
-        number = int(where.rpartition(" ")[2])
-        first = line_of.setdefault(document.id, number)
-        if first != number:
+        passages.append(split_contents(_contents(row, where)))
+        id = plain_text(row.get("id"))
+        if id and first_with.setdefault(id, where) != where:
             raise ConfigError(
-                f"{where}: the id {shortened(document.id)} came before, in line {first} (a passage "
-                "without one has its number, from 0); give each passage its own id, or none"
+                f"{where}: the id {shortened(id)} came before, in {first_with[id].rpartition(', ')[2]}; "
+                "give each passage its own id, or none"
             )
-        passages.append((document.title, document.text))
     if not passages:
         raise ConfigError(f'{field}: {path} is empty; expected lines of {{"id": …, "contents": …}}')
     return passages
 
 
-def _passage(row: Mapping[str, Any], where: str, number: str) -> Document:
-    """Return a line's passage; `number` is the id of one that has none."""
-    id = id_field(row, where, number)
+def _contents(row: Mapping[str, Any], where: str) -> str:
     if "contents" not in row and "title" in row and "text" in row:
-        title = row["title"]
-        if not isinstance(title, str):
-            raise ConfigError(f'{where}: "title" is {shortened(title)}; expected text')
-        title = " ".join(title.split())
-        return Document(id, join_contents(title, text_field(row, "text", where, '"text": "…"')))
-    return Document(id, text_field(row, "contents", where, '"contents": "\\"Title\\"\\ntext"'))
+        title = " ".join(plain_text(row["title"]).split())
+        return join_contents(title, _text(row, "text", where, '"text": "…"'))
+    return _text(row, "contents", where, _EXAMPLE)
+
+
+def _text(row: Mapping[str, Any], name: str, where: str, example: str) -> str:
+    """Return a field's text, stripped; ConfigError if it is missing, blank or not a text."""
+    if name not in row:
+        names = ", ".join(row) or "an empty object"
+        raise ConfigError(f'{where}: no field "{name}", only {names}; add {example}')
+    value = row[name]
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(
+            f'{where}: "{name}" is {shortened(value)}; expected text, as in {example}'
+        )
+    return value.strip()

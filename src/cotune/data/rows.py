@@ -1,11 +1,11 @@
 """Rows of files and of Hugging Face data sets as plain Python, each with its position for messages."""
-# pandas, pyarrow and datasets have no type stubs.
+# pyarrow and datasets have no type stubs.
 # pyright: basic
 
+import csv
 import json
 import math
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -38,8 +38,8 @@ _SPLIT_NAME = re.compile(r"(train|validation|valid|val|dev|eval|test)(?![a-z])",
 def file_rows(path: Path, field: str) -> list[Row]:
     """Read a JSONL, JSON, CSV, TSV or Parquet file, or a folder's Parquet files sorted by name.
 
-    JSON is a list of objects, or one object a line. Values are as in the file; in CSV pandas infers
-    the type of each column, an empty cell is missing and NA is a text.
+    JSON is a list of objects, or one object a line. Values are as in the file; in CSV a
+    column is one of numbers if each is written as Python writes it, and an empty cell is missing.
 
     Args:
         path: the file or folder.
@@ -160,29 +160,6 @@ def _object(line: str, where: str) -> Mapping[str, Any]:
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: {shortened(row)}; expected a JSON object in braces")
     return cast(dict[str, Any], row)
-
-
-def text_field(row: Mapping[str, Any], name: str, where: str, example: str) -> str:
-    """Return a field's text, stripped; ConfigError if it is missing, blank or not a text."""
-    if name not in row:
-        raise ConfigError(
-            f'{where}: no field "{name}", only {", ".join(row) or "an empty object"}; add {example}'
-        )
-    value = row[name]
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError(
-            f'{where}: "{name}" is {shortened(value)}; expected text, as in {example}'
-        )
-    return value.strip()
-
-
-def id_field(row: Mapping[str, Any], where: str, default: str) -> str:
-    """Return a row's `id`, or `default` if it has none; ConfigError if it is not text or integer."""
-    id = row.get("id")
-    id = default if id is None else id
-    if isinstance(id, bool) or not isinstance(id, str | int):
-        raise ConfigError(f'{where}: "id" is {shortened(id)}; expected text or an integer')
-    return str(id)
 
 
 def read_messages(
@@ -307,31 +284,25 @@ def _parquet(path: Path, field: str) -> list[Row]:
 
 
 def _csv(path: Path, field: str, separator: str) -> list[Row]:
-    import pandas
-
     try:
-        with warnings.catch_warnings():
-            # If the first row is longer than the header, pandas would take its first cell for an index,
-            # or with index_col=False drop its last cells with a warning.
-            warnings.simplefilter("error", pandas.errors.ParserWarning)
-            frame = pandas.read_csv(
-                path,
-                sep=separator,
-                keep_default_na=False,
-                na_values=[""],
-                dtype=str,
-                index_col=False,
-            )
-    except pandas.errors.ParserWarning as error:
-        raise ConfigError(
-            f"{field}: {path}: its rows have more cells than the header; put texts that hold a separator "
-            "in double quotes"
-        ) from error
-    except (OSError, ValueError) as error:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            # Fields of any length; the library's limit is 131,072 characters.
+            csv.field_size_limit(2**31 - 1)
+            table = list(csv.reader(file, delimiter=separator, strict=True))
+    except (OSError, ValueError, csv.Error) as error:
         raise _unreadable(path, field, "CSV", error) from error
-    texts = frame.astype(object).where(frame.notna(), None)
-    columns = [_typed(texts.iloc[:, i].tolist()) for i in range(texts.shape[1])]
-    rows = [dict(zip(texts.columns, row, strict=True)) for row in zip(*columns, strict=True)]
+    names, *cells = [row for row in table if row] or [[]]
+    for i, row in enumerate(cells, 1):
+        if any(row[len(names) :]):
+            raise ConfigError(
+                f"{field}: {path}, row {i} has more cells than the header; put texts that hold a separator "
+                "in double quotes"
+            )
+    columns = [
+        _typed([row[i] if i < len(row) and row[i] else None for row in cells])
+        for i in range(len(names))
+    ]
+    rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
     return _numbered(rows, f"{field}: {path}")
 
 

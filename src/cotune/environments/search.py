@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from cotune.data.corpus import Language, indexed_text, read_corpus, titled_passage
+from cotune.data.corpus import (
+    Language,
+    indexed_text,
+    join_contents,
+    read_corpus,
+    shown_passage,
+)
 from cotune.environments.base import TaskEnvironment, without_answer
 from cotune.environments.environment_kind import EnvironmentKind, Tasks
 from cotune.environments.tag_protocol import (
@@ -255,17 +261,13 @@ def _description(top_k: int) -> str:
 def _retriever(options: SearchOptions) -> Retriever:
     """Return the client of the server, or the indexed corpus."""
     if options.retriever is not None:
-        return RemoteRetriever(
-            options.retriever, "search-r1" if options.protocol == "search-r1" else "cotune"
-        )
+        return RemoteRetriever(options.retriever, options.protocol)
     assert options.corpus is not None
     # Imported here so that reading a run file does not load an index library.
     from cotune.retrieval.bm25 import BM25Retriever
 
     corpus = read_corpus(options.corpus)
-    # Search-R1 takes a passage of one line for a title.
-    plain = "(Title: %s) " if options.protocol == "search-r1" else "%s"
-    passages = [titled_passage(title, text) if title else plain % text for title, text in corpus]
+    passages = [shown_passage(join_contents(*row), options.protocol) for row in corpus]
     indexed = [indexed_text(*row, _TITLE_WEIGHT) for row in corpus]
     return BM25Retriever(passages, indexed, options.language)
 

@@ -177,9 +177,10 @@ class SearchR1Protocol(TagProtocol):
     def information(self, passages: Sequence[str]) -> str:
         """Return the observation of a search: `Doc 1(Title: "Oslo") …`, one passage a line.
 
-        A passage is `(Title: "Oslo") …`, numbered or not; an empty title is added if there is none.
+        A passage is `(Title: "Oslo") …`; an empty title is added if there is none.
         """
-        body = "\n".join(_numbered(i, _escaped(passage)) for i, passage in enumerate(passages, 1))
+        titled = [p if p.startswith("(Title: ") else f"(Title: ) {p}" for p in passages]
+        body = "\n".join(f"Doc {i}{_escaped(passage)}" for i, passage in enumerate(titled, 1))
         return f"\n\n<information>{body.strip()}</information>\n\n"
 
     def failure(self) -> str:
@@ -234,9 +235,3 @@ def _up_to_the_last_answer(text: str) -> str:
     """Return a turn up to its last `</answer>`; beyond, each `<answer>` would be searched to the end."""
     before, closing, _ = without_forged(text).rpartition("</answer>")
     return before + closing
-
-
-def _numbered(number: int, passage: str) -> str:
-    if passage.startswith(f"Doc {number}(Title: "):
-        return passage
-    return f"Doc {number}{passage if passage.startswith('(Title: ') else f'(Title: ) {passage}'}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from cotune.data.corpus import STYLES, Document, Style, join_contents
+from cotune.data.corpus import join_contents, shown_passage
 from cotune.errors import ConfigError, RetrievalError
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.option_checks import check_range, check_url
@@ -66,7 +66,7 @@ class RemoteRetriever:
 
     Args:
         options: the server and its limits.
-        style: how documents become text in `search`: a name of `cotune.data.corpus.STYLES`.
+        protocol: how passages are written: "tags", or "search-r1" as Search-R1 does.
         retries: further attempts after the first one failed.
         sleep: waits for a number of seconds.
     """
@@ -74,13 +74,13 @@ class RemoteRetriever:
     def __init__(
         self,
         options: RemoteOptions,
-        style: Style = "cotune",
+        protocol: str = "tags",
         *,
         retries: int = 3,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._options, self._style, self._sleep = options, STYLES[style], sleep
-        self._retries = retries
+        self._options, self._protocol = options, protocol
+        self._retries, self._sleep = retries, sleep
 
     def __repr__(self) -> str:
         return f"RemoteRetriever({self._options!r})"
@@ -91,15 +91,11 @@ class RemoteRetriever:
         Raises:
             RetrievalError: the server is down, too slow, refuses, or sends no usable reply.
         """
-        return [self._style(documents) for documents in self.documents(queries, top_k)]
-
-    def documents(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
-        """Return the documents of each query, best first, at most `top_k`. Raises as `search`."""
         if top_k < 1:
             raise ValueError(f"top_k is {top_k}; expected at least 1")
         sent = [encodable(query[:_QUERY_CHARS]) for query in queries]
-        documents = _LOOP.run(self._fetch(list(dict.fromkeys(sent)), top_k))
-        return [list(documents[query]) for query in sent]
+        contents = _LOOP.run(self._fetch(list(dict.fromkeys(sent)), top_k))
+        return [[shown_passage(text, self._protocol) for text in contents[query]] for query in sent]
 
     def check(self) -> None:
         """Request one passage, so that a wrong address is found before training starts.
@@ -108,15 +104,15 @@ class RemoteRetriever:
             ConfigError: the server returned no usable reply.
         """
         try:
-            self.documents(["test"], 1)
+            self.search(["test"], 1)
         except RetrievalError as error:
             raise ConfigError(
                 f"environment.retriever.url: {error}; start the server, such as Search-R1's, or correct "
                 "the address"
             ) from error
 
-    async def _fetch(self, queries: list[str], top_k: int) -> dict[str, list[Document]]:
-        """Return the documents of distinct queries; the first failure ends the other requests."""
+    async def _fetch(self, queries: list[str], top_k: int) -> dict[str, list[str]]:
+        """Return the contents found for distinct queries; the first failure ends the other requests."""
         import httpx
 
         batches = [queries[i : i + _BATCH] for i in range(0, len(queries), _BATCH)]
@@ -146,7 +142,7 @@ class RemoteRetriever:
 
     async def _request(
         self, client: Any, slots: asyncio.Semaphore, queries: list[str], top_k: int
-    ) -> list[list[Document]]:
+    ) -> list[list[str]]:
         """Send one batch, with retries."""
         import httpx
 
@@ -205,13 +201,12 @@ def _hint(status: int) -> str:
     return " (is the address right? It ends in /retrieve)" if status in (404, 405) else ""
 
 
-def read_reply(data: bytes, queries: int, top_k: int) -> list[list[Document]]:
-    """Parse a server's reply into the documents of each query.
+def read_reply(data: bytes, queries: int, top_k: int) -> list[list[str]]:
+    """Parse a server's reply into the contents of each query's documents.
 
-    Accepted are Search-R1's `{"result": [[{"document": {"id", "contents"}, "score"}, …], …]}`, the
-    same without scores (`[[{"id", "contents"}, …], …]`), and either list without the object around
-    it. A document may have `title` and `text` instead of `contents`; one without `id` gets the id
-    "". Documents beyond `top_k` are dropped.
+    Accepted are Search-R1's `{"result": [[{"document": {"contents"}, "score"}, …], …]}`, the same
+    without scores (`[[{"contents"}, …], …]`), and either list without the object around it. A document
+    may have `title` and `text` instead of `contents`. Documents beyond `top_k` are dropped.
 
     Raises:
         ValueError: anything else, or not one list for each of `queries` queries; one short line.
@@ -225,33 +220,18 @@ def read_reply(data: bytes, queries: int, top_k: int) -> list[list[Document]]:
         raise ValueError('the reply has no list "result"')
     if len(rows) != queries:
         raise ValueError(f"the reply has {len(rows)} results for {queries} queries")
-    return [_row(row, number, top_k) for number, row in enumerate(rows)]
+    for number, row in enumerate(rows):
+        if not isinstance(row, list):
+            raise ValueError(f"result {number} of the reply is not a list of documents")
+    return [[_contents(item, number) for item in row[:top_k]] for number, row in enumerate(rows)]
 
 
-def _row(row: Any, number: int, top_k: int) -> list[Document]:
-    if not isinstance(row, list):
-        raise ValueError(f"result {number} of the reply is not a list of documents")
-    try:
-        return [_document(item) for item in row[:top_k]]
-    except ValueError as error:
-        raise ValueError(f"result {number} of the reply: {error}") from error
-
-
-def _document(item: Any) -> Document:
-    outer = item if isinstance(item, dict) else {}
-    fields = outer.get("document", item)
-    if not isinstance(fields, dict):
-        raise ValueError("a document is not an object")
-    score, id, contents = outer.get("score"), fields.get("id", ""), fields.get("contents")
-    title, text = fields.get("title", ""), fields.get("text")
+def _contents(item: Any, number: int) -> str:
+    document = item.get("document", item) if isinstance(item, dict) else None
+    fields = document if isinstance(document, dict) else {}
+    contents, title, text = fields.get("contents"), fields.get("title", ""), fields.get("text")
     if contents is None and isinstance(title, str) and isinstance(text, str):
         contents = join_contents(title, text)
     if not isinstance(contents, str):
-        raise ValueError('a document has no text "contents"')
-    if isinstance(id, bool) or not isinstance(id, str | int):
-        raise ValueError("an id is neither text nor integer")
-    try:
-        score = None if score is None else float(score)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError("a score is not a number") from error
-    return Document(encodable(str(id)), encodable(contents), score)
+        raise ValueError(f'result {number} of the reply: a document has no text "contents"')
+    return encodable(contents)
