@@ -359,6 +359,7 @@ class Trajectory:
         feedback: what reward functions said about it; "" if they said nothing.
         teacher_prompt_ids: tokens of the prompt that its teacher reads it under; () without a teacher.
         scored: whether anything scored it; its reward is 0 if every reward function returned None.
+        extra: what reward functions logged for it with TRL's `log_extra`, by column.
         logged: metrics that reward functions logged for the batch it was scored in, by name.
     """
 
@@ -378,6 +379,7 @@ class Trajectory:
     feedback: str = ""
     teacher_prompt_ids: tuple[int, ...] = ()
     scored: bool = True
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any], compare=False)
 
     @property
     def task(self) -> Task:

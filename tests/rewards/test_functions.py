@@ -204,7 +204,16 @@ def test_what_trl_gives_besides() -> None:
 
     functions = RewardFunctions([staged])
     functions.trainer_state = types.SimpleNamespace(global_step=7)
-    assert [t.reward for t in functions([rollout()], environment())] == [7.0]
+    results = functions([rollout(0, ("a",)), rollout(1, ("b",))], environment())
+    assert [(t.reward, t.extra) for t in results] == [(7.0, {"seen": "a"}), (7.0, {"seen": "b"})]
+
+    def short(completions: Any, log_extra: Any) -> list[float]:
+        log_extra("seen", ["a"])
+        return [0.0] * len(completions)
+
+    assert "short raised ValueError: log_extra('seen', …) has 1 values; expected 2" in error_of(
+        short
+    )
 
 
 def test_metrics_that_functions_log() -> None:

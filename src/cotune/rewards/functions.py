@@ -85,7 +85,7 @@ class RewardFunctions:
 
     Functions are called as TRL calls them, with `prompts`, `completions`, `completion_ids` and every
     column of the data as lists with one entry for each rollout, and with `trainer_state`,
-    `log_metric` and `log_extra` (which is ignored). A function without `**kwargs` gets the arguments
+    `log_metric` and `log_extra`. A function without `**kwargs` gets the arguments
     that it names. `ground_truths` are the tasks' accepted answers, unless a column has that name.
     Async functions run at the same time, on one event loop. A TRL environment also gives
     `environments`, and its own reward is added to the sum. A function that returns None for a rollout is
@@ -142,8 +142,8 @@ class RewardFunctions:
         """
         if not trajectories:
             return []
-        logged: dict[str, list[float]] = {}
-        scores = self._scores(self._functions, trajectories, environment, logged)
+        logged, extra = dict[str, list[float]](), dict[str, Sequence[Any]]()
+        scores = self._scores(self._functions, trajectories, environment, logged, extra)
         means = {name: sum(values) / len(values) for name, values in logged.items()}
         weights = self.weights(environment)
         own_name = next(iter(weights.keys() - self._functions.keys()), "")
@@ -160,6 +160,7 @@ class RewardFunctions:
                     parts=parts,
                     feedback=_joined({name: scores[name][i][1] for name in self._functions}),
                     logged=means,
+                    extra={column: values[i] for column, values in extra.items()},
                     scored=bool(parts),
                 )
             )
@@ -220,7 +221,7 @@ class RewardFunctions:
             ConfigError: as when they score.
         """
         functions = {n: r for n, r in self._functions.items() if not is_async(_function(r))}
-        self._scores(functions, trajectories, environment, {})
+        self._scores(functions, trajectories, environment, {}, {})
 
     def _scores(
         self,
@@ -228,6 +229,7 @@ class RewardFunctions:
         trajectories: Sequence[Trajectory],
         environment: Environment,
         logged: dict[str, list[float]],
+        extra: dict[str, Sequence[Any]],
     ) -> dict[str, list[Scored]]:
         """Return the results of functions; async ones run together, after the others."""
 
@@ -235,7 +237,7 @@ class RewardFunctions:
         def arguments(messages: bool | None) -> dict[str, Any]:
             return _arguments(trajectories, environment, messages) | {
                 "trainer_state": self.trainer_state,
-                "log_extra": _drop,
+                "log_extra": functools.partial(_log_extra, extra, len(trajectories)),
                 "log_metric": functools.partial(_log_metric, logged),
             }
 
@@ -426,8 +428,12 @@ def of_environment(
     return {} if give is None else give(trajectories)
 
 
-def _drop(column: str, values: Sequence[Any]) -> None:
-    """Ignore TRL's `log_extra`: trajectories are saved anyway."""
+def _log_extra(
+    extra: dict[str, Sequence[Any]], count: int, column: str, values: Sequence[Any]
+) -> None:
+    if len(values) != count:
+        raise ValueError(f"log_extra({column!r}, …) has {len(values)} values; expected {count}")
+    extra[column] = values
 
 
 def _log_metric(logged: dict[str, list[float]], name: str, value: float) -> None:

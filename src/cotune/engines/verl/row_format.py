@@ -48,6 +48,7 @@ def sampling_from(text: str) -> Sampling:
 def result_text(trajectory: Trajectory) -> str:
     """Serialize a finished rollout without its assignment, to the last digit."""
     row = {field.name: getattr(trajectory, field.name) for field in fields(trajectory)}
+    del row["extra"]  # any objects; only TRL's table of completions shows them
     row["assignment"] = trajectory.task.question  # which an environment may have changed
     row["turns"] = [turn.row() for turn in trajectory.turns]
     row |= {"parts": dict(trajectory.parts), "logged": dict(trajectory.logged)}
