@@ -66,20 +66,6 @@ def all_of(tasks: Mapping[str, Sequence[Task]]) -> list[Task]:
 # ---- files
 
 
-def test_a_notice_is_given_once_however_often_the_data_is_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    file = tmp_path / "twice.jsonl"
-    file.write_text(
-        '{"question": "a"}\n' * 2 + "".join(f'{{"question": "{i}"}}\n' for i in range(20))
-    )
-    for _ in range(3):
-        read_dataset(DatasetConfig(path=file, validation=1, test=1))
-    assert [record.message for record in caplog.records] == [
-        f"dataset.path: {file}: 1 of 22 rows repeat a question; the first is kept"
-    ]
-
-
 def test_every_kind_of_file_gives_the_same_tasks(tmp_path: Path) -> None:
     rows = questions(20)
     (tmp_path / "folder").mkdir()
@@ -339,6 +325,13 @@ def test_numbers_of_numpy_and_the_rows_of_a_transform() -> None:
     assert [t.question for t in tasks_from(asked)["train"]] == ["Add 2 + 2"]
 
 
+def test_a_set_format_reaches_the_reward_functions() -> None:
+    data = Dataset.from_list([{"id": 7, "question": "q", "answers": [1, 2], "weights": [0.5]}])
+    (task,) = tasks_from(data.with_format("torch"))["train"]
+    assert (task.id, task.answers) == ("7", ("1", "2"))
+    assert task.columns["weights"].flatten().tolist() == [0.5]
+
+
 def test_only_the_column_of_the_question_makes_it_chat() -> None:
     chat = [{"role": "user", "content": "Who?"}]
     (text,) = tasks_from([{"question": "Who?", "prompt": chat}])["train"]
@@ -457,22 +450,20 @@ def test_ids_that_are_not_given_are_hashes_of_question_and_split(tmp_path: Path)
     assert len({t.id for t in all_of(tasks)}) == 20
 
 
-def test_equal_questions_without_ids_are_told_and_dropped(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_questions_are_tasks_of_their_own_on_one_side(tmp_path: Path) -> None:
     rows = [*questions(10), {"question": "What is 3? ", "answer": "another"}]
-    file = jsonl(tmp_path / "a.jsonl", rows)
-    with caplog.at_level(logging.WARNING, "cotune"):
-        tasks = all_of(read(file))
-    assert [t.answers for t in tasks if t.question == "What is 3?"] == [("3",)]
-    assert len(tasks) == 10
-    (line,) = caplog.messages
-    assert line == f"dataset.path: {file}: 1 of 11 rows repeat a question; the first is kept"
-    caplog.clear()
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    read(file)
-    assert not caplog.messages
+    tasks = all_of(read(jsonl(tmp_path / "a.jsonl", rows)))
+    first, second = (t for t in tasks if t.question == "What is 3?")
+    assert second.id == f"{first.id}-1"
+    assert (first.answers, second.answers) == (("3",), ("another",))
+    assert len({t.id for t in tasks}) == 11
+
+
+def test_of_rows_with_one_question_each_counts_by_itself(tmp_path: Path) -> None:
+    rows = [{"question": "Play.", "level": i} for i in range(20)]
+    tasks = read(jsonl(tmp_path / "a.jsonl", rows))
+    assert [len(tasks[split]) for split in ("train", "validation", "test")] == [14, 2, 4]
+    assert sorted(t.columns["level"] for t in all_of(tasks)) == list(range(20))
 
 
 def test_equal_questions_after_other_messages_are_different(tmp_path: Path) -> None:
@@ -583,12 +574,17 @@ def test_too_few_to_hold_some_out(tmp_path: Path) -> None:
 
 
 def test_fewer_held_out_than_asked_for_is_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = jsonl(tmp_path / "a.jsonl", questions(12))
     with caplog.at_level(logging.WARNING, "cotune"):
         read_dataset(DatasetConfig(path=file))  # the defaults are upper limits
         read_dataset(DatasetConfig(path=file, validation=1, test=2))
+        assert not caplog.messages
+        with monkeypatch.context() as other:
+            other.setenv("RANK", "1")
+            other.setenv("WORLD_SIZE", "2")
+            read_dataset(DatasetConfig(path=file, validation=17, test=24))
         assert not caplog.messages
         for _ in range(2):
             read_dataset(DatasetConfig(path=file, validation=16, test=24))

@@ -58,8 +58,8 @@ def test_rows_need_no_prompt_if_an_environment_makes_it() -> None:
     [
         (DatasetDict({"train": Dataset.from_list(CHATS)}), r"DatasetDict of train; .*data\['train'\]"),
         (Dataset.from_list(CHATS).to_iterable_dataset(), "train_dataset is a stream.*max_steps"),
-        ("prompts.jsonl", "row 1 is 'p'; expected a mapping"),
-        (7, "train_dataset is 7; expected a datasets"),
+        ("prompts.jsonl", "row 1: 'p'; expected a mapping"),
+        (7, "train_dataset: is 7; expected a datasets"),
         ([], "holds no rows"),
         ([{"question": "2+2?"}], 'row 1 has no column "prompt", only question'),
         ([{"prompt": [user("?")]}, {"prompt": "?"}], r"chat messages \(1 of 2\)"),

@@ -29,7 +29,7 @@ def build_environment(
         ConfigError: its data or code cannot be loaded, or it cannot lay out prompts that way.
     """
     kind = kind_of(options.kind)
-    tasks = None if dataset is None else read_dataset(dataset, repeated=kind.repeats)
+    tasks = None if dataset is None else read_dataset(dataset)
     environment = kind.build(options, tasks)
     if isinstance(environment, TaskEnvironment):
         environment.prompt_format = instruction.format(environment.prompt_format)

@@ -78,7 +78,7 @@ def split_sizes(config: RunConfig) -> dict[str, int]:
         ConfigError: data cannot be read, or an environment that must be built for it cannot be.
     """
     if config.dataset is not None:
-        tasks = read_dataset(config.dataset, repeated=config.environment_kind.repeats)
+        tasks = read_dataset(config.dataset)
         return {split: len(rows) for split, rows in tasks.items()}
     if (sizes := config.environment_kind.sizes) is not None:
         return dict(sizes(config.environment))

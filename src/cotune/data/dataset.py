@@ -1,7 +1,6 @@
 """A user's data as tasks: the `dataset` section, its files or hub data set, columns and splits."""
 
 import json
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,24 +12,23 @@ from cotune.data.rows import (
     Row,
     Rows,
     file_rows,
+    final_answer,
     given_rows,
     hub_rows,
     listed,
     nested,
-    plain_scalar,
     plain_text,
+    plain_value,
     read_messages,
     shortened,
 )
 from cotune.data.splits import (
     SPLITS,
-    Question,
     hold_out,
+    numbered,
     sha,
-    warn,
     warn_if_fewer,
     warn_of_overlaps,
-    with_ids,
 )
 from cotune.errors import ConfigError
 from cotune.types import Task
@@ -46,9 +44,6 @@ DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "id": ("id",),
 }
 """Columns that are tried, in this order, if `dataset.columns` names none."""
-
-# GSM8K's answers: reasoning, and the final answer on the last line.
-_FINAL_LINE = re.compile(r"^#### *(?P<final>\S.*)\Z", re.MULTILINE)
 
 _MISSING = object()
 
@@ -109,44 +104,63 @@ class DatasetConfig(Model):
         return self
 
 
-def read_dataset(config: DatasetConfig, *, repeated: bool = False) -> dict[str, list[Task]]:
+def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
     """Read the tasks of each split, in the data's order.
 
-    Every row is one question; its `columns` are the whole row. Questions are held out of the
-    training data by a hash of their text: shuffling changes nothing, added rows change little, and
-    equal questions stay together. A row without an id gets one made of its split and question. If rows
-    have the same question, the first is kept and a warning counts the others. Ids of held-out rows from
-    a separate file or split are prefixed with the split's name.
-
-    Args:
-        repeated: keep rows with the same question as questions of their own, for environments that
-            make different tasks of them.
+    Every row is one task; its `columns` are the whole row. Questions are held out of the
+    training data by a hash of their text (`hold_out`): shuffling changes nothing, added rows change
+    little, and equal questions stay together. A row without an id gets one made of its split and question;
+    of equal questions the later ones are numbered. Ids of held-out rows from a separate file or split are
+    prefixed with the split's name.
 
     Raises:
         ConfigError: no such file or data set, a column missing or of the wrong type, a repeated id,
             or too few questions to hold some out; names the file and row.
     """
-    given = {split: getattr(config, split) for split in ("validation", "test")}
-    wanted = {split: value for split, value in given.items() if isinstance(value, int)}
-    questions = {split: _read(config, split, repeated) for split in SPLITS if split not in wanted}
-    tasks = _split(questions, wanted, _source(config, "train"), config.model_fields_set)
+    fields = {split: getattr(config, split) for split in ("validation", "test")}
+    wanted = {split: value for split, value in fields.items() if isinstance(value, int)}
+    rows = {split: _read(config, split) for split in SPLITS if split not in wanted}
+    tasks = _split(rows, wanted, _source(config, "train"), config.model_fields_set)
     return {**tasks, "train": tasks["train"][: config.limit]}
 
 
 def _split(
-    questions: Mapping[str, list[Question]],
+    tasks: Mapping[str, list[Task]],
     wanted: Mapping[str, int],
     source: str,
     asked: Collection[str],
 ) -> dict[str, list[Task]]:
-    """Hold questions out for the splits without data, and return the tasks of all.
+    """Hold questions out for the splits without data, and return the tasks of all with their ids.
 
     `asked` names the splits whose number is the user's own, not a default.
     """
-    parts = {**questions, **hold_out(questions["train"], wanted, source)}
-    warn_if_fewer(parts, {split: n for split, n in wanted.items() if split in asked})
-    warn_of_overlaps(parts)
-    return {split: with_ids(parts[split], split, split not in wanted) for split in SPLITS}
+    places = hold_out([_asked(task) for task in tasks["train"]], wanted, source)
+    parts = {
+        **tasks,
+        **{split: [tasks["train"][i] for i in rows] for split, rows in places.items()},
+    }
+    sizes = {split: len(rows) for split, rows in parts.items()}
+    warn_if_fewer(sizes, {split: n for split, n in wanted.items() if split in asked})
+    warn_of_overlaps(
+        {split: [_asked(task) for task in parts[split]] for split in ("train", *tasks)}
+    )
+    return {split: _with_ids(parts[split], split, split not in wanted) for split in SPLITS}
+
+
+def _asked(task: Task) -> str:
+    """Return what the user asks in a task, which decides whether it is held out."""
+    return "\n".join([text for role, text in task.context if role != "system"] + [task.question])
+
+
+def _with_ids(tasks: Sequence[Task], split: str, has_own_data: bool) -> list[Task]:
+    """Return the tasks of a split with ids: the data's, or a hash of the messages."""
+    prefix = f"{split}-" if has_own_data and split != "train" else ""
+    texts = [json.dumps([*t.context, t.question]) if t.context else t.question for t in tasks]
+    hashes = numbered([f"{split}-{sha(text)[:12]}" for text in texts], "-")
+    return [
+        replace(task, id=f"{prefix}{task.id}" if task.id else id)
+        for task, id in zip(tasks, hashes, strict=True)
+    ]
 
 
 def tasks_from(
@@ -155,7 +169,6 @@ def tasks_from(
     columns: Mapping[str, str | None] | None = None,
     validation: "int | Rows" = 0,
     test: "int | Rows" = 0,
-    repeated: bool = False,
 ) -> dict[str, list[Task]]:
     """Turn rows into the tasks of each split, for an environment made in Python.
 
@@ -166,7 +179,6 @@ def tasks_from(
         columns: the column of each role, as in a run file's `dataset.columns`.
         validation: number of questions held out of `dataset`, at most a tenth; or rows.
         test: the same, at most a fifth.
-        repeated: keep rows with the same question, as `read_dataset` does for `kind: trl`.
 
     Raises:
         ConfigError: as `read_dataset`; names the row, from 1.
@@ -176,7 +188,7 @@ def tasks_from(
         config = DatasetConfig(path=Path("dataset"), columns=cast(Any, columns or {}))
     except ValidationError as error:
         raise ConfigError(f"dataset.{describe(error, DatasetConfig)}") from error
-    questions = {"train": _unique(given_rows(dataset, "dataset"), config, "dataset", repeated)}
+    tasks = {"train": _tasks(given_rows(dataset, "dataset"), config, "dataset")}
     wanted: dict[str, int] = {}
     for split, value in (("validation", validation), ("test", test)):
         if isinstance(value, int):
@@ -185,8 +197,8 @@ def tasks_from(
             wanted[split] = value
         else:
             field = f"dataset.{split}"
-            questions[split] = _unique(given_rows(value, field), config, field, repeated)
-    return _split(questions, wanted, "dataset", wanted)
+            tasks[split] = _tasks(given_rows(value, field), config, field)
+    return _split(tasks, wanted, "dataset", wanted)
 
 
 def tasks_of_rows(rows: Sequence[Row], source: str, split: str) -> list[Task]:
@@ -196,11 +208,11 @@ def tasks_of_rows(rows: Sequence[Row], source: str, split: str) -> list[Task]:
     """
     roles = cast(Any, {role: role for role in DEFAULT_COLUMNS})
     config = DatasetConfig(path=Path("dataset"), columns=roles)
-    return with_ids(_unique(rows, config, source), split, True)
+    return _with_ids(_tasks(rows, config, source), split, True)
 
 
-def _read(config: DatasetConfig, split: str, repeated: bool) -> list[Question]:
-    """Read the questions of a file or of a hub data set's split."""
+def _read(config: DatasetConfig, split: str) -> list[Task]:
+    """Read the tasks of a file or of a hub data set's split."""
     field = "dataset.path" if split == "train" else f"dataset.{split}"
     if config.name is not None:
         of_hub = config.split if split == "train" else str(getattr(config, split))
@@ -209,37 +221,26 @@ def _read(config: DatasetConfig, split: str, repeated: bool) -> list[Question]:
     else:
         path = config.path if split == "train" else getattr(config, split)
         rows = file_rows(cast(Path, path), field)
-    return _unique(rows, config, _source(config, split), repeated)
+    return _tasks(rows, config, _source(config, split))
 
 
-def _unique(
-    rows: Sequence[Row], config: DatasetConfig, source: str, repeated: bool = False
-) -> list[Question]:
-    """Turn rows into questions, without repetitions unless those are wanted."""
+def _tasks(rows: Sequence[Row], config: DatasetConfig, source: str) -> list[Task]:
+    """Turn rows into tasks, whose ids are "" if the data has none."""
     if not rows:
         raise ConfigError(f"{source} holds no rows; expected one for each question")
     names = list(dict.fromkeys(name for _, row in rows for name in row))
     columns = _columns(config, names, source)
-    kept: dict[str, Question] = {}
-    seen: dict[str, int] = {}
+    rows_of_ids: dict[str, str] = {}
+    tasks: list[Task] = []
     for where, row in rows:
-        question = _question({name: row.get(name) for name in names}, columns, where)
-        if repeated and not question.task.id:
-            times = seen[question.digest] = seen.get(question.digest, -1) + 1
-            if times:
-                question = replace(
-                    question, digest=f"{question.digest}-{times}", key=f"{question.key}\n{times}"
-                )
-        known = question.task.id or question.digest
-        if question.task.id and known in kept:
+        task = _task({name: row.get(name) for name in names}, columns, where)
+        if task.id and rows_of_ids.setdefault(task.id, where) != where:
             raise ConfigError(
-                f"{where}: the id {known!r} came before, at {kept[known].where}; give each row its "
+                f"{where}: the id {task.id!r} came before, at {rows_of_ids[task.id]}; give each row its "
                 "own, or name another column in dataset.columns.id (null: a hash of the question)"
             )
-        kept.setdefault(known, question)
-    if dropped := len(rows) - len(kept):
-        warn(f"{source}: {dropped} of {len(rows)} rows repeat a question; the first is kept")
-    return list(kept.values())
+        tasks.append(task)
+    return tasks
 
 
 def _source(config: DatasetConfig, split: str) -> str:
@@ -253,59 +254,56 @@ def _source(config: DatasetConfig, split: str) -> str:
 
 def _columns(config: DatasetConfig, names: Sequence[str], source: str) -> dict[str, str]:
     """Return the column of each role that the data has."""
-    found: dict[str, str] = {}
+    column_of: dict[str, str] = {}
     for role, defaults in DEFAULT_COLUMNS.items():
         if role in config.columns and config.columns[cast(Any, role)] is None:
             continue
-        given = config.columns.get(cast(Any, role))
-        if given is not None and given.partition(".")[0] not in names and given not in names:
+        named = config.columns.get(cast(Any, role))
+        if named is not None and named.partition(".")[0] not in names and named not in names:
             raise ConfigError(
-                f"dataset.columns.{role} is {given!r}, but {source} has the columns {listed(names)}; "
+                f"dataset.columns.{role} is {named!r}, but {source} has the columns {listed(names)}; "
                 "name one of them"
             )
-        column = given or next((name for name in defaults if name in names), None)
+        column = named or next((name for name in defaults if name in names), None)
         if column is not None:
-            found[role] = column
-    if "question" not in found:
+            column_of[role] = column
+    if "question" not in column_of:
         raise ConfigError(
             f"dataset.columns.question: {source.partition(': ')[2] or source} has none of the columns "
             f"{', '.join(DEFAULT_COLUMNS['question'])}, only {listed(names)}; name the one with the "
             "questions in dataset.columns: {question: …}"
         )
-    return found
+    return column_of
 
 
-def _question(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> Question:
-    found: dict[str, Any] = {}
+def _task(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> Task:
+    values: dict[str, Any] = {}
     for role, column in columns.items():
-        found[role] = value = nested(row, column, _MISSING)
+        values[role] = value = nested(row, column, _MISSING)
         if value is _MISSING:
             raise ConfigError(
                 f'{where}: has no "{column}"; add it, or name another column in '
                 f"dataset.columns.{role}"
             )
-    context, question = read_messages(found["question"], columns["question"], where)
-    answers, reasoning = _answers(found.get("answers"), columns.get("answers", ""), where)
-    task = Task(
-        id=_id(found.get("id"), columns.get("id", ""), where),
+    context, question = read_messages(values["question"], columns["question"], where)
+    answers, reasoning = _answers(values.get("answers"), columns.get("answers", ""), where)
+    return Task(
+        id=_id(values.get("id"), columns.get("id", ""), where),
         question=question,
         answers=answers,
-        stratum=_text(found.get("stratum"), "stratum", columns, where),
-        solution=_text(found.get("solution"), "solution", columns, where) or reasoning,
+        stratum=_text(values.get("stratum"), "stratum", columns, where),
+        solution=_text(values.get("solution"), "solution", columns, where) or reasoning,
         context=context,
-        chat=isinstance(found["question"], list),
+        chat=isinstance(values["question"], list),
         columns=row,
     )
-    text = json.dumps([*context, question]) if context else question
-    asked = [content for role, content in context if role != "system"]
-    return Question(task, sha(text)[:12], "\n".join([*asked, question]), where)
 
 
 def _answers(value: object, column: str, where: str) -> tuple[tuple[str, ...], str]:
     """Return the accepted answers, and the reasoning of the first one in GSM8K's form."""
+    value = plain_value(value)
     if value is None:
         return (), ""
-    came = shortened(value)
     members = cast("list[object]", value) if isinstance(value, list) else [value]
     texts = [plain_text(member) for member in members]
     if not all(texts):
@@ -316,15 +314,12 @@ def _answers(value: object, column: str, where: str) -> tuple[tuple[str, ...], s
             else "fix the row, or name another column in dataset.columns.answers (null: none)"
         )
         raise ConfigError(
-            f'{where}: "{column}" is {came}; expected text, a number, true or false, a '
+            f'{where}: "{column}" is {shortened(value)}; expected text, a number, true or false, a '
             f"list of them, none blank, or null; {fix}"
         )
-    finals = [_FINAL_LINE.search(text) for text in texts]
-    reasoning = next((t for t, final in zip(texts, finals, strict=True) if final), "")
-    answers = [
-        final["final"].strip() if final else text for text, final in zip(texts, finals, strict=True)
-    ]
-    return tuple(answers), reasoning
+    finals = [final_answer(text) for text in texts]
+    reasoning = next(filter(None, (text for _, text in finals)), "")
+    return tuple(answer for answer, _ in finals), reasoning
 
 
 def _text(value: Any, role: str, columns: Mapping[str, str], where: str) -> str:
@@ -340,7 +335,7 @@ def _text(value: Any, role: str, columns: Mapping[str, str], where: str) -> str:
 
 
 def _id(value: Any, column: str, where: str) -> str:
-    value = plain_scalar(value)
+    value = plain_value(value)
     if value is None or value == "":
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int):

@@ -32,6 +32,8 @@ OTHER_SOURCE = (
 """The fix for a data set that cannot be loaded."""
 
 _ROLES = ("system", "user", "assistant")
+# GSM8K's answers: reasoning, and the final answer on the last line.
+_FINAL_LINE = re.compile(r"^#### *(?P<final>\S.*)\Z", re.MULTILINE)
 _SPLIT_NAME = re.compile(r"(train|validation|valid|val|dev|eval|test)(?![a-z])", re.IGNORECASE)
 
 
@@ -97,7 +99,7 @@ def hub_rows(
 
 
 def given_rows(rows: Rows, field: str) -> list[Row]:
-    """Return the rows of a `datasets.Dataset` or of mappings; errors name `field`.
+    """Return the rows of a `datasets.Dataset`, in its format, or of mappings; errors name `field`.
 
     Raises:
         ConfigError: several splits at once, or a row that is not a mapping.
@@ -337,7 +339,7 @@ def _json(path: Path, field: str) -> list[Row]:
 
 def plain_text(value: object) -> str:
     """Return a text, finite number or boolean as text; "" for anything else."""
-    value = plain_scalar(value)
+    value = plain_value(value)
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, float):
@@ -347,10 +349,15 @@ def plain_text(value: object) -> str:
     return str(value) if isinstance(value, int | Decimal) else ""
 
 
-def plain_scalar(value: Any) -> Any:
-    """Return a scalar of numpy as Python's own; anything else as it is."""
-    scalar = type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0
-    return value.item() if scalar else value
+def plain_value(value: Any) -> Any:
+    """Return a scalar, array or tensor as Python's own number or list; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def final_answer(text: str) -> tuple[str, str]:
+    """Split an answer in GSM8K's form into its last line's value and the whole; others have no reasoning."""
+    final = _FINAL_LINE.search(text)
+    return (text, "") if final is None else (final["final"].strip(), text)
 
 
 def _loaded(text: str) -> object:
@@ -362,13 +369,10 @@ def _loaded(text: str) -> object:
 
 
 def _plain(dataset: "Dataset") -> list[dict[str, Any]]:
-    """Return all rows as plain Python: JSON columns are parsed, media stay bytes.
-
-    The rows of a data set with a transform are what the transform gives.
-    """
-    if dataset.format["type"] == "custom":
+    """Return all rows: without a set format as plain Python, with JSON columns parsed and media as bytes."""
+    if dataset.format["type"] is not None:
         return [dict(row) for row in cast("Iterable[Mapping[str, Any]]", dataset)]
-    return cast("list[dict[str, Any]]", dataset.with_format(None).to_list())
+    return cast("list[dict[str, Any]]", dataset.to_list())
 
 
 def _numbered(rows: Sequence[Mapping[str, Any]], where: str) -> list[Row]:

@@ -1,53 +1,40 @@
-"""Splits of questions: holding some out of the training data, overlaps, and the ids of tasks."""
+"""Splits of questions: holding some out of the training data, and warnings of overlaps."""
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 
 from cotune.errors import ConfigError
-from cotune.types import Task
 from cotune.utils.processes import launched_rank
 
 SPLITS = ("train", "validation", "test")
 SHARES = {"test": 5, "validation": 10}
 """For each split, n: at most one in n questions is held out."""
+_LEAST = 10  # different questions of which some can be held out
 
 _log = logging.getLogger("cotune")
 
 
-@dataclass(frozen=True)
-class Question:
-    """A task before its split is known.
-
-    Attributes:
-        task: its `id` is "" if the data gives none.
-        digest: a hash of the question and the messages before it, for the id.
-        key: decides whether it is held out; the same for equal questions.
-        where: the row, for messages.
-    """
-
-    task: Task
-    digest: str
-    key: str
-    where: str
-
-
 def hold_out(
-    questions: Sequence[Question], wanted: Mapping[str, int], source: str, field: str = "dataset"
-) -> dict[str, list[Question]]:
-    """Split questions into training and held-out ones.
+    keys: Sequence[str], wanted: Mapping[str, int], source: str, field: str = "dataset"
+) -> dict[str, list[int]]:
+    """Split rows into training and held-out ones; return the positions of each split in order.
 
-    Questions are ranked by the hash of their text: the test split takes the first, validation the
-    last, so that neither depends on the size of the other.
+    Rows are ranked by the hash of their keys: the test split takes the first, validation the
+    last, so that neither depends on the size of the other. Rows with equal keys stay together; if nearly
+    all have the same, as in games, each counts by itself.
 
     Args:
+        keys: the question of each row.
         wanted: number of questions of each split; cut to the share that may be held out (`SHARES`).
         source: the start of error messages.
         field: the run file's section that holds the numbers.
     """
-    ranked = sorted({q.key for q in questions}, key=sha)
+    if len(set(keys)) < _LEAST <= len(keys):
+        keys = numbered(keys, "\n")
+    ranked = sorted(set(keys), key=sha)
     chosen: dict[str, str] = {}
     for split, count in wanted.items():
         most = len(ranked) // SHARES[split]
@@ -57,46 +44,45 @@ def hold_out(
                 f"to hold one out for {field}.{split}: add some, or name another file or split there"
             )
         count = min(count, most)
-        keys = ranked[:count] if split == "test" else ranked[len(ranked) - count :]
-        chosen |= dict.fromkeys(keys, split)
-    parts = {"train": [q for q in questions if q.key not in chosen]}
-    for split in wanted:
-        parts[split] = [q for q in questions if chosen.get(q.key) == split]
-    return parts
+        held = ranked[:count] if split == "test" else ranked[len(ranked) - count :]
+        chosen |= dict.fromkeys(held, split)
+    places: dict[str, list[int]] = {split: [] for split in ("train", *wanted)}
+    for place, key in enumerate(keys):
+        places[chosen.get(key, "train")].append(place)
+    return places
 
 
-def warn_of_overlaps(questions: Mapping[str, Sequence[Question]]) -> None:
-    """Warn of validation and test questions that are also trained on."""
-    trained = {q.key for q in questions["train"]}
+def numbered(texts: Iterable[str], mark: str) -> list[str]:
+    """Return texts with `mark` and a number after each that came before."""
+    times: Counter[str] = Counter()
+    distinct: list[str] = []
+    for text in texts:
+        distinct.append(f"{text}{mark}{times[text]}" if times[text] else text)
+        times[text] += 1
+    return distinct
+
+
+def warn_of_overlaps(keys: Mapping[str, Sequence[str]]) -> None:
+    """Warn of validation and test questions that are also trained on, by the keys of each split."""
+    trained = set(keys["train"])
     for split in ("validation", "test"):
-        both = sum(q.key in trained for q in questions[split])
+        both = sum(key in trained for key in keys.get(split, ()))
         if both:
             warn(
-                f"dataset.{split}: {both} of {len(questions[split])} questions are also training "
+                f"dataset.{split}: {both} of {len(keys[split])} questions are also training "
                 "questions; its scores will be too high"
             )
 
 
-def warn_if_fewer(parts: Mapping[str, Sequence[Question]], asked: Mapping[str, int]) -> None:
+def warn_if_fewer(sizes: Mapping[str, int], asked: Mapping[str, int]) -> None:
     """Warn of splits that hold fewer questions than were asked for, with the size of each."""
-    if all(len(parts[split]) >= count for split, count in asked.items()):
+    if all(sizes[split] >= count for split, count in asked.items()):
         return
-    told = [
-        f"{len(part)} {split}"
-        + (f" ({asked[split]} asked)" if len(part) < asked.get(split, 0) else "")
-        for split, part in parts.items()
+    parts = [
+        f"{size} {split}" + (f" ({asked[split]} asked)" if size < asked.get(split, 0) else "")
+        for split, size in sizes.items()
     ]
-    total = sum(map(len, parts.values()))
-    warn(f"dataset: {total} questions: {', '.join(told)}")
-
-
-def with_ids(questions: Sequence[Question], split: str, own: bool) -> list[Task]:
-    """Return tasks with their final ids; `own` if the split has its own data."""
-    prefix = f"{split}-" if own and split != "train" else ""
-    return [
-        replace(q.task, id=f"{prefix}{q.task.id}" if q.task.id else f"{split}-{q.digest}")
-        for q in questions
-    ]
+    warn(f"dataset: {sum(sizes.values())} questions: {', '.join(parts)}")
 
 
 def sha(text: str) -> str:

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, cast
 
-from cotune.data.rows import listed, plain_text, shortened
-from cotune.data.splits import sha
+from cotune.data.rows import final_answer, given_rows, listed, plain_text, plain_value, shortened
+from cotune.data.splits import numbered, sha
 from cotune.errors import ConfigError
 from cotune.types import Task
 
 _IMAGE_COLUMNS = ("image", "images")
 _ANSWER_COLUMNS = ("answer", "answers", "ground_truth", "final_answer", "solution")
-# GSM8K's answers: reasoning, and the final answer on the last line.
-_FINAL_LINE = re.compile(r"^#### *(?P<final>\S.*)\Z", re.MULTILINE)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -33,31 +31,15 @@ def read_rows(
         ConfigError: several splits at once, a stream of unknown length, no rows, images, or a
             prompt that is missing or neither text nor chat messages; names the row, from 1.
     """
-    if isinstance(cast(object, dataset), Mapping):
-        names = listed([str(key) for key in dataset])
-        raise ConfigError(
-            f"{name} is a {type(dataset).__name__} of {names}; expected "
-            "rows: give one split of it, such as data['train']"
-        )
-    if not isinstance(cast(object, dataset), Iterable):
-        raise ConfigError(
-            f"{name} is {shortened(dataset)}; expected a datasets.Dataset or IterableDataset, or a "
-            "list of rows"
-        )
     _refuse_images(getattr(dataset, "column_names", None) or (), name)
-    rows: Iterable[Any] = dataset
-    if not hasattr(dataset, "__len__"):
+    if hasattr(dataset, "__iter__") and not hasattr(dataset, "__len__"):
         if rows_needed is None:
             raise ConfigError(
                 f"{name} is a stream, whose length is unknown; set max_steps, or give a "
                 "datasets.Dataset"
             )
-        rows = islice(rows, rows_needed)
-    elif hasattr(dataset, "to_list") and dataset.format["type"] is None:
-        rows = dataset.to_list()
-    checked_rows = [
-        _checked(row, f"{name}, row {i}", needs_prompt) for i, row in enumerate(rows, 1)
-    ]
+        dataset = list(islice(cast("Iterable[Any]", dataset), rows_needed))
+    checked_rows = [_checked(row, where, needs_prompt) for where, row in given_rows(dataset, name)]
     if not checked_rows:
         raise ConfigError(f"{name} holds no rows; expected one for each question")
     _refuse_images(checked_rows[0], name)
@@ -70,13 +52,9 @@ def read_rows(
     return checked_rows
 
 
-def _checked(row: Any, where: str, needs_prompt: bool) -> dict[str, Any]:
+def _checked(row: Mapping[str, Any], where: str, needs_prompt: bool) -> dict[str, Any]:
     """Return a row with its prompt as text or a list of messages."""
-    if not isinstance(row, Mapping):
-        raise ConfigError(
-            f"{where} is {shortened(row)}; expected a mapping of a column to its value"
-        )
-    columns = dict(cast("Mapping[str, Any]", row))
+    columns = dict(row)
     if "prompt" not in columns:
         if needs_prompt:
             raise ConfigError(
@@ -84,9 +62,8 @@ def _checked(row: Any, where: str, needs_prompt: bool) -> dict[str, Any]:
                 "messages there, as for GRPOTrainer: rename the questions' column"
             )
         return columns
-    prompt = columns["prompt"]
-    if hasattr(prompt, "tolist"):  # of a data set in NumPy's format
-        prompt = columns["prompt"] = prompt.tolist()
+    # NumPy's format makes an array of messages.
+    prompt = columns["prompt"] = plain_value(columns["prompt"])
     if isinstance(prompt, str):
         return columns
     if not isinstance(prompt, list) or not prompt:
@@ -181,16 +158,14 @@ def tasks_of(rows: Sequence[Mapping[str, Any]], split: str, text: str) -> list[T
         split: starts the ids, such as "train".
         text: the initial instruction as the prompts have it; "" if it is added to them.
     """
-    times: dict[str, int] = {}
+    hashes = [sha(json.dumps(row, default=_stable, skipkeys=True))[:12] for row in rows]
+    ids = numbered([f"{split}-{digest}" for digest in hashes], "-")
     tasks: list[Task] = []
-    for row in rows:
-        digest = sha(json.dumps(row, default=_stable, skipkeys=True))[:12]
-        earlier = times.get(digest, 0)
-        times[digest] = earlier + 1
-        answer, reasoning = reference_answer(row)
+    for row, id in zip(rows, ids, strict=True):
+        answer, reasoning = _reference_answer(row)
         tasks.append(
             Task(
-                id=f"{split}-{digest}-{earlier}" if earlier else f"{split}-{digest}",
+                id=id,
                 question=question_of(messages_of(row), text),
                 answers=(answer,) if answer else (),
                 solution=reasoning,
@@ -201,25 +176,14 @@ def tasks_of(rows: Sequence[Mapping[str, Any]], split: str, text: str) -> list[T
     return tasks
 
 
-def reference_answer(row: Mapping[str, Any]) -> tuple[str, str]:
+def _reference_answer(row: Mapping[str, Any]) -> tuple[str, str]:
     """Return the reference answer of a row and the reasoning that led to it, "" without.
 
     It is the first column with a usual name that holds a text, a number or a boolean.
     """
-    texts = (plain_text(_scalar(row.get(name))) for name in _ANSWER_COLUMNS)
+    texts = (plain_text(row.get(name)) for name in _ANSWER_COLUMNS)
     answer = next(filter(None, texts), "")
     return final_answer(answer)
-
-
-def final_answer(text: str) -> tuple[str, str]:
-    """Split an answer in GSM8K's form into the last line's value and the whole; others have no reasoning."""
-    final = _FINAL_LINE.search(text)
-    return (text, "") if final is None else (final["final"].strip(), text)
-
-
-def _scalar(value: Any) -> Any:
-    """Return a tensor or array of one number as Python's own; anything else as it is."""
-    return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def _stable(value: Any) -> Any:

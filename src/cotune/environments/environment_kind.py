@@ -31,7 +31,6 @@ class EnvironmentKind(Generic[Options]):
         build: makes the environment of its options and the tasks of `dataset`, which are None
             without that section.
         dataset: whether its questions are those of `dataset`.
-        repeats: whether rows of `dataset` with the same question are different tasks.
         needs_rewards: whether it gives no reward of its own, so that `rewards` are required.
         has_references: whether its questions come with reference answers.
         sizes: returns the questions of each split without building it; None builds it.
@@ -43,7 +42,6 @@ class EnvironmentKind(Generic[Options]):
     options: type[Options]
     build: Callable[[Options, Tasks | None], Environment]
     dataset: Literal["required", "optional", "none"] = "none"
-    repeats: bool = False
     needs_rewards: bool = False
     has_references: bool = True
     sizes: Callable[[Options], Mapping[str, int]] | None = None

@@ -381,7 +381,6 @@ KIND = EnvironmentKind(
     options=TrlOptions,
     build=trl_environment,
     dataset="optional",
-    repeats=True,
     has_references=False,
     runs_user_code=True,
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import Field
 
-from cotune.data.splits import Question, hold_out
+from cotune.data.splits import hold_out
 from cotune.environments.base import PromptFormat
 from cotune.environments.environment_kind import EnvironmentKind, Tasks
 from cotune.errors import ConfigError
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from cotune.environments.verifiers_rollouts import VerifiersEnvironment
 
 _FIELD = "environment.environment"
-_LEAST = 10  # different questions of which some can be held out
 
 
 class VerifiersOptions(Model):
@@ -115,15 +114,10 @@ def _loaded(options: VerifiersOptions) -> Any:
 
 
 def _splits(tasks: Sequence[Task], validation: int, test: int) -> dict[str, list[Task]]:
-    """Hold tasks out by a hash of their prompts, so that those with equal prompts stay together.
-
-    If nearly all share a prompt, as in games, each counts by itself.
-    """
+    """Hold tasks out by a hash of their prompts."""
     prompts = [json.dumps(task.columns["prompt"], default=str, sort_keys=True) for task in tasks]
-    keys = prompts if len(set(prompts)) >= _LEAST else [task.id for task in tasks]
-    questions = [Question(task, "", key, "") for task, key in zip(tasks, keys, strict=True)]
-    parts = hold_out(questions, {"validation": validation, "test": test}, _FIELD, "environment")
-    return {split: [question.task for question in part] for split, part in parts.items()}
+    parts = hold_out(prompts, {"validation": validation, "test": test}, _FIELD, "environment")
+    return {split: [tasks[i] for i in places] for split, places in parts.items()}
 
 
 def _system(row: Mapping[str, Any]) -> str:
