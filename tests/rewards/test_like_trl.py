@@ -15,7 +15,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from trl import GRPOConfig, GRPOTrainer
-from trl.chat_template_utils import add_response_schema
 
 from cotune.data.trl_data import tasks_of
 from cotune.environments.base import SingleTurnEnvironment, TaskEnvironment
@@ -24,6 +23,8 @@ from cotune.environments.tools import ToolEnvironment
 from cotune.environments.trl_factory import from_trl
 from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec, PlainCodec
+from cotune.policy.tool_templates import check_turns
+from cotune.rewards.functions import WeightedReward
 from cotune.rewards.reward_model import rewards_of_trainer
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.testing import ScriptedSampler
@@ -187,7 +188,6 @@ def of_trl(
 
 
 def of_cotune(
-    tokenizer: PreTrainedTokenizerBase,
     environment: TaskEnvironment,
     replies: list[list[str]],
     functions: list[Any],
@@ -197,7 +197,7 @@ def of_cotune(
         per_device_train_batch_size=4, steps_per_generation=1, device="cpu",
     )  # fmt: skip
     rewards = rewards_of_trainer(functions, None, args)
-    chat = environment.tasks("train")[0].chat
+    chat, tokenizer = environment.tasks("train")[0].chat, tokenizer_for(environment)
     codec = HFCodec(tokenizer) if chat else PlainCodec(tokenizer)
     assert rewards is not None
     prompt = Prompt(SYSTEM)
@@ -246,32 +246,33 @@ def check(ours: Recorder, theirs: Recorder) -> None:
     assert ours.given.keys() - added == theirs.given.keys()
 
 
-@pytest.fixture
-def tokenizer() -> PreTrainedTokenizerBase:
-    return add_response_schema(AutoTokenizer.from_pretrained(POLICY, padding_side="left"))
+def tokenizer_for(environment: TaskEnvironment) -> PreTrainedTokenizerBase:
+    tokenizer = AutoTokenizer.from_pretrained(POLICY)
+    check_turns(environment, HFCodec(tokenizer), tokenizer)
+    return tokenizer
 
 
 LAYOUT = PromptInData(text=SYSTEM)
 
 
-def test_tools(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_tools(tmp_path: Path) -> None:
     rows = rows_of(len(TOOL_REPLIES))
     theirs, ours = Recorder(), Recorder()
     functions = [structure, judge]
     expected = of_trl(tmp_path, TOOL_REPLIES, rows, [theirs, *functions], tools=[add, later])
     environment = ToolEnvironment([add, later], tasks(rows), SYSTEM, LAYOUT, as_trl=True)
-    values = of_cotune(tokenizer, environment, TOOL_REPLIES, [ours, *functions])
+    values = of_cotune(environment, TOOL_REPLIES, [ours, *functions])
     check(ours, theirs)
     assert values == without_nan(expected)
     assert {row[1] for row in values} == {0.0, 0.1}
 
 
-def test_environments(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_environments(tmp_path: Path) -> None:
     rows = rows_of(len(COUNTER_REPLIES))
     theirs, ours = Recorder(), Recorder()
     expected = of_trl(tmp_path, COUNTER_REPLIES, rows, [theirs], environment_factory=Counter)
     environment = from_trl(Counter, tasks(rows), SYSTEM, LAYOUT, as_trl=True)
-    values = of_cotune(tokenizer, environment, COUNTER_REPLIES, [ours])
+    values = of_cotune(environment, COUNTER_REPLIES, [ours])
     counts = [
         [environment.count for environment in r.given.pop("environments")] for r in (ours, theirs)
     ]
@@ -289,7 +290,7 @@ def test_questions_without_tools(plain: bool, tmp_path: Path) -> None:
     theirs, ours, model = Recorder(), Recorder(), classifier(tmp_path / "judge")
     expected = of_trl(tmp_path, replies, rows, [theirs, model])
     environment = SingleTurnEnvironment(tasks(rows), SYSTEM, LAYOUT)
-    values = of_cotune(AutoTokenizer.from_pretrained(POLICY), environment, replies, [ours, model])
+    values = of_cotune(environment, replies, [ours, model])
     check(ours, theirs)
     assert values == without_nan(expected)
 
@@ -309,6 +310,10 @@ def test_models_as_rewards(tmp_path: Path) -> None:
     assert scored is not None
     assert scored.names == ("policy",)
     assert rewards_of_trainer(scored, None, args) is scored
+    args.reward_weights = None
+    pairs = rewards_of_trainer([(exact, 2.0), WeightedReward(function="f1_squad")], None, args)
+    assert pairs is not None
+    assert pairs.weights(SingleTurnEnvironment({}, "")) == {"exact": 2, "f1_squad": 1}
     assert rewards_of_trainer(None, None, args) is rewards_of_trainer([], None, args) is None
 
 

@@ -160,7 +160,7 @@ class ToolEnvironment(TaskEnvironment):
         as_trl: bool = False,
     ) -> None:
         super().__init__(tasks, initial_instruction, prompt_format)
-        self._as_trl = as_trl
+        self.as_trl = as_trl
         if callable(tools) or not tools:
             came = "a function" if tools else "empty"
             raise ConfigError(f"tools is {came}; expected a list of one function or more")
@@ -180,8 +180,8 @@ class ToolEnvironment(TaskEnvironment):
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Make the calls of all episodes at the same time; return responses in order."""
-        shown = trl_text_of if self._as_trl else text_of
-        return answered(actions, self._tools_of, self._runner, shown, as_trl=self._as_trl)
+        shown = trl_text_of if self.as_trl else text_of
+        return answered(actions, self._tools_of, self._runner, shown, as_trl=self.as_trl)
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return reward 0, and as the answer the last turn without its thoughts."""

@@ -102,7 +102,7 @@ class TrlEnvironment(TaskEnvironment):
         super().__init__(
             _episodes() if tasks is None else tasks, initial_instruction, prompt_format
         )
-        self._as_trl = as_trl
+        self.as_trl = as_trl
         if not callable(factory):
             several = "; train with one at a time" if isinstance(factory, Mapping) else ""
             raise ConfigError(
@@ -188,7 +188,7 @@ class TrlEnvironment(TaskEnvironment):
         playing = [action for action in actions if action.row not in responses]
         with generators_kept():
             answers = answered(
-                playing, self._tools_of, self._runner, trl_text_of, True, self._as_trl
+                playing, self._tools_of, self._runner, trl_text_of, True, self.as_trl
             )
         for action, response in zip(playing, answers, strict=True):
             self._live[action.row].broken |= response.failed

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 from cotune.errors import ConfigError
-from cotune.rewards.functions import RewardFunctions, WeightedReward, load_reward, names_a_function
+from cotune.rewards.functions import RewardFunctions, load_reward, names_a_function
 
 
 class RewardModel:
@@ -77,7 +77,8 @@ def rewards_of_trainer(
     functions, as in a run file.
 
     Args:
-        reward_funcs: functions, models or texts; several in a list, or `RewardFunctions`.
+        reward_funcs: functions, models or texts; several in a list, or `RewardFunctions`. Without
+            `reward_weights` also what `RewardFunctions` takes.
         reward_processing_classes: the tokenizers of the models, one for each function.
         args: the GRPOConfig; its `reward_weights`, `model_init_kwargs` and `device` are used.
 
@@ -89,23 +90,22 @@ def rewards_of_trainer(
     functions = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     if not functions:
         return None
-    weights = args.reward_weights or [1.0] * len(functions)
+    weights = args.reward_weights
     tokenizers = reward_processing_classes or [None] * len(functions)
     tokenizers = list(tokenizers) if isinstance(tokenizers, list | tuple) else [tokenizers]
     for name, given in (
-        ("GRPOConfig.reward_weights", weights),
+        ("GRPOConfig.reward_weights", functions if weights is None else weights),
         ("reward_processing_classes", tokenizers),
     ):
         if len(given) != len(functions):
             raise ConfigError(
                 f"{name} has {len(given)} entries for {len(functions)} reward functions; expected one for each"
             )
-    return RewardFunctions(
-        [
-            WeightedReward(function=_function(function, tokenizer, args), weight=weight)
-            for function, tokenizer, weight in zip(functions, tokenizers, weights, strict=True)
-        ]
-    )
+    loaded = [
+        _function(function, tokenizer, args)
+        for function, tokenizer in zip(functions, tokenizers, strict=True)
+    ]
+    return RewardFunctions(loaded if weights is None else list(zip(loaded, weights, strict=True)))
 
 
 def _function(given: Any, tokenizer: Any, args: Any) -> Any:
