@@ -110,12 +110,14 @@ def test_an_id_does_not_depend_on_the_process() -> None:
         ({"solution": "$\\frac12$"}, ("$\\frac12$",), ""),
         ({"answer": "2+2=4\n#### 4"}, ("4",), "2+2=4\n#### 4"),
         ({"answer": {"value": 4}, "solution": "4"}, ("4",), ""),
+        ({"answer": 4, "solution": "2+2=4"}, ("4",), "2+2=4"),
+        ({"answers": ["4", "four"]}, ("4", "four"), ""),
         ({"answer": [{"value": 4}]}, (), ""),
         ({"answer": "", "level": 3}, (), ""),
         ({"answer": None}, (), ""),
     ],
 )
-def test_only_a_plain_value_is_a_reference_answer(
+def test_only_plain_values_are_reference_answers(
     columns: dict[str, Any], answers: tuple[str, ...], solution: str
 ) -> None:
     (task,) = tasks_of([{"prompt": "2+2?", **columns}], "train", "")

@@ -9,10 +9,10 @@ from typing import Any, Literal, cast
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from cotune.data.rows import (
+    ANSWER_COLUMNS,
     Row,
     Rows,
     file_rows,
-    final_answer,
     given_rows,
     hub_rows,
     listed,
@@ -20,6 +20,7 @@ from cotune.data.rows import (
     plain_text,
     plain_value,
     read_messages,
+    reference_answers,
     shortened,
 )
 from cotune.data.splits import (
@@ -38,7 +39,7 @@ Column = Literal["question", "answers", "solution", "stratum", "id"]
 
 DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "question": ("question", "prompt", "problem"),
-    "answers": ("answers", "answer", "golden_answers", "ground_truth", "final_answer"),
+    "answers": ANSWER_COLUMNS,
     "solution": ("solution",),
     "stratum": ("stratum",),
     "id": ("id",),
@@ -299,27 +300,21 @@ def _task(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> Tas
     )
 
 
-def _answers(value: object, column: str, where: str) -> tuple[tuple[str, ...], str]:
+def _answers(value: Any, column: str, where: str) -> tuple[tuple[str, ...], str]:
     """Return the accepted answers, and the reasoning of the first one in GSM8K's form."""
-    value = plain_value(value)
-    if value is None:
-        return (), ""
-    members = cast("list[object]", value) if isinstance(value, list) else [value]
-    texts = [plain_text(member) for member in members]
-    if not all(texts):
-        below = list(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else []
-        fix = (
-            f"name a field below it (such as dataset.columns.answers: {column}.{below[0]})"
-            if below
-            else "fix the row, or name another column in dataset.columns.answers (null: none)"
-        )
-        raise ConfigError(
-            f'{where}: "{column}" is {shortened(value)}; expected text, a number, true or false, a '
-            f"list of them, none blank, or null; {fix}"
-        )
-    finals = [final_answer(text) for text in texts]
-    reasoning = next(filter(None, (text for _, text in finals)), "")
-    return tuple(answer for answer, _ in finals), reasoning
+    answers, reasoning = reference_answers(value)
+    if answers or plain_value(value) in (None, []):
+        return answers, reasoning
+    below = list(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else []
+    fix = (
+        f"name a field below it (such as dataset.columns.answers: {column}.{below[0]})"
+        if below
+        else "fix the row, or name another column in dataset.columns.answers (null: none)"
+    )
+    raise ConfigError(
+        f'{where}: "{column}" is {shortened(cast(object, value))}; expected text, a number, true or false, a '
+        f"list of them, none blank, or null; {fix}"
+    )
 
 
 def _text(value: Any, role: str, columns: Mapping[str, str], where: str) -> str:

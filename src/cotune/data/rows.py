@@ -31,6 +31,9 @@ OTHER_SOURCE = (
 )
 """The fix for a data set that cannot be loaded."""
 
+ANSWER_COLUMNS = ("answers", "answer", "golden_answers", "ground_truth", "final_answer")
+"""Columns with usual names of the accepted answers, in the order in which they are tried."""
+
 _ROLES = ("system", "user", "assistant")
 # GSM8K's answers: reasoning, and the final answer on the last line.
 _FINAL_LINE = re.compile(r"^#### *(?P<final>\S.*)\Z", re.MULTILINE)
@@ -354,10 +357,21 @@ def plain_value(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def final_answer(text: str) -> tuple[str, str]:
-    """Split an answer in GSM8K's form into its last line's value and the whole; others have no reasoning."""
-    final = _FINAL_LINE.search(text)
-    return (text, "") if final is None else (final["final"].strip(), text)
+def reference_answers(value: Any) -> tuple[tuple[str, ...], str]:
+    """Return the accepted answers in a value, and the reasoning of the first in GSM8K's form, "" without.
+
+    They are a text, finite number or boolean, or a list of them; anything else holds none.
+    """
+    value = plain_value(value)
+    members = cast("list[object]", value) if isinstance(value, list) else [value]
+    texts = [plain_text(member) for member in members]
+    if not all(texts):
+        return (), ""
+    finals = [_FINAL_LINE.search(text) for text in texts]
+    reasoning = next((t for t, final in zip(texts, finals, strict=True) if final), "")
+    return tuple(
+        final["final"].strip() if final else text for text, final in zip(texts, finals, strict=True)
+    ), reasoning
 
 
 def _loaded(text: str) -> object:

@@ -6,13 +6,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, cast
 
-from cotune.data.rows import final_answer, given_rows, listed, plain_text, plain_value, shortened
+from cotune.data.rows import (
+    ANSWER_COLUMNS,
+    given_rows,
+    listed,
+    plain_text,
+    plain_value,
+    reference_answers,
+    shortened,
+)
 from cotune.data.splits import numbered, sha
 from cotune.errors import ConfigError
 from cotune.types import Task
 
 _IMAGE_COLUMNS = ("image", "images")
-_ANSWER_COLUMNS = ("answer", "answers", "ground_truth", "final_answer", "solution")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -162,13 +169,13 @@ def tasks_of(rows: Sequence[Mapping[str, Any]], split: str, text: str) -> list[T
     ids = numbered([f"{split}-{digest}" for digest in hashes], "-")
     tasks: list[Task] = []
     for row, id in zip(rows, ids, strict=True):
-        answer, reasoning = _reference_answer(row)
+        answers, solution = _reference(row)
         tasks.append(
             Task(
                 id=id,
                 question=question_of(messages_of(row), text),
-                answers=(answer,) if answer else (),
-                solution=reasoning,
+                answers=answers,
+                solution=solution,
                 chat=not isinstance(row.get("prompt", []), str),
                 columns=row,
             )
@@ -176,14 +183,16 @@ def tasks_of(rows: Sequence[Mapping[str, Any]], split: str, text: str) -> list[T
     return tasks
 
 
-def _reference_answer(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the reference answer of a row and the reasoning that led to it, "" without.
+def _reference(row: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
+    """Return the accepted answers of a row and its reference solution, () and "" without.
 
-    It is the first column with a usual name that holds a text, a number or a boolean.
+    The answers stand in a column with a usual name. If there are none, the solution is the answer.
     """
-    texts = (plain_text(row.get(name)) for name in _ANSWER_COLUMNS)
-    answer = next(filter(None, texts), "")
-    return final_answer(answer)
+    columns = (reference_answers(row.get(name)) for name in ANSWER_COLUMNS)
+    answers, reasoning = next((column for column in columns if column[0]), ((), ""))
+    if not answers:
+        return reference_answers(row.get("solution"))
+    return answers, plain_text(row.get("solution")) or reasoning
 
 
 def _stable(value: Any) -> Any:
