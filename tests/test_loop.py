@@ -12,8 +12,7 @@ from cotune.policy.codec import HFCodec
 from cotune.policy.sampling import CachedSampler
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.rollout.task_order import TaskOrder
-from cotune.run.ledger import Ledger
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from cotune.testing import ScriptedLLM
 from cotune.types import Assignment, Limits, Progress, Prompt, StopReason, Task, Trajectory, Turn
 from tests.helpers import one_step
@@ -37,16 +36,15 @@ def coordinator(
     environment: Letters | None = None,
 ) -> Coordinator:
     codec = HFCodec(TOKENIZER)
-    ledger = Ledger(":memory:")
-    ledger.begin_attempt(None)
+    record = Record.create(folder / "run", {})
+    record.begin_attempt(None)
     return Coordinator(
         strategy=StaticStrategy("abc de. "),
         environment=environment or Letters(),
         codec=codec,
         sampler=CachedSampler(opens(model), codec, int(TOKENIZER.pad_token_id)),  # type: ignore[arg-type]
         llm=ScriptedLLM([]),
-        journal=RunDir.create(folder / "run", {}),
-        meter=ledger,
+        record=record,
         settings=RolloutSettings(
             Limits(turns=3, turn_tokens=8, trajectory_tokens=48),
             temperature,

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from cotune.cli import app as cli
 from cotune.errors import BudgetError, ConfigError, CotuneError, Stopped
-from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from tests.engines.trl.kills import KILLED_RUN
 from tests.forked import run_module, try_ranks
@@ -305,8 +304,7 @@ def test_two_processes_make_one_run(tmp_path: Path) -> None:
     assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
     born = [row["id"] for row in run.read_instructions()]
     assert len(born) == len(set(born)) > 2
-    with Ledger(run.ledger_path) as ledger:
-        totals = ledger.totals()
+    totals = run.totals()
     assert totals.rollouts["train"] == 3 * 4 * 2
     # One round at most, of two questions for each candidate and the parent.
     assert totals.rollouts["verify"] in range(4, 15, 2)

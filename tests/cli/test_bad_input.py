@@ -15,7 +15,7 @@ from transformers.utils import logging
 from cotune.cli import app as cli
 from cotune.cli import train as training
 from cotune.errors import EngineError, EvolutionError
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from tests.helpers import without_loading
 from tests.run_files import tiny, write
 
@@ -346,7 +346,7 @@ def test_an_output_that_exists_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    run = RunDir.create(out, tiny(out))
+    run = Record.create(out, tiny(out))
     run.event("evaluated", 0, em=0.5)
     before = snapshot(out)
     file = write(tmp_path / "run.yaml", tiny(out))
@@ -442,7 +442,7 @@ def test_a_disk_that_fills_while_training(
     out = tmp_path / "out"
     file = write(tmp_path / "run.yaml", tiny(out))
     if command == "resume":
-        RunDir.create(out, tiny(out))
+        Record.create(out, tiny(out))
     usage = shutil.disk_usage(tmp_path)._replace(free=free)
     raising(error, monkeypatch)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
@@ -483,7 +483,7 @@ def test_a_useless_llm_can_be_corrected_on_a_resume(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "out"
-    RunDir.create(out, tiny(out, {"llm": llm}))
+    Record.create(out, tiny(out, {"llm": llm}))
     raising(EvolutionError("every proposal failed"), monkeypatch)
     said = error_of(["resume", str(out)], monkeypatch, capsys)
     then = advice.format(f"cotune resume {out}")
@@ -491,7 +491,7 @@ def test_a_useless_llm_can_be_corrected_on_a_resume(
 
 
 def finished_run(folder: Path) -> None:
-    run = RunDir.create(folder, tiny(folder))
+    run = Record.create(folder, tiny(folder))
     run.write_summary({"arms": {}})
     run.best_path.mkdir()
     (run.best_path / "best.json").write_text("{}")
@@ -507,19 +507,19 @@ def test_run_folders_that_do_not_fit_the_command(
     assert "holds no run" in error
 
     unfinished = tmp_path / "unfinished"
-    RunDir.create(unfinished, tiny(unfinished))
+    Record.create(unfinished, tiny(unfinished))
     error = error_of(["evaluate", str(unfinished)], monkeypatch, capsys)
     assert f"cotune resume {unfinished}" in error
 
     finished = tmp_path / "finished"
-    RunDir.create(finished, tiny(finished)).write_summary({"arms": {}})
+    Record.create(finished, tiny(finished)).write_summary({"arms": {}})
     before = snapshot(finished)
     error = error_of(["resume", str(finished)], monkeypatch, capsys)
     assert "this run is finished" in error
     assert snapshot(finished) == before
 
     library = tmp_path / "library"
-    RunDir.create(library, {"library": "trl"})
+    Record.create(library, {"library": "trl"})
     for command in ("resume", "evaluate"):
         error = error_of([command, str(library)], monkeypatch, capsys)
         assert "resume_from_checkpoint=True" in error
@@ -535,7 +535,7 @@ def test_a_plan_without_the_data_takes_no_steps_on_it(
 def test_an_unknown_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = RunDir.create(tmp_path / "out", tiny(tmp_path / "out"))
+    run = Record.create(tmp_path / "out", tiny(tmp_path / "out"))
     run.best_path.mkdir()
     (run.best_path / "best.json").write_text("{}")
     error = error_of(["evaluate", str(run.path), "--split", "tset"], monkeypatch, capsys)

@@ -18,7 +18,7 @@ from cotune.cli.train import _stoppable, resume
 from cotune.config.run_file import dump_config, parse_config
 from cotune.errors import ConfigError, RetrievalError, Stopped
 from cotune.run.locks import run_locked
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from tests.forked import run_module
 from tests.run_files import tiny, write
 
@@ -110,7 +110,7 @@ def test_a_stop_says_how_to_resume(tmp_path: Path, number: signal.Signals) -> No
     before = signal.getsignal(number)
     for written, says in (("", "before anything was written"), ("run", "cotune resume")):
         if written:
-            RunDir.create(run, {})
+            Record.create(run, {})
         with pytest.raises(Stopped, match=says), _stoppable(run, config):  # pyright: ignore[reportPrivateUsage]
             signal.raise_signal(number)
     assert signal.getsignal(number) == before
@@ -120,7 +120,7 @@ def test_a_stop_says_how_to_resume(tmp_path: Path, number: signal.Signals) -> No
     ("steps", "says"), [(0, "judge is down"), (1, "judge is down; then continue")]
 )
 def test_a_failure_under_way_says_how_to_go_on(tmp_path: Path, steps: int, says: str) -> None:
-    run = RunDir.create(tmp_path / "out", {})
+    run = Record.create(tmp_path / "out", {})
     for step in range(steps):
         run.metrics(step + 1, {"reward_mean": 0.5})
     with (
@@ -141,7 +141,7 @@ def test_a_run_that_is_being_trained_is_not_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "out"
-    RunDir.create(folder, dump_config(parse_config(tiny(folder), "test")))
+    Record.create(folder, dump_config(parse_config(tiny(folder), "test")))
     monkeypatch.setattr("cotune.run.locks._PATIENCE", 0.0)
     with run_locked(folder), pytest.raises(ConfigError, match="being trained by another"):
         resume(folder, Console(quiet=True))

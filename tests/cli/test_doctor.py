@@ -25,8 +25,7 @@ from cotune.errors import ConfigError, EngineError, LLMError
 from cotune.llm.client import OpenAIOptions
 from cotune.policy import policy_files as policies
 from cotune.policy.local_policy import load
-from cotune.run.ledger import Ledger
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from cotune.utils.packages import not_fitting
 from cotune.utils.progress import listening
 from tests.endpoint import endpoint
@@ -190,7 +189,7 @@ def test_a_damaged_file_of_weights(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_folder_of_a_run_is_no_policy(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", {})
+    run = Record.create(tmp_path / "run", {})
     said = lacking(policy(config(tmp_path, policy={"path": str(run.path)})))
     assert f"is the folder of a run, not of a model; name {run.best_path}" in said
 
@@ -290,7 +289,7 @@ def test_the_llm_is_asked_before_training(tmp_path: Path, monkeypatch: pytest.Mo
         given = config(tmp_path, llm={**llm, "base_url": url})
         found, (row,) = preflight.llm_answers(given.proposer)
     assert found == "llm: a first call was answered"
-    assert (len(asked), row.state, row.money) == (1, "done", 0.001)
+    assert (len(asked), row.error, row.money) == (1, "", 0.001)
     # Nothing answers there any more.
     look = check("llm answers", given, ask_llm=True)
     with pytest.raises(ConfigError, match=r"a first call failed \(no reply from m at .*refused"):
@@ -308,7 +307,7 @@ def test_the_first_call_is_one_of_the_run(
     asked: list[tuple[OpenAIOptions, int]] = []
 
     class Client:
-        def __init__(self, options: OpenAIOptions, ledger: Ledger, retries: int) -> None:
+        def __init__(self, options: OpenAIOptions, record: Record, retries: int) -> None:
             asked.append((options, retries))
 
         def check(self) -> None:
@@ -332,9 +331,9 @@ def test_the_first_call_is_one_of_the_run(
     with pytest.raises(ConfigError, match="a first call failed"), listening(note):
         look(new=True)
     given.output.mkdir()
-    with Ledger(given.output / "ledger.sqlite") as ledger:
-        ledger.begin_attempt(None)
-        ledger.add_call("m", cost=1.5)
+    record = Record.create(given.output, {})
+    record.begin_attempt(None)
+    record.charge("m", money=1.5)
     # A resume may need the LLM no more.
     assert "it is down" in lacking(lambda: look(new=False))
     # Whatever later calls may take, the first one is not waited for silently or long.

@@ -15,7 +15,7 @@ from cotune.cli.instructions import (
 from cotune.errors import ConfigError
 from cotune.run.json_files import write_atomic
 from cotune.run.lineage import best_instruction, instruction_rows
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 
 HOSTILE = "Do [red]this[/]. \x1b[2J\x9b1mNow.\nThen that.\x7f"
 
@@ -25,14 +25,14 @@ class Terminal(io.StringIO):
         return True
 
 
-def born(run: RunDir, number: int, parent: str | None, text: str = "", step: int = 0) -> None:
+def born(run: Record, number: int, parent: str | None, text: str = "", step: int = 0) -> None:
     run.event("instruction_born", step, id=f"i{number}", text=text or f"Do {number}.", born=step,
               parent=parent, origin="initial" if parent is None else "reflection", critique="why",
               score=None if parent is None else 0.75, parent_score=None if parent is None else 0.5,
               )  # fmt: skip
 
 
-def population(run: RunDir, step: int, **weights: float) -> None:
+def population(run: Record, step: int, **weights: float) -> None:
     run.event("population", step, members=[
         {"id": name, "weight": weight, "probability": 0.5, "observed": weight, "observed_rollouts": 10 * step}
         for name, weight in weights.items()
@@ -40,8 +40,8 @@ def population(run: RunDir, step: int, **weights: float) -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    run = RunDir.create(tmp_path / "run", {"name": "demo"})
+def run(tmp_path: Path) -> Record:
+    run = Record.create(tmp_path / "run", {"name": "demo"})
     born(run, 0, None)
     born(run, 1, "i0")
     population(run, 1, i0=0.25, i1=0.125)
@@ -51,20 +51,20 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
-def keep_best(run: RunDir, instruction_id: str, text: str) -> None:
+def keep_best(run: Record, instruction_id: str, text: str) -> None:
     run.best_path.mkdir()
     write_atomic(run.best_path / "instruction.txt", text + "\n")
     best = {"schema_version": 1, "instruction_id": instruction_id, "instruction": text, "hint": ""}
     write_atomic(run.best_path / "best.json", json.dumps(best))
 
 
-def shown(run: RunDir, width: int = 100) -> str:
+def shown(run: Record, width: int = 100) -> str:
     out = io.StringIO()
     show_instructions(run.path, Console(file=out, width=width))
     return out.getvalue()
 
 
-def test_rows_have_the_last_that_is_known_of_each(run: RunDir) -> None:
+def test_rows_have_the_last_that_is_known_of_each(run: Record) -> None:
     first, second, third = instruction_rows(run)
     assert (first.weight, first.observed_rollouts, first.pruned) == (0.25, 20, None)
     assert (second.weight, second.observed_rollouts, second.pruned) == (0.125, 10, 2)
@@ -73,14 +73,14 @@ def test_rows_have_the_last_that_is_known_of_each(run: RunDir) -> None:
     assert [row.best for row in (first, second, third)] == [False, False, True]
 
 
-def test_the_best_is_the_kept_one_before_the_heaviest(run: RunDir) -> None:
+def test_the_best_is_the_kept_one_before_the_heaviest(run: Record) -> None:
     assert best_instruction(run) == HOSTILE
     keep_best(run, "i0", "Do 0.")
     assert [row.id for row in instruction_rows(run) if row.best] == ["i0"]
     assert best_instruction(run) == "Do 0."
 
 
-def test_weights_that_an_evolution_reset_do_not_rank(run: RunDir) -> None:
+def test_weights_that_an_evolution_reset_do_not_rank(run: Record) -> None:
     members = [
         {"id": name, "weight": 0.0, "observed": observed, "observed_rollouts": rollouts}
         for name, observed, rollouts in (("i0", 0.25, 20), ("i2", 0.5, 10), ("i3", None, 5))
@@ -89,13 +89,13 @@ def test_weights_that_an_evolution_reset_do_not_rank(run: RunDir) -> None:
     assert [row.id for row in instruction_rows(run) if row.best] == ["i2"]
 
 
-def test_a_run_of_one_s_own_trainer_says_its_best_at_the_end(run: RunDir) -> None:
+def test_a_run_of_one_s_own_trainer_says_its_best_at_the_end(run: Record) -> None:
     run.event("run_finished", 2, instruction_id="i1", instruction="Do 1.")
     assert [row.id for row in instruction_rows(run) if row.best] == ["i1"]
 
 
 def test_a_run_without_lineage_has_the_instruction_that_it_kept(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", {"name": "demo"})
+    run = Record.create(tmp_path / "run", {"name": "demo"})
     for show in (lambda: shown(run), lambda: print_instructions_json(run.path, io.StringIO())):
         with pytest.raises(ConfigError, match="holds no instruction yet"):
             show()
@@ -106,13 +106,13 @@ def test_a_run_without_lineage_has_the_instruction_that_it_kept(tmp_path: Path) 
     assert (row.id, row.text, row.best, row.weight) == ("i0", "Answer.", True, None)
 
 
-def test_an_instruction_that_was_pruned_unseen_is_said_to_be(run: RunDir) -> None:
+def test_an_instruction_that_was_pruned_unseen_is_said_to_be(run: Record) -> None:
     born(run, 3, "i0")
     run.event("instruction_pruned", 3, id="i3", weight=0.0, observed_rollouts=0, cause="prune")
     assert "3, never drawn" in shown(run)
 
 
-def test_what_is_shown(run: RunDir) -> None:
+def test_what_is_shown(run: Record) -> None:
     lines = shown(run).splitlines()
     assert lines[0].split() == [
         "id", "parent", "origin", "born", "weight", "rollouts", "score", "parent's", "pruned",
@@ -127,7 +127,7 @@ def test_what_is_shown(run: RunDir) -> None:
     assert "\x9b" not in shown(run)
 
 
-def test_the_best_text_is_raw_but_for_a_terminal(run: RunDir) -> None:
+def test_the_best_text_is_raw_but_for_a_terminal(run: Record) -> None:
     plain, terminal = io.StringIO(), Terminal()
     print_best_instruction(run.path, plain)
     assert plain.getvalue() == HOSTILE + "\n"
@@ -135,7 +135,7 @@ def test_the_best_text_is_raw_but_for_a_terminal(run: RunDir) -> None:
     assert terminal.getvalue() == "Do [red]this[/]. [2J1mNow.\nThen that.\n"
 
 
-def test_a_lone_surrogate_can_be_printed(run: RunDir) -> None:
+def test_a_lone_surrogate_can_be_printed(run: Record) -> None:
     born(run, 3, "i0", "cut \ud83d", step=3)
     population(run, 3, i3=1.0)
     out = io.StringIO()
@@ -143,7 +143,7 @@ def test_a_lone_surrogate_can_be_printed(run: RunDir) -> None:
     assert out.getvalue().encode() == b"cut \\ud83d\n"
 
 
-def test_json_holds_all_and_nothing_a_terminal_acts_on(run: RunDir) -> None:
+def test_json_holds_all_and_nothing_a_terminal_acts_on(run: Record) -> None:
     out = Terminal()
     print_instructions_json(run.path, out)
     rows = json.loads(out.getvalue())

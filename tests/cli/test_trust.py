@@ -8,15 +8,15 @@ from cotune.cli import app as cli
 from cotune.cli import trust
 from cotune.cli.trust import check_trusted, code_references
 from cotune.errors import ConfigError
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from tests.run_files import tiny
 
 OWN = {"environment": "single_turn", "dataset": {"path": "a.jsonl"}, "strategy": {"kind": "static"}}
 
 
-def run_of(folder: Path, code: Path | str, name: str = "score") -> RunDir:
+def run_of(folder: Path, code: Path | str, name: str = "score") -> Record:
     raw = tiny(folder, OWN) | {"rewards": [{"function": f"{code}:{name}", "weight": 1.0}]}
-    return RunDir.create(folder, raw)
+    return Record.create(folder, raw)
 
 
 def test_the_files_of_all_sections_are_found() -> None:

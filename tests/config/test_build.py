@@ -14,7 +14,7 @@ from cotune.methods.inspo.inspo import Inspo
 from cotune.methods.inspo.proposers import paraphrase_prompt
 from cotune.methods.p2o.p2o import P2O
 from cotune.methods.static import StaticStrategy
-from cotune.run.ledger import Ledger
+from cotune.run.record import Record
 from cotune.run.replies import identity_of
 from cotune.types import Progress, Prompt
 from cotune.worlds.ladder import LadderEnvironment
@@ -91,9 +91,9 @@ def test_a_hint_may_take_half_of_a_prompts_tokens() -> None:
 def test_who_proposes() -> None:
     assert describe_llm(config({"kind": "static"}).proposer) == "none"
     assert describe_llm(config({"kind": "p2o"}).proposer) == "offline rules"
-    with Ledger(":memory:") as ledger:
-        rules = config({"kind": "p2o"}, llm={"kind": "rules"})
-        assert identity_of(build_llm(rules.proposer, 0, ledger)) == "offline rules"
+    record = Record()
+    rules = config({"kind": "p2o"}, llm={"kind": "rules"})
+    assert identity_of(build_llm(rules.proposer, 0, record)) == "offline rules"
 
 
 def test_a_bank_and_an_llm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,16 +108,16 @@ def test_a_bank_and_an_llm_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monke
         {"kind": "inspo"}, llm={"kind": "python", "object": "my.py:My", "optional": True}
     )
     assert describe_llm(bank.proposer) == "a bank of written texts (bank.txt), not an LLM"
-    with Ledger(":memory:") as ledger:
-        ledger.begin_attempt(None)
-        texts = build_llm(bank.proposer, 0, ledger).complete(paraphrase_prompt(BOXED, 3)).text
-        assert texts == "<ins_1>\none\n</ins_1>\n\n<ins_2>\ntwo\n</ins_2>"
-        assert ledger.rows() == []  # no LLM was asked
-        mine = build_llm(own.proposer, 0, ledger)
-        assert (identity_of(mine), mine.complete("a").text) == ("my.py:My", "A")
-        assert [row.model for row in ledger.rows()] == ["my.py:My"]
-        built = (mine, build_llm(optional.proposer, 0, ledger))
-        assert [getattr(llm, "optional", None) for llm in built] == [False, True]
+    record = Record()
+    record.begin_attempt(None)
+    texts = build_llm(bank.proposer, 0, record).complete(paraphrase_prompt(BOXED, 3)).text
+    assert texts == "<ins_1>\none\n</ins_1>\n\n<ins_2>\ntwo\n</ins_2>"
+    assert record.read_costs() == []  # no LLM was asked
+    mine = build_llm(own.proposer, 0, record)
+    assert (identity_of(mine), mine.complete("a").text) == ("my.py:My", "A")
+    assert [row.model for row in record.read_costs()] == ["my.py:My"]
+    built = (mine, build_llm(optional.proposer, 0, record))
+    assert [getattr(llm, "optional", None) for llm in built] == [False, True]
 
 
 def test_an_llm_of_ones_own_with_a_seed_gets_the_runs(
@@ -127,20 +127,20 @@ def test_an_llm_of_ones_own_with_a_seed_gets_the_runs(
     (tmp_path / "drawn.py").write_text(
         "class Drawn:\n    seed = 0\n    def complete(self, prompt): return str(self.seed)\n"
     )
-    with Ledger(":memory:") as ledger:
-        ledger.begin_attempt(None)
-        run = config({"kind": "inspo"}, llm="drawn.py:Drawn")
-        assert build_llm(run.proposer, 7, ledger).complete("a").text == "7"
+    record = Record()
+    record.begin_attempt(None)
+    run = config({"kind": "inspo"}, llm="drawn.py:Drawn")
+    assert build_llm(run.proposer, 7, record).complete("a").text == "7"
 
 
 def test_the_rules_serve_both_methods_prompts_and_a_static_run_has_none(tmp_path: Path) -> None:
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        ledger.begin_attempt(None)
-        llm = build_llm(config({"kind": "p2o"}).proposer, 0, ledger)
-        # GEPA's prompt is known, but shows no example.
-        with pytest.raises(LLMError, match="no failed example of a bundled world"):
-            llm.complete("I provided an assistant with the following instructions: none")
-        assert "<ins_2>" in llm.complete(paraphrase_prompt(BOXED, 2)).text
-        assert ledger.totals().llm_calls == 2
-        with pytest.raises(LLMError, match="this run has no LLM"):
-            build_llm(config({"kind": "static"}).proposer, 0, ledger).complete("?")
+    record = Record.create(tmp_path, {})
+    record.begin_attempt(None)
+    llm = build_llm(config({"kind": "p2o"}).proposer, 0, record)
+    # GEPA's prompt is known, but shows no example.
+    with pytest.raises(LLMError, match="no failed example of a bundled world"):
+        llm.complete("I provided an assistant with the following instructions: none")
+    assert "<ins_2>" in llm.complete(paraphrase_prompt(BOXED, 2)).text
+    assert record.totals().llm_calls == 2
+    with pytest.raises(LLMError, match="this run has no LLM"):
+        build_llm(config({"kind": "static"}).proposer, 0, record).complete("?")

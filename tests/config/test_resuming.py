@@ -10,7 +10,7 @@ from cotune.config.resuming import open_trained, recorded_config, resumed_config
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.engines.engine import engine_of
 from cotune.errors import ConfigError
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from tests.run_files import tiny
 
 
@@ -19,7 +19,7 @@ class Folder:
 
     def __init__(self, path: Path, *checkpoints: int, finished: bool = False, **changes: Any):
         self.config = parse_config(tiny(path, changes), "test")
-        self.run = RunDir.create(path, dump_config(self.config))
+        self.run = Record.create(path, dump_config(self.config))
         for step in checkpoints:
             (self.run.checkpoints_path / f"checkpoint-{step}").mkdir(parents=True)
         if finished:
@@ -41,7 +41,7 @@ def test_what_is_recorded_is_not_checked_as_a_new_run_file(tmp_path: Path) -> No
     raw = tiny(tmp_path / "out")
     raw["limits"] = {"trajectory_tokens": 64, "prompt_tokens": 384}  # a turn has more by default
     config = parse_config(raw, "a new run")
-    run = RunDir.create(tmp_path / "out", dump_config(config))
+    run = Record.create(tmp_path / "out", dump_config(config))
     assert recorded_config(run) == config
     with pytest.raises(ConfigError, match=r"run\.yaml with --set: logging: holds a key"):
         recorded_config(run, ["logging=hf_" + "aBcDe" * 6])

@@ -26,7 +26,7 @@ from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.p2o.hints import HintOptions
 from cotune.methods.p2o.p2o import P2OOptions
 from cotune.methods.static import StaticOptions
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from cotune.types import Distillation, Limits
 from cotune.utils.field_yaml import FieldLoader
 from cotune.worlds.geo import INITIAL_INSTRUCTION, GeoOptions
@@ -63,7 +63,7 @@ def test_a_number_needs_no_point(tmp_path: Path) -> None:
     args = {"adam_epsilon": 1e-8, "optim_args": "a1e5", "weight_decay": 0.01}
     assert changed.training.engine_args == args
     # What was a text stays one when it is written and read again.
-    run = RunDir.create(tmp_path / "out", dump_config(changed) | {"name": "1e5"})
+    run = Record.create(tmp_path / "out", dump_config(changed) | {"name": "1e5"})
     assert yaml.load(run.config_path.read_text(), FieldLoader)["name"] == "1e5"
 
 

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import sqlite3
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from cotune.methods.gepa.gepa import GepaOptions
 from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.p2o.hints import HintOptions
 from cotune.methods.p2o.p2o import P2OOptions
-from cotune.run.ledger import Ledger
+from cotune.run.record import Record
 from cotune.types import Distillation, FilteredDistillation
 from tests.docs.sources import DOCS, ROOT, blocks, pages
 
@@ -104,25 +103,22 @@ def test_python_is_python_and_its_names_are_public() -> None:
         }, name
 
 
-def test_the_ledger_is_read_as_shown(
+def test_the_costs_are_read_as_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "runs" / "geo-inspo"
-    folder.mkdir(parents=True)
-    with Ledger(folder / "ledger.sqlite") as ledger:
-        ledger.begin_attempt(None)
-        ledger.set_step(1)
-        ledger.add_rollouts("train", 40, 900)
-        ledger.begin_attempt(0)  # throws that away
-        ledger.set_step(1)
-        ledger.add_rollouts("train", 40, 1000)
+    record = Record.create(tmp_path / "runs" / "geo-inspo", {})
+    record.begin_attempt(None)
+    record.set_step(1)
+    record.count("train", 40, 900)
+    record.charge("m", money=0.5)
+    record.begin_attempt(0)  # throws that away
+    record.set_step(1)
+    record.count("train", 40, 1000)
     (code,) = blocks(PAGES["how-to/costs.md"], "python")
     monkeypatch.chdir(tmp_path)
-    found: dict[str, Any] = {}
-    exec(compile(code, "costs.md", "exec"), found)
-    found["ledger"].close()
-    assert isinstance(found["ledger"], sqlite3.Connection)
-    assert capsys.readouterr().out == "('train', 40, 1000, 0, 0, 0.0)\n"
+    exec(compile(code, "costs.md", "exec"), {})
+    *_, sums, money = capsys.readouterr().out.splitlines()
+    assert (sums.split(), money) == (["train", "40", "1000", "0", "0"], "0.5")
 
 
 @pytest.mark.parametrize(

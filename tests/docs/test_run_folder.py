@@ -12,9 +12,8 @@ import pytest
 from rich.console import Console
 
 from cotune.cli.train import train
-from cotune.run import ledger
+from cotune.run.costs import CostRow
 from cotune.run.frames import RunReader, open_run
-from cotune.run.ledger import CostRow
 from cotune.run.lineage import InstructionRow
 from cotune.run.run_dir import SCHEMA_VERSION
 from tests.policy.tiny import small_policy
@@ -64,7 +63,7 @@ def documented_metrics() -> set[str]:
 def test_the_page_has_the_columns_of_the_frames() -> None:
     columns = {field.name for field in fields(InstructionRow)}
     assert documented("### instructions_frame").keys() == columns
-    assert documented("## ledger.sqlite").keys() == {field.name for field in fields(CostRow)}
+    assert documented("## costs.jsonl").keys() == {field.name for field in fields(CostRow)}
 
 
 def test_every_line_is_explained() -> None:
@@ -77,7 +76,6 @@ def test_every_line_is_explained() -> None:
 
 def test_versions_are_those_of_the_package() -> None:
     assert f"`schema_version: {SCHEMA_VERSION}`" in section("## The folder")
-    assert f"`PRAGMA user_version` {ledger.SCHEMA_VERSION}" in section("## The folder")
 
 
 # ---- what a run really writes

@@ -14,8 +14,7 @@ from cotune.engines.preflight import Check, Preflight
 from cotune.engines.undamaged import Chosen
 from cotune.errors import ConfigError
 from cotune.policy.policy_files import policy_path
-from cotune.run.journal import Journal, RunJournal
-from cotune.run.ledger import Ledger
+from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import score_trajectories
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
@@ -48,7 +47,7 @@ class Fake:
     def train(
         self,
         config: RunConfig,
-        run: RunDir,
+        run: Record,
         setup: Preflight,
         chosen: Chosen | None,
         console: Console,
@@ -57,19 +56,15 @@ class Fake:
         done = 0
         if chosen is not None:
             done = self.checkpoint_step(config, run.checkpoints_path) or 0
-        journal = RunJournal(run, console, config.training.steps, 0)
-        with Ledger(run.ledger_path) as ledger:
-            ledger.begin_attempt(done or None)
-            for step in range(done + 1, config.training.steps + 1):
-                if not done and step == config.training.engine_args.get("stop_at"):
-                    raise KeyboardInterrupt
-                ledger.set_step(step)
-                ledger.add_rollouts("train", 8, 80)
-                journal.metrics(step, {"reward": step / 10, "loss": 0.0})
-                (run.checkpoints_path / f"step-{step}").mkdir(parents=True)
-        conclude(
-            config, run, journal, _outcome(config, run, setup, journal), setup.environment, console
-        )
+        run.begin_attempt(done or None)
+        for step in range(done + 1, config.training.steps + 1):
+            if not done and step == config.training.engine_args.get("stop_at"):
+                raise KeyboardInterrupt
+            run.set_step(step)
+            run.count("train", 8, 80)
+            run.metrics(step, {"reward": step / 10, "loss": 0.0})
+            (run.checkpoints_path / f"step-{step}").mkdir(parents=True)
+        conclude(config, run, _outcome(config, run, setup), setup.environment, console)
 
     def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
         return newest_numbered(folder, "step-")
@@ -77,24 +72,17 @@ class Fake:
     def layout(self, config: RunConfig, processes: int = 1) -> Layout:
         return Layout(processes)
 
-    def measure(
-        self, config: RunConfig, run: RunDir, journal: Journal, setup: Preflight, steps: int
-    ) -> Measured:
+    def measure(self, config: RunConfig, run: Record, setup: Preflight, steps: int) -> Measured:
         raise ConfigError("--steps: a fake has no rate; leave it out")
 
 
-def _outcome(config: RunConfig, run: RunDir, setup: Preflight, journal: Journal) -> Outcome:
+def _outcome(config: RunConfig, run: Record, setup: Preflight) -> Outcome:
     """Scores by hand, and best/ as engines leave it."""
     steps, text = config.training.steps, setup.instruction
     for when, rewards in (("before", (0.0, 0.0)), ("after", (1.0, 0.0))):
         found = [_trajectory(task, r, text) for task, r in zip(_tasks(setup), rewards, strict=True)]
         score = score_trajectories(found)
-        journal.event(
-            "evaluated", steps + 1, trained=steps, split="test", when=when, prompt="initial",
-            instruction_id="i0", em=score.em, n=score.n, measure=score.measure,
-            by_stratum={name: list(value) for name, value in score.by_stratum.items()},
-        )  # fmt: skip
-        run.trajectories(steps + 1, f"evaluate_{when}", found)  # type: ignore[arg-type]
+        run.score(steps + 1, found, score, split="test", when=when, trained=steps, prompt="initial")
     shutil.copytree(policy_path(config.policy.path), run.best_path, dirs_exist_ok=True)
     (run.best_path / "instruction.txt").write_text(text + "\n")
     best = {

@@ -7,7 +7,7 @@ import pytest
 from cotune.config.run_file import parse_config
 from cotune.engines import joint
 from cotune.errors import LLMError
-from cotune.run.ledger import Ledger
+from cotune.run.record import Record
 from tests.run_files import tiny
 
 
@@ -21,10 +21,10 @@ def test_the_llm_is_made_on_the_first_rank_alone(
 
     def of(rank: int) -> joint.Parts:
         monkeypatch.setattr(joint, "world", lambda: SimpleNamespace(rank=rank))
-        return joint.run_parts(config, MagicMock(), MagicMock(), None, MagicMock(), ledger)
+        return joint.run_parts(config, MagicMock(), MagicMock(), None, record)
 
-    with Ledger(":memory:") as ledger:
-        ledger.begin_attempt(None)
-        assert of(0).llm.complete("?").text == "made"
-        with pytest.raises(LLMError, match="this run has no LLM"):
-            of(1).llm.complete("?")
+    record = Record()
+    record.begin_attempt(None)
+    assert of(0).llm.complete("?").text == "made"
+    with pytest.raises(LLMError, match="this run has no LLM"):
+        of(1).llm.complete("?")

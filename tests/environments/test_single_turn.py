@@ -16,7 +16,6 @@ import cotune
 from cotune.cli import app as cli
 from cotune.cli.train import resume, train
 from cotune.run.frames import RunReader
-from cotune.run.ledger import Ledger
 from tests.endpoint import endpoint
 from tests.helpers import without_loading
 from tests.policy.tiny import small_policy
@@ -185,10 +184,9 @@ def test_inspo_evolves_an_instruction_of_ones_own(folder: Path) -> None:
         )
         run, _ = trained(file)
     # The first call only checked that the endpoint answers: it is paid, and not the method's.
-    with Ledger(run.ledger_path) as ledger:
-        first, *others = [row for row in ledger.rows() if row.kind == "llm"]
-        assert (first.committed, first.prompt_tokens) == (False, 10)
-        assert ledger.totals().llm_calls == len(others) == len(asked) - 1
+    first, *others = [row for row in run.read_costs() if row.kind == "llm"]
+    assert (first.committed, first.prompt_tokens) == (False, 10)
+    assert run.totals().llm_calls == len(others) == len(asked) - 1
     # A task without answers shows none, and its completion is what the policy wrote.
     reflections = [prompt for prompt in asked if "<example>" in prompt]
     assert reflections

@@ -13,7 +13,6 @@ from transformers import TrainerState
 import cotune
 from cotune.engines.trl.trl_joint import JointCallback
 from cotune.errors import ConfigError
-from cotune.run.ledger import Ledger
 from tests.helpers import WAITING
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "own_trainer.py"
@@ -37,8 +36,8 @@ def figures(folder: Path) -> list[dict[str, Any]]:
 
 
 def totals(folder: Path) -> dict[str, int]:
-    with Ledger(folder / "cotune" / "ledger.sqlite") as ledger:
-        return dict(ledger.totals().rollouts)
+    record = cotune.open_run(folder / "cotune")
+    return dict(record.totals().rollouts)
 
 
 def copying(folder: Path, copy: Path) -> Any:

@@ -19,7 +19,6 @@ from cotune.cli.try_rollouts import try_run
 from cotune.config.run_file import load_config
 from cotune.engines.preflight import Preflight
 from cotune.llm.client import CHECK
-from cotune.run.ledger import Ledger
 from tests.endpoint import endpoint
 from tests.examples.three_tools import FOLDER, Teacher, modules
 
@@ -178,8 +177,8 @@ def check_steps(run: cotune.RunReader, folder: Path, steps: int) -> None:
         assert math.isfinite(row["loss"])
         assert row["reward/exact"] == pytest.approx(row["reward_mean"])
     assert any(row["grad_norm"] > 0 for row in metrics)
-    with Ledger(folder / "cotune" / "ledger.sqlite") as ledger:
-        assert dict(ledger.totals().rollouts)["train"] == steps * 32
+    record = cotune.open_run(folder / "cotune")
+    assert dict(record.totals().rollouts)["train"] == steps * 32
     assert run.read_events()[-1]["kind"] == "run_finished"
 
 

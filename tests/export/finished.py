@@ -9,8 +9,7 @@ from cotune.engines.evaluation import Outcome
 from cotune.engines.run_summary import write_run_summary
 from cotune.run.best import BestRecord
 from cotune.run.json_files import write_atomic
-from cotune.run.ledger import Ledger
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from cotune.run.scores import Score
 
 INSTRUCTION = "Search <search> one thing </search> at a time. Say it in <answer> tags </answer>."
@@ -22,10 +21,10 @@ def finished_run(
     model: Any = None,
     instruction: str = INSTRUCTION,
     hint: str = "",
-) -> tuple[RunDir, RunConfig]:
+) -> tuple[Record, RunConfig]:
     """A run that kept `instruction` with these weights, as training leaves it before completion."""
     config = parse_config(raw, "the test")
-    run = RunDir.create(config.output, dump_config(config))
+    run = Record.create(config.output, dump_config(config))
     best = run.best_path
     if model is not None:
         model.save_pretrained(best)
@@ -46,8 +45,8 @@ def finished_run(
     return run, config
 
 
-def finish(run: RunDir, config: RunConfig, instruction: str, hint: str = "") -> None:
-    """Writes what a run writes last: its ledger's rows, its events and its summary."""
+def finish(run: Record, config: RunConfig, instruction: str, hint: str = "") -> None:
+    """Writes what a run writes last: its costs, its events and its summary."""
 
     def score(em: float) -> Score:
         measure = "mean reward" if config.rewards else "exact match"
@@ -55,14 +54,13 @@ def finish(run: RunDir, config: RunConfig, instruction: str, hint: str = "") -> 
 
     hinted = score(0.75) if hint else None
     outcome = Outcome(score(0.25), score(0.5), score(0.375), instruction, "i3", 3, hinted)
-    with Ledger(run.ledger_path) as ledger:
-        ledger.begin_attempt(None)
-        for purpose, rollouts in (("train", 24), ("verify", 14), ("evaluate", 120)):
-            ledger.add_rollouts(purpose, rollouts, rollouts * 30)
-        ledger.add_call("gpt-test", prompt_tokens=1200, completion_tokens=345, cost=0.0625)
-        run.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
-        run.event("phase_failed", 2, reason="LLMError: 401", in_a_row=1)
-        write_run_summary(config, run, outcome, ledger)
+    run.begin_attempt(None)
+    for purpose, rollouts in (("train", 24), ("verify", 14), ("evaluate", 120)):
+        run.count(purpose, rollouts, rollouts * 30)
+    run.charge("gpt-test", prompt_tokens=1200, completion_tokens=345, money=0.0625)
+    run.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
+    run.event("phase_failed", 2, reason="LLMError: 401", in_a_row=1)
+    write_run_summary(config, run, outcome, run)
 
 
 def files(folder: Path) -> dict[str, bytes]:

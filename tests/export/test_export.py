@@ -16,7 +16,7 @@ from cotune.export import export as exporting
 from cotune.export.export import export
 from cotune.policy.adapters import lora_config, merged, save_weights
 from cotune.policy.local_policy import load
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from tests.export.fake_hub import running_hub
 from tests.export.finished import files, finished_run, read_json
 from tests.export.test_complete import world
@@ -25,13 +25,13 @@ from tests.policy.tiny import tiny_model, tiny_tokenizer
 PROMPT = "abc de. fade"
 
 
-def whole(folder: Path, **changes: Any) -> tuple[RunDir, RunConfig]:
+def whole(folder: Path, **changes: Any) -> tuple[Record, RunConfig]:
     """A finished run that trained all weights."""
     tokenizer = tiny_tokenizer()
     return finished_run(world("geo", folder, **changes), tokenizer, tiny_model(tokenizer))
 
 
-def with_lora(folder: Path) -> tuple[RunDir, RunConfig, Any]:
+def with_lora(folder: Path) -> tuple[Record, RunConfig, Any]:
     """A finished run that trained an adapter, and its policy."""
     from peft import get_peft_model
 
@@ -138,7 +138,7 @@ def test_what_cannot_be_exported_is_said_in_one_line(tmp_path: Path) -> None:
     run.summary_path.unlink()
     with pytest.raises(ConfigError, match=f"finish it with: cotune resume {run.path}"):
         export(run.path)
-    library = RunDir.create(tmp_path / "own", {"library": "trl"})
+    library = Record.create(tmp_path / "own", {"library": "trl"})
     with pytest.raises(ConfigError, match=r"trainer\.save_model"):
         export(library.path)
     with pytest.raises(ConfigError, match="is not a run folder"):

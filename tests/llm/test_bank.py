@@ -10,8 +10,8 @@ from cotune.llm.bank import BankLLM, BankOptions, read_bank
 from cotune.methods.inspo.proposers import history_prompt, paraphrase_prompt, parse_candidates
 from cotune.methods.instruction_evolution import instruction_prompt
 from cotune.methods.text_evolution import gepa_prompt, read_fenced
-from cotune.run.ledger import Ledger
-from cotune.run.replies import CachedLLM, ReplyCache
+from cotune.run.record import Record
+from cotune.run.replies import CachedLLM
 
 EXAMPLES = [{"Inputs": "1 + 1?", "Generated Outputs": "3", "Feedback": "Wrong."}]
 REWRITES = paraphrase_prompt("Add. List the candidates in tags.", 2, attempt=3)
@@ -98,18 +98,16 @@ def test_what_was_proposed_is_saved_and_is_not_proposed_again(tmp_path: Path) ->
 
 
 def test_a_phase_that_was_cut_off_goes_on_after_its_last_entry(tmp_path: Path) -> None:
-    with Ledger(":memory:") as ledger:
-        ledger.begin_attempt(None)
+    Record.create(tmp_path / "run", {})
 
-        def phase() -> CachedLLM:
-            found, cache = bank(tmp_path, "a\n\nb\n\nc"), ReplyCache(tmp_path / "replies.jsonl")
-            return CachedLLM(found, cache, ledger, lambda *_, **__: None, 1)
+    def phase() -> CachedLLM:
+        return CachedLLM(bank(tmp_path, "a\n\nb\n\nc"), Record.open(tmp_path / "run"), 1)
 
-        cut_off = phase()
-        said = [cut_off.complete(HINTS).text for _ in range(2)]
-        resumed = phase()
-        assert resumed.origin == "bank"
-        assert resumed.advice == "correct the bank's texts or add others, and resume"
-        assert [resumed.complete(HINTS).text for _ in range(2)] == said
-        assert resumed.complete(HINTS).text == "```\nc\n```"
-        assert ledger.totals().llm_calls == 0  # no model was asked
+    cut_off = phase()
+    said = [cut_off.complete(HINTS).text for _ in range(2)]
+    resumed = phase()
+    assert resumed.origin == "bank"
+    assert resumed.advice == "correct the bank's texts or add others, and resume"
+    assert [resumed.complete(HINTS).text for _ in range(2)] == said
+    assert resumed.complete(HINTS).text == "```\nc\n```"
+    assert Record.open(tmp_path / "run").totals().llm_calls == 0  # no model was asked

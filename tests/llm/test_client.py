@@ -24,7 +24,7 @@ from cotune.llm.client import (
     prompt_token_bound,
     worst_case_price,
 )
-from cotune.run.ledger import Ledger
+from cotune.run.record import Record
 from cotune.testing import ScriptedLLM
 from cotune.types import Completion
 
@@ -112,13 +112,13 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 @dataclass
 class Bench:
     client: OpenAIClient
-    ledger: Ledger
+    record: Record
 
     def states(self) -> list[str]:
-        return [row.state for row in self.ledger.rows()]
+        return ["failed" if row.error else "done" for row in self.record.read_costs()]
 
 
-def bench(server: Server, path: str | Path = ":memory:", retries: int = 2, **changes: Any) -> Bench:
+def bench(server: Server, path: Path | None = None, retries: int = 2, **changes: Any) -> Bench:
     values: dict[str, Any] = {
         "model": "m",
         "base_url": server.url,
@@ -127,9 +127,9 @@ def bench(server: Server, path: str | Path = ":memory:", retries: int = 2, **cha
         "price_per_million_prompt_tokens": 2.0,
         "price_per_million_completion_tokens": 8.0,
     }
-    ledger = Ledger(path)
-    ledger.begin_attempt(None)
-    return Bench(OpenAIClient(OpenAIOptions(**(values | changes)), ledger, retries), ledger)
+    record = Record() if path is None else Record.create(path, {})
+    record.begin_attempt(None)
+    return Bench(OpenAIClient(OpenAIOptions(**(values | changes)), record, retries), record)
 
 
 def chat(text: object = "a proposal", usage: object = (60, 25), **choice: object) -> Canned:
@@ -153,8 +153,8 @@ def test_a_reply_is_returned_and_entered(server: Server) -> None:
         "temperature": 0.7,
         "max_tokens": 32,
     }
-    (row,) = b.ledger.rows()
-    assert (row.kind, row.model, row.state, row.estimated) == ("llm", "m", "done", False)
+    (row,) = b.record.read_costs()
+    assert (row.kind, row.model, row.error, row.estimated) == ("llm", "m", "", False)
     assert (row.prompt_tokens, row.completion_tokens) == (60, 25)
     assert row.money == pytest.approx(COST)
 
@@ -203,7 +203,7 @@ def test_passing_failures_are_tried_again_and_cost_nothing(server: Server, statu
     assert b.client.complete(PROMPT).text == "a proposal"
     assert len(server.requests) == 2
     assert b.states() == ["done"]
-    assert b.ledger.totals().money == pytest.approx(COST)
+    assert b.record.totals().money == pytest.approx(COST)
 
 
 def test_attempts_end_after_the_retries(server: Server) -> None:
@@ -212,7 +212,7 @@ def test_attempts_end_after_the_retries(server: Server) -> None:
     with pytest.raises(LLMError, match=r"no reply from m at http.*503.*overloaded"):
         b.client.complete(PROMPT)
     assert len(server.requests) == 3
-    assert (b.states(), b.ledger.totals().money) == (["failed"], 0.0)
+    assert (b.states(), b.record.totals().money) == (["failed"], 0.0)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_refusals_are_final_and_name_the_field(server: Server, status: int, fiel
     assert field_ in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(server.requests) == 1
-    assert (b.states(), b.ledger.totals().money) == (["failed"], 0.0)
+    assert (b.states(), b.record.totals().money) == (["failed"], 0.0)
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
@@ -267,11 +267,11 @@ def test_garbage_is_tried_again_and_counted_at_its_worst_case(server: Server, na
     server.replies = [reply, chat()]
     b = bench(server)
     assert b.client.complete(PROMPT).text == "a proposal"
-    failed, done = b.ledger.rows()
+    failed, done = b.record.read_costs()
     assert error in failed.error
-    assert (failed.state, failed.estimated, failed.money) == ("failed", True, WORST)
-    assert (done.state, done.estimated) == ("done", False)
-    assert b.ledger.totals().money == pytest.approx(WORST + COST)
+    assert (bool(failed.error), failed.estimated, failed.money) == (True, True, WORST)
+    assert (done.error, done.estimated) == ("", False)
+    assert b.record.totals().money == pytest.approx(WORST + COST)
 
 
 def test_a_reply_without_text_costs_what_it_reports(server: Server) -> None:
@@ -280,8 +280,8 @@ def test_a_reply_without_text_costs_what_it_reports(server: Server) -> None:
     with pytest.raises(LLMError, match=r"no text.*llm\.max_tokens may be too low"):
         b.client.complete(PROMPT)
     assert b.states() == ["failed"] * 3
-    assert b.ledger.totals().money == pytest.approx(3 * COST)
-    assert sum(row.estimated for row in b.ledger.rows()) == 0
+    assert b.record.totals().money == pytest.approx(3 * COST)
+    assert sum(row.estimated for row in b.record.read_costs()) == 0
 
 
 def test_a_reply_in_parts_is_a_text_and_a_refusal_is_quoted(server: Server) -> None:
@@ -317,9 +317,9 @@ def test_a_stalled_server_times_out(server: Server) -> None:
     b = bench(server, timeout_s=0.3, retries=0)
     with pytest.raises(LLMError, match=r"1 attempt\(s\) of llm\.timeout_s, 0\.3 s"):
         b.client.complete(PROMPT)
-    (row,) = b.ledger.rows()
+    (row,) = b.record.read_costs()
     # The model may have written all it was allowed to: counted so.
-    assert (row.state, row.estimated, row.money) == ("failed", True, WORST)
+    assert (bool(row.error), row.estimated, row.money) == (True, True, WORST)
 
 
 def test_a_reply_that_trickles_in_times_out(server: Server) -> None:
@@ -357,8 +357,8 @@ def test_a_server_that_is_not_there_costs_nothing(server: Server) -> None:
     with pytest.raises(LLMError, match="ConnectError"):
         b.client.complete(PROMPT)
     assert b.states() == ["failed"]
-    assert b.ledger.totals().money == 0.0
-    assert sum(row.estimated for row in b.ledger.rows()) == 0
+    assert b.record.totals().money == 0.0
+    assert sum(row.estimated for row in b.record.read_costs()) == 0
 
 
 @pytest.mark.parametrize(
@@ -370,9 +370,9 @@ def test_without_a_usable_usage_report_the_upper_bound_is_counted(
     server.replies = [chat(usage=usage)]
     b = bench(server)
     assert b.client.complete(PROMPT) == Completion("a proposal", 69, 32)
-    (row,) = b.ledger.rows()
-    assert (row.state, row.estimated, row.money) == ("done", True, WORST)
-    assert sum(row.estimated for row in b.ledger.rows()) == 1
+    (row,) = b.record.read_costs()
+    assert (row.error, row.estimated, row.money) == ("", True, WORST)
+    assert sum(row.estimated for row in b.record.read_costs()) == 1
 
 
 def test_lone_surrogates_neither_go_out_nor_come_in(server: Server) -> None:
@@ -413,7 +413,7 @@ def test_the_key_goes_in_the_authorization_header_and_nowhere_else(
         chat(f"your key is {KEY}"),
         Canned(echo, 401),
     ]
-    b = bench(server, tmp_path / "ledger.sqlite")
+    b = bench(server, tmp_path / "run")
     assert b.client.complete(PROMPT).text == "your key is ***"
     with pytest.raises(LLMError, match=r"HTTP status 401.*bad key \*\*\*") as caught:
         b.client.complete(PROMPT)
@@ -431,7 +431,7 @@ def test_the_key_goes_in_the_authorization_header_and_nowhere_else(
         error = error.__context__
     assert KEY not in repr(b.client)
     assert KEY not in caplog.text
-    assert len(b.ledger.rows()) == 3
+    assert len(b.record.read_costs()) == 3
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files
     assert not any(KEY.encode() in path.read_bytes() for path in files)
@@ -534,12 +534,11 @@ def test_prices_worked_by_hand() -> None:
 
 
 def test_a_key_in_ones_own_llms_error_is_hidden() -> None:
-    ledger, key = Ledger(":memory:"), "sk-" + "a1B2" * 8
-    ledger.begin_attempt(None)
-    llm = MeteredLLM(ScriptedLLM([LLMError(f"401 for {key}")]), ledger, "mine")
+    record, key = Record(), "sk-" + "a1B2" * 8
+    llm = MeteredLLM(ScriptedLLM([LLMError(f"401 for {key}")]), record, "mine")
     with pytest.raises(LLMError) as caught:
         llm.complete("q")
-    (row,) = ledger.rows()
+    (row,) = record.read_costs()
     assert key not in str(caught.value) + row.error
     assert "401" in row.error
 
@@ -550,9 +549,8 @@ def test_ones_own_llm_may_have_no_text_or_odd_counts() -> None:
         Completion("x", cast(Any, None), -1),
         Completion("y", 10**30, 2),
     ]
-    ledger = Ledger(":memory:")
-    ledger.begin_attempt(None)
-    llm = MeteredLLM(ScriptedLLM(replies), ledger, "mine")
+    record = Record()
+    llm = MeteredLLM(ScriptedLLM(replies), record, "mine")
     with pytest.raises(LLMError, match=r"mine.complete\(prompt\) returned a Completion without a"):
         llm.complete("q")
     assert [llm.complete("q"), llm.complete("q")] == [Completion("x", 0, 0), Completion("y", 0, 2)]
@@ -562,30 +560,29 @@ def test_a_metered_llm_is_identified_as_its_own_author_says() -> None:
     class Mine(ScriptedLLM):
         identity, origin = "model-b", "mine"
 
-    ledger = Ledger(":memory:")
-    mine = MeteredLLM(Mine([]), ledger, "Mine")
+    record = Record()
+    mine = MeteredLLM(Mine([]), record, "Mine")
     assert (mine.identity, mine.origin) == ("model-b", "mine")
-    plain = MeteredLLM(ScriptedLLM([]), ledger, "ScriptedLLM")
+    plain = MeteredLLM(ScriptedLLM([]), record, "ScriptedLLM")
     assert (plain.identity, plain.origin) == ("ScriptedLLM", "")
-    assert MeteredLLM(Mine([]), ledger, "Mine", "given").identity == "given"
+    assert MeteredLLM(Mine([]), record, "Mine", "given").identity == "given"
 
 
 def test_any_llm_can_be_metered() -> None:
-    ledger = Ledger(":memory:")
-    ledger.begin_attempt(None)
-    llm = MeteredLLM(ScriptedLLM([Completion("x", 7, 3), LLMError("no\nrules")]), ledger, "rules")
+    record = Record()
+    llm = MeteredLLM(ScriptedLLM([Completion("x", 7, 3), LLMError("no\nrules")]), record, "rules")
     assert llm.complete("p") == Completion("x", 7, 3)
     with pytest.raises(LLMError, match="no rules"):
         llm.complete("q")
-    done, failed = ledger.rows()
-    assert (done.model, done.state, done.prompt_tokens, done.completion_tokens) == (
+    done, failed = record.read_costs()
+    assert (done.model, done.error, done.prompt_tokens, done.completion_tokens) == (
         "rules",
-        "done",
+        "",
         7,
         3,
     )
-    assert (failed.state, failed.error) == ("failed", "no rules")
-    assert (ledger.totals().llm_calls, ledger.totals().money) == (2, 0.0)
+    assert failed.error == "no rules"
+    assert (record.totals().llm_calls, record.totals().money) == (2, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -604,11 +601,11 @@ def test_what_an_llm_object_raises_is_settled(
         def complete(self, prompt: str) -> Completion:
             raise raised
 
-    with Ledger(":memory:") as ledger:
-        ledger.begin_attempt(None)
-        with pytest.raises(passed_on, match=booked):
-            MeteredLLM(Own(), ledger, "Own").complete("?")
-        assert [(row.state, row.error) for row in ledger.rows()] == [("failed", booked)]
+    record = Record()
+    record.begin_attempt(None)
+    with pytest.raises(passed_on, match=booked):
+        MeteredLLM(Own(), record, "Own").complete("?")
+    assert [row.error for row in record.read_costs()] == [booked]
 
 
 def test_an_llm_object_may_return_a_text_and_nothing_else_but_a_completion(tmp_path: Path) -> None:
@@ -619,15 +616,13 @@ def test_an_llm_object_may_return_a_text_and_nothing_else_but_a_completion(tmp_p
         def complete(self, prompt: str) -> Completion:
             return self.reply  # type: ignore[return-value]
 
-    with Ledger(tmp_path / "ledger.sqlite") as ledger:
-        ledger.begin_attempt(None)
-        assert MeteredLLM(Own("so"), ledger, model="Own").complete("?") == Completion("so")
-        with pytest.raises(LLMError, match=r"Own.complete\(prompt\) returned None"):
-            MeteredLLM(Own(None), ledger, model="Own").complete("?")
-        with pytest.raises(
-            ConfigError, match=r"llm: Own.complete\(prompt\) returned dict; expected"
-        ):
-            MeteredLLM(Own({}), ledger, model="Own").complete("?")
+    record = Record.create(tmp_path, {})
+    record.begin_attempt(None)
+    assert MeteredLLM(Own("so"), record, model="Own").complete("?") == Completion("so")
+    with pytest.raises(LLMError, match=r"Own.complete\(prompt\) returned None"):
+        MeteredLLM(Own(None), record, model="Own").complete("?")
+    with pytest.raises(ConfigError, match=r"llm: Own.complete\(prompt\) returned dict; expected"):
+        MeteredLLM(Own({}), record, model="Own").complete("?")
 
 
 JSON = st.recursive(

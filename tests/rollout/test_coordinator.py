@@ -2,8 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from cotune.protocols import LLM, Recorder, Rewards, Rollout, State
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import Coordinator, RolloutSettings, SingleProcess, stable_seed
 from cotune.rollout.metrics import trajectory_metrics
-from cotune.run.replies import ReplyCache
+from cotune.run.record import Record
 from cotune.testing import CharacterCodec, ScriptedLLM, ScriptedSampler, ScriptedSession
 from cotune.types import (
     Action,
@@ -65,44 +64,26 @@ class Yes:
         return float(len(trajectory.own_text)), trajectory.own_text
 
 
-class Diary:
-    """Journal, meter and call log in one."""
+class Diary(Record):
+    """A record and call log in one."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.lines: list[tuple[Any, ...]] = []
 
     def event(self, kind: str, step: int, /, **fields: object) -> None:
         self.lines.append(("event", step, kind, fields))
 
-    def metrics(self, step: int, values: Metrics) -> None:
-        self.lines.append(("metrics", step))
-
-    def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None:
-        self.lines.append(("trajectories", step, purpose, len(trajectories)))
-
-    def cut_back(self, step: int) -> None:
-        self.lines.append(("cut_back", step))
-
-    def begin_attempt(self, resumed_from: int | None, saved_in: int | None = None) -> int:
-        return 1
+    def rollouts(self, step: int, purpose: str, trajectories: Iterable[Trajectory]) -> None:
+        self.lines.append(("trajectories", step, purpose, len(list(trajectories))))
 
     def set_step(self, step: int) -> None:
         self.lines.append(("step", step))
 
-    def add_rollouts(
+    def count(
         self, purpose: str, rollouts: int, generated_tokens: int, seconds: float = 0.0
     ) -> None:
         self.lines.append(("rollouts", purpose, rollouts, generated_tokens))
-
-    @property
-    def replies(self) -> ReplyCache:
-        return ReplyCache()
-
-    def booking(self) -> AbstractContextManager[list[int]]:
-        return nullcontext([])
-
-    def adopt(self, rows: Sequence[int]) -> None:
-        self.lines.append(("adopt", rows))
 
 
 class Told(StaticStrategy):
@@ -148,8 +129,7 @@ def make(
         codec=codec,
         sampler=ScriptedSampler(codec, answer),
         llm=ScriptedLLM([]),
-        journal=diary,
-        meter=diary,
+        record=diary,
         settings=settings or RolloutSettings(seed=5),
         comm=comm,
         rewards=rewards,
@@ -464,7 +444,7 @@ def test_two_ranks_roll_out_what_one_does(tasks: list[Task], group_size: int) ->
 
     assert on_two_ranks(work) == [alone, alone]
     assert ("rollouts", "train", len(tasks) * group_size) in {x[:3] for x in diaries[0].lines}
-    assert diaries[1].lines == []  # the strategy, the journal and the meter are rank 0's
+    assert diaries[1].lines == []  # the strategy and the record are rank 0's
 
 
 def test_reward_functions_score_each_ranks_share() -> None:

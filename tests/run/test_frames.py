@@ -1,7 +1,5 @@
 """Data frames of run folders: columns, types and values, of full, empty and growing runs."""
 
-import os
-import sqlite3
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,16 +9,19 @@ import pytest
 import cotune
 from cotune.errors import ConfigError
 from cotune.run.frames import RunReader, open_run
-from cotune.run.ledger import Ledger
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from cotune.types import Prompt
 from tests.run.test_run_dir import make_trajectory
 
 
 @pytest.fixture
-def empty(tmp_path: Path) -> RunReader:
-    RunDir.create(tmp_path / "run", {"name": "demo"})
-    return open_run(tmp_path / "run")
+def record(tmp_path: Path) -> Record:
+    return Record.create(tmp_path / "run", {"name": "demo"})
+
+
+@pytest.fixture
+def empty(record: Record) -> RunReader:
+    return open_run(record.path)
 
 
 def test_a_run_without_files_has_empty_frames(empty: RunReader) -> None:
@@ -39,9 +40,9 @@ def test_open_run_reads_a_folder_and_refuses_another(tmp_path: Path, empty: RunR
         open_run(tmp_path)
 
 
-def test_metrics_keep_every_number(empty: RunReader) -> None:
-    empty.metrics(1, {"reward_mean": 0.25, "loss": float("nan"), "optimizer_step": 1.0})
-    empty.metrics(2, {"reward_mean": 0.5, "inspo/best_weight": 2, "optimizer_step": 2.0})
+def test_metrics_keep_every_number(empty: RunReader, record: Record) -> None:
+    record.metrics(1, {"reward_mean": 0.25, "loss": float("nan"), "optimizer_step": 1.0})
+    record.metrics(2, {"reward_mean": 0.5, "inspo/best_weight": 2, "optimizer_step": 2.0})
     frame = empty.metrics_frame()
     assert list(frame["reward_mean"]) == [0.25, 0.5]
     assert list(frame["optimizer_step"]) == [1, 2]
@@ -51,11 +52,11 @@ def test_metrics_keep_every_number(empty: RunReader) -> None:
     assert [round(t.timestamp(), 3) for t in frame["time"]] == written
 
 
-def test_events_of_a_kind_have_its_columns(empty: RunReader) -> None:
-    empty.event("evaluated", 3, split="test", when="after", prompt="best", instruction_id="i1",
+def test_events_of_a_kind_have_its_columns(empty: RunReader, record: Record) -> None:
+    record.event("evaluated", 3, split="test", when="after", prompt="best", instruction_id="i1",
                 trained=2, em=0.5, n=8, by_stratum={"1 hop": [0.5, 8]})  # fmt: skip
-    empty.event("evaluated", 4, split="test", em=None, later=[1])
-    empty.event("notice", 4, text="x")
+    record.event("evaluated", 4, split="test", em=None, later=[1])
+    record.event("notice", 4, text="x")
     frame = empty.events_frame("evaluated")
     assert "text" not in frame
     assert frame["n"].isna().tolist() == [False, True]
@@ -66,16 +67,16 @@ def test_events_of_a_kind_have_its_columns(empty: RunReader) -> None:
     assert everything["text"].tolist()[2] == "x"
 
 
-def test_instructions_know_what_became_of_them(empty: RunReader) -> None:
+def test_instructions_know_what_became_of_them(empty: RunReader, record: Record) -> None:
     for number, parent in ((0, None), (1, "i0"), (2, "i1")):
-        empty.event("instruction_born", number, id=f"i{number}", text=f"Do {number}.", born=number,
+        record.event("instruction_born", number, id=f"i{number}", text=f"Do {number}.", born=number,
                     parent=parent, origin="initial" if parent is None else "reflection",
                     critique="", score=None if parent is None else 0.75, parent_score=None)  # fmt: skip
-    empty.event("population", 3, members=[
+    record.event("population", 3, members=[
         {"id": "i0", "weight": 0.25, "observed": 0.25, "observed_rollouts": 40},
         {"id": "i1", "weight": 0.5, "observed": 0.5, "observed_rollouts": 8},
     ])  # fmt: skip
-    empty.event("instruction_pruned", 4, id="i0", weight=0.25, cause="prune")
+    record.event("instruction_pruned", 4, id="i0", weight=0.25, cause="prune")
     frame = empty.instructions_frame().set_index("id")
     assert frame["best"].tolist() == [False, True, False]
     assert frame["pruned"].dropna().tolist() == [4]
@@ -84,7 +85,7 @@ def test_instructions_know_what_became_of_them(empty: RunReader) -> None:
     assert pd.isna(frame.loc["i2", "weight"])
 
 
-def test_trajectories_are_chosen_by_step_and_purpose(empty: RunReader) -> None:
+def test_trajectories_are_chosen_by_step_and_purpose(empty: RunReader, record: Record) -> None:
     hinted = make_trajectory(trained=Prompt("Search, then answer."))
     for step, purpose in (
         (1, "train"),
@@ -92,7 +93,7 @@ def test_trajectories_are_chosen_by_step_and_purpose(empty: RunReader) -> None:
         (2, "evaluate_after"),
         (2, "train"),
     ):
-        empty.trajectories(step, purpose, [make_trajectory(), hinted])
+        record.rollouts(step, purpose, [make_trajectory(), hinted])
     frame = empty.trajectories_frame()
     assert len(frame) == 8
     first = frame.iloc[0]
@@ -115,52 +116,15 @@ def test_trajectories_are_chosen_by_step_and_purpose(empty: RunReader) -> None:
     assert chosen(purpose="eval") == chosen(step=9) == []
 
 
-def test_costs_are_the_ledger_s_view_and_reading_leaves_it_alone(empty: RunReader) -> None:
-    with Ledger(empty.ledger_path) as ledger:
-        ledger.begin_attempt(None)
-        ledger.set_step(1)
-        ledger.add_rollouts("train", 8, 200, 1.5)
-        ledger.add_call("m", prompt_tokens=10, completion_tokens=5, cost=0.25, error="odd")
-        ledger.set_step(2)
-        ledger.add_rollouts("verify", 4, 50)
-        expected = ledger.rows()
-        assert len(empty.costs_frame()) == 3, "not read while a run writes"
+def test_costs_are_rows_with_all_columns(empty: RunReader, record: Record) -> None:
+    record.begin_attempt(None)
+    record.set_step(1)
+    record.count("train", 8, 200, 1.5)
+    record.charge("m", prompt_tokens=10, completion_tokens=5, money=0.25, error="odd")
+    record.set_step(2)
+    record.count("verify", 4, 50)
     frame = empty.costs_frame()
     found = [dict(zip(frame.columns, row, strict=True)) for row in frame.itertuples(index=False)]
-    assert found == [asdict(row) for row in expected]
-    with Ledger(empty.ledger_path) as ledger:
-        ledger.begin_attempt(1)
+    assert found == [asdict(row) for row in record.read_costs()]
+    record.begin_attempt(1)
     assert empty.costs_frame()["committed"].tolist() == [True, True, False]
-
-
-def test_a_ledger_in_a_folder_that_cannot_be_written_is_read(
-    empty: RunReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Ledger(empty.ledger_path) as ledger:
-        ledger.begin_attempt(None)
-        ledger.add_rollouts("train", 8, 200)
-    connect = sqlite3.connect
-
-    addresses: list[str] = []
-
-    def on_read_only_disk(address: str, **given: object) -> sqlite3.Connection:
-        addresses.append(address)
-        if "immutable" not in address:
-            raise sqlite3.OperationalError("attempt to write a readonly database")
-        return connect(address, **given)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(sqlite3, "connect", on_read_only_disk)
-    assert empty.costs_frame()["rollouts"].tolist() == [8]
-    assert [address.partition("?")[2] for address in addresses] == ["mode=ro", "immutable=1"]
-
-
-def test_what_is_no_ledger_is_an_error_that_names_the_file(empty: RunReader) -> None:
-    empty.ledger_path.write_bytes(b"not a database" * 100)
-    with pytest.raises(ConfigError, match=r"ledger\.sqlite: expected a cotune ledger"):
-        empty.costs_frame()
-    os.unlink(empty.ledger_path)
-    database = sqlite3.connect(empty.ledger_path)
-    database.execute("PRAGMA user_version = 9")
-    database.close()
-    with pytest.raises(ConfigError, match=r"schema version 9, this cotune reads 1"):
-        empty.costs_frame()

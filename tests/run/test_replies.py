@@ -12,10 +12,10 @@ from cotune.llm.client import MeteredLLM
 from cotune.methods.static import StaticStrategy
 from cotune.protocols import LLM, Recorder, Rollout
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
+from cotune.run.costs import Totals
 from cotune.run.json_files import append_durably, exact_line, read_jsonl
-from cotune.run.ledger import Ledger, Totals
+from cotune.run.record import Record
 from cotune.run.replies import CachedLLM, ReplyCache
-from cotune.run.run_dir import RunDir
 from cotune.testing import CharacterCodec, ScriptedLLM, ScriptedSampler
 from cotune.types import Assignment, Completion, Metrics, Progress, Prompt, Sampling
 from cotune.utils.progress import listening
@@ -23,7 +23,7 @@ from tests.helpers import WAITING, make_tasks, one_step
 from tests.rollout.test_coordinator import Yes, on_two_ranks, reply
 
 TASKS = make_tasks(4)
-ROW = {"step": 1, "entries": [], "completion": {"text": "x"}}
+ROW = {"step": 1, "costs": [], "completion": {"text": "x"}}
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ class Watched(ScriptedSampler):
 class Attempt:
     """One attempt at step 5: from its beginning, or taken up from the checkpoint of step 4."""
 
-    run: RunDir
+    run: Record
     totals: Totals
     trail: list[Any]
     asked: list[str]
@@ -143,31 +143,29 @@ def attempt(
 ) -> Attempt:
     """Runs step 5 until it ends or is killed; a second one in the same folder resumes."""
     world, trail, result = World(kill_at=kill_at), list[Any](), None
-    resumed = RunDir.is_run(folder)
-    run = RunDir.open(folder) if resumed else RunDir.create(folder, {})
-    with Ledger(run.ledger_path) as ledger:
-        ledger.begin_attempt(4 if resumed else None)
-        if resumed:
-            run.cut_back(4)
-        else:
-            run.event("saved", 4)
-        coordinator = Coordinator(
-            strategy=Evolving(trail, shout),
-            environment=Yes(),
-            codec=CharacterCodec(),
-            sampler=Watched(world),
-            llm=MeteredLLM(Endpoint(world, texts), ledger, model),
-            journal=run,
-            meter=ledger,
-            settings=RolloutSettings(seed=5),
-            comm=comm,
-        )
-        try:
-            rollouts, metrics = one_step(coordinator, TASKS, 2, Progress(5, 0, total_steps=9))
-            result = rollouts, {k: v for k, v in metrics.items() if k not in WAITING}
-        except (Killed, EvolutionError) as ended:
-            result = ended
-        return Attempt(run, ledger.totals(), trail, world.asked, result)
+    resumed = Record.is_run(folder)
+    run = Record.open(folder) if resumed else Record.create(folder, {})
+    run.begin_attempt(4 if resumed else None)
+    if not resumed:
+        run.set_step(4)
+        run.count("train", 8, 80)
+        run.event("saved", 4)
+    coordinator = Coordinator(
+        strategy=Evolving(trail, shout),
+        environment=Yes(),
+        codec=CharacterCodec(),
+        sampler=Watched(world),
+        llm=MeteredLLM(Endpoint(world, texts), run, model),
+        record=run,
+        settings=RolloutSettings(seed=5),
+        comm=comm,
+    )
+    try:
+        rollouts, metrics = one_step(coordinator, TASKS, 2, Progress(5, 0, total_steps=9))
+        result = rollouts, {k: v for k, v in metrics.items() if k not in WAITING}
+    except (Killed, EvolutionError) as ended:
+        result = ended
+    return Attempt(run, run.totals(), trail, world.asked, result)
 
 
 def counted(totals: Totals) -> list[Any]:
@@ -175,7 +173,7 @@ def counted(totals: Totals) -> list[Any]:
     return [getattr(totals, name) for name in names]
 
 
-def learnt(run: RunDir) -> list[Any]:
+def learnt(run: Record) -> list[Any]:
     kinds = {row["kind"]: row.get("text") for row in run.read_events()}
     return [kinds["evolution"], run.read_trajectories(5, "train")[0]["completion_ids"]]
 
@@ -252,32 +250,31 @@ def test_two_processes_end_as_one(tmp_path: Path) -> None:
     assert calls(resumed[0].asked) == ["llm 1", "llm 2"]
 
 
-def ask(path: Path, llm: LLM, *prompts: str, step: int = 1) -> list[Completion]:
-    """The replies of a step's LLM to prompts."""
-    with Ledger(":memory:") as ledger:
-        ledger.begin_attempt(None)
-        cached = CachedLLM(llm, ReplyCache(path), ledger, lambda *_, **__: None, step)
-        return [cached.complete(prompt) for prompt in prompts]
+def ask(folder: Path, llm: LLM, *prompts: str, step: int = 1) -> list[Completion]:
+    """The replies of a step's LLM to prompts, from a fresh record of the folder."""
+    record = Record.open(folder) if Record.is_run(folder) else Record.create(folder, {})
+    cached = CachedLLM(llm, record, step)
+    return [cached.complete(prompt) for prompt in prompts]
 
 
 def test_a_reply_comes_back_as_it_was(tmp_path: Path) -> None:
     odd = Completion("\ud83d cut", 3, 4, truncated=True)
     for llm in (ScriptedLLM([odd]), ScriptedLLM([])):
-        assert ask(tmp_path / "log", llm, "why?") == [odd]
+        assert ask(tmp_path / "run", llm, "why?") == [odd]
 
 
 def test_a_prompt_that_is_sent_twice_has_two_replies_and_other_steps_have_theirs(
     tmp_path: Path,
 ) -> None:
     for texts in (["a", "b"], []):
-        replies = ask(tmp_path / "log", ScriptedLLM(texts), "why?", "why?")
+        replies = ask(tmp_path / "run", ScriptedLLM(texts), "why?", "why?")
         assert [reply.text for reply in replies] == ["a", "b"]
-    assert [r.text for r in ask(tmp_path / "log", ScriptedLLM(["c"]), "why?", step=2)] == ["c"]
+    assert [r.text for r in ask(tmp_path / "run", ScriptedLLM(["c"]), "why?", step=2)] == ["c"]
 
 
 def test_calls_under_way_are_reported_and_recalled_ones_are_not(tmp_path: Path) -> None:
     found: list[tuple[str, int, int]] = []
     for _ in range(2):
         with listening(lambda *report: found.append(report)):
-            ask(tmp_path / "log", ScriptedLLM(["a", "b"]), "1", "2")
+            ask(tmp_path / "run", ScriptedLLM(["a", "b"]), "1", "2")
     assert found == [("llm", 0, 1), ("llm", 1, 2)]

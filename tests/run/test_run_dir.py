@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from cotune.errors import ConfigError
 from cotune.run.json_files import json_line, plain, read_jsonl, write_atomic
-from cotune.run.run_dir import RunDir, read_summary, write_summary
+from cotune.run.record import Record
+from cotune.run.run_dir import read_summary, write_summary
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 
 CONFIG = {"name": "demo", "seed": 7, "limits": {"turns": 4}, "rewards": ("em", "f1")}
@@ -40,31 +41,31 @@ def make_trajectory(trained: Prompt | None = None) -> Trajectory:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    return RunDir.create(tmp_path / "run", CONFIG)
+def run(tmp_path: Path) -> Record:
+    return Record.create(tmp_path / "run", CONFIG)
 
 
-def test_create_writes_the_configuration_and_open_reads_it_back(run: RunDir) -> None:
+def test_create_writes_the_configuration_and_open_reads_it_back(run: Record) -> None:
     stored = yaml.safe_load((run.path / "run.yaml").read_text())
     assert next(iter(stored)) == "schema_version"
     assert stored["schema_version"] == 1
-    assert RunDir.open(run.path).read_config() == CONFIG | {"rewards": ["em", "f1"]}
-    assert RunDir.is_run(run.path)
-    assert not RunDir.is_run(run.path.parent)
+    assert Record.open(run.path).read_config() == CONFIG | {"rewards": ["em", "f1"]}
+    assert Record.is_run(run.path)
+    assert not Record.is_run(run.path.parent)
 
 
 def test_create_refuses_a_folder_that_holds_something_and_leaves_it_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("x")
     with pytest.raises(ConfigError, match=r"output: .*choose another output$") as info:
-        RunDir.create(tmp_path, CONFIG)
+        Record.create(tmp_path, CONFIG)
     assert "\n" not in str(info.value)
     assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
     for path in (tmp_path / "mine.txt", tmp_path / "mine.txt" / "below" / "it"):
         with pytest.raises(ConfigError, match=r"^output: .*mine.txt is a file; choose another"):
-            RunDir.create(path, CONFIG)
-    run = RunDir.create(tmp_path / "run", CONFIG)
+            Record.create(path, CONFIG)
+    run = Record.create(tmp_path / "run", CONFIG)
     with pytest.raises(ConfigError, match="or resume the run: cotune resume") as info:
-        RunDir.create(run.path, CONFIG)
+        Record.create(run.path, CONFIG)
     assert str(info.value).endswith(f"cotune resume {run.path}")
 
 
@@ -72,12 +73,12 @@ def test_what_a_kill_while_a_run_was_created_left_is_no_obstacle(tmp_path: Path)
     path = tmp_path / "run"
     path.mkdir()
     (path / ".run.yaml.71.tmp").write_text("name: of the first try")
-    assert RunDir.is_run(RunDir.create(path, CONFIG).path)
+    assert Record.is_run(Record.create(path, CONFIG).path)
 
 
 def test_half_a_utf_16_pair_is_read_back(tmp_path: Path) -> None:
     config = {"instruction": "Answer. \ud800 \U0001f600"}
-    created = RunDir.create(tmp_path / "run", config)
+    created = Record.create(tmp_path / "run", config)
     assert created.read_config()["instruction"] == config["instruction"]
 
 
@@ -87,7 +88,7 @@ def test_half_a_utf_16_pair_is_read_back(tmp_path: Path) -> None:
      "a: " + "9" * 5000],
     ids=["lists", "maps", "items", "keys", "digits"],
 )  # fmt: skip
-def test_a_run_yaml_that_no_reader_can_take_is_one_line(run: RunDir, text: str) -> None:
+def test_a_run_yaml_that_no_reader_can_take_is_one_line(run: Record, text: str) -> None:
     run.config_path.write_text(f"schema_version: 1\n{text}")
     with pytest.raises(ConfigError, match=r"run.yaml is not YAML .*; restore the file") as caught:
         run.read_config()
@@ -96,23 +97,23 @@ def test_a_run_yaml_that_no_reader_can_take_is_one_line(run: RunDir, text: str) 
 
 def test_create_writes_nothing_when_the_configuration_is_not_plain(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"config\.path is a PosixPath"):
-        RunDir.create(tmp_path / "run", {"path": Path("x")})
+        Record.create(tmp_path / "run", {"path": Path("x")})
     assert not (tmp_path / "run").exists()
 
 
-def test_open_refuses_what_is_no_run_folder(tmp_path: Path, run: RunDir) -> None:
+def test_open_refuses_what_is_no_run_folder(tmp_path: Path, run: Record) -> None:
     with pytest.raises(ConfigError, match=r"not a run folder: it has no run\.yaml"):
-        RunDir.open(tmp_path)
+        Record.open(tmp_path)
     (run.path / "run.yaml").write_text("schema_version: 2\n")
     with pytest.raises(ConfigError, match="schema_version is 2, expected 1"):
-        RunDir.open(run.path)
+        Record.open(run.path)
     (run.path / "run.yaml").write_text("a: [\n")
     with pytest.raises(ConfigError, match="not YAML") as info:
-        RunDir.open(run.path)
+        Record.open(run.path)
     assert "\n" not in str(info.value)
 
 
-def test_events_and_metrics_are_stamped(run: RunDir) -> None:
+def test_events_and_metrics_are_stamped(run: Record) -> None:
     run.event("population", 3, members=[{"id": "i0", "weight": np.float32(0.5)}])
     run.metrics(3, {"reward": 0.25, "loss": float("nan"), "count": np.int64(4), "max": np.inf})
     (event,) = run.read_events()
@@ -124,7 +125,7 @@ def test_events_and_metrics_are_stamped(run: RunDir) -> None:
     assert values == {"step": 3, "reward": 0.25, "loss": None, "count": 4, "max": None}
 
 
-def test_a_birth_goes_into_the_lineage(run: RunDir) -> None:
+def test_a_birth_goes_into_the_lineage(run: Record) -> None:
     run.event("instruction_born", 15, id="i1", text="Split.", parent="i0", origin="reflection",
               born=15, critique="too broad", score=0.4, parent_score=0.2, shown=("q7",))  # fmt: skip
     run.event("instruction_pruned", 20, id="i1", weight=0.1)
@@ -136,21 +137,21 @@ def test_a_birth_goes_into_the_lineage(run: RunDir) -> None:
 
 
 @pytest.mark.parametrize("value", [{1, 2}, Path("x"), b"x", object(), {1: 2}])
-def test_what_json_cannot_hold_is_an_error_and_writes_nothing(run: RunDir, value: object) -> None:
+def test_what_json_cannot_hold_is_an_error_and_writes_nothing(run: Record, value: object) -> None:
     with pytest.raises(TypeError, match=r"event 'notice'\.text"):
         run.event("notice", 1, text=value)
     assert run.read_events() == []
 
 
 @pytest.mark.parametrize("name", ["time", "attempt", "step", "kind"])
-def test_a_field_cannot_take_a_column_s_name(run: RunDir, name: str) -> None:
+def test_a_field_cannot_take_a_column_s_name(run: Record, name: str) -> None:
     with pytest.raises(ValueError, match=f"field '{name}'"):
         run.event("notice", 1, **{name: 1})
 
 
-def test_trajectories_are_kept_in_full(run: RunDir) -> None:
-    run.trajectories(3, "train", [make_trajectory()])
-    run.trajectories(3, "train", [make_trajectory(trained=Prompt("Search, then answer.", "hint"))])
+def test_trajectories_are_kept_in_full(run: Record) -> None:
+    run.rollouts(3, "train", [make_trajectory()])
+    run.rollouts(3, "train", [make_trajectory(trained=Prompt("Search, then answer.", "hint"))])
     first, second = run.read_trajectories(3, "train")
     assert first == {
         "step": 3, "attempt": 1, "purpose": "train",
@@ -174,18 +175,18 @@ def test_trajectories_are_kept_in_full(run: RunDir) -> None:
     assert run.trajectory_files() == [(3, "train")]
     assert run.read_trajectories(3, "verify") == []
     with pytest.raises(ValueError, match=r"purpose is '\.\./x'"):
-        run.trajectories(3, "../x", [])
+        run.rollouts(3, "../x", [])
 
 
-def filled(run: RunDir) -> None:
+def filled(run: Record) -> None:
     for step in range(1, 5):
         run.event("instruction_born", step, id=f"i{step}", text="t", parent=None)
         run.metrics(step, {"reward": step / 10})
-        run.trajectories(step, "train", [make_trajectory()])
+        run.rollouts(step, "train", [make_trajectory()])
     run.write_summary({"name": "demo"})
 
 
-def test_cut_back_drops_later_steps_only(run: RunDir) -> None:
+def test_cut_back_drops_later_steps_only(run: Record) -> None:
     filled(run)
     (run.path / "checkpoints").mkdir()
     (run.path / "checkpoints" / "keep").write_text("x")
@@ -203,32 +204,32 @@ def test_cut_back_drops_later_steps_only(run: RunDir) -> None:
     assert not [path for path in run.path.iterdir() if path.suffix == ".tmp"]
 
 
-def test_replies_outlive_a_resume(run: RunDir) -> None:
-    run.replies.add({"key": "a", "step": 5, "completion": {}})
-    again = RunDir.open(run.path)
+def test_replies_outlive_a_resume(run: Record) -> None:
+    run.replies.add({"key": "a", "step": 5, "costs": [], "completion": {}})
+    again = Record.open(run.path)
     again.cut_back(-1)
     assert again.replies.find("a") is not None
 
 
-def test_attempts_count_up_even_when_their_lines_are_cut(run: RunDir) -> None:
+def test_attempts_count_up_even_when_their_lines_are_cut(run: Record) -> None:
     filled(run)
     run.cut_back(3)
     run.event("resumed", 3, from_step=3)
-    again = RunDir.open(run.path)
+    again = Record.open(run.path)
     assert again.attempt == 2
     again.cut_back(1)
     assert all(row["step"] <= 1 for row in again.read_events())
-    assert RunDir.open(run.path).attempt == again.attempt == 3
+    assert Record.open(run.path).attempt == again.attempt == 3
 
 
-def test_a_summary_counts_for_the_attempt_that_wrote_it(run: RunDir) -> None:
+def test_a_summary_counts_for_the_attempt_that_wrote_it(run: Record) -> None:
     assert run.read_summary() is None
     filled(run)
     assert run.read_summary() == {"schema_version": 1, "name": "demo", "attempt": 1}
     run.cut_back(2)
     assert run.read_summary() is None
     run.write_summary({"name": "demo"})
-    assert RunDir.open(run.path).read_summary() == {
+    assert Record.open(run.path).read_summary() == {
         "schema_version": 1, "name": "demo", "attempt": 2,
     }  # fmt: skip
 
@@ -245,11 +246,11 @@ def test_summaries_of_another_format_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [b'{"step": 9, "rew', b'{"step": 9}', b"\xe2\x80"])
-def test_a_torn_last_line_is_skipped_then_removed(run: RunDir, torn: bytes) -> None:
+def test_a_torn_last_line_is_skipped_then_removed(run: Record, torn: bytes) -> None:
     run.metrics(1, {"reward": 0.5})
     with (run.path / "metrics.jsonl").open("ab") as file:
         file.write(torn)
-    again = RunDir.open(run.path)
+    again = Record.open(run.path)
     assert [row["step"] for row in again.read_metrics()] == [1]
     again.metrics(2, {"reward": 0.6})
     assert [row["step"] for row in again.read_metrics()] == [1, 2]
@@ -260,7 +261,7 @@ def test_a_torn_last_line_is_skipped_then_removed(run: RunDir, torn: bytes) -> N
     assert torn not in (run.path / "metrics.jsonl").read_bytes()
 
 
-def test_a_broken_line_that_was_finished_is_an_error_with_its_place(run: RunDir) -> None:
+def test_a_broken_line_that_was_finished_is_an_error_with_its_place(run: Record) -> None:
     (run.path / "events.jsonl").write_text('{"step": 1}\n{"st\n{"step": 2}\n')
     with pytest.raises(ConfigError, match=r"events\.jsonl, line 2: not JSON"):
         run.read_events()
@@ -303,7 +304,7 @@ def test_lines_round_trip_whatever_the_text(
     assert read_jsonl(path) == rows == plain(rows, "rows")
 
 
-def test_a_lone_surrogate_of_a_reply_survives(run: RunDir) -> None:
+def test_a_lone_surrogate_of_a_reply_survives(run: Record) -> None:
     text = json.loads('"\\ud83d cut"')
     run.event("notice", 1, text=text)
     run.write_summary({"verdict": text})

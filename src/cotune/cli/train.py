@@ -12,18 +12,19 @@ from cotune.cli.step_progress import step_progress
 from cotune.config.build import describe_llm
 from cotune.config.resuming import open_trained, resumed_config
 from cotune.config.run_file import RunConfig, dump_config, load_config
-from cotune.engines.engine import engine_of
+from cotune.engines.engine import engine_of, record_settings
 from cotune.engines.preflight import Preflight
 from cotune.engines.run_summary import write_run_summary
 from cotune.errors import CotuneError, EvolutionError, Stopped
 from cotune.protocols import Environment
+from cotune.run.console import score_table
 from cotune.run.full_disk import full_disk_explained
-from cotune.run.journal import Journal, score_table
-from cotune.run.ledger import Ledger
 from cotune.run.locks import run_locked
+from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.run.truncation import truncation_notice
 from cotune.utils.importing import uncollected
+from cotune.utils.processes import launched_rank
 from cotune.utils.stopping import stopped_by_sigterm
 from cotune.utils.text import command_on, one_line
 
@@ -40,11 +41,11 @@ def train(
     with _stoppable(config.output, config, new=True), step_progress(shown):
         with uncollected():
             checked = passed(config)
-            folder = RunDir(config.output, attempt=1).checkpoints_path
+            folder = RunDir(config.output).checkpoints_path
             setup = checked.engine.prepare(checked, folder)
         with run_locked(config.output, new=True):
-            run = _created(config)
-            _book(checked, run)
+            run = _created(config, shown)
+            run.charge_check(checked.llm_calls)
             _show_headline(config, run, shown)
             engine_of(config).train(config, run, setup, None, shown, conclude)
     return run.path
@@ -58,18 +59,19 @@ def resume(
     Fields to set are first written to its run.yaml. A run that was stopped after its summary was written
     gets what is missing: a complete best/, and the report.
     """
-    run, was = open_trained(folder)
-    if not assignments and _concluded_late(run, was, Console(quiet=True) if quiet else console):
-        return run.path
-    step = engine_of(was).checkpoint_step(was, run.checkpoints_path)
-    config = resumed_config(run, was, assignments, step)
+    trained, was = open_trained(folder)
+    if not assignments and _concluded_late(trained, was, Console(quiet=True) if quiet else console):
+        return trained.path
+    step = engine_of(was).checkpoint_step(was, trained.checkpoints_path)
+    config = resumed_config(trained, was, assignments, step)
     shown = Console(quiet=True) if quiet else console
     with _stoppable(folder, config), run_locked(folder), step_progress(shown):
         with uncollected():
             checked = passed(config, new=False)
-            setup = checked.engine.prepare(checked, run.checkpoints_path)
+            setup = checked.engine.prepare(checked, trained.checkpoints_path)
+        run = _opened(config, folder, shown)
         chosen = checked.engine.choose(run, setup)
-        _book(checked, run)
+        run.charge_check(checked.llm_calls)
         if assignments:
             _on_first_rank(lambda: run.replace_config(dump_config(config)))
         _show_headline(config, run, shown)
@@ -94,26 +96,16 @@ def passed(
     return Preflight(config, new=new).require()
 
 
-def _book(checked: Preflight, run: RunDir) -> None:
-    """Record the call that checked the LLM in the run's ledger."""
-    if checked.llm_calls:
-        with Ledger(run.ledger_path) as ledger:
-            for call in checked.llm_calls:
-                ledger.add_check(call)
-
-
 def conclude(
     config: RunConfig,
-    run: RunDir,
-    journal: Journal,
+    run: Record,
     outcome: "Outcome",
     environment: Environment,
     shown: Console,
 ) -> None:
     """Write a finished run's summary, complete best/, write the report, and print the scores."""
-    with Ledger(run.ledger_path) as ledger:
-        journal.event("run_finished", outcome.steps + 1)
-        write_run_summary(config, run, outcome, ledger)
+    run.event("run_finished", outcome.steps + 1)
+    write_run_summary(config, run, outcome)
     from cotune.export.complete import complete_best
 
     complete_best(config, run, environment)
@@ -201,14 +193,24 @@ def _without_proposals(folder: Path, config: RunConfig) -> str:
     return f"then: {corrected}, or: {resume} --set llm.optional=true"
 
 
-def _created(config: RunConfig) -> RunDir:
-    """Create the run folder in the first process; return once all processes can see it."""
-    made: list[RunDir] = []
-    _on_first_rank(lambda: made.append(RunDir.create(config.output, dump_config(config))))
-    return made[0] if made else RunDir(config.output, attempt=1)
+def _created(config: RunConfig, shown: Console) -> Record:
+    """Create the run folder in the first process; return its record once all processes can see it."""
+    records: list[Record] = []
+    settings = record_settings(config, shown)
+    _on_first_rank(
+        lambda: records.append(Record.create(config.output, dump_config(config), **settings))
+    )
+    return records[0] if records else Record(config.output, silent=True)
 
 
-def _show_headline(config: RunConfig, run: RunDir, shown: Console) -> None:
+def _opened(config: RunConfig, folder: Path, shown: Console) -> Record:
+    """Return the record of a run to resume, which only the first process writes."""
+    if launched_rank():
+        return Record(folder, silent=True)
+    return Record.open(folder, **record_settings(config, shown))
+
+
+def _show_headline(config: RunConfig, run: Record, shown: Console) -> None:
     llm, what = (
         describe_llm(config.proposer),
         f"{config.strategy.kind} on {config.environment.kind}",

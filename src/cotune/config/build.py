@@ -16,7 +16,7 @@ from cotune.llm.own import OwnLLMOptions, own_llm
 from cotune.protocols import LLM, Codec, Environment
 from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.rewards.reward_options import RewardConfig
-from cotune.run.ledger import Ledger
+from cotune.run.record import Record
 from cotune.worlds.rules_llm import RulesLLM
 
 
@@ -86,7 +86,7 @@ def build_rewards(rewards: Sequence[RewardConfig]) -> RewardFunctions | None:
     )
 
 
-def build_llm(options: LLMConfig | None, seed: int, ledger: Ledger) -> LLM:
+def build_llm(options: LLMConfig | None, seed: int, record: Record) -> LLM:
     """Return a metered LLM; without options, one that raises when called.
 
     A bank is not metered: no model is asked.
@@ -95,7 +95,7 @@ def build_llm(options: LLMConfig | None, seed: int, ledger: Ledger) -> LLM:
         options: `RunConfig.proposer`.
         seed: seed of the offline rules, and of an object of the user's that has an attribute
             `seed`.
-        ledger: charged for every call.
+        record: charged for every call.
 
     Raises:
         ConfigError: the key is not set, or a bank or an object of the user's cannot be loaded.
@@ -103,7 +103,7 @@ def build_llm(options: LLMConfig | None, seed: int, ledger: Ledger) -> LLM:
     if options is None:
         return NoLLM()
     if isinstance(options, RulesConfig):
-        return MeteredLLM(RulesLLM(seed), ledger, model="rules", identity=options.describe())
+        return MeteredLLM(RulesLLM(seed), record, model="rules", identity=options.describe())
     if isinstance(options, BankOptions):
         return BankLLM(options)
     if isinstance(options, OwnLLMOptions):
@@ -111,8 +111,8 @@ def build_llm(options: LLMConfig | None, seed: int, ledger: Ledger) -> LLM:
         if hasattr(own, "seed"):
             own.seed = seed  # pyright: ignore[reportAttributeAccessIssue]
         optional = options.optional or bool(getattr(own, "optional", False))
-        return MeteredLLM(own, ledger, options.describe(), optional=optional)
-    return OpenAIClient(options, ledger)
+        return MeteredLLM(own, record, options.describe(), optional=optional)
+    return OpenAIClient(options, record)
 
 
 def describe_llm(options: LLMConfig | None) -> str:

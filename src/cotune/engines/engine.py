@@ -15,8 +15,9 @@ from rich.console import Console
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
-from cotune.run.journal import Journal
-from cotune.run.ledger import Totals
+from cotune.run.console import ConsoleListener
+from cotune.run.costs import Totals
+from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.utils.packages import ENGINES, installed
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from cotune.engines.preflight import Check, Preflight
     from cotune.engines.undamaged import Chosen
 
-Conclude = Callable[[RunConfig, RunDir, Journal, "Outcome", Environment, Console], None]
+Conclude = Callable[[RunConfig, Record, "Outcome", Environment, Console], None]
 """Finishes a trained run: writes its summary, completes best/, reports."""
 
 
@@ -130,7 +131,7 @@ class Engine(Protocol):
     def train(
         self,
         config: RunConfig,
-        run: RunDir,
+        run: Record,
         setup: Any,
         chosen: "Chosen | None",
         console: Console,
@@ -140,11 +141,11 @@ class Engine(Protocol):
 
         Args:
             config: the run file.
-            run: the run folder, which exists and is locked.
+            run: the run's record; its folder exists and is locked.
             setup: the result of `prepare` for that folder.
             chosen: what `choose` found, for a resume; None starts from the initial policy.
             console: the console for progress; only the first process uses it.
-            conclude: called once, in the process that holds the journal.
+            conclude: called once, in the process that writes the record.
         """
         ...
 
@@ -164,15 +165,23 @@ class Engine(Protocol):
         """
         ...
 
-    def measure(
-        self, config: RunConfig, run: RunDir, journal: Journal, setup: Any, steps: int
-    ) -> Measured:
+    def measure(self, config: RunConfig, run: Record, setup: Any, steps: int) -> Measured:
         """Train the first steps without evaluation or checkpoints, and time them.
 
         Raises:
             ConfigError: the engine cannot measure this run file.
         """
         ...
+
+
+def record_settings(config: RunConfig, console: Console) -> dict[str, Any]:
+    """Return how a run file's `Record` is kept and shown, as arguments of `Record.create` and `Record.open`."""
+    steps = config.training.steps
+    return {
+        "listeners": [ConsoleListener(console, steps)],
+        "rollouts_every": config.logging.trajectories_every,
+        "total_steps": steps,
+    }
 
 
 def engine_named(name: str) -> Engine:

@@ -10,7 +10,6 @@ from cotune.engines.best_policy import BestPolicy, choice_of
 from cotune.engines.joint import TrainingRun
 from cotune.environments.instruction_config import InstructionConfig
 from cotune.run.best import BestRecord
-from cotune.run.journal import write_score
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score, measure_of, score_trajectories
 from cotune.types import Prompt
@@ -125,10 +124,15 @@ class Validation:
         if joint.coordinator.comm.rank == 0:
             # Record under the following step, so that a resume drops these lines and writes them
             # again.
-            step, journal = joint.coordinator.step, joint.parts.journal
-            done = joint.batches if trained is None else trained
-            prompt_name = _PROMPTS.get(when, "best")
-            write_score(journal, step, trajectories, score, split, when, done, prompt_name)
+            joint.parts.record.score(
+                joint.coordinator.step,
+                trajectories,
+                score,
+                split=split,
+                when=when,
+                trained=joint.batches if trained is None else trained,
+                prompt=_PROMPTS.get(when, "best"),
+            )
             if when in _SCORES:
                 self._report(joint, {_SCORES[when]: score.em})
         return score
@@ -173,7 +177,7 @@ class RunEvaluation(Validation):
         """Score the reported policy: the best on validation, or the last one without validation."""
         joint.begin_closing()
         if joint.ended_early and joint.coordinator.comm.rank == 0:
-            joint.parts.journal.event("notice", joint.coordinator.step, text=joint.ended_early)
+            joint.parts.record.event("notice", joint.coordinator.step, text=joint.ended_early)
         on_rank_zero = joint.coordinator.on_rank_zero
         score: Score | None = None
         plain: Score | None = None
@@ -222,7 +226,7 @@ class RunEvaluation(Validation):
         leader = joint.coordinator.strategy.best_instruction_id()
         record = self._best.conclude(joint.batches, leader, score, self._initial(joint))
         self._record_choice(joint)
-        joint.parts.journal.event(
+        joint.parts.record.event(
             "best_kept",
             joint.coordinator.step,
             id=record.instruction_id,
@@ -247,7 +251,7 @@ class RunEvaluation(Validation):
         best = choice_of(joint)
         if best is None:
             return
-        joint.parts.journal.event(
+        joint.parts.record.event(
             "best_instruction",
             joint.coordinator.step,
             id=best.instruction.id,

@@ -16,8 +16,7 @@ from cotune.policy.codec import HFCodec
 from cotune.protocols import LLM, Environment, Rewards, State, Strategy
 from cotune.rollout.coordinator import Coordinator
 from cotune.rollout.task_order import TaskOrder
-from cotune.run.journal import Journal, Meter
-from cotune.run.ledger import Ledger
+from cotune.run.record import Record
 from cotune.types import Limits, Progress
 
 
@@ -28,8 +27,7 @@ class Parts:
     strategy: Strategy
     environment: Environment
     llm: LLM
-    journal: Journal
-    meter: Meter
+    record: Record
     limits: Limits
     seed: int = 0
     rewards: Rewards | None = None
@@ -48,15 +46,14 @@ def run_parts(
     environment: Environment,
     codec: HFCodec,
     rewards: Rewards | None,
-    journal: Journal,
-    ledger: Ledger,
+    record: Record,
 ) -> Parts:
     """Return the parts of a run file.
 
     Args:
         config: the run file.
         environment, codec, rewards: objects loaded for it.
-        journal, ledger: where the run is recorded.
+        record: where the run is recorded.
     """
     return Parts(
         strategy=build_strategy(
@@ -69,9 +66,8 @@ def run_parts(
         ),
         environment=environment,
         # The other ranks never ask the LLM, and making the user's own may load a model.
-        llm=NoLLM() if world().rank else build_llm(config.proposer, config.seed, ledger),
-        journal=journal,
-        meter=ledger,
+        llm=NoLLM() if world().rank else build_llm(config.proposer, config.seed, record),
+        record=record,
         limits=config.limits,
         seed=config.seed,
         rewards=rewards,
@@ -151,18 +147,18 @@ class TrainingRun:
                 the run file at that time.
         """
         now, chosen = self.parts.changeable, self.chosen or Chosen()
-        self.attempt = self.parts.meter.begin_attempt(step, saved.get("attempt"))
-        self.parts.journal.cut_back(step)
+        record = self.parts.record
+        self.attempt = record.begin_attempt(step, saved.get("attempt"))
         changed = changes(saved.get("changeable", now), now)
-        self.parts.journal.event("resumed", step, from_step=step, changed=changed)
+        record.event("resumed", step, from_step=step, changed=changed)
         for text in chosen.notices:
-            self.parts.journal.event("notice", step, text=text)
+            record.event("notice", step, text=text)
 
     def record_under(self, step: int) -> None:
         """Record what follows under a step."""
         self.coordinator.step = step
         if self.coordinator.comm.rank == 0:
-            self.parts.meter.set_step(step)
+            self.parts.record.set_step(step)
 
     def begin_closing(self) -> None:
         """Record what follows under the step after the last; a resume drops and repeats it."""

@@ -54,8 +54,9 @@ from cotune.policy.policy_files import (
 )
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions
+from cotune.run.costs import CostRow
 from cotune.run.full_disk import free_space
-from cotune.run.ledger import CostRow, Ledger
+from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.utils.packages import installed
 from cotune.utils.processes import launched_rank
@@ -305,11 +306,7 @@ class Preflight:
 
     def _spent(self) -> float:
         """Return the money that the run has spent so far; 0.0 for one that has not begun."""
-        path = RunDir(self.config.output, attempt=1).ledger_path
-        if self._new or not path.is_file():
-            return 0.0
-        with Ledger(path) as ledger:
-            return ledger.totals().money
+        return 0.0 if self._new else RunDir(self.config.output).totals().money
 
     def _environment(self) -> None:
         config, rewards, environment = self.config, self.rewards, self.environment
@@ -474,8 +471,7 @@ def llm(options: LLMConfig | None) -> str | None:
             f"llm: the environment variable {name} is not set; export {name}=… with the key, or set "
             "llm.api_key_env to null"
         )
-    with Ledger(":memory:") as ledger:
-        build_llm(options, 0, ledger)
+    build_llm(options, 0, Record())
     return f"llm: {options.describe()}" + (
         f"; the environment variable {name} is set" if name else ""
     )
@@ -504,13 +500,12 @@ def llm_answers(options: LLMConfig | None, spent: float = 0.0) -> tuple[str | No
     check_listens(asked)
     if asked.budget is not None:
         asked = replace(asked, budget=max(0.0, asked.budget - spent))
-    with Ledger(":memory:") as ledger:
-        ledger.begin_attempt(None)
-        try:
-            OpenAIClient(asked, ledger, _FIRST_RETRIES).check()
-        except BudgetError as error:
-            raise LLMError(str(error)) from error
-        return "llm: a first call was answered", ledger.rows()
+    record = Record()
+    try:
+        OpenAIClient(asked, record, _FIRST_RETRIES).check()
+    except BudgetError as error:
+        raise LLMError(str(error)) from error
+    return "llm: a first call was answered", record.cost_rows
 
 
 def check_listens(options: OpenAIOptions) -> None:

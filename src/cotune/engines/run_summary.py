@@ -4,18 +4,17 @@ from typing import TYPE_CHECKING, Any
 
 from cotune.config.build import describe_llm
 from cotune.config.run_file import RunConfig
-from cotune.run.ledger import Ledger
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from cotune.run.scores import Score
 
 if TYPE_CHECKING:
     from cotune.engines.evaluation import Outcome
 
 
-def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger: Ledger) -> None:
+def write_run_summary(config: RunConfig, run: Record, outcome: "Outcome") -> None:
     """Write the summary.json of one run, with a single arm."""
     arm = arm_figures(
-        run, ledger, outcome.after, outcome.before, outcome.plain,
+        run, outcome.after, outcome.before, outcome.plain,
         steps=outcome.steps, instruction=outcome.instruction,
     )  # fmt: skip
     if outcome.hinted:
@@ -42,8 +41,7 @@ def write_run_summary(config: RunConfig, run: RunDir, outcome: "Outcome", ledger
 
 
 def arm_figures(
-    run: RunDir,
-    ledger: Ledger,
+    run: Record,
     after: Score,
     before: Score | None,
     plain: Score | None,
@@ -60,7 +58,7 @@ def arm_figures(
         steps: steps of training.
         instruction: the best one.
     """
-    totals = ledger.totals()
+    totals = run.totals()
     return {
         **score_figures("em", after),
         **score_figures("em_before", before),
@@ -78,7 +76,7 @@ def arm_figures(
     }
 
 
-def llm_figures(run: RunDir) -> dict[str, Any]:
+def llm_figures(run: Record) -> dict[str, Any]:
     """Return how many phases of evolution failed, and why proposals ended, if they did."""
     events = run.read_events()
     ended = [row["reason"] for row in events if row["kind"] == "proposals_ended"]
@@ -88,7 +86,7 @@ def llm_figures(run: RunDir) -> dict[str, Any]:
     }
 
 
-def seconds_spent(run: RunDir) -> float:
+def seconds_spent(run: Record) -> float:
     """Return the wall time of all attempts, each from its first line to its last."""
     spans: dict[int, list[float]] = {}
     for row in (*run.read_events(), *run.read_metrics()):

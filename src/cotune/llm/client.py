@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from cotune.errors import ConfigError, CotuneError, LLMError
 from cotune.protocols import LLM
+from cotune.run.record import Record
 from cotune.types import Completion
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.option_checks import check_range, check_url
@@ -135,24 +136,6 @@ class OpenAIOptions:
         ) / 1e6
 
 
-class Account(Protocol):
-    """A record of an LLM's calls; `Ledger` implements it and documents the methods."""
-
-    def check_budget(self, limit: float | None) -> None: ...
-
-    def add_call(
-        self,
-        model: str,
-        *,
-        prompt_tokens: int = 0,
-        completion_tokens: int = 0,
-        cost: float = 0.0,
-        error: str = "",
-        estimated: bool = False,
-        seconds: float = 0.0,
-    ) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The outcome of one request, its repetitions included.
@@ -178,24 +161,24 @@ class Outcome:
 
 
 class OpenAIClient:
-    """An `LLM` at an OpenAI-compatible endpoint; each reply or failure is one row of the ledger.
+    """An `LLM` at an OpenAI-compatible endpoint; each reply or failure is one row of the run's costs.
 
     openai's client repeats a request that breaks off, times out or has status 408, 409, 429 or 5xx,
     as long as Retry-After says. A reply without usable text is asked for again, as often. Other
     statuses are final, and no redirect is followed. What was refused or never sent costs nothing; what
-    comes without a usage report is counted at its upper bound and marked as such in the ledger.
+    comes without a usage report is counted at its upper bound and marked as such.
 
     Args:
         options: `llm:` of the run file.
-        ledger: the ledger in which calls are recorded.
+        record: the record in which calls are counted.
         retries: further attempts after a failed first one.
 
     Raises:
         ConfigError: the environment variable of `api_key_env` is not set or holds no key.
     """
 
-    def __init__(self, options: OpenAIOptions, ledger: Account, retries: int = RETRIES) -> None:
-        self._options, self._ledger, self._retries = options, ledger, retries
+    def __init__(self, options: OpenAIOptions, record: Record, retries: int = RETRIES) -> None:
+        self._options, self._record, self._retries = options, record, retries
         self.identity, self.optional = options.describe(), options.optional
         self._key = _read_key(options.api_key_env)
         self._absent_headers = [] if self._key else ["Authorization"]
@@ -240,16 +223,16 @@ class OpenAIClient:
         upper_prompt = sum(prompt_token_bound(len(m["content"].encode())) for m in sent)
         outcome = Outcome()
         for _ in range(1 + self._retries):
-            self._ledger.check_budget(options.budget)
+            self._record.check_budget(options.budget)
             begun = time.monotonic()
             outcome = _LOOP.run(self._ask(sent, stop))
             estimated = outcome.usage is None and not outcome.free
             usage = outcome.usage or ((upper_prompt, options.max_tokens) if estimated else (0, 0))
-            self._ledger.add_call(
+            self._record.charge(
                 options.model,
                 prompt_tokens=usage[0],
                 completion_tokens=usage[1],
-                cost=options.price(*usage),
+                money=options.price(*usage),
                 error=outcome.error,
                 estimated=estimated,
                 seconds=time.monotonic() - begun,
@@ -335,11 +318,11 @@ class NoLLM:
 
 
 class MeteredLLM:
-    """Record every call of an LLM without a price (the offline rules, a fake) in the ledger.
+    """Count every call of an LLM without a price (the offline rules, a fake).
 
     Args:
         llm: the LLM that answers.
-        ledger: the ledger in which its calls are recorded, at price 0.
+        record: the record in which its calls are counted, at price 0.
         model: the name under which they are recorded.
         identity: identifies the LLM that answers; None: its own `identity`, or the name.
         optional: see `protocols.LLM`; None asks the LLM itself.
@@ -348,7 +331,7 @@ class MeteredLLM:
     def __init__(
         self,
         llm: LLM,
-        ledger: Account,
+        record: Record,
         model: str,
         identity: str | None = None,
         optional: bool | None = None,
@@ -358,7 +341,7 @@ class MeteredLLM:
         self.origin = str(getattr(llm, "origin", ""))
         self.optional = bool(getattr(llm, "optional", False)) if optional is None else optional
         self.advice = str(getattr(llm, "advice", ""))
-        self._ledger = ledger
+        self._record = record
         self._model = model
 
     def complete(self, prompt: str) -> Completion:
@@ -368,7 +351,7 @@ class MeteredLLM:
             LLMError: the LLM raised it, or an exception that is not cotune's.
             BudgetError, ConfigError: the LLM raised it, or returned no text.
         """
-        self._ledger.check_budget(None)  # which fails outside training, before the LLM is asked
+        self._record.check_budget(None)  # which fails outside training, before the LLM is asked
         begun, completion, failure = time.monotonic(), Completion(""), "interrupted"
         try:
             completion = _as_completion(self._llm.complete(prompt), self._model)
@@ -381,7 +364,7 @@ class MeteredLLM:
                 raise
             raise LLMError(failure) from error
         finally:
-            self._ledger.add_call(
+            self._record.charge(
                 self._model,
                 prompt_tokens=completion.prompt_tokens,
                 completion_tokens=completion.completion_tokens,

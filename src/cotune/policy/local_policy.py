@@ -1,7 +1,7 @@
 """A saved policy loaded into this process, for evaluation outside a run."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,7 @@ from cotune.policy.sampling import Casts, policy_sampler
 from cotune.policy.tool_templates import check_turns
 from cotune.protocols import Environment, Rewards
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
-from cotune.run.journal import SilentJournal
-from cotune.types import Purpose
+from cotune.run.record import Record
 
 
 def load(
@@ -141,29 +140,7 @@ def local_coordinator(
         codec=codec,
         sampler=policy_sampler(lambda: contextlib.nullcontext(model), codec, tokenizer, casts),
         llm=NoLLM(),
-        journal=SilentJournal(),
-        meter=_Unmetered(),
+        record=Record(),
         settings=replace(settings, context_tokens=context),
         rewards=rewards,
     )
-
-
-class _Unmetered:
-    """A ledger that counts nothing, for use without a run."""
-
-    def begin_attempt(self, resumed_from: int | None, saved_in: int | None = None) -> int:
-        return 1
-
-    def set_step(self, step: int) -> None:
-        pass
-
-    def add_rollouts(
-        self, purpose: Purpose, rollouts: int, generated_tokens: int, seconds: float = 0.0
-    ) -> None:
-        pass
-
-    def booking(self, step: int | None = None) -> contextlib.AbstractContextManager[list[int]]:
-        return contextlib.nullcontext([])
-
-    def adopt(self, rows: Sequence[int]) -> None:
-        pass

@@ -16,7 +16,7 @@ from cotune.methods.teacher_kl import teaches
 from cotune.protocols import LLM, Codec, Comm, Environment, Rewards, Sampler, State, Strategy
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.rollout.metrics import trajectory_metrics
-from cotune.run.journal import Journal, Meter
+from cotune.run.record import Record
 from cotune.run.replies import CachedLLM, llm_state, restore_llm
 from cotune.types import Assignment, Limits, Progress, Prompt, Purpose, Sampling, Task, Trajectory
 from cotune.utils.progress import report
@@ -86,7 +86,7 @@ class Coordinator:
         strategy: consulted only on rank 0.
         environment, codec, sampler: one on every rank.
         llm: writes proposals; used only on rank 0.
-        journal, meter: written only on rank 0.
+        record: written only on rank 0.
         settings: limits, temperature, seed and sizes of rollouts.
         comm: connects the ranks; None for a single process.
         rewards: score in place of the environment, on every rank; None if the environment scores.
@@ -105,8 +105,7 @@ class Coordinator:
         codec: Codec,
         sampler: Sampler,
         llm: LLM,
-        journal: Journal,
-        meter: Meter,
+        record: Record,
         settings: RolloutSettings,
         comm: Comm | None = None,
         rewards: Rewards | None = None,
@@ -114,7 +113,7 @@ class Coordinator:
     ) -> None:
         self.strategy, self.environment, self.codec = strategy, environment, codec
         self.sampler, self.llm, self.settings = sampler, llm, settings
-        self.journal, self.meter, self.rewards = journal, meter, rewards
+        self.record, self.rewards = record, rewards
         self.comm: Comm = comm or SingleProcess()
         self.gather: Callable[[], Any] = lambda: None
         self.step = 0
@@ -135,13 +134,15 @@ class Coordinator:
         def work() -> dict[str, float]:
             self.step = progress.step
             self._calls = Counter()
-            self.meter.set_step(progress.step)
-            replies = self.journal.replies
-            llm = CachedLLM(self.llm, replies, self.meter, self._record, progress.step)
+            self.record.set_step(progress.step)
+            llm = CachedLLM(self.llm, self.record, progress.step)
             try:
-                metrics = self.strategy.evolve_if_due(progress, self.rollout, llm, self._record)
+                metrics = self.strategy.evolve_if_due(
+                    progress, self.rollout, llm, self._record_event
+                )
             except EvolutionError:
-                replies.forget(progress.step)  # a resume that recalls them would fail again
+                # A resume that recalls them would fail again.
+                self.record.replies.forget(progress.step)
                 raise
             return {**metrics, **llm.finish()}
 
@@ -182,16 +183,16 @@ class Coordinator:
     def observe(
         self, trajectories: Sequence[Trajectory], group_size: int, progress: Progress
     ) -> dict[str, float]:
-        """Show a step's rollouts to the strategy and journal them.
+        """Show a step's rollouts to the strategy and record them.
 
         Returns:
             the strategy's metrics and the batch's.
         """
 
         def work() -> dict[str, float]:
-            metrics = dict(self.strategy.observe(trajectories, progress, self._record))
+            metrics = dict(self.strategy.observe(trajectories, progress, self._record_event))
             metrics.update(trajectory_metrics(trajectories, group_size))
-            self.journal.trajectories(progress.step, "train", trajectories)
+            self.record.rollouts(progress.step, "train", trajectories)
             return metrics
 
         return self.on_rank_zero(work)
@@ -245,9 +246,9 @@ class Coordinator:
         return Sampling(temperature, self.environment.stop, seed, episodes)
 
     def count(self, purpose: Purpose, trajectories: Sequence[Trajectory], seconds: float) -> None:
-        """Record rollouts in the ledger. `rollout` does this itself; rank 0 only."""
+        """Record the cost of rollouts. `rollout` does this itself; rank 0 only."""
         generated = sum(t.generated_tokens for t in trajectories)
-        self.meter.add_rollouts(purpose, len(trajectories), generated, seconds)
+        self.record.count(purpose, len(trajectories), generated, seconds)
 
     def state_dict(self) -> State:
         llm = llm_state(self.llm)
@@ -297,8 +298,8 @@ class Coordinator:
         self.comm.broadcast(_Command("done"))
         return self.comm.broadcast(result)
 
-    def _record(self, kind: str, /, **fields: object) -> None:
-        self.journal.event(kind, self.step, **fields)
+    def _record_event(self, kind: str, /, **fields: object) -> None:
+        self.record.event(kind, self.step, **fields)
 
     def _restore_columns(self, assignment: Assignment) -> Assignment:
         """Restore a task's columns, which a strategy's saved state does not contain."""

@@ -1,1 +1,1 @@
-"""The records of a run: run folder, ledger, journal, locks, and how to read them back."""
+"""The records of a run: run folder, costs, locks, and how to read them back."""

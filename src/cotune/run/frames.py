@@ -1,15 +1,11 @@
 """A run folder as pandas data frames. docs/reference/run-folder.md documents what the files hold."""
 
-import sqlite3
-from collections.abc import Iterable, Sequence
-from contextlib import closing
-from dataclasses import asdict, fields
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cotune.errors import ConfigError
 from cotune.run.json_files import Row
-from cotune.run.ledger import SCHEMA_VERSION, CostRow
 from cotune.run.lineage import instruction_rows
 from cotune.run.run_dir import RunDir
 from cotune.types import Purpose
@@ -57,12 +53,12 @@ class RunReader(RunDir):
         return pd.json_normalize(rows, sep="_")
 
     def costs_frame(self) -> "pd.DataFrame":
-        """Read the view `costs` of ledger.sqlite, in order: `cotune.run.ledger.CostRow`.
+        """Read costs.jsonl, in order: `cotune.run.costs.CostRow`.
 
         Raises:
-            ConfigError: the file is no ledger, or one of another schema version.
+            ConfigError: a line is not a row of costs.
         """
-        return _frame(cost_rows(self.ledger_path))
+        return _frame(map(asdict, self.read_costs()))
 
 
 def open_run(path: str | Path) -> RunReader:
@@ -72,40 +68,6 @@ def open_run(path: str | Path) -> RunReader:
         ConfigError: no run folder, or one of another schema_version.
     """
     return RunReader.open(path)
-
-
-def cost_rows(path: Path) -> list[Row]:
-    """Read the rows of a ledger's view `costs`; [] if there is no ledger. Never writes.
-
-    Raises:
-        ConfigError: the file is no ledger, or one of another schema version.
-    """
-    if not path.is_file():
-        return []
-    names = [field.name for field in fields(CostRow)]
-    address = path.resolve().as_uri()
-    try:
-        try:
-            return _select(f"{address}?mode=ro", names, path)
-        except sqlite3.OperationalError:
-            # In a folder that cannot be written SQLite cannot share the file with a writer.
-            return _select(f"{address}?immutable=1", names, path)
-    except sqlite3.Error as error:
-        raise ConfigError(f"{path}: expected a cotune ledger (SQLite), got: {error}") from error
-
-
-def _select(address: str, names: Sequence[str], path: Path) -> list[Row]:
-    with closing(sqlite3.connect(address, uri=True, timeout=30.0)) as database:
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version != SCHEMA_VERSION:
-            raise ConfigError(
-                f"{path}: ledger has schema version {version}, this cotune reads {SCHEMA_VERSION}: "
-                "read it with the cotune that wrote it"
-            )
-        entries = database.execute(f"SELECT {', '.join(names)} FROM costs ORDER BY id").fetchall()
-    rows = [dict(zip(names, entry, strict=True)) for entry in entries]
-    flags = ("committed", "estimated")  # SQLite has no booleans
-    return [{**row, **{name: bool(row[name]) for name in flags}} for row in rows]
 
 
 def _frame(rows: Iterable[Row]) -> "pd.DataFrame":

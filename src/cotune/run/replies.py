@@ -8,13 +8,13 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
-from cotune.protocols import LLM, Recorder, State
+from cotune.protocols import LLM, State
 from cotune.run.json_files import (
     Row,
     append_durably,
@@ -25,6 +25,9 @@ from cotune.run.json_files import (
 )
 from cotune.types import Completion, Metrics
 from cotune.utils.progress import report
+
+if TYPE_CHECKING:
+    from cotune.run.record import Record
 
 
 class ReplyCache:
@@ -43,7 +46,7 @@ class ReplyCache:
         for line in complete_lines(path):
             with suppress(ValueError):
                 row = json.loads(line)
-                if isinstance(row, dict) and {"key", "step", "completion"} <= row.keys():
+                if isinstance(row, dict) and {"key", "step", "costs", "completion"} <= row.keys():
                     self._rows[row["key"]] = cast("Row", row)
 
     def find(self, key: str) -> Row | None:
@@ -63,36 +66,19 @@ class ReplyCache:
             write_atomic(self._path, b"".join(map(exact_line, self._rows.values())))
 
 
-class Bookings(Protocol):
-    """The part of a ledger that records which of its rows were written for what."""
-
-    def booking(self) -> AbstractContextManager[list[int]]:
-        """Yield a list that gets the number of every row that is written within the block."""
-        ...
-
-    def adopt(self, rows: Sequence[int]) -> None:
-        """Count an earlier attempt's rows with these numbers in this attempt."""
-        ...
-
-
 class CachedLLM:
     """The LLM of one step's evolution: calls that an earlier attempt made are answered from the cache.
 
     Only replies are kept, so a call that failed is made again.
 
     Args:
-        llm: makes the other calls, counting them in `ledger`.
-        cache: the run's replies.
-        ledger: counts a recalled call in this attempt.
-        record: called with a notice about replies that were used again.
+        llm: makes the other calls, counting them in `record`.
+        record: keeps the replies, and counts a recalled call in this attempt too.
         step: the step; equal prompts of different steps get replies of their own.
     """
 
-    def __init__(
-        self, llm: LLM, cache: ReplyCache, ledger: Bookings, record: Recorder, step: int
-    ) -> None:
-        self._llm, self._cache, self._ledger = llm, cache, ledger
-        self._record, self._step = record, step
+    def __init__(self, llm: LLM, record: "Record", step: int) -> None:
+        self._llm, self._record, self._step = llm, record, step
         self._times_asked = Counter[str]()
         self._recalled = self._live_calls = 0
         self._waited = 0.0
@@ -105,11 +91,11 @@ class CachedLLM:
         self._times_asked[prompt] += 1
         parts = [self._step, identity_of(self._llm), prompt, self._times_asked[prompt]]
         key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        row = self._cache.find(key)
+        row = self._record.replies.find(key)
         if row is None:
             return self._ask(key, prompt)
         self._recalled += 1
-        self._ledger.adopt(row["entries"])
+        self._record.count_again(row["costs"])
         if "llm" in row:
             restore_llm(self._llm, row["llm"])
         return Completion(**row["completion"])
@@ -117,22 +103,22 @@ class CachedLLM:
     def _ask(self, key: str, prompt: str) -> Completion:
         self._live_calls += 1
         report("llm", self._live_calls - 1, self._live_calls)  # how many there will be is unknown
-        begun = time.monotonic()
+        begun, counted = time.monotonic(), len(self._record.cost_rows)
         try:
-            with self._ledger.booking() as entries:
-                completion = self._llm.complete(prompt)
+            completion = self._llm.complete(prompt)
         finally:
             self._waited += time.monotonic() - begun
         state = llm_state(self._llm)
-        row = {"key": key, "step": self._step, "entries": entries, "completion": asdict(completion)}
-        self._cache.add(row if state is None else {**row, "llm": state})
+        costs = [row.line() for row in self._record.cost_rows[counted:]]
+        row = {"key": key, "step": self._step, "costs": costs, "completion": asdict(completion)}
+        self._record.replies.add(row if state is None else {**row, "llm": state})
         return completion
 
     def finish(self) -> Metrics:
         """End the step's evolution; return the seconds in which it waited for replies, if it asked."""
         if self._recalled:
             text = f"{self._recalled} replies of the evolution that was cut off are used again"
-            self._record("notice", text=text)
+            self._record.event("notice", self._step, text=text)
         asked = self._recalled or self._live_calls
         return {"llm/waited_seconds": self._waited} if asked else {}
 

@@ -11,7 +11,6 @@ from rich.console import Console
 from cotune.cli.plan import measured_plan
 from cotune.engines.engine import Measured
 from cotune.errors import ConfigError, Stopped
-from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from tests.run_files import tiny, write
 
@@ -51,8 +50,7 @@ def test_steps_are_real_and_nothing_stays(
         seen["events"] = [event["kind"] for event in run.read_events()]
         seen["learning_rates"] = [row["learning_rate"] for row in run.read_metrics()]
         seen["checkpoints"] = list(run.checkpoints_path.glob("checkpoint-*"))
-        with Ledger(run.ledger_path) as ledger:
-            seen["rollouts"] = ledger.totals().rollouts
+        seen["rollouts"] = run.totals().rollouts
         seen["measured"] = measured
         return measured
 

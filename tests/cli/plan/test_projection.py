@@ -5,7 +5,7 @@ import pytest
 from cotune.cli.plan.measured_plan import caveats, project, rates
 from cotune.config.cost import Plan
 from cotune.engines.engine import Measured, MeasuredStep
-from cotune.run.ledger import PURPOSES, Totals
+from cotune.run.costs import PURPOSES, Totals
 
 
 def totals(

@@ -13,8 +13,7 @@ from cotune.policy.policy_files import policy_path
 from cotune.protocols import Environment, Strategy
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.rollout.task_order import TaskOrder
-from cotune.run.journal import SilentJournal
-from cotune.run.ledger import Ledger
+from cotune.run.record import Record
 from cotune.types import Trajectory
 from tests.engines.contract.recording import Recording, Row, update_row, watch
 from tests.engines.contract.script import POLICY, Script
@@ -44,39 +43,38 @@ class LoopDriver:
         lines = self.folder / "loop.jsonl"
         watch(strategy, lines)
         updates: list[list[Row]] = []
-        with Ledger(":memory:") as ledger:
-            ledger.begin_attempt(None)
-            coordinator = Coordinator(
-                strategy=strategy,
-                environment=environment,
-                codec=codec,
-                sampler=script.sampler(codec),
-                llm=script.optimizer(),
-                journal=SilentJournal(),
-                meter=ledger,
-                settings=RolloutSettings(
-                    script.limits,
-                    seed=script.seed,
-                    context_tokens=model.config.max_position_embeddings,
-                ),
-            )
-            observe = coordinator.observe
+        record = Record()
+        record.begin_attempt(None)
+        coordinator = Coordinator(
+            strategy=strategy,
+            environment=environment,
+            codec=codec,
+            sampler=script.sampler(codec),
+            llm=script.optimizer(),
+            record=record,
+            settings=RolloutSettings(
+                script.limits,
+                seed=script.seed,
+                context_tokens=model.config.max_position_embeddings,
+            ),
+        )
+        observe = coordinator.observe
 
-            def noted(trajectories: list[Trajectory], *args: Any) -> Any:
-                result = observe(trajectories, *args)
-                updates.append(_loop_rows(model, trajectories, strategy, script.group_size))
-                return result
+        def noted(trajectories: list[Trajectory], *args: Any) -> Any:
+            result = observe(trajectories, *args)
+            updates.append(_loop_rows(model, trajectories, strategy, script.group_size))
+            return result
 
-            coordinator.observe = noted  # type: ignore[method-assign]
-            tasks = environment.tasks("train")
-            settings = LoopSettings(
-                steps=script.steps,
-                group_size=script.group_size,
-                steps_per_epoch=len(tasks) // script.questions,
-                learning_rate=script.learning_rate,
-            )
-            order = TaskOrder(tasks, script.questions, script.seed)
-            train(model, coordinator, order.step, settings)
+        coordinator.observe = noted  # type: ignore[method-assign]
+        tasks = environment.tasks("train")
+        settings = LoopSettings(
+            steps=script.steps,
+            group_size=script.group_size,
+            steps_per_epoch=len(tasks) // script.questions,
+            learning_rate=script.learning_rate,
+        )
+        order = TaskOrder(tasks, script.questions, script.seed)
+        train(model, coordinator, order.step, settings)
         return Recording.read(lines, updates)
 
 

@@ -53,7 +53,6 @@ class TRLDriver:
         )
         run.joint.coordinator.sampler = script.sampler(codec)
         run.trainer.train()
-        run.ledger.close()
         return Recording.read(lines, updates)
 
 

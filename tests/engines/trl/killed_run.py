@@ -45,7 +45,7 @@ def before_reply(step: int, call: int) -> None:
     complete, calls = MeteredLLM.complete, []
 
     def killed(self: Any, prompt: str) -> Any:
-        if self._ledger.step == step:
+        if self._record.step == step:
             calls.append(prompt)
             if len(calls) == call:
                 kill()
@@ -71,7 +71,7 @@ def note_calls(path: str) -> None:
         return trajectories
 
     def completed(self: Any, prompt: str) -> Any:
-        write("llm", self._ledger.step, 1)
+        write("llm", self._record.step, 1)
         return complete(self, prompt)
 
     Coordinator._roll_out = rolled_out  # type: ignore[method-assign]

@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from cotune.run.ledger import Ledger
 from cotune.run.run_dir import RunDir
 from tests.forked import run_module
 from tests.helpers import WAITING
@@ -117,7 +116,6 @@ def learnt(run: RunDir) -> list[dict[str, Any]]:
 
 
 def spent(run: RunDir) -> dict[str, Any]:
-    with Ledger(run.ledger_path) as ledger:
-        totals = ledger.totals()
+    totals = run.totals()
     names = ("rollouts", "generated_tokens", "llm_calls", "llm_prompt_tokens")
     return {name: getattr(totals, name) for name in names}

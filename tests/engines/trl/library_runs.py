@@ -12,7 +12,6 @@ from trl import GRPOConfig, GRPOTrainer
 import cotune
 from cotune.engines.trl.library_api import TrainerMethod
 from cotune.engines.trl.trl_joint import TRLJoint
-from cotune.run.ledger import Ledger
 from cotune.types import Completion, Trajectory
 from cotune.worlds.rules_llm import is_gepa_prompt
 from tests.engines.trl.setup import Remembered, config
@@ -107,8 +106,8 @@ class LibraryTraining:
         return cotune.open_run(self.folder)
 
     def spent(self) -> dict[str, int]:
-        with Ledger(self.folder / "ledger.sqlite") as ledger:
-            return dict(ledger.totals().rollouts)
+        record = cotune.open_run(self.folder)
+        return dict(record.totals().rollouts)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [row for row in self.run.read_events() if row["kind"] == kind]

@@ -13,8 +13,7 @@ from cotune.engines.joint import Parts
 from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.methods.static import StaticStrategy
 from cotune.protocols import LLM, Environment, Recorder, Rollout, Session, State, Strategy
-from cotune.run.ledger import Ledger
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from cotune.run.scores import Score
 from cotune.testing import ScriptedLLM
 from cotune.types import (
@@ -137,8 +136,7 @@ class Run:
 
     joint: TRLJoint
     trainer: GRPOTrainer
-    ledger: Ledger
-    folder: RunDir
+    folder: Record
     trajectories: list[list[Trajectory]]
 
     @property
@@ -205,14 +203,12 @@ def start(
     """
     tokenizer = policy[1] if policy else tiny_tokenizer()
     model = policy[0] if policy else tiny_model(tokenizer)
-    run_dir = RunDir.open(folder / "run") if resume else RunDir.create(folder / "run", {})
-    ledger = Ledger(folder / "ledger.sqlite")
+    run_dir = Record.open(folder / "run") if resume else Record.create(folder / "run", {})
     parts = Parts(
         strategy=strategy or Counting(),
         environment=environment or Letters(),
         llm=llm or ScriptedLLM([]),
-        journal=run_dir,
-        meter=ledger,
+        record=run_dir,
         limits=limits,
         seed=seed,
         identity=identity or {},
@@ -242,4 +238,4 @@ def start(
         **(trainer_arguments or {}),
     )
     trainer.remove_callback(PrinterCallback)
-    return Run(joint, trainer, ledger, run_dir, trajectories)
+    return Run(joint, trainer, run_dir, trajectories)

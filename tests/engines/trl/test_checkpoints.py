@@ -22,7 +22,7 @@ from cotune.engines.trl.run_file_setup import Setup
 from cotune.errors import ConfigError
 from cotune.run.best import BestRecord
 from cotune.run.manifest import MANIFEST
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from cotune.types import Progress
 from tests.engines.trl.setup import Counting, Run, start
 from tests.helpers import WAITING
@@ -185,7 +185,7 @@ def test_a_damaged_checkpoint_that_the_trainer_chose_is_refused(tmp_path: Path) 
 
 
 def test_what_a_resume_needs_is_checked_and_left_as_it_is(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", {"name": "x"})
+    run = Record.create(tmp_path / "run", {"name": "x"})
     run.event("run_started", 0)
     checkpoint = sealed_pair(run.checkpoints_path, 4)
     run.best_path.mkdir()
@@ -254,7 +254,6 @@ def test_a_resumed_run_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
             run.trainer.train(resume_from_checkpoint=str(resumed_from) if resumed_from else None)
         except KeyboardInterrupt:
             assert stop < 9
-        run.ledger.close()
     assert numbers(run) == numbers(unbroken)
     assert [row["step"] for row in numbers(run)] == list(range(1, 10))
     assert run.strategy.state_dict() == unbroken.strategy.state_dict()
@@ -268,8 +267,8 @@ def test_a_resumed_run_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
     names = sorted(p.name for p in (folder / "checkpoints").glob("c*"))
     assert names == ["checkpoint-9", "cotune-state-9.json"]
     reopened = start(folder, resume=True, **steps)
-    assert reopened.ledger.totals().rollouts == unbroken.ledger.totals().rollouts
-    assert reopened.ledger.totals().rollouts["train"] == 9 * 6
+    assert reopened.folder.totals().rollouts == unbroken.folder.totals().rollouts
+    assert reopened.folder.totals().rollouts["train"] == 9 * 6
 
 
 def test_the_state_is_saved_before_the_trainers_half(tmp_path: Path) -> None:

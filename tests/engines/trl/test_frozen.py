@@ -15,7 +15,7 @@ from cotune.config.run_file import parse_config
 from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.engines.trl.trl_engine import TRL
 from cotune.errors import ConfigError
-from cotune.run.ledger import Ledger, policy_rollouts
+from cotune.run.costs import policy_rollouts
 from cotune.run.lineage import instruction_rows
 from cotune.run.run_dir import RunDir
 from tests.engines.trl.kills import arm, learnt, run_file, run_with_kills, spent, with_sections
@@ -49,8 +49,7 @@ def is_the_base(run: RunDir) -> bool:
 
 
 def rollouts(run: RunDir) -> dict[str, int]:
-    with Ledger(run.ledger_path) as ledger:
-        return {k: v for k, v in ledger.totals().rollouts.items() if v}
+    return {k: v for k, v in run.totals().rollouts.items() if v}
 
 
 def no_forward(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import cotune
-from cotune.run.ledger import Ledger
 from tests.engines.trl.library_ranks import ended_with, train
 from tests.engines.trl.library_runs import STEPS
 from tests.forked import run_ranks
@@ -33,5 +32,5 @@ def test_two_ranks_train_evaluate_and_keep_the_best_as_one_process_does(tmp_path
     events = cotune.open_run(folder).read_events()
     # The trainer's, its last one again, and at the end the best instruction, a contender, the initial one.
     assert [e["n"] for e in events if e["kind"] == "evaluated"] == [2] * (STEPS + 1 + 3)
-    with Ledger(folder / "ledger.sqlite") as ledger:
-        assert ledger.totals().rollouts["evaluate"] == 2 * (STEPS + 1 + 3)
+    record = cotune.open_run(folder)
+    assert record.totals().rollouts["evaluate"] == 2 * (STEPS + 1 + 3)

@@ -85,18 +85,18 @@ def budgeted(folder: Path, budget: int | None, verified: int = 0, **given: Any) 
     """A run of up to four batches of six rollouts; some more are verified before it."""
     run = start(folder, **{"max_steps": 4, **SAVING, **given})
     config = parse_config(tiny(Path("out"), {"training": {"rollout_budget": budget}}), "test")
-    callback = RolloutBudget(run.joint, run.ledger, config.training.rollout_budget)
+    callback = RolloutBudget(run.joint, run.folder, config.training.rollout_budget)
     run.trainer.callback_handler.callbacks.insert(0, callback)
     if verified:
-        begin = run.ledger.begin_attempt
+        begin = run.folder.begin_attempt
 
         def begun(*saved: int | None) -> int:
             attempt = begin(*saved)
-            run.ledger.add_rollouts("verify", verified, 0)
-            run.ledger.add_rollouts("evaluate", 1000, 0)  # which a method does not pay
+            run.folder.count("verify", verified, 0)
+            run.folder.count("evaluate", 1000, 0)  # which a method does not pay
             return attempt
 
-        run.ledger.begin_attempt = begun  # type: ignore[method-assign]
+        run.folder.begin_attempt = begun  # type: ignore[method-assign]
     return run
 
 
@@ -110,7 +110,7 @@ def test_training_ends_before_the_batch_that_would_exceed_the_budget(
     run = budgeted(tmp_path, budget, verified)
     run.trainer.train()
     assert run.joint.batches == len(run.trajectories) == batches
-    assert run.ledger.totals().rollouts["train"] == 6 * batches
+    assert run.folder.totals().rollouts["train"] == 6 * batches
     # After the last of all steps nothing more could be rolled out, whatever the budget.
     last = budget is not None and 6 * batches + verified + 6 > budget
     assert run.joint.ended is state_of(tmp_path, batches)["ended"] is last
@@ -140,7 +140,6 @@ def test_a_run_that_its_budget_had_ended_is_taken_up_but_not_trained_on(tmp_path
     first = budgeted(tmp_path, 12)
     first.trainer.train()
     weights = [p.clone() for p in first.trainer.model.parameters()]  # type: ignore[union-attr]
-    first.ledger.close()
     checkpoint = choose_checkpoint(tmp_path / "checkpoints").path
     assert checkpoint is not None
     again = budgeted(tmp_path, 12, resume=True)
@@ -152,7 +151,7 @@ def test_a_run_that_its_budget_had_ended_is_taken_up_but_not_trained_on(tmp_path
     assert all(torch.equal(one, other) for one, other in pairs)
     (event,) = resumed_events(tmp_path)
     assert event["from_step"] == 2
-    assert again.ledger.attempt == 2
+    assert again.folder.attempt == 2
 
 
 @pytest.mark.parametrize(("budget", "batches", "ended"), [(None, 4, False), (20, 3, True)])
@@ -161,7 +160,6 @@ def test_a_run_whose_budget_was_raised_is_trained_on(
 ) -> None:
     first = budgeted(tmp_path, 12)
     first.trainer.train()
-    first.ledger.close()
     again = budgeted(tmp_path, budget, resume=True)
     callback = again.trainer.callback_handler.callbacks[0]
     assert isinstance(callback, RolloutBudget)
@@ -181,6 +179,6 @@ def test_a_run_that_had_not_ended_is_trained_on(tmp_path: Path) -> None:
     assert checkpoint is not None
     again = start(tmp_path, resume=True, **SAVING)
     assert not went_to_its_end(again.joint, checkpoint)
-    assert (again.joint.batches, again.ledger.attempt, resumed_events(tmp_path)) == (0, 0, [])
+    assert (again.joint.batches, again.folder.attempt, resumed_events(tmp_path)) == (0, 1, [])
     save_state(checkpoint.parent, 3, {"ended": True})  # another step's
     assert not went_to_its_end(again.joint, checkpoint)

@@ -1,7 +1,6 @@
 """What closes a run: its evaluations, the choice of I*, and both in the summary."""
 
 import io
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from cotune.methods.inspo.inspo import Inspo, InspoOptions
 from cotune.methods.method import Context
 from cotune.protocols import State, Strategy
 from cotune.run.best import read_best
-from cotune.run.journal import RunJournal
+from cotune.run.console import ConsoleListener
 from cotune.run.scores import Score
 from tests.engines.trl.setup import HINT, Counting, Run, start
 from tests.policy.tiny import tiny_tokenizer
@@ -64,7 +63,7 @@ def finished(folder: Path, strategy: Strategy, **evaluation: Any) -> tuple[Run, 
     raw = tiny(folder / "run", {"strategy": {"kind": "static"}, "evaluation": evaluation})
     config = parse_config(raw, "test")
     run.joint.bind(run.trainer)
-    run.ledger.begin_attempt(None)
+    run.folder.begin_attempt(None)
     run.joint.batches = 2
     best = TRLBest(run.folder.best_path, tiny_tokenizer())
     return (
@@ -103,7 +102,7 @@ def test_the_best_instruction_is_told_with_how_sure_one_can_be(
     fields = ("id", "runner_up", "observed_steps", "observed_rollouts", "too_close_to_call")
     assert [event[f] for f in fields] == [chosen, runner_up, size, 3 * size, close]
     assert (outcome.instruction_id, outcome.steps) == (chosen, 2)
-    run_summary.write_run_summary(config, run.folder, outcome, run.ledger)
+    run_summary.write_run_summary(config, run.folder, outcome)
     summary = run.folder.read_summary()
     assert summary is not None
     (arm,) = summary["arms"].values()
@@ -122,7 +121,7 @@ def test_one_statement_says_which_pair_is_kept_and_why(
     strategy.load_state_dict(inspo_state(([0.5, 0.75], [0.25, 0.25])))
     run = start(tmp_path, strategy)
     run.joint.bind(run.trainer)
-    run.ledger.begin_attempt(None)
+    run.folder.begin_attempt(None)
     raw = tiny(tmp_path / "run", {"strategy": {"kind": "static"}, "evaluation": {"every": 1}})
     config = parse_config(raw, "test")
     validation = iter((Score(0.75, 8, {}), Score(0.5, 8, {}), Score(0.25, 8, {})))
@@ -135,10 +134,7 @@ def test_one_statement_says_which_pair_is_kept_and_why(
 
     monkeypatch.setattr(RunEvaluation, "_measure", measure)
     out = io.StringIO()
-    run.joint.parts = replace(
-        run.joint.parts,
-        journal=RunJournal(run.folder, Console(file=out, width=500), 2, 0),
-    )
+    run.folder.listeners.append(ConsoleListener(Console(file=out, width=500), 2))
     best = TRLBest(run.folder.best_path, tiny_tokenizer())
     evaluation = RunEvaluation(
         config.evaluation, config.instruction, run.folder, best, report_scores
@@ -159,7 +155,7 @@ def test_one_statement_says_which_pair_is_kept_and_why(
     assert read_best(run.folder.best_path) == outcome.kept
     assert out.getvalue().count("i1") == 1
     assert said in out.getvalue()
-    run_summary.write_run_summary(config, run.folder, outcome, run.ledger)
+    run_summary.write_run_summary(config, run.folder, outcome)
     (arm,) = (run.folder.read_summary() or {})["arms"].values()
     assert (arm["kept"], arm["best_instruction"]) == (said, TEXTS[0])
     assert arm["best_step"] == 1
@@ -188,7 +184,7 @@ def test_a_method_may_have_its_instruction_checked_against_the_initial_one(
     monkeypatch.setattr(Inspo, "checks_uplift", checks, raising=False)
     run = start(tmp_path, strategy)
     run.joint.bind(run.trainer)
-    run.ledger.begin_attempt(None)
+    run.folder.begin_attempt(None)
     run.joint.batches = 2
     raw = tiny(tmp_path / "run", {"strategy": {"kind": "static"}, "evaluation": {"every": 1}})
     config = parse_config(raw, "test")
@@ -244,7 +240,7 @@ def test_validation_decides_between_instructions_that_are_too_close(
     strategy.load_state_dict(inspo_state(windows))
     run = start(tmp_path, strategy)
     run.joint.bind(run.trainer)
-    run.ledger.begin_attempt(None)
+    run.folder.begin_attempt(None)
     run.joint.batches = 2
     chosen = {"strategy": {"kind": "static"}, "evaluation": {"every": 1}}
     config = parse_config(tiny(tmp_path / "run", chosen), "test")
@@ -315,7 +311,7 @@ def test_the_last_policy_is_kept_if_the_method_ends_by_a_stage_of_its_own(
     monkeypatch.setattr(strategy, "keeps_last", last_stage, raising=False)
     config = parse_config(tiny(tmp_path / "run", {"evaluation": {"every": 1}}), "test")
     run.joint.bind(run.trainer)
-    run.ledger.begin_attempt(None)
+    run.folder.begin_attempt(None)
     best = TRLBest(run.folder.best_path, tiny_tokenizer())
     evaluation = RunEvaluation(
         config.evaluation, config.instruction, run.folder, best, report_scores
@@ -369,7 +365,7 @@ def test_without_validation_a_run_that_went_further_is_reported_by_its_last_poli
     ended = "training ended after step 4 of 9: training.rollout_budget is spent"
     told = [row["text"] for row in run.folder.read_events() if row["kind"] == "notice"]
     assert told == [outcome.ended_early] == [ended]
-    run_summary.write_run_summary(config, run.folder, outcome, run.ledger)
+    run_summary.write_run_summary(config, run.folder, outcome)
     (arm,) = (run.folder.read_summary() or {})["arms"].values()
     assert [arm[name] for name in ("ended_early", "failed_phases", "proposals_ended")] == [
         ended,
@@ -383,7 +379,7 @@ def test_a_strategy_without_a_population_says_nothing_of_a_choice(tmp_path: Path
     assert outcome.kept is not None
     assert outcome.kept.observed_rollouts is None
     assert "best_instruction" not in {row["kind"] for row in run.folder.read_events()}
-    run_summary.write_run_summary(config, run.folder, outcome, run.ledger)
+    run_summary.write_run_summary(config, run.folder, outcome)
     (arm,) = (run.folder.read_summary() or {})["arms"].values()
     assert "too_close_to_call" not in arm
 
@@ -397,7 +393,7 @@ def test_closing_counts_under_the_step_after_the_last(tmp_path: Path) -> None:
         ("after", "test", 3, 2),
         ("plain", "test", 3, 2),
     ]
-    assert {row.step for row in run.ledger.rows()} == {3}
+    assert {row.step for row in run.folder.read_costs()} == {3}
     assert [row["prompt"] for row in rows] == ["best", "best", "initial"]
     assert outcome.after.em == rows[1]["em"]
     assert outcome.before is None
@@ -427,6 +423,6 @@ def test_a_best_hint_is_kept_and_scored_besides(tmp_path: Path) -> None:
     }
     assert seen == {"after": {""}, "plain": {""}, "hinted": {HINT}}
     assert outcome.hinted is not None
-    run_summary.write_run_summary(config, run.folder, outcome, run.ledger)
+    run_summary.write_run_summary(config, run.folder, outcome)
     (arm,) = (run.folder.read_summary() or {})["arms"].values()
     assert (arm["em_with_hint"], arm["em_with_hint_n"]) == (rows[2]["em"], rows[2]["n"])

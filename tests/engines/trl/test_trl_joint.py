@@ -118,7 +118,7 @@ def test_tokens_are_counted_as_trl_counts_them(trained: Any) -> None:
     run, _, _ = trained
     own = [sum(t.generated_tokens for t in batch) for batch in run.trajectories]
     assert [6 * length for length in run.logged("completions/mean_length")] == pytest.approx(own)
-    totals = run.ledger.totals()
+    totals = run.folder.totals()
     assert (totals.rollouts["train"], totals.generated_tokens["train"]) == (12, sum(own))
 
 
@@ -152,7 +152,7 @@ def test_strategy_time_counts_batches_not_optimizer_steps(tmp_path: Path) -> Non
     rows = run.folder.read_metrics()
     assert [row["step"] for row in rows] == [1, 1, 2, 2, 3, 3]
     assert [row["optimizer_step"] for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert run.ledger.totals().rollouts["train"] == 18
+    assert run.folder.totals().rollouts["train"] == 18
     assert run.joint.progress(3).epoch == 0
     assert run.joint.progress(4).epoch == 1  # 3 batches × 2 questions = all 6 tasks
 
@@ -185,7 +185,7 @@ def test_an_evaluation_by_trl_is_greedy_unhinted_and_observes_nothing(tmp_path: 
     assert all(t.assignment.sampled == run.strategy.best_prompt() for t in seen)
     assert [t.task.id for t in seen] == ["validation0", "validation1"]
     assert scores["eval_reward"] == pytest.approx(sum(t.reward for t in seen) / 2)
-    totals = run.ledger.totals().rollouts
+    totals = run.folder.totals().rollouts
     assert (totals["train"], totals["evaluate"]) == (12, 2)
     again = run.joint.coordinator.evaluate(run.joint.parts.environment.tasks("validation"))
     assert [t.completion_ids for t in again[-2:]] == [t.completion_ids for t in again[:2]]

@@ -23,8 +23,7 @@ from cotune.errors import ConfigError, EngineError
 from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run
 from cotune.policy.local_policy import load
 from cotune.policy.policy_files import policy_path
-from cotune.run.ledger import Ledger
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from cotune.types import Assignment, Distillation, Limits, Progress, Prompt, StopReason, Task
 from tests.engines.trl.fake_vllm import Engine, install
 from tests.engines.trl.hinted_ranks import HintedRows
@@ -135,7 +134,7 @@ def test_a_second_trainer_of_a_joint_run_is_sampled_by_its_own_vllm(
     first, second = bound(tmp_path / "first"), bound(tmp_path / "second", max_steps=1)
     tasks = Letters().tasks("train")
     for run in (first, second):
-        run.ledger.begin_attempt(None)
+        run.folder.begin_attempt(None)
         run.joint.coordinator.evaluate(tasks)
     second.trainer.train()
     second.trainer.reward_funcs = first.joint.reward_funcs
@@ -146,7 +145,7 @@ def test_a_second_trainer_of_a_joint_run_is_sampled_by_its_own_vllm(
 
 def test_weights_that_are_put_back_are_sent(tmp_path: Path, engine: Engine) -> None:
     run = bound(tmp_path / "run", max_steps=1)
-    run.ledger.begin_attempt(None)
+    run.folder.begin_attempt(None)
     best = TRLBest(tmp_path / "best", tiny_tokenizer())
     tasks = Letters().tasks("train")
     before = run.joint.coordinator.evaluate(tasks, Prompt("abc de. "), "i0")
@@ -299,11 +298,10 @@ def test_a_run_file_is_trained_evolved_and_evaluated_through_vllm(
     config = parse_config(tiny(tmp_path / "run", changes), "test")
     with no_traces():
         engine = install(tokenizer, monkeypatch.setattr, model)
-        run = RunDir.create(tmp_path / "run", {})
+        run = Record.create(tmp_path / "run", {})
         setup = prepare(Preflight(config, new=False).require(), run.checkpoints_path)
         outcome = train(config, run, run, setup)
-    with Ledger(run.ledger_path) as ledger:
-        rollouts = ledger.totals().rollouts
+    rollouts = run.totals().rollouts
     assert rollouts["train"] == 16
     assert rollouts["verify"] > 0
     assert {params.temperature for params, _ in engine.calls} == {0.0, 1.0}

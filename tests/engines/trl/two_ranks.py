@@ -76,7 +76,7 @@ def train(folder: Path, rank: int) -> dict[str, Any]:
     run.trainer.train()
     weights = fingerprint(run)
     scores = run.trainer.evaluate(eval_dataset=run.joint.eval_dataset())
-    rollouts = dict(run.ledger.totals().rollouts) if rank == 0 else None
+    rollouts = dict(run.folder.totals().rollouts) if rank == 0 else None
     again = start(
         own, resume=True, trainer_class=JointTrainer, **SIZES, **SAVING, **EVALUATION, **shared
     )

@@ -76,7 +76,7 @@ def fail(folder: Path, rank: int, engine: Engine) -> None:
         try:
             if name == "weights":
                 run.joint.bind(run.trainer)
-                run.ledger.begin_attempt(None)
+                run.folder.begin_attempt(None)
                 engine.refuses_weights = True
                 run.joint.coordinator.evaluate(Letters().tasks("train"))
             run.trainer.train()

@@ -8,7 +8,7 @@ import yaml
 
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.experiments.compare import cells
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 from tests.run_files import tiny
 
@@ -55,8 +55,8 @@ def finish(
     **summary: Any,
 ) -> None:
     """What a run leaves that went to its end, in the folder of its run file."""
-    run = RunDir.open(config.output) if RunDir.is_run(config.output) else None
-    run = run or RunDir.create(config.output, dump_config(config))
+    run = Record.open(config.output) if Record.is_run(config.output) else None
+    run = run or Record.create(config.output, dump_config(config))
     tasks = [Task(f"q{i}", f"Question {i}?", ("a",), s) for i, s in enumerate(strata)]
     for when, found in (("after", rewards), ("plain", plain)):
         if found is None:
@@ -64,7 +64,7 @@ def finish(
         run.event("evaluated", 3, when=when, split="test", em=sum(found) / len(found), n=len(found))
         prompt = Prompt(instruction if when == "after" else "Initial.")
         rows = [trajectory(t, r, prompt) for t, r in zip(tasks, found, strict=True)]
-        run.trajectories(3, f"evaluate_{when}", rows)
+        run.rollouts(3, f"evaluate_{when}", rows)
     arm = {
         "measure": "exact match",
         "policy_rollouts": dict(rollouts),
@@ -92,7 +92,7 @@ class Process:
         elif self._status is None:
             on_folder = self.words[0] in ("resume", "export", "evaluate")
             at = Path(self.words[1] if on_folder else self.words[-2])
-            given = RunDir.open(at).read_config() if at.is_dir() else yaml.safe_load(at.read_text())
+            given = Record.open(at).read_config() if at.is_dir() else yaml.safe_load(at.read_text())
             self._status = int(self._outcome(parse_config(given, str(at)), self.words) or 0)
         return self._status
 

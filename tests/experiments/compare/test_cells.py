@@ -12,7 +12,7 @@ from cotune.experiments.compare.cells import Cell, State, check_settings, run_ce
 from cotune.experiments.compare.stages import rows_of
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.evaluate.quadrants import relative
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from tests.experiments.compare.folders import Processes, finish, suite_file, value_of
 from tests.experiments.evaluate.measured import quadrants
 
@@ -49,7 +49,7 @@ def test_a_run_that_was_cut_off_is_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = cells_of(tmp_path)[0].row
-    RunDir.create(first.stage_folder(0), dump_config(first.config(0, ())))
+    Record.create(first.stage_folder(0), dump_config(first.config(0, ())))
     processes = Processes(monkeypatch, finished)
     run(cells_of(tmp_path))
     assert ("resume", str(first.stage_folder(0)), "--trust", "--quiet") in processes.started
@@ -176,7 +176,7 @@ def test_a_run_that_was_gone_on_with_is_not_finished(
     processes = Processes(monkeypatch, finished)
     run(cells_of(tmp_path, seeds=[0]))
     folder = tmp_path / "out/inspo/seed-0/train"
-    RunDir.open(folder).cut_back(1)  # as resume does; summary.json is the first attempt's
+    Record.open(folder).cut_back(1)  # as resume does; summary.json is the first attempt's
     processes.started.clear()
     run(cells_of(tmp_path, seeds=[0]))
     assert processes.started == [("resume", str(folder), "--trust", "--quiet")]

@@ -15,7 +15,7 @@ from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.compare.suite_summary import SuiteSummary
 from cotune.experiments.compare.suite_table import best_instruction, console_tables
 from cotune.run.locks import locked
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from cotune.utils import packages
 from cotune.utils.tables import on_console
 from tests.experiments.compare.folders import HALF, Processes, finish
@@ -91,8 +91,8 @@ def test_a_demo_that_was_stopped_is_resumed_by_the_same_command(
     def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
         if config.strategy.kind == "static":
             return good(config, words)
-        if not RunDir.is_run(config.output):
-            RunDir.create(config.output, dump_config(config))
+        if not Record.is_run(config.output):
+            Record.create(config.output, dump_config(config))
         raise KeyboardInterrupt
 
     Processes(monkeypatch, outcome)

@@ -7,7 +7,7 @@ from typing import Any
 
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.policy.policy_files import policy_path
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from cotune.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.run_files import tiny
 
@@ -28,7 +28,7 @@ LADDER: dict[str, Any] = {
 def finished(folder: Path, changes: dict[str, Any], instruction: str, hint: str = "") -> RunConfig:
     """A run folder whose best policy is the bundled one."""
     config = parse_config(tiny(folder, changes), "the test")
-    run = RunDir.create(folder, dump_config(config))
+    run = Record.create(folder, dump_config(config))
     shutil.copytree(policy_path(config.policy.path), run.best_path)
     chosen = {
         "em": 0.5,

@@ -18,7 +18,7 @@ from cotune.experiments.evaluate import evaluating
 from cotune.experiments.evaluate.question_sets import QuestionSet, metrics_of, question_sets
 from cotune.rewards.functions import RewardFunctions
 from cotune.rewards.reward_options import RewardConfig
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from cotune.types import Task
 from cotune.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished
@@ -324,7 +324,7 @@ def test_prompts_too_long_are_refused_before_any_rollout(
 def test_a_run_whose_best_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = RunDir.create(tmp_path / "run", tiny(tmp_path / "run"))
+    run = Record.create(tmp_path / "run", tiny(tmp_path / "run"))
     run.best_path.mkdir()
     for text, said in (("{", "cannot be read"), ("{}", "has no instruction")):
         (run.best_path / "best.json").write_text(text)

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cotune.run.ledger import Ledger
-from cotune.run.run_dir import RunDir, write_summary
+from cotune.run.record import Record
+from cotune.run.run_dir import write_summary
 
 STRATA = ("1 hop", "2 hops", "3 hops")
 PLAIN = "Answer the question. You can search by writing <search> query </search>."
@@ -22,29 +22,28 @@ def stage(
     verify: bool = False,
     instruction: str = PLAIN,
     finish: bool = True,
-) -> RunDir:
+) -> Record:
     """A run folder of `steps` steps whose score goes from the first to the second of `scores`.
 
     Each step pays for 96 training rollouts, every eighth for 48 verifications, too; validation
     happens every fourth step and at none if not `during`.
     """
     rng = random.Random(f"{path.name} {seed}")
-    run = RunDir.create(path, {"name": path.name, "strategy": {"kind": "static"}, "seed": seed})
-    with Ledger(run.ledger_path) as ledger:
-        ledger.begin_attempt(None)
-        run.event("run_started", 0, strategy="static")
-        for step in range(1, steps + 1):
-            ledger.set_step(step)
-            if verify and step % 8 == 0:
-                ledger.add_rollouts("verify", 48, 900)
-            ledger.add_rollouts("train", 96, 2000)
-            share = min(1.0, step / steps * 1.4)
-            value = scores[0] + (scores[1] - scores[0]) * share
-            run.metrics(step, {"reward_mean": min(1.0, max(0.0, value + rng.gauss(0, 0.04)))})
-            if during and step % 4 == 0:
-                ledger.add_rollouts("evaluate", 30, 500)
-                run.event("evaluated", step, split="validation", when="during", prompt="best",
-                          instruction_id="i0", trained=step, em=value, n=30)  # fmt: skip
+    run = Record.create(path, {"name": path.name, "strategy": {"kind": "static"}, "seed": seed})
+    run.begin_attempt(None)
+    run.event("run_started", 0, strategy="static")
+    for step in range(1, steps + 1):
+        run.set_step(step)
+        if verify and step % 8 == 0:
+            run.count("verify", 48, 900)
+        run.count("train", 96, 2000)
+        share = min(1.0, step / steps * 1.4)
+        value = scores[0] + (scores[1] - scores[0]) * share
+        run.metrics(step, {"reward_mean": min(1.0, max(0.0, value + rng.gauss(0, 0.04)))})
+        if during and step % 4 == 0:
+            run.count("evaluate", 30, 500)
+            run.event("evaluated", step, split="validation", when="during", prompt="best",
+                      instruction_id="i0", trained=step, em=value, n=30)  # fmt: skip
     run.event("evaluated", steps + 1, split="test", when="after", prompt="best", trained=steps,
               instruction_id="i0", em=scores[1], n=300)  # fmt: skip
     if finish:

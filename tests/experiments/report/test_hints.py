@@ -14,7 +14,7 @@ from cotune.experiments.report.hints import (
     outside_phases,
 )
 from cotune.experiments.report.recorded_run import RecordedRun
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from tests.experiments.report.hint_runs import phase
 from tests.experiments.report.pages import check
 from tests.methods.p2o.hint_fakes import Author, Policy, fresh_hint, one_keyword_each
@@ -31,16 +31,16 @@ def mixed(n: int, prompt: str) -> str:
     return fresh_hint(n, ("columns", "conversion")[n % 2])
 
 
-def hard_samples(run: RunDir, step: int, epoch: int, hard: int, newly: int, by_hint: int) -> None:
+def hard_samples(run: Record, step: int, epoch: int, hard: int, newly: int, by_hint: int) -> None:
     run.event("hard_samples", step, epoch=epoch, seen=48, hard=hard, newly_hard=newly,
               graduated=by_hint, solved_by_hint=by_hint)  # fmt: skip
 
 
-def metrics(run: RunDir, step: int, **more: float) -> None:
+def metrics(run: Record, step: int, **more: float) -> None:
     run.metrics(step, {"reward_mean": 0.5, "zero_advantage_share": 0.75, **more})
 
 
-def train(run: RunDir) -> None:
+def train(run: Record) -> None:
     """Two epochs of four steps; a phase with failures, then too few hard questions."""
     for step in range(1, 5):
         metrics(run, step)
@@ -57,8 +57,8 @@ def train(run: RunDir) -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
-    made = RunDir.create(tmp_path / "p2o", CONFIG)
+def run(tmp_path: Path) -> Record:
+    made = Record.create(tmp_path / "p2o", CONFIG)
     train(made)
     return made
 
@@ -68,7 +68,7 @@ def only(phases: list[HintPhase]) -> HintPhase:
     return found
 
 
-def test_a_phase_is_read_back_with_its_cover_and_its_failures(run: RunDir) -> None:
+def test_a_phase_is_read_back_with_its_cover_and_its_failures(run: Record) -> None:
     events = run.read_events()
     found = only(hint_phases(events))
     accepted = [event for event in events if event["kind"] == "hint_accepted"]
@@ -86,7 +86,7 @@ def test_a_phase_is_read_back_with_its_cover_and_its_failures(run: RunDir) -> No
     assert sum(n for _, n in found.reasons) == len(found.rejected) == rejected > 0
 
 
-def test_what_each_hint_solved_is_drawn_question_by_question(run: RunDir) -> None:
+def test_what_each_hint_solved_is_drawn_question_by_question(run: Record) -> None:
     found = only(hint_phases(run.read_events()))
     dev = found.started["dev"]
     assert sorted(found.order) == list(range(dev))
@@ -100,7 +100,7 @@ def test_what_each_hint_solved_is_drawn_question_by_question(run: RunDir) -> Non
     assert strips == len(found.hints) + 1  # and the cover's
 
 
-def test_failures_outside_of_phases_are_inspos(run: RunDir) -> None:
+def test_failures_outside_of_phases_are_inspos(run: Record) -> None:
     [own] = outside_phases(run.read_events(), "proposal_failed")
     assert own["reason"] == "INSPO's own"
 
@@ -121,7 +121,7 @@ def test_a_phase_that_was_cut_off_has_no_end() -> None:
     assert outside_phases(events, "proposal_failed") == events[2:]
 
 
-def test_charts_hold_steps_without_hints(run: RunDir) -> None:
+def test_charts_hold_steps_without_hints(run: Record) -> None:
     hard, groups, masked = hint_charts(RecordedRun(run.path))
     assert [name for _, name in hard.legend] == [
         "hard", "newly hard", "graduated", "graduated under hints",
@@ -133,7 +133,7 @@ def test_charts_hold_steps_without_hints(run: RunDir) -> None:
     assert masked.share
 
 
-def test_the_page_tells_what_the_hints_went_through(run: RunDir) -> None:
+def test_the_page_tells_what_the_hints_went_through(run: Record) -> None:
     page = check(write_report(run))
     found = only(hint_phases(run.read_events()))
     for text in (
@@ -154,7 +154,7 @@ def test_the_page_tells_what_the_hints_went_through(run: RunDir) -> None:
 
 
 def test_failed_calls_of_hints_make_no_section_of_instructions(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "p2o", CONFIG)
+    run = Record.create(tmp_path / "p2o", CONFIG)
     hard_samples(run, 5, 1, 20, 20, 0)
     phase(run, 5, Policy(), Author(mixed))
     page = check(write_report(run))
@@ -174,7 +174,7 @@ def figures(hard: float, evolve: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_share_of_evolution_is_shown(run: RunDir) -> None:
+def test_the_share_of_evolution_is_shown(run: Record) -> None:
     run.write_summary({"name": "p2o", "arms": {"p2o": figures(0.625, 1400)}})
     page = check(write_report(run))
     assert "Evolution, share of all rollouts 20.0_%" in page.words
@@ -182,7 +182,7 @@ def test_the_share_of_evolution_is_shown(run: RunDir) -> None:
 
 
 def test_a_phase_without_failures_says_nothing_of_any(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "p2o", CONFIG)
+    run = Record.create(tmp_path / "p2o", CONFIG)
     phase(run, 5, Policy(), Author(one_keyword_each))
     page = check(write_report(run))
     assert "Rejected proposals" not in page.words

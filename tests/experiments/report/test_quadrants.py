@@ -9,7 +9,7 @@ from cotune.experiments.compare.suite_summary import SuiteSummary
 from cotune.experiments.evaluate.quadrants import hash_of_best
 from cotune.experiments.report import write_report
 from cotune.experiments.report.suite_report import write_suite_report
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from tests.experiments.evaluate.measured import quadrants
 from tests.experiments.report.pages import check
 from tests.experiments.report.suite_pages import method, summary
@@ -19,7 +19,7 @@ RESULT = {"em": 0.75, "em_before": 0.25, "em_initial_instruction": 0.5, "em_n": 
 
 def page(folder: Path, kind: str = "inspo", **config: Any) -> str:
     """A finished run's page from its result on, with the text of its tables."""
-    run = RunDir.create(folder, {"name": "it", "strategy": {"kind": kind}, **config})
+    run = Record.create(folder, {"name": "it", "strategy": {"kind": kind}, **config})
     run.event("best_instruction", 3, id="i1")
     run.event("evaluated", 3, split="test", when="after", prompt="best", instruction_id="i1", em=0.75,
               n=4, trained=2, by_stratum={})  # fmt: skip

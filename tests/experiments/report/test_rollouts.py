@@ -19,7 +19,8 @@ from cotune.experiments.report.rollouts import (
     turns_in_tokens,
 )
 from cotune.run.json_files import Row
-from cotune.run.run_dir import RunDir, trajectory_row
+from cotune.run.record import Record
+from cotune.run.run_dir import trajectory_row
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from tests.experiments.report.pages import check
 
@@ -135,13 +136,13 @@ def test_long_rollouts_are_cut_and_say_so() -> None:
 CONFIG = {"name": "geo", "strategy": {"kind": "p2o"}, "seed": 3}
 
 
-def make_run(folder: Path, tokenizer: bool = True) -> RunDir:
+def make_run(folder: Path, tokenizer: bool = True) -> Record:
     """Steps 1, 5 and 10: an even group, an uneven one, a failed one, a solved one; hints at 5."""
-    run = RunDir.create(folder, CONFIG)
+    run = Record.create(folder, CONFIG)
 
     def store(step: int, hinted: bool) -> None:
         rewards = [(0, 1, 0, 1), (0, 0, 0, 1), (0, 0, 0, 0), (1, 1, 1, 1)]
-        run.trajectories(step, "train", [
+        run.rollouts(step, "train", [
             rollout(float(reward), group=g, question=f"step {step} group {g}?",
                     hint=f"Hint {i}." if hinted and g == 1 and i < 2 else "")
             for g, group in enumerate(rewards) for i, reward in enumerate(group)
@@ -174,15 +175,15 @@ def test_mixed_groups_come_first_and_one_with_hints(tmp_path: Path) -> None:
 
 
 def test_where_all_is_solved_solved_groups_are_shown(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", CONFIG)
+    run = Record.create(tmp_path / "run", CONFIG)
     assert some_groups(run) == []
-    run.trajectories(1, "train", [rollout(1.0, group=i // 2) for i in range(8)])
+    run.rollouts(1, "train", [rollout(1.0, group=i // 2) for i in range(8)])
     assert [g.rewards for g in some_groups(run)] == [[1, 1]] * 2
 
 
 def test_of_a_large_group_both_ends_are_shown(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", CONFIG)
-    run.trajectories(1, "train", [rollout(i / 15) for i in range(16)])
+    run = Record.create(tmp_path / "run", CONFIG)
+    run.rollouts(1, "train", [rollout(i / 15) for i in range(16)])
     [group] = some_groups(run)
     assert (len(group.rewards), len(group.rollouts)) == (16, MOST_COLUMNS)
     assert [r.row["reward"] for r in group.rollouts][::7] == [0.0, 1.0]
@@ -190,7 +191,7 @@ def test_of_a_large_group_both_ends_are_shown(tmp_path: Path) -> None:
     assert "16, 8 of them shown" in page.words
 
 
-def page_text(run: RunDir) -> tuple[str, str]:
+def page_text(run: Record) -> tuple[str, str]:
     page = check(write_report(run))
     return run.report_path.read_text(encoding="utf-8"), page.words
 
@@ -226,11 +227,11 @@ def test_a_tokenizer_that_cannot_be_read_is_left(tmp_path: Path) -> None:
 
 
 def test_what_went_wrong_in_a_turn_is_said(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", CONFIG)
+    run = Record.create(tmp_path / "run", CONFIG)
     turns = (Turn("<search> </search>", "\nempty\n", "invalid", "empty query"), Turn("?", "", ""))
     said = replace(rollout(0.0, turns), feedback="brief: Too long.")
-    run.trajectories(1, "train", [said, rollout(1.0)])
-    run.trajectories(1, "evaluate_after", [said])
+    run.rollouts(1, "train", [said, rollout(1.0)])
+    run.rollouts(1, "evaluate_after", [said])
     _, words = page_text(run)
     assert "turn 1 · invalid empty query" in words
     assert words.count("Feedback: brief: Too long.") == 1
@@ -240,9 +241,9 @@ def test_what_went_wrong_in_a_turn_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tokenizer", [True, False])
 def test_hostile_texts_stay_text(tmp_path: Path, tokenizer: bool) -> None:
     evil = "<script>alert(1)</script>\x1b[31m\x00\u202e**bold** {{ 7*7 }} </i></details>"
-    run = RunDir.create(tmp_path / "run", CONFIG)
+    run = Record.create(tmp_path / "run", CONFIG)
     turns = (Turn(evil, evil, evil, evil), Turn(f"{evil}!", "", evil))
-    run.trajectories(1, "train", [
+    run.rollouts(1, "train", [
         replace(rollout(float(i), turns, hint=evil, question=evil, template=evil), feedback=evil)
         for i in range(2)
     ])  # fmt: skip
@@ -258,9 +259,9 @@ def test_hostile_texts_stay_text(tmp_path: Path, tokenizer: bool) -> None:
 
 
 def test_a_long_question_is_cut(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", CONFIG)
+    run = Record.create(tmp_path / "run", CONFIG)
     question = "why " * 1000 + "end"
-    run.trajectories(1, "train", [rollout(float(i), question=question) for i in range(2)])
+    run.rollouts(1, "train", [rollout(float(i), question=question) for i in range(2)])
     page = check(write_report(run))
     assert "2 003 more characters" in page.words.replace("_", " ")
     assert "why end" not in page.words
@@ -268,10 +269,10 @@ def test_a_long_question_is_cut(tmp_path: Path) -> None:
 
 def test_a_page_stays_small(tmp_path: Path) -> None:
     """Long contexts, many steps, many proposals: below 3 MB."""
-    run = RunDir.create(tmp_path / "run", CONFIG)
+    run = Record.create(tmp_path / "run", CONFIG)
     turns = tuple(Turn("word " * 100, "fact " * 60, "search") for _ in range(4))
     rows_of_a_group = [rollout(float(i % 2), turns) for i in range(MOST_COLUMNS)]
-    run.trajectories(1, "train", rows_of_a_group)
+    run.rollouts(1, "train", rows_of_a_group)
     [line, *_] = lines = (run.trajectories_path / "train-000001.jsonl").read_text().splitlines()
     assert json.loads(line)["group"] == 0
     more = [x.replace('"group": 0', f'"group": {g}') for g in range(1, 6) for x in lines]
@@ -299,10 +300,10 @@ def test_a_page_stays_small(tmp_path: Path) -> None:
 
 
 def test_of_an_evaluation_failures_come_first_and_some_successes_last(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", CONFIG)
+    run = Record.create(tmp_path / "run", CONFIG)
     assert some_evaluated(run) == ([], "")
-    run.trajectories(3, "evaluate_during", [rollout(1.0)])
-    run.trajectories(3, "evaluate_after", [rollout(float(i % 2), group=i) for i in range(20)])
+    run.rollouts(3, "evaluate_during", [rollout(1.0)])
+    run.rollouts(3, "evaluate_after", [rollout(float(i % 2), group=i) for i in range(20)])
     shown, told = some_evaluated(run)
     assert [r.row["reward"] for r in shown] == [0.0] * 7 + [1.0] * 3
     assert told == "10 of the 20 rollouts of the last evaluation, lowest rewards first."

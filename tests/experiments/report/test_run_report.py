@@ -10,7 +10,7 @@ from cotune.errors import ConfigError
 from cotune.experiments.report import write_report
 from cotune.experiments.report.recorded_run import RecordedRun
 from cotune.experiments.report.run_report import costs, results, training_charts
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from cotune.utils.tables import Scores, count, duration, money, percent
 from tests.experiments.report.pages import check
@@ -53,7 +53,7 @@ def trajectory(rng: random.Random, number: int, instruction: tuple[str, str]) ->
     )  # fmt: skip
 
 
-def evaluated(run: RunDir, step: int, em: float, when: str, instruction: str) -> None:
+def evaluated(run: Record, step: int, em: float, when: str, instruction: str) -> None:
     strata = {
         s: [max(0.0, min(1.0, em + d)), 100] for s, d in zip(STRATA, (0.2, 0, -0.2), strict=True)
     }
@@ -61,7 +61,7 @@ def evaluated(run: RunDir, step: int, em: float, when: str, instruction: str) ->
               em=em, by_stratum=strata, n=300, when=when)  # fmt: skip
 
 
-def train(run: RunDir, steps: int, evolve: bool, seed: int = 0) -> str:
+def train(run: Record, steps: int, evolve: bool, seed: int = 0) -> str:
     """Records what a run of `steps` steps would; returns its best instruction."""
     rng = random.Random(seed)
     alive, best = {"i0": 0.1}, "i0"
@@ -100,14 +100,12 @@ def train(run: RunDir, steps: int, evolve: bool, seed: int = 0) -> str:
             evaluated(run, step, 0.2 + (0.42 if evolve else 0.18) * step / steps, "during", best)
             run.event("saved", step)
     best = max(alive, key=lambda name: alive[name])
-    run.trajectories(
-        steps, "evaluate", [trajectory(rng, i, (best, texts[best])) for i in range(60)]
-    )
+    run.rollouts(steps, "evaluate", [trajectory(rng, i, (best, texts[best])) for i in range(60)])
     return best
 
 
 def evolution(
-    run: RunDir,
+    run: Record,
     step: int,
     rng: random.Random,
     alive: dict[str, float],
@@ -145,8 +143,8 @@ def result(evolve: bool) -> dict[str, object]:
 CONFIG = {"name": "geo", "strategy": {"kind": "inspo"}, "policy": {"path": "geo-1m"}, "seed": 3}
 
 
-def build(folder: Path) -> RunDir:
-    run = RunDir.create(folder, CONFIG)
+def build(folder: Path) -> Record:
+    run = Record.create(folder, CONFIG)
     best = train(run, 60, evolve=True)
     evaluated(run, 60, 0.62, "after", best)
     run.event("run_finished", 60)
@@ -155,11 +153,11 @@ def build(folder: Path) -> RunDir:
 
 
 @pytest.fixture(scope="module")
-def evolved(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+def evolved(tmp_path_factory: pytest.TempPathFactory) -> Record:
     return build(tmp_path_factory.mktemp("demo"))
 
 
-def test_the_page_covers_the_run(evolved: RunDir) -> None:
+def test_the_page_covers_the_run(evolved: Record) -> None:
     path = write_report(evolved)
     assert path == evolved.report_path
     page = check(path)
@@ -171,7 +169,7 @@ def test_the_page_covers_the_run(evolved: RunDir) -> None:
     assert page.tags.count("details") > 15
 
 
-def test_the_lineage_and_the_trajectories_are_shown(evolved: RunDir) -> None:
+def test_the_lineage_and_the_trajectories_are_shown(evolved: Record) -> None:
     page = check(write_report(evolved))
     assert "Critique of i3. It searched the whole question." in page.words
     assert "3 × no <instruction> in the reply" in page.words
@@ -184,7 +182,7 @@ def test_the_lineage_and_the_trajectories_are_shown(evolved: RunDir) -> None:
 
 
 def test_a_single_run_without_evolution_lacks_those_sections(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "static", CONFIG | {"name": "alone"})
+    run = Record.create(tmp_path / "static", CONFIG | {"name": "alone"})
     train(run, 5, evolve=False)
     run.write_summary({"name": "alone", "arms": {"static": result(False) | {"folder": "."}}})
     page = check(write_report(run))
@@ -196,7 +194,7 @@ def test_a_single_run_without_evolution_lacks_those_sections(tmp_path: Path) -> 
 
 
 def test_a_killed_run_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "killed", CONFIG)
+    run = Record.create(tmp_path / "killed", CONFIG)
     train(run, 12, evolve=True)
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 13, "rew')
@@ -210,7 +208,7 @@ def test_a_killed_run_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
 
 
 def test_the_last_held_out_score_is_that_of_the_contender_that_won(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", CONFIG)
+    run = Record.create(tmp_path / "run", CONFIG)
     run.event("evaluated", 1, split="validation", when="during", em=0.5, n=8, trained=0)
     for when, em in (("during", 0.75), ("contender", 0.875), ("contender", 0.25)):
         run.event("evaluated", 21, split="validation", when=when, em=em, n=8, trained=20)
@@ -220,7 +218,7 @@ def test_the_last_held_out_score_is_that_of_the_contender_that_won(tmp_path: Pat
 
 
 def test_a_run_that_has_just_started_shows_its_first_score(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "begun", CONFIG)
+    run = Record.create(tmp_path / "begun", CONFIG)
     run.event("evaluated", 1, split="test", prompt="initial", instruction_id="i0", em=0.25, n=8,
               when="before", by_stratum={"1 hop": [0.5, 4], "2 hops": [0.0, 4]})  # fmt: skip
     words = check(write_report(run)).words
@@ -230,12 +228,12 @@ def test_a_run_that_has_just_started_shows_its_first_score(tmp_path: Path) -> No
 
 
 def test_an_empty_run(tmp_path: Path) -> None:
-    page = check(write_report(RunDir.create(tmp_path / "a", {})))
+    page = check(write_report(Record.create(tmp_path / "a", {})))
     assert "up to step 0" in page.words
 
 
 def test_a_resumed_run_says_so_and_ignores_the_old_summary(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", CONFIG)
+    run = Record.create(tmp_path / "run", CONFIG)
     train(run, 6, evolve=False)
     run.write_summary({"arms": {"static": result(False)}})
     run.cut_back(4)
@@ -256,7 +254,7 @@ EVIL = "<script>alert(1)</script>{{ 7*7 }}{% raw %}\"'&amp;</style></details><!-
 
 
 def test_no_text_of_a_model_becomes_markup_or_template(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "evil", CONFIG | {"name": EVIL, "policy": EVIL})
+    run = Record.create(tmp_path / "evil", CONFIG | {"name": EVIL, "policy": EVIL})
     places = iter(range(1000))
 
     def evil() -> str:
@@ -295,7 +293,7 @@ def test_no_text_of_a_model_becomes_markup_or_template(tmp_path: Path) -> None:
     run.metrics(1, {"reward_mean": 0.5})
     prompt = Prompt(evil(), evil())
     task = Task("q", evil(), (evil(),), evil())
-    run.trajectories(1, "evaluate", [Trajectory(
+    run.rollouts(1, "evaluate", [Trajectory(
         Assignment(task, prompt, Prompt(EVIL), evil(), 0), (1,), (1,), (2, 3), (1, 0), (0.0, 0.0),
         (Turn(evil(), evil(), evil(), evil()),), StopReason.ANSWERED, evil(), 0.0,
     )])  # fmt: skip
@@ -314,13 +312,13 @@ def test_no_text_of_a_model_becomes_markup_or_template(tmp_path: Path) -> None:
 
 
 def test_a_lone_surrogate_does_not_stop_the_report(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", CONFIG)
+    run = Record.create(tmp_path / "run", CONFIG)
     run.event("notice", 1, text="cut \ud83d")
     assert "cut ?" in check(write_report(run)).words
 
 
 def test_scores_that_are_no_shares_are_shown_as_numbers(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", {"name": "mine", "seed": 0})
+    run = Record.create(tmp_path / "run", {"name": "mine", "seed": 0})
     told = {"split": "test", "prompt": "best", "instruction_id": "i0", "by_stratum": {}}
     for step, when, em in ((1, "before", -0.5), (2, "after", 1.25)):
         run.metrics(step, {"reward_mean": em})
@@ -339,7 +337,7 @@ def test_scores_that_are_no_shares_are_shown_as_numbers(tmp_path: Path) -> None:
 
 
 def test_what_a_resume_changed_is_shown(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", CONFIG)
+    run = Record.create(tmp_path / "run", CONFIG)
     train(run, 4, evolve=False)
     run.event("resumed", 4, from_step=4, changed={
         "training.steps": [6, 12], "llm.model": None, "logging.report_to": [[], ["<i>wandb"]],
@@ -371,8 +369,8 @@ def test_the_first_screen_says_what_was_run_and_what_it_cost(tmp_path: Path) -> 
 
 
 def test_behaviour_is_drawn_from_what_a_run_recorded(tmp_path: Path) -> None:
-    plain = RunDir.create(tmp_path / "plain", CONFIG)
-    tools = RunDir.create(tmp_path / "tools", CONFIG)
+    plain = Record.create(tmp_path / "plain", CONFIG)
+    tools = Record.create(tmp_path / "tools", CONFIG)
     for step in (1, 2, 3):
         lengths = {"response_tokens_mean": 40.0, "completion_tokens_mean": 90.0,
                    "prompt_tokens_mean": 120.0}  # fmt: skip
@@ -390,7 +388,7 @@ def test_behaviour_is_drawn_from_what_a_run_recorded(tmp_path: Path) -> None:
     assert prompt.title == "Prompt length in tokens"
 
 
-def test_results_and_costs_hold_the_numbers(evolved: RunDir) -> None:
+def test_results_and_costs_hold_the_numbers(evolved: Record) -> None:
     run = RecordedRun(evolved.path)
     (table,) = results(run)
     assert [(cell.text, cell.note) for cell in table.head[1:]] == [
@@ -410,7 +408,7 @@ def test_results_and_costs_hold_the_numbers(evolved: RunDir) -> None:
 
 
 def test_the_wait_for_the_llm_is_summed_over_steps(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", {})
+    run = Record.create(tmp_path / "run", {})
     waits = {1: 90.0, 2: None, 3: 0.25}
     for step, wait in waits.items():
         metrics = {"reward_mean": 0.5}
@@ -419,7 +417,7 @@ def test_the_wait_for_the_llm_is_summed_over_steps(tmp_path: Path) -> None:
         for _ in range(2):  # mini-batches repeat the batch's
             run.metrics(step, metrics)
     assert dict(costs(RecordedRun(run.path)))["· waited for"] == "1 min 30 s"
-    unasked = RunDir.create(tmp_path / "unasked", {})
+    unasked = Record.create(tmp_path / "unasked", {})
     unasked.metrics(1, {"reward_mean": 0.5})
     assert "· waited for" not in dict(costs(RecordedRun(unasked.path)))
 
@@ -436,7 +434,7 @@ def test_formats() -> None:
 
 
 def test_a_run_that_was_not_evaluated_before_has_no_change(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", CONFIG)
+    run = Record.create(tmp_path / "run", CONFIG)
     told = {"split": "test", "prompt": "best", "instruction_id": "i0", "by_stratum": {}}
     for step in (1, 2, 3):
         run.metrics(step, {"reward_mean": step / 4})
@@ -449,7 +447,7 @@ def test_a_run_that_was_not_evaluated_before_has_no_change(tmp_path: Path) -> No
 
 
 def test_result_so_far_takes_before_and_after_of_one_split(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", CONFIG)
+    run = Record.create(tmp_path / "run", CONFIG)
     for split, when, em, prompt in (
         ("test", "before", 0.1, "best"), ("validation", "before", 0.2, "best"),
         ("test", "after", 0.6, "best"), ("test", "after", 0.9, "initial"),
@@ -464,7 +462,7 @@ def test_result_so_far_takes_before_and_after_of_one_split(tmp_path: Path) -> No
 
 
 def test_truncated_rollouts_are_drawn_and_noticed_once(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", CONFIG)
+    run = Record.create(tmp_path / "run", CONFIG)
     for step, share in ((1, 0.25), (2, 0.75), (3, 0.75)):
         run.metrics(step, {"reward_mean": 0.5, "truncated_share": share, "truncated/turns": share})
     words = check(write_report(run)).words

@@ -2,8 +2,7 @@ from pathlib import Path
 
 from cotune.experiments.compare.suite_summary import SuiteMethod
 from cotune.experiments.report.suite_curves import read_curves
-from cotune.run.ledger import Ledger
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from tests.experiments.report.suite_pages import method, stage
 
 
@@ -28,15 +27,14 @@ def test_stages_are_laid_end_to_end(tmp_path: Path) -> None:
 
 
 def test_rollouts_that_a_resume_dropped_do_not_count(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "a", {"name": "a"})
-    with Ledger(run.ledger_path) as ledger:
-        ledger.begin_attempt(None)
-        for step in (1, 2):
-            ledger.set_step(step)
-            ledger.add_rollouts("train", 100, 0)
-        ledger.begin_attempt(1)
-        ledger.set_step(2)
-        ledger.add_rollouts("train", 7, 0)
+    run = Record.create(tmp_path / "a", {"name": "a"})
+    run.begin_attempt(None)
+    for step in (1, 2):
+        run.set_step(step)
+        run.count("train", 100, 0)
+    run.begin_attempt(1)
+    run.set_step(2)
+    run.count("train", 7, 0)
     for step in (1, 2):
         run.metrics(step, {"reward_mean": 0.5})
     (line,) = read_curves(tmp_path, of(s0=["a"])).lines["reward"]
@@ -44,7 +42,7 @@ def test_rollouts_that_a_resume_dropped_do_not_count(tmp_path: Path) -> None:
 
 
 def test_without_a_ledger_nobody_knows_the_rollouts(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "a", {"name": "a"})
+    run = Record.create(tmp_path / "a", {"name": "a"})
     run.metrics(1, {"reward_mean": 0.5})
     assert read_curves(tmp_path, of(s0=["a"])).lines == {}
 

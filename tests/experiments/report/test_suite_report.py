@@ -239,9 +239,9 @@ def test_links_lead_to_the_reports_that_are_there(tmp_path: Path) -> None:
 
 def test_a_broken_run_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:
     build_suite(tmp_path)
-    (tmp_path / "inspo/seed-0/train/ledger.sqlite").write_text("no ledger", encoding="utf-8")
+    (tmp_path / "inspo/seed-0/train/costs.jsonl").write_text("no costs\n", encoding="utf-8")
     found = page(write_suite_report(tmp_path))
-    assert "expected a cotune ledger" in found.words
+    assert "costs.jsonl, line 1: not JSON" in found.words
     assert "<title>INSPO</title>" in found.html  # of seed 1
 
 

@@ -15,7 +15,8 @@ from cotune.config.cost import Plan, plan_run
 from cotune.config.run_file import ASKS_A_MODEL, RunConfig, dump_config, load_config
 from cotune.engines.engine import Measured, engine_of
 from cotune.errors import ConfigError, Stopped
-from cotune.run.journal import RunJournal, SilentJournal
+from cotune.run.console import ConsoleListener
+from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.utils.stopping import stopped_by_sigterm
 from cotune.utils.tables import duration, plain_table
@@ -66,21 +67,19 @@ def measured_steps(config: RunConfig, folder: Path, steps: int, console: Console
     given = config.model_copy(update={"output": folder})
     with step_progress(console):
         checked = passed(given)
-        setup = checked.engine.prepare(checked, RunDir(folder, attempt=1).checkpoints_path)
-        run, journal = _kept_for_now(given, folder, steps, console)
-        return engine_of(given).measure(given, run, journal, setup, steps)
+        setup = checked.engine.prepare(checked, RunDir(folder).checkpoints_path)
+        run = _temporary_record(given, folder, steps, console)
+        return engine_of(given).measure(given, run, setup, steps)
 
 
-def _kept_for_now(
-    config: RunConfig, folder: Path, steps: int, console: Console
-) -> tuple[RunDir, RunJournal | SilentJournal]:
-    """Return the temporary run folder and its journal, which is silent in all but the first process."""
+def _temporary_record(config: RunConfig, folder: Path, steps: int, console: Console) -> Record:
+    """Return the record of the temporary run folder, which is silent in all but the first process."""
     from cotune.engines.comm import world
 
     if world().rank != 0:
-        return RunDir(folder, attempt=1), SilentJournal()
-    run = RunDir.create(folder, dump_config(config))
-    return run, RunJournal(run, console, steps, trajectories_every=0)
+        return Record(folder, silent=True)
+    listener = ConsoleListener(console, steps)
+    return Record.create(folder, dump_config(config), listeners=[listener], rollouts_every=0)
 
 
 def project(measured: Measured, planned: Plan, rollouts_per_step: int) -> dict[str, float | None]:

@@ -27,8 +27,8 @@ from cotune.policy.adapters import save_weights
 from cotune.policy.codec import HFCodec
 from cotune.policy.update_rounding import rounding_notice
 from cotune.protocols import State
-from cotune.run.journal import Journal
-from cotune.run.ledger import Ledger, policy_rollouts
+from cotune.run.costs import policy_rollouts
+from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.utils.progress import begin
 
@@ -46,8 +46,7 @@ class TRLBest(BestPolicy):
 
 def train(
     config: RunConfig,
-    run: RunDir,
-    journal: Journal,
+    run: Record,
     setup: Setup,
     chosen: Chosen | None = None,
 ) -> Outcome:
@@ -55,9 +54,7 @@ def train(
 
     Args:
         config: the run file.
-        run: its folder.
-        journal: the folder, or a wrapper that also displays events; on ranks other than the first,
-            a journal that writes nothing.
+        run: its record, silent on ranks other than the first.
         setup: the result of `prepare`.
         chosen: what `choose` found; None for a run from the start.
     """
@@ -68,35 +65,32 @@ def train(
         TRLBest(run.best_path, setup.tokenizer),
         report_scores,
     )
-    with Ledger(run.ledger_path if world().rank == 0 else ":memory:") as ledger:
-        joint, trainer, budget = build_trainer(config, setup, journal, ledger, evaluation)
-        # A run that was stopped after its last step is evaluated without another rollout.
-        joint.bind(trainer)
-        tensorboard_into(joint, run.path / "tensorboard")
-        joint.chosen, checkpoint = chosen, None if chosen is None else chosen.path
-        if chosen is not None and checkpoint is None:
-            journal.cut_back(-1)
-            journal.event(
-                "notice", 0, text="no complete checkpoint: the run starts from the beginning"
-            )
-            evaluation.forget()
-        if checkpoint is None:
-            journal.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
-            if text := lost_steps(setup):
-                journal.event("notice", 0, text=text)
-        if checkpoint is not None and (state := _state_of(checkpoint)) is not None:
-            joint.check_identity(state)
-            check_spread(state, trainer)  # before the trainer loads weights of a different shape
-        if chosen is not None and world().rank == 0:
-            chosen.set_aside()
-        over = checkpoint is not None and budget.spent() and went_to_its_end(joint, checkpoint)
-        if not config.has_batches:
-            joint.evolve_only()
-        elif not over:
-            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        outcome = evaluation.finish(joint)
-        close_reports(joint)
-        return outcome
+    joint, trainer, budget = build_trainer(config, setup, run, evaluation)
+    # A run that was stopped after its last step is evaluated without another rollout.
+    joint.bind(trainer)
+    tensorboard_into(joint, run.path / "tensorboard")
+    joint.chosen, checkpoint = chosen, None if chosen is None else chosen.path
+    if chosen is not None and checkpoint is None:
+        run.cut_back(-1)
+        run.event("notice", 0, text="no complete checkpoint: the run starts from the beginning")
+        evaluation.forget()
+    if checkpoint is None:
+        run.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
+        if text := lost_steps(setup):
+            run.event("notice", 0, text=text)
+    if checkpoint is not None and (state := _state_of(checkpoint)) is not None:
+        joint.check_identity(state)
+        check_spread(state, trainer)  # before the trainer loads weights of a different shape
+    if chosen is not None and world().rank == 0:
+        chosen.set_aside()
+    over = checkpoint is not None and budget.spent() and went_to_its_end(joint, checkpoint)
+    if not config.has_batches:
+        joint.evolve_only()
+    elif not over:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    outcome = evaluation.finish(joint)
+    close_reports(joint)
+    return outcome
 
 
 def choose(run: RunDir, setup: Setup) -> Chosen:
@@ -114,15 +108,15 @@ def choose(run: RunDir, setup: Setup) -> Chosen:
 
 
 def build_trainer(
-    config: RunConfig, setup: Setup, journal: Journal, ledger: Ledger, before_rollout: Hook
+    config: RunConfig, setup: Setup, record: Record, before_rollout: Hook
 ) -> tuple[TRLJoint, JointTrainer, "RolloutBudget"]:
     """Build a run file's trainer, without progress output."""
     begin("setting up the trainer")
     tokenizer, args = setup.tokenizer, setup.args
     codec = HFCodec(tokenizer, config.policy.template_args)
-    parts = run_parts(config, setup.environment, codec, setup.rewards, journal, ledger)
+    parts = run_parts(config, setup.environment, codec, setup.rewards, record)
     joint = TRLJoint(parts, tokenizer, args, before_rollout)
-    budget = RolloutBudget(joint, ledger, config.training.rollout_budget)
+    budget = RolloutBudget(joint, record, config.training.rollout_budget)
     logging.getLogger("trl.trainer.grpo_trainer").addFilter(_not_about_reference)
     trainer = JointTrainer(
         setup.model,
@@ -174,8 +168,8 @@ def _state_of(checkpoint: Path) -> State | None:
 class RolloutBudget(TrainerCallback):
     """End training when another batch would exceed `training.rollout_budget`."""
 
-    def __init__(self, joint: TRLJoint, ledger: Ledger, budget: int | None) -> None:
-        self._joint, self._ledger, self._budget = joint, ledger, budget
+    def __init__(self, joint: TRLJoint, record: Record, budget: int | None) -> None:
+        self._joint, self._record, self._budget = joint, record, budget
         self._batch = joint.questions * (joint.args.num_generations or 1)
         self._steps_per_batch = steps_per_batch(joint.args)
         joint.rollouts_left = self.left
@@ -184,7 +178,7 @@ class RolloutBudget(TrainerCallback):
         """Return the remaining budget, which only rank 0 knows; None without a budget."""
         if self._budget is None:
             return None
-        return self._budget - policy_rollouts(self._ledger.totals().rollouts)
+        return self._budget - policy_rollouts(self._record.totals().rollouts)
 
     def spent(self) -> bool:
         """Return whether another batch would exceed the budget; call on all ranks together."""

@@ -23,7 +23,7 @@ from cotune.config.run_checks import check_instruction
 from cotune.config.strategy import build_strategy
 from cotune.errors import ConfigError
 from cotune.llm.bank import BankLLM, BankOptions, check_bank
-from cotune.llm.client import Account, MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
+from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
 from cotune.methods.composed import ComposedOptions
 from cotune.methods.fst.fst import FstOptions
 from cotune.methods.gepa.gepa import GepaOptions
@@ -34,6 +34,7 @@ from cotune.methods.registry import method_of
 from cotune.methods.static import StaticOptions
 from cotune.protocols import LLM, Environment, State, Strategy, TokenRules
 from cotune.rewards.functions import GivenRewards, RewardFunctions, WeightedReward
+from cotune.run.record import Record
 from cotune.types import Limits
 from cotune.utils.packages import need_trl
 from cotune.utils.text import did_you_mean
@@ -211,15 +212,15 @@ class TrainerMethod(Generic[Options]):
             tokens=tokens,
         )
 
-    def build_llm(self, account: Account) -> LLM:
-        """Return the optimizer LLM, which charges its calls to an account."""
+    def build_llm(self, record: Record) -> LLM:
+        """Return the optimizer LLM, whose calls are counted in a record."""
         if self.llm is None:
             return NoLLM()
         if isinstance(self.llm, OpenAIOptions):
-            return OpenAIClient(self.llm, account)
+            return OpenAIClient(self.llm, record)
         if isinstance(self.llm, BankOptions):
             return BankLLM(self.llm)
-        return MeteredLLM(self.llm, account, model=type(self.llm).__name__)
+        return MeteredLLM(self.llm, record, model=type(self.llm).__name__)
 
 
 def _kind(given: object) -> str:

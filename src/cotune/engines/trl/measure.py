@@ -9,20 +9,15 @@ from transformers import TrainerCallback, TrainerState
 from transformers.trainer_utils import SaveStrategy
 
 from cotune.config.run_file import RunConfig
-from cotune.engines.comm import world
 from cotune.engines.engine import Measured, MeasuredStep
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.engines.trl.grpo import build_trainer
 from cotune.engines.trl.run_file_setup import Setup
 from cotune.engines.trl.trl_joint import TRLJoint
-from cotune.run.journal import Journal
-from cotune.run.ledger import Ledger
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 
 
-def measure_steps(
-    config: RunConfig, run: RunDir, journal: Journal, setup: Setup, steps: int
-) -> Measured:
+def measure_steps(config: RunConfig, run: Record, setup: Setup, steps: int) -> Measured:
     """Train the first steps of a run file, as `train` would, without evaluation or checkpoints.
 
     The schedule is that of the whole run. Evolution and its LLM calls run when they are due.
@@ -30,8 +25,7 @@ def measure_steps(
 
     Args:
         config: the run file.
-        run: a temporary folder.
-        journal: that folder, or on ranks other than the first, a journal that writes nothing.
+        run: the record of a temporary folder, silent on ranks other than the first.
         setup: the result of `prepare` for that folder; its arguments are changed.
         steps: the number of steps; the run's budget may end it earlier.
     """
@@ -39,16 +33,14 @@ def measure_steps(
     args.save_strategy, args.report_to, args.push_to_hub = SaveStrategy.NO, [], False
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    with Ledger(run.ledger_path if world().rank == 0 else ":memory:") as ledger:
-        watch = _Stopwatch(steps, ledger)
-        _, trainer, _ = build_trainer(config, setup, journal, ledger, watch.evolved)
-        trainer.add_callback(watch)
-        trainer.train()
-        totals = ledger.totals()
+    watch = _Stopwatch(steps, run)
+    _, trainer, _ = build_trainer(config, setup, run, watch.evolved)
+    trainer.add_callback(watch)
+    trainer.train()
     on_gpu = torch.cuda.is_available()
     return Measured(
         steps=tuple(watch.steps),
-        totals=totals,
+        totals=run.totals(),
         memory=peak_memory(),
         gpu_memory=torch.cuda.max_memory_reserved() if on_gpu else None,
         gpu_total=torch.cuda.get_device_properties().total_memory if on_gpu else None,
@@ -58,9 +50,9 @@ def measure_steps(
 class _Stopwatch(TrainerCallback):
     """Time rollout batches, and end training after a number of them."""
 
-    def __init__(self, wanted: int, ledger: Ledger) -> None:
+    def __init__(self, wanted: int, record: Record) -> None:
         self.steps: list[MeasuredStep] = []
-        self._wanted, self._ledger = wanted, ledger
+        self._wanted, self._record = wanted, record
         self._began = self._evolved = 0.0
         self._rollouts_before = 0.0
 
@@ -71,14 +63,14 @@ class _Stopwatch(TrainerCallback):
     def on_step_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         if state.global_step % steps_per_batch(args) == 0:
             self._began = self._evolved = time.monotonic()
-            self._rollouts_before = self._ledger.totals().seconds["train"]
+            self._rollouts_before = self._record.totals().seconds["train"]
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         if state.global_step % steps_per_batch(args):
             return
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        rollouts = self._ledger.totals().seconds["train"] - self._rollouts_before
+        rollouts = self._record.totals().seconds["train"] - self._rollouts_before
         self.steps.append(
             MeasuredStep(
                 evolution=self._evolved - self._began,

@@ -14,7 +14,7 @@ from cotune.engines.engine import Conclude, check_package, newest_numbered
 from cotune.engines.estimate import Layout, memory_of, shape_of
 from cotune.engines.preflight import Check, Notice, Preflight
 from cotune.errors import EngineError
-from cotune.run.journal import Journal, RunJournal, SilentJournal
+from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.utils.packages import installed
 from cotune.utils.progress import begin
@@ -70,7 +70,7 @@ class TRL:
     def train(
         self,
         config: RunConfig,
-        run: RunDir,
+        run: Record,
         setup: "Setup",
         chosen: "Chosen | None",
         console: Console,
@@ -80,12 +80,9 @@ class TRL:
         from cotune.engines.comm import world
         from cotune.engines.trl.grpo import train
 
-        if world().rank != 0:
-            train(config, run, SilentJournal(), setup, chosen)
-            return
-        journal = RunJournal(run, console, config.training.steps, config.logging.trajectories_every)
-        outcome = train(config, run, journal, setup, chosen)
-        conclude(config, run, journal, outcome, setup.environment, console)
+        outcome = train(config, run, setup, chosen)
+        if world().rank == 0:
+            conclude(config, run, outcome, setup.environment, console)
 
     def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
         newest = newest_numbered(folder, "checkpoint-")
@@ -112,12 +109,10 @@ class TRL:
             kept=0.0 if args.get("vllm_enable_sleep_mode") else share,
         )
 
-    def measure(
-        self, config: RunConfig, run: RunDir, journal: Journal, setup: "Setup", steps: int
-    ) -> "Measured":
+    def measure(self, config: RunConfig, run: Record, setup: "Setup", steps: int) -> "Measured":
         from cotune.engines.trl.measure import measure_steps
 
-        return measure_steps(config, run, journal, setup, steps)
+        return measure_steps(config, run, setup, steps)
 
 
 def arguments(config: RunConfig) -> str:

@@ -60,7 +60,6 @@ from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.rollout.metrics import without_variance
 from cotune.rollout.task_order import TaskOrder
-from cotune.run.journal import write_score
 from cotune.run.scores import measure_of, score_trajectories
 from cotune.types import StopReason, Task, Trajectory
 from cotune.utils.progress import report
@@ -117,8 +116,7 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
             codec=self.codec,
             sampler=LateSampler(self, tokenizer),
             llm=parts.llm,
-            journal=parts.journal,
-            meter=parts.meter,
+            record=parts.record,
             settings=RolloutSettings(
                 limits=parts.limits,
                 temperature=args.temperature,
@@ -280,7 +278,7 @@ class TRLJoint(Joint, TRLRun[GRPOTrainer]):
     def evolve_only(self) -> None:
         """Evolve for a run without training batches, under the first step."""
         if self.coordinator.comm.rank == 0:
-            self.parts.meter.begin_attempt(None)
+            self.parts.record.begin_attempt(None)
         self.metrics = self._evolve(1)
 
     def _evolve(self, step: int) -> dict[str, float]:
@@ -375,7 +373,7 @@ class JointCallback(CheckpointCallback[TRLJoint]):
             joint.trainer._current_train_step_time = 0.0
         if state.global_step == 0:
             if self._writes:
-                joint.attempt = joint.parts.meter.begin_attempt(None)
+                joint.attempt = joint.parts.record.begin_attempt(None)
             return
         saved = load_state(joint.state_folder, state.global_step)
         if saved is None:
@@ -439,7 +437,7 @@ class JointCallback(CheckpointCallback[TRLJoint]):
         score, step = score_trajectories(trajectories, measure), joint.batches
         when = "during" if self._training and step else "after" if step else "before"
         split = joint.splits.get(trajectories[0].task.id, "train")
-        write_score(joint.parts.journal, step, trajectories, score, split, when, step)
+        joint.parts.record.score(step, trajectories, score, split=split, when=when, trained=step)
 
 
 class LateSampler:

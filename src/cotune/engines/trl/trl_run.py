@@ -102,7 +102,7 @@ class CheckpointCallback(TrainerCallback, Generic[AnyRun]):
         if self._writes:
             complete_checkpoint(self._joint.state_folder, state.global_step)
             drop_orphans(self._joint.state_folder, keep_from=state.global_step)
-            self._joint.parts.journal.event("saved", self._joint.batches)
+            self._joint.parts.record.event("saved", self._joint.batches)
 
     def on_log(
         self,
@@ -116,7 +116,7 @@ class CheckpointCallback(TrainerCallback, Generic[AnyRun]):
             return  # not the log of an optimizer step
         row = {name: float(v) for name, v in logs.items() if isinstance(v, int | float)}
         row["optimizer_step"] = float(state.global_step)
-        self._joint.parts.journal.metrics(self._joint.batches, row | self._own_metrics(state))
+        self._joint.parts.record.metrics(self._joint.batches, row | self._own_metrics(state))
 
     def _own_metrics(self, state: TrainerState) -> dict[str, float]:
         """Return metrics to record besides the trainer's."""

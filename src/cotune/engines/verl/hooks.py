@@ -53,8 +53,7 @@ class VerlJoint(Joint):
             codec=worker.codec,
             sampler=_NoSampler(),
             llm=parts.llm,
-            journal=parts.journal,
-            meter=parts.meter,
+            record=parts.record,
             settings=RolloutSettings(
                 limits=parts.limits,
                 temperature=training.temperature,
@@ -104,7 +103,7 @@ class VerlJoint(Joint):
         theirs = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
         named = {ours: theirs[name] for name, ours in _NAMES.items() if name in theirs}
         named |= context_ratios(theirs)
-        self.parts.journal.metrics(
+        self.parts.record.metrics(
             self.batches,
             {**theirs, **named, **self.metrics, "optimizer_step": self._optimizer_steps()},
         )
@@ -116,12 +115,12 @@ class VerlJoint(Joint):
         """Save cotune's state after veRL has written its half of a checkpoint."""
         save_state(checkpoint, self.state_dict())
         keep_newest(checkpoint.parent, self.worker.config.training.keep_checkpoints)
-        self.parts.journal.event("saved", self.batches)
+        self.parts.record.event("saved", self.batches)
 
     def began(self, state: State | None) -> None:
         """Resume from a saved state, or start a new run."""
         if state is None:
-            self.attempt = self.parts.meter.begin_attempt(None)
+            self.attempt = self.parts.record.begin_attempt(None)
         else:
             self.resume(state)
 

@@ -22,7 +22,7 @@ from verl.utils.device import auto_set_device
 
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.config.strategy import build_strategy
-from cotune.engines.engine import Conclude
+from cotune.engines.engine import Conclude, record_settings
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import run_parts
 from cotune.engines.preflight import Preflight
@@ -37,8 +37,8 @@ from cotune.errors import ConfigError, CotuneError, EngineError
 from cotune.llm.own import forget_checked
 from cotune.policy.policy_files import only_local, policy_path
 from cotune.protocols import State
-from cotune.run.journal import RunJournal
-from cotune.run.ledger import Ledger, policy_rollouts
+from cotune.run.costs import policy_rollouts
+from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Distillation
 from cotune.utils.text import command_on, one_line
@@ -231,11 +231,12 @@ class Runner:
         OmegaConf.resolve(config)
         ours = config[SECTION]
         worker = worker_of(ours)
-        run = RunDir.open(Path(ours.run_folder))
-        with (run.path / _CONSOLE).open("a", encoding="utf-8") as file:
+        folder = Path(ours.run_folder)
+        with (folder / _CONSOLE).open("a", encoding="utf-8") as file:
             console = Console(
                 file=file, force_terminal=bool(ours.terminal), width=int(ours.width) or None
             )
+            run = Record.open(folder, **record_settings(worker.config, console))
             tq.init(config.transfer_queue)
             try:
                 _run(worker.config, run, worker, config, console, self.conclude)
@@ -245,7 +246,7 @@ class Runner:
 
 def _run(
     config: RunConfig,
-    run: RunDir,
+    run: Record,
     worker: Worker,
     found: DictConfig,
     console: Console,
@@ -256,42 +257,40 @@ def _run(
 
     ours = found[SECTION]
     checkpoint = None if ours.checkpoint is None else Path(ours.checkpoint)
-    journal = RunJournal(run, console, config.training.steps, config.logging.trajectories_every)
     evaluation = RunEvaluation(
         config.evaluation, config.instruction, run, _best(run, worker), report_scores
     )
-    with Ledger(run.ledger_path) as ledger:
-        parts = run_parts(config, worker.environment, worker.codec, worker.rewards, journal, ledger)
-        joint = VerlJoint(parts, worker, evaluation)
-        joint.chosen = Chosen(checkpoint, tuple(ours.notices))
-        state = _begin(joint, journal, evaluation, checkpoint, bool(ours.resume), config)
-        _budget(joint, ledger, config.training)
-        made: Any = JointTrainer  # veRL registers its base by a decorator that hides the type
-        trainer: JointTrainer = made(config=found)
-        trainer.joint, failed = joint, True
-        try:
-            trainer.init()
-            manager = cast(
-                Manager,
-                Manager.create(
-                    config=found,
-                    llm_client=trainer.get_llm_client(),
-                    teacher_client=trainer.get_teacher_client(),
-                    reward_loop_worker_handles=trainer.get_reward_handles(),
-                ),
-            )
-            trainer.take_manager(manager)
-            joint.began(state)
-            watch(manager.agent_loop_workers, console)
-            # If the budget has been raised since, it is no longer spent.
-            if not (joint.ended and joint.spent()):
-                trainer.fit(manager)
-            outcome: Outcome = evaluation.finish(joint)
-            failed = False
-        finally:
-            if (tracking := getattr(trainer, "logger", None)) is not None:
-                tracking.finish(exit_code=int(failed))
-    conclude(config, run, journal, outcome, worker.environment, console)
+    parts = run_parts(config, worker.environment, worker.codec, worker.rewards, run)
+    joint = VerlJoint(parts, worker, evaluation)
+    joint.chosen = Chosen(checkpoint, tuple(ours.notices))
+    state = _begin(joint, run, evaluation, checkpoint, bool(ours.resume), config)
+    _budget(joint, run, config.training)
+    made: Any = JointTrainer  # veRL registers its base by a decorator that hides the type
+    trainer: JointTrainer = made(config=found)
+    trainer.joint, failed = joint, True
+    try:
+        trainer.init()
+        manager = cast(
+            Manager,
+            Manager.create(
+                config=found,
+                llm_client=trainer.get_llm_client(),
+                teacher_client=trainer.get_teacher_client(),
+                reward_loop_worker_handles=trainer.get_reward_handles(),
+            ),
+        )
+        trainer.take_manager(manager)
+        joint.began(state)
+        watch(manager.agent_loop_workers, console)
+        # If the budget has been raised since, it is no longer spent.
+        if not (joint.ended and joint.spent()):
+            trainer.fit(manager)
+        outcome: Outcome = evaluation.finish(joint)
+        failed = False
+    finally:
+        if (tracking := getattr(trainer, "logger", None)) is not None:
+            tracking.finish(exit_code=int(failed))
+    conclude(config, run, outcome, worker.environment, console)
 
 
 def report_scores(joint: VerlJoint, scores: Mapping[str, float]) -> None:
@@ -322,7 +321,7 @@ def watch(workers: Sequence[Any], console: Console) -> None:
 
 def _begin(
     joint: VerlJoint,
-    journal: RunJournal,
+    run: Record,
     evaluation: RunEvaluation,
     checkpoint: Path | None,
     resume: bool,
@@ -331,12 +330,10 @@ def _begin(
     """Write the first events; return the saved state to resume from, or None."""
     if checkpoint is None:
         if resume:
-            journal.cut_back(-1)
-            journal.event(
-                "notice", 0, text="no complete checkpoint: the run starts from the beginning"
-            )
+            run.cut_back(-1)
+            run.event("notice", 0, text="no complete checkpoint: the run starts from the beginning")
             evaluation.forget()
-        journal.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
+        run.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
         return None
     state = load_state(checkpoint)
     if state is not None:
@@ -344,7 +341,7 @@ def _begin(
     return state
 
 
-def _budget(joint: VerlJoint, ledger: Ledger, training: TrainingConfig) -> None:
+def _budget(joint: VerlJoint, record: Record, training: TrainingConfig) -> None:
     """End training when another batch would exceed `training.rollout_budget`."""
     budget = training.rollout_budget
     if budget is None:
@@ -352,7 +349,7 @@ def _budget(joint: VerlJoint, ledger: Ledger, training: TrainingConfig) -> None:
     batch = training.questions_per_step * training.group_size
 
     def left() -> int:
-        return budget - policy_rollouts(ledger.totals().rollouts)
+        return budget - policy_rollouts(record.totals().rollouts)
 
     joint.rollouts_left = left
     joint.spent = lambda: left() < batch

@@ -15,7 +15,7 @@ from cotune.engines.estimate import Layout
 from cotune.engines.preflight import Check, Preflight
 from cotune.engines.verl.arguments import layout_of
 from cotune.errors import ConfigError
-from cotune.run.journal import Journal
+from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.utils.packages import installed, not_fitting
 
@@ -73,7 +73,7 @@ class VeRL:
     def train(
         self,
         config: RunConfig,
-        run: RunDir,
+        run: Record,
         setup: "VerlSetup",
         chosen: "Chosen | None",
         console: Console,
@@ -89,9 +89,7 @@ class VeRL:
     def layout(self, config: RunConfig, processes: int = 1) -> Layout:
         return layout_of(config)
 
-    def measure(
-        self, config: RunConfig, run: RunDir, journal: Journal, setup: "VerlSetup", steps: int
-    ) -> "Measured":
+    def measure(self, config: RunConfig, run: Record, setup: "VerlSetup", steps: int) -> "Measured":
         raise ConfigError(
             "--steps: steps are not timed with training.engine verl; leave it out, or set "
             "training.engine: trl"

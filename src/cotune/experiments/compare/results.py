@@ -26,8 +26,8 @@ from cotune.experiments.evaluate.quadrants import (
     Quadrants,
     per_question,
 )
+from cotune.run.costs import policy_rollouts
 from cotune.run.json_files import Row
-from cotune.run.ledger import policy_rollouts
 from cotune.run.run_dir import RunDir
 
 _SUMS = ("generated_tokens", "llm_calls", "money", "seconds")

@@ -18,8 +18,8 @@ from cotune.experiments.compare.stages import Setting, check_rows, rows_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
 from cotune.protocols import Environment
+from cotune.run.costs import policy_rollouts
 from cotune.run.full_disk import full_disk_explained
-from cotune.run.ledger import policy_rollouts
 from cotune.run.locks import locked
 from cotune.run.run_dir import RunDir, read_summary, write_summary
 from cotune.utils.packages import need_trl

@@ -21,7 +21,7 @@ from cotune.experiments.compare.suite_file import (
 )
 from cotune.methods.registry import method_of
 from cotune.policy.policy_files import is_adapter
-from cotune.run.ledger import policy_rollouts
+from cotune.run.costs import policy_rollouts
 from cotune.run.run_dir import RunDir
 
 _APART = 1000  # between the seeds of a row's stages

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cotune.errors import ConfigError
 from cotune.experiments.compare.methods import Group
-from cotune.run.ledger import PURPOSES
+from cotune.run.costs import PURPOSES
 from cotune.run.run_dir import RunDir, read_summary
 from cotune.run.scores import EXACT_MATCH
 from cotune.utils.text import one_line

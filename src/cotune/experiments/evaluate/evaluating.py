@@ -155,7 +155,7 @@ def evaluate(
         # Draws are keyed by the number of calls: each prompt has a coordinator of its own.
         coordinator = Coordinator(
             strategy=policy.strategy, environment=questions.environment, codec=policy.codec,
-            sampler=policy.sampler, llm=policy.llm, journal=policy.journal, meter=policy.meter,
+            sampler=policy.sampler, llm=policy.llm, record=policy.record,
             settings=policy.settings, rewards=questions.rewards,
         )  # fmt: skip
         scores[prompt] = {name: {decoding: [] for decoding in decodings} for name in metrics}

@@ -14,7 +14,7 @@ from cotune.experiments.report.instructions import population
 from cotune.experiments.report.pages import label, moment, write_page
 from cotune.experiments.report.recorded_run import RecordedRun, values
 from cotune.experiments.report.rollouts import some_evaluated, some_groups
-from cotune.run.journal import NOTICES, describe_event
+from cotune.run.console import NOTICES, describe_event
 from cotune.run.json_files import Row
 from cotune.run.scores import wilson
 from cotune.run.truncation import SHARE, truncation_notice

@@ -11,9 +11,7 @@ from typing import Literal
 from cotune.errors import ConfigError
 from cotune.experiments.compare.suite_summary import SuiteMethod
 from cotune.experiments.report.charts import Point, moving_average
-from cotune.run.frames import cost_rows
-from cotune.run.json_files import Row
-from cotune.run.ledger import PURPOSES
+from cotune.run.costs import PURPOSES, CostRow
 from cotune.run.run_dir import RunDir
 
 Measure = Literal["validation", "reward"]
@@ -97,9 +95,9 @@ def read_curves(folder: Path, method: SuiteMethod) -> MethodCurves:
 
 def _read_stage(run: RunDir) -> _Stage:
     paid = frozenset(PURPOSES) - {"evaluate"}
-    costs = [row for row in cost_rows(run.ledger_path) if row["committed"] and row["kind"] in paid]
-    trained = _sums(row for row in costs if row["kind"] == "train")
-    others = _sums(row for row in costs if row["kind"] != "train")
+    costs = [row for row in run.read_costs() if row.committed and row.kind in paid]
+    trained = _sums(row for row in costs if row.kind == "train")
+    others = _sums(row for row in costs if row.kind != "train")
 
     def placed(rows: Iterable[tuple[int, int, object]]) -> list[Point]:
         # An evaluation before a step comes after the evolution that was due there.
@@ -119,15 +117,15 @@ def _read_stage(run: RunDir) -> _Stage:
         if event["kind"] == "evaluated" and event.get("when") == "during"
     )
     text = (run.read_summary() or {}).get("best_instruction")
-    total = sum(row["rollouts"] for row in costs)
+    total = sum(row.rollouts for row in costs)
     return _Stage({"validation": validation, "reward": rewards}, total, text)
 
 
-def _sums(rows: Iterable[Row]) -> Callable[[int], float]:
-    """Return a function of a step: the rollouts of these ledger rows up to it."""
+def _sums(rows: Iterable[CostRow]) -> Callable[[int], float]:
+    """Return a function of a step: the rollouts of these rows up to it."""
     by_step: Counter[int] = Counter()
     for row in rows:
-        by_step[row["step"]] += row["rollouts"]
+        by_step[row.step] += row.rollouts
     steps = sorted(by_step)
     sums = [0, *itertools.accumulate(by_step[step] for step in steps)]
     return lambda step: float(sums[bisect.bisect_right(steps, step)])

@@ -1,24 +1,26 @@
-"""A run's journal: a protocol, the one that writes to the run folder and shows it, a silent one."""
+"""A run in words: what the console and the log say of its events and steps."""
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from cotune.run.outages import outage_notice
-from cotune.run.replies import Bookings, ReplyCache
-from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score
 from cotune.run.truncation import SHARE, truncation_notice
-from cotune.types import Purpose, Trajectory
 from cotune.utils.progress import TimeLeft, report
 from cotune.utils.tables import plain_table
 from cotune.utils.text import one_line
 
 _WARNED_AFTER = 3  # steps without any gradient
+_log = logging.getLogger("cotune")
+_WARNINGS = ("notice", "proposal_failed", "phase_failed", "proposals_ended")
+_DETAILS = ("hint_progress",)  # several per phase
 NOTICES = ("notice", "phase_failed", "proposals_ended")
 """The kinds of events that a reader of the report should know."""
 _SEARCH_KINDS = (
@@ -26,143 +28,67 @@ _SEARCH_KINDS = (
 )  # fmt: skip
 
 
-class Journal(Protocol):
-    """A place to record a run (`cotune.run.run_dir.RunDir` is one)."""
+class _Notices:
+    """What a reader should be told about the metrics of the steps so far, each once."""
 
-    def event(self, kind: str, step: int, /, **fields: object) -> None: ...
+    def __init__(self) -> None:
+        self._without_gradient = 0  # steps in a row
+        self._truncated = self._in_outage = False
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None: ...
-
-    def cut_back(self, step: int) -> None:
-        """Drop everything after a step; a resumed run writes it again."""
-        ...
-
-    @property
-    def replies(self) -> ReplyCache:
-        """The LLM's replies, which a resumed run uses again."""
-        ...
-
-
-class SilentJournal:
-    """A silent journal, for processes that serve rank 0 and for runs that keep no folder."""
-
-    def event(self, kind: str, step: int, /, **fields: object) -> None:
-        pass
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        pass
-
-    def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None:
-        pass
-
-    def cut_back(self, step: int) -> None:
-        pass
-
-    @property
-    def replies(self) -> ReplyCache:
-        return ReplyCache()
+    def after(self, values: Mapping[str, float]) -> list[str]:
+        """Return the notices after a step, as plain text."""
+        notices: list[str] = []
+        truncation, outage = truncation_notice(values), outage_notice(values)
+        if truncation and not self._truncated:
+            self._truncated = True
+            notices.append(truncation)
+        if outage and not self._in_outage:
+            notices.append(outage)
+        self._in_outage = bool(outage)
+        # A teacher's loss has a gradient all the same.
+        flat = values.get("zero_advantage_share", 0) == 1 and not values.get("distil/share", 0) > 0
+        self._without_gradient = self._without_gradient + 1 if flat else 0
+        if self._without_gradient == _WARNED_AFTER:
+            notices.append(
+                f"the rewards of every group were equal in {_WARNED_AFTER} steps in a row: "
+                "there is nothing to learn from; look at rollouts with cotune try"
+            )
+        return notices
 
 
-class Meter(Bookings, Protocol):
-    """A place to count rollouts (`cotune.run.ledger.Ledger` is one)."""
-
-    def begin_attempt(self, resumed_from: int | None, saved_in: int | None = None) -> int: ...
-
-    def set_step(self, step: int) -> None: ...
-
-    def add_rollouts(
-        self, purpose: Purpose, rollouts: int, generated_tokens: int, seconds: float = 0.0
-    ) -> None: ...
-
-
-class RunJournal:
-    """Write to the run folder and show progress on the console.
+class ConsoleListener:
+    """Show events and steps on a console.
 
     Args:
-        run: the folder.
-        console: shows progress; a quiet one shows nothing.
+        console: a quiet one shows nothing.
         total_steps: the most steps the run can take.
-        trajectories_every: steps between trajectory files of training; 0 keeps those of evaluations only.
     """
 
-    def __init__(
-        self, run: RunDir, console: Console, total_steps: int, trajectories_every: int
-    ) -> None:
-        self._run, self._console = run, console
-        self._total, self._every = total_steps, trajectories_every
+    def __init__(self, console: Console, total_steps: int) -> None:
+        self._console, self._total = console, total_steps
         self._started = time.monotonic()
         self._time_left = TimeLeft()
-        self._without_gradient = 0  # steps in a row
-        self._said_truncated = False
-        self._in_outage = False
+        self._notices = _Notices()
         self._shown_step: int | None = None
 
-    def event(self, kind: str, step: int, /, **fields: object) -> None:
-        self._run.event(kind, step, **fields)
-        line = describe_event(kind, fields)
-        if line:
-            self._say(line)
+    def event(self, kind: str, step: int, fields: Mapping[str, object]) -> None:
+        if line := describe_event(kind, fields):
+            self._print(line)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.metrics(step, values)
         if step == self._shown_step:
             return  # a further optimizer step on the same rollouts (training.mini_batches)
         self._shown_step = step
-        equal = values.get("zero_advantage_share", 0)
-        shown = [
-            f"reward {values.get('reward_mean', 0):.2f}",
-            f"zero-advantage groups {equal:.0%}",
-            f"turns {values.get('turns_mean', 0):.1f}",
-        ]
-        if values.get(SHARE):
-            shown.append(f"truncated {values[SHARE]:.0%}")
-        if "inspo/population_size" in values:
-            shown.append(f"population {values['inspo/population_size']:.0f}")
-            shown.append(f"best weight {values.get('inspo/best_weight', 0):.2f}")
-        if "hinted_share" in values:
-            shown.append(f"under hints {values['hinted_share']:.0%}")
-        if values.get("distil/share", 0) > 0:
-            shown.append(f"distillation loss {values.get('distil/loss', 0):.3f}")
-        if (waited := values.get("llm/waited_seconds", 0)) >= 1:
-            shown.append(f"waited {waited:.0f} s for the LLM")
         total = int(values.get("total_steps", self._total))
+        figures = _step_figures(values)
         if left := self._time_left.after(step, total):
-            shown.append(left)
+            figures.append(left)
         report("step", step, total)
-        place = f"step {step}/{total}"
-        self._say(f"[bold]{place}[/]  " + "  ".join(shown))
-        notice = truncation_notice(values)
-        if notice and not self._said_truncated:
-            self._said_truncated = True
-            self._say(f"[yellow]{notice}[/]")
-        outage = outage_notice(values)
-        if outage and not self._in_outage:
-            self._say(f"[yellow]{outage}[/]")
-        self._in_outage = bool(outage)
-        taught = values.get("distil/share", 0) > 0  # a teacher's loss has a gradient all the same
-        self._without_gradient = self._without_gradient + 1 if equal == 1 and not taught else 0
-        if self._without_gradient == _WARNED_AFTER:
-            self._console.print(
-                f"  [yellow]the rewards of every group were equal in {_WARNED_AFTER} steps in a row: "
-                "there is nothing to learn from; look at rollouts with cotune try[/]",
-                highlight=False,
-            )
+        self._print(f"[bold]step {step}/{total}[/]  " + "  ".join(figures))
+        for notice in self._notices.after(values):
+            self._print(f"[yellow]{escape(notice)}[/]")
 
-    def trajectories(self, step: int, purpose: str, trajectories: Sequence[Trajectory]) -> None:
-        due = self._every > 0 and (step % self._every == 0 or step in (1, self._total))
-        if due or purpose != "train":
-            self._run.trajectories(step, purpose, trajectories)
-
-    def cut_back(self, step: int) -> None:
-        self._run.cut_back(step)
-
-    @property
-    def replies(self) -> ReplyCache:
-        return self._run.replies
-
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         """Print markup after the time: with a hanging indent on a terminal, as one line in a file."""
         seconds = int(time.monotonic() - self._started)
         clock = f"  [dim]{seconds // 60:02d}:{seconds % 60:02d}[/]"
@@ -174,6 +100,54 @@ class RunJournal:
         row.add_column()
         row.add_row(clock, line)
         self._console.print(row, highlight=False)
+
+
+class LogListener:
+    """Log events and notices to the logger "cotune", for a script, whose trainer shows the steps itself."""
+
+    def __init__(self) -> None:
+        self._notices = _Notices()
+        self._noticed_step: int | None = None
+
+    def event(self, kind: str, step: int, fields: Mapping[str, object]) -> None:
+        line = describe_event(kind, fields)
+        if kind == "evolution":
+            line = (
+                f"evolution: {fields['accepted']} of {fields['proposed']} proposals accepted, "
+                f"{fields['verified']} verified; population of {fields['population']}"
+            )
+        if line:
+            level = logging.DEBUG if kind in _DETAILS else logging.INFO
+            level = logging.WARNING if kind in _WARNINGS else level
+            _log.log(level, "step %d: %s", step, Text.from_markup(line).plain)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        if step == self._noticed_step:
+            return
+        self._noticed_step = step
+        for notice in self._notices.after(values):
+            _log.warning("step %d: %s", step, notice)
+
+
+def _step_figures(values: Mapping[str, float]) -> list[str]:
+    """Return the numbers of a step that the console shows."""
+    figures = [
+        f"reward {values.get('reward_mean', 0):.2f}",
+        f"zero-advantage groups {values.get('zero_advantage_share', 0):.0%}",
+        f"turns {values.get('turns_mean', 0):.1f}",
+    ]
+    if values.get(SHARE):
+        figures.append(f"truncated {values[SHARE]:.0%}")
+    if "inspo/population_size" in values:
+        figures.append(f"population {values['inspo/population_size']:.0f}")
+        figures.append(f"best weight {values.get('inspo/best_weight', 0):.2f}")
+    if "hinted_share" in values:
+        figures.append(f"under hints {values['hinted_share']:.0%}")
+    if values.get("distil/share", 0) > 0:
+        figures.append(f"distillation loss {values.get('distil/loss', 0):.3f}")
+    if (waited := values.get("llm/waited_seconds", 0)) >= 1:
+        figures.append(f"waited {waited:.0f} s for the LLM")
+    return figures
 
 
 _EVALUATED = {
@@ -286,40 +260,6 @@ def _describe_search(kind: str, fields: Mapping[str, object]) -> str:
         f"hints: {accepted}, {count('covering')} cover; dev solved {score('solved_without')} -> "
         f"{score('solved_by_cover')}; {evaluations}"
     )
-
-
-def write_score(
-    journal: Journal,
-    step: int,
-    trajectories: Sequence[Trajectory],
-    score: Score,
-    split: str,
-    when: str,
-    trained: int,
-    prompt: str = "best",
-) -> None:
-    """Record an evaluation and its rollouts.
-
-    Args:
-        split: the questions' split.
-        when: names the evaluation: "before", "during", "after", …
-        trained: steps of the policy that was scored.
-        prompt: names the prompt that it was scored under: "best", "initial" or "best with hint".
-    """
-    journal.event(
-        "evaluated",
-        step,
-        trained=trained,
-        split=split,
-        when=when,
-        prompt=prompt,
-        instruction_id=trajectories[0].assignment.instruction_id,
-        em=score.em,
-        n=score.n,
-        measure=score.measure,
-        by_stratum={name: list(value) for name, value in score.by_stratum.items()},
-    )
-    journal.trajectories(step, f"evaluate_{when}", trajectories)
 
 
 def score_table(title: str, rows: Sequence[tuple[str, Score | None]]) -> Table:

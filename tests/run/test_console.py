@@ -6,12 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cotune.run.journal import Journal, RunJournal, SilentJournal, describe_event, score_table
-from cotune.run.run_dir import RunDir
+from cotune.run.console import ConsoleListener, LogListener, describe_event, score_table
+from cotune.run.record import Record
 from cotune.run.scores import Score
-from cotune.types import Assignment, Prompt
 from cotune.utils.text import one_line, printable
-from tests.helpers import make_tasks, make_trajectory
 
 
 def shown(markup: str) -> str:
@@ -30,33 +28,30 @@ def test_what_a_model_wrote_is_shown_as_it_is(text: str) -> None:
 
 def test_steps_without_any_gradient_are_pointed_out_once(tmp_path: Path) -> None:
     out = io.StringIO()
-    run = RunDir.create(tmp_path / "run", {})
-    journal = RunJournal(run, Console(file=out, width=200), 9, 0)
+    listener = ConsoleListener(Console(file=out, width=200), 9)
     for step, share in enumerate([1.0, 1.0, 0.9, 1.0, 1.0, 1.0, 1.0], 1):
-        journal.metrics(step, {"zero_advantage_share": share})
+        listener.metrics(step, {"zero_advantage_share": share})
         assert ("nothing to learn" in out.getvalue()) == (step >= 6)
     assert out.getvalue().count("nothing to learn") == 1
 
 
 def test_mini_batches_of_a_step_are_one_line_and_one_step(tmp_path: Path) -> None:
     out = io.StringIO()
-    run = RunDir.create(tmp_path / "run", {})
-    journal = RunJournal(run, Console(file=out, width=200), 9, 0)
+    listener = ConsoleListener(Console(file=out, width=200), 9)
     for step in (1, 1, 2, 2):
-        journal.metrics(step, {"zero_advantage_share": 1.0})
+        listener.metrics(step, {"zero_advantage_share": 1.0})
     assert [out.getvalue().count(f"step {step}/9") for step in (1, 2)] == [1, 1]
     assert "nothing to learn" not in out.getvalue()
-    journal.metrics(3, {"zero_advantage_share": 1.0})
+    listener.metrics(3, {"zero_advantage_share": 1.0})
     assert "nothing to learn" in out.getvalue()
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 5
 
 
 def test_a_teacher_is_a_gradient_too(tmp_path: Path) -> None:
     out = io.StringIO()
-    journal = RunJournal(RunDir.create(tmp_path / "run", {}), Console(file=out, width=200), 9, 0)
+    listener = ConsoleListener(Console(file=out, width=200), 9)
     for step in range(1, 6):
         told = {"zero_advantage_share": 1.0, "distil/share": 1.0, "distil/loss": 0.25}
-        journal.metrics(step, told)
+        listener.metrics(step, told)
     assert "nothing to learn" not in out.getvalue()
     assert "distillation loss 0.250" in out.getvalue()
 
@@ -147,47 +142,27 @@ def test_a_hint_is_shown_as_it_is(text: str) -> None:
         )
 
 
-def journal(run: RunDir, every: int) -> tuple[RunJournal, io.StringIO]:
+def test_a_record_is_written_and_shown(tmp_path: Path) -> None:
     out = io.StringIO()
-    return RunJournal(
-        run, Console(file=out, width=200), total_steps=9, trajectories_every=every
-    ), out
-
-
-def test_journal_writes_and_shows(tmp_path: Path) -> None:
-    run = RunDir.create(tmp_path / "run", {})
-    written, out = journal(run, 4)
-    written.event("notice", 2, text="short of [instructions]")
-    written.metrics(2, {"reward_mean": 0.25, "inspo/population_size": 3.0, "hinted_share": 0.5})
-    assert run.read_events()[0]["text"] == "short of [instructions]"
-    assert run.read_metrics()[0]["reward_mean"] == 0.25
+    listener = ConsoleListener(Console(file=out, width=200), total_steps=9)
+    record = Record.create(tmp_path / "run", {}, listeners=[listener])
+    record.event("notice", 2, text="short of [instructions]")
+    record.metrics(2, {"reward_mean": 0.25, "inspo/population_size": 3.0, "hinted_share": 0.5})
+    assert record.read_events()[0]["text"] == "short of [instructions]"
+    assert record.read_metrics()[0]["reward_mean"] == 0.25
     assert "short of [instructions]" in out.getvalue()
     assert "step 2/9" in out.getvalue()
     assert "population 3" in out.getvalue()
     assert "under hints 50%" in out.getvalue()
 
 
-@pytest.mark.parametrize(("every", "kept"), [(4, [1, 4, 8, 9]), (0, [])])
-def test_which_training_rollouts_are_kept(tmp_path: Path, every: int, kept: list[int]) -> None:
-    run = RunDir.create(tmp_path / "run", {})
-    written, _ = journal(run, every)
-    prompt = Prompt("Do.")
-    rollout = make_trajectory(Assignment(make_tasks(1)[0], prompt, prompt, "i0", 0), 1.0)
-    for step in range(1, 10):
-        written.trajectories(step, "train", [rollout])
-    written.trajectories(3, "evaluate_during", [rollout])
-    files = run.trajectory_files()
-    assert [step for step, purpose in files if purpose == "train"] == kept
-    assert (3, "evaluate_during") in files
-
-
-def test_silent_journal_is_a_journal(capsys: pytest.CaptureFixture[str]) -> None:
-    silent: Journal = SilentJournal()
-    silent.event("notice", 1, text="x")
-    silent.metrics(1, {"reward_mean": 1.0})
-    silent.trajectories(1, "train", [])
-    silent.cut_back(1)
-    assert capsys.readouterr() == ("", "")
+def test_a_script_is_told_what_the_console_would_say(caplog: pytest.LogCaptureFixture) -> None:
+    listener = LogListener()
+    for step in range(1, 5):
+        listener.metrics(step, {"zero_advantage_share": 1.0, "truncated_share": 0.0})
+    (warning,) = [r for r in caplog.records if r.name == "cotune"]
+    assert warning.levelname == "WARNING"
+    assert warning.getMessage().startswith("step 3: the rewards of every group were equal in 3")
 
 
 def test_a_stratum_is_no_markup() -> None:
@@ -220,8 +195,8 @@ def test_a_step_is_one_line_in_a_file_and_indented_on_a_terminal(
 ) -> None:
     out = io.StringIO()
     console = Console(file=out, width=60, force_terminal=terminal, color_system=None)
-    journal = RunJournal(RunDir.create(tmp_path / "run", {}), console, 9, 0)
-    journal.metrics(3, {"inspo/population_size": 5, "inspo/best_weight": 0.75})
+    listener = ConsoleListener(console, 9)
+    listener.metrics(3, {"inspo/population_size": 5, "inspo/best_weight": 0.75})
     first, *rest = out.getvalue().rstrip("\n").split("\n")
     assert first.startswith("  00:00 step 3/9  reward 0.00")
     if terminal:
@@ -235,28 +210,28 @@ def test_a_step_is_one_line_in_a_file_and_indented_on_a_terminal(
 
 def test_an_outage_is_pointed_out_once_until_it_is_over(tmp_path: Path) -> None:
     out = io.StringIO()
-    journal = RunJournal(RunDir.create(tmp_path / "run", {}), Console(file=out, width=200), 9, 0)
+    listener = ConsoleListener(Console(file=out, width=200), 9)
     said = []
     for step, share in enumerate([0.05, 0.5, 1.0, 0.0, 0.5], 1):
-        journal.metrics(step, {"failed_search_share": share})
+        listener.metrics(step, {"failed_search_share": share})
         said.append(out.getvalue().count("check environment.retriever"))
     assert said == [0, 1, 1, 1, 2]
     assert "a search failed in 50% of the rollouts" in out.getvalue()
-    journal.metrics(6, {})
-    journal.metrics(7, {"environment_error_share": 0.2})
+    listener.metrics(6, {})
+    listener.metrics(7, {"environment_error_share": 0.2})
     assert "20% of the rollouts ended in an error of the environment" in out.getvalue()
-    journal.metrics(8, {"actions/price": 0.05, "actions_failed/price": 1.0})  # too few calls
-    journal.metrics(9, {"actions/price": 1.0, "actions_failed/price": 0.5})
+    listener.metrics(8, {"actions/price": 0.05, "actions_failed/price": 1.0})  # too few calls
+    listener.metrics(9, {"actions/price": 1.0, "actions_failed/price": 0.5})
     assert "calls of price" not in out.getvalue()
-    journal.metrics(10, {"actions/price": 1.0, "actions_failed/price": 0.95})
+    listener.metrics(10, {"actions/price": 1.0, "actions_failed/price": 0.95})
     assert "95% of the calls of price failed" in out.getvalue()
 
 
 def test_truncation_is_in_the_step_line_and_pointed_out_once(tmp_path: Path) -> None:
     out = io.StringIO()
-    journal = RunJournal(RunDir.create(tmp_path / "run", {}), Console(file=out, width=200), 9, 0)
+    listener = ConsoleListener(Console(file=out, width=200), 9)
     for step, share in enumerate([0.0, 0.5, 0.75, 0.8], 1):
-        journal.metrics(step, {"truncated_share": share, "truncated/turns": share})
+        listener.metrics(step, {"truncated_share": share, "truncated/turns": share})
         assert (f"truncated {share:.0%}" in out.getvalue()) == (share > 0)
         assert ("raise limits.turns" in out.getvalue()) == (step >= 3)
     assert out.getvalue().count("raise limits.turns") == 1

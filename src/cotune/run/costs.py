@@ -1,0 +1,138 @@
+"""What a run costs: rollouts, generated tokens, LLM calls and money, one row each in costs.jsonl.
+
+Every row has the attempt (1, 2, …; each resume is a new one) and the step at which it was spent. A resume from
+step s discards the work of earlier attempts after s, so their later rows are no longer *committed*. A method's
+compute is the sum of committed rows; money is the sum of all rows, since a resume does not refund any.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+
+from cotune.run.json_files import Row
+from cotune.types import Purpose
+
+PURPOSES: tuple[Purpose, ...] = ("train", "verify", "evolve", "evaluate")
+LLM_CALL = "llm"
+"""The kind of rows of LLM calls; the kind of other rows is the purpose of their rollouts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostRow:
+    """The cost of one call for rollouts, or of one call of an LLM.
+
+    Attributes:
+        attempt: the attempt that spent it; 0 is the check of the LLM before the run.
+        step: the step that it was spent for; 0 is before the first.
+        kind: one of `PURPOSES`, or `LLM_CALL`.
+        generated_tokens: the policy's own.
+        estimated: whether tokens and money are upper bounds, for lack of a usage report.
+        reused: whether it repeats a row of an earlier attempt, whose reply is used again; its money is 0.
+        error: why there is no usable reply, in one line; "" if there is one.
+        committed: whether no later attempt discarded the step; computed when read.
+    """
+
+    attempt: int
+    step: int
+    kind: str
+    rollouts: int = 0
+    generated_tokens: int = 0
+    model: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    estimated: bool = False
+    money: float = 0.0
+    error: str = ""
+    seconds: float = 0.0
+    reused: bool = False
+    committed: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind not in (*PURPOSES, LLM_CALL):
+            raise ValueError(f"purpose is {self.kind!r}, expected one of {', '.join(PURPOSES)}")
+        for name in _AMOUNTS:
+            amount = getattr(self, name)
+            if not (math.isfinite(amount) and amount >= 0):
+                raise ValueError(f"{name} is {amount}, expected a finite number >= 0")
+
+    @classmethod
+    def of(cls, row: Mapping[str, object]) -> "CostRow":
+        """Parse a line of costs.jsonl; unknown fields are ignored."""
+        return cls(**{name: row[name] for name in _NAMES if name in row})  # pyright: ignore[reportArgumentType]
+
+    def line(self) -> Row:
+        """Return the fields that are not the default, as a line of costs.jsonl."""
+        values = asdict(self)
+        return {name: values[name] for name in _NAMES if values[name] != _DEFAULTS.get(name)}
+
+
+_AMOUNTS = (
+    "rollouts", "generated_tokens", "prompt_tokens", "completion_tokens", "money", "seconds",
+)  # fmt: skip
+_NAMES = [field.name for field in fields(CostRow) if field.name != "committed"]
+_DEFAULTS = {field.name: field.default for field in fields(CostRow)}
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The cost of a run; the mappings have a key for each of `PURPOSES`.
+
+    All but `money` are of committed rows.
+
+    Attributes:
+        generated_tokens: the policy's own.
+        llm_calls: a reply that is asked for again counts as another call.
+        llm_failed: calls that returned no usable reply.
+        money: spent in all attempts.
+    """
+
+    rollouts: Mapping[Purpose, int]
+    generated_tokens: Mapping[Purpose, int]
+    seconds: Mapping[Purpose, float]
+    llm_calls: int
+    llm_failed: int
+    llm_prompt_tokens: int
+    llm_completion_tokens: int
+    llm_seconds: float
+    money: float
+
+
+def committed(rows: Iterable[CostRow], cuts: Sequence[tuple[int, int]]) -> list[CostRow]:
+    """Return rows with `committed` computed.
+
+    Args:
+        rows: in any order.
+        cuts: (attempt, last step that it kept) of each attempt that began at the end of a step.
+    """
+    marked: list[CostRow] = []
+    for row in rows:
+        kept = row.attempt > 0 and all(
+            row.step <= step for attempt, step in cuts if attempt > row.attempt
+        )
+        marked.append(replace(row, committed=kept))
+    return marked
+
+
+def sum_costs(rows: Sequence[CostRow]) -> Totals:
+    """Return the totals of rows whose `committed` is computed."""
+    kept = [row for row in rows if row.committed]
+    by_purpose = {purpose: [r for r in kept if r.kind == purpose] for purpose in PURPOSES}
+    calls = [row for row in kept if row.kind == LLM_CALL]
+    return Totals(
+        rollouts={name: sum(r.rollouts for r in some) for name, some in by_purpose.items()},
+        generated_tokens={
+            name: sum(r.generated_tokens for r in some) for name, some in by_purpose.items()
+        },
+        seconds={name: sum(r.seconds for r in some) for name, some in by_purpose.items()},
+        llm_calls=len(calls),
+        llm_failed=sum(bool(row.error) for row in calls),
+        llm_prompt_tokens=sum(row.prompt_tokens for row in calls),
+        llm_completion_tokens=sum(row.completion_tokens for row in calls),
+        llm_seconds=sum(row.seconds for row in calls),
+        money=math.fsum(row.money for row in rows),
+    )
+
+
+def policy_rollouts(by_purpose: Mapping[str, int]) -> int:
+    """Return the rollouts that count as a method's compute: all but evaluation."""
+    return sum(count for purpose, count in by_purpose.items() if purpose != "evaluate")

@@ -1,0 +1,533 @@
+"""The record of a run: what happens, what it costs and what the LLM replied, written as it happens."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
+from os import devnull
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import yaml
+
+from cotune.errors import BudgetError, ConfigError
+from cotune.run.costs import LLM_CALL, CostRow, committed
+from cotune.run.json_files import (
+    Row,
+    append_durably,
+    complete_lines,
+    drop_torn_line,
+    json_line,
+    plain,
+    read_jsonl,
+    write_atomic,
+    write_new,
+)
+from cotune.run.locks import run_locked
+from cotune.run.replies import ReplyCache
+from cotune.run.run_dir import SCHEMA_VERSION, RunDir, write_summary
+from cotune.run.scores import Score
+from cotune.types import Purpose, Trajectory
+from cotune.utils.field_yaml import FieldDumper
+
+_INSTRUCTION_KEYS = (
+    "id", "parent", "text", "origin", "born", "critique", "score", "parent_score", "shown",
+)  # fmt: skip
+_ROW_KEYS = frozenset({"time", "attempt", "step"})
+# A budget of exactly n calls pays for n calls although sums of prices are rounded.
+_SLACK = 1 + 1e-9
+# Locks of folders in which this process trains; a later record of the same folder takes them over.
+_locks: dict[Path, contextlib.ExitStack] = {}
+
+
+class Listener(Protocol):
+    """Follows a record as it is written: the console, a log, a tracker."""
+
+    def event(self, kind: str, step: int, fields: Mapping[str, object]) -> None: ...
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
+
+
+class Record(RunDir):
+    """The record of one run: writes its folder, follows its costs, tells its listeners.
+
+    Three ways to get one:
+
+    - `Record.create(folder, config)` makes the folder with its run.yaml, `Record.open(folder)` opens it again.
+      Events are written at once.
+    - `Record(folder, config, fixed=…)`, for a script: nothing is written, counted or asked of an LLM until
+      `begin_attempt`, which makes the folder or opens it to resume, and locks it until `close`.
+    - `Record(None)` is silent: it writes nothing, counts in memory, and has no listeners. So is
+      `Record(folder, silent=True)`, which knows the folder: for ranks other than 0.
+
+    In a run: `begin_attempt`, then for each step `set_step`, `event`, `rollouts`, `count`, `metrics`; the LLM's
+    client calls `check_budget` before and `charge` after each call. Whole files are replaced atomically. JSON
+    lines are appended, one write per call; rows of costs and replies are on disk when the call returns.
+
+    Args:
+        path: the run folder; None keeps nothing.
+        config: for a script: plain data for its run.yaml.
+        fixed: for a script: entries of `config` that a resume must not change.
+        listeners: called after each event and each metrics that are written.
+        rollouts_every: steps between files of training rollouts, besides the first and the last step; 0 keeps
+            those of evaluations only.
+        total_steps: the most steps the run can take.
+        silent: whether nothing is written.
+
+    Attributes:
+        attempt: counted from 1; every line has the attempt that wrote it.
+        step: the step that costs are counted for; 0 is before the first.
+        listeners, rollouts_every, total_steps: as given; may be changed.
+        cost_rows: every row of costs so far, of all attempts.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        config: Mapping[str, object] | None = None,
+        *,
+        fixed: Sequence[str] = (),
+        listeners: Iterable[Listener] = (),
+        rollouts_every: int = 1,
+        total_steps: int = 0,
+        silent: bool = False,
+    ) -> None:
+        # No folder can be inside the null device, so that reading finds nothing.
+        super().__init__(Path(devnull if path is None else path))
+        self.listeners: list[Listener] = list(listeners)
+        self.rollouts_every, self.total_steps = rollouts_every, total_steps
+        self.step = 0
+        self.cost_rows: list[CostRow] = []
+        self._config, self._fixed = config, tuple(fixed)
+        self._silent = silent or path is None
+        self._writes = not self._silent and config is None
+        self._begun = self._silent
+        self._cuts: list[tuple[int, int]] = []
+        self._repaired: set[Path] = set()
+        self._charging = threading.Lock()
+
+    @classmethod
+    def create(cls, path: str | Path, config: Mapping[str, object], **settings: Any) -> Self:
+        """Create a run folder with its run.yaml; of several processes at most one succeeds.
+
+        Args:
+            path: a new or empty folder; it may hold an empty `checkpoints`.
+            config: the contents of run.yaml.
+            settings: `listeners`, `rollouts_every`, `total_steps`.
+
+        Raises:
+            ConfigError: the folder is not empty or cannot be written; nothing is written then.
+            TypeError: `config` holds a value that is not plain data.
+        """
+        record = cls(path, **settings)
+        record._create(config)
+        return record
+
+    @classmethod
+    def open(cls, path: str | Path, **settings: Any) -> Self:
+        """Open an existing run folder at its latest attempt. Write nothing.
+
+        Raises:
+            ConfigError: not a run folder of this schema_version.
+        """
+        record = cls(path, **settings)
+        record._reload()
+        return record
+
+    # ---- an attempt
+
+    def begin_attempt(self, resumed_from: int | None, saved_in: int | None = None) -> int:
+        """Begin to train: from scratch, or at the end of a step, whose later lines are dropped.
+
+        From scratch, what earlier attempts counted is discarded.
+
+        Args:
+            resumed_from: the step of the checkpoint; None starts from scratch.
+            saved_in: the attempt that saved the checkpoint; None if that is unknown.
+
+        Returns:
+            The attempt's number.
+
+        Raises:
+            ConfigError: the step was discarded by a later attempt, or the folder lacks its costs; for a script
+                also: the folder of a new run holds one that has trained, that of a resumed one holds none or
+                one with another `fixed` entry, or another process trains it.
+        """
+        if resumed_from is not None and resumed_from < 0:
+            raise ValueError(f"resumed_from is {resumed_from}, expected None or a step >= 0")
+        if self._config is not None and not self._silent:
+            self._take_up(self._config, resumed_from)
+        if resumed_from is not None:
+            self._check_kept(resumed_from, saved_in)
+            self.cut_back(resumed_from)
+        elif any(row.committed for row in self.read_costs()):
+            self.cut_back(-1)
+        self._begun, self.step = True, resumed_from or 0
+        return self.attempt
+
+    def cut_back(self, step: int) -> None:
+        """Begin a new attempt at the end of `step`, -1 for none; drop everything that later steps wrote.
+
+        Removes later lines of events, metrics and instructions, and later trajectory files; costs and replies
+        stay. Each file is replaced atomically, the events last: they hold the attempt, so that calling again
+        completes an interrupted call.
+        """
+        attempt = self.attempt + 1
+        if self._writes:
+            for path in (self.metrics_path, self.instructions_path):
+                self._cut(path, step, [])
+            for later, _, path in self._trajectory_paths():
+                if later > step:
+                    path.unlink()
+            mark = {"time": _now(), "attempt": attempt, "step": step, "kind": "cut_back"}
+            self._cut(self.events_path, step, [mark])
+        self._cuts.append((attempt, step))
+        self.attempt = attempt
+
+    def close(self) -> None:
+        """Release the lock that a script's `begin_attempt` took; what follows is still written."""
+        if self._config is not None:
+            _release(self.path.resolve())
+
+    # ---- what happens
+
+    def event(self, kind: str, step: int, /, **fields: object) -> None:
+        """Append an event; "instruction_born" also adds its row to instructions.jsonl.
+
+        Raises:
+            TypeError: a field that has no JSON form; nothing is written.
+            ValueError: a field has the name of a column (time, attempt, step, kind).
+        """
+        if not self._writes:
+            return
+        row = self._row(step, f"event {kind!r}", {"kind": kind}, fields)
+        self._append(self.events_path, [row], f"event {kind!r}")
+        if kind == "instruction_born":
+            lineage = {key: row.get(key) for key in _INSTRUCTION_KEYS} | {"step": step}
+            self._append(self.instructions_path, [lineage], "instruction")
+        for listener in self.listeners:
+            listener.event(kind, step, fields)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Append the metrics of one optimizer step. Raises as `event` does."""
+        if not self._writes:
+            return
+        self._append(self.metrics_path, [self._row(step, "metrics", {}, values)], "metrics")
+        for listener in self.listeners:
+            listener.metrics(step, values)
+
+    def rollouts(self, step: int, purpose: Purpose, trajectories: Iterable[Trajectory]) -> None:
+        """Append rollouts to trajectories/{purpose}-{step:06d}.jsonl; those of training if they are due."""
+        every = self.rollouts_every
+        due = every > 0 and (step % every == 0 or step in (1, self.total_steps))
+        if not self._writes or (purpose == "train" and not due):
+            return
+        path = self._trajectory_file(step, purpose)
+        path.parent.mkdir(exist_ok=True)
+        head = {"step": step, "attempt": self.attempt, "purpose": purpose}
+        self._append(path, (head | trajectory_row(t) for t in trajectories), "trajectory")
+
+    def score(
+        self,
+        step: int,
+        trajectories: Sequence[Trajectory],
+        score: Score,
+        *,
+        split: str,
+        when: str,
+        trained: int,
+        prompt: str = "best",
+    ) -> None:
+        """Record an evaluation and its rollouts.
+
+        Args:
+            trajectories: the rollouts, at least one.
+            score: theirs.
+            split: the questions' split.
+            when: names the evaluation: "before", "during", "after", …
+            trained: steps of the policy that was scored.
+            prompt: names the prompt that it was scored under: "best", "initial" or "best with hint".
+        """
+        self.event(
+            "evaluated",
+            step,
+            trained=trained,
+            split=split,
+            when=when,
+            prompt=prompt,
+            instruction_id=trajectories[0].assignment.instruction_id,
+            em=score.em,
+            n=score.n,
+            measure=score.measure,
+            by_stratum={name: list(value) for name, value in score.by_stratum.items()},
+        )
+        self.rollouts(step, f"evaluate_{when}", trajectories)
+
+    # ---- what it costs
+
+    def set_step(self, step: int) -> None:
+        """Set the step that later costs are counted for; 0 is before the first."""
+        if step < 0:
+            raise ValueError(f"step is {step}, expected >= 0")
+        self.step = step
+
+    def count(
+        self, purpose: Purpose, rollouts: int, generated_tokens: int, seconds: float = 0.0
+    ) -> None:
+        """Count finished rollouts: their number, the policy's own tokens, and the seconds they took."""
+        if self._writes or self._silent:
+            self._add(
+                kind=purpose, rollouts=rollouts, generated_tokens=generated_tokens, seconds=seconds
+            )
+
+    def charge(
+        self,
+        model: str,
+        *,
+        prompt_tokens: int = 0,
+        completion_tokens: int = 0,
+        money: float = 0.0,
+        error: str = "",
+        estimated: bool = False,
+        seconds: float = 0.0,
+    ) -> None:
+        """Count a call of an LLM; see `CostRow`."""
+        self._add(
+            kind=LLM_CALL,
+            model=model,
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            money=money,
+            error=error,
+            estimated=estimated,
+            seconds=seconds,
+        )
+
+    def charge_check(self, rows: Iterable[CostRow]) -> None:
+        """Count calls made before the run began: their money is spent, but no method pays for it."""
+        for row in rows:
+            self._write_cost(replace(row, attempt=0, step=0))
+
+    def count_again(self, rows: Iterable[Row]) -> None:
+        """Count what an earlier attempt paid for and this one uses again, at no further money.
+
+        Args:
+            rows: lines of costs.jsonl.
+        """
+        for row in rows:
+            self._add(**{**row, "money": 0.0, "reused": True})
+
+    def check_budget(self, limit: float | None) -> None:
+        """Raise BudgetError if calls have cost as much as a limit, over all attempts; None sets none."""
+        if not self._begun:
+            raise RuntimeError("an LLM is asked only while training runs")
+        spent = sum(row.money for row in self.cost_rows)
+        if limit is not None and spent * _SLACK >= limit:
+            raise BudgetError(
+                f"the LLM's calls have cost {spent:.6g} of a budget of {limit:.6g}: raise llm.budget"
+            )
+
+    def read_costs(self) -> list[CostRow]:
+        """Return all rows of costs in order, with `committed` computed."""
+        return committed(self.cost_rows, self._cuts)
+
+    @cached_property
+    def replies(self) -> ReplyCache:
+        """The LLM's replies in all attempts, which a resumed run uses again."""
+        return ReplyCache(None if self._silent else self.path / "replies.jsonl")
+
+    # ---- whole files
+
+    def write_summary(self, summary: Mapping[str, object]) -> None:
+        """Replace summary.json; add schema_version and the attempt."""
+        write_summary(self.path, dict(summary) | {"attempt": self.attempt})
+
+    def replace_config(self, config: Mapping[str, object]) -> None:
+        """Replace run.yaml; add schema_version. Raises TypeError for values that are not plain data."""
+        write_atomic(self.config_path, _run_yaml(config))
+
+    # ---- a script's folder
+
+    def _take_up(self, config: Mapping[str, object], resumed_from: int | None) -> None:
+        """Create the folder, or open that of a run to resume or one stopped before the end of its first step."""
+        self.close()
+        self._writes = self._begun = False
+        self.__dict__.pop("replies", None)  # read again from the folder
+        new = resumed_from is None
+        if not self.is_run(self.path):
+            if not new:
+                raise ConfigError(
+                    f"{self.path}: the checkpoint's run folder is not there (no run.yaml); put it "
+                    "back, or train from the start"
+                )
+            self._create(config)
+            self._lock()
+            self._writes = True
+            return
+        self._lock()
+        self._reload()
+        if new and self._has_trained():
+            raise ConfigError(
+                f"{self.path}: holds an earlier run; resume it with "
+                "trainer.train(resume_from_checkpoint=True) if it has a checkpoint, or set another "
+                "output_dir in GRPOConfig"
+            )
+        before, now = self.read_config(), plain(config, "config")
+        for name in self._fixed:
+            if before.get(name) != now.get(name):
+                raise ConfigError(
+                    f"{name} is {now.get(name)!r}, but the run in {self.path} was started with "
+                    f"{before.get(name)!r}; a resume needs the same, a new run another output_dir"
+                )
+        self._writes = True
+        if new:
+            self.cut_back(-1)
+
+    def _has_trained(self) -> bool:
+        """Return whether a run came beyond its first step. One that logs rarely has no metrics by then."""
+        return (
+            bool(self.read_metrics())
+            or any(event["kind"] in ("saved", "run_finished") for event in self.read_events())
+            or any(row.kind == "train" and row.step > 1 for row in self.cost_rows)
+        )
+
+    def _lock(self) -> None:
+        """Keep other processes from training in the folder. This one may begin again, as in a notebook."""
+        folder = self.path.resolve()
+        _release(folder)
+        _locks[folder] = contextlib.ExitStack()
+        _locks[folder].enter_context(run_locked(self.path))
+
+    # ---- lines
+
+    def _create(self, config: Mapping[str, object]) -> None:
+        self.check_free(self.path)
+        written = _run_yaml(config)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_new(self.config_path, written)
+        except FileExistsError:
+            self.check_free(self.path)
+            raise
+        except OSError as error:
+            raise ConfigError(
+                f"output: {self.path} cannot be written ({error.strerror or error}); choose another output"
+            ) from error
+
+    def _reload(self) -> None:
+        """Read where the folder stands.
+
+        Raises:
+            ConfigError: not a run folder of this schema_version.
+        """
+        folder = RunDir.open(self.path)
+        self.attempt, self.cost_rows = folder.attempt, folder.read_costs()
+        self._cuts = folder.read_cuts()
+
+    def _check_kept(self, resumed_from: int, saved_in: int | None) -> None:
+        """Raise ConfigError if a checkpoint's step was discarded, or its costs are missing."""
+        if resumed_from and self._writes and not self.cost_rows:
+            raise ConfigError(
+                f"{self.costs_path}: resuming from step {resumed_from}, but there are no costs: put the "
+                "run's file back, or start a new run"
+            )
+        saved_in = self.attempt if saved_in is None else saved_in
+        for attempt, kept in self._cuts:
+            if attempt > saved_in and kept < resumed_from:
+                raise ConfigError(
+                    f"the checkpoint of step {resumed_from} was saved by attempt {saved_in}, whose steps "
+                    f"after {kept} were discarded by attempt {attempt}: resume from a checkpoint that was kept"
+                )
+
+    def _add(self, **values: Any) -> None:
+        """Count a row under this attempt and step."""
+        if not self._begun:
+            raise RuntimeError("nothing is counted before begin_attempt")
+        self._write_cost(CostRow(**{**values, "attempt": self.attempt, "step": self.step}))
+
+    def _write_cost(self, row: CostRow) -> None:
+        with self._charging:
+            if self._writes:
+                self._repair(self.costs_path)
+                append_durably(self.costs_path, json_line(row.line(), "costs"))
+            self.cost_rows.append(row)
+
+    def _row(
+        self, step: int, where: str, columns: Mapping[str, object], fields: Mapping[str, object]
+    ) -> Row:
+        taken = sorted((_ROW_KEYS | columns.keys()) & fields.keys())
+        if taken:
+            raise ValueError(f"{where} has the field {taken[0]!r}, the name of a column; rename it")
+        return {
+            "time": _now(), "attempt": self.attempt, "step": step,
+            **columns, **plain(fields, where),
+        }  # fmt: skip
+
+    def _append(self, path: Path, rows: Iterable[Row], where: str) -> None:
+        data = b"".join(json_line(row, where) for row in rows)
+        self._repair(path)
+        with path.open("ab") as file:
+            file.write(data)
+
+    def _repair(self, path: Path) -> None:
+        """Drop the unfinished last line that a kill may have left, before the first line is appended."""
+        if path not in self._repaired:
+            drop_torn_line(path)
+            self._repaired.add(path)
+
+    def _cut(self, path: Path, step: int, extra: Sequence[Row]) -> None:
+        if not path.exists() and not extra:
+            return
+        lines = zip(complete_lines(path), read_jsonl(path), strict=True)
+        kept = [line + b"\n" for line, row in lines if row["step"] <= step]
+        write_atomic(path, b"".join((*kept, *(json_line(row, path.name) for row in extra))))
+
+
+def trajectory_row(trajectory: Trajectory) -> Row:
+    """Return one rollout as JSON, without its log-probabilities.
+
+    `prompt_ids` (P,) is the prompt it was sampled under; `trained_prompt_ids` and `trained` are
+    None if it is trained on the same one. `mask` (C,) goes with `completion_ids` (C,).
+    """
+    assignment = trajectory.assignment
+    task = assignment.task
+    same_ids = trajectory.prompt_ids == trajectory.sampled_prompt_ids
+    same_prompt = assignment.trained == assignment.sampled
+    return {
+        "task": {name: getattr(task, name) for name in ("id", "question", "answers", "stratum")},
+        "instruction": assignment.instruction_id,
+        "group": assignment.group,
+        "sampled": asdict(assignment.sampled),
+        "trained": None if same_prompt else asdict(assignment.trained),
+        **({"teacher": asdict(assignment.teacher)} if assignment.teacher else {}),
+        "turns": [turn.row() for turn in trajectory.turns],
+        "stop": str(trajectory.stop),
+        "answer": trajectory.answer,
+        "reward": trajectory.reward,
+        **({"reward_parts": dict(trajectory.parts)} if trajectory.parts else {}),
+        **({"feedback": trajectory.feedback} if trajectory.feedback else {}),
+        "prompt_tokens": len(trajectory.sampled_prompt_ids),
+        "completion_tokens": len(trajectory.completion_ids),
+        "generated_tokens": trajectory.generated_tokens,
+        "prompt_ids": trajectory.sampled_prompt_ids,
+        "trained_prompt_ids": None if same_ids else trajectory.prompt_ids,
+        "completion_ids": trajectory.completion_ids,
+        "mask": trajectory.mask,
+    }
+
+
+def _run_yaml(config: Mapping[str, object]) -> str:
+    resolved = {"schema_version": SCHEMA_VERSION} | plain(config, "config")
+    resolved["schema_version"] = SCHEMA_VERSION
+    return yaml.dump(resolved, Dumper=FieldDumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _now() -> float:
+    return round(time.time(), 3)
+
+
+def _release(folder: Path) -> None:
+    if folder in _locks:
+        _locks.pop(folder).close()

@@ -1,0 +1,300 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotune.errors import BudgetError, ConfigError
+from cotune.run.costs import PURPOSES
+from cotune.run.record import Record
+from cotune.run.run_dir import RunDir
+
+
+def call(record: Record, cost: float, error: str = "") -> None:
+    """Add an LLM call of 10 + 4 tokens."""
+    record.charge("m", prompt_tokens=10, completion_tokens=4, money=cost, error=error)
+
+
+def test_compute_counts_committed_rows_once_and_money_counts_all() -> None:
+    record = Record()
+    assert record.begin_attempt(None) == 1
+    for step in (1, 2, 3):
+        record.set_step(step)
+        record.count("train", 8, 100 * step, 2.0)
+        call(record, 1.0)
+    assert record.begin_attempt(2) == 2  # step 3 is done again
+    assert (record.attempt, record.step) == (2, 2)
+    for step in (3, 4, 5):
+        record.set_step(step)
+        record.count("train", 8, 100 * step, 2.0)
+        call(record, 10.0, error="HTTP status 500" if step == 5 else "")
+    assert record.begin_attempt(4) == 3  # step 5 is done again
+    record.set_step(5)
+    record.count("verify", 3, 7, 0.5)
+    call(record, 100.0)
+
+    totals = record.totals()
+    assert totals.rollouts == {"train": 4 * 8, "verify": 3, "evolve": 0, "evaluate": 0}
+    assert totals.generated_tokens["train"] == 100 + 200 + 300 + 400
+    assert totals.seconds == {"train": 8.0, "verify": 0.5, "evolve": 0.0, "evaluate": 0.0}
+    assert (totals.llm_calls, totals.llm_failed) == (5, 0)
+    assert (totals.llm_prompt_tokens, totals.llm_completion_tokens) == (50, 20)
+    assert totals.money == 3 * 1.0 + 3 * 10.0 + 100.0
+    kept = [
+        (row.attempt, row.step)
+        for row in record.read_costs()
+        if row.committed and row.kind == "llm"
+    ]
+    assert kept == [(1, 1), (1, 2), (2, 3), (2, 4), (3, 5)]
+
+
+def test_starting_from_scratch_commits_nothing_earlier() -> None:
+    record = Record()
+    record.begin_attempt(None)
+    record.count("evaluate", 5, 50)  # step 0, before the first batch
+    call(record, 1.0)
+    record.begin_attempt(None)
+    assert record.totals().rollouts["evaluate"] == 0
+    assert record.totals().llm_calls == 0
+    assert record.totals().money == 1.0
+
+
+def test_a_resume_far_back_drops_rows_of_all_earlier_attempts() -> None:
+    record = Record()
+    for resumed_from, step in ((None, 1), (1, 9), (1, 2)):
+        record.begin_attempt(resumed_from)
+        record.set_step(step)
+        record.count("train", 10**step, 0)
+    record.begin_attempt(1)
+    assert record.totals().rollouts["train"] == 10
+
+
+def test_rows_whose_results_are_used_again_are_committed_and_paid_once() -> None:
+    record = Record()
+    record.begin_attempt(None)
+    record.set_step(3)
+    record.count("train", 1, 1)
+    call(record, 5.0, error="HTTP status 500")  # a try and its retry: one reply
+    call(record, 5.0)
+    rows = [row.line() for row in record.cost_rows[1:]]
+    for _ in range(2):  # cut off and taken up twice
+        record.begin_attempt(2)
+        record.set_step(3)
+        record.count_again(rows)
+    totals = record.totals()
+    assert totals.rollouts["train"] == 0
+    assert (totals.llm_calls, totals.llm_failed, totals.money) == (2, 1, 10.0)
+    assert (totals.llm_prompt_tokens, totals.llm_completion_tokens) == (20, 8)
+
+
+ENTRIES = st.lists(
+    st.tuples(
+        st.integers(0, 6),  # step
+        st.sampled_from([*PURPOSES, "done", "failed"]),
+        st.integers(0, 1000),
+    ),
+    max_size=8,
+)
+
+
+@given(
+    first=ENTRIES, resumes=st.lists(st.tuples(st.none() | st.integers(0, 6), ENTRIES), max_size=4)
+)
+def test_totals_agree_with_a_list_that_each_resume_cuts(
+    first: list[tuple[int, str, int]],
+    resumes: list[tuple[int | None, list[tuple[int, str, int]]]],
+) -> None:
+    record = Record()
+    kept: list[tuple[int, str, int]] = []
+    money = 0
+    for resumed_from, entries in [(None, first), *resumes]:
+        record.begin_attempt(resumed_from)
+        kept = [] if resumed_from is None else [e for e in kept if e[0] <= resumed_from]
+        for step, kind, amount in entries:
+            record.set_step(step)
+            if kind in PURPOSES:
+                record.count(kind, amount, 2 * amount, amount)
+            else:
+                money += amount
+                record.charge(
+                    "m",
+                    prompt_tokens=amount,
+                    completion_tokens=1,
+                    money=amount,
+                    error="x" if kind == "failed" else "",
+                )
+        kept += entries
+
+    totals = record.totals()
+    for purpose in PURPOSES:
+        spent = sum(amount for _, kind, amount in kept if kind == purpose)
+        assert totals.rollouts[purpose] == spent
+        assert totals.generated_tokens[purpose] == 2 * spent
+        assert totals.seconds[purpose] == spent
+    calls = [(kind, amount) for _, kind, amount in kept if kind not in PURPOSES]
+    prompts = [amount for _, amount in calls]
+    assert totals.llm_calls == len(calls)
+    assert totals.llm_failed == sum(kind == "failed" for kind, _ in calls)
+    assert (totals.llm_prompt_tokens, totals.llm_completion_tokens) == (sum(prompts), len(prompts))
+    assert totals.money == money
+    assert sum(row.committed for row in record.read_costs()) == len(kept)
+
+
+def test_rows_tell_what_was_written() -> None:
+    record = Record()
+    record.begin_attempt(None)
+    record.set_step(3)
+    record.count("evolve", 4, 40, 1.5)
+    record.charge(
+        "m",
+        prompt_tokens=5,
+        completion_tokens=6,
+        money=0.5,
+        error="no text",
+        estimated=True,
+        seconds=2.5,
+    )
+    rollouts, llm = record.read_costs()
+    assert (rollouts.kind, rollouts.rollouts, rollouts.generated_tokens) == ("evolve", 4, 40)
+    assert (rollouts.attempt, rollouts.step, rollouts.committed) == (1, 3, True)
+    assert (rollouts.error, rollouts.seconds, rollouts.money) == ("", 1.5, 0.0)
+    assert (llm.kind, llm.model, llm.error) == ("llm", "m", "no text")
+    assert (llm.prompt_tokens, llm.completion_tokens, llm.estimated) == (5, 6, True)
+    assert (llm.money, llm.seconds) == (0.5, 2.5)
+    assert sum(row.estimated for row in record.read_costs()) == 1
+
+
+def test_a_budget_of_three_calls_pays_for_three_calls() -> None:
+    record = Record()
+    record.begin_attempt(None)
+    for _ in range(3):
+        record.check_budget(0.3)
+        call(record, 0.1)
+    with pytest.raises(BudgetError, match=r"have cost 0\.3 of a budget of 0\.3: raise llm\.budget"):
+        record.check_budget(0.3)
+    record.check_budget(0.31)
+    record.check_budget(None)
+
+
+def test_a_budget_whose_sum_of_prices_is_rounded_down_is_used_up() -> None:
+    record = Record()
+    record.begin_attempt(None)
+    for _ in range(10):  # ten times 0.1 is below 1 in floats
+        record.check_budget(1.0)
+        call(record, 0.1)
+    with pytest.raises(BudgetError):
+        record.check_budget(1.0)
+
+
+def test_the_budget_counts_money_of_attempts_that_were_thrown_away() -> None:
+    record = Record()
+    record.begin_attempt(None)
+    record.set_step(5)
+    call(record, 0.9)
+    record.begin_attempt(0)
+    assert record.totals().llm_calls == 0
+    with pytest.raises(BudgetError):
+        record.check_budget(0.9)
+
+
+KILLED = """
+import os, signal, sys
+from cotune.run.record import Record
+record = Record.create(sys.argv[1], {})
+record.begin_attempt(None)
+record.set_step(4)
+record.count("train", 8, 80)
+record.charge("m", prompt_tokens=1, completion_tokens=2, money=3.0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_kill_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    child = subprocess.run([sys.executable, "-c", KILLED, os.fspath(path)], check=False)
+    assert child.returncode == -signal.SIGKILL
+    with (path / "costs.jsonl").open("ab") as file:
+        file.write(b'{"attempt": 1, "step": 4, "kind": "llm", "mon')  # torn by the kill
+    record = Record.open(path)
+    totals = record.totals()
+    assert (totals.rollouts["train"], totals.generated_tokens["train"]) == (8, 80)
+    assert (totals.llm_calls, totals.money) == (1, 3.0)
+    assert record.begin_attempt(3) == 2
+    totals = record.totals()
+    assert (totals.rollouts["train"], totals.llm_calls) == (0, 0)
+    assert totals.money == 3.0
+    with pytest.raises(BudgetError):
+        record.check_budget(3.0)
+    record.count("train", 8, 80)
+    assert len(RunDir.open(path).read_costs()) == 3
+
+
+def test_a_reader_sees_what_was_written(tmp_path: Path) -> None:
+    record = Record.create(tmp_path / "run", {})
+    record.begin_attempt(None)
+    for step in (1, 2):
+        record.set_step(step)
+        record.count("train", 2, 3, 0.5)
+        call(record, 0.25, error="odd")
+    record.begin_attempt(1)
+    reader = RunDir.open(tmp_path / "run")
+    assert reader.totals() == record.totals()
+    assert reader.read_costs() == record.read_costs() == Record.open(reader.path).read_costs()
+    assert [row.committed for row in reader.read_costs()] == [True, True, False, False]
+
+
+def test_a_checkpoint_that_a_later_attempt_discarded_is_refused(tmp_path: Path) -> None:
+    record = Record.create(tmp_path / "run", {})
+    record.begin_attempt(None)
+    record.count("train", 2, 3)
+    record.begin_attempt(6)
+    record.begin_attempt(3)
+    with pytest.raises(ConfigError, match="step 5 was saved by attempt 2, whose steps after 3"):
+        Record.open(record.path).begin_attempt(5, saved_in=2)
+    assert Record.open(record.path).begin_attempt(3, saved_in=2) == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("no row", "line 2: not JSON"),
+        ('{"step": 1, "kind": "train"}', "line 2: not a row of costs"),
+        ('{"attempt": 1, "step": 1, "kind": "train", "money": -1}', "money is -1, expected"),
+    ],
+)
+def test_a_line_that_is_no_row_is_an_error_that_names_it(
+    tmp_path: Path, line: str, message: str
+) -> None:
+    record = Record.create(tmp_path / "run", {})
+    record.begin_attempt(None)
+    record.count("train", 2, 3)
+    with record.costs_path.open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(ConfigError, match=f"costs.jsonl.*{message}"):
+        RunDir.open(record.path).read_costs()
+
+
+def test_misuse_is_refused(tmp_path: Path) -> None:
+    record = Record.create(tmp_path / "run", {})
+    with pytest.raises(RuntimeError, match="begin_attempt"):
+        record.count("train", 1, 1)
+    with pytest.raises(RuntimeError, match="begin_attempt"):
+        record.charge("m")
+    with pytest.raises(ConfigError, match="resuming from step 3"):
+        record.begin_attempt(3)
+    assert record.begin_attempt(None) == 1
+    with pytest.raises(ValueError, match="purpose is 'trian'"):
+        record.count("trian", 1, 1)
+    with pytest.raises(ValueError, match="rollouts is -1"):
+        record.count("train", -1, 1)
+    with pytest.raises(ValueError, match="money is nan"):
+        record.charge("m", money=float("nan"))
+    with pytest.raises(ValueError, match="step is -1"):
+        record.set_step(-1)
+    with pytest.raises(ValueError, match="resumed_from is -1"):
+        record.begin_attempt(-1)
+    assert record.read_costs() == []
