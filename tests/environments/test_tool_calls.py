@@ -62,6 +62,11 @@ def test_calls_are_read_in_order_with_what_is_said_besides() -> None:
     )
 
 
+def test_arguments_may_have_the_other_usual_key() -> None:
+    text = '<tool_call>{"name": "add", "parameters": {"a": 1}}</tool_call>'
+    assert read_hermes(text).calls == (ToolCall("add", {"a": 1}),)
+
+
 def test_arguments_may_be_json_in_a_text() -> None:
     call = json.dumps({"name": "add", "arguments": '{"a": 1}'})
 

@@ -14,8 +14,6 @@ _CALLS = (
     "turn are allowed, and what they return comes before its next turn. A turn without a call is its "
     "final answer."
 )
-_TEXT_CHARS = 600  # limit of a tool's description, and of a parameter's
-_CUT = " …"
 
 Schema = Mapping[str, Any]
 
@@ -35,7 +33,7 @@ def description_of(environment: Environment) -> str:
             "the LLM that proposes, or None"
         )
     text = described_tools(environment.tools) if own is None else own.strip()
-    return _cut(text, DESCRIPTION_CHARS)
+    return text if len(text) <= DESCRIPTION_CHARS else f"{text[: DESCRIPTION_CHARS - 2].rstrip()} …"
 
 
 def described_tools(schemas: Sequence[Schema]) -> str:
@@ -53,11 +51,11 @@ def described_tools(schemas: Sequence[Schema]) -> str:
 
 
 def _whole(function: Schema) -> str:
-    text = _cut(_one_line(function.get("description")), _TEXT_CHARS)
+    text = _one_line(function.get("description"))
     lines = [f"{_signature(function)}: {text}" if text else _signature(function)]
     for name, schema in _parameters(function).items():
         if text := _one_line(schema.get("description")):
-            lines.append(f"    {name}: {_cut(text, _TEXT_CHARS)}")
+            lines.append(f"    {name}: {text}")
     return "\n".join(lines)
 
 
@@ -96,7 +94,3 @@ def _type(schema: Schema) -> str:
 
 def _one_line(text: object) -> str:
     return " ".join(str(text or "").split())
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - len(_CUT)].rstrip() + _CUT

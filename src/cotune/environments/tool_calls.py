@@ -5,7 +5,7 @@ Nothing here raises on a model's text: a call that cannot be parsed is the turn'
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from cotune.types import Calls, ToolCall
@@ -20,6 +20,7 @@ _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
 _PARAMETER_END = "</parameter>"
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _PYTHON_TAG = "<|python_tag|>"
+_LLAMA = re.compile(r'\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"parameters"\s*:')
 _MISTRAL = "[TOOL_CALLS]"
 _SHOWN = 120  # most characters of a reason
 
@@ -40,7 +41,7 @@ def _split_thoughts(text: str) -> tuple[str, str]:
 
 def read_hermes(text: str, tools: Sequence[Schema] = ()) -> Calls:
     """Parse JSON between <tool_call> and </tool_call>: Hermes, Qwen2.5, Qwen3; several a turn."""
-    return _read_blocks(text, _from_json)
+    return _read_blocks(text, lambda block: call_from(json.loads(block)))
 
 
 def read_xml(text: str, tools: Sequence[Schema] = ()) -> Calls:
@@ -56,20 +57,15 @@ def read_llama(text: str, tools: Sequence[Schema] = ()) -> Calls:
 
     JSON without these fields is an answer, not a call.
     """
-    said = spoken(text).strip()
-    said = said.removeprefix(_PYTHON_TAG).strip()
-    begun = re.match(r'\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"parameters"\s*:', said) is not None
+    said = spoken(text).strip().removeprefix(_PYTHON_TAG).strip()
+    is_call = _LLAMA.match(said) is not None
     try:
-        value = json.loads(said) if said.startswith("{") else None
+        value: Any = json.loads(said) if said.startswith("{") else None
     except (ValueError, RecursionError) as error:
-        return Calls(error=_reason(_problem(error))) if begun else Calls(said=text.strip())
+        return Calls(error=_reason(error)) if is_call else Calls(said=text.strip())
     if not isinstance(value, dict) or not {"name", "parameters"} <= value.keys():
         return Calls(said=text.strip())
-    fields = cast("dict[str, Any]", value)
-    try:
-        return Calls((call_from({"name": fields["name"], "arguments": fields["parameters"]}),))
-    except (ValueError, RecursionError) as error:
-        return Calls(error=_reason(str(error)))
+    return _calls("", lambda: [call_from(cast("object", value))])
 
 
 def read_mistral(text: str, tools: Sequence[Schema] = ()) -> Calls:
@@ -80,12 +76,9 @@ def read_mistral(text: str, tools: Sequence[Schema] = ()) -> Calls:
     said, *calls = spoken(text).split(_MISTRAL)
     if not calls:
         return Calls(said=text.strip())
-    try:
-        if len(calls) == 1 and calls[0].lstrip().startswith("["):
-            return Calls(_listed(calls[0]), said=said.strip())
-        return Calls(tuple(_with_args(call) for call in calls), said=said.strip())
-    except (ValueError, RecursionError) as error:
-        return Calls(error=_reason(_problem(error)))
+    if len(calls) == 1 and calls[0].lstrip().startswith("["):
+        return _calls(said, lambda: _listed(calls[0]))
+    return _calls(said, lambda: map(_with_args, calls))
 
 
 def read_granite(text: str, tools: Sequence[Schema] = ()) -> Calls:
@@ -93,10 +86,7 @@ def read_granite(text: str, tools: Sequence[Schema] = ()) -> Calls:
     said, mark, calls = spoken(text).partition("<|tool_call|>")
     if not mark:
         return Calls(said=text.strip())
-    try:
-        return Calls(_listed(calls.strip().removesuffix("<|/tool_call|>")), said=said.strip())
-    except (ValueError, RecursionError) as error:
-        return Calls(error=_reason(_problem(error)))
+    return _calls(said, lambda: _listed(calls.strip().removesuffix("<|/tool_call|>")))
 
 
 READERS: tuple[Reader, ...] = (read_hermes, read_xml, read_llama, read_mistral, read_granite)
@@ -104,11 +94,14 @@ READERS: tuple[Reader, ...] = (read_hermes, read_xml, read_llama, read_mistral, 
 
 
 def call_from(value: object) -> ToolCall:
-    """Return the call of `{"name": …, "arguments": {…}}`; ValueError says what is wrong with it."""
+    """Return the call of `{"name": …, "arguments": {…}}`; ValueError says what is wrong with it.
+
+    "parameters" is as good as "arguments".
+    """
     if not isinstance(value, dict):
         raise ValueError('expected {"name": …, "arguments": {…}}')
     fields = cast("dict[str, Any]", value)
-    name, arguments = fields.get("name"), fields.get("arguments")
+    name, arguments = fields.get("name"), fields.get("arguments", fields.get("parameters"))
     if not isinstance(name, str) or not name:
         raise ValueError('"name" is missing')
     if isinstance(arguments, str):
@@ -131,8 +124,16 @@ def turn_message(calls: Calls, text: str) -> dict[str, Any]:
     return message
 
 
+def _calls(said: str, read: Callable[[], Iterable[ToolCall]]) -> Calls:
+    """Return what `read` gives; a call that cannot be parsed is the turn's error."""
+    try:
+        return Calls(tuple(read()), said=said.strip())
+    except (ValueError, RecursionError) as error:
+        return Calls(error=_reason(error))
+
+
 def _read_blocks(text: str, read: Callable[[str], ToolCall]) -> Calls:
-    """Return the calls of all <tool_call> blocks; one that cannot be parsed is the turn's error."""
+    """Return the calls of all <tool_call> blocks."""
     thoughts, said = _split_thoughts(text)
     # Between the tags: text, block, text, … In one pass, since a policy may repeat a tag thousands
     # of times.
@@ -140,20 +141,7 @@ def _read_blocks(text: str, read: Callable[[str], ToolCall]) -> Calls:
     tags = parts[1::2]
     if len(tags) % 2 or tags != ["<tool_call>", "</tool_call>"] * (len(tags) // 2):
         return Calls(error="a <tool_call> is not closed, or closed twice")
-    calls: list[ToolCall] = []
-    for block in parts[2::4]:
-        try:
-            calls.append(read(block))
-        except (ValueError, RecursionError) as error:
-            return Calls(error=_reason(str(error)))
-    return Calls(tuple(calls), said=(thoughts + "".join(parts[::4])).strip())
-
-
-def _from_json(block: str) -> ToolCall:
-    try:
-        return call_from(json.loads(block))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg})") from None
+    return _calls(thoughts + "".join(parts[::4]), lambda: map(read, parts[2::4]))
 
 
 def _from_xml(block: str, tools: Sequence[Schema]) -> ToolCall:
@@ -204,10 +192,6 @@ def _with_args(text: str) -> ToolCall:
     )
 
 
-def _problem(error: Exception) -> str:
-    return f"not JSON ({error.msg})" if isinstance(error, json.JSONDecodeError) else str(error)
-
-
 def _types(name: str, tools: Sequence[Schema]) -> Mapping[str, Any]:
     """Return the properties of a tool's parameters; {} for an unknown tool."""
     for tool in tools:
@@ -234,5 +218,7 @@ def _typed(raw: str, schema: Mapping[str, Any] | None) -> Any:
         return {"true": True, "false": False, "none": None}.get(raw.strip().lower(), raw)
 
 
-def _reason(problem: str) -> str:
+def _reason(error: Exception) -> str:
+    not_json = isinstance(error, json.JSONDecodeError)
+    problem = f"not JSON ({error.msg})" if not_json else str(error)
     return " ".join(f"a tool call is not valid: {problem}".split())[:_SHOWN]
