@@ -10,14 +10,13 @@ import pytest
 
 from cotune.environments.verifiers import (
     VerifiersOptions,
-    _splits,  # pyright: ignore[reportPrivateUsage]
     from_verifiers,
     verifiers_environment,
 )
 from cotune.errors import ConfigError
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.testing import CharacterCodec, ScriptedSampler
-from cotune.types import Assignment, Limits, Prompt, Sampling, StopReason, Task, Trajectory
+from cotune.types import Assignment, Limits, Prompt, Sampling, StopReason, Trajectory
 
 CODEC = CharacterCodec()
 ARGS = {"taskset": {"count": 20}, "agent": {"runtime": {"type": "subprocess"}}}
@@ -275,26 +274,6 @@ def test_rows_can_be_used_again_after_a_rollout_was_broken_off(own: Any) -> None
         roll_out(own, stops)
 
     assert [t.reward for t in roll_out(own, adds)] == [2.0, 2.0]
-
-
-def prompts(count: int, different: int) -> list[Task]:
-    return [Task(f"t{i}", "", (), columns={"prompt": f"q{i % different}"}) for i in range(count)]
-
-
-def test_tasks_with_the_same_prompt_are_in_one_split() -> None:
-    splits = _splits(prompts(160, 20), 1, 2)
-    assert {split: len(tasks) for split, tasks in splits.items()} == {
-        "train": 136,
-        "validation": 8,
-        "test": 16,
-    }
-    texts = [{task.columns["prompt"] for task in tasks} for tasks in splits.values()]
-    assert sum(map(len, texts)) == 20
-
-
-def test_tasks_that_share_one_prompt_are_split_one_by_one() -> None:
-    splits = _splits(prompts(40, 1), 4, 4)
-    assert [len(splits[name]) for name in ("train", "validation", "test")] == [32, 4, 4]
 
 
 def test_a_run_file_may_name_a_function(own: Any) -> None:

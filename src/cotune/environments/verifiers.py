@@ -1,10 +1,8 @@
 """Environments of `verifiers.v1`, with their own data, tools and rewards."""
 
-import json
-from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -12,7 +10,6 @@ from cotune.data.splits import hold_out
 from cotune.environments.base import PromptFormat
 from cotune.environments.environment_kind import EnvironmentKind, Tasks
 from cotune.errors import ConfigError
-from cotune.types import Task
 from cotune.utils.importing import import_object
 from cotune.utils.text import named
 from cotune.utils.validation import Model
@@ -62,12 +59,10 @@ def from_verifiers(
     """
     rollouts = _rollouts()
     rollouts.check(environment)
-    rows = rollouts.rows(environment)
-    systems = {_system(row) for row in rows}
-    shared = systems.pop() if len(systems) == 1 else ""
-    tasks = _splits(
-        [_task(f"train-{i}", row, shared) for i, row in enumerate(rows)], validation, test
-    )
+    questions, shared = rollouts.read_questions(environment)
+    counts = {"validation": validation, "test": test}
+    places = hold_out([key for _, key in questions], counts, _FIELD, "environment")
+    tasks = {split: [questions[i][0] for i in rows] for split, rows in places.items()}
     return rollouts.VerifiersEnvironment(
         rollouts.Served(environment),
         tasks,
@@ -111,52 +106,6 @@ def _loaded(options: VerifiersOptions) -> Any:
             f"{_FIELD}: {options.environment!r} cannot be loaded by verifiers "
             f"{version('verifiers')} ({named(error)}); install it, or change environment.args"
         ) from error
-
-
-def _splits(tasks: Sequence[Task], validation: int, test: int) -> dict[str, list[Task]]:
-    """Hold tasks out by a hash of their prompts."""
-    prompts = [json.dumps(task.columns["prompt"], default=str, sort_keys=True) for task in tasks]
-    parts = hold_out(prompts, {"validation": validation, "test": test}, _FIELD, "environment")
-    return {split: [tasks[i] for i in places] for split, places in parts.items()}
-
-
-def _system(row: Mapping[str, Any]) -> str:
-    first = row["prompt"][0]
-    return str(first["content"]) if first["role"] == "system" else ""
-
-
-def _task(id: str, row: Mapping[str, Any], shared_system: str) -> Task:
-    """Return a row as a task: the last message is the question, the others are its context.
-
-    The system prompt that all share is left out, since the instruction takes its place.
-    """
-    messages = [_message(message, id) for message in row["prompt"]]
-    if messages[-1][0] != "user":
-        raise ConfigError(
-            f"{_FIELD}: the prompt of row {id} ends with a message of the {messages[-1][0]}; "
-            "expected the user's"
-        )
-    if shared_system and messages[0] == ("system", shared_system):
-        del messages[0]
-    answer = row.get("answer")
-    answers = (answer,) if isinstance(answer, str) and answer else ()
-    context = tuple(messages[:-1])
-    return Task(id, messages[-1][1], answers, context=context, chat=True, columns=dict(row))
-
-
-def _message(message: Mapping[str, Any], id: str) -> tuple[str, str]:
-    """Return a message's role and text; ConfigError for images and tool calls."""
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = cast("list[Mapping[str, Any]]", content)
-        if all(part.get("type") == "text" for part in parts):
-            content = "".join(str(part["text"]) for part in parts)
-    if not isinstance(content, str) or message.get("tool_calls"):
-        raise ConfigError(
-            f"{_FIELD}: the prompt of row {id} holds more than text; policies are trained only on "
-            "text, and examples cannot call tools"
-        )
-    return str(message["role"]), content
 
 
 KIND = EnvironmentKind(

@@ -37,6 +37,12 @@ _MOST_TASKS = 10_000  # of a taskset that never ends
 _REFUSALS = 4  # refused requests after which a rollout is cancelled
 _PATIENCE = 2.0  # seconds in which a loop that is not blocked answers
 
+_MESSAGES = {
+    "user": vf.UserMessage,
+    "assistant": vf.AssistantMessage,
+    "system": vf.SystemMessage,
+}
+
 Chat = dict[str, str]
 
 
@@ -392,24 +398,52 @@ def check(environment: Any) -> None:
         )
 
 
-def rows(environment: Any) -> list[dict[str, Any]]:
-    """Return the taskset's tasks as rows, each with its chat messages and its position."""
+def read_questions(environment: Any) -> tuple[list[tuple[Task, str]], str]:
+    """Return the taskset's tasks, each with its prompt as a text, and the system prompt that all share.
+
+    It is "" if they share none.
+    """
     tasks = itertools.islice(environment.taskset, _MOST_TASKS)
-    return [_row(str(i), task) for i, task in enumerate(tasks)]
+    prompts = {str(i): (task.data, _prompt(str(i), task.data)) for i, task in enumerate(tasks)}
+    systems = {p[0]["content"] if p[0]["role"] == "system" else "" for _, p in prompts.values()}
+    shared = systems.pop() if len(systems) == 1 else ""
+    return [_question(name, *prompt, shared) for name, prompt in prompts.items()], shared
 
 
-def _row(name: str, task: Any) -> dict[str, Any]:
-    data = task.data
+def _prompt(name: str, data: Any) -> list[Chat]:
+    """Return the messages of a task; ConfigError for one without a text of the user's at the end."""
     if not data.prompt:
         raise ConfigError(
             f"{_FIELD}: task {name} has no prompt; expected one: the user cannot speak first"
         )
     text = isinstance(data.prompt, str)
-    prompt = [{"role": "user", "content": data.prompt}] if text else data.prompt
-    messages = [m if isinstance(m, dict) else m.model_dump(exclude_none=True) for m in prompt]
-    system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
-    fields = data.model_dump(mode="json", exclude_none=True)
-    return {**fields, "prompt": [*system, *messages], "task": name}
+    messages = [vf.UserMessage(content=data.prompt)] if text else list(data.prompt)
+    if messages[-1].role != "user":
+        raise ConfigError(
+            f"{_FIELD}: the prompt of task {name} ends with a message of the {messages[-1].role}; "
+            "expected the user's"
+        )
+    if data.system_prompt:
+        messages.insert(0, vf.SystemMessage(content=data.system_prompt))
+    if any(m.role not in _MESSAGES or getattr(m, "tool_calls", None) for m in messages):
+        raise ConfigError(f"{_FIELD}: the prompt of task {name} calls tools; expected only texts")
+    return [_chat(message, {}) for message in messages]
+
+
+def _question(name: str, data: Any, prompt: list[Chat], shared: str) -> tuple[Task, str]:
+    """Return a task; the system prompt that all share is left out, as the instruction takes its place."""
+    without = prompt[1:] if shared else prompt
+    context = tuple((message["role"], message["content"]) for message in without[:-1])
+    answer = getattr(data, "answer", None)
+    task = Task(
+        f"train-{name}",
+        without[-1]["content"],
+        (answer,) if isinstance(answer, str) and answer else (),
+        context=context,
+        chat=True,
+        columns={**data.model_dump(mode="json", exclude_none=True), "task": name},
+    )
+    return task, json.dumps(prompt, sort_keys=True)
 
 
 def _with_prompt(task: Any, prompt: Sequence[Chat]) -> Any:
@@ -417,8 +451,7 @@ def _with_prompt(task: Any, prompt: Sequence[Chat]) -> Any:
     system, rest = None, list(prompt)
     if rest[0]["role"] == "system":
         system = rest.pop(0)["content"]
-    kinds = {"user": vf.UserMessage, "assistant": vf.AssistantMessage, "system": vf.SystemMessage}
-    messages = [kinds[m["role"]](content=m["content"]) for m in rest]
+    messages = [_MESSAGES[m["role"]](content=m["content"]) for m in rest]
     alone = len(rest) == 1 and isinstance(task.data.prompt, str)
     data = {"prompt": rest[0]["content"] if alone else messages, "system_prompt": system}
     return type(task)(task.data.model_copy(update=data), task.config)
