@@ -67,13 +67,17 @@ class Field:
 
 
 def fields_of(section: type) -> list[Field]:
-    """Return the fields of a pydantic model or an options dataclass, in order."""
+    """Return the fields of a pydantic model or an options dataclass, in order; inherited ones come last."""
     if issubclass(section, BaseModel):
         return [_model_field(name, info) for name, info in section.model_fields.items()]
     hints, said = get_type_hints(section, include_extras=True), attributes_of(section)
+    own = list(section.__annotations__)
+    declared = sorted(
+        fields(section), key=lambda f: own.index(f.name) if f.name in own else len(own)
+    )
     return [
         _field(f.name, hints[f.name], _dataclass_default(f), said.get(f.name, ""))
-        for f in fields(section)
+        for f in declared
         if f.init
     ]
 

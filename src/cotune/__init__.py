@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cotune.llm.client import OpenAIOptions
     from cotune.methods.composed import ComposedOptions
     from cotune.methods.fst.fst import FstOptions
-    from cotune.methods.gepa.gepa import GepaOptions
+    from cotune.methods.fst.gepa import GepaOptions
     from cotune.methods.inspo.inspo import InspoOptions
     from cotune.methods.p2o.hints import HintOptions
     from cotune.methods.p2o.p2o import P2OOptions
@@ -198,7 +198,7 @@ _HOME = {
     "run.run_dir": ("RunDir",),
     "methods.composed": ("ComposedOptions",),
     "methods.fst.fst": ("FstOptions",),
-    "methods.gepa.gepa": ("GepaOptions",),
+    "methods.fst.gepa": ("GepaOptions",),
     "methods.inspo.inspo": ("InspoOptions",),
     "methods.p2o.p2o": ("P2OOptions",),
 }

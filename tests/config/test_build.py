@@ -9,7 +9,7 @@ from cotune.config.build import build_llm, describe_llm
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.errors import LLMError
 from cotune.methods.composed import InspoP2O
-from cotune.methods.gepa.gepa import Gepa
+from cotune.methods.fst.gepa import Gepa
 from cotune.methods.inspo.inspo import Inspo
 from cotune.methods.inspo.proposers import paraphrase_prompt
 from cotune.methods.p2o.p2o import P2O

@@ -16,7 +16,7 @@ from cotune.config import resuming
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.experiments.compare.suite_file import SuiteConfig
 from cotune.methods.composed import ComposedOptions
-from cotune.methods.gepa.gepa import GepaOptions
+from cotune.methods.fst.gepa import GepaOptions
 from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.p2o.hints import HintOptions
 from cotune.methods.p2o.p2o import P2OOptions

@@ -56,7 +56,7 @@ def test_each_method_says_what_it_is() -> None:
 
 
 def test_the_methods_folders_do_not_import_each_other() -> None:
-    folders = ("inspo", "p2o", "gepa", "fst")
+    folders = ("inspo", "p2o", "fst")
     root = Path(cotune.__file__).parent / "methods"
     for name in folders:
         code = "".join(file.read_text(encoding="utf-8") for file in (root / name).glob("*.py"))

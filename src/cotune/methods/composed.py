@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from cotune.methods.group_plan import distillation_of
 from cotune.methods.inspo import inspo
 from cotune.methods.inspo.inspo import Inspo, InspoOptions
 from cotune.methods.method import Context, Cost, Method, RunShape, arxiv
@@ -44,7 +43,7 @@ class ComposedOptions:
         """Return how rollouts that are trained on another prompt are weighted."""
         if self.inspo.target == "sampled":
             return self.p2o.distillation
-        return distillation_of(self.inspo.distillation, self.inspo.target)
+        return self.inspo.weighting
 
 
 class InspoP2O(P2O):

@@ -1,31 +1,15 @@
-"""Evolve an instruction with GEPA under the current policy: what the methods `gepa` and `fst` share."""
+"""Evolve instructions with GEPA under the current policy: the prompt, and what a search records."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from cotune.methods.contract import InstructionRules, protocol_tags
 from cotune.methods.method import RunShape
-from cotune.methods.proposals import (
-    Draft,
-    ProposalAccount,
-    record_born,
-    record_rejected,
-    surroundings,
-)
-from cotune.methods.text_evolution import (
-    Judge,
-    Record,
-    Reflector,
-    Report,
-    Search,
-    evolve_by_gepa,
-    gepa_prompt,
-)
+from cotune.methods.proposals import Draft, record_born, record_rejected, surroundings
+from cotune.methods.text_evolution import Record, gepa_prompt
 from cotune.protocols import LLM, Recorder
-from cotune.types import Instruction, Task
-
-# ---- the search
+from cotune.types import Instruction
 
 _ORIGIN = "gepa"
 _PROGRESS_EVENTS = 20  # within a phase
@@ -33,146 +17,69 @@ _PROGRESS_EVENTS = 20  # within a phase
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The instructions of a phase with their scores; the one that it started from is the first.
+    """The instructions of a round with their scores: those in use, then the new ones.
 
     Attributes:
         scores: rewards, instructions × dev questions; one rollout each.
-        evaluations: rollouts spent on the phase.
-        lost: of these, rollouts that ended in an environment error.
     """
 
     instructions: tuple[Instruction, ...]
     scores: tuple[tuple[float, ...], ...]
-    evaluations: int = 0
-    lost: int = 0
-
-    def mean(self, index: int) -> float:
-        """Return an instruction's mean reward over dev."""
-        return fmean(self.scores[index])
 
     @property
-    def best(self) -> int:
-        """Return the index of the highest mean; ties go to the earliest."""
-        return self.ranked[0]
+    def means(self) -> dict[str, float]:
+        """Return the mean rewards over dev, by id."""
+        return {one.id: fmean(row) for one, row in zip(self.instructions, self.scores, strict=True)}
 
     @property
     def ranked(self) -> list[int]:
         """Return all indices, the highest mean first; ties go to the earliest."""
-        return sorted(range(len(self.scores)), key=lambda i: (-self.mean(i), i))
+        means = list(self.means.values())
+        return sorted(range(len(means)), key=lambda i: (-means[i], i))
 
 
-def evolve_instruction(
-    dev: Sequence[Task],
-    train: Sequence[Task],
-    *,
-    judge: Judge,
-    llm: LLM,
-    rules: InstructionRules,
-    search: Search,
-    show_answers: bool,
-    seed_key: str,
-    step: int,
-    record: Recorder,
-    account: ProposalAccount,
-    known: Sequence[Instruction],
-    description: str = "",
-    last: bool = False,
-) -> Candidates:
-    """Run one phase from `search.seed`. It is deterministic in its arguments and the replies.
-
-    Records "gepa_phase", "gepa_progress" and "gepa_phase_ended"; accepted instructions as
-    "instruction_born" with critique and mean dev score, the others as "instruction_rejected".
+class Births:
+    """Receive a `Report`: names accepted instructions and records events.
 
     Args:
-        dev: questions that instructions are scored on.
-        train: questions that are reflected on.
-        judge: rolls out under an instruction.
-        show_answers: whether the LLM is shown the ground truth.
+        known: all instructions so far, in order of birth; the search starts from one of them.
+        drafts: the valid texts, filled by the search.
         step: the step before which this happens.
-        account: asks the LLM, and ends a run in which it is useless.
-        known: all instructions so far, in order of birth; the seed is one of them.
-        description: the environment, described to the LLM.
-        last: whether no other phase follows.
-
-    Raises:
-        EvolutionError: see `ProposalAccount.end_phase`.
-        CotuneError: raised by the rollout or `llm`; an LLMError is recorded instead.
-    """
-    record("gepa_phase", dev=len(dev), train=len(train), budget=search.budget)
-    lineage = _Lineage(known, search, step, record, getattr(llm, "origin", "") or _ORIGIN)
-    account.begin(
-        llm,
-        record,
-        rules.check,
-        lineage.refused,
-        tried=[rules.original, *(one.text for one in known)],
-    )
-    reflector = Reflector(
-        account,
-        instruction_prompter(rules, description),
-        show_answers,
-        {one.text: one.shown for one in known},
-    )
-    lineage.drafts = reflector.drafts
-    report = Report(lineage.accepted, lineage.rejected, lineage.progress)
-    found = evolve_by_gepa(dev, train, judge, reflector, search, seed_key, report)
-    reflector.end_phase(last)
-    candidates = Candidates(
-        tuple(map(lineage.of_text, found.texts)), found.scores, judge.evaluations, judge.lost
-    )
-    record(
-        "gepa_phase_ended",
-        evaluations=candidates.evaluations,
-        budget=search.budget,
-        asked=account.asked,
-        proposed=account.answered,
-        valid=account.valid,
-        accepted=len(found.texts) - 1,
-        initial_dev_score=candidates.mean(0),
-        best_dev_score=candidates.mean(candidates.best),
-    )
-    return candidates
-
-
-class _Lineage:
-    """Receive a `Report` with ids: names accepted instructions and records events.
+        llm: writes the instructions.
+        budget: evaluations of the search.
 
     Attributes:
-        drafts: the valid texts.
+        instructions: all instructions, the new ones last.
     """
 
     def __init__(
         self,
         known: Sequence[Instruction],
-        search: Search,
+        drafts: Mapping[str, Draft],
         step: int,
         record: Recorder,
-        origin: str,
+        llm: LLM,
+        budget: int,
     ) -> None:
-        self._origin = origin
-        self._by_text = {one.text: one for one in known}
-        self._count = len(known)
-        self.drafts: dict[str, Draft] = {}
-        self._step, self._record, self._budget = step, record, search.budget
-        self._told = -1
-
-    def of_text(self, text: str) -> Instruction:
-        """Return the instruction with a text."""
-        return self._by_text[text]
+        self.instructions = list(known)
+        self._ids = {one.text: one.id for one in known}
+        self._drafts, self._step, self._record, self._budget = drafts, step, record, budget
+        self._origin = getattr(llm, "origin", "") or _ORIGIN
+        self._part = -1  # of the budget, when progress was last recorded
 
     def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
-        draft = self.drafts[text]
+        draft = self._drafts[text]
         instruction = Instruction(
-            id=f"i{self._count}",
+            id=f"i{len(self.instructions)}",
             text=text,
-            parent=self._by_text[parent].id,
+            parent=self._ids[parent],
             origin=self._origin,
             born=self._step,
             critique=draft.critique,
             shown=tuple(sorted(draft.shown)),
         )
-        self._count += 1
-        self._by_text[text] = instruction
+        self.instructions.append(instruction)
+        self._ids[text] = instruction.id
         record_born(instruction, self._record, score, parent_score)
 
     def rejected(
@@ -191,16 +98,16 @@ class _Lineage:
     ) -> None:
         """Record that a text did not join."""
         record_rejected(
-            self._record, reason, text=text, parent=self._by_text[parent].id, origin=self._origin,
+            self._record, reason, text=text, parent=self._ids[parent], origin=self._origin,
             score=score, parent_score=parent_score,
         )  # fmt: skip
 
     def progress(self, evaluations: int, texts: int, best: float) -> None:
         """Recorded periodically: an iteration may be only six rollouts."""
         part = evaluations * _PROGRESS_EVENTS // self._budget
-        if part == self._told:
+        if part == self._part:
             return
-        self._told = part
+        self._part = part
         self._record(
             "gepa_progress",
             evaluations=evaluations,

@@ -5,15 +5,15 @@ The policy under the best instruction is the teacher of the policy under the ini
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from cotune.methods.group_plan import Target, check_target, distillation_of
 from cotune.methods.method import RunShape
 from cotune.methods.text_evolution import SOLVED_AT
 from cotune.protocols import Recorder, Strategy
 from cotune.types import (
     AnyDistillation,
     Assignment,
-    Choice,
     Instruction,
     Progress,
     Prompt,
@@ -22,31 +22,59 @@ from cotune.types import (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainedPromptOptions:
+    """What rollouts under evolved instructions are trained on.
+
+    Attributes:
+        target: the instruction that the gradient is taken on: "sampled" is the papers'; "initial"
+            moves the instructions' gain into the weights.
+        distillation: how rollouts that are trained on another instruction are weighted, by default with
+            ratio "masked_signed"; or "filtered", the loss of the last stage.
+        distil_steps: the run's last batches, which distil the best instruction into the weights: they are
+            sampled under it, and the policy under the initial one learns the distribution of successes.
+            Nothing evolves in them. 0 is none.
+    """
+
+    target: Target = "sampled"
+    distillation: AnyDistillation | None = None
+    distil_steps: int = 0
+
+    def __post_init__(self) -> None:
+        if self.distil_steps < 0:
+            raise ValueError(f"distil_steps is {self.distil_steps}; expected 0 or more")
+        check_target(self.target, self.distillation, self.distil_steps)
+
+    @property
+    def weighting(self) -> AnyDistillation:
+        """Return how rollouts that are trained on another instruction are weighted."""
+        return distillation_of(self.distillation, self.target)
+
+
 class LastStage(Strategy):
     """Base class of strategies that choose an instruction and whose run may end with a last stage.
 
     Args:
-        steps: batches of the stage; 0 is none.
-        distillation: of the whole run.
+        options: whether there is one, and what it trains on.
     """
 
-    def __init__(self, steps: int, distillation: AnyDistillation) -> None:
-        self._stage_steps, self._distillation = steps, distillation
+    def __init__(self, options: TrainedPromptOptions) -> None:
+        self._stage_steps, self._distillation = options.distil_steps, options.weighting
         self._distilling = False  # whether the batch is one of the stage
         self._settled: str | None = None  # the best instruction on validation, at a run's end
 
     @abstractmethod
-    def choice(self) -> Choice:
-        """Return the best instruction so far, and the evidence for it; after `settle`, the one named there."""
+    def best(self) -> Instruction:
+        """Return the best instruction so far; after `settle`, the one named there."""
 
     def settle(self, instruction_id: str) -> None:
         self._settled = instruction_id
 
     def best_prompt(self) -> Prompt:
-        return Prompt(self.choice().instruction.text)
+        return Prompt(self.best().text)
 
     def best_instruction_id(self) -> str:
-        return self.choice().instruction.id
+        return self.best().id
 
     @property
     def distillation(self) -> AnyDistillation:

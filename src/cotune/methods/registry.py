@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from cotune.errors import ConfigError
 from cotune.methods import composed, static
-from cotune.methods.fst import fst
-from cotune.methods.gepa import gepa
+from cotune.methods.fst import fst, gepa
 from cotune.methods.inspo import inspo
 from cotune.methods.method import Method
 from cotune.methods.p2o import p2o

@@ -41,6 +41,30 @@ MOST_LOST = 0.1
 _ANSWER_CHARS = 500  # of an answer in feedback; the response is shown besides
 
 
+@dataclass(frozen=True, kw_only=True)
+class GepaSearchOptions:
+    """What all searches by gepa share.
+
+    Attributes:
+        dev_size: training questions that texts are scored on; the others are reflected on.
+            Half of the training questions if there are fewer than 1.5 times as many.
+        scoring: how texts are scored, by one rollout for each question: greedy, or sampled as in
+            training. Greedy scoring ignores what a policy does in less than half of its rollouts.
+        beam: parents that texts are derived from in one iteration, drawn from the Pareto front.
+        show_answers: whether the reflector is shown the ground truth.
+    """
+
+    dev_size: int = 300
+    scoring: Scoring = "greedy"
+    beam: int = 1
+    show_answers: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("dev_size", "beam"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more")
+
+
 class Judge:
     """Evaluate texts under the current policy, by one rollout per text and question.
 

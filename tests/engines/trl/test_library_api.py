@@ -8,7 +8,7 @@ import pytest
 import cotune
 from cotune.errors import ConfigError
 from cotune.methods.composed import InspoP2O
-from cotune.methods.gepa.gepa import Gepa
+from cotune.methods.fst.gepa import Gepa
 from cotune.methods.inspo.inspo import Inspo
 from cotune.methods.p2o.p2o import P2O
 from cotune.run.record import Record

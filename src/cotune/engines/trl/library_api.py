@@ -26,7 +26,7 @@ from cotune.llm.bank import BankLLM, BankOptions, check_bank
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
 from cotune.methods.composed import ComposedOptions
 from cotune.methods.fst.fst import FstOptions
-from cotune.methods.gepa.gepa import GepaOptions
+from cotune.methods.fst.gepa import GepaOptions
 from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.method import MethodOptions
 from cotune.methods.p2o.p2o import P2OOptions

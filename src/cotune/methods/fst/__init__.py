@@ -1,1 +1,1 @@
-"""FST: slow weights by RL, fast weights by GEPA (arXiv 2605.12484)."""
+"""FST: Learning, Fast and Slow (arXiv 2605.12484), and GEPA (arXiv 2507.19457), which is its rounds without training."""

@@ -10,31 +10,38 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
 from cotune.methods.contract import MAX_CHARS, InstructionRules, check_same_initial
-from cotune.methods.group_plan import (
-    Target,
-    check_target,
-    distillation_of,
-    planned,
-)
+from cotune.methods.group_plan import planned
 from cotune.methods.instruction_evolution import (
+    Births,
     Candidates,
     check_budget,
-    evolve_instruction,
+    instruction_prompter,
 )
-from cotune.methods.last_stage import LastStage, check_last_stage, taught_groups
+from cotune.methods.last_stage import (
+    LastStage,
+    TrainedPromptOptions,
+    check_last_stage,
+    taught_groups,
+)
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.proposals import ProposalAccount, record_born
 from cotune.methods.text_evolution import (
     FENCED,
     MINIBATCH,
+    Evolved,
+    GepaSearchOptions,
     Judge,
+    Reflector,
+    Report,
     Scoring,
     Search,
     dev_count,
+    evolve_by_gepa,
     least_budget,
     scores_are_lost,
     split,
@@ -42,7 +49,6 @@ from cotune.methods.text_evolution import (
 )
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import (
-    AnyDistillation,
     Assignment,
     Choice,
     Instruction,
@@ -55,11 +61,9 @@ from cotune.types import (
     Trajectory,
 )
 
-_BARREN = 3  # consecutive iterations without a valid instruction that end a round
-
 
 @dataclass(frozen=True, kw_only=True)
-class FstOptions:
+class FstOptions(TrainedPromptOptions, GepaSearchOptions):
     """FST's options. `prompts` and `evolve_every` are the authors'; they call the rounds "light".
 
     Attributes:
@@ -72,14 +76,8 @@ class FstOptions:
         scoring: how prompts are scored, by one rollout for each question: sampled as in training, or
             greedy. The authors' notes do not say. Greedy scoring ignores what a policy does in less than
             half of its rollouts.
-        beam: parents that instructions are derived from in one iteration.
         target: the instruction that the gradient is taken on. "sampled" is the authors'; "initial"
             distils the prompts into the weights, which they leave open.
-        distillation: how rollouts that are trained on another instruction are weighted, by default with
-            ratio "masked_signed"; or the loss of the last stage.
-        distil_steps: the run's last batches, which distil the best prompt into the weights as INSPO's do.
-            No round runs in them. 0 is none.
-        show_answers: whether the reflector is shown the ground truth.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -90,21 +88,15 @@ class FstOptions:
     budget: int = 400
     dev_size: int = 40
     scoring: Scoring = "sampled"
-    beam: int = 1
-    target: Target = "sampled"
-    distillation: AnyDistillation | None = None
-    distil_steps: int = 0
-    show_answers: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "evolve_every", "dev_size", "beam"):
+        TrainedPromptOptions.__post_init__(self)
+        GepaSearchOptions.__post_init__(self)
+        for name in ("prompts", "evolve_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more")
         if self.evolve_until is not None and self.evolve_until < 0:
             raise ValueError(f"evolve_until is {self.evolve_until}; expected 0 or more, or null")
-        if self.distil_steps < 0:
-            raise ValueError(f"distil_steps is {self.distil_steps}; expected 0 or more")
-        check_target(self.target, self.distillation, self.distil_steps)
 
     def least_budget(self, dev: int) -> int:
         """Return the fewest evaluations with which a round can propose anything, on `dev` questions."""
@@ -153,25 +145,31 @@ class Fst(LastStage):
     one with the highest mean in the last round.
     """
 
+    name = "fst"  # in the keys of draws and the names of metrics
+    barren = 3  # consecutive iterations without a valid instruction that end a round
+
     def __init__(self, options: FstOptions, context: Context) -> None:
-        distillation = distillation_of(options.distillation, options.target)
-        super().__init__(options.distil_steps, distillation)
+        super().__init__(options)
         self.options, self.seed = options, context.seed
         self._rules = InstructionRules.of(context)
         if len(context.tasks) < 2:
             raise ConfigError(
-                f"{len(context.tasks)} training questions; FST expects 2 or more, to score and "
-                "reflect on"
+                f"{len(context.tasks)} training questions; {self.name.upper()} expects 2 or more, to "
+                "score and reflect on"
             )
         dev = dev_count(len(context.tasks), options.dev_size)
         if options.budget < (least := options.least_budget(dev)):
-            raise ConfigError(
-                f"strategy.budget is {options.budget}; expected at least {least}, to score "
-                f"{options.prompts} prompts and a new one on {dev} questions; raise it, or lower "
-                "strategy.dev_size"
+            some = (
+                f"{options.prompts} prompts" if options.prompts > 1 else "the initial instruction"
             )
-        self._dev, self._train = split(context.tasks, options.dev_size, f"fst/{self.seed}")
-        self._description = context.description
+            raise ConfigError(
+                f"strategy.budget is {options.budget}; expected at least {least}, to score {some} and a "
+                f"new one on {dev} questions; raise it, or lower strategy.dev_size"
+            )
+        self._key = f"{self.name}/{self.seed}"
+        self._dev, self._train = split(context.tasks, options.dev_size, self._key)
+        self._prompter = instruction_prompter(self._rules, context.description)
+        self._account = ProposalAccount("instruction", FENCED, needed=True)
         self._lineage = [Instruction("i0", context.instruction)]
         self._prompts = ["i0"]  # in use, the best first
         self._means: dict[str, float] = {}  # last mean dev score by id
@@ -179,7 +177,6 @@ class Fst(LastStage):
         self._rounds = 0
         self._observed: Counter[str] = Counter()  # training rollouts by id
         self._steps: Counter[str] = Counter()  # steps with such rollouts by id
-        self._account = ProposalAccount("instruction", FENCED, needed=True)
         self._evolved_before = 0  # the step before which evolution was last considered
         self._batch = 0  # rollouts of the last batch
 
@@ -227,63 +224,100 @@ class Fst(LastStage):
         """Score the prompts in use, evolve from the best, and keep those that cover the front."""
         options, used = self.options, self._used()
         judge = Judge(Prompt, rollout, record, scoring=options.scoring)
-        scored = judge.evaluate([(one.text, self._dev) for one in used])
-        before = Candidates(tuple(used), tuple(tuple(t.reward for t in row) for row in scored))
-        seed = used[before.best]
-        known = {seed.text: {t.task.id: t for t in scored[before.best]}}
-        found = evolve_instruction(
-            self._dev,
-            self._train,
-            judge=Judge(Prompt, rollout, record, known, options.scoring),
-            llm=llm,
-            rules=self._rules,
-            search=Search(
-                seed=seed.text,
-                budget=options.budget - judge.evaluations,
-                beam=options.beam,
-                barren=_BARREN,
-            ),
-            show_answers=options.show_answers,
-            seed_key=f"fst/{self.seed}/{step}",
-            step=step,
-            record=record,
-            account=self._account,
-            known=self._lineage,
-            description=self._description,
-            last=last,
-        )
+        # A single prompt is scored by the search.
+        again = used if options.prompts > 1 else []
+        scored = judge.evaluate([(one.text, self._dev) for one in again])
+        means = [fmean(t.reward for t in row) for row in scored]
+        best = max(range(len(again)), key=means.__getitem__, default=0)
+        known = {again[best].text: {t.task.id: t for t in scored[best]}} if again else {}
+        searching = Judge(Prompt, rollout, record, known, options.scoring)
+        budget = options.budget - judge.evaluations
+        new, found = self._search(used[best], budget, searching, step, llm, record, last)
         self._rounds += 1
-        new = found.instructions[1:]  # the first is the seed
-        self._lineage += new
-        pool, rows = [*used, *new], [*before.scores, *found.scores[1:]]
-        every = Candidates(tuple(pool), tuple(rows))
-        means = {one.id: every.mean(i) for i, one in enumerate(pool)}
-        spent, lost = judge.evaluations + found.evaluations, judge.lost + found.lost
+        rows = [tuple(t.reward for t in row) for row in scored] or [found.scores[0]]
+        pool = Candidates((*used, *new), (*rows, *found.scores[1:]))
+        spent, lost = (getattr(judge, n) + getattr(searching, n) for n in ("evaluations", "lost"))
         if scores_are_lost(lost, spent, record, "the prompts in use stay"):
             cause = "its scores were lost"
-            self._means = means | self._means
+            self._means = pool.means | self._means
             self._rows = {one.id: self._rows.get(one.id, rows[i]) for i, one in enumerate(used)}
         else:
             cause = "not in the cover"
-            self._means |= means
-            cover = covering_prompts(rows, options.prompts)
-            self._rows = {pool[i].id: rows[i] for i in sorted(cover, key=every.ranked.index)}
+            self._means |= pool.means
+            cover = covering_prompts(pool.scores, options.prompts)
+            ids = [one.id for one in pool.instructions]
+            self._rows = {ids[i]: pool.scores[i] for i in sorted(cover, key=pool.ranked.index)}
         self._prompts = list(self._rows)
-        for one in pool:
+        self._report_round(pool, cause, record)
+        front = [max(column) for column in zip(*self._rows.values(), strict=True)]
+        metrics = {
+            "evaluations": spent,
+            "accepted": len(new),
+            "prompts": len(self._prompts),
+            "best_dev_score": self._means[self._prompts[0]],
+            "covered_dev_score": fmean(front),
+        }
+        return {f"{self.name}/{name}": float(value) for name, value in metrics.items()}
+
+    def _search(
+        self,
+        seed: Instruction,
+        budget: int,
+        judge: Judge,
+        step: int,
+        llm: LLM,
+        record: Recorder,
+        last: bool,
+    ) -> tuple[list[Instruction], Evolved]:
+        """Evolve instructions from one by GEPA; return the accepted ones, and all texts with their scores.
+
+        Records "gepa_phase", "gepa_progress" and "gepa_phase_ended"; accepted instructions as
+        "instruction_born" with critique and mean dev score, the others as "instruction_rejected".
+        """
+        options, account, known = self.options, self._account, self._lineage
+        record("gepa_phase", dev=len(self._dev), train=len(self._train), budget=budget)
+        shown = {one.text: one.shown for one in known}
+        reflector = Reflector(account, self._prompter, options.show_answers, shown)
+        born = Births(known, reflector.drafts, step, record, llm, budget)
+        account.begin(llm, record, self._rules.check, born.refused, tried=shown)
+        found = evolve_by_gepa(
+            self._dev,
+            self._train,
+            judge,
+            reflector,
+            Search(seed=seed.text, budget=budget, beam=options.beam, barren=self.barren),
+            self._search_key(step),
+            Report(born.accepted, born.rejected, born.progress),
+        )
+        reflector.end_phase(last)
+        means = [fmean(row) for row in found.scores]
+        record(
+            "gepa_phase_ended",
+            evaluations=judge.evaluations,
+            budget=budget,
+            asked=account.asked,
+            proposed=account.answered,
+            valid=account.valid,
+            accepted=len(found.texts) - 1,
+            initial_dev_score=means[0],
+            best_dev_score=max(means),
+        )
+        new = born.instructions[len(known) :]
+        self._lineage = born.instructions
+        return new, found
+
+    def _search_key(self, step: int) -> str:
+        return f"{self._key}/{step}"
+
+    def _report_round(self, pool: Candidates, cause: str, record: Recorder) -> None:
+        """Record the instructions of a round that are not in use after it."""
+        for one in pool.instructions:
             if one.id not in self._rows:
                 count, weight = self._observed[one.id], self._means[one.id]
                 record(
                     "instruction_pruned",
                     id=one.id, weight=weight, observed_rollouts=count, cause=cause,
                 )  # fmt: skip
-        front = [max(column) for column in zip(*self._rows.values(), strict=True)]
-        return {
-            "fst/evaluations": float(spent),
-            "fst/accepted": float(len(new)),
-            "fst/prompts": float(len(self._prompts)),
-            "fst/best_dev_score": self._means[self._prompts[0]],
-            "fst/covered_dev_score": sum(front) / len(front),
-        }
 
     def _used(self) -> list[Instruction]:
         by_id = {one.id: one for one in self._lineage}
@@ -340,9 +374,16 @@ class Fst(LastStage):
 
     # ---- the best prompt, and saved state
 
-    def choice(self) -> Choice:
+    def best(self) -> Instruction:
         """Return the prompt with the highest mean in the last round; the initial one before any."""
-        first, *others = sorted(self._used(), key=lambda one: one.id != self._settled)
+        return self._ranked()[0]
+
+    def _ranked(self) -> list[Instruction]:
+        """Return the prompts in use, the best first."""
+        return sorted(self._used(), key=lambda one: one.id != self._settled)
+
+    def choice(self) -> Choice | None:
+        first, *others = self._ranked()
         if first.id not in self._rows:
             return Choice(first, 0.0, 0, 0, None, False)
         row = self._rows[first.id]
@@ -401,12 +442,12 @@ def _checks_uplift(options: FstOptions) -> bool:
     return options.target == "initial" or options.distil_steps > 0
 
 
-def _check(options: FstOptions, shape: RunShape) -> None:
+def check(options: FstOptions, shape: RunShape) -> None:
     check_last_stage(options.distil_steps, shape)
     check_budget(options.budget, shape, batches=1 + options.distil_steps)
 
 
-def _cost(options: FstOptions, shape: RunShape) -> Cost:
+def cost(options: FstOptions, shape: RunShape) -> Cost:
     rounds = sum(map(options.is_due, range(1, shape.steps + 1)))
     calls = rounds * math.ceil(options.budget / MINIBATCH)
     shown = Proposals(calls, MAX_CHARS, MINIBATCH)
@@ -426,7 +467,7 @@ METHOD = Method(
     tags=("grpo", "fst"),
     evolves=("instruction",),
     loss="cispo",
-    check=_check,
-    cost=_cost,
-    distillation=lambda options: distillation_of(options.distillation, options.target),
+    check=check,
+    cost=cost,
+    distillation=lambda options: options.weighting,
 )

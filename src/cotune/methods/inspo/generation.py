@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cotune.methods.contract import InstructionRules
 from cotune.methods.inspo.proposers import PROPOSERS, TAGGED, Brief, ProposerKind
 from cotune.methods.inspo.replay import Experience, ReplayBuffer
-from cotune.methods.inspo.verification import Candidate, accept, verify
+from cotune.methods.inspo.verification import RACE_ERROR, Candidate, accept, verify
 from cotune.methods.proposals import ProposalAccount, Request, reads_prompts, record_rejected
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Instruction, Task
@@ -58,8 +58,7 @@ class Generator:
         self._rules, self._replay, self._options = rules, replay, options
         self._seed, self._description = seed, description
         self._account = ProposalAccount("instruction", TAGGED, needed=True)
-        races = options.verification == "racing"
-        self._error = options.verification_error if races else None
+        self._error = RACE_ERROR if options.verification == "racing" else None
 
     def generate(
         self,

@@ -8,24 +8,22 @@ from statistics import fmean
 from typing import ClassVar, Literal
 
 from cotune.methods.contract import MAX_CHARS, InstructionRules, check_same_initial
-from cotune.methods.group_plan import (
-    Groups,
-    Target,
-    check_target,
-    distillation_of,
-    planned,
-)
+from cotune.methods.group_plan import Groups, planned
 from cotune.methods.inspo.generation import Generator
 from cotune.methods.inspo.population import Member, Population
 from cotune.methods.inspo.proposers import HISTORY, PROPOSERS, ProposerKind
 from cotune.methods.inspo.replay import ReplayBuffer
 from cotune.methods.inspo.verification import Candidate, Verification
-from cotune.methods.last_stage import LastStage, check_last_stage, taught_groups
+from cotune.methods.last_stage import (
+    LastStage,
+    TrainedPromptOptions,
+    check_last_stage,
+    taught_groups,
+)
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.proposals import record_born
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import (
-    AnyDistillation,
     Assignment,
     Choice,
     Instruction,
@@ -40,7 +38,7 @@ from cotune.types import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspoOptions:
+class InspoOptions(TrainedPromptOptions):
     """INSPO's options; defaults are the paper's. Steps are rollout batches.
 
     Attributes:
@@ -57,7 +55,6 @@ class InspoOptions:
         verification: how far a candidate is verified: on all questions ("full", the paper's), until a paired
             test against its parent decides ("racing"), or not at all ("none"): candidates that meet the
             contract then join without any rollout.
-        verification_error: chance that racing errs for a candidate that equals its parent.
         failures_per_reflection: failed rollouts shown to the reflection proposer.
         candidates: instructions requested per proposal.
         proposer: who writes candidates at an evolution, from failures ("reflection", the paper's), the
@@ -65,12 +62,6 @@ class InspoOptions:
         groups: what the rollouts of a question are sampled under (`methods.group_plan`): "own" is
             the paper's; "mixed" compares the drawn instruction with the initial one in each group;
             "population" draws an instruction for each rollout.
-        target: the instruction that the gradient is taken on: "sampled" is the paper's.
-        distillation: how rollouts that are trained on another instruction are weighted, by default with
-            ratio "masked_signed"; or "filtered", the loss of the last stage.
-        distil_steps: the run's last batches, which distil the best instruction into the weights: they are
-            sampled under it, and the policy under the initial one learns the distribution of successes.
-            Nothing evolves in them. 0 is none.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -85,17 +76,14 @@ class InspoOptions:
     verification_tasks: int = 200
     verification_rounds: int = 5
     verification: Verification = "full"
-    verification_error: float = 0.05
     failures_per_reflection: int = 4
     candidates: int = 6
     proposer: ProposerKind = "reflection"
     groups: Groups = "own"
-    target: Target = "sampled"
-    distillation: AnyDistillation | None = None
-    distil_steps: int = 0
 
     def __post_init__(self) -> None:
-        least = {"prune_every": 0, "evolve_every": 0, "evolve_until": 0, "distil_steps": 0}
+        super().__post_init__()
+        least = {"prune_every": 0, "evolve_every": 0, "evolve_until": 0}
         ones = ("population_size", "parents", "window", "verification_tasks", "candidates")
         least |= dict.fromkeys((*ones, "verification_rounds", "failures_per_reflection"), 1)
         for name, low in least.items():
@@ -105,11 +93,6 @@ class InspoOptions:
             raise ValueError(
                 f"selection_temperature is {self.selection_temperature}; expected above 0"
             )
-        if not 0 < self.verification_error < 1:
-            raise ValueError(
-                f"verification_error is {self.verification_error}; expected between 0 and 1"
-            )
-        check_target(self.target, self.distillation, self.distil_steps)
         if self.parents > self.population_size:
             raise ValueError(
                 f"parents is {self.parents}; expected at most population_size, {self.population_size}"
@@ -136,8 +119,7 @@ class Inspo(LastStage):
     """
 
     def __init__(self, options: InspoOptions, context: Context) -> None:
-        distillation = distillation_of(options.distillation, options.target)
-        super().__init__(options.distil_steps, distillation)
+        super().__init__(options)
         self.options, self.seed = options, context.seed
         rules = InstructionRules.of(context)
         self.population = Population(options.window, options.selection_temperature)
@@ -177,7 +159,7 @@ class Inspo(LastStage):
             later = any(_due(step, options.evolve_every, options.evolve_until) for step in evolves)
             metrics |= self._initialise(llm, record, last=not later)
         if self._distils(progress, self._batch):
-            self._notice_if_idle(progress, self._batch, self.choice().instruction, record)
+            self._notice_if_idle(progress, self._batch, self.best(), record)
             return metrics
         if _due(ended, options.prune_every, options.evolve_until):
             metrics |= self._prune(record)
@@ -280,7 +262,7 @@ class Inspo(LastStage):
         options, initial = self.options, self._lineage[0]
         self._distilling = self._distils(progress, len(tasks) * group_size)
         if self._distilling:
-            return taught_groups(tasks, group_size, initial, self.choice().instruction)
+            return taught_groups(tasks, group_size, initial, self.best())
         trained = initial if options.target == "initial" else None
         assignments: list[Assignment] = []
         for group, task in enumerate(tasks):
@@ -343,6 +325,9 @@ class Inspo(LastStage):
         }
 
     # ---- line 26
+
+    def best(self) -> Instruction:
+        return self.choice().instruction
 
     def choice(self) -> Choice:
         """Return I* = argmax w_j among the observed instructions, and the evidence for it.
@@ -445,5 +430,5 @@ METHOD = Method(
     evolves=("instruction",),
     check=lambda options, shape: check_last_stage(options.distil_steps, shape),
     cost=cost,
-    distillation=lambda options: distillation_of(options.distillation, options.target),
+    distillation=lambda options: options.weighting,
 )

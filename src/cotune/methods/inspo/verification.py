@@ -10,6 +10,8 @@ from cotune.protocols import Rollout
 from cotune.types import Assignment, Instruction, Prompt, Task
 
 Verification = Literal["full", "racing", "none"]
+RACE_ERROR = 0.05
+"""The chance that racing errs for a candidate that equals its parent."""
 _BLOCK = 8  # questions between two looks of a race
 Rewards = list[float | None]
 """By question; None for a rollout that ended in an environment error."""

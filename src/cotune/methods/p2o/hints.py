@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from cotune.methods.text_evolution import SOLVED_AT, Scoring
+from cotune.methods.text_evolution import SOLVED_AT, GepaSearchOptions
 from cotune.protocols import State
 
 
 @dataclass(frozen=True, kw_only=True)
-class HintOptions:
+class HintOptions(GepaSearchOptions):
     """The options of a phase of hint evolution; defaults are the paper's, except `show_answers`.
 
     Attributes:
@@ -36,22 +36,15 @@ class HintOptions:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     hard_set_min_count: int = 100
-    dev_size: int = 300
     budget: int | None = None
-    scoring: Scoring = "greedy"
     beam: int = 16
-    show_answers: bool = False
     reflection: Literal["gepa", "single_turn"] = "gepa"
     keep_if_skipped: bool = False
 
     def __post_init__(self) -> None:
-        for name, low in {
-            "hard_set_min_count": 2,
-            "dev_size": 1,
-            "beam": 1,
-        }.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected {low} or more")
+        super().__post_init__()
+        if self.hard_set_min_count < 2:
+            raise ValueError(f"hard_set_min_count is {self.hard_set_min_count}; expected 2 or more")
         if self.budget is not None and self.budget <= self.dev_size:
             raise ValueError(
                 f"budget is {self.budget}; expected more than dev_size, {self.dev_size}, which "

@@ -1,0 +1,100 @@
+"""GEPA on the instruction, before any training: the prompt-only baseline (arXiv 2507.19457)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from cotune.methods.fst import fst
+from cotune.methods.fst.fst import Fst, FstOptions
+from cotune.methods.instruction_evolution import Candidates
+from cotune.methods.method import Context, Method, arxiv
+from cotune.methods.text_evolution import GepaSearchOptions, too_close_to_call
+from cotune.protocols import Recorder
+from cotune.types import Metrics, Progress, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class GepaOptions(GepaSearchOptions):
+    """GEPA's options. The paper spends about 2,000 to 7,000 rollouts on a task.
+
+    Attributes:
+        budget: evaluations (one is one rollout), all before the first training batch.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    kind: Literal["gepa"] = "gepa"
+    budget: int = 6000
+
+    @property
+    def once(self) -> FstOptions:
+        """Return FST's options for one prompt and one round, before the first step."""
+        return FstOptions(
+            prompts=1,
+            evolve_until=1,
+            budget=self.budget,
+            dev_size=self.dev_size,
+            scoring=self.scoring,
+            beam=self.beam,
+            show_answers=self.show_answers,
+        )
+
+
+class Gepa(Fst):
+    """Evolve the instruction once, at the first step; every rollout then uses the best one.
+
+    This is FST with one prompt and one round. With `training.frozen` nothing else happens: "prompt only".
+    Otherwise the policy is then trained as in GRPO with a static instruction: "prompt before RL".
+    """
+
+    name = "gepa"
+    barren = 20
+
+    def __init__(self, options: GepaOptions, context: Context) -> None:
+        super().__init__(options.once, context)
+
+    def _search_key(self, step: int) -> str:
+        return self._key
+
+    def _report_round(self, pool: Candidates, cause: str, record: Recorder) -> None:
+        """Record the best instruction, which the run keeps."""
+        rows = dict(zip((one.id for one in pool.instructions), pool.scores, strict=True))
+        first = self._prompts[0]
+        others = [pool.instructions[i].id for i in pool.ranked]
+        others.remove(first)
+        record(
+            "best_instruction",
+            id=first,
+            weight=self._means[first],
+            observed_steps=0,
+            observed_rollouts=len(rows[first]),
+            runner_up=others[0] if others else None,
+            too_close_to_call=bool(others) and too_close_to_call(rows[first], rows[others[0]]),
+        )
+
+    def observe(
+        self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
+    ) -> Metrics:
+        """Count rollouts; one instruction is no population to record."""
+
+        def silent(kind: str, /, **fields: object) -> None:
+            pass
+
+        return super().observe(trajectories, progress, silent)
+
+    def choice(self) -> None:
+        """Return None: the best instruction was recorded with the search."""
+
+
+METHOD = Method(
+    options=GepaOptions,
+    build=Gepa,
+    label="GEPA",
+    about="the instruction evolved before the first step",
+    card=f"GRPO under an instruction that GEPA ({arxiv('2507.19457')}) evolved before the first step",
+    card_frozen=f"GEPA ({arxiv('2507.19457')}) on the instruction",
+    tags=("grpo", "gepa"),
+    evolves=("instruction",),
+    uses_batches=False,
+    check=lambda options, shape: fst.check(options.once, shape),
+    cost=lambda options, shape: fst.cost(options.once, shape),
+)
