@@ -59,8 +59,10 @@ class CharacterCodec:
         self, ids: Sequence[int], tools: Sequence[Mapping[str, Any]], context_ids: Sequence[int]
     ) -> Calls:
         """Calls as Hermes and Qwen write them."""
+        if not tools:
+            return Calls()
         text = self.decode([i for i in ids if i != self.eos_id])
-        calls = read_hermes(text) if tools else Calls(said=text)
+        calls = read_hermes(text)
         return replace(calls, message=turn_message(calls, text))
 
     def encode(self, text: str) -> list[int]:
