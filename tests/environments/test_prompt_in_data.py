@@ -184,6 +184,21 @@ def test_an_instruction_without_a_place_is_added() -> None:
     assert layout.messages(plain, prompt) == [user(f"A hint.\n\n{OTHER}\n\n2+2?")]
 
 
+def test_a_hint_stands_before_the_question_but_not_before_markup() -> None:
+    for name, before in (("system message", "user\n"), ("plain text with markup", f"{OTHER}\n\n")):
+        rows, _, text = rows_of(name)
+        (task, *_) = tasks_of(rows, "train", text)
+        tokenizer = tokenizer_of("qwen2_5")
+        codec = HFCodec(tokenizer) if task.chat else PlainCodec(tokenizer)
+        layout = PromptInData(text=text)
+        plain, hinted = (
+            codec.decode(codec.render(layout.messages(task, Prompt(OTHER, hint))))
+            for hint in ("", "A hint.")
+        )
+        assert f"{before}A hint." in hinted
+        assert hinted.replace("A hint.\n\n", "").replace("\n\nA hint.", "") == plain
+
+
 def test_a_question_may_quote_the_system_message() -> None:
     rows = [{"prompt": [SYSTEM, user(f"Who says {S!r}?")]}]
     (task,) = tasks_of(rows, "train", S)

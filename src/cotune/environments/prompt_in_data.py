@@ -25,27 +25,33 @@ class PromptInData(PromptFormat):
     text: str = ""
 
     def messages(self, task: Task, prompt: Prompt) -> list[dict[str, Any]]:
+        if not task.chat:
+            return [{"role": "user", "content": self._plain(task.columns["prompt"], prompt)}]
         messages = messages_of(task.columns)
         # A TRL environment's reset() adds to the question; TRL puts that after the last message.
         messages[-1]["content"] += task.question.removeprefix(question_of(messages, self.text))
         places = holding(messages, self.text)
         for message in places:
-            content = message["content"]
-            if task.chat and prompt.instruction != self.text:
-                # Another instruction needs a line break where a question follows the text directly. In
-                # a plain text that may be the markup of a chat template.
-                content = re.sub(
-                    re.escape(self.text) + r"(?=\S)", lambda _: f"{self.text}\n", content
-                )
-            message["content"] = content.replace(self.text, prompt.instruction)
-        if not places and prompt.instruction:
-            if task.chat:
-                messages = with_system(messages, prompt.instruction)
-            else:
-                messages[0]["content"] = f"{prompt.instruction}\n\n{messages[0]['content']}"
+            message["content"] = self._replaced(message["content"], prompt.instruction)
+        if not places:
+            messages = with_system(messages, prompt.instruction)
         question = last_question(messages)
         question["content"] = prompt.under_hint(question["content"])
         return messages
+
+    def _replaced(self, content: str, instruction: str) -> str:
+        """Put an instruction in the place of the text; a line break keeps another one from what follows."""
+        if instruction == self.text:
+            return content
+        apart = re.sub(re.escape(self.text) + r"(?=\S)", lambda _: f"{self.text}\n", content)
+        return apart.replace(self.text, instruction)
+
+    def _plain(self, text: str, prompt: Prompt) -> str:
+        """Put an instruction into a plain text, and a hint after it: markup may stand before both."""
+        if not self.text or self.text not in text:
+            return prompt.under_hint("\n\n".join(filter(None, (prompt.instruction, text))))
+        hinted = "\n\n".join(filter(None, (prompt.instruction, prompt.hint.strip())))
+        return text.replace(self.text, hinted)
 
 
 def served_format(
