@@ -1,25 +1,8 @@
 """Estimate a run's memory per GPU and its hours, from config.json and the run file; nothing is loaded or timed.
 
-Upper bounds on the bytes of a GPU:
-
-    weights       parameters × bytes of `policy.dtype`; adapters in float32
-    reference     the same again, for a KL term without LoRA
-    optimizer     AdamW's two moments of the trained parameters
-    gradients     of the trained parameters, twice if several processes exchange them (DDP)
-    KV cache      rows × longest context × layers × key width, 2.5 times (see `policy.sampling`)
-    activations   tokens of a micro-batch × (all layer inputs + one layer's activations)
-    logits        a tile of log-probabilities and the head's gradient
-
-CUDA, NCCL and fragmentation need another one or two GiB. Time:
-
-    an update        forward and backward (2 forward passes; 1 with LoRA), the recomputation of gradient
-                     checkpointing, and the passes for the old and the reference log-probabilities
-    a decoding step  the weights and the caches of the rows read once, or the rows' FLOPs if these take longer;
-                     at least the time that the CPU needs for it
-    a prompt         a forward pass over the prompt and the observations
-
-Each is divided by a utilisation, once by a low and once by a high one. Not counted: rewards, searches, the
-LLM, exchanging weights and gradients, checkpoints. To measure a run instead, use `cotune plan --steps`.
+Bytes are upper bounds; CUDA, NCCL and fragmentation need another one or two GiB. Times are FLOPs and bytes
+read over a data sheet's, divided by a low and a high utilisation (docs/how-to/costs.md). Not counted: rewards,
+searches, the LLM, exchanging weights and gradients. `cotune plan --steps` measures a run instead.
 """
 
 import json
@@ -123,9 +106,8 @@ def read_shape(raw: Mapping[str, Any]) -> Shape:
         config: Any = AutoConfig.for_model(**text)
         with torch.device("meta"):
             body = AutoModel.from_config(config)
-        heads, hidden, vocabulary = (
-            int(config.num_attention_heads), int(config.hidden_size), int(config.vocab_size),
-        )  # fmt: skip
+        names = ("num_attention_heads", "hidden_size", "vocab_size")
+        heads, hidden, vocabulary = (int(getattr(config, name)) for name in names)
         head_width = int(getattr(config, "head_dim", None) or hidden // heads)
         key_heads = int(getattr(config, "num_key_value_heads", None) or heads)
         parameters = sum(parameter.numel() for parameter in body.parameters())
@@ -144,8 +126,7 @@ def read_shape(raw: Mapping[str, Any]) -> Shape:
             vocabulary=vocabulary,
             dtype=str(text.get("dtype") or text.get("torch_dtype") or "float32"),
         )
-    # transformers raises many kinds of errors for unknown model types and missing or invalid
-    # fields.
+    # transformers raises many kinds of errors for unknown types and missing fields.
     except Exception as error:
         raise ValueError(
             f"transformers cannot build a decoder of model_type {kind} from its config.json "
@@ -240,6 +221,7 @@ def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
     if dtype == "auto":
         dtype = "float32" if exact else shape.dtype
     size = HALF if layout.zero > 1 else _BYTES.get(dtype, FULL)
+    computed = HALF if casts else size
 
     # peft keeps the adapters of half-precision weights in float32.
     adapters = shape.lora_parameters(lora) if lora else 0
@@ -247,47 +229,48 @@ def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
     gradients = trained * trained_size // layout.shards
     if layout.gpus > 1 and layout.shards == layout.zero == 1:
         gradients *= 2  # DDP's buckets
+    # AdamW's two moments; ZeRO also spreads the weights in float32.
+    moments = 2 * trained * trained_size // layout.shards
     if layout.zero > 1:
         moments = 3 * FULL * trained // layout.zero
-    else:
-        moments = 2 * trained * trained_size // layout.shards
     weights = (shape.parameters * size + adapters * FULL) // layout.shards
     reference = shape.parameters * size // layout.shards if training.kl > 0 and not lora else 0
     copies = shape.parameters * HALF if casts and size == FULL else 0
 
     longest = limits.prompt_tokens + limits.trajectory_tokens
     tokens = training.micro_batch_size * longest
-    layer = (
-        _PER_HIDDEN * shape.hidden
-        + _PER_INTERMEDIATE * shape.intermediate
-        + _PER_KEY * shape.key_width
-    )
-    if not casts:
-        layer = layer * size // HALF  # the figures are those of autocast
+    layer = _PER_HIDDEN * shape.hidden + _PER_INTERMEDIATE * shape.intermediate
+    layer = (layer + _PER_KEY * shape.key_width) * computed // HALF
+    activations = tokens * shape.layers * layer
     if checkpoints_activations(config):
         inputs = HALF if layout.shards > 1 else size
         activations = tokens * (shape.layers * shape.hidden * inputs + layer)
-    else:
-        activations = tokens * shape.layers * layer
     if layout.whole_logits:
         head = tokens * shape.vocabulary * _WHOLE_LOGIT
     else:  # one tile, the hidden states' gradient, and the head's in float32
         head = _TILE * (HALF if casts else FULL) + tokens * shape.hidden * FULL
         head += 0 if lora else shape.vocabulary * shape.hidden * FULL
 
-    cache, work = _sampling(training.rows_per_call, limits, shape, HALF if casts else size)
-    if layout.share is not None:
-        cache = work = 0
-    sampled = f"{training.rows_per_call} rows of {longest:,} tokens"
+    sampled = training.rows_per_call if layout.share is None else 0
+    per_token = shape.layers * shape.key_width * 2 * computed
+    cache = int(_CACHE_COPIES * sampled * longest * per_token)
+    fed = _FORWARD_PER_HIDDEN * shape.hidden + _FORWARD_PER_INTERMEDIATE * shape.intermediate
+    repeated = 2 * HALF * longest * shape.query_width  # keys and values for every head
+    turns = sampled * (limits.observation_tokens * fed + repeated + shape.vocabulary * _DRAW)
+    # Before the cache has grown. Each row may have its own mask, as booleans and as a bias.
+    masks = limits.prompt_tokens**2 * (1 + HALF)
+    prompts = sampled * (limits.prompt_tokens * (fed + 2 * per_token) + masks) - cache
+
+    micro = training.micro_batch_size
     rows = {
         "weights": (weights, weights),
         "reference policy": (reference, reference),
         "optimizer (AdamW)": (moments, moments),
         "copies to compute in bfloat16": (copies if layout.share is None else 0, copies),
-        f"KV cache, {sampled}": (cache, 0),
-        "prompts, attention, draws": (work, 0),
+        f"KV cache, {sampled} rows of {longest:,} tokens": (cache, 0),
+        "prompts, attention, draws": (max(turns, prompts), 0),
         "gradients": (0, gradients),
-        f"activations, {training.micro_batch_size} rows of {longest:,} tokens": (0, activations),
+        f"activations, {micro} rows of {longest:,} tokens": (0, activations),
         "log-probabilities": (0, head),
     }
     sampling, peak = (sum(column) for column in zip(*rows.values(), strict=True))
@@ -307,20 +290,6 @@ def checkpoints_activations(config: RunConfig) -> bool:
     """Return whether `engine_args` leave gradient checkpointing on, under TRL's name for it or veRL's."""
     args = flat(config.training.engine_args)
     return bool(next((args[name] for name in _CHECKPOINTING if name in args), True))
-
-
-def _sampling(rows: int, limits: Limits, shape: Shape, size: int) -> tuple[int, int]:
-    """Return the peak bytes of the cache, and of the forward pass and draw at that time."""
-    longest = limits.prompt_tokens + limits.trajectory_tokens
-    per_token = shape.layers * shape.key_width * 2 * size
-    cache = int(_CACHE_COPIES * rows * longest * per_token)
-    per_fed = _FORWARD_PER_HIDDEN * shape.hidden + _FORWARD_PER_INTERMEDIATE * shape.intermediate
-    repeated = 2 * HALF * rows * longest * shape.query_width  # keys and values for every head
-    turn = rows * limits.observation_tokens * per_fed + repeated + rows * shape.vocabulary * _DRAW
-    # Each row may have its own prompt, whose mask is (L, L), as booleans and as a bias.
-    masks = rows * limits.prompt_tokens**2 * (1 + HALF)
-    prompts = rows * limits.prompt_tokens * (per_fed + 2 * per_token) + masks
-    return cache, max(turn, prompts - cache)
 
 
 # ---- time
@@ -397,12 +366,12 @@ def run_seconds(
     limits = replace(config.limits, **filled)
     batch = training.questions_per_step * training.group_size
     seconds = batch_seconds(config, shape, gpu, use, layout, limits)
-    found = {purpose: count / batch * seconds for purpose, count in planned.items()}
+    by_purpose = {purpose: count / batch * seconds for purpose, count in planned.items()}
     # Groups that were replaced, or rolled out once more, are not trained on.
     trained = 0 if training.frozen else min(planned.get("train", 0), training.steps * batch)
     row = shape.forward_flops(limits.prompt_tokens + limits.trajectory_tokens)
     flops = trained * row * update_passes(config, layout)
-    return {**found, "updates": flops / (layout.gpus * gpu.flops * use.compute)}
+    return {**by_purpose, "updates": flops / (layout.gpus * gpu.flops * use.compute)}
 
 
 def update_passes(config: RunConfig, layout: Layout) -> int:
