@@ -20,7 +20,7 @@ from cotune.utils import packages
 from cotune.utils.tables import on_console
 from tests.experiments.compare.folders import HALF, Processes, finish
 from tests.experiments.report.pages import printed
-from tests.experiments.report.suite_pages import method, summary
+from tests.experiments.report.suite_pages import method, spread, summary
 
 SUITE = Path(running.__file__).parent / "suites/demo.yaml"
 
@@ -132,17 +132,20 @@ def test_a_missing_trl_is_named_before_anything_is_written(
 
 
 def test_the_best_instruction_is_one_that_was_found() -> None:
-    static = method("static", "trained", 0.99, plain=0.99)
-    other = method("inspo", "ours", 0.98, plain=0.31, instruction="Look up [one].")
+    static = method("static", "trained", 0.99, plain=spread(0.99, 0.9, 1.0))
+    other = method(
+        "inspo", "ours", 0.98, plain=spread(0.31, 0.2, 0.4), instruction="Look up [one]."
+    )
     told = SuiteSummary.model_validate(summary(static, other))
     assert best_instruction(told) == "best instruction (inspo): Look up [one]."
 
 
 def test_many_strata_and_costs_have_tables_of_their_own() -> None:
     strata = {f"{n} hops": 0.5 for n in range(5)}
+    score = spread(0.5, 0.4, 0.6, strata)
     told = summary(
-        method("static", "trained", 0.33, by_stratum=strata, money=0.5),
-        method("inspo", "ours", 0.98, by_stratum=strata),
+        method("static", "trained", 0.5, score=score),
+        method("inspo", "ours", 0.5, score=score),
         strata=dict.fromkeys(strata, 10),
     )
     tables = console_tables(SuiteSummary.model_validate(told))

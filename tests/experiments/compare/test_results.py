@@ -42,16 +42,24 @@ def summary_of(
 def test_figures_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, summary, rows = summary_of(tmp_path, monkeypatch)
     inspo, baseline = rows["inspo"], rows["grpo"]
-    assert (inspo["score"], inspo["interval"]) == (1.0, (1.0, 1.0))
-    assert (inspo["plain"], baseline["plain"], baseline["score"]) == (0.5, 0.5, 0.5)
+    assert (inspo["score"]["mean"], inspo["score"]["interval"]) == (1.0, (1.0, 1.0))
+    assert [row["mean"] for row in (inspo["plain"], baseline["plain"], baseline["score"])] == [
+        0.5,
+        0.5,
+        0.5,
+    ]
     assert inspo["by_seed"] == {"0": 1.0, "1": 1.0}
-    assert baseline["by_stratum"] == {"1 hop": 0.5, "2 hops": 0.5}
-    assert inspo["gain"] == 0.5
+    assert baseline["score"]["by_stratum"] == {"1 hop": 0.5, "2 hops": 0.5}
+    assert inspo["gain"]["mean"] == 0.5
     assert inspo["probability_of_improvement"] == 1.0
     assert baseline["gain"] is baseline["probability_of_improvement"] is None
-    assert inspo["rollouts"] == 40
+    assert inspo["costs"]["rollouts"] == 40
     assert inspo["rollouts_by_purpose"] == {"train": 32, "verify": 8}
-    assert (inspo["evaluation_rollouts"], inspo["llm_calls"], inspo["money"]) == (9, 2, 0.5)
+    assert [inspo["costs"][name] for name in ("evaluation_rollouts", "llm_calls", "money")] == [
+        9,
+        2,
+        0.5,
+    ]
     assert inspo["runs"]["1"] == ["inspo/seed-1/train"]
     assert inspo["instruction"] == "Look up one."
     assert summary["strata"] == {"1 hop": 2, "2 hops": 2}
@@ -91,12 +99,12 @@ def test_quadrants_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.Monk
     assert plain["greedy"]["interval"] == (0.0, 1.0)
     assert row["quadrants"]["initial_prompted"]["greedy"]["mean"] == 0.5
     assert row["divergence"]["plain"]["mean"] == 0.0
-    assert row["divergence"]["prompted"] == {"mean": 0.5, "interval": (0.5, 0.5)}
-    assert row["evaluation_rollouts"] == 6 + 48
-    assert row["plain"] == 0.5
+    assert row["divergence"]["prompted"]["interval"] == (0.5, 0.5)
+    assert row["costs"]["evaluation_rollouts"] == 6 + 48
+    assert row["plain"]["mean"] == 0.5
     # A row that took over an instruction is scored under the suite's own, too.
     staged = rows["prompt-before-rl"]
-    assert staged["plain"] == 0.5
+    assert staged["plain"]["mean"] == 0.5
 
 
 def test_the_focus_is_what_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,10 +114,10 @@ def test_the_focus_is_what_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return 0
 
     _, summary, rows = summary_of(tmp_path, monkeypatch, outcome, focus="2")
-    assert rows["inspo"]["score"] == 1.0
-    assert rows["grpo"]["score"] == 0.0
-    assert rows["inspo"]["gain"] == 1.0
-    assert rows["inspo"]["by_stratum"] == {"1 hop": 0.0, "2 hops": 1.0}
+    assert rows["inspo"]["score"]["mean"] == 1.0
+    assert rows["grpo"]["score"]["mean"] == 0.0
+    assert rows["inspo"]["gain"]["mean"] == 1.0
+    assert rows["inspo"]["score"]["by_stratum"] == {"1 hop": 0.0, "2 hops": 1.0}
     assert summary["verdict"] == (
         "INSPO ends 100.0 points (95 %: 100.0 to 100.0) above GRPO: held-out exact match on "
         "the strata 2… over 2 seeds, at a budget of 40 policy rollouts."
@@ -129,7 +137,7 @@ def test_other_compute_is_refused(
     assert row["status"] == "unequal"
     assert row["problem"] == (f"paid {paid} policy rollouts; its compute class 1x allows 38 to 42")
     assert row["score"] is None
-    assert row["rollouts"] == paid
+    assert row["costs"]["rollouts"] == paid
     assert rows["grpo"]["status"] == "ok"
     assert summary["verdict"].startswith("No comparison")
 
@@ -145,7 +153,7 @@ def test_what_failed_is_a_row_with_its_reason(
     assert row["status"] == "failed"
     assert row["problem"].startswith("seed 1: stage train, status 1: ValueError: it broke")
     assert row["by_seed"] == {"0": 1.0}
-    assert row["gain"] == 0.5  # on the seed that both have
+    assert row["gain"]["mean"] == 0.5  # on the seed that both have
     assert row["probability_of_improvement"] == 1.0
 
 
@@ -234,8 +242,8 @@ def test_an_instruction_that_was_taken_over_is_not_called_the_initial_one(
 
     methods = ["grpo", "w-p-w", "prompt-after-rl"]
     _, _, rows = summary_of(tmp_path, monkeypatch, outcome, methods=methods, budget=80)
-    assert rows["w-p-w"]["plain"] is rows["w-p-w"]["plain_interval"] is None
-    assert rows["prompt-after-rl"]["plain"] == 0.5
+    assert rows["w-p-w"]["plain"] is None
+    assert rows["prompt-after-rl"]["plain"]["mean"] == 0.5
 
 
 def test_stages_are_paid_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +255,7 @@ def test_stages_are_paid_for_together(tmp_path: Path, monkeypatch: pytest.Monkey
     methods = ["grpo", "prompt-after-rl"]
     _, _, rows = summary_of(tmp_path, monkeypatch, outcome, methods=methods)
     row = rows["prompt-after-rl"]
-    assert (row["status"], row["rollouts"], row["seconds"]) == ("ok", 40, 20)
+    assert (row["status"], row["costs"]["rollouts"], row["costs"]["seconds"]) == ("ok", 40, 20)
     assert row["runs"]["0"] == [
         "prompt-after-rl/seed-0/train",
         "prompt-after-rl/seed-0/prompt",

@@ -70,7 +70,7 @@ def test_a_failure_is_told_after_the_others_are_reported(
     )
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert [row["status"] for row in summary["methods"]] == ["ok", "failed"]
-    assert summary["methods"][0]["score"] == 0.5
+    assert summary["methods"][0]["score"]["mean"] == 0.5
 
 
 def test_unequal_compute_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,10 @@ def test_a_killed_suite_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
     assert "resumed" in {event["kind"] for event in events}
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert [row["status"] for row in summary["methods"]] == ["ok", "ok"]
-    assert [row["rollouts"] for row in summary["methods"]] == [40, 38]  # no batch more for INSPO
+    assert [row["costs"]["rollouts"] for row in summary["methods"]] == [
+        40,
+        38,
+    ]  # no batch more for INSPO
 
 
 @pytest.mark.slow

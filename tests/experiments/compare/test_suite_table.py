@@ -10,7 +10,7 @@ from cotune.experiments.compare.suite_summary import SuiteSummary, read_suite
 from cotune.experiments.compare.suite_table import console_tables
 from cotune.utils.tables import on_console
 from tests.experiments.report.pages import printed
-from tests.experiments.report.suite_pages import method, stage, summary
+from tests.experiments.report.suite_pages import method, spread, stage, summary
 
 
 def tables(told: dict[str, Any]) -> list[str]:
@@ -21,7 +21,7 @@ def tables(told: dict[str, Any]) -> list[str]:
 
 
 TOLD = summary(
-    method("grpo", "trained", 0.33, label="GRPO", gain=0.0, gain_interval=None),
+    method("grpo", "trained", 0.33, label="GRPO"),
     method("gepa", "prompt", None, status="failed", problem="no LLM answered"),
     method("inspo", "ours", 0.976, label="INSPO"),
 )
@@ -69,7 +69,7 @@ def test_nothing_in_a_name_is_markup() -> None:
 
 
 def test_rewards_are_no_shares() -> None:
-    told = summary(method("m", "ours", 1.5, interval=[-0.5, 1.75]), measure="mean reward")
+    told = summary(method("m", "ours", 1.5, score=spread(1.5, -0.5, 1.75)), measure="mean reward")
     assert "1.500 (−0.500 to 1.750)" in tables(told)[0]
 
 

@@ -9,6 +9,10 @@ from cotune.run.record import Record
 from cotune.run.run_dir import write_summary
 
 STRATA = ("1 hop", "2 hops", "3 hops")
+COSTS: dict[str, float] = {
+    "rollouts": 3088, "evaluation_rollouts": 1200, "generated_tokens": 165000, "llm_calls": 11,
+    "money": 0.0, "seconds": 110.0,
+}  # fmt: skip
 PLAIN = "Answer the question. You can search by writing <search> query </search>."
 
 
@@ -52,30 +56,28 @@ def stage(
     return run
 
 
-def method(name: str, group: str, score: float | None, **more: Any) -> dict[str, Any]:
+def method(name: str, group: str, mean: float | None, **more: Any) -> dict[str, Any]:
     """A method's entry of summary.json with plausible numbers; `more` replaces some."""
-    known = score is not None
-    by_seed = more.get("by_seed", {"0": score, "1": score} if known else {})
-    entry: dict[str, Any] = {
-        "name": name, "label": name, "group": group, "compute": "1x", "status": "ok",
-        "problem": "", "score": score,
-        "interval": [max(0.0, score - 0.05), min(1.0, score + 0.03)] if known else None,
-        "by_seed": by_seed, "finished": len(by_seed), "missing": {},
-        "by_stratum": dict(zip(STRATA, (0.98, score, score), strict=True)) if known else {},
-        "gain": score - 0.33 if known else None,
-        "gain_interval": [score - 0.39, score - 0.27] if known else None,
-        "probability_of_improvement": 1.0 if known else None,
-        "plain": 0.33 if known else None, "plain_interval": [0.27, 0.38] if known else None,
-        "plain_by_stratum": {}, "before": None, "before_by_stratum": {},
-        "quadrants": {}, "divergence": {},
-        "rollouts": 3088 if known else None,
-        "rollouts_by_purpose": {"train": 2600, "verify": 488} if known else {},
-        "evaluation_rollouts": 1200 if known else None,
-        "generated_tokens": 165000 if known else None, "llm_calls": 11 if known else None,
-        "money": 0.0 if known else None, "seconds": 110.0 if known else None,
-        "instruction": PLAIN if known else None, "runs": {},
+    known = mean is not None
+    by_stratum = dict(zip(STRATA, (0.98, mean, mean), strict=True)) if known else {}
+    by_seed = more.get("by_seed", {"0": mean, "1": mean} if known else {})
+    if known:
+        more = {
+            "score": spread(mean, max(0.0, mean - 0.05), min(1.0, mean + 0.03), by_stratum),
+            "gain": spread(mean - 0.33, mean - 0.39, mean - 0.27),
+            "plain": spread(0.33, 0.27, 0.38),
+            "probability_of_improvement": 1.0, "instruction": PLAIN, "costs": COSTS,
+            "rollouts_by_purpose": {"train": 2600, "verify": 488},
+        } | more  # fmt: skip
+    return {
+        "name": name, "label": name, "group": group, "compute": "1x", "status": "ok", "problem": "",
+        "by_seed": by_seed, "finished": len(by_seed), "missing": {}, "runs": {}, **more,
     }  # fmt: skip
-    return entry | more
+
+
+def spread(mean: float, low: float, high: float, strata: dict[str, float] | None = None) -> Any:
+    """A mean with its interval."""
+    return {"mean": mean, "interval": [low, high], "by_stratum": strata or {}}
 
 
 def summary(*methods: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -84,15 +86,17 @@ def summary(*methods: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     Without a row named "search-r1" the first method is the baseline.
     """
     names = [str(each["name"]) for each in methods]
+    baseline = "search-r1" if "search-r1" in names else names[0]
+    alone = {"gain": None, "probability_of_improvement": None}
     return {
         "schema_version": 1, "kind": "suite", "name": "table1-geo",
         "caption": "A check of the mechanisms on a bundled policy.",
-        "baseline": "search-r1" if "search-r1" in names else names[0], "focus": None,
+        "baseline": baseline, "focus": None,
         "quadrant_samples": 0,
         "seeds": [0, 1], "budget": 3120, "measure": "exact match",
         "strata": dict.fromkeys(STRATA, 100), "n": 300, "environment": "geo",
         "policy": "bundled:geo", "llm": "offline rules", "verdict": "INSPO beat Search-R1.",
-        "created": 1795276637.5, "methods": list(methods),
+        "created": 1795276637.5, "methods": [{**each, **(alone if each["name"] == baseline else {})} for each in methods],
     } | more  # fmt: skip
 
 
@@ -117,8 +121,8 @@ def build_suite(folder: Path, **more: Any) -> dict[str, Any]:
                 stage(folder / path, steps, scores, seed=seed, **options)
                 runs.setdefault(name, {}).setdefault(str(seed), []).append(path)
     told = summary(
-        method("direct", "prompt", 0.1, label="Direct", rollouts=0, rollouts_by_purpose={}),
-        method("search-r1", "trained", 0.33, label="Search-R1", gain=0.0, gain_interval=None,
+        method("direct", "prompt", 0.1, label="Direct", costs=COSTS | {"rollouts": 0}, rollouts_by_purpose={}),
+        method("search-r1", "trained", 0.33, label="Search-R1",
                runs=runs["search-r1"]),
         method("prompt-first", "staged", 0.97, label="Prompt, then GRPO", instruction=better,
                runs=runs["prompt-first"]),

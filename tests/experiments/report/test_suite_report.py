@@ -11,7 +11,7 @@ from cotune.experiments.report import write_report
 from cotune.experiments.report.suite_report import write_suite_report
 from cotune.run.run_dir import write_summary
 from tests.experiments.report.pages import Checker
-from tests.experiments.report.suite_pages import STRATA, build_suite, method, stage, summary
+from tests.experiments.report.suite_pages import STRATA, build_suite, method, spread, stage, summary
 
 
 class Page(Checker):
@@ -131,7 +131,7 @@ def test_each_score_has_a_bar_with_its_interval_and_its_seeds(suite: Path) -> No
 
 
 def test_scores_before_training_are_shown_if_they_are_known(tmp_path: Path) -> None:
-    p2o = method("p2o", "ours", 0.9, before=0.125)
+    p2o = method("p2o", "ours", 0.9, before=spread(0.125, 0.0, 0.25))
     found = written(tmp_path, summary(method("search-r1", "trained", 0.5), p2o))
     assert found.row("p2o")[-3:] == ["12.5_%", "33.0_% 27–38", "1x 3_088"]
     assert found.row("search-r1 baseline")[-3] == "–"
@@ -144,9 +144,9 @@ def test_a_gain_is_coloured_where_its_interval_excludes_zero(tmp_path: Path) -> 
         tmp_path,
         summary(
             method("search-r1", "trained", 0.5),
-            method("better", "ours", 0.9, gain=0.4, gain_interval=[0.1, 0.6]),
-            method("worse", "ours", 0.1, gain=-0.4, gain_interval=[-0.6, -0.1]),
-            method("same", "ours", 0.55, gain=0.05, gain_interval=[-0.1, 0.2]),
+            method("better", "ours", 0.9, gain=spread(0.4, 0.1, 0.6)),
+            method("worse", "ours", 0.1, gain=spread(-0.4, -0.6, -0.1)),
+            method("same", "ours", 0.55, gain=spread(0.05, -0.1, 0.2)),
         ),
     )
     assert (found.count("up"), found.count("down")) == (1, 1)
@@ -288,7 +288,9 @@ def test_one_method_of_one_seed_alone(tmp_path: Path) -> None:
 
 def test_many_strata_get_a_table_of_their_own(tmp_path: Path) -> None:
     strata = {f"kind {i}": 20 for i in range(6)}
-    entry = method("search-r1", "trained", 0.3, by_stratum=dict.fromkeys(strata, 0.25))
+    entry = method(
+        "search-r1", "trained", 0.3, score=spread(0.3, 0.2, 0.4, dict.fromkeys(strata, 0.25))
+    )
     found = written(tmp_path, summary(entry, strata=strata))
     assert "By stratum" in found.words
     assert [row for row in found.rows if row[0] == "search-r1 baseline"][1] == [
@@ -297,7 +299,7 @@ def test_many_strata_get_a_table_of_their_own(tmp_path: Path) -> None:
 
 
 def test_rewards_are_shown_with_three_digits(tmp_path: Path) -> None:
-    entry = method("inspo", "ours", 1.5, interval=[-0.25, 1.7], gain=0.5, gain_interval=[0.25, 0.7])
+    entry = method("inspo", "ours", 1.5, score=spread(1.5, -0.25, 1.7), gain=spread(0.5, 0.25, 0.7))
     found = written(
         tmp_path, summary(method("search-r1", "trained", 1.0), entry, measure="mean reward")
     )

@@ -1,7 +1,7 @@
 """The methods that a row of a suite can name, each one run or several in sequence: its stages."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from cotune.errors import ConfigError
@@ -51,9 +51,28 @@ class Method:
     stages: tuple[Stage, ...] = (Stage(),)
 
 
-_SEARCH = Stage(name="prompt", strategy="inspo", frozen=True)
-"""INSPO searches for an instruction."""
-_ON = Stage(continues_policy=True, continues_instruction=True)
+def _staged(label: str, letters: str) -> Method:
+    """Return a method of searches for an instruction by INSPO (p) and of trainings by GRPO (w)."""
+    stages: list[Stage] = []
+    for i, letter in enumerate(letters):
+        last, before = i == len(letters) - 1, letters[:i]
+        search = letter == "p"
+        # The last training is "train", as in a method of one stage.
+        name = "prompt" if search else "first" if "w" in letters[i + 1 :] else "train"
+        stages.append(
+            Stage(
+                name=f"{name}-2" if search and "p" in before else name,
+                strategy="inspo" if search else "static",
+                frozen=search,
+                equal=not last,
+                continues_policy="w" in before,
+                continues_instruction="p" in before,
+            )
+        )
+    told = {"p": "a search for an instruction under the frozen policy", "w": "GRPO"}
+    about = ", then ".join(told[letter] for letter in letters)
+    return Method(label=label, group="staged", about=about, stages=tuple(stages))
+
 
 METHODS: Mapping[str, Method] = {
     "grpo": Method(label="GRPO", group="trained", about="GRPO under the static instruction"),
@@ -63,49 +82,11 @@ METHODS: Mapping[str, Method] = {
         about="the instruction evolved under the frozen policy",
         stages=(Stage(name="prompt", strategy="gepa", frozen=True),),
     ),
-    "prompt-before-rl": Method(
-        label="Prompt before RL",
-        group="staged",
-        about="an instruction found under the initial policy, then GRPO under it",
-        stages=(replace(_SEARCH, equal=True), Stage(continues_instruction=True)),
-    ),
-    "prompt-after-rl": Method(
-        label="Prompt after RL",
-        group="staged",
-        about="GRPO, then an instruction found under the trained policy",
-        stages=(Stage(equal=True), replace(_SEARCH, continues_policy=True)),
-    ),
-    "w-p-w": Method(
-        label="w -> p -> w",
-        group="staged",
-        about="GRPO, an instruction found under the trained policy, GRPO under that",
-        stages=(
-            Stage(name="first", equal=True),
-            replace(_SEARCH, equal=True, continues_policy=True),
-            _ON,
-        ),
-    ),
-    "p-w-p": Method(
-        label="p -> w -> p",
-        group="staged",
-        about="an instruction, GRPO under it, an instruction found under the trained policy",
-        stages=(
-            replace(_SEARCH, equal=True),
-            Stage(name="first", equal=True, continues_instruction=True),
-            replace(_ON, name="prompt-2", strategy="inspo", frozen=True),
-        ),
-    ),
-    "p-w-p-w": Method(
-        label="p -> w -> p -> w",
-        group="staged",
-        about="an instruction and GRPO under it, twice",
-        stages=(
-            replace(_SEARCH, equal=True),
-            Stage(name="first", equal=True, continues_instruction=True),
-            replace(_ON, name="prompt-2", strategy="inspo", frozen=True, equal=True),
-            _ON,
-        ),
-    ),
+    "prompt-before-rl": _staged("Prompt before RL", "pw"),
+    "prompt-after-rl": _staged("Prompt after RL", "wp"),
+    "w-p-w": _staged("w -> p -> w", "wpw"),
+    "p-w-p": _staged("p -> w -> p", "pwp"),
+    "p-w-p-w": _staged("p -> w -> p -> w", "pwpw"),
 }
 """Methods besides those of the registry, which are named by their `strategy.kind`."""
 

@@ -18,7 +18,7 @@ from cotune.experiments.compare.statistics import (
     probability_of_improvement,
 )
 from cotune.experiments.compare.suite_file import SuiteConfig, slug
-from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
+from cotune.experiments.compare.suite_summary import Spread, SuiteMethod, SuiteSummary
 from cotune.experiments.evaluate.quadrants import (
     DECODINGS,
     PROMPTS,
@@ -27,7 +27,6 @@ from cotune.experiments.evaluate.quadrants import (
     per_question,
 )
 from cotune.run.costs import policy_rollouts
-from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
 
 _SUMS = ("generated_tokens", "llm_calls", "money", "seconds")
@@ -178,7 +177,7 @@ def _row(
             for cell in cells
             if cell.finished
         },
-        **_means([_cost(cell) for cell in finished]),
+        costs=_means([_cost(cell) for cell in finished]),
         rollouts_by_purpose=_means([_purposes(cell) for cell in finished]),
         finished=len(finished),
         missing={str(cell.row.seed): cell.standing for cell in cells if cell.state != State.DONE},
@@ -231,43 +230,43 @@ def _scores(
     cells: Sequence[Cell],
     evaluations: Mapping[Cell, Evaluations],
     baseline: Sequence[Cell],
-) -> Row:
+) -> dict[str, Any]:
     """Return held-out figures over the finished seeds; those that are not known are left out."""
-    # A run that took over an instruction was not evaluated under the suite's own.
-    takes_over = bool(cells) and cells[0].row.takes_instruction
-    scores: Row = {}
-    for name, prefix, whens in (
-        ("score", "", ("after",)),
-        ("plain", "plain_", ("plain", "after")),
-        ("before", "before_", ("before",)),
+    scores: dict[str, Any] = {}
+    for name, whens in (
+        ("score", ("after",)),
+        ("plain", ("plain", "after")),
+        ("before", ("before",)),
     ):
-        samples = _samples(cells, evaluations, *whens)
-        if samples is None or (takes_over and name == "plain"):
-            continue
-        focused = samples.focused(suite.focus)
-        scores[name] = _mean(focused)
-        scores[f"{prefix}interval"] = interval(focused)
-        if _samples(cells, evaluations, whens[0]) is not None:
-            scores[f"{prefix}by_stratum"] = samples.by_stratum()
-        if name == "score":
-            seeds = [str(cell.row.seed) for cell in cells]
-            by_seed = focused.rewards.mean(axis=1).tolist()
-            scores["by_seed"] = dict(zip(seeds, by_seed, strict=True))
+        if samples := _samples(cells, evaluations, *whens):
+            scores[name] = _spread(samples, suite.focus)
+    if after := _samples(cells, evaluations):
+        seeds = [str(cell.row.seed) for cell in cells]
+        means = after.focused(suite.focus).rewards.mean(axis=1).tolist()
+        scores["by_seed"] = dict(zip(seeds, means, strict=True))
     scores |= _quadrants(suite, cells)
-    if takes_over and (plain_scores := scores["quadrants"].get("trained_plain")):
-        scores["plain"], scores["plain_interval"] = plain_scores["greedy"].values()
+    # A run that took over an instruction was not evaluated under the suite's own, but for its quadrants.
+    if cells and cells[0].row.takes_instruction:
+        scores["plain"] = scores.get("quadrants", {}).get("trained_plain", {}).get("greedy")
     return {**scores, **_against(suite, cells, evaluations, baseline)}
 
 
-def _quadrants(suite: SuiteConfig, cells: Sequence[Cell]) -> Row:
+def _spread(samples: Samples, focus: str | None = None) -> Spread:
+    """Return the mean over the questions that a focus leaves, and the mean of each stratum."""
+    focused = samples.focused(focus)
+    mean = float(focused.rewards.mean())
+    return Spread(mean=mean, interval=interval(focused), by_stratum=samples.by_stratum())
+
+
+def _quadrants(suite: SuiteConfig, cells: Sequence[Cell]) -> dict[str, Any]:
     """Return the scores of each quadrant and the divergence under each prompt, over the seeds.
 
-    {} of both if the suite does not want them, or a seed has none.
+    {} if the suite does not want them, or a seed has none.
     """
     read = [cell.quadrants() for cell in cells] if suite.quadrant_samples else []
     by_seed = [quadrants for quadrants in read if quadrants is not None]
     if not by_seed or len(by_seed) < len(cells):
-        return {"quadrants": {}, "divergence": {}}
+        return {}
 
     def focused(seed: Quadrants, values: Sequence[Any]) -> list[Any]:
         focus = suite.focus or ""
@@ -276,10 +275,8 @@ def _quadrants(suite: SuiteConfig, cells: Sequence[Cell]) -> Row:
     questions = np.array([focused(seed, seed.questions) for seed in by_seed])
     strata = np.array([focused(seed, seed.strata) for seed in by_seed])
 
-    def spread(values: Sequence[Sequence[float]]) -> Row:
-        """Return mean and interval of a value a question, seed by seed."""
-        samples = Samples(np.array(values, dtype=float), questions, strata)
-        return {"mean": _mean(samples), "interval": interval(samples)}
+    def spread(values: Sequence[Sequence[float]]) -> Spread:
+        return _spread(Samples(np.array(values, dtype=float), questions, strata))
 
     return {
         "quadrants": {
@@ -297,16 +294,12 @@ def _quadrants(suite: SuiteConfig, cells: Sequence[Cell]) -> Row:
     }
 
 
-def _mean(samples: Samples) -> float:
-    return float(samples.rewards.mean())
-
-
 def _against(
     suite: SuiteConfig,
     cells: Sequence[Cell],
     evaluations: Mapping[Cell, Evaluations],
     baseline: Sequence[Cell],
-) -> Row:
+) -> dict[str, Any]:
     """Return the gain over the baseline on the seeds that both have finished."""
     if not cells or cells[0].row.entry.key == slug(suite.baseline):
         return {}
@@ -320,8 +313,7 @@ def _against(
     if (difference := gain(ours, theirs)) is None:
         return {}
     return {
-        "gain": difference[0],
-        "gain_interval": difference[1],
+        "gain": Spread(mean=difference[0], interval=difference[1]),
         "probability_of_improvement": probability_of_improvement(ours, theirs),
     }
 
@@ -333,7 +325,7 @@ def _verdict(suite: SuiteSummary) -> str:
     if baseline.score is None or not others:
         return "No comparison yet: too few runs are finished."
     ours = [row for row in others if row.group == "ours"][:_COMPARED]
-    compared = ours or [max(others, key=lambda row: row.gain or 0.0)]
+    compared = ours or [max(others, key=lambda row: row.gain.mean if row.gain else 0.0)]
     clauses = [_gained(row, baseline.label, suite.shares) for row in compared]
     paired = {len(row.by_seed.keys() & baseline.by_seed.keys()) for row in compared}
     seeds = " to ".join(map(str, sorted({min(paired), max(paired)})))
@@ -351,13 +343,14 @@ def _gained(row: SuiteMethod, baseline: str, shares: bool) -> str:
         text = f"{value * 100:{sign}.1f}" if shares else f"{value:{sign}.3f}"
         return text.replace("-", "−")
 
-    gained, (low, high) = row.gain or 0.0, row.gain_interval or (0.0, 0.0)
+    assert row.gain is not None
+    low, high = row.gain.interval
     if low <= 0 <= high:
         ends = f"{size(low, '+')} to {size(high, '+')}"
         return f"{row.label} cannot be told apart from {baseline} (95 %: {ends})"
     near, far = sorted((abs(low), abs(high)))
     points = " points" if shares else ""
     return (
-        f"{row.label} ends {size(abs(gained))}{points} (95 %: {size(near)} to {size(far)}) "
+        f"{row.label} ends {size(abs(row.gain.mean))}{points} (95 %: {size(near)} to {size(far)}) "
         f"{'below' if high < 0 else 'above'} {baseline}"
     )

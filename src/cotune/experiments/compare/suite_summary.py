@@ -33,10 +33,11 @@ class _Read(BaseModel):
 
 
 class Spread(_Read):
-    """A mean with its 95 % interval over seeds and questions."""
+    """A mean with its 95 % interval over seeds and questions, and the mean of each stratum."""
 
     mean: float
     interval: Ends
+    by_stratum: dict[str, float] = {}
 
 
 class SuiteMethod(_Read):
@@ -47,19 +48,19 @@ class SuiteMethod(_Read):
         group: one of `GROUPS`.
         compute: its compute class: "1x", "2x".
         problem: why its status is not "ok".
-        score: held-out score after training, under the best instruction. Likewise `plain`, under the initial instruction, and
-            `before`, before training. `interval` and `…_interval` are their 95 % intervals.
-        plain_by_stratum: {} unless the run was evaluated under both instructions.
+        score, plain, before: held-out reward after training under the best instruction, under the
+            initial one, and before training.
+        by_seed: its score by seed.
+        gain: score less the baseline's.
+        probability_of_improvement: chance that a run of it beats a run of the baseline.
         quadrants: by quadrant ("trained_plain") and decoding ("sampled"), see `Quadrants`; {} if not
             all seeds have them.
         divergence: KL(trained ‖ initial) per token by prompt ("plain", "prompted"), likewise.
-        gain: score less the baseline's.
-        probability_of_improvement: chance that a run of it beats a run of the baseline.
-        rollouts: policy rollouts paid: training, verification and evolution.
-        evaluation_rollouts: rollouts of evaluations, which do not count as compute.
-        money, seconds: US dollars, and wall time.
+        costs: "rollouts" of the policy that it paid for (training, verification and evolution),
+            "evaluation_rollouts", which do not count as compute, "generated_tokens", "llm_calls",
+            "money" in US dollars, "seconds" of wall time; {} before a seed is finished.
         finished: number of seeds that the costs are means over.
-        missing: by seed without a result, the reason: "running, step 3 of 40", "failed: …", "not begun".
+        missing: by seed without a result, the reason: "begun, stage train", "failed: …", "not begun".
         instruction: the best of the first seed.
         runs: by seed the run folders of its stages in order, relative to the suite's folder.
     """
@@ -70,28 +71,16 @@ class SuiteMethod(_Read):
     compute: str
     status: Status
     problem: str
-    score: float | None = None
-    interval: Ends | None = None
+    score: Spread | None = None
+    plain: Spread | None = None
+    before: Spread | None = None
     by_seed: dict[str, float] = {}
-    by_stratum: dict[str, float] = {}
-    gain: float | None = None
-    gain_interval: Ends | None = None
+    gain: Spread | None = None
     probability_of_improvement: float | None = None
-    plain: float | None = None
-    plain_interval: Ends | None = None
-    plain_by_stratum: dict[str, float] = {}
-    quadrants: dict[str, dict[str, Spread]]
-    divergence: dict[str, Spread]
-    before: float | None = None
-    before_interval: Ends | None = None
-    before_by_stratum: dict[str, float] = {}
-    rollouts: float | None = None
+    quadrants: dict[str, dict[str, Spread]] = {}
+    divergence: dict[str, Spread] = {}
+    costs: dict[str, float] = {}
     rollouts_by_purpose: dict[str, float] = {}
-    evaluation_rollouts: float | None = None
-    generated_tokens: float | None = None
-    llm_calls: float | None = None
-    money: float | None = None
-    seconds: float | None = None
     finished: int
     missing: dict[str, str]
     instruction: str | None = None
@@ -162,7 +151,7 @@ class SuiteSummary(_Read):
     @property
     def stratum_names(self) -> list[str]:
         """Strata of the questions, then those that only methods name; [] if there is just one."""
-        others = (name for method in self.methods for name in method.by_stratum)
+        others = (name for m in self.methods if m.score for name in m.score.by_stratum)
         names = list(dict.fromkeys([*self.strata, *others]))
         return names if len(names) > 1 else []
 

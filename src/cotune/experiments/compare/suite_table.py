@@ -1,9 +1,10 @@
 """A suite's tables, for the console and for its page: result, quadrants, strata and cost."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from cotune.experiments.compare.methods import Group
-from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
+from cotune.experiments.compare.suite_summary import Spread, SuiteMethod, SuiteSummary
 from cotune.experiments.evaluate.quadrants import QUADRANTS
 from cotune.utils.tables import Bar, Cell, Scores, Table, count, duration, money
 from cotune.utils.text import one_line
@@ -30,17 +31,15 @@ def result_table(suite: SuiteSummary, brief: bool = False) -> Table:
     scores = Scores(suite.shares)
     baseline, seeds = suite.baseline_method, [str(seed) for seed in suite.seeds]
 
-    def gain(method: SuiteMethod) -> Cell:
-        if method is baseline:
-            return Cell()
-        return scores.cell(method.gain, method.gain_interval, change=True)
-
     def chance(method: SuiteMethod) -> Cell:
         value = method.probability_of_improvement
-        return Cell() if value is None or method is baseline else Cell(f"{value:.2f}")
+        return Cell() if value is None else Cell(f"{value:.2f}")
+
+    def before(method: SuiteMethod) -> Cell:
+        return scores.cell(method.before.mean if method.before else None)
 
     n = f", n\u00a0=\u00a0{count(suite.n)}" if suite.n else ""
-    columns: list[Column] = [(Cell("Score", f"95 % interval{n}"), _bars(suite, scores))]
+    columns: list[Column] = [(Cell("Score", f"95 % interval{n}"), _bars(suite))]
     if len(seeds) > 1 and not brief:
         columns.append((
             Cell("By seed", ", ".join(seeds)),
@@ -48,13 +47,16 @@ def result_table(suite: SuiteSummary, brief: bool = False) -> Table:
         ))  # fmt: skip
     if not brief and strata_table(suite) is None:
         columns += _stratum_columns(suite, scores)
-    columns.append((Cell("Gain", f"over {baseline.label}"), gain))
+    columns.append((Cell("Gain", f"over {baseline.label}"), lambda m: _cell(suite, m.gain, True)))
     columns.append((Cell("P(improvement)"), chance))
     if any(method.before is not None for method in suite.methods):
-        columns.append((Cell("Before", "training"), lambda m: scores.cell(m.before)))
+        columns.append((Cell("Before", "training"), before))
     columns += [
-        (Cell("Plain", "initial instruction"), lambda m: scores.cell(m.plain, m.plain_interval)),
-        (Cell("Compute", "rollouts paid"), lambda m: Cell(m.compute, count(m.rollouts))),
+        (Cell("Plain", "initial instruction"), lambda m: _cell(suite, m.plain)),
+        (
+            Cell("Compute", "rollouts paid"),
+            lambda m: Cell(m.compute, count(m.costs.get("rollouts"))),
+        ),
     ]
     return _table(suite, f"Held-out {suite.what}", columns)
 
@@ -63,12 +65,11 @@ def quadrant_table(suite: SuiteSummary) -> Table | None:
     """Return the scores of both weights under both instructions; None if no method has them."""
     if not any(method.quadrants for method in suite.methods):
         return None
-    scores = Scores(suite.shares)
 
     def quadrant(name: str) -> Callable[[SuiteMethod], Cell]:
         def cell(method: SuiteMethod) -> Cell:
             spreads = method.quadrants.get(name, {}).values()
-            greedy, *sampled = [scores.cell(s.mean, s.interval) for s in spreads] or [Cell()]
+            greedy, *sampled = [_cell(suite, spread) for spread in spreads] or [Cell()]
             notes = (greedy.note, *(f"{c.text} {c.note}" for c in sampled))
             return Cell(greedy.text, "\n".join(notes))
 
@@ -100,19 +101,22 @@ def cost_table(suite: SuiteSummary) -> Table:
 
     def purpose(name: str) -> Column:
         def cell(method: SuiteMethod) -> Cell:
-            absent = None if method.rollouts is None else 0
+            absent = 0 if method.costs else None
             return Cell(count(method.rollouts_by_purpose.get(name, absent)))
 
         return Cell(name), cell
 
-    columns: list[Column] = [
-        (Cell("Policy rollouts"), lambda m: Cell(count(m.rollouts))),
+    def cost(name: str, key: str, form: Callable[[float | None], str] = count) -> Column:
+        return Cell(name), lambda method: Cell(form(method.costs.get(key)))
+
+    columns = [
+        cost("Policy rollouts", "rollouts"),
         *map(purpose, suite.purposes),
-        (Cell("Evaluation rollouts"), lambda m: Cell(count(m.evaluation_rollouts))),
-        (Cell("Generated tokens"), lambda m: Cell(count(m.generated_tokens))),
-        (Cell("LLM calls"), lambda m: Cell(count(m.llm_calls))),
-        (Cell("Money"), lambda m: Cell(money(m.money))),
-        (Cell("Time"), lambda m: Cell(duration(m.seconds))),
+        cost("Evaluation rollouts", "evaluation_rollouts"),
+        cost("Generated tokens", "generated_tokens"),
+        cost("LLM calls", "llm_calls"),
+        cost("Money", "money", money),
+        cost("Time", "seconds", duration),
     ]
     return _table(suite, "One run, mean over seeds", columns)
 
@@ -130,10 +134,17 @@ def _table(suite: SuiteSummary, title: str, columns: Sequence[Column]) -> Table:
     return Table([Cell(title), *(head for head, _ in columns)], rows)
 
 
-def _bars(suite: SuiteSummary, scores: Scores) -> Callable[[SuiteMethod], Cell]:
+def _cell(suite: SuiteSummary, spread: Spread | None, change: bool = False) -> Cell:
+    if spread is None:
+        return Cell()
+    return Scores(suite.shares).cell(spread.mean, spread.interval, change)
+
+
+def _bars(suite: SuiteSummary) -> Callable[[SuiteMethod], Cell]:
     """Return what makes a method's score with a bar of its interval and seeds, all on one scale."""
-    numbers = [v for m in suite.methods for v in (m.score, *(m.interval or ())) if v is not None]
-    numbers += [v for m in suite.methods for v in m.by_seed.values()]
+    spreads = [method.score for method in suite.methods if method.score]
+    numbers = [number for spread in spreads for number in (spread.mean, *spread.interval)]
+    numbers += [score for method in suite.methods for score in method.by_seed.values()]
     low, high = min([0.0, *numbers]), max(numbers, default=1.0)
     high = max(1.0, high) if suite.shares else max(high, low + 1e-9)
 
@@ -141,18 +152,17 @@ def _bars(suite: SuiteSummary, scores: Scores) -> Callable[[SuiteMethod], Cell]:
         return round((value - low) / (high - low) * 100, 1)
 
     def cell(method: SuiteMethod) -> Cell:
-        text = scores.cell(method.score, method.interval)
         if method.score is None:
-            return text
+            return Cell()
         baseline = suite.baseline_method.score
         bar = Bar(
-            place(method.score),
-            [place(end) for end in method.interval or ()],
+            place(method.score.mean),
+            [place(end) for end in method.score.interval],
             [place(score) for score in method.by_seed.values()],
-            None if baseline is None else place(baseline),
+            None if baseline is None else place(baseline.mean),
             STYLES[method.group],
         )
-        return Cell(text.text, text.note, bar=bar)
+        return replace(_cell(suite, method.score), bar=bar)
 
     return cell
 
@@ -161,15 +171,19 @@ def _stratum_columns(suite: SuiteSummary, scores: Scores) -> list[Column]:
     def column(name: str) -> Column:
         n = suite.strata.get(name)
         head = Cell(name, f"n\u00a0=\u00a0{count(n)}" if n else "")
-        return head, lambda method: scores.cell(method.by_stratum.get(name))
+        return head, lambda m: scores.cell(m.score.by_stratum.get(name) if m.score else None)
 
     return [column(name) for name in suite.stratum_names]
 
 
 def best_instruction(suite: SuiteSummary) -> str:
     """Return the instruction of the method with the best score that found one, as a line; "" if none did."""
-    found = [m for m in suite.methods if m.instruction and m.plain not in (None, m.score)]
-    if not found:
+    scored = [
+        (method.score.mean, method)
+        for method in suite.methods
+        if method.score and method.plain and method.plain.mean != method.score.mean
+    ]
+    if not scored:
         return ""
-    best = max(found, key=lambda method: method.score or 0.0)
+    _, best = max(scored, key=lambda pair: pair[0])
     return one_line(f"best instruction ({best.label}): {best.instruction}")

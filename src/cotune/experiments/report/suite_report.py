@@ -62,7 +62,7 @@ def _facts(suite: SuiteSummary) -> list[tuple[str, str]]:
 
     def total(name: str) -> float | None:
         # A method's numbers are means over its finished seeds.
-        means = [(getattr(method, name), method.finished) for method in suite.methods]
+        means = [(method.costs.get(name), method.finished) for method in suite.methods]
         known = [mean * seeds for mean, seeds in means if mean is not None]
         return sum(known) if known else None
 
