@@ -19,8 +19,7 @@ from cotune.experiments.report.rollouts import (
     turns_in_tokens,
 )
 from cotune.run.json_files import Row
-from cotune.run.record import Record
-from cotune.run.run_dir import trajectory_row
+from cotune.run.record import Record, trajectory_row
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from tests.experiments.report.pages import check
 
