@@ -60,7 +60,7 @@ def finish(run: Record, config: RunConfig, instruction: str, hint: str = "") -> 
     run.charge("gpt-test", prompt_tokens=1200, completion_tokens=345, money=0.0625)
     run.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
     run.event("phase_failed", 2, reason="LLMError: 401", in_a_row=1)
-    write_run_summary(config, run, outcome, run)
+    write_run_summary(config, run, outcome)
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -403,13 +403,13 @@ class Record(RunDir):
     # ---- lines
 
     def _create(self, config: Mapping[str, object]) -> None:
-        self.check_free(self.path)
+        RunDir.check_free(self.path)
         written = _run_yaml(config)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_new(self.config_path, written)
         except FileExistsError:
-            self.check_free(self.path)
+            RunDir.check_free(self.path)
             raise
         except OSError as error:
             raise ConfigError(
