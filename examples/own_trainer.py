@@ -1,4 +1,4 @@
-"""Your own GRPOTrainer with an evolving prompt: the four arguments marked below.
+"""A trainer of your own with an evolving prompt, on an environment of cotune's.
 
 python examples/own_trainer.py                      # INSPO on the bundled policy, a few steps
 python examples/own_trainer.py --method p2o         # hints on hard questions, distilled
@@ -13,34 +13,20 @@ from collections.abc import Sequence
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 import cotune
 
 
 def method_of(name: str) -> cotune.INSPO | cotune.P2O | cotune.INSPOWithP2O | cotune.Static:
     """Return the method, with numbers for a run of a few steps."""
-    # P²O evolves hints at the end of an epoch: four questions, two per step, make an epoch of two steps.
-    questions = 4 if "p2o" in name else 64
-    environment = cotune.GeoEnvironment(cotune.GeoOptions(train=questions, validation=9, test=9))
-    limits = cotune.Limits(
-        turn_tokens=64, observation_tokens=200, trajectory_tokens=640, prompt_tokens=384
-    )
     hints = cotune.HintOptions(hard_set_min_count=2, dev_size=2, budget=16, beam=2)
     if name == "inspo":
-        return cotune.INSPO(
-            environment=environment,
-            limits=limits,
-            population_size=3,
-            evolve_every=2,
-            verification_tasks=4,
-        )
+        return cotune.INSPO(population_size=3, evolve_every=2, verification_tasks=4)
     if name == "p2o":
-        return cotune.P2O(environment=environment, limits=limits, hints=hints)
+        return cotune.P2O(hints=hints)
     if name == "inspo+p2o":
         return cotune.INSPOWithP2O(
-            environment=environment,
-            limits=limits,
             inspo=cotune.InspoOptions(
                 population_size=3,
                 evolve_every=2,
@@ -50,7 +36,7 @@ def method_of(name: str) -> cotune.INSPO | cotune.P2O | cotune.INSPOWithP2O | co
             ),
             p2o=cotune.P2OOptions(hints=hints),
         )
-    return cotune.Static(environment=environment, limits=limits)
+    return cotune.Static()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -76,7 +62,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         num_generations=4,
         learning_rate=1e-4,
         lr_scheduler_type="constant",
-        shuffle_dataset=False,
         logging_steps=1,
         save_steps=1,
         gradient_checkpointing=False,
@@ -84,23 +69,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         use_cpu=not torch.cuda.is_available(),
         bf16=torch.cuda.is_available(),
     )
-    joint = method_of(chosen.method).for_trl(tokenizer, args)
-    # A GRPOTrainer that also has the options of P²O that weigh tokens.
-    trainer_class = cotune.JointTrainer if "p2o" in chosen.method else GRPOTrainer
-    trainer = trainer_class(
+    # P²O evolves hints at the end of an epoch: four questions, two per step, make an epoch of two steps.
+    questions = 4 if "p2o" in chosen.method else 64
+    trainer = cotune.JointTrainer(
         model,
         args=args,
         processing_class=tokenizer,
-        train_dataset=joint.dataset,  # 1
-        rollout_func=joint.rollout_func,  # 2
-        reward_funcs=joint.reward_funcs,  # 3
-        callbacks=joint.callbacks,  # 4
+        method=method_of(chosen.method),
+        environment=cotune.GeoEnvironment(cotune.GeoOptions(train=questions, validation=9, test=9)),
+        limits=cotune.Limits(
+            turn_tokens=64, observation_tokens=200, trajectory_tokens=640, prompt_tokens=384
+        ),
     )
     trainer.train(resume_from_checkpoint=chosen.resume)
-    strategy = joint.coordinator.strategy
-    print("best instruction:", strategy.best_prompt().instruction)
-    if hint := strategy.best_hint():
-        print("best hint:", hint)
+    print("best instruction:", trainer.best_instruction)
+    if trainer.best_hint:
+        print("best hint:", trainer.best_hint)
 
 
 if __name__ == "__main__":

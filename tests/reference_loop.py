@@ -68,17 +68,10 @@ def train(
         epoch = 0 if settings.steps_per_epoch is None else (step - 1) // settings.steps_per_epoch
         progress = Progress(step=step, epoch=epoch, total_steps=settings.steps)
 
-        # 1. The LLM rewrites instructions or proposes hints, in steps where that is due.
-        metrics = coordinator.evolve(progress)
-        # 2. The strategy decides which prompt each rollout is sampled under and trained on.
-        assignments = coordinator.assign(tasks(step), group_size, progress)
-        # 3. The policy answers and the environment scores.
-        trajectories = coordinator.rollout(assignments)
-        # 4. The strategy credits its prompts with the rewards.
-        metrics |= coordinator.observe(trajectories, group_size, progress)
-        # 5. In a last stage, successes get a teacher.
-        trajectories = coordinator.taught(trajectories)
-        # 6. GRPO updates the weights, and a teacher if there is one.
+        # Evolve, assign, roll out, observe.
+        batch = coordinator.step(tasks(step), group_size, lambda now=progress: now)
+        trajectories = batch.trajectories
+        # GRPO updates the weights, and a teacher if there is one.
         distillation = coordinator.strategy.distillation
         loss = policy_loss(
             model, trajectories, group_size, settings.clip, temperature, distillation
@@ -90,7 +83,7 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
 
-        log(step, {**metrics, "loss": loss.item()})
+        log(step, {**batch.metrics, "loss": loss.item()})
 
 
 def policy_loss(

@@ -8,8 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "cotune"
 LAYERS = (
     "errors", "types", "protocols", "utils", "run", "methods", "rollout", "llm", "rewards",
-    "data", "retrieval", "environments", "policy", "testing", "worlds", "config", "engines",
-    "export", "experiments", "cli", "__main__", "__init__",
+    "data", "retrieval", "environments", "policy", "testing", "worlds", "config",
+    "export", "experiments", "engines", "cli", "__main__", "__init__",
 )  # fmt: skip
 """The packages and root modules: each may import those before it, never those after it."""
 

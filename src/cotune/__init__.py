@@ -5,9 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
+    from cotune.config.joint_method import (
+        FST,
+        GEPA,
+        INSPO,
+        P2O,
+        INSPOWithP2O,
+        OtherMethod,
+        Static,
+    )
     from cotune.data.dataset import DatasetConfig, read_dataset, tasks_from
     from cotune.engines.trl.joint_trainer import JointTrainer
-    from cotune.engines.trl.library_api import FST, GEPA, INSPO, P2O, INSPOWithP2O, Static
     from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
     from cotune.environments.reasoning_gym import ReasoningGymEnvironment, ReasoningGymOptions
     from cotune.environments.search import SearchEnvironment, SearchOptions, search_environment
@@ -84,6 +92,7 @@ __all__ = [
     "LadderOptions",
     "Limits",
     "OpenAIOptions",
+    "OtherMethod",
     "P2OOptions",
     "Prompt",
     "PromptFormat",
@@ -169,12 +178,13 @@ _HOME = {
         "RunReader",
         "open_run",
     ),
-    "engines.trl.library_api": (
+    "config.joint_method": (
         "FST",
         "GEPA",
         "INSPO",
         "P2O",
         "INSPOWithP2O",
+        "OtherMethod",
         "Static",
     ),
     "llm.bank": ("BankOptions",),

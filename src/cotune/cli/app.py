@@ -367,9 +367,13 @@ def compare(
         raise ConfigError("SUITE.yaml is missing; expected a suite file")
     if dry_run:
         from cotune.cli.step_progress import step_progress
+        from cotune.engines.preflight import missing_here
 
         with step_progress(console):
-            running.dry_run(suite, console, set_ or ())
+            for text in missing_here(running.dry_run(suite, console, set_ or ())):
+                console.print(
+                    f"missing here: {text}", markup=False, highlight=False, soft_wrap=True
+                )
     else:
         running.compare(suite, console, set_ or ())
 

@@ -3,7 +3,6 @@
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -11,25 +10,17 @@ from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.step_progress import step_progress
 from cotune.config.build import describe_llm
 from cotune.config.resuming import open_trained, resumed_config
-from cotune.config.run_file import RunConfig, dump_config, load_config
-from cotune.engines.engine import engine_of, record_settings
+from cotune.config.run_file import RunConfig, load_config
+from cotune.engines.engine import engine_of
 from cotune.engines.preflight import Preflight
-from cotune.engines.run_summary import write_run_summary
 from cotune.errors import CotuneError, EvolutionError, Stopped
-from cotune.protocols import Environment
-from cotune.run.console import score_table
 from cotune.run.full_disk import full_disk_explained
 from cotune.run.locks import run_locked
-from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
-from cotune.run.truncation import truncation_notice
 from cotune.utils.importing import uncollected
 from cotune.utils.processes import launched_rank
 from cotune.utils.stopping import stopped_by_sigterm
-from cotune.utils.text import command_on, one_line
-
-if TYPE_CHECKING:
-    from cotune.engines.evaluation import Outcome
+from cotune.utils.text import command_on
 
 
 def train(
@@ -38,17 +29,9 @@ def train(
     """Train a run file from the start, after setting some fields; return the run folder."""
     config = load_config(path, assignments=assignments)
     shown = Console(quiet=True) if quiet else console
-    with _stoppable(config.output, config, new=True), step_progress(shown):
-        with uncollected():
-            checked = passed(config)
-            folder = RunDir(config.output).checkpoints_path
-            setup = checked.engine.prepare(checked, folder)
-        with run_locked(config.output, new=True):
-            run = _created(config, shown)
-            run.charge_check(checked.llm_calls)
-            _show_headline(config, run, shown)
-            engine_of(config).train(config, run, setup, None, shown, conclude)
-    return run.path
+    with _stoppable(config.output, config, new=True):
+        _train(config, shown, resume=False)
+    return config.output
 
 
 def resume(
@@ -59,24 +42,26 @@ def resume(
     Fields to set are first written to its run.yaml. A run that was stopped after its summary was written
     gets what is missing: a complete best/, and the report.
     """
-    trained, was = open_trained(folder)
-    if not assignments and _concluded_late(trained, was, Console(quiet=True) if quiet else console):
-        return trained.path
-    step = engine_of(was).checkpoint_step(was, trained.checkpoints_path)
-    config = resumed_config(trained, was, assignments, step)
+    run, recorded = open_trained(folder)
     shown = Console(quiet=True) if quiet else console
-    with _stoppable(folder, config), run_locked(folder), step_progress(shown):
-        with uncollected():
-            checked = passed(config, new=False)
-            setup = checked.engine.prepare(checked, trained.checkpoints_path)
-        run = _opened(config, folder, shown)
-        chosen = checked.engine.choose(run, setup)
-        run.charge_check(checked.llm_calls)
-        if assignments:
-            _on_first_rank(lambda: run.replace_config(dump_config(config)))
-        _show_headline(config, run, shown)
-        checked.engine.train(config, run, setup, chosen, shown, conclude)
+    if not assignments and _concluded_late(run, recorded, shown):
+        return run.path
+    step = engine_of(recorded).checkpoint_step(recorded, run.checkpoints_path)
+    config = resumed_config(run, recorded, assignments, step)
+    # The folder may have been moved since its run file was written.
+    with _stoppable(folder, config):
+        _train(config.model_copy(update={"output": run.path}), shown, resume=True)
     return run.path
+
+
+def _train(config: RunConfig, console: Console, *, resume: bool) -> None:
+    """Check a run, load it, and train it to its end."""
+    with step_progress(console):
+        with uncollected():
+            checked = passed(config, new=not resume)
+            setup = checked.engine.prepare(checked, console)
+        _show_headline(config, console)
+        checked.engine.train(setup, resume=resume)
 
 
 def passed(
@@ -96,54 +81,20 @@ def passed(
     return Preflight(config, new=new).require()
 
 
-def conclude(
-    config: RunConfig,
-    run: Record,
-    outcome: "Outcome",
-    environment: Environment,
-    shown: Console,
-) -> None:
-    """Write a finished run's summary, complete best/, write the report, and print the scores."""
-    run.event("run_finished", outcome.steps + 1)
-    write_run_summary(config, run, outcome)
-    from cotune.export.complete import complete_best
-
-    complete_best(config, run, environment)
-    report = _reported(run)
-    rows = [
-        ("before", outcome.before),
-        ("after", outcome.after),
-        ("after, initial instruction", outcome.plain),
-        *([("after, with the best hint", outcome.hinted)] if outcome.hinted else []),
-    ]
-    shown.print(score_table(f"Held-out {outcome.after.measure}", rows))
-    steps = run.read_metrics()
-    if cut := truncation_notice(steps[-1]) if steps else "":
-        shown.print(f"[yellow]last step: {cut}[/]", highlight=False)
-    text = f"best instruction {outcome.instruction_id}: {one_line(outcome.instruction)}"
-    shown.print(text, markup=False, highlight=False)
-    shown.out(report, highlight=False)
-
-
 def _concluded_late(run: RunDir, config: RunConfig, shown: Console) -> bool:
     """Do what `conclude` does after the summary if a stop came in between; return whether one did."""
     if run.read_summary() is None or not (run.best_path / "best.json").is_file():
         return False
+    from cotune.engines.conclude import result_files
+    from cotune.experiments.report import write_report
     from cotune.export.complete import complete_best, is_complete
 
     if is_complete(run):
         return False
     with _stoppable(run.path, config), run_locked(run.path):
         complete_best(config, run)
-        shown.out(_reported(run), highlight=False)
+        shown.out(result_files(run, write_report(run.path)), highlight=False)
     return True
-
-
-def _reported(run: RunDir) -> str:
-    """Write the report; return where it and the best policy are."""
-    from cotune.experiments.report import write_report
-
-    return f"best policy: {run.best_path}\nreport: {write_report(run.path)}"
 
 
 @contextmanager
@@ -193,38 +144,11 @@ def _without_proposals(folder: Path, config: RunConfig) -> str:
     return f"then: {corrected}, or: {resume} --set llm.optional=true"
 
 
-def _created(config: RunConfig, shown: Console) -> Record:
-    """Create the run folder in the first process; return its record once all processes can see it."""
-    records: list[Record] = []
-    settings = record_settings(config, shown)
-    _on_first_rank(
-        lambda: records.append(Record.create(config.output, dump_config(config), **settings))
-    )
-    return records[0] if records else Record(config.output, silent=True)
-
-
-def _opened(config: RunConfig, folder: Path, shown: Console) -> Record:
-    """Return the record of a run to resume, which only the first process writes."""
+def _show_headline(config: RunConfig, console: Console) -> None:
     if launched_rank():
-        return Record(folder, silent=True)
-    return Record.open(folder, **record_settings(config, shown))
-
-
-def _show_headline(config: RunConfig, run: Record, shown: Console) -> None:
-    llm, what = (
-        describe_llm(config.proposer),
-        f"{config.strategy.kind} on {config.environment.kind}",
-    )
+        return
+    llm = describe_llm(config.proposer)
     proposals = "" if llm == "none" else f"proposals by {llm}; "
-    text = f"{config.name}: {what}, seed {config.seed}; {proposals}folder {run.path}"
-    _on_first_rank(lambda: shown.print(text, markup=False, highlight=False))
-
-
-def _on_first_rank(act: Any) -> None:
-    """Call a function in the first process while the others wait."""
-    from cotune.engines.comm import world
-
-    comm = world()
-    if comm.rank == 0:
-        act()
-    comm.broadcast(None)
+    method = f"{config.strategy.kind} on {config.environment.kind}"
+    text = f"{config.name}: {method}, seed {config.seed}; {proposals}folder {config.output}"
+    console.print(text, markup=False, highlight=False)

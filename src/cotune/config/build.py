@@ -11,7 +11,7 @@ from cotune.environments.instruction_config import InstructionConfig
 from cotune.environments.registry import kind_of
 from cotune.errors import ConfigError
 from cotune.llm.bank import BankLLM, BankOptions
-from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient
+from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
 from cotune.llm.own import OwnLLMOptions, own_llm
 from cotune.protocols import LLM, Codec, Environment
 from cotune.rewards.functions import RewardFunctions, WeightedReward
@@ -86,13 +86,13 @@ def build_rewards(rewards: Sequence[RewardConfig]) -> RewardFunctions | None:
     )
 
 
-def build_llm(options: LLMConfig | None, seed: int, record: Record) -> LLM:
+def build_llm(options: "LLM | LLMConfig | None", seed: int, record: Record) -> LLM:
     """Return a metered LLM; without options, one that raises when called.
 
     A bank is not metered: no model is asked.
 
     Args:
-        options: `RunConfig.proposer`.
+        options: the LLM, or the options of one.
         seed: seed of the offline rules, and of an object of the user's that has an attribute
             `seed`.
         record: charged for every call.
@@ -112,9 +112,14 @@ def build_llm(options: LLMConfig | None, seed: int, record: Record) -> LLM:
             own.seed = seed  # pyright: ignore[reportAttributeAccessIssue]
         optional = options.optional or bool(getattr(own, "optional", False))
         return MeteredLLM(own, record, options.describe(), optional=optional)
-    return OpenAIClient(options, record)
+    if isinstance(options, OpenAIOptions):
+        return OpenAIClient(options, record)
+    return MeteredLLM(options, record, model=type(options).__name__)
 
 
-def describe_llm(options: LLMConfig | None) -> str:
+def describe_llm(options: "LLM | LLMConfig | None") -> str:
     """Name what proposes, for the console and the report."""
-    return "none" if options is None else options.describe()
+    if options is None:
+        return "none"
+    describe = getattr(options, "describe", None)
+    return type(options).__name__ if describe is None else describe()

@@ -4,7 +4,7 @@ To add an engine, write a package with a module that defines an `Engine` as `ENG
 module to `cotune.utils.packages.ENGINES`. No other code depends on an engine's name.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -14,21 +14,12 @@ from rich.console import Console
 
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.protocols import Environment
-from cotune.run.console import ConsoleListener
 from cotune.run.costs import Totals
-from cotune.run.record import Record
-from cotune.run.run_dir import RunDir
 from cotune.utils.packages import ENGINES, installed
 
 if TYPE_CHECKING:
     from cotune.engines.estimate import Layout
-    from cotune.engines.evaluation import Outcome
     from cotune.engines.preflight import Check, Preflight
-    from cotune.engines.undamaged import Chosen
-
-Conclude = Callable[[RunConfig, Record, "Outcome", Environment, Console], None]
-"""Finishes a trained run: writes its summary, completes best/, reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +96,12 @@ class Engine(Protocol):
         """
         ...
 
-    def prepare(self, checked: "Preflight", folder: Path) -> Any:
+    def prepare(self, checked: "Preflight", console: Console) -> Any:
         """Load everything a run needs, including weights; write nothing.
 
         Args:
             checked: the run file, which has passed `check`.
-            folder: the folder inside the run folder that will hold checkpoints.
+            console: shows the run's progress; only the first process uses it.
 
         Returns:
             The `setup` argument of `train`.
@@ -120,32 +111,16 @@ class Engine(Protocol):
         """
         ...
 
-    def choose(self, run: RunDir, setup: Any) -> "Chosen":
-        """Choose the checkpoint to resume a run from; write nothing.
-
-        Raises:
-            ConfigError: all checkpoints or the kept policy is damaged.
-        """
-        ...
-
-    def train(
-        self,
-        config: RunConfig,
-        run: Record,
-        setup: Any,
-        chosen: "Chosen | None",
-        console: Console,
-        conclude: Conclude,
-    ) -> None:
-        """Train to the end, evaluate, keep the best, and call `conclude`.
+    def train(self, setup: Any, *, resume: bool) -> None:
+        """Train to the end, evaluate, keep the best, and conclude the run.
 
         Args:
-            config: the run file.
-            run: the run's record; its folder exists and is locked.
-            setup: the result of `prepare` for that folder.
-            chosen: what `choose` found, for a resume; None starts from the initial policy.
-            console: the console for progress; only the first process uses it.
-            conclude: called once, in the process that writes the record.
+            setup: the result of `prepare`.
+            resume: continue from the newest undamaged checkpoint; else create the run folder.
+
+        Raises:
+            ConfigError: the folder holds a run; or on a resume, all checkpoints or the kept policy is
+                damaged.
         """
         ...
 
@@ -165,23 +140,16 @@ class Engine(Protocol):
         """
         ...
 
-    def measure(self, config: RunConfig, run: Record, setup: Any, steps: int) -> Measured:
+    def measure(self, setup: Any, steps: int) -> Measured:
         """Train the first steps without evaluation or checkpoints, and time them.
+
+        Args:
+            setup: the result of `prepare` for a temporary folder.
 
         Raises:
             ConfigError: the engine cannot measure this run file.
         """
         ...
-
-
-def record_settings(config: RunConfig, console: Console) -> dict[str, Any]:
-    """Return how a run file's `Record` is kept and shown, as arguments of `Record.create` and `Record.open`."""
-    steps = config.training.steps
-    return {
-        "listeners": [ConsoleListener(console, steps)],
-        "rollouts_every": config.logging.trajectories_every,
-        "total_steps": steps,
-    }
 
 
 def engine_named(name: str) -> Engine:

@@ -4,15 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cotune.config.build import initial_instruction
 from cotune.config.run_file import RIVALS, EvaluationConfig
 from cotune.engines.best_policy import BestPolicy, choice_of
 from cotune.engines.joint import TrainingRun
-from cotune.environments.instruction_config import InstructionConfig
 from cotune.run.best import BestRecord
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score, measure_of, score_trajectories
-from cotune.types import Prompt
+from cotune.types import Prompt, Trajectory
 
 
 @dataclass(frozen=True)
@@ -21,16 +19,16 @@ class Outcome:
 
     Attributes:
         before: test score of the untrained policy, initial instruction; None if not measured.
-        after: test score of the reported policy, best instruction.
-        plain: test score of the reported policy, initial instruction.
+        after: test score of the reported policy, best instruction; None without test questions.
+        plain: test score of the reported policy, initial instruction; None without test questions.
         hinted: test score of the reported policy, best instruction and hint; None without hints.
         kept: which pair is reported, and why.
         ended_early: why training ended before its last step; "" if it did not.
     """
 
     before: Score | None
-    after: Score
-    plain: Score
+    after: Score | None
+    plain: Score | None
     instruction: str
     instruction_id: str
     steps: int
@@ -53,22 +51,48 @@ _SCORES = {
 }
 
 
-class Validation:
-    """Score instructions with the current policy, and choose between them on validation.
+class RunEvaluation:
+    """Evaluate before, during and after training; keep the best policy.
 
     Args:
-        options: how many of the best instructions are scored at the end.
-        instruction: the initial one.
+        options: when to evaluate.
+        initial: the prompt with the initial instruction.
+        run: the run folder.
+        best: keeps the best policy on validation.
         report: receives every score under its tracker name.
+
+    Attributes:
+        rollouts: those of the last validation under the best instruction.
     """
 
     def __init__(
         self,
         options: EvaluationConfig,
-        instruction: InstructionConfig,
+        initial: Prompt,
+        run: RunDir,
+        best: BestPolicy,
         report: Callable[[Any, Mapping[str, float]], None],
     ) -> None:
-        self._options, self._instruction, self._report = options, instruction, report
+        self._options, self._initial, self._report = options, initial, report
+        self._run, self._best = run, best
+        self.rollouts: list[Trajectory] = []
+        self._measured: list[Trajectory] = []
+        self._validated: tuple[int, str] | None = None  # the steps and the instruction of `_score`
+
+    def __call__(self, joint: TrainingRun, trained: int) -> None:
+        """Evaluate if due; the hook before a step's rollouts, on rank 0."""
+        if trained == 0 and self._options.before:
+            self._measure(joint, "test", "before", self._initial, "i0")
+        every = self._options.every
+        if every and trained and trained % every == 0:
+            self.validate(joint, trained)
+
+    def validate(self, joint: TrainingRun, trained: int) -> Score:
+        """Score the policy on validation and keep it if it is the best; on rank 0."""
+        score, plain = self.during(joint)
+        if not joint.coordinator.strategy.keeps_last:
+            self._best.offer(joint, score, trained, plain)
+        return score
 
     def during(self, joint: TrainingRun, last: bool = False) -> tuple[Score, Score | None]:
         """Score the policy on validation; on rank 0, because only its strategy knows the best prompt.
@@ -77,10 +101,16 @@ class Validation:
         policy into which the gain has moved is kept. This second score is None otherwise, and if the
         initial instruction is the best one.
         """
-        score = self._measure(joint, "validation", "during")
+        strategy = joint.coordinator.strategy
+        validated = (joint.batches, strategy.best_instruction_id())
+        if not last or self._validated != validated:
+            self._score = self._measure(joint, "validation", "during")
+            self._validated, self.rollouts = validated, self._measured
+        # At the end, the policy may just have been validated under this instruction.
+        score = self._score
         if last:
             score = self._settled(joint, score)
-        strategy, initial = joint.coordinator.strategy, self._initial(joint)
+        strategy, initial = joint.coordinator.strategy, self._initial
         if not strategy.checks_uplift:
             return score, None
         if strategy.best_prompt().instruction == initial.instruction:
@@ -118,6 +148,7 @@ class Validation:
         """Score the policy; `trained` is its number of steps if it is not the last one."""
         tasks = joint.parts.environment.tasks(split)
         trajectories = joint.coordinator.evaluate(tasks, prompt, instruction_id)
+        self._measured = trajectories
         score = score_trajectories(
             trajectories, measure_of(joint.parts.environment, joint.parts.rewards)
         )
@@ -125,7 +156,7 @@ class Validation:
             # Record under the following step, so that a resume drops these lines and writes them
             # again.
             joint.parts.record.score(
-                joint.coordinator.step,
+                joint.coordinator.current_step,
                 trajectories,
                 score,
                 split=split,
@@ -137,47 +168,13 @@ class Validation:
                 self._report(joint, {_SCORES[when]: score.em})
         return score
 
-    def _initial(self, joint: TrainingRun) -> Prompt:
-        return Prompt(initial_instruction(self._instruction, joint.parts.environment))
-
-
-class RunEvaluation(Validation):
-    """Evaluate before, during and after training; keep the best policy.
-
-    Args:
-        options: when to evaluate.
-        instruction: the initial one.
-        run: the run folder.
-        best: keeps the best policy on validation.
-        report: receives every score under its tracker name.
-    """
-
-    def __init__(
-        self,
-        options: EvaluationConfig,
-        instruction: InstructionConfig,
-        run: RunDir,
-        best: BestPolicy,
-        report: Callable[[Any, Mapping[str, float]], None],
-    ) -> None:
-        super().__init__(options, instruction, report)
-        self._run, self._best = run, best
-
-    def __call__(self, joint: TrainingRun, trained: int) -> None:
-        """Evaluate if due; the hook before a step's rollouts, on rank 0."""
-        if trained == 0 and self._options.before:
-            self._measure(joint, "test", "before", self._initial(joint), "i0")
-        every = self._options.every
-        if every and trained and trained % every == 0:
-            score, plain = self.during(joint)
-            if not joint.coordinator.strategy.keeps_last:
-                self._best.offer(joint, score, trained, plain)
-
     def finish(self, joint: TrainingRun) -> Outcome:
         """Score the reported policy: the best on validation, or the last one without validation."""
         joint.begin_closing()
         if joint.ended_early and joint.coordinator.comm.rank == 0:
-            joint.parts.record.event("notice", joint.coordinator.step, text=joint.ended_early)
+            joint.parts.record.event(
+                "notice", joint.coordinator.current_step, text=joint.ended_early
+            )
         on_rank_zero = joint.coordinator.on_rank_zero
         score: Score | None = None
         plain: Score | None = None
@@ -188,15 +185,15 @@ class RunEvaluation(Validation):
         kept: BestRecord = on_rank_zero(lambda: self._conclude(joint, score))
         text = kept.instruction
         identity, trained = kept.instruction_id, kept.step
-        after = self._measure(joint, "test", "after", Prompt(text), identity, trained)
-        initial = self._initial(joint)
-        tested = after
-        if text != initial.instruction:
-            tested = self._measure(joint, "test", "plain", initial, "i0", trained)
-        hinted = None
-        if kept.hint:
-            prompt = Prompt(text, kept.hint)
-            hinted = self._measure(joint, "test", "hinted", prompt, identity, trained)
+        after = tested = hinted = None
+        if joint.parts.environment.tasks("test"):
+            after = self._measure(joint, "test", "after", Prompt(text), identity, trained)
+            tested = after
+            if text != self._initial.instruction:
+                tested = self._measure(joint, "test", "plain", self._initial, "i0", trained)
+            if kept.hint:
+                prompt = Prompt(text, kept.hint)
+                hinted = self._measure(joint, "test", "hinted", prompt, identity, trained)
         return Outcome(
             self._before(),
             after,
@@ -224,11 +221,11 @@ class RunEvaluation(Validation):
             score: the last policy's on validation.
         """
         leader = joint.coordinator.strategy.best_instruction_id()
-        record = self._best.conclude(joint.batches, leader, score, self._initial(joint))
+        record = self._best.conclude(joint.batches, leader, score, self._initial)
         self._record_choice(joint)
         joint.parts.record.event(
             "best_kept",
-            joint.coordinator.step,
+            joint.coordinator.current_step,
             id=record.instruction_id,
             policy_step=record.step,
             trained=record.trained,
@@ -242,6 +239,10 @@ class RunEvaluation(Validation):
         )
         return record
 
+    def check_best(self) -> None:
+        """Raise ConfigError if the kept policy is damaged."""
+        self._best.check()
+
     def forget(self) -> None:
         """Drop what an earlier run kept, when a run starts from the beginning."""
         self._best.forget()
@@ -253,7 +254,7 @@ class RunEvaluation(Validation):
             return
         joint.parts.record.event(
             "best_instruction",
-            joint.coordinator.step,
+            joint.coordinator.current_step,
             id=best.instruction.id,
             weight=best.weight,
             observed_steps=best.steps,

@@ -1,14 +1,13 @@
 """Joint training of weights and prompt on any engine: the run's parts, progress and saved state."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cotune.config.build import build_llm, initial_instruction
-from cotune.config.resuming import changeable, changes, identity
-from cotune.config.run_file import RunConfig
+from cotune.config.joint_method import JointMethod
+from cotune.config.resuming import changes
 from cotune.config.strategy import build_strategy
-from cotune.engines.comm import world
+from cotune.engines.run_start import RunSettings
 from cotune.engines.undamaged import Chosen
 from cotune.errors import ConfigError
 from cotune.llm.client import NoLLM
@@ -26,9 +25,9 @@ class Parts:
 
     strategy: Strategy
     environment: Environment
-    llm: LLM
-    record: Record
     limits: Limits
+    llm: LLM = field(default_factory=NoLLM)
+    record: Record = field(default_factory=Record)
     seed: int = 0
     rewards: Rewards | None = None
     """Reward functions that replace the environment's scoring; None if the environment scores."""
@@ -42,40 +41,46 @@ class Parts:
 
 
 def run_parts(
-    config: RunConfig,
+    settings: RunSettings,
+    method: JointMethod,
     environment: Environment,
     codec: HFCodec,
-    rewards: Rewards | None,
-    record: Record,
+    limits: Limits,
+    rewards: Rewards | None = None,
+    **recorded: Any,
 ) -> Parts:
-    """Return the parts of a run file.
+    """Return the parts of a run.
 
     Args:
-        config: the run file.
-        environment, codec, rewards: objects loaded for it.
-        record: where the run is recorded.
+        settings: what the run has beside its trainer's arguments.
+        method: builds the strategy.
+        environment, codec, limits, rewards: what rollouts are made with.
+        recorded: `llm` and `record` of `Parts`; by default the run is silent until it is opened.
     """
     return Parts(
         strategy=build_strategy(
-            config.strategy,
+            method.options,
             environment,
-            instruction=initial_instruction(config.instruction, environment),
-            seed=config.seed,
-            limits=config.limits,
+            instruction=initial_instruction(method, environment),
+            seed=settings.seed,
+            limits=limits,
             tokens=codec,
         ),
         environment=environment,
-        # The other ranks never ask the LLM, and making the user's own may load a model.
-        llm=NoLLM() if world().rank else build_llm(config.proposer, config.seed, record),
-        record=record,
-        limits=config.limits,
-        seed=config.seed,
+        limits=limits,
+        seed=settings.seed,
         rewards=rewards,
-        rows_per_call=config.training.rows_per_call,
-        identity=identity(config),
-        frozen=config.training.frozen,
-        changeable=changeable(config),
+        rows_per_call=settings.rows_per_call,
+        identity=settings.identity,
+        frozen=settings.frozen,
+        changeable=settings.changeable,
+        **recorded,
     )
+
+
+def initial_instruction(method: JointMethod, environment: Environment) -> str:
+    """Return the method's initial instruction, or else the environment's."""
+    return environment.initial_instruction if method.instruction is None else method.instruction
 
 
 class TrainingRun:
@@ -104,6 +109,12 @@ class TrainingRun:
     def identity(self) -> dict[str, str]:
         """Return, by field, the values that must be unchanged on a resume."""
         raise NotImplementedError
+
+    def record_in(self, record: Record, llm: LLM) -> None:
+        """Record the run from now on, and let it ask its LLM."""
+        self.parts = replace(self.parts, record=record, llm=llm)
+        self.coordinator.record = record
+        self.coordinator.llm = llm
 
     def check_identity(self, state: State) -> None:
         """Raise ConfigError if the state was saved by a different run."""
@@ -156,7 +167,7 @@ class TrainingRun:
 
     def record_under(self, step: int) -> None:
         """Record what follows under a step."""
-        self.coordinator.step = step
+        self.coordinator.current_step = step
         if self.coordinator.comm.rank == 0:
             self.parts.record.set_step(step)
 

@@ -13,7 +13,7 @@ import netrc
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -349,6 +349,27 @@ class Preflight:
 
         with torch.device("meta"):
             lora_config(options, AutoModelForCausalLM.from_config(self.architecture))
+
+
+def missing_here(configs: Iterable[RunConfig]) -> list[str]:
+    """Return what this machine is missing for some run files, each once. Equal environments are shared.
+
+    Raises:
+        ConfigError: a run file is wrong on any machine.
+    """
+    environments: dict[str, Environment] = {}
+    missing = dict[str, None]()
+    for config in configs:
+        checks = Preflight(config, new=False)
+        drops = config.dataset is not None and config.dataset.drop_too_long
+        lengths = (config.limits, config.strategy.kind) if drops else ()
+        key = repr((config.environment, config.dataset, config.instruction, lengths))
+        if key in environments:
+            checks.environment = environments[key]
+        missing |= dict.fromkeys(checks.missing_here().values())
+        if "environment" in vars(checks):
+            environments[key] = checks.environment
+    return list(missing)
 
 
 # ---- the cheap checks

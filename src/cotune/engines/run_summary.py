@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from cotune.config.build import describe_llm
-from cotune.config.run_file import RunConfig
+from cotune.engines.run_start import RunSettings
 from cotune.run.record import Record
 from cotune.run.scores import Score
 
@@ -11,8 +10,10 @@ if TYPE_CHECKING:
     from cotune.engines.evaluation import Outcome
 
 
-def write_run_summary(config: RunConfig, run: Record, outcome: "Outcome") -> None:
+def write_run_summary(settings: RunSettings, run: Record, outcome: "Outcome") -> None:
     """Write the summary.json of one run, with a single arm."""
+    record = settings.record
+    kind = record["strategy"]["kind"]
     arm = arm_figures(
         run, outcome.after, outcome.before, outcome.plain,
         steps=outcome.steps, instruction=outcome.instruction,
@@ -27,14 +28,14 @@ def write_run_summary(config: RunConfig, run: Record, outcome: "Outcome") -> Non
     arm |= {"ended_early": outcome.ended_early or None, **llm_figures(run)}
     run.write_summary(
         {
-            "name": config.name,
-            "strategy": config.strategy.kind,
-            "seed": config.seed,
-            "llm": describe_llm(config.proposer),
-            "policy": config.policy.path,
-            "arms": {config.strategy.kind: arm},
-            "asked_steps": config.training.steps,
-            "rollout_budget": config.training.rollout_budget,
+            "name": record["name"],
+            "strategy": kind,
+            "seed": settings.seed,
+            "llm": settings.llm_name,
+            "policy": record["policy"]["path"],
+            "arms": {kind: arm},
+            "asked_steps": record["training"]["steps"],
+            "rollout_budget": settings.rollout_budget,
             "best_instruction": outcome.instruction,
         }
     )
@@ -42,7 +43,7 @@ def write_run_summary(config: RunConfig, run: Record, outcome: "Outcome") -> Non
 
 def arm_figures(
     run: Record,
-    after: Score,
+    after: Score | None,
     before: Score | None,
     plain: Score | None,
     *,
@@ -52,7 +53,7 @@ def arm_figures(
     """Return a run's scores and costs as an arm of its summary.
 
     Args:
-        after: under the best instruction, after training.
+        after: under the best instruction, after training; None without test questions.
         before: before training.
         plain: under the initial instruction, after training.
         steps: steps of training.
@@ -63,8 +64,8 @@ def arm_figures(
         **score_figures("em", after),
         **score_figures("em_before", before),
         **score_figures("em_initial_instruction", plain),
-        "measure": after.measure,
-        "em_interval": list(interval) if (interval := after.interval) else None,
+        "measure": after.measure if after else None,
+        "em_interval": list(interval) if after and (interval := after.interval) else None,
         "policy_rollouts": dict(totals.rollouts),
         "generated_tokens": sum(totals.generated_tokens.values()),
         "llm_calls": totals.llm_calls,

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cotune.errors import ConfigError, EngineError, EvolutionError
+from cotune.methods.context_distillation import reweighs
 from cotune.methods.teacher_kl import teaches
 from cotune.protocols import LLM, Codec, Comm, Environment, Rewards, Sampler, State, Strategy
 from cotune.rollout.episode import new_episodes, run_episodes
-from cotune.rollout.metrics import trajectory_metrics
+from cotune.rollout.metrics import trajectory_metrics, without_variance
 from cotune.run.record import Record
 from cotune.run.replies import CachedLLM, llm_state, restore_llm
 from cotune.types import Assignment, Limits, Progress, Prompt, Purpose, Sampling, Task, Trajectory
@@ -66,6 +67,23 @@ class _Command:
     message: str = ""
 
 
+@dataclass(frozen=True)
+class Batch:
+    """The rollouts of a step, on every rank.
+
+    Attributes:
+        trajectories: group after group; `group_size` of each question.
+        metrics: the strategy's and the batch's.
+        flat_groups: indices of the groups whose rewards are all equal: they have no advantage.
+        reweighs: whether distillation changes the loss of any of them.
+    """
+
+    trajectories: list[Trajectory]
+    metrics: dict[str, float]
+    flat_groups: frozenset[int] = frozenset()
+    reweighs: bool = False
+
+
 RollOutHere = Callable[[Sequence[Assignment], int, Sampling], list[Trajectory]]
 """Roll out and score this rank's assignments in order; rows count from the second argument."""
 
@@ -75,12 +93,11 @@ class RolloutFailed(EngineError):
 
 
 class Coordinator:
-    """Run the phases of a training step, in any number of processes.
+    """Run a training step up to the update of the weights, in any number of processes.
 
-    A step calls `evolve`, `assign`, `rollout`, `observe` and `taught` in this order
-    (`tests/reference_loop.py` shows it); an engine updates the weights in between. Every rank calls every
-    phase: rank 0 does the work, the others serve its rollouts, and all return the same result. On
-    rank 0 a phase may call another phase.
+    `step` runs its phases in order. An engine whose own loop calls at several places of a step (veRL's) calls
+    the phases one by one. Every rank calls every phase: rank 0 does the work, the others serve its
+    rollouts, and all return the same result. On rank 0 a phase may call another phase.
 
     Args:
         strategy: consulted only on rank 0.
@@ -93,7 +110,7 @@ class Coordinator:
         roll_out: rolls out in place of the sampler, for an engine that has its own rollout workers.
 
     Attributes:
-        step: the step that rollouts and events count under.
+        current_step: the step that rollouts and events count under.
         gather: called on every rank when rank 0 asks for weights that are sharded over the ranks.
     """
 
@@ -116,12 +133,47 @@ class Coordinator:
         self.record, self.rewards = record, rewards
         self.comm: Comm = comm or SingleProcess()
         self.gather: Callable[[], Any] = lambda: None
-        self.step = 0
+        self.current_step = 0
         self._roll_out_here = roll_out or self._in_lock_step
         self._leads = False  # rank 0 is inside a phase and the others serve
         self._calls: Counter[Purpose] = Counter()
         self._purpose: Purpose = ""  # of the rollouts in progress; rank 0 only
         self._with_columns: dict[str, Task] | None = None
+
+    def step(
+        self,
+        tasks: Sequence[Task],
+        group_size: int,
+        progress: Callable[[], Progress],
+        before_rollout: Callable[[], None] | None = None,
+    ) -> Batch:
+        """Evolve, assign, roll out, observe: everything of a step but the update of the weights.
+
+        Args:
+            tasks: the questions of the step.
+            group_size: G, rollouts per question.
+            progress: returns the step's progress; evolution changes the rollouts that are left.
+            before_rollout: called on rank 0 after an evolution, such as an evaluation.
+        """
+        # 1. The LLM rewrites instructions or proposes hints, in steps where that is due.
+        metrics = self.evolve(progress())
+        if before_rollout is not None:
+            self.on_rank_zero(before_rollout)
+        # 2. The strategy decides which prompt each rollout is sampled under and trained on.
+        evolved = progress()
+        assignments = self.assign(tasks, group_size, evolved)
+        # 3. The policy answers and the environment scores.
+        trajectories = self.rollout(assignments)
+        # 4. The strategy credits its prompts with the rewards.
+        metrics |= self.observe(trajectories, group_size, evolved)
+        # 5. In a last stage, successes get a teacher.
+        trajectories = self.taught(trajectories)
+        return Batch(
+            trajectories,
+            metrics,
+            frozenset(without_variance([t.reward for t in trajectories], group_size)),
+            reweighs(trajectories, self.strategy.distillation),
+        )
 
     # ---- the phases of a step
 
@@ -132,7 +184,7 @@ class Coordinator:
         """
 
         def work() -> dict[str, float]:
-            self.step = progress.step
+            self.current_step = progress.step
             self._calls = Counter()
             self.record.set_step(progress.step)
             llm = CachedLLM(self.llm, self.record, progress.step)
@@ -236,13 +288,13 @@ class Coordinator:
         """Return the sampling settings of the next rollout call of a purpose; rank 0 only."""
         # Counted per purpose, so that evaluating more often changes no other draw.
         self._calls[purpose] += 1
-        seed = stable_seed(self.settings.seed, purpose, self.step, self._calls[purpose])
+        seed = stable_seed(self.settings.seed, purpose, self.current_step, self._calls[purpose])
         temperature = 0.0 if greedy else self.settings.temperature
         episodes = seed
         if not temperature:
             episodes = 0
         elif purpose == "evolve":
-            episodes = stable_seed(self.settings.seed, purpose, self.step)
+            episodes = stable_seed(self.settings.seed, purpose, self.current_step)
         return Sampling(temperature, self.environment.stop, seed, episodes)
 
     def count(self, purpose: Purpose, trajectories: Sequence[Trajectory], seconds: float) -> None:
@@ -254,7 +306,7 @@ class Coordinator:
         llm = llm_state(self.llm)
         return {
             "schema_version": STATE_SCHEMA,
-            "step": self.step,
+            "step": self.current_step,
             "strategy": self.strategy.state_dict(),
             **({} if llm is None else {"llm": llm}),
         }
@@ -265,7 +317,7 @@ class Coordinator:
                 f"the saved state has schema_version {state.get('schema_version')!r}; this version "
                 f"of cotune reads {STATE_SCHEMA}: resume with the version that wrote it"
             )
-        self.step = int(state["step"])
+        self.current_step = int(state["step"])
         try:
             self.strategy.load_state_dict(state["strategy"])
         except KeyError as error:
@@ -299,7 +351,7 @@ class Coordinator:
         return self.comm.broadcast(result)
 
     def _record_event(self, kind: str, /, **fields: object) -> None:
-        self.record.event(kind, self.step, **fields)
+        self.record.event(kind, self.current_step, **fields)
 
     def _restore_columns(self, assignment: Assignment) -> Assignment:
         """Restore a task's columns, which a strategy's saved state does not contain."""

@@ -242,6 +242,8 @@ class GeoEnvironment(SearchEnvironment):
         ConfigError: a split asks for more questions than its cities give.
     """
 
+    offline_rules = True
+
     def __init__(self, options: GeoOptions | None = None) -> None:
         options = options or GeoOptions()
         self.world, retriever = bundled_world()

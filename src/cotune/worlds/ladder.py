@@ -290,6 +290,8 @@ class LadderEnvironment(MathEnvironment):
         ConfigError: a split asks for more distinct problems than there are.
     """
 
+    offline_rules = True
+
     def __init__(self, options: LadderOptions | None = None) -> None:
         options = options or LadderOptions()
         tasks = {

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cotune.engines.trl.joint_trainer import JointTrainer
+from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.policy.codec import HFCodec
 from cotune.policy.policy_files import policy_path
 from tests.engines.contract.loop_driver import built
@@ -25,7 +25,7 @@ class TRLDriver:
     def run(self, script: Script) -> Recording:
         updates: list[list[Row]] = []
 
-        class Watched(JointTrainer):
+        class Watched(PolicyUpdate):
             def _generate_and_score_completions(self, inputs: Any) -> Any:
                 output = super()._generate_and_score_completions(inputs)
                 updates.append(_trl_rows(output))

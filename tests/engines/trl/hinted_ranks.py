@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.methods.static import StaticStrategy
 from cotune.types import (
     AnyDistillation,
@@ -75,7 +74,7 @@ def train(folder: Path, checkpoints: Path, **changes: Any) -> dict[str, Any]:
                 "output_dir": str(checkpoints / where / mode),
             } | changes
             strategy = HintedRows(rows, distillation)
-            run = start(folder / where / mode, strategy, trainer_class=JointTrainer, **sizes)
+            run = start(folder / where / mode, strategy, **sizes)
             run.trainer.train()
             logged = [
                 {

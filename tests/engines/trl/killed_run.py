@@ -25,7 +25,7 @@ def at_rollouts(purpose: str, step: int, call: int = 1, *, after: bool) -> None:
     roll_out, calls = Coordinator._roll_out, []
 
     def killed(self: Any, assignments: Any, now: str, sampling: Any) -> Any:
-        here = now == purpose and self.step == step
+        here = now == purpose and self.current_step == step
         if here:
             calls.append(now)
         if here and len(calls) == call and not after:
@@ -67,7 +67,7 @@ def note_calls(path: str) -> None:
 
     def rolled_out(self: Any, assignments: Any, purpose: str, sampling: Any) -> Any:
         trajectories = roll_out(self, assignments, purpose, sampling)
-        write(purpose, self.step, len(trajectories))
+        write(purpose, self.current_step, len(trajectories))
         return trajectories
 
     def completed(self: Any, prompt: str) -> Any:
@@ -94,30 +94,30 @@ def between_the_halves(step: int) -> None:
 
 def before_the_log(step: int) -> None:
     """When the weights are updated, but nothing of the step is written to metrics.jsonl."""
-    from cotune.engines.trl.trl_joint import JointCallback
+    from cotune.engines.trl.run_callbacks import CheckpointCallback
 
-    log = JointCallback.on_log
+    log = CheckpointCallback.on_log
 
     def killed(self: Any, args: Any, state: Any, *rest: Any, **given: Any) -> None:
         if state.global_step == step:
             kill()
         log(self, args, state, *rest, **given)
 
-    JointCallback.on_log = killed  # type: ignore[method-assign]
+    CheckpointCallback.on_log = killed  # type: ignore[method-assign]
 
 
 def interrupted(step: int) -> None:
     """Ctrl-C once a step is written down."""
-    from cotune.engines.trl.trl_joint import JointCallback
+    from cotune.engines.trl.run_callbacks import CheckpointCallback
 
-    log = JointCallback.on_log
+    log = CheckpointCallback.on_log
 
     def killed(self: Any, args: Any, state: Any, *rest: Any, **given: Any) -> None:
         log(self, args, state, *rest, **given)
         if state.global_step == step:
             signal.raise_signal(signal.SIGINT)
 
-    JointCallback.on_log = killed  # type: ignore[method-assign]
+    CheckpointCallback.on_log = killed  # type: ignore[method-assign]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 
 

@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig
 
-from cotune.engines.trl.grpo import TRLBest
-from cotune.engines.trl.joint_trainer import JointTrainer
+from cotune.engines.trl.joint_trainer import TRLBest
 from tests.engines.trl.setup import scored, start
 from tests.engines.trl.two_ranks import SIZES, fingerprint
 from tests.policy.tiny import tiny_tokenizer
@@ -26,7 +25,6 @@ def train(folder: Path, shared: Path, **changes: Any) -> dict[str, Any]:
     sizes = {**SIZES, "output_dir": str(shared / "checkpoints"), "beta": 0.05, **changes}
     run = start(
         folder,
-        trainer_class=JointTrainer,
         trainer_arguments={"peft_config": config},
         gradient_checkpointing=True,
         ddp_find_unused_parameters=False,

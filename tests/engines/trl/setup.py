@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers.trainer_callback import PrinterCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from cotune.engines.joint import Parts
+from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.methods.static import StaticStrategy
 from cotune.protocols import LLM, Environment, Recorder, Rollout, Session, State, Strategy
@@ -135,7 +136,7 @@ class Run:
     """A joint run and what its hooks saw."""
 
     joint: TRLJoint
-    trainer: GRPOTrainer
+    trainer: PolicyUpdate
     folder: Record
     trajectories: list[list[Trajectory]]
 
@@ -185,8 +186,7 @@ def start(
     environment: Environment | None = None,
     policy: tuple[Any, Any] | None = None,
     limits: Limits = LIMITS,
-    trainer_class: type[GRPOTrainer] = GRPOTrainer,
-    dataset: Callable[[TRLJoint], Any] = lambda joint: joint.dataset,
+    trainer_class: type[PolicyUpdate] = PolicyUpdate,
     trainer_arguments: dict[str, Any] | None = None,
     resume: bool = False,
     identity: dict[str, str] | None = None,
@@ -227,15 +227,6 @@ def start(
         return result
 
     joint.coordinator.observe = noted  # type: ignore[method-assign]
-    trainer = trainer_class(
-        model,
-        args=args,
-        train_dataset=dataset(joint),
-        processing_class=tokenizer,
-        rollout_func=joint.rollout_func,
-        reward_funcs=joint.reward_funcs,  # type: ignore[arg-type]
-        callbacks=joint.callbacks,  # type: ignore[arg-type]
-        **(trainer_arguments or {}),
-    )
+    trainer = trainer_class(model, joint, **(trainer_arguments or {}))
     trainer.remove_callback(PrinterCallback)
     return Run(joint, trainer, run_dir, trajectories)

@@ -17,10 +17,9 @@ from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from rich.console import Console
 
-import cotune.engines.trl.grpo as engine
 from cotune.cli.train import resume, train
 from cotune.engines.trl import run_file_setup
-from cotune.engines.trl.grpo import TRLBest
+from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.engines.trl.sharding import sharding_of, whole_weights
 from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.run.run_dir import RunDir
@@ -70,7 +69,7 @@ def on_a_cpu(kind: str) -> None:
 def watch(kind: str) -> list[TRLJoint]:
     """The joint runs that will be made, in order."""
     made: list[TRLJoint] = []
-    build, configure = engine.build_trainer, run_file_setup.grpo_config
+    build, configure = run_file_setup.build_trainer, run_file_setup.grpo_config
 
     def configured(*given: Any) -> Any:
         args = configure(*given)
@@ -79,11 +78,11 @@ def watch(kind: str) -> list[TRLJoint]:
         return args
 
     def built(*given: Any) -> Any:
-        found = build(*given)
-        made.append(found[0])
-        return found
+        trainer = build(*given)
+        made.append(trainer.joint)
+        return trainer
 
-    engine.build_trainer, run_file_setup.grpo_config = built, configured
+    run_file_setup.build_trainer, run_file_setup.grpo_config = built, configured
     return made
 
 

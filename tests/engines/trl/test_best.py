@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cotune.engines.trl.grpo import TRLBest
+from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.errors import ConfigError
 from cotune.run.best import read_best
 from cotune.types import Prompt
@@ -18,9 +18,7 @@ from tests.policy.tiny import tiny_tokenizer
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """A run whose policy can be sampled, after no step."""
-    run = start(tmp_path / "run")
-    run.joint.bind(run.trainer)
-    return run
+    return start(tmp_path / "run")
 
 
 @pytest.fixture

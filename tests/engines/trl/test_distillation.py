@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import GRPOTrainer
 
-from cotune.engines.trl.joint_trainer import JointTrainer
-from cotune.errors import ConfigError
+from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.methods.static import StaticStrategy
 from cotune.types import Assignment, Distillation, Limits, Progress, Prompt, Task, Trajectory
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
-from tests.engines.trl.setup import HINT, Counting, Run, start
+from tests.engines.trl.setup import HINT, Run, start
 from tests.policy.tiny import small_policy
 from tests.reference_loop import completion_logprobs, policy_loss
 
@@ -96,7 +94,7 @@ def trained(folder: Path, distillation: Distillation, **changes: Any) -> Spy:
     """A step of a small policy on 3 questions × 4 rollouts, at a temperature that varies their texts."""
     spy = Spy()
 
-    class Watched(JointTrainer):
+    class Watched(PolicyUpdate):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             spy.outputs.append(super()._generate_and_score_completions(inputs))
             return spy.outputs[-1]
@@ -223,20 +221,12 @@ def test_the_mask_is_taken_before_the_first_of_two_updates(
 
 
 def test_an_evaluation_between_batches_is_left_alone(tmp_path: Path) -> None:
-    run = start(
-        tmp_path,
-        Mixed("abc de. ", Distillation(ratio="masked_signed"), HINT),
-        trainer_class=JointTrainer,
-        per_device_eval_batch_size=2,
-        num_generations_eval=1,
-        max_steps=1,
-    )
+    run = start(tmp_path, Mixed("abc de. ", Distillation(ratio="masked_signed"), HINT), max_steps=1)
     run.trainer.train()
-    kept = run.joint.last_rollouts
+    kept = run.joint.batch.trajectories
     assert kept == run.trajectories[-1]
-    scores = run.trainer.evaluate(eval_dataset=run.joint.eval_dataset())
-    assert not [name for name in scores if "p2o" in name]
-    assert run.joint.last_rollouts is kept
+    run.joint.coordinator.evaluate(run.joint.parts.environment.tasks("validation"))
+    assert run.joint.batch.trajectories is kept
 
 
 def test_a_row_whose_every_token_is_masked_is_left_out_and_counted(tmp_path: Path) -> None:
@@ -250,17 +240,3 @@ def test_a_row_whose_every_token_is_masked_is_left_out_and_counted(tmp_path: Pat
     assert spy.run.logged("loss") == pytest.approx(spy.losses, abs=1e-5)
     for got, expected in spy.pairs:
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
-
-
-def test_a_plain_trainer_is_refused_if_it_could_not_weigh(tmp_path: Path) -> None:
-    strategy = Mixed("bcd ef. ", Distillation(ratio="masked_signed"), HINT)
-    with pytest.raises(ConfigError, match=r"JointTrainer.* ratio: original") as refused:
-        start(tmp_path, strategy, trainer_class=GRPOTrainer, max_steps=1)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_plain_trainer_does_where_nothing_is_to_be_weighed(tmp_path: Path) -> None:
-    strategy = Counting(hint=HINT)  # ratio: original
-    run = start(tmp_path, strategy, trainer_class=GRPOTrainer, max_steps=1)
-    run.trainer.train()
-    assert run.trainer.state.global_step == 1

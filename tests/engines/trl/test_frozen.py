@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from cotune.cli.train import train
 from cotune.config.resuming import resumed_config
 from cotune.config.run_file import parse_config
-from cotune.engines.trl.joint_trainer import JointTrainer
+from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.engines.trl.trl_engine import TRL
 from cotune.errors import ConfigError
 from cotune.run.costs import policy_rollouts
@@ -58,8 +58,8 @@ def no_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     def unexpected(*_: object, **__: object) -> None:
         raise AssertionError("a loss was computed")
 
-    monkeypatch.setattr(JointTrainer, "compute_loss", unexpected)
-    monkeypatch.setattr(JointTrainer, "_get_per_token_logps_and_entropies", unexpected)
+    monkeypatch.setattr(PolicyUpdate, "compute_loss", unexpected)
+    monkeypatch.setattr(PolicyUpdate, "_get_per_token_logps_and_entropies", unexpected)
 
 
 def test_a_method_evolves_by_batches_that_move_no_weight(

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from cotune.config.run_file import parse_config
-from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.types import Distillation
 from tests.engines.trl.setup import HINT, start
@@ -51,7 +50,7 @@ SUPPORTED: list[dict[str, Any]] = [
 )
 def test_hinted_rollouts_are_trained_on(tmp_path: Path, changes: dict[str, Any]) -> None:
     strategy = Mixed("abc de. ", Distillation(ratio="masked_signed"), HINT)
-    run = start(tmp_path, strategy, trainer_class=JointTrainer, **changes)
+    run = start(tmp_path, strategy, **changes)
     run.trainer.train()
     rows = run.folder.read_metrics()
     assert run.joint.batches == 2

@@ -12,8 +12,8 @@ from trl import GRPOTrainer
 
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.preflight import Preflight
-from cotune.engines.trl.grpo import TRLBest, lost_steps
-from cotune.engines.trl.joint_trainer import JointTrainer
+from cotune.engines.trl.joint_trainer import TRLBest, lost_steps
+from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.engines.trl.run_file_setup import Setup, load_policy, prepare
 from cotune.errors import ConfigError
 from cotune.policy.adapters import lora_config, merged, save_weights
@@ -35,7 +35,7 @@ def lora() -> LoraConfig:
 
 def lora_run(folder: Path, **changes: Any) -> Run:
     """A run with a `peft_config`, as a run file's with policy.lora."""
-    given = {"trainer_class": JointTrainer, "trainer_arguments": {"peft_config": lora()}} | changes
+    given = {"trainer_class": PolicyUpdate, "trainer_arguments": {"peft_config": lora()}} | changes
     return start(folder, **given)
 
 
@@ -143,7 +143,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 def test_the_gradient_is_that_of_grpo_trainer_and_of_the_loop(tmp_path: Path) -> None:
     """Groups without an advantage are passed over, as with whole weights."""
     seen: list[Gradients] = []
-    for trainer in (GRPOTrainer, JointTrainer):
+    for trainer in (GRPOTrainer, PolicyUpdate):
         folder = tmp_path / trainer.__name__
         run = lora_run(folder, trainer_class=trainer, max_steps=1, max_grad_norm=1e9)
         disturb(run, std=0.05)

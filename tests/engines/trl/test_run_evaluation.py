@@ -8,10 +8,11 @@ import pytest
 from rich.console import Console
 
 from cotune.cli.instructions import show_instructions
-from cotune.config.run_file import RunConfig, parse_config
-from cotune.engines import run_summary
+from cotune.config.run_file import EvaluationConfig, parse_config
 from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.trl.grpo import TRLBest
+from cotune.engines.run_start import settings_of
+from cotune.engines.run_summary import write_run_summary
+from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.engines.trl.trackers import report_scores
 from cotune.experiments.report import write_report
 from cotune.methods.inspo.inspo import Inspo, InspoOptions
@@ -20,8 +21,9 @@ from cotune.protocols import State, Strategy
 from cotune.run.best import read_best
 from cotune.run.console import ConsoleListener
 from cotune.run.scores import Score
+from cotune.types import Prompt
 from tests.engines.trl.setup import HINT, Counting, Run, start
-from tests.policy.tiny import tiny_tokenizer
+from tests.policy.tiny import Letters, tiny_tokenizer
 from tests.run_files import tiny
 
 TEXTS = ("abc de. ", "fade bed. ")
@@ -57,22 +59,44 @@ def inspo_state(windows: tuple[list[float], ...]) -> State:
     }
 
 
-def finished(folder: Path, strategy: Strategy, **evaluation: Any) -> tuple[Run, Outcome, RunConfig]:
-    """A run after its last step, closed."""
+def inspo(windows: tuple[list[float], ...] = ()) -> Inspo:
+    """INSPO with an instruction a window."""
+    strategy = Inspo(InspoOptions(population_size=1), Context(instruction=TEXTS[0]))
+    if windows:
+        strategy.load_state_dict(inspo_state(windows))
+    return strategy
+
+
+def trained(folder: Path, strategy: Strategy, every: int = 0) -> tuple[Run, RunEvaluation]:
+    """A run after its second and last step, and what evaluates it."""
     run = start(folder, strategy)
-    raw = tiny(folder / "run", {"strategy": {"kind": "static"}, "evaluation": evaluation})
-    config = parse_config(raw, "test")
-    run.joint.bind(run.trainer)
     run.folder.begin_attempt(None)
     run.joint.batches = 2
+    return run, evaluation_of(run, every)
+
+
+def evaluation_of(run: Run, every: int = 0) -> RunEvaluation:
     best = TRLBest(run.folder.best_path, tiny_tokenizer())
-    return (
-        run,
-        RunEvaluation(
-            config.evaluation, config.instruction, run.folder, best, report_scores
-        ).finish(run.joint),
-        config,
-    )
+    initial = Prompt(Letters.initial_instruction)
+    options = EvaluationConfig(every=every)
+    return RunEvaluation(options, initial, run.folder, best, report_scores)
+
+
+def finished(folder: Path, strategy: Strategy, every: int = 0) -> tuple[Run, Outcome]:
+    """A run that is closed."""
+    run, evaluations = trained(folder, strategy, every)
+    return run, evaluations.finish(run.joint)
+
+
+def summary_of(run: Run, outcome: Outcome) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Write the summary; return it and its arm."""
+    raw = tiny(run.folder.path, {"strategy": {"kind": "static"}})
+    settings = settings_of(parse_config(raw, "test"), None)
+    write_run_summary(settings, run.folder, outcome)
+    summary = run.folder.read_summary()
+    assert summary is not None
+    (arm,) = summary["arms"].values()
+    return summary, arm
 
 
 @pytest.mark.parametrize(
@@ -92,9 +116,7 @@ def test_the_best_instruction_is_told_with_how_sure_one_can_be(
     weight: float,
     close: bool,
 ) -> None:
-    strategy = Inspo(InspoOptions(population_size=1), Context(instruction=TEXTS[0]))
-    strategy.load_state_dict(inspo_state(windows))
-    run, outcome, config = finished(tmp_path, strategy)
+    run, outcome = finished(tmp_path, inspo(windows))
     (event,) = [row for row in run.folder.read_events() if row["kind"] == "best_instruction"]
     size = len(windows[0])
     assert event["step"] == 3
@@ -102,10 +124,7 @@ def test_the_best_instruction_is_told_with_how_sure_one_can_be(
     fields = ("id", "runner_up", "observed_steps", "observed_rollouts", "too_close_to_call")
     assert [event[f] for f in fields] == [chosen, runner_up, size, 3 * size, close]
     assert (outcome.instruction_id, outcome.steps) == (chosen, 2)
-    run_summary.write_run_summary(config, run.folder, outcome)
-    summary = run.folder.read_summary()
-    assert summary is not None
-    (arm,) = summary["arms"].values()
+    summary, arm = summary_of(run, outcome)
     assert (arm["too_close_to_call"], arm["best_instruction_observed_rollouts"]) == (
         close,
         3 * size,
@@ -117,13 +136,8 @@ def test_one_statement_says_which_pair_is_kept_and_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The population's leader at the end is another instruction than the one that is kept."""
-    strategy = Inspo(InspoOptions(population_size=1), Context(instruction=TEXTS[0]))
-    strategy.load_state_dict(inspo_state(([0.5, 0.75], [0.25, 0.25])))
-    run = start(tmp_path, strategy)
-    run.joint.bind(run.trainer)
-    run.folder.begin_attempt(None)
-    raw = tiny(tmp_path / "run", {"strategy": {"kind": "static"}, "evaluation": {"every": 1}})
-    config = parse_config(raw, "test")
+    strategy = inspo(([0.5, 0.75], [0.25, 0.25]))
+    run, evaluation = trained(tmp_path, strategy, every=1)
     validation = iter((Score(0.75, 8, {}), Score(0.5, 8, {}), Score(0.25, 8, {})))
 
     measured: list[tuple[str, str]] = []
@@ -135,10 +149,6 @@ def test_one_statement_says_which_pair_is_kept_and_why(
     monkeypatch.setattr(RunEvaluation, "_measure", measure)
     out = io.StringIO()
     run.folder.listeners.append(ConsoleListener(Console(file=out, width=500), 2))
-    best = TRLBest(run.folder.best_path, tiny_tokenizer())
-    evaluation = RunEvaluation(
-        config.evaluation, config.instruction, run.folder, best, report_scores
-    )
     run.joint.batches = 1
     evaluation(run.joint, 1)
     strategy.load_state_dict(inspo_state(([0.5, 0.75], [0.75, 0.75])))
@@ -155,8 +165,7 @@ def test_one_statement_says_which_pair_is_kept_and_why(
     assert read_best(run.folder.best_path) == outcome.kept
     assert out.getvalue().count("i1") == 1
     assert said in out.getvalue()
-    run_summary.write_run_summary(config, run.folder, outcome)
-    (arm,) = (run.folder.read_summary() or {})["arms"].values()
+    _, arm = summary_of(run, outcome)
     assert (arm["kept"], arm["best_instruction"]) == (said, TEXTS[0])
     assert arm["best_step"] == 1
     assert (arm["best_instruction_observed_rollouts"], arm["too_close_to_call"]) == (6, False)
@@ -179,15 +188,8 @@ def test_one_statement_says_which_pair_is_kept_and_why(
 def test_a_method_may_have_its_instruction_checked_against_the_initial_one(
     checks: bool, plain: float, ships: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strategy = Inspo(InspoOptions(population_size=1), Context(instruction=TEXTS[0]))
-    strategy.load_state_dict(inspo_state(CLEAR))
     monkeypatch.setattr(Inspo, "checks_uplift", checks, raising=False)
-    run = start(tmp_path, strategy)
-    run.joint.bind(run.trainer)
-    run.folder.begin_attempt(None)
-    run.joint.batches = 2
-    raw = tiny(tmp_path / "run", {"strategy": {"kind": "static"}, "evaluation": {"every": 1}})
-    config = parse_config(raw, "test")
+    run, evaluation = trained(tmp_path, inspo(CLEAR), every=1)
     initial, found = TEXTS  # i0 is the environment's own
     shipped = found if ships else initial
     measured: list[tuple[str, str, str]] = []
@@ -199,13 +201,9 @@ def test_a_method_may_have_its_instruction_checked_against_the_initial_one(
         return Score({"during": 0.75, "uplift": plain}.get(when, 0.25), 8, {})
 
     monkeypatch.setattr(RunEvaluation, "_measure", measure)
-    best = TRLBest(run.folder.best_path, tiny_tokenizer())
-    evaluation = RunEvaluation(
-        config.evaluation, config.instruction, run.folder, best, report_scores
-    )
     assert evaluation.finish(run.joint).instruction == shipped
     measured.clear()
-    outcome = evaluation.finish(run.joint)  # as a resume after the last step does
+    outcome = evaluation_of(run, every=1).finish(run.joint)  # as a resume after the last step does
     assert outcome.instruction == shipped
     assert outcome.kept == read_best(run.folder.best_path)
     uplift = [("validation", "uplift", initial)] if checks else []
@@ -236,14 +234,8 @@ def test_validation_decides_between_instructions_that_are_too_close(
     windows: Any, scores: dict[str, float], kept: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    strategy = Inspo(InspoOptions(population_size=1), Context(instruction=TEXTS[0]))
-    strategy.load_state_dict(inspo_state(windows))
-    run = start(tmp_path, strategy)
-    run.joint.bind(run.trainer)
-    run.folder.begin_attempt(None)
-    run.joint.batches = 2
-    chosen = {"strategy": {"kind": "static"}, "evaluation": {"every": 1}}
-    config = parse_config(tiny(tmp_path / "run", chosen), "test")
+    strategy = inspo(windows)
+    run, evaluation = trained(tmp_path, strategy, every=1)
     scored: dict[str, float] = {}
 
     def measure(
@@ -263,10 +255,7 @@ def test_validation_decides_between_instructions_that_are_too_close(
         return Score(scored[identity], 8, {})
 
     monkeypatch.setattr(RunEvaluation, "_measure", measure)
-    best = TRLBest(run.folder.best_path, tiny_tokenizer())
-    outcome = RunEvaluation(
-        config.evaluation, config.instruction, run.folder, best, report_scores
-    ).finish(run.joint)
+    outcome = evaluation.finish(run.joint)
     assert scored == scores
     assert (outcome.instruction_id, outcome.instruction) == (kept, TEXTS[int(kept[1])])
     assert outcome.kept is not None
@@ -277,8 +266,7 @@ def test_the_strategy_of_rank_zero_says_what_is_validated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another rank's strategy has seen nothing, so that rank must not choose what it rolls out."""
-    run = start(tmp_path, Inspo(InspoOptions(population_size=1), Context(instruction=TEXTS[0])))
-    config = parse_config(tiny(tmp_path / "run", {"evaluation": {"every": 1}}), "test")
+    run, evaluation = trained(tmp_path, inspo(), every=1)
     served = ["validation", "offer"]
     monkeypatch.setattr(
         RunEvaluation, "_measure", lambda *_: pytest.fail("measured on its own account")
@@ -290,32 +278,22 @@ def test_the_strategy_of_rank_zero_says_what_is_validated(
     def serve(_: Any) -> Any:
         return (Score(0.5, 8, {}), None) if served.pop(0) == "validation" else 2
 
-    def restore(_: Any) -> None:
+    def restore(*_: Any) -> None:
         assert served == []
         raise Served
 
     monkeypatch.setattr(run.joint.coordinator, "on_rank_zero", serve)
-    best = TRLBest(run.folder.best_path, tiny_tokenizer())
-    monkeypatch.setattr(best, "restore", restore)
+    monkeypatch.setattr(TRLBest, "restore", restore)
     with pytest.raises(Served):
-        RunEvaluation(
-            config.evaluation, config.instruction, run.folder, best, report_scores
-        ).finish(run.joint)
+        evaluation.finish(run.joint)
 
 
 @pytest.mark.parametrize("last_stage", [False, True])
 def test_the_last_policy_is_kept_if_the_method_ends_by_a_stage_of_its_own(
     last_stage: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = start(tmp_path, strategy := Counting())
-    monkeypatch.setattr(strategy, "keeps_last", last_stage, raising=False)
-    config = parse_config(tiny(tmp_path / "run", {"evaluation": {"every": 1}}), "test")
-    run.joint.bind(run.trainer)
-    run.folder.begin_attempt(None)
-    best = TRLBest(run.folder.best_path, tiny_tokenizer())
-    evaluation = RunEvaluation(
-        config.evaluation, config.instruction, run.folder, best, report_scores
-    )
+    run, evaluation = trained(tmp_path, Counting(), every=1)
+    monkeypatch.setattr(Counting, "keeps_last", last_stage)
     scores = iter([0.9, *[0.5] * 5])  # the first policy is better on validation than the last
     tested: list[int] = []
 
@@ -344,16 +322,14 @@ def test_the_last_policy_is_kept_if_the_method_ends_by_a_stage_of_its_own(
 def test_without_validation_a_run_that_went_further_is_reported_by_its_last_policy(
     tmp_path: Path,
 ) -> None:
-    run, outcome, config = finished(tmp_path, Counting(), every=0)
+    run, evaluation = trained(tmp_path, Counting(), every=0)
+    outcome = evaluation.finish(run.joint)
     assert outcome.steps == 2
     assert outcome.ended_early == ""
     run.joint.batches, run.joint.total_batches, run.joint.ended = 4, 9, True
     run.folder.event("phase_failed", 3, reason="LLMError: 401", in_a_row=1)
     run.folder.event("proposals_ended", 4, reason="llm.budget is spent")
-    best = TRLBest(run.folder.best_path, tiny_tokenizer())
-    outcome = RunEvaluation(
-        config.evaluation, config.instruction, run.folder, best, report_scores
-    ).finish(run.joint)
+    outcome = evaluation.finish(run.joint)
     record = read_best(run.folder.best_path)
     assert record is not None
     assert (record.step, record.trained) == (4, 4)
@@ -365,8 +341,7 @@ def test_without_validation_a_run_that_went_further_is_reported_by_its_last_poli
     ended = "training ended after step 4 of 9: training.rollout_budget is spent"
     told = [row["text"] for row in run.folder.read_events() if row["kind"] == "notice"]
     assert told == [outcome.ended_early] == [ended]
-    run_summary.write_run_summary(config, run.folder, outcome)
-    (arm,) = (run.folder.read_summary() or {})["arms"].values()
+    _, arm = summary_of(run, outcome)
     assert [arm[name] for name in ("ended_early", "failed_phases", "proposals_ended")] == [
         ended,
         1,
@@ -375,17 +350,16 @@ def test_without_validation_a_run_that_went_further_is_reported_by_its_last_poli
 
 
 def test_a_strategy_without_a_population_says_nothing_of_a_choice(tmp_path: Path) -> None:
-    run, outcome, config = finished(tmp_path, Counting())
+    run, outcome = finished(tmp_path, Counting())
     assert outcome.kept is not None
     assert outcome.kept.observed_rollouts is None
     assert "best_instruction" not in {row["kind"] for row in run.folder.read_events()}
-    run_summary.write_run_summary(config, run.folder, outcome)
-    (arm,) = (run.folder.read_summary() or {})["arms"].values()
+    _, arm = summary_of(run, outcome)
     assert "too_close_to_call" not in arm
 
 
 def test_closing_counts_under_the_step_after_the_last(tmp_path: Path) -> None:
-    run, outcome, _ = finished(tmp_path, Counting(), every=5)
+    run, outcome = finished(tmp_path, Counting(), every=5)
     rows = [row for row in run.folder.read_events() if row["kind"] == "evaluated"]
     # The instruction is not the initial one of the run file, so that one is measured, too.
     assert [(row["when"], row["split"], row["step"], row["trained"]) for row in rows] == [
@@ -407,7 +381,7 @@ class Hinting(Counting):
 
 
 def test_a_best_hint_is_kept_and_scored_besides(tmp_path: Path) -> None:
-    run, outcome, config = finished(tmp_path, Hinting())
+    run, outcome = finished(tmp_path, Hinting())
     rows = [row for row in run.folder.read_events() if row["kind"] == "evaluated"]
     assert [(row["when"], row["prompt"], row["step"]) for row in rows] == [
         ("after", "best", 3),
@@ -423,6 +397,5 @@ def test_a_best_hint_is_kept_and_scored_besides(tmp_path: Path) -> None:
     }
     assert seen == {"after": {""}, "plain": {""}, "hinted": {HINT}}
     assert outcome.hinted is not None
-    run_summary.write_run_summary(config, run.folder, outcome)
-    (arm,) = (run.folder.read_summary() or {})["arms"].values()
+    _, arm = summary_of(run, outcome)
     assert (arm["em_with_hint"], arm["em_with_hint_n"]) == (rows[2]["em"], rows[2]["n"])

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import GRPOTrainer
 
-from cotune.engines.trl.joint_trainer import JointTrainer
-from cotune.errors import ConfigError
 from cotune.methods.last_stage import successes_teach
 from cotune.methods.static import StaticStrategy
 from cotune.types import (
@@ -70,7 +67,7 @@ class Spy(TrainerCallback):
     def on_pre_optimizer_step(self, *args: Any, model: Any, **kwargs: Any) -> None:
         joint = self.run.joint
         settings = joint.coordinator.strategy.distillation
-        batch, temperature = joint.last_rollouts, joint.args.temperature
+        batch, temperature = joint.batch.trajectories, joint.args.temperature
         loss = policy_loss(
             model, batch, joint.args.num_generations, joint.args.epsilon, temperature, settings
         )
@@ -91,7 +88,6 @@ def prepared(folder: Path, strategy: Any = LastStage, **changes: Any) -> Any:
         environment,
         (AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)),
         LIMITS,
-        changes.pop("trainer_class", JointTrainer),
         num_generations=4,
         max_grad_norm=1e9,  # no clipping: the gradient is compared, not its direction alone
         max_completion_length=LIMITS.trajectory_tokens,
@@ -111,7 +107,7 @@ def trained(folder: Path, strategy: Any = LastStage, **changes: Any) -> Spy:
 @pytest.mark.parametrize("changes", [{}, ACCUMULATED], ids=["at once", "accumulated"])
 def test_loss_and_gradient_are_the_loops(changes: dict[str, Any], tmp_path: Path) -> None:
     spy = trained(tmp_path, **changes)
-    batch = spy.run.joint.last_rollouts
+    batch = spy.run.joint.batch.trajectories
     assert {bool(t.teacher_prompt_ids) for t in batch} == {True, False}
     assert all(bool(t.teacher_prompt_ids) == (t.reward >= 0.5) for t in batch)
     assert all(t.prompt_ids != t.sampled_prompt_ids for t in batch)
@@ -136,8 +132,3 @@ def test_without_a_teachers_rollouts_it_is_grpo(tmp_path: Path) -> None:
     (row,) = spy.run.folder.read_metrics()
     assert row["distil/share"] == 0
     assert "distil/gap" not in row
-
-
-def test_a_plain_trainer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has no teacher, which distillation kind: filtered"):
-        prepared(tmp_path, trainer_class=GRPOTrainer)

@@ -10,7 +10,6 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from cotune.cli.train import train
-from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.environments.tools import ToolEnvironment
 from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec
@@ -217,7 +216,6 @@ def test_hinted_rollouts_with_tools_are_distilled_as_the_loop_does_it(tmp_path: 
         environment,
         (model, tokenizer),
         Limits(turns=3, turn_tokens=24, observation_tokens=300, trajectory_tokens=1000),
-        JointTrainer,
         max_steps=1,
         max_grad_norm=1e9,  # no clipping: the gradient is compared, not its direction alone
         num_generations=4,

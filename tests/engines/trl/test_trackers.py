@@ -17,7 +17,7 @@ from cotune.engines.trl import trackers
 from cotune.engines.trl.trackers import COLUMNS, instruction_table
 from cotune.methods.static import StaticStrategy
 from cotune.run.run_dir import RunDir
-from tests.engines.trl.library_runs import LibraryTraining, begin, figures
+from tests.engines.trl.script_runs import ScriptTraining, begin, figures
 from tests.forked import run_module
 from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
@@ -33,7 +33,7 @@ def events_of(folder: Path) -> EventAccumulator:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LibraryTraining]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptTraining]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
         folder = tmp_path_factory.mktemp("run")
@@ -42,8 +42,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LibraryTrainin
         yield training
 
 
-def test_the_strategys_numbers_are_in_tensorboard_by_their_names(trained: LibraryTraining) -> None:
-    events = events_of(Path(str(trained.args.output_dir)))
+def test_the_strategys_numbers_are_in_tensorboard_by_their_names(trained: ScriptTraining) -> None:
+    events = events_of(trained.trainer.run_folder / "tensorboard")
     for name in ("inspo/best_weight", "p2o/hard", "reward_mean", "hinted_share"):
         written = [row[name] for row in figures(trained) if name in row]
         assert written
@@ -51,7 +51,7 @@ def test_the_strategys_numbers_are_in_tensorboard_by_their_names(trained: Librar
         assert seen == pytest.approx(written)
 
 
-def test_the_table_has_the_lineage_the_living_and_the_best(trained: LibraryTraining) -> None:
+def test_the_table_has_the_lineage_the_living_and_the_best(trained: ScriptTraining) -> None:
     strategy = trained.strategy
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in instruction_table(strategy)]
     lineage = trained.run.read_instructions()

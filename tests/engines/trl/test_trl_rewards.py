@@ -19,7 +19,8 @@ from cotune.environments.base import SingleTurnEnvironment
 from cotune.errors import ConfigError
 from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
-from tests.engines.trl.library_runs import begin, method_of
+from tests.engines.trl.script_runs import begin
+from tests.policy.tiny import Letters
 
 WORLD = SingleTurnEnvironment({}, "")
 THOUGHT = r"<think>half of a third</think> \boxed{\frac{1}{6}}"
@@ -135,7 +136,7 @@ def test_an_async_function_is_given_what_trl_gives_it() -> None:
     assert found[0].logged == {"levels": 1.0}
 
 
-# ---- beside a trainer of one's own
+# ---- in a script
 
 
 class Noted:
@@ -153,30 +154,37 @@ def length(completions: list[str], **_: Any) -> list[float]:
     return [float(len(text)) for text in completions]
 
 
-def test_a_library_run_is_scored_by_functions_that_see_the_trainers_state(tmp_path: Path) -> None:
+def test_a_script_is_scored_by_functions_that_see_the_trainers_state(tmp_path: Path) -> None:
     noted = Noted()
-    method = method_of("static", rewards=[noted, (length, 0.5)])
-    training = begin(tmp_path, method=method, max_steps=2, save_strategy="steps", save_steps=1)
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
+    given = {"reward_funcs": [noted, length], "environment": Letters()}
+    weighted = begin(
+        tmp_path, trainer_arguments=given, max_steps=2, reward_weights=[1.0, 0.5], **saving
+    )
     assert noted.steps == [0]  # the trial
-    training.trainer.train()
-    assert noted.steps == [0, 0, 1]
-    for row in training.run.read_trajectories(2, "train"):
+    weighted.trainer.train()
+    assert noted.steps[:3] == [0, 0, 1]
+    for row in weighted.run.read_trajectories(1, "train"):
         parts = row["reward_parts"]
         assert row["reward"] == pytest.approx(parts["Noted"] + 0.5 * parts["length"])
-    assert "reward/length" in training.run.read_metrics()[0]
-    kept = training.run.read_config()["rewards"]
+    (row, _) = weighted.run.read_metrics()
+    assert "reward/length" in row
+    logged = weighted.trainer.state.log_history[0]
+    assert logged["rewards/length/mean"] == pytest.approx(row["reward/length"])
+    kept = weighted.run.read_config()["rewards"]
     assert [(r["function"], r["weight"]) for r in kept] == [("Noted", 1.0), ("length", 0.5)]
-    other = method_of("static", rewards=[noted, (length, 0.25)])
-    again = begin(tmp_path, method=other, max_steps=3, save_strategy="steps", save_steps=1)
-    with pytest.raises(ConfigError, match=r"rewards is .*a resume needs the same"):
+    again = begin(
+        tmp_path, trainer_arguments=given, max_steps=3, reward_weights=[1.0, 0.25], **saving
+    )
+    with pytest.raises(ConfigError, match=r"^rewards: is not what the saved run began with"):
         again.trainer.train(resume_from_checkpoint=True)
 
 
-def test_a_library_run_without_rewards_is_refused_before_there_is_a_trainer(tmp_path: Path) -> None:
+def test_a_script_without_rewards_is_refused_before_weights_are_loaded(tmp_path: Path) -> None:
     world = SingleTurnEnvironment({"train": [Task("t", "ab?", ())]}, "abc ")
     with pytest.raises(ConfigError, match="rewards: missing; SingleTurnEnvironment gives none"):
-        begin(tmp_path, method=method_of("static", environment=world))
-    broken = method_of("static", environment=world, rewards=[lambda completions: [1.0, 2.0, 3.0]])
+        begin(tmp_path, trainer_arguments={"environment": world})
+    broken = {"environment": world, "reward_funcs": [lambda completions: [1.0, 2.0, 3.0]]}
     with pytest.raises(ConfigError, match="lambda returned 3 values for 1 completions"):
-        begin(tmp_path, method=broken)
+        begin(tmp_path, trainer_arguments=broken)
     assert list(tmp_path.iterdir()) == []

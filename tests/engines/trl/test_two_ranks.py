@@ -9,11 +9,10 @@ import torch
 from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
-from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.policy.policy_files import policy_path
 from tests.engines.trl.forked_launcher import TORCHRUN, launched
 from tests.engines.trl.setup import start
-from tests.engines.trl.test_joint_trainer import gradients
+from tests.engines.trl.test_policy_update import gradients
 from tests.engines.trl.two_ranks import SIZES, UNEVEN, fingerprint, seen
 from tests.forked import run_ranks
 
@@ -30,7 +29,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     sizes = {**SIZES, "per_device_train_batch_size": 6}
-    run = start(tmp_path_factory.mktemp("alone"), trainer_class=JointTrainer, **sizes)
+    run = start(tmp_path_factory.mktemp("alone"), **sizes)
     run.trainer.train()
     return {
         "batches": [[seen(t) for t in batch] for batch in run.trajectories],
@@ -69,7 +68,7 @@ def test_two_ranks_roll_out_credit_and_train_as_one_process_does(
 
 
 def test_an_evaluation_is_shared_and_counted_once(ranks: list[dict[str, Any]]) -> None:
-    assert ranks[0]["eval_reward"] == ranks[1]["eval_reward"]
+    assert ranks[0]["scores"] == ranks[1]["scores"]
     assert ranks[0]["rollouts"] == {"train": 18, "verify": 0, "evolve": 0, "evaluate": 2}
 
 

@@ -13,7 +13,7 @@ from cotune.errors import EngineError
 from cotune.types import SampleRequest, Sampling
 from tests.engines.trl.fake_vllm import OTHER_EOS, Client, Engine, SamplingParams, install
 from tests.engines.trl.setup import Run
-from tests.engines.trl.vllm_setup import bound, cached, no_traces, sampler
+from tests.engines.trl.vllm_setup import cached, no_traces, sampler, vllm_run
 from tests.policy.tiny import Letters, tiny_tokenizer
 
 STOP = Letters.stop
@@ -76,7 +76,7 @@ def requests(run: Run, *limits: int) -> list[SampleRequest]:
 def test_every_row_keeps_its_own_limit(
     mode: str, stop: tuple[str, ...], tmp_path: Path, engine: Engine
 ) -> None:
-    run = bound(tmp_path, mode=mode)
+    run = vllm_run(tmp_path, mode=mode)
     asked = requests(run, 3, 30, 1, 0, 12)
     sampling = Sampling(temperature=0.0, stop=stop)
     session, other = sampler(run).open(sampling), cached(run).open(sampling)
@@ -97,7 +97,7 @@ def test_what_the_engine_wrote_past_the_end_of_a_turn_is_cut_off(
     tmp_path: Path, engine: Engine
 ) -> None:
     engine.runs_on = 2
-    run = bound(tmp_path)
+    run = vllm_run(tmp_path)
     sampling, asked = Sampling(temperature=0.0, stop=STOP), requests(run, *[30] * 6)
     session, other = sampler(run).open(sampling), cached(run).open(sampling)
     found, expected = session.generate(asked), other.generate(asked)
@@ -121,7 +121,7 @@ def test_episodes_end_where_vllms_context_does(
     mode: str, changes: dict[str, int], expected: int, tmp_path: Path, engine: Engine
 ) -> None:
     engine.max_model_len = 90
-    run = bound(tmp_path, mode=mode, **changes)
+    run = vllm_run(tmp_path, mode=mode, **changes)
     assert run.joint.coordinator.settings.context_tokens == expected
 
 
@@ -130,7 +130,7 @@ def test_a_row_near_the_end_of_a_servers_context_waits_for_a_call_it_fits_into(
     mode: str, tmp_path: Path, engine: Engine
 ) -> None:
     engine.max_model_len = 60
-    run = bound(tmp_path, mode=mode)
+    run = vllm_run(tmp_path, mode=mode)
     short, long = requests(run, 40, 5)
     long = SampleRequest(long.row, long.context_ids * 5, 60 - 5 * len(long.context_ids))
     assert 0 < long.max_tokens < 40
@@ -147,7 +147,7 @@ def test_a_row_near_the_end_of_a_servers_context_waits_for_a_call_it_fits_into(
 
 def test_the_other_eos_of_a_policy_ends_no_turn(tmp_path: Path, engine: Engine) -> None:
     """CachedSampler knows one EOS, and a turn that ended in another would look truncated to TRL."""
-    run = bound(tmp_path)
+    run = vllm_run(tmp_path)
     session = sampler(run).open(Sampling(temperature=2.0))
     found = [s for _ in range(5) for s in session.generate(requests(run, *[30] * 6))]
     session.close()
@@ -158,7 +158,7 @@ def test_the_other_eos_of_a_policy_ends_no_turn(tmp_path: Path, engine: Engine) 
 
 
 def test_the_trainers_parameters_come_back_after_a_failure(tmp_path: Path, engine: Engine) -> None:
-    run = bound(tmp_path)
+    run = vllm_run(tmp_path)
     kept = {"seed": 3}
     run.trainer.vllm_generation.generation_kwargs = kept
     engine.fails_at = 0
@@ -175,7 +175,7 @@ def test_the_trainers_parameters_come_back_after_a_failure(tmp_path: Path, engin
 def test_vllm_without_log_probabilities_is_an_error(
     tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = bound(tmp_path)
+    run = vllm_run(tmp_path)
     generate = run.trainer.vllm_generation.generate
     monkeypatch.setattr(
         run.trainer.vllm_generation, "generate", lambda **k: (*generate(**k)[:2], None, None)

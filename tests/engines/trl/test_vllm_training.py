@@ -11,26 +11,23 @@ import pytest
 import requests
 import torch
 import trl.generation.vllm_generation as vllm_generation
-from trl import GRPOTrainer
+from rich.console import Console
 
 from cotune.config.run_file import parse_config
 from cotune.engines.preflight import Preflight
-from cotune.engines.trl.grpo import TRLBest, train
-from cotune.engines.trl.joint_trainer import JointTrainer
-from cotune.engines.trl.run_file_setup import prepare
+from cotune.engines.trl.joint_trainer import TRLBest
+from cotune.engines.trl.run_file_setup import build_trainer
 from cotune.engines.trl.vllm_start import computed_in, seed_vllm
 from cotune.errors import ConfigError, EngineError
 from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run
 from cotune.policy.local_policy import load
 from cotune.policy.policy_files import policy_path
-from cotune.run.record import Record
 from cotune.types import Assignment, Distillation, Limits, Progress, Prompt, StopReason, Task
 from tests.engines.trl.fake_vllm import Engine, install
 from tests.engines.trl.hinted_ranks import HintedRows
 from tests.engines.trl.setup import HINT, Counting, Run, scored
 from tests.engines.trl.vllm_setup import (
     assert_synced,
-    bound,
     cached,
     no_traces,
     same_rollouts,
@@ -105,19 +102,6 @@ def test_evaluations_are_greedy_and_under_the_weights_of_the_last_step(
     same_rollouts(again, expected)
 
 
-def test_trls_own_evaluation_is_not_corrected(tmp_path: Path, engine: Engine) -> None:
-    """Its log-probabilities are at the run's temperature, a greedy sampler's are not."""
-    run = vllm_run(
-        tmp_path, temperature=0.5, per_device_eval_batch_size=2, num_generations_eval=1, max_steps=1
-    )
-    run.trainer.train()
-    data: Any = run.joint.eval_dataset()
-    scores = run.trainer.evaluate(eval_dataset=data)
-    assert scores["eval_sampling/importance_sampling_ratio/mean"] == 1.0
-    assert math.isfinite(scores["eval_loss"])
-    assert_synced(run, engine)
-
-
 def test_a_sleeping_engine_is_woken_and_sent_its_weights(tmp_path: Path, engine: Engine) -> None:
     run = vllm_run(tmp_path, vllm_enable_sleep_mode=True, max_steps=1)
     run.trainer.train()
@@ -128,23 +112,8 @@ def test_a_sleeping_engine_is_woken_and_sent_its_weights(tmp_path: Path, engine:
     same_rollouts(found, run.joint.coordinator.evaluate(tasks))
 
 
-def test_a_second_trainer_of_a_joint_run_is_sampled_by_its_own_vllm(
-    tmp_path: Path, engine: Engine
-) -> None:
-    first, second = bound(tmp_path / "first"), bound(tmp_path / "second", max_steps=1)
-    tasks = Letters().tasks("train")
-    for run in (first, second):
-        run.folder.begin_attempt(None)
-        run.joint.coordinator.evaluate(tasks)
-    second.trainer.train()
-    second.trainer.reward_funcs = first.joint.reward_funcs
-    first.joint.bind(second.trainer)
-    first.joint.coordinator.evaluate(tasks)
-    assert_synced(second, engine)
-
-
 def test_weights_that_are_put_back_are_sent(tmp_path: Path, engine: Engine) -> None:
-    run = bound(tmp_path / "run", max_steps=1)
+    run = vllm_run(tmp_path / "run", max_steps=1)
     run.folder.begin_attempt(None)
     best = TRLBest(tmp_path / "best", tiny_tokenizer())
     tasks = Letters().tasks("train")
@@ -221,7 +190,7 @@ def test_a_token_that_vllm_could_not_score_counts_as_unhinted(
 ) -> None:
     engine.unscored = tuple(range(4, 8))
     strategy = HintedRows((0, 1, 3), Distillation(ratio="masked_signed"))
-    run = vllm_run(tmp_path, "server", strategy, trainer_class=JointTrainer, max_steps=2)
+    run = vllm_run(tmp_path, "server", strategy, max_steps=2)
     run.trainer.train()
     drawn = [x for batch in run.trajectories for t in batch for x in t.logprobs]
     assert any(math.isnan(x) for x in drawn)
@@ -262,12 +231,11 @@ def test_a_server_that_leaves_out_the_temperature_is_refused(
     mode: str, changes: dict[str, Any], refused: bool, tmp_path: Path, engine: Engine
 ) -> None:
     engine.logprobs_mode = mode
-    run = vllm_run(tmp_path, "server", **changes)
     if not refused:
-        run.joint.bind(run.trainer)
+        vllm_run(tmp_path, "server", **changes)
         return
     with pytest.raises(ConfigError, match=r"logprobs-mode raw_logprobs.*--logprobs-mode processed"):
-        run.joint.bind(run.trainer)
+        vllm_run(tmp_path, "server", **changes)
     assert engine.calls == []
 
 
@@ -278,7 +246,7 @@ def test_ratios_between_contexts_need_the_temperature_without_a_correction_too(
     off = {"temperature": 0.7, "vllm_importance_sampling_correction": False}
     strategy = HintedRows((0,), Distillation(ratio="masked_signed"))
     with pytest.raises(ConfigError, match=r"leaves out the temperature of 0\.7"):
-        vllm_run(tmp_path, "server", strategy, trainer_class=JointTrainer, **off).trainer.train()
+        vllm_run(tmp_path, "server", strategy, **off).trainer.train()
 
 
 @pytest.mark.slow
@@ -298,9 +266,10 @@ def test_a_run_file_is_trained_evolved_and_evaluated_through_vllm(
     config = parse_config(tiny(tmp_path / "run", changes), "test")
     with no_traces():
         engine = install(tokenizer, monkeypatch.setattr, model)
-        run = Record.create(tmp_path / "run", {})
-        setup = prepare(Preflight(config, new=False).require(), run.checkpoints_path)
-        outcome = train(config, run, run, setup)
+        trainer = build_trainer(Preflight(config, new=True).require(), Console(quiet=True))
+        trainer.train()
+    run, outcome = cotune.open_run(tmp_path / "run"), trainer.outcome
+    assert outcome is not None
     rollouts = run.totals().rollouts
     assert rollouts["train"] == 16
     assert rollouts["verify"] > 0
@@ -314,7 +283,7 @@ def test_a_run_file_is_trained_evolved_and_evaluated_through_vllm(
 def test_vllm_computes_in_the_trainers_type(tmp_path: Path, engine: Engine) -> None:
     """By default vLLM would sample a float32 policy in half precision."""
     started = vllm_generation.LLM  # type: ignore[attr-defined]
-    vllm_run(tmp_path, trainer_class=JointTrainer)
+    vllm_run(tmp_path)
     assert engine.dtype == "float32"
     assert vllm_generation.LLM is started  # type: ignore[attr-defined]
 
@@ -332,14 +301,11 @@ def test_the_trainers_type_is_its_autocasts_or_its_weights(
     assert computed_in(cast(Any, trainer)) == expected
 
 
-@pytest.mark.parametrize("trainer_class", [GRPOTrainer, JointTrainer])
-def test_vllm_draws_with_the_runs_seed(
-    tmp_path: Path, engine: Engine, trainer_class: type[GRPOTrainer]
-) -> None:
+def test_vllm_draws_with_the_runs_seed(tmp_path: Path, engine: Engine) -> None:
     """TRL seeds the vLLM of every run alike."""
 
     def drawn(folder: str, seed: int) -> list[tuple[int, ...]]:
-        run = vllm_run(tmp_path / folder, seed=seed, trainer_class=trainer_class, max_steps=1)
+        run = vllm_run(tmp_path / folder, seed=seed, max_steps=1)
         run.trainer.train()
         return [t.completion_ids for batch in run.trajectories for t in batch]
 
@@ -368,7 +334,7 @@ def test_vllm_that_does_not_start_says_why_in_a_line(tmp_path: Path, engine: Eng
     started = vllm_generation.LLM  # type: ignore[attr-defined]
     engine.refuses_to_start = True
     with pytest.raises(EngineError) as error:
-        vllm_run(tmp_path, trainer_class=JointTrainer)
+        vllm_run(tmp_path)
     assert str(error.value) == (
         "vLLM did not start: ValueError: No available memory for the cache blocks. (its settings are "
         "vllm_… in training.engine_args or GRPOConfig)"
@@ -384,4 +350,4 @@ def test_a_server_that_does_not_answer_is_named_in_a_line(
 
     monkeypatch.setattr(vllm_generation, "VLLMClient", unreachable)
     with pytest.raises(EngineError, match=r"can't be reached at http://localhost:1 \(its settings"):
-        vllm_run(tmp_path, "server", trainer_class=JointTrainer)
+        vllm_run(tmp_path, "server")

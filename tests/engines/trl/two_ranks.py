@@ -14,18 +14,17 @@ import torch
 import torch.distributed as dist
 from transformers import AutoTokenizer
 
-from cotune.engines.trl.joint_trainer import JointTrainer
+from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.policy.policy_files import policy_path
 from cotune.protocols import Recorder
 from cotune.types import Action, Metrics, Progress, Response, Trajectory
 from tests.engines.trl.setup import Counting, Run, start
-from tests.engines.trl.test_joint_trainer import gradients
+from tests.engines.trl.test_policy_update import gradients
 from tests.policy.tiny import Letters
 
 # Three groups of two rollouts, three rollouts a rank: the second group is split.
 SIZES = {"per_device_train_batch_size": 3, "num_generations": 2, "max_steps": 3}
 SAVING = {"save_strategy": "steps", "save_steps": 2}
-EVALUATION = {"per_device_eval_batch_size": 1, "num_generations_eval": 1}
 
 
 class BoomOnRankOne(Letters):
@@ -64,7 +63,7 @@ def train(folder: Path, rank: int) -> dict[str, Any]:
     """Trains three batches, evaluates, then trains the third once more from the checkpoint."""
     own = folder / f"rank{rank}"
     shared = {"output_dir": str(folder / "checkpoints")}
-    run = start(own, trainer_class=JointTrainer, **SIZES, **SAVING, **EVALUATION, **shared)
+    run = start(own, **SIZES, **SAVING, **shared)
     rows: list[list[str]] = []
     rollout = run.joint.rollout_func
 
@@ -75,11 +74,10 @@ def train(folder: Path, rank: int) -> dict[str, Any]:
     run.trainer.rollout_func = noted
     run.trainer.train()
     weights = fingerprint(run)
-    scores = run.trainer.evaluate(eval_dataset=run.joint.eval_dataset())
+    tasks = run.joint.parts.environment.tasks("validation")
+    scores = [t.reward for t in run.joint.coordinator.evaluate(tasks)]
     rollouts = dict(run.folder.totals().rollouts) if rank == 0 else None
-    again = start(
-        own, resume=True, trainer_class=JointTrainer, **SIZES, **SAVING, **EVALUATION, **shared
-    )
+    again = start(own, resume=True, **SIZES, **SAVING, **shared)
     again.trainer.train(resume_from_checkpoint=str(folder / "checkpoints" / "checkpoint-2"))
     return {
         "world_size": dist.get_world_size(),
@@ -88,7 +86,7 @@ def train(folder: Path, rank: int) -> dict[str, Any]:
         "batches": [[seen(t) for t in batch] for batch in run.trajectories],
         "weights": weights,
         "total": run.strategy.total,
-        "eval_reward": scores["eval_reward"],
+        "scores": scores,
         "rollouts": rollouts,
         "metrics": [row["step"] for row in again.folder.read_metrics()],
         "resumed_batches": [[seen(t) for t in batch] for batch in again.trajectories],
@@ -129,7 +127,7 @@ def uneven(folder: Path, rank: int) -> dict[str, Any]:
         for loss_type in ("grpo", "dapo"):
             own = folder / f"{name}-{loss_type}-{rank}"
             kept = gradients(
-                JointTrainer,
+                PolicyUpdate,
                 tokenizer,
                 own,
                 rewards,

@@ -75,7 +75,6 @@ def fail(folder: Path, rank: int, engine: Engine) -> None:
         engine.fails_at = len(engine.calls) + 1 if name == "server" else -1
         try:
             if name == "weights":
-                run.joint.bind(run.trainer)
                 run.folder.begin_attempt(None)
                 engine.refuses_weights = True
                 run.joint.coordinator.evaluate(Letters().tasks("train"))

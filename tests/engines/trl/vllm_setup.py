@@ -35,13 +35,6 @@ def vllm_run(folder: Path, mode: str = "colocate", *given: Any, **changes: Any) 
     return start(folder, *given, use_vllm=True, vllm_mode=mode, **changes)
 
 
-def bound(folder: Path, **changes: Any) -> Run:
-    """A run that can be sampled, before its first step."""
-    run = vllm_run(folder, **changes)
-    run.joint.bind(run.trainer)
-    return run
-
-
 def sampler(run: Run, context_tokens: int | None = 512) -> VLLMSampler:
     return VLLMSampler(run.trainer, run.joint.codec, SingleProcess(), context_tokens)
 

@@ -12,12 +12,9 @@ from cotune.cli.step_progress import step_progress
 from cotune.cli.train import passed
 from cotune.config.build import describe_llm
 from cotune.config.cost import Plan, plan_run
-from cotune.config.run_file import ASKS_A_MODEL, RunConfig, dump_config, load_config
-from cotune.engines.engine import Measured, engine_of
+from cotune.config.run_file import ASKS_A_MODEL, RunConfig, load_config
+from cotune.engines.engine import Measured
 from cotune.errors import ConfigError, Stopped
-from cotune.run.console import ConsoleListener
-from cotune.run.record import Record
-from cotune.run.run_dir import RunDir
 from cotune.utils.stopping import stopped_by_sigterm
 from cotune.utils.tables import duration, plain_table
 from cotune.utils.text import size
@@ -64,22 +61,20 @@ def measured_steps(config: RunConfig, folder: Path, steps: int, console: Console
     Raises:
         ConfigError: for the same reasons as in `cotune train`.
     """
-    given = config.model_copy(update={"output": folder})
+    training = config.training.model_copy(update={"save_every": 0})
+    evaluation = config.evaluation.model_copy(update={"every": 0, "before": False})
+    logging = config.logging.model_copy(update={"report_to": (), "trajectories_every": 0})
+    measured = config.model_copy(
+        update={
+            "output": folder,
+            "training": training,
+            "evaluation": evaluation,
+            "logging": logging,
+        }
+    )
     with step_progress(console):
-        checked = passed(given)
-        setup = checked.engine.prepare(checked, RunDir(folder).checkpoints_path)
-        run = _temporary_record(given, folder, steps, console)
-        return engine_of(given).measure(given, run, setup, steps)
-
-
-def _temporary_record(config: RunConfig, folder: Path, steps: int, console: Console) -> Record:
-    """Return the record of the temporary run folder, which is silent in all but the first process."""
-    from cotune.engines.comm import world
-
-    if world().rank != 0:
-        return Record(folder, silent=True)
-    listener = ConsoleListener(console, steps)
-    return Record.create(folder, dump_config(config), listeners=[listener], rollouts_every=0)
+        checked = passed(measured)
+        return checked.engine.measure(checked.engine.prepare(checked, console), steps)
 
 
 def project(measured: Measured, planned: Plan, rollouts_per_step: int) -> dict[str, float | None]:

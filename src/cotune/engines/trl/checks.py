@@ -198,22 +198,6 @@ def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
         )
 
 
-def check_weighing(strategy: Strategy) -> None:
-    """Raise ConfigError if a plain GRPOTrainer could not train on the strategy's rollouts."""
-    settings = strategy.distillation
-    if not isinstance(settings, Distillation):
-        raise ConfigError(
-            f"GRPOTrainer alone has no teacher, which distillation kind: {settings.kind} needs: use "
-            "cotune.JointTrainer in its place (its arguments are the same), or kind: substitution"
-        )
-    if masks(settings):
-        raise ConfigError(
-            "GRPOTrainer alone does not weight tokens that were sampled under another prompt, which "
-            f"distillation ratio: {settings.ratio} needs: use cotune.JointTrainer in its place (its "
-            "arguments are the same), or ratio: original"
-        )
-
-
 def check_teacher(trainer: GRPOTrainer, strategy: Strategy) -> None:
     """Raise ConfigError if the weights of a teacher would be sharded over processes."""
     settings, sharding = strategy.distillation, sharding_of(trainer)
@@ -241,11 +225,6 @@ def check_sleep(trainer: GRPOTrainer) -> None:
 
 def check_trainer(trainer: GRPOTrainer) -> None:
     """Raise ConfigError if the trainer would generate, score or shard differently from cotune."""
-    if trainer.tools or trainer.environment_factories is not None:
-        raise ConfigError(
-            "GRPOTrainer was given tools= or environment_factory=, with which TRL runs its own tool "
-            "loop and ignores cotune's masks: drop the argument; cotune's environment calls tools"
-        )
     model: Any = trainer.model
     if is_peft_model(model) and model.active_peft_config.is_prompt_learning:
         raise ConfigError(
@@ -255,8 +234,9 @@ def check_trainer(trainer: GRPOTrainer) -> None:
 
 
 def steps_per_batch(args: GRPOConfig) -> int:
-    """Return the number of optimizer steps per rollout batch."""
-    return max(1, (args.steps_per_generation or 0) // args.gradient_accumulation_steps)
+    """Return the number of optimizer steps per rollout batch, which is trained on `num_iterations` times."""
+    steps = max(1, (args.steps_per_generation or 0) // args.gradient_accumulation_steps)
+    return steps * args.num_iterations
 
 
 Args = TypeVar("Args", bound="TrainingArguments")

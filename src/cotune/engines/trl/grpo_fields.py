@@ -42,7 +42,6 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "generation_kwargs": Refused("cotune does its own sampling and would not apply it", (None, {})),
     # The loss.
-    "num_iterations": Refused("exact resume needs each batch to be trained on only once", (1,)),
     "reward_weights": Refused(
         "the environment's score is the only reward function that TRL sees", (None, [1.0])
     ),

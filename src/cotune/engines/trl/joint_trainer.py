@@ -1,313 +1,452 @@
-"""GRPOTrainer with distillation, which skips work that cannot change the gradient."""
+"""`cotune.JointTrainer`: GRPOTrainer with `method=`, from its arguments to the best policy."""
 
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, cast
+import copy
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
-import torch
-from trl import GRPOTrainer
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers.trainer_utils import IntervalStrategy
+from trl import GRPOConfig
 
-from cotune.engines.trl.batches import (
-    by_prompt,
-    filled_up,
-    informative_rows,
-    with_rows,
-    without_padding,
+from cotune.config.build import build_llm
+from cotune.config.joint_method import JointMethod, Static
+from cotune.data.trl_data import read_rows, tasks_of
+from cotune.engines.best_policy import BestPolicy
+from cotune.engines.comm import world
+from cotune.engines.conclude import conclude
+from cotune.engines.evaluation import Outcome, RunEvaluation
+from cotune.engines.joint import initial_instruction, run_parts
+from cotune.engines.run_start import RunSettings, opened_run
+from cotune.engines.trl.checkpoints import choose_checkpoint, load_state
+from cotune.engines.trl.policy_update import PolicyUpdate
+from cotune.engines.trl.run_callbacks import RolloutBudget
+from cotune.engines.trl.script import (
+    ask_llm,
+    check_script,
+    context_of,
+    limits_of,
+    proposer_of,
+    read_rewards,
+    refuse_data,
+    reward_weights,
+    script_settings,
 )
-from cotune.engines.trl.shared_prompts import completion_logits, score_completions
-from cotune.engines.trl.vllm_start import starting_vllm
-from cotune.methods.context_distillation import (
-    RatioStatistics,
-    batch_weights,
-    is_distilled,
-)
-from cotune.methods.teacher_kl import mean_over_rollouts, teaches, token_losses
-from cotune.policy.adapters import compute_as_base
-from cotune.policy.prompt_cache import can_share
-from cotune.types import FilteredDistillation
+from cotune.engines.trl.script_data import fit_arguments, read_data
+from cotune.engines.trl.sharding import check_spread, restore_weights
+from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
+from cotune.engines.trl.trl_joint import TRLJoint
+from cotune.engines.undamaged import Chosen, chosen_by_trainer
+from cotune.environments.base import PromptFormat
+from cotune.environments.prompt_in_data import PromptInData
+from cotune.errors import ConfigError
+from cotune.llm.client import NoLLM
+from cotune.policy.adapters import save_weights
+from cotune.policy.chat_template import with_instruction
+from cotune.policy.codec import HFCodec, PlainCodec
+from cotune.policy.local_policy import load_tokenizer
+from cotune.policy.update_rounding import rounding_notice
+from cotune.protocols import Environment, State
+from cotune.run.json_files import write_atomic
+from cotune.run.record import Record
+from cotune.run.run_dir import RunDir
+from cotune.types import Limits, Prompt, Task, Trajectory
 
-if TYPE_CHECKING:
-    from cotune.engines.trl.trl_joint import TRLJoint
-
-# Divisors of the losses that stay correct when rows without advantage are left out: the number
-# of rows (the loss is then scaled back), or a fixed count.
-_BY_ROWS = ("grpo", "dr_grpo")
-_BY_FIXED_COUNT = ("dapo", "cispo")
-_FED = ("prompt_mask", "completion_mask")
-# Callbacks receive an event when a trainer is ready, but not its class.
-_IN_THE_MAKING: ContextVar["JointTrainer | None"] = ContextVar("in_the_making", default=None)
+_log = logging.getLogger("cotune")
 
 
-class JointTrainer(GRPOTrainer):
-    """Train on one prompt with rollouts sampled under another (P²O Eq. 4).
+class TRLBest(BestPolicy):
+    """Save and load the best policy, whose weights may be sharded over the trainer's processes."""
 
-    Each token's weight from `cotune.methods.context_distillation` multiplies its advantage, so the loss
-    keeps its denominator and its KL term. With a teacher (`cotune.methods.teacher_kl`) its loss is added,
-    for which the rollouts that it reads are fed once more to the policy and once to the teacher.
+    def write_weights(self, joint: TRLJoint, folder: Path, step: int) -> None:
+        save_weights(joint.unwrapped, folder, joint.coordinator.gather_here())
 
-    Rollouts with zero advantage are left out, as is padding that a micro-batch does not need. A prompt that
-    several rollouts of a micro-batch share is fed once (`cotune.engines.trl.shared_prompts`).
+    def load_weights(self, joint: TRLJoint, step: int) -> None:
+        restore_weights(joint.unwrapped, self._folder)
+        joint.weights_replaced()
 
-    A group with equal rewards has exactly no advantage (TRL alone leaves a rounding error) and
-    therefore no gradient; for a question that is always or never solved, this is every rollout. These
-    rollouts are skipped if nothing but the advantage weights them: β = 0, no entropy bonus, no router
-    loss, and a loss that divides by rows or by a fixed count. Logged entropy and clip ratios then cover
-    only the other rollouts.
 
-    Takes the arguments of GRPOTrainer.
+class JointTrainer(PolicyUpdate):
+    """Train weights and prompt together, with GRPOTrainer's arguments and a method.
+
+    The policy is rolled out by cotune, under the prompts that the method decides, and updated by TRL.
+    `train` keeps the run in a folder: events, metrics, rollouts, costs, the best policy with its
+    instruction, and a report. After `train` the trainer holds the best policy on validation, or the last
+    one if there is no `eval_dataset`.
+
+    Args:
+        model: the policy, or its name.
+        reward_funcs: reward functions in TRL's form; None if the environment scores.
+        args: GRPOTrainer's configuration; docs/reference/grpo-config.md lists the fields that are refused.
+        processing_class: the policy's tokenizer, with a chat template; None loads it by the model's name.
+        callbacks: the trainer's callbacks.
+        optimizers, quantization_config, peft_config: as GRPOTrainer takes them.
+        method: `cotune.INSPO(llm="gpt-4.1")` or another one; None is GRPO under a fixed instruction.
+        environment: supplies the tasks, answers actions and scores them, in place of `train_dataset`,
+            `tools` and `environment_factory`.
+        limits: the limits of an episode in tokens and turns; None takes them from `args`.
+        settings: the rest of a run, as a run file has it; None takes it from `args`.
 
     Attributes:
-        joint: the run whose rollouts are trained on; set by `TRLJoint`'s callbacks or its `bind`.
-        teaches: whether its distillation has a teacher.
+        outcome: the run's result, once it is trained.
+
+    Raises:
+        ConfigError: an argument is invalid; the message names it. Nothing is written yet.
     """
 
-    joint: "TRLJoint | None" = None
-    teaches = False
+    outcome: Outcome | None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        token = _IN_THE_MAKING.set(self)
-        try:
-            with starting_vllm(self):
-                super().__init__(*args, **kwargs)
-        finally:
-            _IN_THE_MAKING.reset(token)
-        compute_as_base(self.model)
-        if self.joint is not None:
-            self.joint.bind(self)
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any = None,
+        args: GRPOConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        reward_processing_classes: Any = None,
+        callbacks: Sequence[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+        tools: Sequence[Callable[..., Any]] | None = None,
+        rollout_func: Any = None,
+        environment_factory: Any = None,
+        *,
+        method: JointMethod | None = None,
+        environment: Environment | None = None,
+        limits: Limits | None = None,
+        settings: RunSettings | None = None,
+    ) -> None:
+        if rollout_func is not None:
+            raise ConfigError(
+                "rollout_func: cotune makes the rollouts itself; remove it, and give tools=, "
+                "environment_factory= or environment="
+            )
+        method = method or Static()
+        name = model if isinstance(model, str) else str(model.config._name_or_path)
+        args = copy.copy(args) if args else GRPOConfig(output_dir=f"{name.split('/')[-1]}-GRPO")
+        evaluates_itself = settings is not None
+        tokenizer = processing_class or load_tokenizer(name)
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        codec = HFCodec(tokenizer, cast("dict[str, Any] | None", args.chat_template_kwargs))
+        rewards = read_rewards(reward_funcs, args.reward_weights)
+        args.reward_weights = None
+        chat, self._served_format = True, partial(_format_of, environment)
+        if environment is None:
+            data = read_data(args, method, train_dataset, eval_dataset, tools, environment_factory)
+            environment, chat, self._served_format = data.environment, data.chat, data.served_format
+        else:
+            refuse_data(train_dataset, eval_dataset, tools, environment_factory)
+        shuffle = True
+        if settings is None:
+            fit_arguments(args, len(environment.tasks("train")))
+            # The order of the run's own data set, which is in the order of training.
+            shuffle, args.shuffle_dataset = bool(args.shuffle_dataset), False
+            context = context_of(model)
+            limits = limits or limits_of(args, environment, context)
+            check_script(args, method, environment, limits, rewards, tokenizer, context)
+            settings = script_settings(args, method, environment, limits, rewards, name)
+        if not chat:
+            codec = PlainCodec(tokenizer)
+        self.settings, self.method = settings, method
+        prompt = Prompt(initial_instruction(method, environment))
+        run = RunDir(settings.folder)
+        self._evaluation = RunEvaluation(
+            settings.evaluation, prompt, run, TRLBest(run.best_path, tokenizer), report_scores
+        )
+        joint = TRLJoint(
+            run_parts(settings, method, environment, codec, limits or Limits(), rewards),
+            tokenizer,
+            args,
+            self._evaluation if evaluates_itself else None,
+            codec,
+            shuffle=shuffle,
+        )
+        if not evaluates_itself:
+            weights = reward_weights(rewards, environment)
+            joint.report_rewards(list(weights))
+            args.reward_weights = list(weights.values()) or None
+        several = isinstance(eval_dataset, Mapping)
+        self._eval_names = tuple(map(str, eval_dataset)) if several else ()
+        self._budget = RolloutBudget(joint, settings.rollout_budget)
+        validation = environment.tasks("validation") if settings.evaluation.every else ()
+        super().__init__(
+            model,
+            joint,
+            # The budget precedes the run's own, so that the saved state includes whether it ended the run.
+            callbacks=[*(callbacks or ()), self._budget],
+            # Only to satisfy the trainer: `evaluate` reads the environment's tasks.
+            eval_dataset=Dataset.from_list([{"prompt": task.id} for task in validation] or [{}])
+            if args.eval_strategy != IntervalStrategy.NO
+            else None,
+            optimizers=optimizers,
+            peft_config=peft_config,
+            **({} if quantization_config is None else {"quantization_config": quantization_config}),
+        )
 
-    def follow(self, joint: "TRLJoint") -> None:
-        """Train on the rollouts of a run, from before a checkpoint is loaded."""
-        self.joint = joint
-        self.teaches = teaches(joint.coordinator.strategy.distillation)
+    # ---- training
 
-    @staticmethod
-    def in_the_making() -> "JointTrainer | None":
-        """Return the trainer under construction, for callbacks in `on_init_end`."""
-        return _IN_THE_MAKING.get()
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> Any:
+        """Train to the end, score, and keep the best policy with its instruction.
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        output = super()._generate_and_score_completions(inputs)
-        training: bool = self.model.training  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue, reportAssignmentType]
-        joint = self.joint
-        if training and joint is not None and not joint.parts.frozen:
-            # TRL divides what rounding leaves of equal rewards by 1e-4.
-            output["advantages"][joint.flat_rows] = 0.0
-            if joint.reweighs:
-                self._distil(output, joint)
-            if self.teaches:
-                self._add_teacher_prompts(output, joint)
+        Args:
+            resume_from_checkpoint: True continues from the newest undamaged checkpoint, or from the start
+                if there is none; a folder continues from that checkpoint; None starts a new run.
+            trial, ignore_keys_for_eval: as in transformers.Trainer.
+
+        Returns:
+            The trainer's output; None if no step was trained.
+
+        Raises:
+            ConfigError: the run folder holds another run, or a checkpoint does not fit.
+            EvolutionError: no call of the LLM brought a proposal.
+        """
+        joint, output = self.joint, None
+        chosen = self._choose(resume_from_checkpoint)
+        with self.recorded(resume=chosen is not None) as record:
+            if chosen is None and self.settings.run_file is None and world().rank == 0:
+                ask_llm(self._proposer(), record)
+            checkpoint = self._begin(record, chosen)
+            if not self.settings.has_batches:
+                joint.evolve_only()
+            # A run that was stopped after its last step is evaluated without another rollout.
+            elif not (checkpoint and self._budget.spent() and self._restore_ended(checkpoint)):
+                output = super().train(
+                    str(checkpoint) if checkpoint else None, trial, ignore_keys_for_eval
+                )
+            self.outcome = self._evaluation.finish(joint)
+            close_reports(joint)
+            if world().rank == 0:
+                conclude(self.settings, record, self.outcome, joint.parts.environment)
+                if self.settings.run_file is None:
+                    self._complete(record.best_path)
         return output
 
-    def _add_teacher_prompts(self, output: dict[str, Any], joint: "TRLJoint") -> None:
-        """Add `teacher_prompt_ids` and `teacher_prompt_mask`, (B, P), empty in rows without a teacher."""
-        prompts = [t.teacher_prompt_ids for t in joint.last_rollouts]
-        width = max(1, *map(len, prompts))
-        ids = torch.zeros(len(prompts), width, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            if prompt:
-                ids[row, -len(prompt) :] = torch.tensor(prompt)
-                mask[row, -len(prompt) :] = 1
-        device = self.accelerator.device
-        output["teacher_prompt_ids"], output["teacher_prompt_mask"] = (
-            ids.to(device),
-            mask.to(device),
-        )
+    def _complete(self, best: Path) -> None:
+        """Let the chat template of the kept policy carry the best instruction."""
+        if self._served_format(self.best_instruction) is not None:
+            with self._template_with_instruction():
+                self.joint.tokenizer.save_pretrained(best)
 
-    def _distil(self, output: dict[str, Any], joint: "TRLJoint") -> None:
-        """Weight the advantages per token, to (B, C).
+    def _choose(self, resume: str | bool | None) -> Chosen | None:
+        """Return the checkpoint to resume from, which the first process chooses; None for a new run."""
+        if not resume:
+            return None
+        chosen = None
+        if world().rank == 0:
+            if isinstance(resume, bool):
+                chosen = choose_checkpoint(self.joint.state_folder)
+            else:
+                chosen = chosen_by_trainer(Path(resume))
+            if chosen.path is not None:
+                self._evaluation.check_best()
+        return world().broadcast(chosen)
 
-        Called on all ranks, even if a rank's own rollouts need nothing.
-        """
-        settings, rollouts = joint.coordinator.strategy.distillation, joint.last_rollouts
-        logprobs, tokens = output.get("old_per_token_logps"), 0
-        if logprobs is None:
-            distilled = [row for row, t in enumerate(rollouts) if is_distilled(t)]
-            logprobs, tokens = self._trained_logprobs(output, distilled, joint)
-        before = logprobs.double().cpu().numpy()
-        statistics = RatioStatistics()
-        advantages = output["advantages"]
-        weights = batch_weights(rollouts, before, advantages.tolist(), settings, statistics)
-        output["advantages"] = advantages[:, None] * torch.from_numpy(weights).to(advantages)
-        self._log_distillation(statistics, tokens, joint)
+    @contextmanager
+    def recorded(self, *, resume: bool) -> Iterator[Record]:
+        """Open the run folder, and record the run in it."""
+        settings, joint = self.settings, self.joint
+        with opened_run(settings, joint.total_batches, resume=resume) as record:
+            # The other ranks never ask the LLM, and making the user's own may load a model.
+            first = world().rank == 0
+            llm = build_llm(self._proposer(), settings.seed, record) if first else NoLLM()
+            joint.record_in(record, llm)
+            try:
+                yield record
+            finally:
+                joint.record_in(Record(), NoLLM())
 
-    def _trained_logprobs(
-        self, output: dict[str, Any], rows: list[int], joint: "TRLJoint"
-    ) -> tuple[torch.Tensor, int]:
-        """Compute log π_θ of some rows' completions on their training prompts, before the update.
+    def _proposer(self) -> Any:
+        return proposer_of(self.method, self.joint.parts.environment)
 
-        Runs in evaluation mode, like the sampling of the context ratio's other side.
-        Returns (B, C), zero in the other rows, and the number of tokens fed, without padding.
-        """
-        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
-        batch = {name: output[name] for name in names}
-        found = torch.zeros(output["completion_ids"].shape, device=self.accelerator.device)
-        tokens, size = 0, self.args.per_device_train_batch_size
-        with torch.no_grad(), joint.policy() as policy:
-            for start in range(0, len(rows), size):
-                chosen = torch.tensor(rows[start : start + size], device=found.device)
-                part = without_padding(with_rows(batch, chosen))
-                ids = torch.cat([part["prompt_ids"], part["completion_ids"]], 1)
-                attention = torch.cat([part["prompt_mask"], part["completion_mask"]], 1)
-                width = part["completion_ids"].shape[1]
-                scored = self._get_per_token_logps_and_entropies(policy, ids, attention, width)[0]
-                found[chosen, :width] = scored.float()
-                tokens += int(attention.sum())
-        return found, tokens
-
-    def _log_distillation(
-        self, statistics: RatioStatistics, tokens: int, joint: "TRLJoint"
-    ) -> None:
-        """Log the ratios of all ranks and the extra pass's tokens, the cost of distillation."""
-        everyone, spent = RatioStatistics(), 0
-        for theirs, fed in joint.coordinator.comm.gather((statistics, tokens)):
-            everyone.merge(theirs)
-            spent += fed
-        metrics = {**everyone.metrics(), "p2o/logprob_tokens": float(spent)}
-        joint.metrics = {**joint.metrics, **metrics}
-        for name, value in metrics.items():
-            self._metrics["train"][name].append(value)
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """Run a training step; with a frozen policy, only sample, since there is no gradient."""
-        if self.joint is None or not self.joint.parts.frozen:
-            return super().training_step(model, inputs, num_items_in_batch)
-        model.train()
-        self._prepare_inputs(inputs)  # rolls out at the start of a batch
-        self._step += 1
-        return torch.zeros((), device=self.accelerator.device)
-
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        before = self._buffered_inputs
-        inputs = super()._prepare_inputs(generation_batch)
-        made = self._buffered_inputs
-        if made is None or made is before:
-            return inputs
-        if not (self._adds_up() and self._shares_prompts(self.model)):
-            return inputs
-        # TRL has shuffled the rollouts of these micro-batches.
-        size = self.args.gradient_accumulation_steps
-        steps = [by_prompt(made[start : start + size]) for start in range(0, len(made), size)]
-        self._buffered_inputs = [batch for batches in steps for batch in batches]
-        return self._buffered_inputs[self._step % len(made)]
-
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: Any,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        **options: Any,
-    ) -> Any:
-        # The router loss also counts the tokens of prompts.
-        alone = options.get("compute_aux_loss") or not self._shares_prompts(model)
-        if alone or any(torch.is_tensor(value) for value in options.values()):  # images
-            return super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, batch_size, **options
+    def _begin(self, record: Record, chosen: Chosen | None) -> Path | None:
+        """Write the first events, and check what the run resumes from; return its checkpoint."""
+        joint, settings = self.joint, self.settings
+        tensorboard_into(joint, record.path / "tensorboard")
+        joint.chosen, checkpoint = chosen, None if chosen is None else chosen.path
+        if chosen is not None and checkpoint is None:
+            record.cut_back(-1)
+            record.event(
+                "notice", 0, text="no complete checkpoint: the run starts from the beginning"
             )
-        size = batch_size or len(input_ids)
-        with self.accelerator.autocast():
-            scored = [
-                score_completions(model, ids, mask, logits_to_keep)
-                for ids, mask in zip(input_ids.split(size), attention_mask.split(size), strict=True)
-            ]
-        logps = torch.cat([found[0] for found in scored])
-        if not options.get("compute_entropy"):
-            return logps, None, None
-        return logps, torch.cat([found[1] for found in scored]), None
+            self._evaluation.forget()
+        if checkpoint is None:
+            kind = self.method.options.kind
+            record.event("run_started", 0, config=settings.record["name"], strategy=kind)
+            if text := self._rounding():
+                record.event("notice", 0, text=text)
+        if checkpoint is not None and (state := _state_of(checkpoint)) is not None:
+            joint.check_identity(state)
+            check_spread(state, self)  # before the trainer loads weights of a different shape
+        if chosen is not None and world().rank == 0:
+            chosen.set_aside()
+            record.replace_config(settings.record)
+        return checkpoint
 
-    def _shares_prompts(self, model: Any) -> bool:
-        # DDP and sharding expect one forward pass for each backward pass.
-        one = self.accelerator.num_processes == 1
-        return one and can_share(self.accelerator.unwrap_model(model))
+    def _restore_ended(self, checkpoint: Path) -> bool:
+        """Restore a run whose training had ended by its newest checkpoint; return False otherwise.
 
-    def compute_loss(
+        The trainer itself would train one more step before checking.
+        """
+        state = _state_of(checkpoint)
+        if state is None or not state["ended"]:
+            return False
+        self.joint.resume(state)
+        restore_weights(self.joint.unwrapped, checkpoint)
+        self.joint.weights_replaced()
+        return True
+
+    def _rounding(self) -> str | None:
+        """Return a warning if the weights' dtype is too coarse for updates; adapters are float32."""
+        rate = self.args.learning_rate
+        model: Any = self.joint.unwrapped
+        if hasattr(model, "peft_config") or not rate:
+            return None
+        return rounding_notice(str(model.dtype).removeprefix("torch."), rate)
+
+    # ---- results
+
+    @property
+    def run_folder(self) -> Path:
+        """Return the folder of the run."""
+        return self.settings.folder
+
+    @property
+    def best_instruction(self) -> str:
+        """Return the instruction to use the policy under.
+
+        After `train` it is the one that was kept with the best policy, on every rank. Before, it is the
+        method's best so far, which only the first rank knows.
+        """
+        if self.outcome is not None:
+            return self.outcome.instruction
+        return self.joint.coordinator.strategy.best_prompt().instruction
+
+    @property
+    def best_hint(self) -> str:
+        """Return the most helpful hint, for users who keep one at inference; "" if there is none."""
+        if self.outcome is not None and self.outcome.kept is not None:
+            return self.outcome.kept.hint
+        return self.joint.coordinator.strategy.best_hint()
+
+    def evaluate(
         self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
-    ) -> Any:
-        if not self.model.training:  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        scale, everything = 1.0, inputs
-        if self._passes_over_zero_advantages():
-            rows = len(inputs["advantages"])
-            kept = informative_rows(inputs["advantages"])
-            # TRL gathers a value for every row, so all ranks must keep equally many.
-            kept = filled_up(kept, self._most_of_all_ranks(len(kept)), rows)
-            inputs = with_rows(inputs, kept)
-            if self.loss_type in _BY_ROWS:
-                scale = len(inputs["advantages"]) / rows
-        loss = super().compute_loss(
-            model, without_padding(inputs), return_outputs, num_items_in_batch
-        )
-        if "teacher_prompt_ids" not in inputs:
-            return loss * scale
-        return loss * scale + self._teacher_loss(model, everything)
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Score the current policy under the best instruction: greedily, once per question.
 
-    def _teacher_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
-        """Return this micro-batch's share of the teacher's loss, and log what it compares."""
-        joint = cast("TRLJoint", self.joint)
-        settings = cast(FilteredDistillation, joint.coordinator.strategy.distillation)
-        total = len(inputs["advantages"])
-        rows = inputs["teacher_prompt_mask"].any(1).nonzero()[:, 0]
-        if not len(rows):
-            self._log_teacher([0.0, total, 0.0, 0.0, 0.0, 0.0], joint)
-            return 0.0
-        taught = with_rows(inputs, rows)
-        prompts = {name: taught[f"teacher_{name}"] for name in ("prompt_ids", "prompt_mask")}
-        read, plain = without_padding({**taught, **prompts}), without_padding(taught)
-        with (
-            torch.no_grad(),
-            self.accelerator.autocast(),
-            joint.policy() as policy,
-        ):
-            theirs = completion_logits(policy, read, self.temperature, self._shares_prompts(policy))
-        # Apart from the teacher's: torch before 2.11 would reuse its copies of the weights, without a gradient.
-        with self.accelerator.autocast():
-            # Unwrapped: DDP expects equally many forward passes of all processes.
-            ours = completion_logits(
-                self.accelerator.unwrap_model(model),
-                plain,
-                self.temperature,
-                self._shares_prompts(model),
+        No draw of the training changes. During training the policy is kept if it is the best so far.
+
+        Args:
+            eval_dataset: None is the validation questions; or rows in TRL's form; or a split of the
+                environment, such as "test".
+            ignore_keys: not used.
+            metric_key_prefix: begins the name of each metric.
+
+        Returns:
+            The mean reward, `eval_reward`, and the mean of each reward function, `eval_rewards/NAME/mean`;
+            with several data sets by name also `eval_DATASET_reward`.
+        """
+        joint = self.joint
+        validates = eval_dataset is None and self._in_training
+        tasks = () if validates else self._tasks_of(eval_dataset)
+
+        def roll_out() -> list[Trajectory]:
+            if validates:
+                self._evaluation.validate(joint, joint.batches)
+                return self._evaluation.rollouts
+            return joint.coordinator.evaluate(tasks)
+
+        rollouts = joint.coordinator.on_rank_zero(roll_out)
+        metrics = _means(rollouts, metric_key_prefix)
+        for name in self._eval_names if eval_dataset is None else ():
+            part = [t for t in rollouts if t.task.id.startswith(f"{name}-")]
+            metrics |= _means(part, f"{metric_key_prefix}_{name}")
+        Trainer.log(self, metrics)  # TRL's own would add the metrics of the last training batch
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
+        return metrics
+
+    def _tasks_of(self, eval_dataset: Any) -> Sequence[Task]:
+        environment = self.joint.parts.environment
+        if eval_dataset is None or isinstance(eval_dataset, str):
+            return environment.tasks(eval_dataset or "validation")
+        prompt_format = getattr(environment, "prompt_format", None)
+        if not isinstance(prompt_format, PromptInData):
+            raise ConfigError(
+                "eval_dataset: rows need a trainer with a train_dataset; name a split of the environment, such as "
+                'evaluate("test")'
             )
-        own = plain["completion_mask"] * plain.get("tool_mask", 1)
-        losses, gaps = token_losses(ours, theirs, plain["completion_ids"])
-        fed = [batch[name].sum() for batch in (read, plain) for name in _FED]
-        sums = [(values * own).sum() for values in (losses.detach(), gaps)]
-        self._log_teacher(
-            [len(rows), total, float(sum(fed)), *map(float, (own.sum(), *sums))], joint
-        )
-        share = len(rows) / total / self.current_gradient_accumulation_steps
-        return settings.weight * share * mean_over_rollouts(losses, own)
+        return tasks_of(read_rows(eval_dataset, "eval_dataset"), "evaluate", prompt_format.text)
 
-    def _log_teacher(self, counts: list[float], joint: "TRLJoint") -> None:
-        """Log the counts of all ranks: rows taught, rows, tokens fed, own tokens, and sums over these."""
-        everyone = zip(*joint.coordinator.comm.gather(counts), strict=True)
-        rows, total, fed, own, *sums = map(sum, everyone)
-        metrics = {"share": rows / total, "tokens": fed}
-        if rows:
-            means = [value / max(1, own) for value in sums]
-            metrics |= dict(zip(("loss", "gap"), means, strict=True))
-        for name, value in metrics.items():
-            self._metrics["train"][f"distil/{name}"].append(value)
+    @property
+    def _in_training(self) -> bool:
+        return self.is_in_train and bool(self.settings.evaluation.every)
 
-    def _most_of_all_ranks(self, count: int) -> int:
-        if self.accelerator.num_processes == 1:
-            return count
-        here = torch.tensor([count], device=self.accelerator.device)
-        return int(cast(torch.Tensor, self.accelerator.gather(here)).max())
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the policy; its chat template carries the best instruction.
 
-    def _passes_over_zero_advantages(self) -> bool:
-        return self.beta == 0.0 and self._adds_up()
+        `instruction.txt` holds the instruction too, and `hint.txt` the best hint if there is one. The
+        trainer's own checkpoints keep the model's template.
+        """
+        if _internal_call:
+            super().save_model(output_dir, _internal_call)
+            return
+        with self._template_with_instruction():
+            super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            folder = Path(output_dir or cast(str, self.args.output_dir))
+            write_atomic(folder / "instruction.txt", self.best_instruction + "\n")
+            if hint := self.best_hint:
+                write_atomic(folder / "hint.txt", hint + "\n")
 
-    def _adds_up(self) -> bool:
-        """Return whether a step's loss is the sum over its rollouts, however they share micro-batches."""
-        return (
-            not self._entropy_bonus_enabled
-            and not self.aux_loss_enabled
-            and self.top_entropy_quantile == 1.0
-            and self.loss_type in (*_BY_ROWS, *_BY_FIXED_COUNT)
-        )
+    @contextmanager
+    def _template_with_instruction(self) -> Iterator[None]:
+        tokenizer: Any = self.processing_class
+        template = tokenizer.chat_template
+        prompt_format = self._served_format(self.best_instruction)
+        if prompt_format is None or template is None:
+            _log.warning(
+                "the chat template does not carry the instruction, which stands within the prompts: see "
+                "instruction.txt"
+            )
+        else:
+            tokenizer.chat_template = with_instruction(
+                template, prompt_format, self.best_instruction, self.args.chat_template_kwargs
+            )
+        try:
+            yield
+        finally:
+            tokenizer.chat_template = template
+
+
+def _format_of(environment: Environment | None, instruction: str) -> PromptFormat | None:
+    """Return where an environment puts the instruction; None if it writes its own messages."""
+    return getattr(environment, "prompt_format", None)
+
+
+def _means(rollouts: Sequence[Trajectory], prefix: str) -> dict[str, float]:
+    """Return the mean reward of rollouts, and of each reward function."""
+    metrics = {f"{prefix}_reward": sum(t.reward for t in rollouts) / max(1, len(rollouts))}
+    for name in sorted({name for t in rollouts for name in t.parts}):
+        values = [t.parts[name] for t in rollouts if name in t.parts]
+        metrics[f"{prefix}_rewards/{name}/mean"] = sum(values) / len(values)
+    return metrics
+
+
+def _state_of(checkpoint: Path) -> State | None:
+    return load_state(checkpoint.parent, int(checkpoint.name.removeprefix("checkpoint-")))

@@ -6,41 +6,36 @@ from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerState
-from transformers.trainer_utils import SaveStrategy
 
-from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Measured, MeasuredStep
 from cotune.engines.trl.checks import steps_per_batch
-from cotune.engines.trl.grpo import build_trainer
-from cotune.engines.trl.run_file_setup import Setup
+from cotune.engines.trl.joint_trainer import JointTrainer
+from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.run.record import Record
 
 
-def measure_steps(config: RunConfig, run: Record, setup: Setup, steps: int) -> Measured:
+def measure_steps(trainer: JointTrainer, steps: int) -> Measured:
     """Train the first steps of a run file, as `train` would, without evaluation or checkpoints.
 
     The schedule is that of the whole run. Evolution and its LLM calls run when they are due.
-    Nothing is reported to trackers.
 
     Args:
-        config: the run file.
-        run: the record of a temporary folder, silent on ranks other than the first.
-        setup: the result of `prepare` for that folder; its arguments are changed.
+        trainer: a run file's, in a temporary folder, that neither evaluates nor saves.
         steps: the number of steps; the run's budget may end it earlier.
     """
-    args = setup.args
-    args.save_strategy, args.report_to, args.push_to_hub = SaveStrategy.NO, [], False
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    watch = _Stopwatch(steps, run)
-    _, trainer, _ = build_trainer(config, setup, run, watch.evolved)
-    trainer.add_callback(watch)
-    trainer.train()
+    with trainer.recorded(resume=False) as record:
+        watch = _Stopwatch(steps, record)
+        trainer.joint.before_rollout = watch.evolved
+        trainer.add_callback(watch)
+        PolicyUpdate.train(trainer)
+        totals = record.totals()
     on_gpu = torch.cuda.is_available()
     return Measured(
         steps=tuple(watch.steps),
-        totals=run.totals(),
+        totals=totals,
         memory=peak_memory(),
         gpu_memory=torch.cuda.max_memory_reserved() if on_gpu else None,
         gpu_total=torch.cuda.get_device_properties().total_memory if on_gpu else None,

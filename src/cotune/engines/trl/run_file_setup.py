@@ -1,20 +1,24 @@
-"""Load and check a run file's policy, environment and trainer arguments; write nothing."""
+"""Build the trainer of a run file: its policy, and the fields of GRPOConfig; write nothing."""
 
 import logging
 import os
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from transformers import PreTrainedTokenizerBase, TrainerState
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import GRPOConfig
 
 from cotune.config.run_checks import check_tokens
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.preflight import Preflight
-from cotune.engines.trl.checks import check_args, check_named_parts, on_one_gpu
+from cotune.engines.run_start import method_of, settings_of
+from cotune.engines.trl.checks import check_named_parts, on_one_gpu
 from cotune.engines.trl.grpo_fields import LOSSES
+from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.engines.trl.sharding import check_deepspeed
 from cotune.errors import ConfigError
 from cotune.methods.method import CISPO_CAP
@@ -25,40 +29,21 @@ from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import is_adapter, policy_path
 from cotune.policy.precision import Precision, autocast, emulated_bfloat16, weights_dtype
 from cotune.policy.tool_templates import check_turns
-from cotune.protocols import Environment
-from cotune.rewards.functions import RewardFunctions
+from cotune.run.run_dir import RunDir
 from cotune.utils.progress import begin
 from cotune.utils.text import did_you_mean
 
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Setup:
-    """A run's loaded policy, environment and rewards, and the arguments of its trainer.
-
-    Attributes:
-        args: the trainer's GRPOConfig.
-        adapter: the trainer's `peft_config`; None trains the full weights.
-        rewards: reward functions that replace the environment's scoring; None if it scores.
-    """
-
-    model: Any
-    tokenizer: PreTrainedTokenizerBase
-    environment: Environment
-    args: Any
-    adapter: Any = None
-    rewards: RewardFunctions | None = None
-
-
-def prepare(checked: Preflight, folder: Path) -> Setup:
-    """Load everything a run needs; write nothing and create no folder.
+def build_trainer(checked: Preflight, console: Console) -> JointTrainer:
+    """Load everything a run needs and build its trainer; write nothing and create no folder.
 
     Processes started by torchrun are connected afterwards.
 
     Args:
         checked: the preflight that the run file has passed.
-        folder: the folder that will hold checkpoints.
+        console: shows the run's progress, in the first process.
 
     Raises:
         ConfigError: a field is invalid; the message names it.
@@ -75,9 +60,28 @@ def prepare(checked: Preflight, folder: Path) -> Setup:
     check_turns(environment, codec, tokenizer)  # may set the tokenizer's template
     lora = config.policy.lora
     adapter = None if lora is None else lora_config(lora, model)
-    args = grpo_config(config, folder)
-    check_args(args)
-    return Setup(model, tokenizer, environment, args, adapter, rewards)
+    args = grpo_config(config, RunDir(config.output).checkpoints_path)
+    begin("setting up the trainer")
+    logging.getLogger("trl.trainer.grpo_trainer").addFilter(_not_about_reference)
+    trainer = JointTrainer(
+        model,
+        rewards,
+        args,
+        processing_class=tokenizer,
+        peft_config=adapter,
+        method=method_of(config),
+        environment=environment,
+        limits=config.limits,
+        settings=settings_of(config, console, tuple(checked.llm_calls)),
+    )
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+    return trainer
+
+
+def _not_about_reference(record: logging.LogRecord) -> bool:
+    """Return False for TRL's warning that a loaded policy ignores `model_init_kwargs`: they are for the reference."""
+    return "`model_init_kwargs` will be ignored" not in record.getMessage()
 
 
 def load_policy(

@@ -20,7 +20,6 @@ from cotune.types import Instruction, Standing
 
 if TYPE_CHECKING:
     from cotune.engines.trl.trl_joint import TRLJoint
-    from cotune.engines.trl.trl_run import TRLRun
 
 TABLE = "cotune/instructions"
 COLUMNS = ("id", "parent", "origin", "born", "alive", "weight", "best", "text")
@@ -70,14 +69,14 @@ def log_table(callback: TrainerCallback, rows: list[list[Any]], step: int) -> No
     tracker.log({TABLE: table, "train/global_step": step})
 
 
-def reporting(joint: "TRLRun[Any]") -> Iterator[TrainerCallback]:
+def reporting(joint: "TRLJoint") -> Iterator[TrainerCallback]:
     """Yield the trainer's callbacks for trackers that accept tables."""
     for callback in joint.trainer.callback_handler.callbacks if joint.bound else ():
         if isinstance(callback, TensorBoardCallback | WandbCallback | TrackioCallback):
             yield callback
 
 
-def report_scores(joint: "TRLRun[Any]", scores: Mapping[str, float]) -> None:
+def report_scores(joint: "TRLJoint", scores: Mapping[str, float]) -> None:
     """Log the scores of an evaluation that is not the trainer's own; rank 0.
 
     Trackers show "eval_em" as eval/em and "test_em" as test/em, like the trainer's own metrics.
@@ -95,7 +94,7 @@ def report_scores(joint: "TRLRun[Any]", scores: Mapping[str, float]) -> None:
         )
 
 
-def close_reports(joint: "TRLRun[Any]") -> None:
+def close_reports(joint: "TRLJoint") -> None:
     """Close trackers that scores after training reopened. W&B's run ends with the process."""
     trainer = joint.trainer
     for callback in reporting(joint):
@@ -103,7 +102,7 @@ def close_reports(joint: "TRLRun[Any]") -> None:
             callback.on_train_end(trainer.args, trainer.state, trainer.control, model=trainer.model)
 
 
-def tensorboard_into(joint: "TRLRun[Any]", folder: Path) -> None:
+def tensorboard_into(joint: "TRLJoint", folder: Path) -> None:
     """Write TensorBoard's files to a folder, unless TENSORBOARD_LOGGING_DIR names another."""
     for callback in reporting(joint):
         if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:

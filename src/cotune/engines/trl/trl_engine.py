@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig, TrainingConfig
-from cotune.engines.engine import Conclude, check_package, newest_numbered
+from cotune.engines.engine import check_package, newest_numbered
 from cotune.engines.estimate import Layout, memory_of, shape_of
 from cotune.engines.preflight import Check, Notice, Preflight
 from cotune.errors import EngineError
-from cotune.run.record import Record
-from cotune.run.run_dir import RunDir
 from cotune.utils.packages import installed
 from cotune.utils.progress import begin
 from cotune.utils.text import one_line, size
 
 if TYPE_CHECKING:
     from cotune.engines.engine import Measured
-    from cotune.engines.trl.run_file_setup import Setup
-    from cotune.engines.undamaged import Chosen
+    from cotune.engines.trl.joint_trainer import JointTrainer
 
 
 class TRL:
@@ -57,32 +54,13 @@ class TRL:
             Check("GPU memory", partial(gpu_memory, config), here=True, needs=needs),
         ]
 
-    def prepare(self, checked: Preflight, folder: Path) -> "Setup":
-        from cotune.engines.trl.run_file_setup import prepare
+    def prepare(self, checked: Preflight, console: Console) -> "JointTrainer":
+        from cotune.engines.trl.run_file_setup import build_trainer
 
-        return prepare(checked, folder)
+        return build_trainer(checked, console)
 
-    def choose(self, run: RunDir, setup: "Setup") -> "Chosen":
-        from cotune.engines.trl.grpo import choose
-
-        return choose(run, setup)
-
-    def train(
-        self,
-        config: RunConfig,
-        run: Record,
-        setup: "Setup",
-        chosen: "Chosen | None",
-        console: Console,
-        conclude: Conclude,
-    ) -> None:
-        """Train; the first process records, displays and concludes the run."""
-        from cotune.engines.comm import world
-        from cotune.engines.trl.grpo import train
-
-        outcome = train(config, run, setup, chosen)
-        if world().rank == 0:
-            conclude(config, run, outcome, setup.environment, console)
+    def train(self, setup: "JointTrainer", *, resume: bool) -> None:
+        setup.train(resume_from_checkpoint=resume)
 
     def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
         newest = newest_numbered(folder, "checkpoint-")
@@ -109,10 +87,10 @@ class TRL:
             kept=0.0 if args.get("vllm_enable_sleep_mode") else share,
         )
 
-    def measure(self, config: RunConfig, run: Record, setup: "Setup", steps: int) -> "Measured":
+    def measure(self, setup: "JointTrainer", steps: int) -> "Measured":
         from cotune.engines.trl.measure import measure_steps
 
-        return measure_steps(config, run, setup, steps)
+        return measure_steps(setup, steps)
 
 
 def arguments(config: RunConfig) -> str:

@@ -20,12 +20,14 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
+from cotune.config.build import build_llm
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.config.strategy import build_strategy
-from cotune.engines.engine import Conclude, record_settings
+from cotune.engines.conclude import conclude
 from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.joint import run_parts
+from cotune.engines.joint import initial_instruction, run_parts
 from cotune.engines.preflight import Preflight
+from cotune.engines.run_start import RunSettings, method_of, opened_run, settings_of
 from cotune.engines.undamaged import Chosen
 from cotune.engines.verl.arguments import substitution
 from cotune.engines.verl.checkpoints import VerlBest, choose_checkpoint, drop_later, load_state
@@ -37,10 +39,11 @@ from cotune.errors import ConfigError, CotuneError, EngineError
 from cotune.llm.own import forget_checked
 from cotune.policy.policy_files import only_local, policy_path
 from cotune.protocols import State
+from cotune.run.console import ConsoleListener
 from cotune.run.costs import policy_rollouts
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
-from cotune.types import Distillation
+from cotune.types import Distillation, Prompt
 from cotune.utils.text import command_on, one_line
 
 _CONSOLE = "console.log"
@@ -52,24 +55,26 @@ class VerlSetup:
     """veRL's configuration of a run file, checked before anything is written.
 
     Attributes:
-        found: veRL's configuration for a run from the start.
+        verl_config: veRL's configuration for a run from the start.
     """
 
+    settings: RunSettings
     worker: Worker
-    found: DictConfig
+    verl_config: DictConfig
 
 
-def prepare(checked: Preflight, folder: Path) -> VerlSetup:
+def prepare(checked: Preflight, console: Console) -> VerlSetup:
     """Check a run file's veRL configuration; write nothing, start nothing.
 
     Args:
         checked: the preflight that the run file has passed.
-        folder: the folder inside the run folder that will hold checkpoints.
+        console: shows the run's progress.
 
     Raises:
         ConfigError: a field is invalid; the message names it.
     """
     config = checked.config
+    folder = RunDir(config.output).checkpoints_path
     forget_checked()  # the run makes its own in another process
     check_copy(folder.parent)
     worker = make_worker(config, checked.environment)
@@ -82,7 +87,8 @@ def prepare(checked: Preflight, folder: Path) -> VerlSetup:
         tokens=worker.codec,
     )
     distillation = substitution(strategy.distillation)
-    return VerlSetup(worker, _checked(config, folder, worker, distillation))
+    settings = settings_of(config, console, tuple(checked.llm_calls))
+    return VerlSetup(settings, worker, _checked(config, folder, worker, distillation))
 
 
 def _checked(
@@ -130,7 +136,7 @@ def _check_ranks(found: DictConfig, checkpoint: Path) -> None:
         )
 
 
-def choose(run: RunDir, setup: VerlSetup) -> Chosen:
+def _choose(run: RunDir, setup: VerlSetup) -> Chosen:
     """Return the checkpoint to resume from.
 
     Raises:
@@ -146,29 +152,31 @@ def _best(run: RunDir, worker: Worker) -> VerlBest:
     return VerlBest(run.best_path, worker.tokenizer, run.checkpoints_path.absolute() / "best")
 
 
-def train(
-    config: RunConfig,
-    run: RunDir,
-    chosen: Chosen | None,
-    setup: VerlSetup,
-    shown: Console,
-    conclude: Conclude,
-) -> None:
-    """Train to the end, from what `choose` found or None for the start; evaluate and keep the best.
+def train(setup: VerlSetup, *, resume: bool) -> None:
+    """Train to the end, from the newest checkpoint or from the start; evaluate and keep the best.
 
-    The run itself takes place in a Ray actor, which writes the run folder and calls `conclude`;
+    The run itself takes place in a Ray actor, which writes the run folder and concludes the run;
     this process displays its output.
 
     Raises:
         CotuneError: the error that ended the run, as raised in the actor.
     """
+    with opened_run(setup.settings, setup.worker.config.training.steps, resume=resume) as run:
+        chosen = _choose(run, setup) if resume else Chosen()
+        if resume:
+            run.replace_config(setup.settings.record)
+        _train(run, chosen, setup, resume)
+
+
+def _train(run: RunDir, chosen: Chosen, setup: VerlSetup, resume: bool) -> None:
     folder = run.checkpoints_path.absolute()
-    resume, chosen = chosen is not None, chosen or Chosen()
+    console = setup.settings.console
+    assert console is not None  # a run file has one
     checkpoint = chosen.path
     if resume:
         chosen.set_aside()
         drop_later(folder, _step_of(checkpoint))
-    found = setup.found
+    found = setup.verl_config
     if checkpoint is not None:
         resume_from(found, checkpoint)
         _check_ranks(found, checkpoint)
@@ -178,15 +186,15 @@ def train(
         "resume": resume,
         "checkpoint": None if checkpoint is None else str(checkpoint),
         "notices": list(chosen.notices),
-        "terminal": shown.is_terminal,
-        "width": shown.width,
+        "terminal": console.is_terminal,
+        "width": console.width,
     }
     with open_dict(found):
         found[SECTION] = ours
         found.data[SECTION] = ours
-    with _following(run.path / _CONSOLE, shown), _logged(run.path / "verl.log"):
+    with _following(run.path / _CONSOLE, console), _logged(run.path / "verl.log"):
         try:
-            run_ppo(found, task_runner_class=ray.remote(_runner(conclude)))
+            run_ppo(found, task_runner_class=ray.remote(Runner))
         except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) else error
             if isinstance(cause, CotuneError):
@@ -207,15 +215,8 @@ def train(
             ray.shutdown()
 
 
-def _runner(conclude: Conclude) -> type["Runner"]:
-    """Return the class of the trainer's process, with the function that finishes a run there."""
-    return type("Runner", (Runner,), {"conclude": staticmethod(conclude)})
-
-
 class Runner:
     """The trainer's process: a Ray actor that `run_ppo` starts."""
-
-    conclude: Conclude
 
     def run(self, config: DictConfig) -> None:
         """Run from start to finish."""
@@ -236,10 +237,16 @@ class Runner:
             console = Console(
                 file=file, force_terminal=bool(ours.terminal), width=int(ours.width) or None
             )
-            run = Record.open(folder, **record_settings(worker.config, console))
+            steps = worker.config.training.steps
+            run = Record.open(
+                folder,
+                listeners=[ConsoleListener(console, steps)],
+                rollouts_every=worker.config.logging.trajectories_every,
+                total_steps=steps,
+            )
             tq.init(config.transfer_queue)
             try:
-                _run(worker.config, run, worker, config, console, self.conclude)
+                _run(worker.config, run, worker, config, console)
             finally:
                 tq.close()
 
@@ -250,17 +257,29 @@ def _run(
     worker: Worker,
     found: DictConfig,
     console: Console,
-    conclude: Conclude,
 ) -> None:
     from cotune.engines.verl.rollouts import Manager
     from cotune.engines.verl.trainer import JointTrainer
 
     ours = found[SECTION]
     checkpoint = None if ours.checkpoint is None else Path(ours.checkpoint)
-    evaluation = RunEvaluation(
-        config.evaluation, config.instruction, run, _best(run, worker), report_scores
+    settings, method, environment = (
+        settings_of(config, console),
+        method_of(config),
+        worker.environment,
     )
-    parts = run_parts(config, worker.environment, worker.codec, worker.rewards, run)
+    initial = Prompt(initial_instruction(method, environment))
+    evaluation = RunEvaluation(config.evaluation, initial, run, _best(run, worker), report_scores)
+    parts = run_parts(
+        settings,
+        method,
+        environment,
+        worker.codec,
+        config.limits,
+        worker.rewards,
+        llm=build_llm(config.proposer, config.seed, run),
+        record=run,
+    )
     joint = VerlJoint(parts, worker, evaluation)
     joint.chosen = Chosen(checkpoint, tuple(ours.notices))
     state = _begin(joint, run, evaluation, checkpoint, bool(ours.resume), config)
@@ -290,7 +309,7 @@ def _run(
     finally:
         if (tracking := getattr(trainer, "logger", None)) is not None:
             tracking.finish(exit_code=int(failed))
-    conclude(config, run, outcome, worker.environment, console)
+    conclude(settings, run, outcome, environment)
 
 
 def report_scores(joint: VerlJoint, scores: Mapping[str, float]) -> None:

@@ -10,18 +10,15 @@ from packaging.version import Version
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig
-from cotune.engines.engine import Conclude, check_package, newest_numbered
+from cotune.engines.engine import check_package, newest_numbered
 from cotune.engines.estimate import Layout
 from cotune.engines.preflight import Check, Preflight
 from cotune.engines.verl.arguments import layout_of
 from cotune.errors import ConfigError
-from cotune.run.record import Record
-from cotune.run.run_dir import RunDir
 from cotune.utils.packages import installed, not_fitting
 
 if TYPE_CHECKING:
     from cotune.engines.engine import Measured
-    from cotune.engines.undamaged import Chosen
     from cotune.engines.verl.run import VerlSetup
 
 BREAKS_VERL = Version("1.16")
@@ -29,7 +26,7 @@ BREAKS_VERL = Version("1.16")
 
 
 class VeRL:
-    """Train in Ray actors; `conclude` runs in one of them, so it must be module-level."""
+    """Train in Ray actors."""
 
     def check_installed(self) -> None:
         check_package("verl")
@@ -60,28 +57,15 @@ class VeRL:
         look = partial(_arguments, checked.config)
         return [Check("training", look, needs=("training.engine_args",))]
 
-    def prepare(self, checked: Preflight, folder: Path) -> "VerlSetup":
+    def prepare(self, checked: Preflight, console: Console) -> "VerlSetup":
         from cotune.engines.verl import run
 
-        return run.prepare(checked, folder)
+        return run.prepare(checked, console)
 
-    def choose(self, run: RunDir, setup: "VerlSetup") -> "Chosen":
-        from cotune.engines.verl.run import choose
-
-        return choose(run, setup)
-
-    def train(
-        self,
-        config: RunConfig,
-        run: Record,
-        setup: "VerlSetup",
-        chosen: "Chosen | None",
-        console: Console,
-        conclude: Conclude,
-    ) -> None:
+    def train(self, setup: "VerlSetup", *, resume: bool) -> None:
         from cotune.engines.verl.run import train
 
-        train(config, run, chosen, setup, console, conclude)
+        train(setup, resume=resume)
 
     def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
         return newest_numbered(folder, "global_step_")
@@ -89,7 +73,7 @@ class VeRL:
     def layout(self, config: RunConfig, processes: int = 1) -> Layout:
         return layout_of(config)
 
-    def measure(self, config: RunConfig, run: Record, setup: "VerlSetup", steps: int) -> "Measured":
+    def measure(self, setup: "VerlSetup", steps: int) -> "Measured":
         raise ConfigError(
             "--steps: steps are not timed with training.engine verl; leave it out, or set "
             "training.engine: trl"

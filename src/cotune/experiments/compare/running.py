@@ -10,14 +10,12 @@ from rich.console import Console
 
 from cotune.config.cost import plan_run
 from cotune.config.run_file import RunConfig
-from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError, CotuneError, Stopped
 from cotune.experiments.compare.cells import Cell, State, check_settings, run_cells
 from cotune.experiments.compare.methods import method_named, method_names
 from cotune.experiments.compare.stages import Setting, check_rows, rows_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
-from cotune.protocols import Environment
 from cotune.run.costs import policy_rollouts
 from cotune.run.full_disk import full_disk_explained
 from cotune.run.locks import locked
@@ -102,8 +100,8 @@ def demo(folder: Path, seed: int, console: Console) -> SuiteSummary:
         return compare(file, console, fields, shlex.join(words))
 
 
-def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
-    """Show what a suite would run, with every run file checked; run nothing.
+def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> list[RunConfig]:
+    """Show what a suite would run, and return its run files, still to be checked; run nothing.
 
     Raises:
         ConfigError: `cotune train` would reject a run file on any machine.
@@ -133,29 +131,7 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> No
     folders = [row.stage_folder(i) for row in rows for i in range(len(row.method.stages))]
     finished = sum(read_summary(folder) is not None for folder in folders)
     console.print(f"runs: {len(folders)}, over {len(suite.seeds)} seeds; finished: {finished}")
-    for text in _missing_here(configs):
-        console.print(f"missing here: {text}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _missing_here(configs: Sequence[RunConfig]) -> list[str]:
-    """Return what this machine is missing for some run files, each once. Equal environments are shared.
-
-    Raises:
-        ConfigError: a run file is wrong on any machine.
-    """
-    environments: dict[str, Environment] = {}
-    missing = dict[str, None]()
-    for config in configs:
-        checks = Preflight(config, new=False)
-        drops = config.dataset is not None and config.dataset.drop_too_long
-        lengths = (config.limits, config.strategy.kind) if drops else ()
-        key = repr((config.environment, config.dataset, config.instruction, lengths))
-        if key in environments:
-            checks.environment = environments[key]
-        missing |= dict.fromkeys(checks.missing_here().values())
-        if "environment" in vars(checks):
-            environments[key] = checks.environment
-    return list(missing)
+    return configs
 
 
 def list_methods(console: Console) -> None:

@@ -1,6 +1,6 @@
-"""What each of two ranks does in test_library_ranks: trains by the library, evaluates, keeps the best.
+"""What each of two ranks does in test_script_ranks: trains as a script does, evaluates, keeps the best.
 
-torchrun --nproc_per_node 2 -m tests.engines.trl.library_ranks FOLDER
+torchrun --nproc_per_node 2 -m tests.engines.trl.script_ranks FOLDER
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.engines.trl.library_runs import LibraryTraining, begin, method_of
+from tests.engines.trl.script_runs import ScriptTraining, begin
 from tests.policy.tiny import Letters
 
 RUN: dict[str, Any] = {
@@ -22,27 +22,31 @@ RUN: dict[str, Any] = {
     "save_steps": 1,
     "eval_strategy": "steps",
     "eval_steps": 1,
-    "load_best_model_at_end": True,
-    "metric_for_best_model": "eval_reward",
+    "seed": 3,
     "report_to": ["tensorboard"],
 }
 
 
-def train(folder: Path, **changes: Any) -> LibraryTraining:
-    method = method_of("inspo+p2o", environment=Letters(), seed=3)
-    training = begin(folder, "inspo+p2o", method=method, evaluates=True, **(RUN | changes))
+def train(folder: Path, **changes: Any) -> ScriptTraining:
+    given = {"environment": Letters()}
+    values = RUN | changes
+    training = begin(folder, "inspo+p2o", evaluates=True, trainer_arguments=given, **values)
     training.trainer.train()
     return training
 
 
-def ended_with(training: LibraryTraining) -> dict[str, Any]:
+def ended_with(training: ScriptTraining) -> dict[str, Any]:
     model = training.trainer.model
     assert isinstance(model, torch.nn.Module)
     history = training.trainer.state.log_history
+    outcome = training.trainer.outcome
+    assert outcome is not None
+    assert outcome.kept is not None
     return {
         "weights": [float(p.detach().double().abs().sum()) for p in model.parameters()],
-        "best": training.trainer.state.best_global_step,
-        "prompt": training.strategy.best_prompt().instruction,
+        "best": outcome.kept.step,
+        "em": outcome.kept.em,
+        "prompt": training.trainer.best_instruction,
         "scores": [row["eval_reward"] for row in history if "eval_reward" in row],
         "again": training.trainer.evaluate()["eval_reward"],
     }

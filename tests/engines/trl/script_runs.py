@@ -1,16 +1,15 @@
-"""Methods of the library on a tiny policy, through a trainer that the test makes itself."""
+"""Methods on a tiny policy, through a `JointTrainer` that the test makes as a script does."""
 
-import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from transformers.trainer_callback import PrinterCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 import cotune
-from cotune.engines.trl.library_api import TrainerMethod
+from cotune.config.joint_method import JointMethod
 from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.types import Completion, Trajectory
 from cotune.worlds.rules_llm import is_gepa_prompt
@@ -21,14 +20,14 @@ from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
 LIMITS = cotune.Limits(
     turns=3, turn_tokens=8, observation_tokens=6, trajectory_tokens=40, prompt_tokens=400
 )
-INSPO = cotune.InspoOptions(
-    population_size=3, evolve_every=3, evolve_until=5, prune_every=2, verification_tasks=2,
-    verification_rounds=1,
-)  # fmt: skip
-P2O = cotune.P2OOptions(
-    hints=cotune.HintOptions(hard_set_min_count=2, dev_size=2, budget=24, beam=2),
-    distillation=cotune.Distillation(ratio="masked_signed"),
-)
+INSPO: dict[str, Any] = {
+    "population_size": 3, "evolve_every": 3, "evolve_until": 5, "prune_every": 2,
+    "verification_tasks": 2, "verification_rounds": 1,
+}  # fmt: skip
+P2O: dict[str, Any] = {
+    "hints": cotune.HintOptions(hard_set_min_count=2, dev_size=2, budget=24, beam=2),
+    "distillation": cotune.Distillation(ratio="masked_signed"),
+}
 # Two questions a batch of six: an epoch is three steps, so hints come before the fourth.
 STEPS = 6
 
@@ -69,45 +68,46 @@ def _word(rng: random.Random) -> str:
 METHODS = ("static", "inspo", "p2o", "inspo+p2o")
 
 
-def method_of(name: str, **changes: Any) -> TrainerMethod[Any]:
-    given: dict[str, Any] = {"environment": Even(), "limits": LIMITS, "seed": 1, **changes}
+def method_of(name: str, **changes: Any) -> JointMethod:
     if name == "static":
-        return cotune.Static(**given)
-    given = {"llm": Scribe(), **given}
+        return cotune.Static(**changes)
+    given: dict[str, Any] = {"llm": Scribe(), **changes}
     if name == "inspo":
-        return cotune.INSPO(**{"options": INSPO, **given})
+        return cotune.INSPO(**{**INSPO, **given})
     if name == "p2o":
-        return cotune.P2O(**{"options": P2O, **given})
-    return cotune.INSPOWithP2O(inspo=INSPO, p2o=P2O, **given)
+        return cotune.P2O(**{**P2O, **given})
+    inspo, p2o = cotune.InspoOptions(**INSPO), cotune.P2OOptions(**P2O)
+    return cotune.INSPOWithP2O(inspo=inspo, p2o=p2o, **given)
 
 
 @dataclass
-class LibraryTraining:
+class ScriptTraining:
     """A trainer as a user makes it, and what it left behind."""
 
-    joint: TRLJoint
-    trainer: GRPOTrainer
-    args: GRPOConfig
+    trainer: cotune.JointTrainer
+
+    @property
+    def joint(self) -> TRLJoint:
+        return self.trainer.joint
+
+    @property
+    def args(self) -> GRPOConfig:
+        return self.joint.args
 
     @property
     def strategy(self) -> Any:
         return self.joint.coordinator.strategy
 
-    def state(self) -> dict[str, Any]:
-        """The strategy's, as it is saved."""
-        return json.loads(json.dumps(self.strategy.state_dict()))
-
     @property
-    def folder(self) -> Path:
-        return Path(str(self.args.output_dir)) / "cotune"
+    def checkpoints(self) -> Path:
+        return self.joint.state_folder
 
     @property
     def run(self) -> cotune.RunReader:
-        return cotune.open_run(self.folder)
+        return cotune.open_run(self.trainer.run_folder)
 
     def spent(self) -> dict[str, int]:
-        record = cotune.open_run(self.folder)
-        return dict(record.totals().rollouts)
+        return dict(self.run.totals().rollouts)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [row for row in self.run.read_events() if row["kind"] == kind]
@@ -116,45 +116,41 @@ class LibraryTraining:
 def begin(
     folder: Path,
     name: str = "static",
-    trainer_class: type[GRPOTrainer] | None = None,
-    method: TrainerMethod[Any] | None = None,
-    trainer_arguments: dict[str, Any] | None = None,
+    method: JointMethod | None = None,
     evaluates: bool = False,
     remembers: bool = False,
+    trainer_arguments: dict[str, Any] | None = None,
     **changes: Any,
-) -> LibraryTraining:
+) -> ScriptTraining:
     """A trainer that is ready to train; the same arguments give the same run.
 
     Args:
         remembers: take what another run has sampled with the same weights from memory.
+        trainer_arguments: replace arguments of the trainer.
     """
     tokenizer = tiny_tokenizer()
     evaluating = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 6}
-    args = config(folder, **{"max_steps": STEPS, **(evaluating if evaluates else {}), **changes})
-    joint = (method or method_of(name)).for_trl(tokenizer, args)
-    if remembers:
-        joint.coordinator.sampler = Remembered(joint)
-    if trainer_class is None:
-        trainer_class = cotune.JointTrainer if "p2o" in name else GRPOTrainer
-    trainer = trainer_class(
-        tiny_model(tokenizer, seed=3),  # with which hints are found in the first phase
-        args=args,
-        processing_class=tokenizer,
-        train_dataset=joint.dataset,
-        eval_dataset=joint.eval_dataset("validation") if evaluates else None,
-        rollout_func=joint.rollout_func,
-        reward_funcs=joint.reward_funcs,
-        callbacks=joint.callbacks,
+    values = {"max_steps": STEPS, "seed": 1, **(evaluating if evaluates else {}), **changes}
+    given: dict[str, Any] = {
+        "args": config(folder, **values),
+        "processing_class": tokenizer,
+        "method": method or method_of(name),
+        "environment": Even(),
+        "limits": LIMITS,
         **(trainer_arguments or {}),
-    )
+    }
+    # With this seed of the weights, hints come out of the first phase.
+    trainer = cotune.JointTrainer(tiny_model(tokenizer, seed=3), **given)
     trainer.remove_callback(PrinterCallback)
-    return LibraryTraining(joint, trainer, args)
+    if remembers:
+        trainer.joint.coordinator.sampler = Remembered(trainer.joint)
+    return ScriptTraining(trainer)
 
 
 TIMES = {"time", "attempt", "step_time", *WAITING}
 
 
-def figures(training: LibraryTraining) -> list[dict[str, Any]]:
+def figures(training: ScriptTraining) -> list[dict[str, Any]]:
     """What another run of the same has to equal, step by step."""
     rows = training.run.read_metrics()
     return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]

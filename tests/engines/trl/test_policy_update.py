@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer
 
-from cotune.engines.trl.joint_trainer import JointTrainer
+from cotune.engines.trl.policy_update import PolicyUpdate
+from cotune.methods.static import StaticStrategy
 from cotune.policy.policy_files import policy_path
 
 # Three groups of two: one decides, two are all right or all wrong; lengths differ.
@@ -37,6 +39,19 @@ class Gradients(TrainerCallback):
             self.kept = {
                 name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
             }
+
+
+class NoRun(SimpleNamespace):
+    """What `PolicyUpdate` reads of a run that brings the rollouts it is given, and distils nothing."""
+
+    coordinator = SimpleNamespace(strategy=StaticStrategy(""))
+    parts, batch = SimpleNamespace(frozen=False), SimpleNamespace(reweighs=False)
+    callbacks = ()
+
+    def bind(self, trainer: object) -> None: ...
+
+    def flat_rows(self, count: int) -> list[int]:
+        return []
 
 
 @pytest.fixture(scope="module")
@@ -102,15 +117,19 @@ def gradients(
     # TRL loads the reference model of a KL term from there. (Of several ranks the first one saves.)
     model.save_pretrained(folder / "model")
     model.config._name_or_path = str(folder / "model")
-    kind(
-        model,
-        args=GRPOConfig(**arguments),
-        train_dataset=Dataset.from_dict({"prompt": ["a", "b", "c"]}),
-        processing_class=tokenizer,
-        rollout_func=rollout,
-        reward_funcs=reward,
-        callbacks=[seen],
-    ).train()
+    given: dict[str, Any] = {
+        "args": GRPOConfig(**arguments),
+        "reward_funcs": reward,
+        "rollout_func": rollout,
+    }
+    data = Dataset.from_dict({"prompt": ["a", "b", "c"]})
+    if issubclass(kind, PolicyUpdate):
+        run: Any = NoRun(dataset=data, tokenizer=tokenizer, state_folder=folder, **given)
+        kind(model, run, [seen]).train()
+    else:
+        kind(
+            model, train_dataset=data, processing_class=tokenizer, callbacks=[seen], **given
+        ).train()
     return seen.kept
 
 
@@ -119,7 +138,7 @@ def test_gradient_is_that_of_grpo_trainer(
     loss_type: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     plain = gradients(GRPOTrainer, tokenizer, tmp_path / "plain", loss_type=loss_type)
-    joint = gradients(JointTrainer, tokenizer, tmp_path / "joint", loss_type=loss_type)
+    joint = gradients(PolicyUpdate, tokenizer, tmp_path / "joint", loss_type=loss_type)
     assert plain.keys() == joint.keys()
     assert max(float(g.abs().max()) for g in plain.values()) > 1e-4
     for name, gradient in plain.items():
@@ -137,10 +156,10 @@ def test_kl_keeps_rows_without_advantage(
         return original(self, model, inputs, *args, **kwargs)
 
     monkeypatch.setattr(GRPOTrainer, "compute_loss", spy)
-    gradients(JointTrainer, tokenizer, tmp_path / "kl", beta=0.1)
+    gradients(PolicyUpdate, tokenizer, tmp_path / "kl", beta=0.1)
     assert rows == [3, 3]
     rows.clear()
-    gradients(JointTrainer, tokenizer, tmp_path / "free")
+    gradients(PolicyUpdate, tokenizer, tmp_path / "free")
     # Two rows of six decide; a micro-batch without any keeps one, for the other ranks' sake.
     assert sum(rows) in (2, 3)
     assert all(count >= 1 for count in rows)
@@ -159,11 +178,11 @@ def test_a_prompt_that_rollouts_share_is_fed_once(
     monkeypatch.setattr(Qwen2Model, "forward", spy)
     rewards = [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
     batch = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 1}
-    gradients(JointTrainer, tokenizer, tmp_path / "shared", rewards, **batch)
+    gradients(PolicyUpdate, tokenizer, tmp_path / "shared", rewards, **batch)
     # Three prompts of at most nine tokens, of which the last goes with the completion of up to thirty.
     assert fed == [(3, 8), (6, 30)]
     fed.clear()
     gradients(
-        JointTrainer, tokenizer, tmp_path / "alone", rewards, gradient_checkpointing=True, **batch
+        PolicyUpdate, tokenizer, tmp_path / "alone", rewards, gradient_checkpointing=True, **batch
     )
     assert set(fed) == {(6, 39)}

@@ -1,0 +1,169 @@
+"""The methods as Python objects: options, the LLM that proposes, and the initial instruction."""
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+from pydantic import TypeAdapter, ValidationError
+
+from cotune.errors import ConfigError
+from cotune.llm.bank import BankOptions, check_bank
+from cotune.llm.client import OpenAIOptions
+from cotune.methods.composed import ComposedOptions
+from cotune.methods.fst.fst import FstOptions
+from cotune.methods.fst.gepa import GepaOptions
+from cotune.methods.inspo.inspo import InspoOptions
+from cotune.methods.method import MethodOptions
+from cotune.methods.p2o.p2o import P2OOptions
+from cotune.methods.registry import method_of
+from cotune.methods.static import StaticOptions
+from cotune.protocols import LLM
+from cotune.utils.text import hide_secrets
+
+ProposingLLM: TypeAlias = LLM | OpenAIOptions | BankOptions | str | Path | None
+"""The LLM that writes proposals: the name of an OpenAI model, an endpoint's options, a file of texts to
+propose (`BankOptions` or its path), or any object with `complete(prompt)`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointMethod:
+    """Base class of the methods: what they share beside their own options.
+
+    Attributes:
+        llm: the LLM that writes proposals. None is the offline rules in a bundled world, and an error
+            elsewhere if the method asks an LLM.
+        instruction: the initial instruction; None takes the data's or the environment's.
+
+    Raises:
+        ConfigError: an option is invalid, or `llm` is none of these.
+    """
+
+    options_class: ClassVar[type[Any]]
+
+    llm: ProposingLLM = None
+    instruction: str | None = None
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if not isinstance(self.instruction, str | None):
+            raise ConfigError(
+                f"{name}: instruction is of type {type(self.instruction).__name__}; expected a text"
+            )
+        object.__setattr__(self, "llm", _read_llm(name, self.llm))
+        method = method_of(self.options.kind)
+        if self.llm is not None and not method.needs_llm(self.options):
+            raise ConfigError(f"{name} uses no LLM with these options; remove llm")
+        if isinstance(self.llm, BankOptions):
+            try:
+                check_bank(self.llm, method)
+            except ValueError as error:
+                raise ConfigError(f"{name}: {error}") from None
+
+    @cached_property
+    def options(self) -> MethodOptions:
+        """Return the method's own options, with the types that a run file would give them."""
+        values = {field.name: getattr(self, field.name) for field in fields(self.options_class)}
+        try:
+            return TypeAdapter[Any](self.options_class).validate_python(values)
+        except ValidationError as error:
+            raise ConfigError(f"{type(self).__name__}: {_first_problem(error)}") from None
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    if problem["type"] == "value_error":
+        return str(problem.get("ctx", {}).get("error", problem["msg"]))
+    field = ".".join(map(str, problem["loc"]))
+    expected = problem["msg"].replace("Input should be", "expected", 1).partition(", unable")[0]
+    return f"{field}: {expected}; got {hide_secrets(repr(problem['input']), guess=True)[:80]}"
+
+
+def _read_llm(name: str, llm: ProposingLLM) -> LLM | OpenAIOptions | BankOptions | None:
+    if isinstance(llm, Path) or (isinstance(llm, str) and Path(llm).is_file()):
+        return BankOptions(path=Path(llm))
+    if isinstance(llm, str):
+        try:
+            return OpenAIOptions(model=llm)
+        except ValueError as error:
+            raise ConfigError(f"{name}: llm: {error}") from None
+    # Options of an LLM say what it is.
+    if llm is None or isinstance(llm, OpenAIOptions | BankOptions) or hasattr(llm, "public_name"):
+        return llm
+    if isinstance(llm, type) or not callable(getattr(llm, "complete", None)):
+        what = (
+            f"the class {llm.__name__}"
+            if isinstance(llm, type)
+            else f"of type {type(llm).__name__}"
+        )
+        raise ConfigError(
+            f"{name}: llm is {what}; expected a model's name, cotune.OpenAIOptions(model=…), "
+            "cotune.BankOptions(path=…) or an object with complete(prompt)"
+        )
+    return llm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Static(JointMethod, StaticOptions):
+    """Train with GRPO under a static instruction: the baseline for every method. It asks no LLM."""
+
+    options_class = StaticOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class INSPO(JointMethod, InspoOptions):
+    """Co-evolve instruction and policy (INSPO, arXiv 2512.01945)."""
+
+    options_class = InspoOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class GEPA(JointMethod, GepaOptions):
+    """Run GEPA on the instruction before the first step (arXiv 2507.19457), then train with GRPO.
+
+    The search spends its whole `budget` of rollouts at step 1, with the policy as it is then.
+    """
+
+    options_class = GepaOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class FST(JointMethod, FstOptions):
+    """Evolve a set of prompts between steps and spread each group over them (FST, arXiv 2605.12484).
+
+    Its authors' loss is CISPO: `GRPOConfig(loss_type="cispo", epsilon_high=5.0)`.
+    """
+
+    options_class = FstOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class P2O(JointMethod, P2OOptions):
+    """Sample hard questions under hints, and distil the hints (P²O, arXiv 2603.21877).
+
+    The instruction does not change.
+    """
+
+    options_class = P2OOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class INSPOWithP2O(JointMethod, ComposedOptions):
+    """Combine INSPO and P²O: evolve instructions, and sample hard questions under hints."""
+
+    options_class = ComposedOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherMethod(JointMethod):
+    """A method that an installed package adds, by its options.
+
+    Attributes:
+        strategy: the options; their `kind` names the method in the entry points `cotune.methods`.
+    """
+
+    strategy: MethodOptions
+
+    @cached_property
+    def options(self) -> MethodOptions:
+        return self.strategy

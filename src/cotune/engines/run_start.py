@@ -1,0 +1,143 @@
+"""Start or continue a run in its folder, the same for every engine: lock, create, identity, notices."""
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from cotune.config.build import describe_llm
+from cotune.config.joint_method import JointMethod, OtherMethod
+from cotune.config.resuming import changeable, identity
+from cotune.config.run_file import EvaluationConfig, RunConfig, dump_config
+from cotune.engines.comm import world
+from cotune.errors import ConfigError
+from cotune.run.console import ConsoleListener, LogListener
+from cotune.run.costs import CostRow
+from cotune.run.locks import run_locked
+from cotune.run.record import Record
+from cotune.run.run_dir import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What a run has beside its trainer's arguments; a run file's fields, or their counterparts of a script.
+
+    Attributes:
+        folder: the run folder.
+        record: plain data for its run.yaml.
+        seed: the seed for the order of tasks and for all sampling.
+        evaluation: when to evaluate on validation and test questions.
+        identity: by field, the values that must be unchanged on a resume.
+        changeable: by field, values that a resume may change, and then reports.
+        rollout_budget: policy rollouts after which training ends; None is no limit.
+        frozen: only roll out, make no update.
+        has_batches: whether training batches are rolled out; if not, the run only evolves.
+        rows_per_call: rollouts that are sampled together, per process.
+        llm_name: names what proposes, for reports.
+        rollouts_every: steps between files of training rollouts; 0 keeps those of evaluations only.
+        console: shows progress; None logs it to the logger "cotune".
+        run_file: the run file, if there is one.
+        llm_checks: calls that checked the LLM before the run began, to be counted with its costs.
+    """
+
+    folder: Path
+    record: Mapping[str, Any]
+    seed: int = 0
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    identity: Mapping[str, str] = field(default_factory=dict[str, str])
+    changeable: Mapping[str, str] = field(default_factory=dict[str, str])
+    rollout_budget: int | None = None
+    frozen: bool = False
+    has_batches: bool = True
+    rows_per_call: int = 512
+    llm_name: str = "none"
+    rollouts_every: int = 10
+    console: Console | None = None
+    run_file: RunConfig | None = None
+    llm_checks: tuple[CostRow, ...] = ()
+
+
+def settings_of(
+    config: RunConfig, console: Console | None, llm_checks: tuple[CostRow, ...] = ()
+) -> RunSettings:
+    """Return the settings of a run file."""
+    return RunSettings(
+        folder=config.output,
+        record=dump_config(config),
+        seed=config.seed,
+        evaluation=config.evaluation,
+        identity=identity(config),
+        changeable=changeable(config),
+        rollout_budget=config.training.rollout_budget,
+        frozen=config.training.frozen,
+        has_batches=config.has_batches,
+        rows_per_call=config.training.rows_per_call,
+        llm_name=describe_llm(config.proposer),
+        rollouts_every=config.logging.trajectories_every,
+        console=console,
+        run_file=config,
+        llm_checks=llm_checks,
+    )
+
+
+def method_of(config: RunConfig) -> JointMethod:
+    """Return the method of a run file."""
+    return OtherMethod(
+        strategy=config.strategy, llm=config.proposer, instruction=config.instruction.text
+    )
+
+
+@contextmanager
+def opened_run(settings: RunSettings, total_steps: int, *, resume: bool) -> Generator[Record]:
+    """Lock a run's folder while it trains; create it, or open it to resume; on every process.
+
+    Ranks other than the first get a silent record.
+
+    Args:
+        total_steps: the most steps the run can take.
+        resume: whether the run is to go on, from a checkpoint or from its start.
+
+    Raises:
+        ConfigError: the folder holds another run, cannot be written, or is trained by another process.
+    """
+    folder = settings.folder
+    new = not RunDir.is_run(folder)
+    with run_locked(folder, new=new):
+        if world().rank == 0:
+            record = _open(settings, resume=resume and not new)
+            show = settings.console
+            record.listeners = [ConsoleListener(show, total_steps) if show else LogListener()]
+            record.rollouts_every, record.total_steps = settings.rollouts_every, total_steps
+            record.charge_check(settings.llm_checks)
+        world().broadcast(None)
+        yield record if world().rank == 0 else Record(folder, silent=True)
+
+
+def _open(settings: RunSettings, *, resume: bool) -> Record:
+    folder = settings.folder
+    if resume:
+        return Record.open(folder)
+    if settings.run_file is not None or not RunDir.is_run(folder):
+        return Record.create(folder, settings.record)
+    # A script that was stopped before the end of its first step may begin again.
+    record = Record.open(folder)
+    if _has_trained(record):
+        raise ConfigError(
+            f"{folder}: holds an earlier run; resume it with trainer.train(resume_from_checkpoint=True) if it "
+            "has a checkpoint, or set another output_dir in GRPOConfig"
+        )
+    record.cut_back(-1)  # keeps the LLM's replies
+    record.replace_config(settings.record)
+    return record
+
+
+def _has_trained(record: Record) -> bool:
+    """Return whether a run came beyond its first step. One that logs rarely has no metrics by then."""
+    return (
+        bool(record.read_metrics())
+        or any(event["kind"] in ("saved", "run_finished") for event in record.read_events())
+        or any(row.kind == "train" and row.step > 1 for row in record.cost_rows)
+    )

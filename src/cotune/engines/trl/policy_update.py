@@ -1,0 +1,342 @@
+"""GRPOTrainer's update with distillation, which skips work that cannot change the gradient."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from transformers import TrainerCallback
+from trl import GRPOTrainer
+
+from cotune.engines.trl.batches import (
+    by_prompt,
+    filled_up,
+    informative_rows,
+    with_rows,
+    without_padding,
+)
+from cotune.engines.trl.shared_prompts import completion_logits, score_completions
+from cotune.engines.trl.vllm_start import starting_vllm
+from cotune.methods.context_distillation import (
+    RatioStatistics,
+    batch_weights,
+    is_distilled,
+)
+from cotune.methods.teacher_kl import mean_over_rollouts, teaches, token_losses
+from cotune.policy.adapters import compute_as_base
+from cotune.policy.prompt_cache import can_share
+from cotune.types import FilteredDistillation, Trajectory
+
+if TYPE_CHECKING:
+    from cotune.engines.trl.trl_joint import TRLJoint
+
+# Divisors of the losses that stay correct when rows without advantage are left out: the number
+# of rows (the loss is then scaled back), or a fixed count.
+_BY_ROWS = ("grpo", "dr_grpo")
+_BY_FIXED_COUNT = ("dapo", "cispo")
+_FED = ("prompt_mask", "completion_mask")
+
+
+class PolicyUpdate(GRPOTrainer):
+    """Train on one prompt with rollouts sampled under another (P²O Eq. 4).
+
+    Each token's weight from `cotune.methods.context_distillation` multiplies its advantage, so the loss
+    keeps its denominator and its KL term. With a teacher (`cotune.methods.teacher_kl`) its loss is added,
+    for which the rollouts that it reads are fed once more to the policy and once to the teacher.
+
+    Rollouts with zero advantage are left out, as is padding that a micro-batch does not need. A prompt that
+    several rollouts of a micro-batch share is fed once (`cotune.engines.trl.shared_prompts`).
+
+    A group with equal rewards has exactly no advantage (TRL alone leaves a rounding error) and
+    therefore no gradient; for a question that is always or never solved, this is every rollout. These
+    rollouts are skipped if nothing but the advantage weights them: β = 0, no entropy bonus, no router
+    loss, and a loss that divides by rows or by a fixed count. Logged entropy and clip ratios then cover
+    only the other rollouts.
+
+    Args:
+        model: the policy, as GRPOTrainer takes it.
+        joint: the run whose rollouts are trained on; it brings the trainer's arguments and data.
+        callbacks: called before the run's own.
+        arguments: further arguments of GRPOTrainer, such as `peft_config`.
+
+    Attributes:
+        joint: the run.
+        teaches: whether its distillation has a teacher.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        joint: "TRLJoint",
+        callbacks: Sequence[TrainerCallback] = (),
+        **arguments: Any,
+    ) -> None:
+        self.joint = joint
+        self.teaches = teaches(joint.coordinator.strategy.distillation)
+        with starting_vllm(self), _leaving_no_folder(joint.state_folder):
+            super().__init__(
+                model,
+                reward_funcs=joint.reward_funcs,
+                args=joint.args,
+                train_dataset=joint.dataset,
+                processing_class=joint.tokenizer,
+                callbacks=[*callbacks, *joint.callbacks],
+                rollout_func=joint.rollout_func,
+                **arguments,
+            )
+        compute_as_base(self.model)
+        joint.bind(self)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        training: bool = self.model.training  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue, reportAssignmentType]
+        joint = self.joint
+        if self.log_completions:
+            self._show_prompts(joint.batch.trajectories)
+        if training and not joint.parts.frozen:
+            # TRL divides what rounding leaves of equal rewards by 1e-4. Normalised one by one, the functions'
+            # values may differ although their sums are equal.
+            if self.multi_objective_aggregation == "sum_then_normalize":
+                output["advantages"][joint.flat_rows(len(inputs))] = 0.0
+            if joint.batch.reweighs:
+                self._distil(output, joint)
+            if self.teaches:
+                self._add_teacher_prompts(output, joint)
+        return output
+
+    def _show_prompts(self, rollouts: Sequence[Trajectory]) -> None:
+        """Put the prompts in the table of completions in place of the tasks' ids, which TRL was given."""
+        prompts, environment = self._logs["prompt"], self.joint.parts.environment
+        for _ in rollouts[: len(prompts)]:
+            prompts.pop()
+        prompts.extend(environment.messages(t.task, t.assignment.trained) for t in rollouts)
+
+    def _add_teacher_prompts(self, output: dict[str, Any], joint: "TRLJoint") -> None:
+        """Add `teacher_prompt_ids` and `teacher_prompt_mask`, (B, P), empty in rows without a teacher."""
+        rollouts = joint.rollouts_here(len(output["advantages"]))
+        prompts = [t.teacher_prompt_ids for t in rollouts]
+        width = max(1, *map(len, prompts))
+        ids = torch.zeros(len(prompts), width, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            if prompt:
+                ids[row, -len(prompt) :] = torch.tensor(prompt)
+                mask[row, -len(prompt) :] = 1
+        device = self.accelerator.device
+        output["teacher_prompt_ids"], output["teacher_prompt_mask"] = (
+            ids.to(device),
+            mask.to(device),
+        )
+
+    def _distil(self, output: dict[str, Any], joint: "TRLJoint") -> None:
+        """Weight the advantages per token, to (B, C).
+
+        Called on all ranks, even if a rank's own rollouts need nothing.
+        """
+        settings = joint.coordinator.strategy.distillation
+        rollouts = joint.rollouts_here(len(output["advantages"]))
+        logprobs, tokens = output.get("old_per_token_logps"), 0
+        if logprobs is None:
+            distilled = [row for row, t in enumerate(rollouts) if is_distilled(t)]
+            logprobs, tokens = self._trained_logprobs(output, distilled, joint)
+        before = logprobs.double().cpu().numpy()
+        statistics = RatioStatistics()
+        advantages = output["advantages"]
+        weights = batch_weights(rollouts, before, advantages.tolist(), settings, statistics)
+        output["advantages"] = advantages[:, None] * torch.from_numpy(weights).to(advantages)
+        self._log_distillation(statistics, tokens, joint)
+
+    def _trained_logprobs(
+        self, output: dict[str, Any], rows: list[int], joint: "TRLJoint"
+    ) -> tuple[torch.Tensor, int]:
+        """Compute log π_θ of some rows' completions on their training prompts, before the update.
+
+        Runs in evaluation mode, like the sampling of the context ratio's other side.
+        Returns (B, C), zero in the other rows, and the number of tokens fed, without padding.
+        """
+        names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
+        batch = {name: output[name] for name in names}
+        found = torch.zeros(output["completion_ids"].shape, device=self.accelerator.device)
+        tokens, size = 0, self.args.per_device_train_batch_size
+        with torch.no_grad(), joint.policy() as policy:
+            for start in range(0, len(rows), size):
+                chosen = torch.tensor(rows[start : start + size], device=found.device)
+                part = without_padding(with_rows(batch, chosen))
+                ids = torch.cat([part["prompt_ids"], part["completion_ids"]], 1)
+                attention = torch.cat([part["prompt_mask"], part["completion_mask"]], 1)
+                width = part["completion_ids"].shape[1]
+                scored = self._get_per_token_logps_and_entropies(policy, ids, attention, width)[0]
+                found[chosen, :width] = scored.float()
+                tokens += int(attention.sum())
+        return found, tokens
+
+    def _log_distillation(
+        self, statistics: RatioStatistics, tokens: int, joint: "TRLJoint"
+    ) -> None:
+        """Log the ratios of all ranks and the extra pass's tokens, the cost of distillation."""
+        everyone, spent = RatioStatistics(), 0
+        for theirs, fed in joint.coordinator.comm.gather((statistics, tokens)):
+            everyone.merge(theirs)
+            spent += fed
+        metrics = {**everyone.metrics(), "p2o/logprob_tokens": float(spent)}
+        joint.metrics = {**joint.metrics, **metrics}
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(value)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        """Run a training step; with a frozen policy, only sample, since there is no gradient."""
+        if not self.joint.parts.frozen:
+            return super().training_step(model, inputs, num_items_in_batch)
+        model.train()
+        self._prepare_inputs(inputs)  # rolls out at the start of a batch
+        self._step += 1
+        return torch.zeros((), device=self.accelerator.device)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        made = self._buffered_inputs
+        if made is None or made is before:
+            return inputs
+        if not (self._adds_up() and self._shares_prompts(self.model)):
+            return inputs
+        # TRL has shuffled the rollouts of these micro-batches.
+        size = self.args.gradient_accumulation_steps
+        steps = [by_prompt(made[start : start + size]) for start in range(0, len(made), size)]
+        self._buffered_inputs = [batch for batches in steps for batch in batches]
+        return self._buffered_inputs[self._step % len(made)]
+
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **options: Any,
+    ) -> Any:
+        # The router loss also counts the tokens of prompts.
+        alone = options.get("compute_aux_loss") or not self._shares_prompts(model)
+        if alone or any(torch.is_tensor(value) for value in options.values()):  # images
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, batch_size, **options
+            )
+        size = batch_size or len(input_ids)
+        with self.accelerator.autocast():
+            scored = [
+                score_completions(model, ids, mask, logits_to_keep)
+                for ids, mask in zip(input_ids.split(size), attention_mask.split(size), strict=True)
+            ]
+        logps = torch.cat([found[0] for found in scored])
+        if not options.get("compute_entropy"):
+            return logps, None, None
+        return logps, torch.cat([found[1] for found in scored]), None
+
+    def _shares_prompts(self, model: Any) -> bool:
+        # DDP and sharding expect one forward pass for each backward pass.
+        one = self.accelerator.num_processes == 1
+        return one and can_share(self.accelerator.unwrap_model(model))
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        if not self.model.training:  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        scale, everything = 1.0, inputs
+        if self._passes_over_zero_advantages():
+            rows = len(inputs["advantages"])
+            kept = informative_rows(inputs["advantages"])
+            # TRL gathers a value for every row, so all ranks must keep equally many.
+            kept = filled_up(kept, self._most_of_all_ranks(len(kept)), rows)
+            inputs = with_rows(inputs, kept)
+            if self.loss_type in _BY_ROWS:
+                scale = len(inputs["advantages"]) / rows
+        loss = super().compute_loss(
+            model, without_padding(inputs), return_outputs, num_items_in_batch
+        )
+        if "teacher_prompt_ids" not in inputs:
+            return loss * scale
+        return loss * scale + self._teacher_loss(model, everything)
+
+    def _teacher_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        """Return this micro-batch's share of the teacher's loss, and log what it compares."""
+        joint = self.joint
+        settings = cast(FilteredDistillation, joint.coordinator.strategy.distillation)
+        total = len(inputs["advantages"])
+        rows = inputs["teacher_prompt_mask"].any(1).nonzero()[:, 0]
+        if not len(rows):
+            self._log_teacher([0.0, total, 0.0, 0.0, 0.0, 0.0], joint)
+            return 0.0
+        taught = with_rows(inputs, rows)
+        prompts = {name: taught[f"teacher_{name}"] for name in ("prompt_ids", "prompt_mask")}
+        read, plain = without_padding({**taught, **prompts}), without_padding(taught)
+        with (
+            torch.no_grad(),
+            self.accelerator.autocast(),
+            joint.policy() as policy,
+        ):
+            theirs = completion_logits(policy, read, self.temperature, self._shares_prompts(policy))
+        # Apart from the teacher's: torch before 2.11 would reuse its copies of the weights, without a gradient.
+        with self.accelerator.autocast():
+            # Unwrapped: DDP expects equally many forward passes of all processes.
+            ours = completion_logits(
+                self.accelerator.unwrap_model(model),
+                plain,
+                self.temperature,
+                self._shares_prompts(model),
+            )
+        own = plain["completion_mask"] * plain.get("tool_mask", 1)
+        losses, gaps = token_losses(ours, theirs, plain["completion_ids"])
+        fed = [batch[name].sum() for batch in (read, plain) for name in _FED]
+        sums = [(values * own).sum() for values in (losses.detach(), gaps)]
+        self._log_teacher(
+            [len(rows), total, float(sum(fed)), *map(float, (own.sum(), *sums))], joint
+        )
+        share = len(rows) / total / self.current_gradient_accumulation_steps
+        return settings.weight * share * mean_over_rollouts(losses, own)
+
+    def _log_teacher(self, counts: list[float], joint: "TRLJoint") -> None:
+        """Log the counts of all ranks: rows taught, rows, tokens fed, own tokens, and sums over these."""
+        everyone = zip(*joint.coordinator.comm.gather(counts), strict=True)
+        rows, total, fed, own, *sums = map(sum, everyone)
+        metrics = {"share": rows / total, "tokens": fed}
+        if rows:
+            means = [value / max(1, own) for value in sums]
+            metrics |= dict(zip(("loss", "gap"), means, strict=True))
+        for name, value in metrics.items():
+            self._metrics["train"][f"distil/{name}"].append(value)
+
+    def _most_of_all_ranks(self, count: int) -> int:
+        if self.accelerator.num_processes == 1:
+            return count
+        here = torch.tensor([count], device=self.accelerator.device)
+        return int(cast(torch.Tensor, self.accelerator.gather(here)).max())
+
+    def _passes_over_zero_advantages(self) -> bool:
+        return self.beta == 0.0 and self._adds_up()
+
+    def _adds_up(self) -> bool:
+        """Return whether a step's loss is the sum over its rollouts, however they share micro-batches."""
+        return (
+            not self._entropy_bonus_enabled
+            and not self.aux_loss_enabled
+            and self.top_entropy_quantile == 1.0
+            and self.loss_type in (*_BY_ROWS, *_BY_FIXED_COUNT)
+        )
+
+
+@contextmanager
+def _leaving_no_folder(folder: Path) -> Iterator[None]:
+    """Remove the output folder that a trainer creates when it is constructed: the run creates its own."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # one of them is not empty
+            for path in missing:
+                path.rmdir()

@@ -1,0 +1,148 @@
+"""What a joint run does at the events of its trainer: save, log, begin, and end at its budget."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback, TrainerState
+from transformers.trainer_utils import SaveStrategy
+from trl import GRPOConfig
+
+from cotune.engines.trl.checkpoints import (
+    complete_checkpoint,
+    drop_orphans,
+    drop_torn,
+    load_state,
+    save_state,
+)
+from cotune.engines.trl.checks import steps_per_batch
+from cotune.errors import ConfigError
+from cotune.run.costs import policy_rollouts
+from cotune.utils.progress import report
+
+if TYPE_CHECKING:
+    from cotune.engines.trl.trl_joint import TRLJoint
+
+
+class CheckpointCallback(TrainerCallback):
+    """Begin or resume the run, save cotune's half of every checkpoint, record the trainer's metrics.
+
+    `checkpoints` says when a pair is complete.
+    """
+
+    def __init__(self, joint: "TRLJoint") -> None:
+        self._joint = joint
+        self._saved_step = -1
+        self._micro_batches = 0
+
+    @property
+    def _writes(self) -> bool:
+        return self._joint.coordinator.comm.rank == 0
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        joint = self._joint
+        if self._writes:
+            drop_torn(joint.state_folder)
+        # A call of train() that was interrupted may have left half of a batch.
+        joint.trainer._step, joint.trainer._buffered_inputs = 0, None
+        joint.trainer._current_train_step_time = 0.0
+        if state.global_step == 0:
+            if self._writes:
+                joint.attempt = joint.parts.record.begin_attempt(None)
+            return
+        saved = load_state(joint.state_folder, state.global_step)
+        if saved is None:
+            raise ConfigError(
+                f"{joint.state_folder}: checkpoint-{state.global_step} has no readable "
+                f"cotune-state-{state.global_step}.json beside it; resume from one that has"
+            )
+        joint.resume(saved)
+
+    def on_substep_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        self._report(args)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        self._report(args)
+        if control.should_save:
+            self._save_state(state)
+
+    def _report(self, args: GRPOConfig) -> None:
+        """Report the micro-batches of the current update; rank 0's."""
+        if self._writes:
+            total = steps_per_batch(args) * args.gradient_accumulation_steps
+            self._micro_batches = self._micro_batches % total + 1
+            report("update", self._micro_batches, total)
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        # The trainer decides whether to save only after this, so our half is written first.
+        if args.save_strategy == SaveStrategy.BEST and self._joint.batches:
+            self._save_state(state)
+
+    def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        self._joint.coordinator.comm.gather(None)  # wait until every process has written its files
+        if self._saved_step != state.global_step:
+            self._save_state(state)  # a later callback asked for this checkpoint
+        if self._writes:
+            complete_checkpoint(self._joint.state_folder, state.global_step)
+            drop_orphans(self._joint.state_folder, keep_from=state.global_step)
+            self._joint.parts.record.event("saved", self._joint.batches)
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        if self._writes:
+            drop_orphans(self._joint.state_folder, keep_from=state.global_step + 1)
+
+    def on_log(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: Any,
+        logs: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        if not self._writes or logs is None or "loss" not in logs:
+            return  # not the log of an optimizer step
+        joint = self._joint
+        row = {name: float(v) for name, v in logs.items() if isinstance(v, int | float)}
+        row["optimizer_step"] = float(state.global_step)
+        row |= {name: float(value) for name, value in joint.metrics.items()}
+        joint.parts.record.metrics(joint.batches, row)
+
+    def _save_state(self, state: TrainerState) -> None:
+        self._saved_step = state.global_step
+        if self._writes:
+            save_state(self._joint.state_folder, state.global_step, self._joint.state_dict())
+
+
+class RolloutBudget(TrainerCallback):
+    """End training when another batch would exceed a budget of policy rollouts.
+
+    Args:
+        joint: the run.
+        budget: the most rollouts; None is no limit.
+    """
+
+    def __init__(self, joint: "TRLJoint", budget: int | None) -> None:
+        self._joint, self._budget = joint, budget
+        self._batch = joint.questions * joint.group_size
+        self._steps_per_batch = steps_per_batch(joint.args)
+        joint.rollouts_left = self.left
+
+    def left(self) -> int | None:
+        """Return the remaining budget, which only rank 0 knows; None without a budget."""
+        if self._budget is None:
+            return None
+        return self._budget - policy_rollouts(self._joint.parts.record.totals().rollouts)
+
+    def spent(self) -> bool:
+        """Return whether another batch would exceed the budget; call on all ranks together."""
+        if self._budget is None:
+            return False
+        return self._joint.coordinator.comm.broadcast(self.left()) < self._batch
+
+    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
+        if state.global_step % self._steps_per_batch:
+            return  # finish training on a batch that has been rolled out
+        self._joint.ended = self.spent()
+        if self._joint.ended:
+            control.should_training_stop = True
+            # As at the last step: a kill while the result is scored must not train it again.
+            control.should_save = args.save_strategy == SaveStrategy.STEPS

@@ -1,0 +1,275 @@
+"""What a script gives `cotune.JointTrainer`, read and checked: limits, rewards, LLM, settings of the run."""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+from transformers import AutoConfig, TrainerState
+from transformers.trainer_utils import IntervalStrategy
+from trl import GRPOConfig
+
+from cotune.config.build import build_llm, describe_llm
+from cotune.config.joint_method import JointMethod
+from cotune.config.run_checks import (
+    check_context,
+    check_instruction,
+    check_prompt_texts,
+    check_prompts,
+    check_rewards,
+)
+from cotune.config.run_file import EvaluationConfig, RulesConfig
+from cotune.engines.joint import initial_instruction
+from cotune.engines.preflight import llm_answers
+from cotune.engines.run_start import RunSettings
+from cotune.engines.trl.checkpoints import drop_torn
+from cotune.engines.trl.checks import check_args, check_trl, steps_per_batch
+from cotune.errors import ConfigError, LLMError
+from cotune.llm.bank import BankOptions
+from cotune.llm.client import OpenAIOptions
+from cotune.methods.method import RunShape
+from cotune.methods.registry import method_of
+from cotune.policy.codec import HFCodec
+from cotune.policy.tool_templates import check_turns
+from cotune.protocols import Environment
+from cotune.rewards.functions import RewardFunctions, WeightedReward
+from cotune.run.record import Record
+from cotune.types import Limits
+from cotune.utils.processes import launched_rank
+from cotune.utils.text import one_line
+
+_log = logging.getLogger("cotune")
+_UNLIMITED = 1 << 20
+
+
+def read_rewards(reward_funcs: Any, weights: Sequence[float] | None) -> RewardFunctions | None:
+    """Return the reward functions; a single one counts as a list, and None lets the environment score.
+
+    Args:
+        reward_funcs: as GRPOTrainer takes them.
+        weights: `GRPOConfig.reward_weights`, one for each function; None is 1 for all.
+    """
+    if reward_funcs is None or isinstance(reward_funcs, RewardFunctions):
+        return reward_funcs
+    if callable(reward_funcs) or isinstance(reward_funcs, str | WeightedReward):
+        reward_funcs = [reward_funcs]
+    if not isinstance(reward_funcs, list | tuple):
+        raise ConfigError(
+            f"reward_funcs is of type {type(reward_funcs).__name__}; expected a function, or a list of "
+            "functions"
+        )
+    functions = cast("Sequence[Any]", reward_funcs)
+    if weights is None:
+        return RewardFunctions(functions)
+    if len(weights) != len(functions):
+        raise ConfigError(
+            f"GRPOConfig.reward_weights has {len(weights)} values for {len(functions)} reward functions; "
+            "expected one for each"
+        )
+    return RewardFunctions(list(zip(functions, weights, strict=True)))
+
+
+def reward_weights(rewards: RewardFunctions | None, environment: Environment) -> dict[str, float]:
+    """Return the weight of each value of a rollout that TRL logs and sums, by name."""
+    if rewards is not None:
+        return rewards.weights(environment)
+    own_reward = getattr(environment, "own_reward", "")
+    return {own_reward: 1.0} if own_reward else {}
+
+
+def refuse_data(
+    train_dataset: Any, eval_dataset: Any, tools: Any, environment_factory: Any
+) -> None:
+    """Raise ConfigError for an argument that `environment=` takes the place of."""
+    arguments = {
+        "train_dataset": train_dataset,
+        "eval_dataset": eval_dataset,
+        "tools": tools,
+        "environment_factory": environment_factory,
+    }
+    for name, value in arguments.items():
+        if value is not None:
+            raise ConfigError(
+                f"environment and {name} are both given; expected one of them: an environment brings its own "
+                "tasks and tools"
+            )
+
+
+def proposer_of(method: JointMethod, environment: Environment) -> Any:
+    """Return the LLM that a method asks, or its options; None if it asks none.
+
+    Raises:
+        ConfigError: it asks one, and there is none.
+    """
+    if not method_of(method.options.kind).needs_llm(method.options):
+        return None
+    if method.llm is not None:
+        return method.llm
+    if getattr(environment, "offline_rules", False):
+        return RulesConfig()
+    name = type(method).__name__
+    raise ConfigError(
+        f"{name}: llm is missing, and the offline rules know only cotune's bundled worlds; give a model's "
+        f'name, {name}(llm="gpt-4.1"), cotune.OpenAIOptions(model=…, base_url=…) or an object with '
+        "complete(prompt)"
+    )
+
+
+def ask_llm(llm: Any, record: Record) -> None:
+    """Make one small call to an endpoint before training begins, and record it.
+
+    Raises:
+        ConfigError: there is no answer, and the LLM is not optional.
+    """
+    if not isinstance(llm, OpenAIOptions):
+        return
+    try:
+        _, calls = llm_answers(llm)
+    except LLMError as error:
+        text = f"llm: a first call failed ({one_line(str(error))[:300]}); correct llm"
+        if not llm.optional:
+            raise ConfigError(
+                f"{text}, or set optional=True in cotune.OpenAIOptions to train without its proposals"
+            ) from error
+        _log.warning("%s", text)
+        return
+    record.charge_check(calls)
+
+
+def context_of(model: Any) -> int | None:
+    """Return the policy's context length in tokens; None if its configuration has none."""
+    config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def limits_of(args: GRPOConfig, environment: Environment, context: int | None) -> Limits:
+    """Return an episode's limits by the trainer's arguments.
+
+    Completions have `max_completion_length` tokens in all, or half of the context; the prompt has the
+    rest. Without tools an episode is one turn.
+    """
+    context = context or _UNLIMITED
+    length = args.max_completion_length or context // 2
+    turns = 1
+    if environment.tools:
+        turns += args.max_tool_calling_iterations or length
+    return Limits(
+        turns=turns,
+        turn_tokens=length,
+        observation_tokens=length,
+        trajectory_tokens=length,
+        prompt_tokens=max(2, context - length),
+    )
+
+
+def check_script(
+    args: GRPOConfig,
+    method: JointMethod,
+    environment: Environment,
+    limits: Limits,
+    rewards: RewardFunctions | None,
+    tokenizer: Any,
+    context: int | None,
+) -> None:
+    """Check what a script gives, before weights are loaded and anything is written.
+
+    Raises:
+        ConfigError: the first thing that would stop training.
+    """
+    if isinstance(environment, type) or not hasattr(environment, "initial_instruction"):
+        raise ConfigError(
+            f"environment is {_kind(environment)}; expected an environment, such as "
+            "cotune.GeoEnvironment() or your subclass of cotune.TaskEnvironment"
+        )
+    if not isinstance(limits, Limits):
+        raise ConfigError(f"limits is {_kind(limits)}; expected cotune.Limits(…)")
+    check_trl()
+    check_args(args)
+    kind, instruction = method.options.kind, initial_instruction(method, environment)
+    check_instruction(environment, instruction, kind)
+    llm = proposer_of(method, environment)
+    if isinstance(llm, OpenAIOptions | BankOptions):
+        build_llm(llm, args.seed, Record())  # its key is set, its file can be read
+    shape = RunShape(
+        group_size=args.num_generations or 1,
+        group_field="GRPOConfig.num_generations",
+        steps=args.max_steps // steps_per_batch(args),
+        steps_field="GRPOConfig.max_steps, in rollout batches,",
+    )
+    try:
+        method_of(kind).check(method.options, shape)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if rewards is not None:
+        rewards.trainer_state = TrainerState(max_steps=args.max_steps)
+    check_rewards(rewards, environment, instruction, ("train",))
+    codec = HFCodec(tokenizer, cast("dict[str, Any] | None", args.chat_template_kwargs))
+    check_turns(environment, codec, tokenizer)
+    check_prompt_texts(environment, instruction, codec)
+    check_prompts(environment, codec, instruction, limits, ("train",), strategy=kind)
+    check_context(context, limits)
+    if launched_rank() == 0:
+        # The trainer resumes from the newest folder, even if it is incomplete.
+        drop_torn(Path(cast(str, args.output_dir)))
+
+
+def script_settings(
+    args: GRPOConfig,
+    method: JointMethod,
+    environment: Environment,
+    limits: Limits,
+    rewards: RewardFunctions | None,
+    policy: str,
+) -> RunSettings:
+    """Return what a run file would say beside the trainer's arguments, from a script's."""
+    output = Path(cast(str, args.output_dir))
+    fixed = {
+        "seed": args.seed,
+        "environment": {"kind": type(environment).__name__},
+        "instruction": initial_instruction(method, environment),
+        "limits": asdict(limits),
+        "rewards": None if rewards is None else rewards.describe(),
+        "strategy": asdict(cast(Any, method.options)),
+        "batch": {
+            "rollouts": args.generation_batch_size,
+            "group_size": args.num_generations,
+            "mini_batches": steps_per_batch(args),
+        },
+    }
+    every = 0
+    if args.eval_strategy != IntervalStrategy.NO and environment.tasks("validation"):
+        every = max(1, int(args.eval_steps or 1) // steps_per_batch(args))
+    llm_name = describe_llm(proposer_of(method, environment))
+    return RunSettings(
+        folder=output / "cotune",
+        record={
+            "library": "trl",
+            "name": output.resolve().name,
+            "policy": {"path": policy},
+            **fixed,
+            "llm": {"kind": llm_name},
+            "training": {
+                "steps": args.max_steps // steps_per_batch(args),
+                "mini_batches": steps_per_batch(args),
+                "learning_rate": args.learning_rate,
+                "temperature": args.temperature,
+                "kl": args.beta,
+                "clip": args.epsilon,
+            },
+        },
+        seed=args.seed,
+        evaluation=EvaluationConfig(every=every, before=False),
+        identity={
+            name: json.dumps(value, sort_keys=True, default=str) for name, value in fixed.items()
+        },
+        llm_name=llm_name,
+    )
+
+
+def _kind(value: object) -> str:
+    """Name what was given without its value, which may be a key."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return "a text" if isinstance(value, str) else f"of type {type(value).__name__}"

@@ -1,0 +1,147 @@
+"""GRPOTrainer's data, tools and environments, as an environment of cotune's."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from trl import GRPOConfig
+
+from cotune.config.joint_method import JointMethod
+from cotune.data.instruction_in_data import place_instruction
+from cotune.data.trl_data import read_rows, tasks_of
+from cotune.engines.trl.checks import steps_per_batch
+from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
+from cotune.environments.prompt_in_data import PromptInData, served_format
+from cotune.environments.tools import ToolEnvironment
+from cotune.environments.trl_factory import TrlEnvironment
+from cotune.errors import ConfigError
+from cotune.methods.registry import method_of
+
+_EPISODES = 1000
+"""Tasks of an environment that makes its own, without a data set."""
+_TOOL_SECONDS = math.inf
+"""TRL waits for a tool as long as it takes."""
+
+
+@dataclass(frozen=True)
+class ScriptData:
+    """What a script's data and tools make.
+
+    Attributes:
+        environment: supplies the tasks, calls the tools and resets the script's environments.
+        chat: whether prompts are chat messages; plain texts are fed without a chat template.
+        served_format: returns where a chat template puts an instruction; None if no template can.
+    """
+
+    environment: TaskEnvironment
+    chat: bool
+    served_format: Callable[[str], PromptFormat | None]
+
+
+def read_data(
+    args: GRPOConfig,
+    method: JointMethod,
+    train_dataset: Any,
+    eval_dataset: Any,
+    tools: Sequence[Callable[..., Any]] | None,
+    environment_factory: Any,
+) -> ScriptData:
+    """Read what GRPOTrainer takes: data in its form, tools, and a class of environments.
+
+    Raises:
+        ConfigError: the data has no usable prompts, or two arguments exclude each other.
+    """
+    if tools and environment_factory:
+        raise ConfigError(
+            "tools and environment_factory are both given; expected one of them: make the tools methods of "
+            "the environment"
+        )
+    if train_dataset is None and environment_factory is None:
+        raise ConfigError(
+            'train_dataset is missing; expected rows with a "prompt", or an environment_factory= or '
+            "environment= that makes the tasks"
+        )
+    episodes = [
+        {"prompt": [{"role": "user", "content": ""}], "episode": i} for i in range(_EPISODES)
+    ]
+    rows = episodes
+    if train_dataset is not None:
+        needs_prompt = environment_factory is None
+        rows = read_rows(
+            train_dataset,
+            "train_dataset",
+            rows_needed=_rows_needed(args),
+            needs_prompt=needs_prompt,
+        )
+    evaluated = eval_dataset if isinstance(eval_dataset, Mapping) else {"validation": eval_dataset}
+    validation = {
+        name: read_rows(data, "eval_dataset", rows_needed=_rows_needed(args))
+        for name, data in evaluated.items()
+        if data is not None
+    }
+    every_row = [*rows, *(row for part in validation.values() for row in part)]
+    options = method.options
+    place = place_instruction(
+        every_row,
+        method.instruction,
+        "instruction" in method_of(options.kind).evolves,
+        type(method).__name__,
+    )
+    chat = not any(isinstance(row.get("prompt"), str) for row in every_row)
+    if tools and not chat:
+        raise ConfigError(
+            "tools: the prompts are plain texts; expected chat messages, for which a template has tools"
+        )
+    tasks = {
+        "train": tasks_of(rows, "train", place.text),
+        "validation": [
+            task for name, part in validation.items() for task in tasks_of(part, name, place.text)
+        ],
+        "test": [],
+    }
+    prompt_format = PromptInData(text=place.text)
+    environment: TaskEnvironment
+    if environment_factory is not None:
+        environment = TrlEnvironment(
+            environment_factory, tasks, place.initial, prompt_format, _TOOL_SECONDS, 32, as_trl=True
+        )
+    elif tools:
+        environment = ToolEnvironment(
+            tools, tasks, place.initial, prompt_format, seconds=_TOOL_SECONDS, as_trl=True
+        )
+    else:
+        environment = SingleTurnEnvironment(tasks, place.initial, prompt_format)
+    return ScriptData(environment, chat, partial(served_format, every_row, place.text))
+
+
+def _rows_needed(args: GRPOConfig) -> int | None:
+    """Return the rows that are read of a stream; None if `max_steps` does not say."""
+    if args.max_steps < 1:
+        return None
+    questions = (args.generation_batch_size or 1) // (args.num_generations or 1)
+    return -(-args.max_steps // steps_per_batch(args)) * max(1, questions)
+
+
+def fit_arguments(args: GRPOConfig, questions: int) -> None:
+    """Say in steps what the arguments say in epochs, as TRL's sampler counts them.
+
+    Args:
+        args: changed in place.
+        questions: training questions.
+    """
+    batches = max(
+        1, questions // max(1, (args.generation_batch_size or 1) // (args.num_generations or 1))
+    )
+    epoch = batches * steps_per_batch(args)
+    if args.max_steps < 1:
+        steps = math.ceil(args.num_train_epochs * epoch)
+        args.max_steps = steps + -steps % steps_per_batch(args)
+    if args.save_strategy == SaveStrategy.EPOCH:
+        args.save_strategy, args.save_steps = SaveStrategy.STEPS, epoch
+    if args.eval_strategy == IntervalStrategy.EPOCH:
+        args.eval_strategy, args.eval_steps = IntervalStrategy.STEPS, epoch
+    if args.logging_strategy == IntervalStrategy.EPOCH:
+        args.logging_strategy, args.logging_steps = IntervalStrategy.STEPS, epoch

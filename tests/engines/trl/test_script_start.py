@@ -1,0 +1,233 @@
+"""A script's `JointTrainer` before its first step: what is refused, and how its run folder is begun."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import cotune
+from cotune.engines.run_start import RunSettings, opened_run
+from cotune.engines.trl.script import read_rewards
+from cotune.errors import ConfigError
+from cotune.methods.composed import InspoP2O
+from cotune.methods.gepa.gepa import Gepa
+from cotune.methods.inspo.inspo import Inspo
+from cotune.methods.p2o.p2o import P2O
+from cotune.run.journal import Journal
+from cotune.run.ledger import Ledger
+from cotune.run.locks import run_locked
+from cotune.run.run_dir import RunDir
+from cotune.testing import ScriptedLLM
+from tests.config.test_run_checks import environment
+from tests.engines.trl.script_runs import begin
+from tests.engines.trl.setup import config
+from tests.policy.tiny import small_policy
+
+LIMITS = cotune.Limits(turn_tokens=64, trajectory_tokens=640, prompt_tokens=384)
+
+
+@pytest.fixture(scope="module")
+def geo() -> cotune.GeoEnvironment:
+    return cotune.GeoEnvironment(cotune.GeoOptions(train=4, validation=3, test=3))
+
+
+# ---- methods
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: cotune.INSPO(window=0), r"^INSPO: window is 0; expected at least 1"),
+        (lambda: cotune.INSPO(window=cast(Any, "two")), r"^INSPO: window: expected a valid int"),
+        (lambda: cotune.INSPO(instruction=cast(Any, 3)), "INSPO: instruction is of type int"),
+        (lambda: cotune.INSPO(llm="sk-" + "a1B2" * 8), "INSPO: llm: model looks like a key"),
+        (
+            lambda: cotune.INSPO(llm=cast(Any, cotune.RulesLLM)),
+            r"INSPO: llm is the class RulesLLM; .* an object with complete",
+        ),
+        (lambda: cotune.INSPO(llm=cast(Any, 3)), "INSPO: llm is of type int"),
+        (
+            lambda: cotune.INSPO(llm=cotune.BankOptions(path=Path("x"), hints=Path("y"))),
+            r"^INSPO: llm\.hints is set",
+        ),
+        (lambda: cotune.Static(llm=ScriptedLLM([])), "Static uses no LLM .* remove llm"),
+    ],
+)
+def test_what_a_method_refuses(make: Callable[[], object], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected) as caught:
+        make()
+    assert "a1B2" not in str(caught.value)
+
+
+def test_a_methods_options_are_those_of_a_run_file() -> None:
+    assert cotune.INSPO(window=2).options == cotune.InspoOptions(window=2)
+    hints = cotune.P2OOptions(successes_below=3, hinted_per_group="half")
+    assert cotune.P2O(successes_below=3, hinted_per_group="half").options == hints
+    assert cotune.INSPOWithP2O(p2o=hints).options == cotune.ComposedOptions(p2o=hints)
+    assert cotune.INSPO(llm="gpt-4.1").llm == cotune.OpenAIOptions(model="gpt-4.1")
+
+
+# ---- a trainer
+
+
+def started(folder: Path, given: dict[str, Any], **changes: Any) -> cotune.JointTrainer:
+    args = config(folder, max_completion_length=640, **changes)
+    given = {"method": cotune.Static(), "limits": LIMITS, **given}
+    return cotune.JointTrainer(small_policy(), args=args, **given)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "strategy"),
+    [
+        (cotune.INSPO, "inspo", Inspo),
+        (cotune.P2O, "p2o", P2O),
+        (cotune.INSPOWithP2O, "inspo+p2o", InspoP2O),
+        (cotune.GEPA, "gepa", Gepa),
+    ],
+)
+def test_in_a_bundled_world_a_method_needs_no_llm(
+    method: Any, kind: str, strategy: type[Any], geo: cotune.GeoEnvironment, tmp_path: Path
+) -> None:
+    trainer = started(tmp_path, {"method": method(), "environment": geo})
+    assert type(trainer.joint.coordinator.strategy) is strategy
+    assert trainer.settings.record["strategy"]["kind"] == kind
+    assert trainer.settings.llm_name == "offline rules"
+    assert trainer.best_instruction == geo.initial_instruction
+    assert list(tmp_path.iterdir()) == []  # nothing is written before training
+    with pytest.raises(ConfigError, match=r": llm is missing.*\(llm=\"gpt-4\.1\"\)"):
+        started(tmp_path, {"method": method(), "environment": environment("Who?")})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"method": cotune.INSPO(instruction="Answer.")}, "instruction names no <search>"),
+        ({"method": cotune.Static(instruction="<search> </search> <answer>")}, "no </answer>"),
+        (
+            {"method": cotune.INSPO(llm=cotune.OpenAIOptions(model="m"))},
+            "OPENAI_API_KEY is not set",
+        ),
+        ({"reward_funcs": 3}, "reward_funcs is of type int; expected a function, or a list"),
+        ({"environment": "geo"}, "environment is a text; expected an environment"),
+        ({"environment": cotune.GeoEnvironment}, "environment is the class GeoEnvironment"),
+        ({"limits": 3}, r"limits is of type int; expected cotune\.Limits"),
+        ({"rollout_func": print}, "rollout_func: cotune makes the rollouts itself; remove it"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_a_trainer_refuses(
+    given: dict[str, Any],
+    expected: str,
+    geo: cotune.GeoEnvironment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match=expected):
+        started(tmp_path, {"environment": geo, **given})
+    assert list(tmp_path.iterdir()) == []
+
+
+def half(completions: list[str], **kwargs: object) -> list[float]:
+    return [0.5] * len(completions)
+
+
+@pytest.mark.parametrize("given", [half, [half], (half,), [(half, 1.0)]])
+def test_a_reward_function_alone_is_a_list_of_one(given: Any) -> None:
+    rewards = read_rewards(given, None)
+    assert rewards is not None
+    assert rewards.names == ("half",)
+
+
+def test_limits_beyond_the_policys_context_are_refused(tmp_path: Path) -> None:
+    wide = cotune.Limits(
+        turns=3, turn_tokens=8, observation_tokens=6, trajectory_tokens=40, prompt_tokens=480
+    )
+    with pytest.raises(ConfigError, match=r"480 \+ 40 = 520, but the policy's context holds 512"):
+        begin(tmp_path, trainer_arguments={"limits": wide})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_question_that_could_never_graduate_is_refused(tmp_path: Path) -> None:
+    method = cotune.P2O(llm=ScriptedLLM([]), successes_below=2, hinted_per_group="half")
+    with pytest.raises(ConfigError, match=r"successes_below is 2.*num_generations 3.*at most 1"):
+        begin(tmp_path, method=method)
+
+
+# ---- the run folder
+
+
+def settings(folder: Path) -> RunSettings:
+    return RunSettings(folder=folder / "cotune", record={"name": "mine"})
+
+
+def log_a_loss(run: RunDir) -> None:
+    run.metrics(1, {"loss": 1.0})
+
+
+def save(run: RunDir) -> None:
+    run.event("saved", 1)
+
+
+def roll_out_twice(run: RunDir) -> None:
+    with Ledger(run.ledger_path) as ledger:
+        ledger.begin_attempt(None)
+        for step in (1, 2):
+            ledger.set_step(step)
+            ledger.add_rollouts("train", 8, 80)
+
+
+@pytest.mark.parametrize("train", [log_a_loss, save, roll_out_twice])
+def test_a_folder_is_begun_once(tmp_path: Path, train: Callable[[RunDir], None]) -> None:
+    for _ in range(2):  # nothing was trained: it may begin again
+        with opened_run(settings(tmp_path), resume=False) as run:
+            run.event("run_started", 0)
+    with opened_run(settings(tmp_path), resume=True) as run:
+        train(run)
+    before = run.events_path.read_bytes()
+    with (
+        pytest.raises(ConfigError, match=r"resume_from_checkpoint=True.*output_dir"),
+        opened_run(settings(tmp_path), resume=False),
+    ):
+        pass
+    assert run.events_path.read_bytes() == before
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    with (
+        opened_run(settings(tmp_path), resume=False) as run,
+        pytest.raises(ConfigError, match="is being trained by another process"),
+        run_locked(run.path),
+    ):
+        pass
+    with run_locked(run.path):
+        pass
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cotune").write_text("a file", encoding="utf-8")
+    with (
+        pytest.raises(ConfigError, match=r"output: .*cotune cannot be written"),
+        opened_run(settings(tmp_path), resume=False),
+    ):
+        pass
+
+
+def test_progress_is_logged_in_lines_of_plain_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "cotune")
+    trainer = begin(tmp_path).trainer
+    with trainer.recorded(resume=False):
+        journal: Journal = trainer.joint.parts.journal
+        hostile = "[red]Search[/red]\n\x1b[31mthen\u202e answer"
+        journal.event("instruction_born", 1, id="i1", origin="rewrite", text=hostile, score=None)
+        journal.event("notice", 1, text="population of 2")
+        journal.event("population", 2, members=[])
+    lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "cotune"]
+    assert [line for line in lines if "\n" in line[1] or "\x1b" in line[1]] == []
+    assert len(lines) == 2
+    assert "i1 (rewrite): [red]Search[/red] [31mthen answer" in lines[0][1]
+    assert lines[1][0] == "WARNING"
+    assert "population of 2" in lines[1][1]

@@ -1,0 +1,388 @@
+"""A script's `JointTrainer`: trained, evaluated, resumed, kept."""
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import TrainerCallback, TrainerControl
+
+import cotune
+from cotune.engines.evaluation import RunEvaluation
+from cotune.engines.trl.checkpoints import load_state
+from cotune.engines.trl.trl_joint import was_cut
+from cotune.errors import ConfigError
+from cotune.run.ledger import Ledger
+from cotune.run.scores import Score
+from tests.engines.trl.script_runs import (
+    METHODS,
+    STEPS,
+    Even,
+    Scribe,
+    ScriptTraining,
+    begin,
+    figures,
+)
+from tests.policy.tiny import Letters, tiny_tokenizer
+
+SAVING = {"save_strategy": "steps", "save_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ScriptTraining]:
+    """A method's name gives its run from start to end, which several tests read."""
+
+    @cache
+    def run(name: str) -> ScriptTraining:
+        training = begin(tmp_path_factory.mktemp("run"), name, remembers=True)
+        training.trainer.train()
+        return training
+
+    return run
+
+
+@pytest.fixture(params=METHODS)
+def trained(
+    request: pytest.FixtureRequest, plain: Callable[[str], ScriptTraining]
+) -> ScriptTraining:
+    return plain(request.param)
+
+
+def test_each_method_trains_and_is_written_down(trained: ScriptTraining) -> None:
+    name = trained.run.read_config()["strategy"]["kind"]
+    rows = figures(trained)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert any(row["grad_norm"] > 0 for row in rows)
+    spent = trained.spent()
+    assert spent["train"] == STEPS * 6
+    assert (spent["verify"] > 0) == ("inspo" in name)
+    assert (spent["evolve"] > 0) == ("p2o" in name)
+    assert len(trained.events("evolution")) == ("inspo" in name)
+    assert len(trained.events("hint_phase_ended")) == ("p2o" in name)
+    assert [row["kind"] for row in trained.run.read_events()][-1] == "run_finished"
+    assert (len(trained.run.read_instructions()) > 2) == ("inspo" in name)
+    with Ledger(trained.trainer.run_folder / "ledger.sqlite") as ledger:
+        assert {row.model for row in ledger.rows()} >= ({"Scribe"} if name != "static" else set())
+
+
+def test_the_best_policy_is_kept_with_a_summary_and_a_report(trained: ScriptTraining) -> None:
+    run, trainer = trained.run, trained.trainer
+    assert (run.best_path / "instruction.txt").read_text() == trainer.best_instruction + "\n"
+    summary = run.read_summary()
+    assert summary is not None
+    assert summary["best_instruction"] == trainer.best_instruction
+    assert (run.path / "report.html").is_file()
+    assert trainer.outcome is not None
+    assert trainer.outcome.after is not None
+    (arm,) = summary["arms"].values()
+    assert arm["em"] == trainer.outcome.after.em
+
+
+def test_hinted_rollouts_are_trained_on_without_their_hints(trained: ScriptTraining) -> None:
+    hinted = [row for row in figures(trained) if row.get("hinted_share", 0) > 0]
+    assert bool(hinted) == ("p2o" in trained.run.read_config()["strategy"]["kind"])
+    assert all(row["p2o/ratio_mean"] > 0 for row in hinted)
+
+
+def test_the_strategys_numbers_are_in_the_trainers_log(trained: ScriptTraining) -> None:
+    logged = [row for row in trained.trainer.state.log_history if "loss" in row]
+    for seen, written in zip(logged, figures(trained), strict=True):
+        own = {k: v for k, v in written.items() if k.startswith(("inspo/", "p2o/"))}
+        assert {name: seen[name] for name in own} == pytest.approx(own)
+
+
+class Retold(Letters):
+    """Solved is whatever is written under another instruction than the initial one."""
+
+    def score(self, trajectory: Any) -> tuple[float, str | None]:
+        told = trajectory.assignment.sampled.instruction
+        return float(told != self.initial_instruction), None
+
+
+def searching(folder: Path, llm: Scribe, **changes: Any) -> ScriptTraining:
+    method = cotune.GEPA(llm=llm, budget=20, dev_size=2)
+    return begin(folder, method=method, trainer_arguments={"environment": Retold()}, **changes)
+
+
+def test_gepa_searches_once_and_trains_under_what_it_found(tmp_path: Path) -> None:
+    training = searching(tmp_path, Scribe(), max_steps=2)
+    training.trainer.train()
+    spent = training.spent()
+    assert spent["train"] == 2 * 6
+    assert 10 < spent["evolve"] <= 20  # begun after step 1 again, it would be twice as many
+    best = training.strategy.best_prompt()
+    assert best.instruction != Retold.initial_instruction
+    assert {t.assignment.trained for t in training.joint.batch.trajectories} == {best}
+    assert training.run.read_instructions()[-1]["text"] != Retold.initial_instruction
+    assert training.run.read_config()["strategy"]["kind"] == "gepa"
+
+
+def test_a_search_before_the_first_step_is_not_paid_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored = Retold.score
+    left = iter(range(12))
+
+    def interrupted(environment: Retold, trajectory: Any) -> tuple[float, str | None]:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return scored(environment, trajectory)
+
+    first, second = Scribe(), Scribe()
+    with monkeypatch.context() as patched:
+        patched.setattr(Retold, "score", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            searching(tmp_path, first, max_steps=1).trainer.train()
+    again = searching(tmp_path, second, max_steps=1)
+    again.trainer.train()
+    assert len(first.asked) == 1
+    assert not second.asked
+    (reused,) = again.events("notice")
+    assert "used again" in reused["text"]
+    assert again.spent()["evolve"] <= 20
+
+
+class StopAfter(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
+        control.should_training_stop = state.global_step >= self._step
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_stopped_run_is_resumed_as_if_never_stopped(
+    tmp_path: Path, name: str, plain: Callable[[str], ScriptTraining]
+) -> None:
+    unbroken = plain(name)
+    stopped = begin(tmp_path / "stopped", name, remembers=True, **SAVING)
+    stopped.trainer.add_callback(StopAfter(4))  # in the second epoch, with hints
+    stopped.trainer.train()
+    again = begin(tmp_path / "stopped", name, remembers=True, **SAVING)
+    again.trainer.train(resume_from_checkpoint=True)
+    assert figures(again) == figures(unbroken)
+    assert again.strategy.state_dict() == unbroken.strategy.state_dict()
+    assert again.spent() == unbroken.spent()
+    assert [row["from_step"] for row in again.events("resumed")] == [4]
+
+
+def test_a_checkpoint_of_what_was_discarded_is_refused(tmp_path: Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    first = begin(tmp_path, **saving)
+    first.trainer.add_callback(StopAfter(4))
+    first.trainer.train()
+    back = begin(tmp_path, **saving)
+    back.trainer.add_callback(StopAfter(2))
+    back.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoints" / "checkpoint-1"))
+    assert [row["from_step"] for row in back.events("resumed")] == [1]
+    # Checkpoints 3 and 4 are still those of the first attempt, whose logs were cut back.
+    with pytest.raises(
+        ConfigError, match="step 4 was saved by attempt 1, whose steps after 1 were discarded"
+    ):
+        begin(tmp_path, **saving).trainer.train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize("name", ["inspo", "p2o"])
+def test_evaluations_are_counted_and_change_no_step(
+    tmp_path: Path, name: str, plain: Callable[[str], ScriptTraining]
+) -> None:
+    unseen = plain(name)
+    seen = begin(tmp_path / "seen", name, evaluates=True, eval_on_start=True, remembers=True)
+    seen.trainer.train()
+    assert figures(seen) == figures(unseen)
+    assert seen.strategy.state_dict() == unseen.strategy.state_dict()
+    scores = {
+        row["step"]: row["eval_reward"]
+        for row in seen.trainer.state.log_history
+        if "eval_reward" in row
+    }
+    assert list(scores) == [0, 2, 4, 6]
+    events = seen.events("evaluated")
+    # Greedily, once for each of two questions.
+    assert {event["n"] for event in events} == {2}
+    assert seen.spent() == unseen.spent() | {"evaluate": 2 * len(events)}
+    during = [e for e in events if e["step"] <= STEPS]
+    assert {(e["split"], e["when"]) for e in during} == {("validation", "during")}
+    assert [e["trained"] for e in during] == list(scores)
+    assert [e["em"] for e in during] == pytest.approx(list(scores.values()))
+    # At the end they choose between instructions that are too close to call; then the test questions.
+    closing = {(e["split"], e["when"]) for e in events if e["step"] > STEPS}
+    assert ("test", "after") in closing
+    assert {when for split, when in closing if split == "validation"} <= {"contender"}
+    outcome = seen.trainer.outcome
+    assert outcome is not None
+    assert outcome.kept is not None
+    assert outcome.kept.em == max(e["em"] for e in events if e["split"] == "validation")
+    (row, *_) = seen.run.read_trajectories(STEPS + 1, "evaluate_after")
+    assert row["sampled"] == {"instruction": seen.trainer.best_instruction, "hint": ""}
+    # Afterwards nothing more is recorded.
+    again = seen.trainer.evaluate("test")
+    assert outcome.after is not None
+    assert again["eval_reward"] == outcome.after.em
+    assert seen.events("evaluated") == events
+
+
+def test_the_initial_instruction_is_kept_if_validation_finds_no_uplift(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "cotune")
+    scores = Score(0.5, 8, {}, "mean reward"), Score(0.5, 8, {}, "mean reward")
+    monkeypatch.setattr(RunEvaluation, "during", lambda *_, **__: scores)
+    training = begin(tmp_path, "inspo", evaluates=True, max_steps=2, eval_steps=4)
+    monkeypatch.setattr(training.strategy, "best_instruction_id", lambda: "i4")
+    training.trainer.train()
+    outcome = training.trainer.outcome
+    assert outcome is not None
+    assert outcome.kept is not None
+    assert (outcome.instruction_id, outcome.kept.em) == ("i0", 0.5)
+    assert training.trainer.best_instruction == Even.initial_instruction
+    assert "best instruction i0, mean reward 0.500 on validation" in caplog.text
+
+
+def shares(folder: Path, **changes: Any) -> ScriptTraining:
+    """A run on a world whose rewards are of any size, so that evaluations differ."""
+    values = {"evaluates": True, "eval_steps": 1, "seed": 3, "remembers": True, **changes}
+    return begin(folder, "inspo", trainer_arguments={"environment": Letters()}, **values)
+
+
+@pytest.mark.parametrize(
+    "saving",
+    [
+        {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1},
+        {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True},
+        {"save_strategy": "best"},
+    ],
+    ids=["steps", "trls", "best"],
+)
+def test_after_training_it_holds_the_best_policy_and_its_instruction(
+    tmp_path: Path, saving: dict[str, Any]
+) -> None:
+    training = shares(tmp_path, metric_for_best_model="eval_reward", **saving)
+    training.trainer.train()
+    outcome = training.trainer.outcome
+    assert outcome is not None
+    assert outcome.kept is not None
+    assert 0 < outcome.kept.step < STEPS  # or the test shows nothing
+    weights = load_file(training.run.best_path / "model.safetensors")
+    for name, value in training.trainer.model.state_dict().items():  # type: ignore[union-attr]
+        torch.testing.assert_close(value, weights[name])
+    assert training.trainer.evaluate()["eval_reward"] == pytest.approx(outcome.kept.em)
+    assert training.trainer.state.best_metric == pytest.approx(outcome.kept.em)
+    assert training.trainer.best_instruction == outcome.kept.instruction
+    # Rotation leaves whole pairs.
+    states = {int(p.stem.rpartition("-")[2]) for p in training.checkpoints.glob("cotune-state-*")}
+    assert states == {int(p.name.rpartition("-")[2]) for p in training.checkpoints.glob("check*")}
+    training.trainer.save_model(str(tmp_path / "model"))
+    saved = (tmp_path / "model" / "instruction.txt").read_text(encoding="utf-8")
+    assert saved == training.trainer.best_instruction + "\n"
+
+
+def test_a_run_that_saves_the_best_alone_is_resumed_from_it(tmp_path: Path) -> None:
+    saving = {"save_strategy": "best", "metric_for_best_model": "eval_reward", "seed": 4}
+    unbroken = shares(tmp_path / "unbroken", **saving)
+    unbroken.trainer.train()
+    stopped = shares(tmp_path / "stopped", **saving)
+    stopped.trainer.add_callback(StopAfter(3))
+    stopped.trainer.train()
+    again = shares(tmp_path / "stopped", **saving)
+    again.trainer.train(resume_from_checkpoint=True)
+    (resumed,) = again.events("resumed")
+    assert resumed["from_step"] == 2  # step 3 was no better
+    assert figures(again) == figures(unbroken)
+    assert again.trainer.outcome == unbroken.trainer.outcome
+
+
+def test_the_chat_template_gets_its_arguments(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ 'bad' if shout else '' }}" + str(tokenizer.chat_template)
+    given = {"chat_template_kwargs": {"shout": True}}
+    joint = begin(tmp_path, trainer_arguments={"processing_class": tokenizer}, **given).joint
+    message = [{"role": "user", "content": "abc"}]
+    assert joint.codec.decode(joint.codec.render(message)).startswith("bad")
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_rollouts_that_were_cut_off_get_no_gradient_if_asked(tmp_path: Path, masks: bool) -> None:
+    short = cotune.Limits(turns=1, turn_tokens=8, trajectory_tokens=40, prompt_tokens=400)
+    given = {"limits": short}
+    training = begin(
+        tmp_path, trainer_arguments=given, max_steps=1, mask_truncated_completions=masks
+    )
+    rollout = training.joint.rollout_func
+    sent: list[Any] = []
+
+    def noted(prompts: Any, trainer: Any) -> Any:
+        sent.append(rollout(prompts, trainer))
+        return sent[-1]
+
+    training.trainer.rollout_func = noted
+    training.trainer.train()
+    rollouts = training.joint.batch.trajectories
+    cut = [was_cut(t) for t in rollouts]
+    assert True in cut
+    assert False in cut
+    for mask, trajectory, was in zip(sent[0]["env_mask"], rollouts, cut, strict=True):
+        assert mask == ([0] * len(trajectory.mask) if was and masks else list(trajectory.mask))
+    assert (training.trainer.state.log_history[0]["completions/min_length"] == 0) == masks
+    logged = training.trainer.state.log_history[0]
+    assert logged["completions/clipped_ratio"] == pytest.approx(sum(cut) / len(cut))
+
+
+def test_what_happens_is_logged_in_a_line_each(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "cotune")
+    training = begin(tmp_path, "inspo+p2o", max_steps=4, remembers=True)
+    training.trainer.train()
+    lines = [r.getMessage() for r in caplog.records if r.name == "cotune"]
+    assert all("\n" not in line for line in lines)
+    born = training.run.read_instructions()
+    assert len(born) > 1
+    assert sum(line.startswith("+ i") for line in lines) == len(born)
+    assert sum("proposals accepted" in line for line in lines) == 1  # of the hints
+    assert sum(line.startswith("step ") for line in lines) == 4 + 1
+    assert "trained; best instruction" in lines[-1]
+
+
+def test_no_handler_is_put_on_the_logger() -> None:
+    assert logging.getLogger("cotune").handlers == []
+
+
+class Asks(TrainerCallback):
+    """A callback of the user's, after cotune's."""
+
+    def __init__(self, step: int, stops: bool = False) -> None:
+        self.step, self.stops = step, stops
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            if self.stops:
+                self.stops = False
+                raise KeyboardInterrupt
+            control.should_save = True
+
+
+def test_a_checkpoint_that_a_later_callback_asks_for_can_be_resumed(tmp_path: Path) -> None:
+    training = begin(tmp_path, save_steps=2, save_total_limit=1, max_steps=3)
+    training.trainer.add_callback(Asks(3))
+    training.trainer.train()
+    assert load_state(training.checkpoints, 3) is not None
+
+
+def test_a_trainer_that_was_interrupted_within_a_batch_begins_it_again(tmp_path: Path) -> None:
+    batches: dict[str, Any] = {
+        "steps_per_generation": 2, "gradient_accumulation_steps": 1, "max_steps": 6,
+        "save_strategy": "steps", "save_steps": 2,
+    }  # fmt: skip
+    whole = begin(tmp_path / "whole", **batches)
+    whole.trainer.train()
+    stopped = begin(tmp_path / "stopped", **batches)
+    stopped.trainer.add_callback(Asks(3, stops=True))
+    with pytest.raises(KeyboardInterrupt):
+        stopped.trainer.train()
+    stopped.trainer.train(resume_from_checkpoint=True)
+    assert figures(stopped) == figures(whole)
