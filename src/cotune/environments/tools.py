@@ -162,13 +162,13 @@ class ToolEnvironment(TaskEnvironment):
         super().__init__(tasks, initial_instruction, prompt_format)
         self.as_trl = as_trl
         if callable(tools) or not tools:
-            came = "a function" if tools else "empty"
-            raise ConfigError(f"tools is {came}; expected a list of one function or more")
+            value = "a function" if tools else "empty"
+            raise ConfigError(f"tools is {value}; expected a list of one function or more")
         pairs = [
             cast("tuple[ToolFunction, float]", tool) if isinstance(tool, tuple) else (tool, seconds)
             for tool in tools
         ]
-        self._tools = tuple(tool_of(function, own) for function, own in pairs)
+        self._tools = tuple(tool_of(function, timeout) for function, timeout in pairs)
         names = [tool.name for tool in self._tools]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"tools: two are called {twice[0]}; rename one of them")
@@ -180,8 +180,8 @@ class ToolEnvironment(TaskEnvironment):
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Make the calls of all episodes at the same time; return responses in order."""
-        shown = trl_text_of if self.as_trl else text_of
-        return answered(actions, self._tools_of, self._runner, shown, as_trl=self.as_trl)
+        text_for = trl_text_of if self.as_trl else text_of
+        return answered(actions, self._tools_of, self._runner, text_for, as_trl=self.as_trl)
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return reward 0, and as the answer the last turn without its thoughts."""
@@ -315,7 +315,7 @@ class _Answer:
         """Whether TRL puts its result after those of other calls."""
         return self.as_trl and self.job is not None and is_async(self.job.function)
 
-    def take(self, outcome: Outcome, shown: Callable[[Any], str]) -> None:
+    def take(self, outcome: Outcome, text_for: Callable[[Any], str]) -> None:
         """Fill in the result or the error of the call."""
         self.timed_out = outcome.timed_out
         if outcome.timed_out:
@@ -325,7 +325,7 @@ class _Answer:
             self.fail(kind, f"{kind}: {reason}", reason)
         else:
             try:
-                self.text = shown(outcome.value)
+                self.text = text_for(outcome.value)
             except ConfigError:
                 raise
             except Exception as error:  # noqa: BLE001 - a result whose __str__ fails
@@ -343,7 +343,7 @@ def answered(
     actions: Sequence[Action],
     tools: Tools,
     runner: ToolRunner,
-    shown: Callable[[Any], str] = text_of,
+    text_for: Callable[[Any], str] = text_of,
     stateful: bool = False,
     as_trl: bool = False,
 ) -> list[Response]:
@@ -353,7 +353,7 @@ def answered(
         actions: one turn of each episode.
         tools: returns the tools of an episode.
         runner: makes the calls.
-        shown: turns a result into the text for the policy.
+        text_for: turns a result into the text for the policy.
         stateful: an episode's tools share a state: its calls are made one after the other, and a
             timeout breaks the environment, since the call may still change the state.
         as_trl: see `ToolEnvironment`.
@@ -361,12 +361,12 @@ def answered(
     turns = [_prepared(action, tools, as_trl) for action in actions]
     lanes: list[list[_Answer]] = []
     for turn in turns:
-        made = [answer for answer in turn if answer.job is not None]
-        lanes += [made] if stateful else [[answer] for answer in made]
+        to_make = [answer for answer in turn if answer.job is not None]
+        lanes += [to_make] if stateful else [[answer] for answer in to_make]
     jobs = [[answer.job for answer in lane if answer.job is not None] for lane in lanes]
     for lane, outcomes in zip(lanes, runner.run(jobs), strict=True):
         for answer, outcome in zip(lane, outcomes, strict=True):
-            answer.take(outcome, shown)
+            answer.take(outcome, text_for)
     return [
         _response(action, sorted(turn, key=lambda answer: answer.comes_late), stateful, as_trl)
         for action, turn in zip(actions, turns, strict=True)
@@ -421,12 +421,12 @@ def _response(action: Action, turn: Sequence[_Answer], stateful: bool, as_trl: b
     )
 
 
-def named_action(action: Action, known: Sequence[str] = ()) -> str:
+def named_action(action: Action, tools: Sequence[str] = ()) -> str:
     """Return the name of a turn's action: its tool, or the number of calls."""
     count = len(action.calls.calls)
     if count > 1:
         return f"{count} calls"
-    return known[0] if known else "call"
+    return tools[0] if tools else "call"
 
 
 KIND = EnvironmentKind(

@@ -65,7 +65,7 @@ class TrlOptions(Model):
 class _Instance:
     """One of the user's environments, its thread, and whether it is broken."""
 
-    made: Any
+    environment: Any
     worker: Worker
     broken: bool = False
     seed: int = 0
@@ -118,7 +118,7 @@ class TrlEnvironment(TaskEnvironment):
         self._texts: dict[str, str] = {}  # of the last reset for each task
         first = self._new()
         self._spare = [first]
-        kind = cast("type[Any]", type(first.made))
+        kind = cast("type[Any]", type(first.environment))
         if not callable(getattr(kind, "reset", None)):
             raise ConfigError(
                 f"{_FIELD}: {kind.__name__} has no reset(); TRL's environments define it: add one"
@@ -128,7 +128,7 @@ class TrlEnvironment(TaskEnvironment):
         # On the instance, this would evaluate properties.
         names = [name for name, _ in inspect.getmembers(kind, predicate=inspect.isfunction)]
         self._tools = {
-            name: tool_of(getattr(first.made, name), seconds, owner=kind.__name__)
+            name: tool_of(getattr(first.environment, name), seconds, owner=kind.__name__)
             for name in names
             if not name.startswith("_") and name not in _OWN
         }
@@ -195,7 +195,7 @@ class TrlEnvironment(TaskEnvironment):
             responses[action.row] = response
         return [responses[action.row] for action in actions]
 
-    def score(self, trajectory: Trajectory) -> tuple[float | None, str | None]:
+    def score(self, trajectory: Trajectory) -> tuple[Any, str | None]:
         """Return the value of `get_reward`, which may be None; 0 without it or if the environment broke.
 
         Raises:
@@ -206,7 +206,9 @@ class TrlEnvironment(TaskEnvironment):
         if not self.own_reward or trajectory.stop is StopReason.ENVIRONMENT_ERROR:
             return 0.0, answer
         instance = self._live[trajectory.row]
-        get_reward = seeded(instance.made.get_reward, stable_seed(instance.seed, "get_reward"))
+        get_reward = seeded(
+            instance.environment.get_reward, stable_seed(instance.seed, "get_reward")
+        )
         with generators_kept():
             outcome = self._runner.call(instance.job(get_reward, self._seconds))
         where = f"{_FIELD}: get_reward() of {self.own_reward}"
@@ -238,7 +240,7 @@ class TrlEnvironment(TaskEnvironment):
                 self._first_text(trajectory.task)
                 instance = self._spare.pop()
                 lent.append(instance)
-            instances.append(instance.made)
+            instances.append(instance.environment)
         for instance in lent:
             self._give_back(instance)
         return {"environments": instances}
@@ -247,7 +249,7 @@ class TrlEnvironment(TaskEnvironment):
         """Return a task as the data has it, without the text of `reset`."""
         by_id, of = self._by_id
         if of is not self._tasks:  # `with_tasks` made a copy with others
-            by_id = {one.id: one for split in self._tasks.values() for one in split}
+            by_id = {task.id: task for split in self._tasks.values() for task in split}
             self._by_id = by_id, self._tasks
         return by_id.get(task.id, task)
 
@@ -255,7 +257,7 @@ class TrlEnvironment(TaskEnvironment):
         """Call `reset` of each instance with the columns of a task, seeded for its episode."""
         lanes: list[list[Job]] = []
         for instance, task in pairs:
-            reset = seeded(instance.made.reset, stable_seed(instance.seed))
+            reset = seeded(instance.environment.reset, stable_seed(instance.seed))
             lanes.append([instance.job(reset, self._seconds, **task.own_columns())])
         with generators_kept():
             return [outcome for (outcome,) in self._in_order.run(lanes)]
@@ -277,7 +279,7 @@ class TrlEnvironment(TaskEnvironment):
         instance = self._live[action.row]
         tools: list[Tool] = []
         for name, tool in self._tools.items():
-            function = getattr(instance.made, name)
+            function = getattr(instance.environment, name)
             if self._seeds_tools:
                 seed = stable_seed(instance.seed, len(action.turns), name)
                 function = seeded(function, seed)

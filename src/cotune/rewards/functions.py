@@ -112,8 +112,8 @@ class RewardFunctions:
         if not functions:
             raise ConfigError("rewards: there are none; expected at least one function")
         self._functions: dict[str, WeightedReward] = {}
-        for given in functions:
-            reward = _loaded(given)
+        for form in functions:
+            reward = _loaded(form)
             self._functions[self._free_name(name_of(_function(reward)))] = reward
         self.trainer_state: Any = SimpleNamespace(global_step=0, max_steps=1, epoch=0.0)
         self._warned = False
@@ -234,7 +234,7 @@ class RewardFunctions:
         """Return the results of functions; async ones run together, after the others."""
 
         @functools.cache
-        def arguments(messages: bool | None) -> dict[str, Any]:
+        def arguments_for(messages: bool | None) -> dict[str, Any]:
             return _arguments(trajectories, environment, messages) | {
                 "trainer_state": self.trainer_state,
                 "log_extra": functools.partial(_log_extra, extra, len(trajectories)),
@@ -248,10 +248,10 @@ class RewardFunctions:
             if isinstance(function, AnswerReward):
                 scores[name] = [(value, "") for value in function(trajectories)]
                 continue
-            given = arguments(reward.messages)
-            _check_columns(name, function, [column for column in given if column not in GIVEN])
-            call = functools.partial(function, **_accepted(function, given))
-            returned[name] = _result(call, name, reward, given)
+            arguments = arguments_for(reward.messages)
+            _check_columns(name, function, [column for column in arguments if column not in GIVEN])
+            call = functools.partial(function, **_accepted(function, arguments))
+            returned[name] = _result(call, name, reward, arguments)
         waiting: dict[str, Future[Any]] = {
             name: _LOOP.submit(_awaited(value))
             for name, value in returned.items()
@@ -268,7 +268,7 @@ class RewardFunctions:
                     return _checked(name, values, ids)  # a generator runs only now
 
                 reward = functions[name]
-                scores[name] = _result(check, name, reward, arguments(reward.messages))
+                scores[name] = _result(check, name, reward, arguments_for(reward.messages))
         finally:
             for future in waiting.values():
                 future.cancel()
@@ -298,9 +298,9 @@ def load_reward(reference: str) -> RewardFunction | AnswerReward:
     if reference == "boxed":
         return AnswerReward(reference, boxed_rewards(), exact=True)
     if ":" not in reference:
-        known = ", ".join([*REWARDS, "boxed"])
+        names = ", ".join([*REWARDS, "boxed"])
         raise ConfigError(
-            f"rewards: {reference!r} is unknown; expected one of {known}, package.module:name or "
+            f"rewards: {reference!r} is unknown; expected one of {names}, package.module:name or "
             "file.py:name"
         )
     return cast(RewardFunction, import_object(reference, "rewards"))
@@ -317,28 +317,28 @@ def boxed_rewards() -> Callable[[Sequence[Trajectory]], list[float]]:
     return lambda trajectories: reward.score([answers(t) for t in trajectories])
 
 
-def _loaded(given: AnyReward) -> WeightedReward:
+def _loaded(form: AnyReward) -> WeightedReward:
     """Load and check a function with its weight."""
-    if isinstance(given, tuple):
-        alone, weight = cast("tuple[RewardFunction | str, float]", given)
-        given = WeightedReward(function=alone, weight=weight)
-    elif not isinstance(given, WeightedReward):
-        given = WeightedReward(function=given)
-    function, weight = given.function, given.weight
+    if isinstance(form, tuple):
+        unweighted, weight = cast("tuple[RewardFunction | str, float]", form)
+        form = WeightedReward(function=unweighted, weight=weight)
+    elif not isinstance(form, WeightedReward):
+        form = WeightedReward(function=form)
+    function, weight = form.function, form.weight
     if isinstance(function, str):
         function = load_reward(function)
-    shown = given.function if isinstance(given.function, str) else name_of(function)
+    label = form.function if isinstance(form.function, str) else name_of(function)
     a_class, a_module = isinstance(function, type), hasattr(function, "named_parameters")
     if not callable(function) or a_class or a_module:
         kind = "a class" if a_class else "a torch module" if a_module else type(function).__name__
         raise ConfigError(
-            f"rewards: {shown} is {kind}; expected a function or a callable object: wrap it in a "
+            f"rewards: {label} is {kind}; expected a function or a callable object: wrap it in a "
             "function that takes completions and gives a number for each"
         )
     number = None if isinstance(weight, bool) else finite(weight)
     if number is None:
-        raise ConfigError(f"rewards: the weight of {shown} is {weight!r}; expected a finite number")
-    return replace(given, function=function, weight=number)
+        raise ConfigError(f"rewards: the weight of {label} is {weight!r}; expected a finite number")
+    return replace(form, function=function, weight=number)
 
 
 def _function(reward: WeightedReward) -> RewardFunction:
@@ -347,15 +347,15 @@ def _function(reward: WeightedReward) -> RewardFunction:
 
 
 def _result(
-    call: Callable[[], T], name: str, reward: WeightedReward, given: Mapping[str, Any]
+    call: Callable[[], T], name: str, reward: WeightedReward, arguments: Mapping[str, Any]
 ) -> T:
-    """Return a call's value; ConfigError if it raises, with the form of what the function was given."""
+    """Return a call's value; ConfigError if it raises, with the form of what the function got."""
     try:
         return call()
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        is_text = isinstance(given["completions"][0], str)
+        is_text = isinstance(arguments["completions"][0], str)
         form, other = ("texts", "chat messages") if is_text else ("chat messages", "texts")
         raise ConfigError(
             f"rewards: {name} raised {_with_line(error, _function(reward))}; fix the function: it gets "
@@ -380,8 +380,10 @@ def _arguments(
     """
     rows = [t.task.own_columns() for t in trajectories]
     columns = dict.fromkeys(key for row in rows for key in row)
-    given: dict[str, list[Any]] = {"ground_truths": [list(t.task.answers) for t in trajectories]}
-    given |= {name: [row.get(name) for row in rows] for name in columns}
+    arguments: dict[str, list[Any]] = {
+        "ground_truths": [list(t.task.answers) for t in trajectories]
+    }
+    arguments |= {name: [row.get(name) for row in rows] for name in columns}
     chats = [
         bool(environment.tools) or t.task.chat if messages is None else messages
         for t in trajectories
@@ -390,19 +392,19 @@ def _arguments(
     prompts = [
         environment.messages(t.task, Prompt(t.assignment.trained.instruction)) for t in trajectories
     ]
-    given["prompts"] = [
+    arguments["prompts"] = [
         p if chat else "\n\n".join(m["content"] for m in p)
         for p, chat in zip(prompts, chats, strict=True)
     ]
-    given["completions"] = [
+    arguments["completions"] = [
         _conversation(t) if chat else "".join(map(_written, t.turns))
         for t, chat in zip(trajectories, chats, strict=True)
     ]
     # An EOS that the policy did not write itself only closes the episode.
-    given["completion_ids"] = [
+    arguments["completion_ids"] = [
         list(t.completion_ids if t.mask[-1] else t.completion_ids[:-1]) for t in trajectories
     ]
-    return given | of_environment(environment, trajectories)
+    return arguments | of_environment(environment, trajectories)
 
 
 def _conversation(trajectory: Trajectory) -> list[dict[str, Any]]:
@@ -416,8 +418,8 @@ def _conversation(trajectory: Trajectory) -> list[dict[str, Any]]:
 
 def _written(turn: Turn) -> str:
     """Return the text of a turn; without control tokens, unless it has more parts than the text."""
-    message = turn.messages[0] if turn.messages else {}
-    return message["content"] if message.keys() == {"role", "content"} else turn.text
+    message: Mapping[str, Any] = turn.messages[0] if turn.messages else {}
+    return str(message["content"]) if message.keys() == {"role", "content"} else turn.text
 
 
 def of_environment(
@@ -461,24 +463,24 @@ def is_async(function: RewardFunction) -> bool:
     return any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
 
 
-def _accepted(function: RewardFunction, given: Mapping[str, Any]) -> dict[str, Any]:
+def _accepted(function: RewardFunction, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that a function accepts: all, if it has **kwargs."""
     parameters = _parameters(function)
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        return dict(given)
+        return dict(arguments)
     names = {p.name for p in parameters if p.kind in _NAMED}
-    return {name: value for name, value in given.items() if name in names}
+    return {name: value for name, value in arguments.items() if name in names}
 
 
 def _checked(name: str, values: Any, ids: Sequence[str]) -> list[Scored]:
     """Return a function's results; ConfigError if it is not one finite number for each rollout."""
-    given: Any = values.tolist() if hasattr(values, "tolist") else values
-    if isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+    listed: Any = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(listed, str | Mapping) or not isinstance(listed, Iterable):
         raise ConfigError(
             f"rewards: {name} returned {_shown(values)}; expected a list of {len(ids)} numbers, one "
             "for each completion"
         )
-    rewards = list(cast("Iterable[Any]", given))
+    rewards = list(cast("Iterable[Any]", listed))
     if len(rewards) != len(ids):
         raise ConfigError(
             f"rewards: {name} returned {len(rewards)} values for {len(ids)} completions; expected "
@@ -508,13 +510,13 @@ def _check_columns(name: str, function: RewardFunction, columns: Sequence[str]) 
 
 
 def _scored(name: str, value: Any, id: str) -> Scored:
-    given, feedback = value, ""
+    score, feedback = value, ""
     if isinstance(value, tuple | list):
         pair = cast("Sequence[Any]", value)
         if len(pair) == 2 and isinstance(pair[1], str):
-            given, feedback = pair
-    number = None if given is None else finite(given)
-    if number is None and given is not None:
+            score, feedback = pair
+    number = None if score is None else finite(score)
+    if number is None and score is not None:
         raise ConfigError(
             f"rewards: {name} returned {_shown(value)} for task {id}; expected a finite number, None where it "
             "does not apply, or a pair of one and a text"

@@ -9,6 +9,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from cotune.errors import ConfigError
 from cotune.rewards.functions import RewardFunctions, load_reward, names_a_function
 
+_models, _tokenizers = cast(Any, AutoModelForSequenceClassification), cast(Any, AutoTokenizer)
+
 
 class RewardModel:
     """A sequence-classification model with one label, called as GRPOTrainer calls it.
@@ -51,9 +53,8 @@ class RewardModel:
         if isinstance(prompt, str):
             return prompt + completion
         messages = [*prompt, *completion]
-        return str(
-            self._tokenizer.apply_chat_template(messages, tokenize=False, **self._template_args)
-        )
+        tokenizer = cast(Any, self._tokenizer)
+        return tokenizer.apply_chat_template(messages, tokenize=False, **self._template_args)
 
     def _scores(self, texts: list[str]) -> list[float]:
         encoded = self._tokenizer(
@@ -87,19 +88,18 @@ def rewards_of_trainer(
     """
     if reward_funcs is None or isinstance(reward_funcs, RewardFunctions):
         return reward_funcs
-    functions = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+    functions = _listed(reward_funcs)
     if not functions:
         return None
-    weights = args.reward_weights
-    tokenizers = reward_processing_classes or [None] * len(functions)
-    tokenizers = list(tokenizers) if isinstance(tokenizers, list | tuple) else [tokenizers]
-    for name, given in (
+    weights: list[float] | None = args.reward_weights
+    tokenizers = _listed(reward_processing_classes or [None] * len(functions))
+    for name, entries in (
         ("GRPOConfig.reward_weights", functions if weights is None else weights),
         ("reward_processing_classes", tokenizers),
     ):
-        if len(given) != len(functions):
+        if len(entries) != len(functions):
             raise ConfigError(
-                f"{name} has {len(given)} entries for {len(functions)} reward functions; expected one for each"
+                f"{name} has {len(entries)} entries for {len(functions)} reward functions; expected one for each"
             )
     loaded = [
         _function(function, tokenizer, args)
@@ -108,18 +108,20 @@ def rewards_of_trainer(
     return RewardFunctions(loaded if weights is None else list(zip(loaded, weights, strict=True)))
 
 
-def _function(given: Any, tokenizer: Any, args: Any) -> Any:
+def _listed(value: Any) -> list[Any]:
+    return list(cast("Sequence[Any]", value)) if isinstance(value, list | tuple) else [value]
+
+
+def _function(reward: Any, tokenizer: Any, args: Any) -> Any:
     """Return a function, or a model as one."""
-    if isinstance(given, str) and names_a_function(given):
-        return load_reward(given)
+    if isinstance(reward, str) and names_a_function(reward):
+        return load_reward(reward)
     options = {"trust_remote_code": args.trust_remote_code} | dict(args.model_init_kwargs or {})
     options.pop("device_map", None)
-    if isinstance(given, str):
-        name = given
+    if isinstance(reward, str):
+        name = reward
         try:
-            given = AutoModelForSequenceClassification.from_pretrained(
-                name, num_labels=1, **options
-            )
+            reward = _models.from_pretrained(name, num_labels=1, **options)
             tokenizer = tokenizer or _tokenizer_of(name, options)
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())[:200]
@@ -127,17 +129,17 @@ def _function(given: Any, tokenizer: Any, args: Any) -> Any:
                 f"reward_funcs: cannot load the reward model {name!r} ({reason}); expected a sequence classifier "
                 "of the hub or in a folder, or a function"
             ) from error
-    if not isinstance(given, torch.nn.Module) or not hasattr(given, "config"):
-        return given
-    if tokenizer is None and (name := getattr(given.config, "_name_or_path", "")):
+    if not isinstance(reward, torch.nn.Module) or not hasattr(reward, "config"):
+        return reward
+    if tokenizer is None and (name := getattr(reward.config, "_name_or_path", "")):
         tokenizer = _tokenizer_of(name, {"trust_remote_code": args.trust_remote_code})
     if tokenizer is None:
         raise ConfigError(
-            f"reward_funcs: the model {type(given).__name__} has no tokenizer; give it in reward_processing_classes"
+            f"reward_funcs: the model {type(reward).__name__} has no tokenizer; give it in reward_processing_classes"
         )
     per_process = args.per_device_train_batch_size * args.steps_per_generation
     return RewardModel(
-        given,
+        reward,
         tokenizer,
         device=args.device,
         template_args=args.chat_template_kwargs,
@@ -147,4 +149,4 @@ def _function(given: Any, tokenizer: Any, args: Any) -> Any:
 
 def _tokenizer_of(name: str, options: Mapping[str, Any]) -> PreTrainedTokenizerBase:
     asked = {key: options[key] for key in ("revision", "trust_remote_code") if key in options}
-    return AutoTokenizer.from_pretrained(name, **asked)
+    return _tokenizers.from_pretrained(name, **asked)

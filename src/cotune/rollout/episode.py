@@ -185,20 +185,20 @@ class Episode:
         Returns them as the policy sees them. The contents share the limit of an observation. If they do not all fit, nothing is appended and
         the episode ends for lack of room: messages are never cut in half.
         """
-        messages = [{**one, "content": self._bounded(one["content"])} for one in messages]
-        kept = [
+        messages = [{**m, "content": self._bounded(m["content"])} for m in messages]
+        fitting = [
             {**message, "content": self._cut(message["content"], tokens)}
             for message, tokens in zip(messages, self._shares(messages), strict=True)
         ]
         closed = bool(self._completion) and self._completion[-1] == self._codec.eos_id
-        following = self._codec.render_next(kept, self._tools)
+        following = self._codec.render_next(fitting, self._tools)
         ids = [*([] if closed else [self._codec.eos_id]), *following]
         # Messages are useless if the policy cannot write a token after them.
         if len(ids) >= self._room:
             self._fitting = len(self._completion)
             return []
         self._append_observed(ids)
-        return kept
+        return fitting
 
     def _shares(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return the token limit of each message; long ones get what short ones leave unused."""
@@ -229,9 +229,9 @@ class Episode:
             return ""
         text = self._bounded(text)
         ids = self._codec.encode(text)
-        kept = ids[: max(0, min(self._limits.observation_tokens, self._room))]
-        self._append_observed(kept)
-        return text if len(kept) == len(ids) else self._codec.decode(kept)
+        fitting = ids[: max(0, min(self._limits.observation_tokens, self._room))]
+        self._append_observed(fitting)
+        return text if len(fitting) == len(ids) else self._codec.decode(fitting)
 
     def _stop(self, response: Response) -> StopReason | None:
         if response.failed:
@@ -297,12 +297,12 @@ def placed_episodes(
     tools = environment.tools
     begin = getattr(environment, "begin", None)
     if begin is not None and placed:
-        given, rows, seeds = zip(*placed, strict=True)
+        assignments, rows, seeds = zip(*placed, strict=True)
         with _may_not_exit(environment, "begin"):
-            tasks = begin([a.task for a in given], rows, seeds)
-        begun = [replace(a, task=task) for a, task in zip(given, tasks, strict=True)]
+            tasks = begin([a.task for a in assignments], rows, seeds)
+        assignments = [replace(a, task=task) for a, task in zip(assignments, tasks, strict=True)]
     else:
-        begun = [assignment for assignment, _, _ in placed]
+        assignments = [assignment for assignment, _, _ in placed]
 
     def render(assignment: Assignment, prompt: Prompt) -> list[int]:
         key = (assignment.task.id, assignment.task.question, prompt.instruction, prompt.hint)
@@ -323,7 +323,7 @@ def placed_episodes(
             environment.stop,
             () if assignment.teacher is None else render(assignment, assignment.teacher),
         )
-        for assignment, (_, row, _) in zip(begun, placed, strict=True)
+        for assignment, (_, row, _) in zip(assignments, placed, strict=True)
     ]
 
 
@@ -363,11 +363,11 @@ def responses(environment: Environment, actions: Sequence[Action]) -> Sequence[R
     """
     what = f"environment: {type(environment).__name__}.respond"
     with _may_not_exit(environment, "respond"):
-        found: Any = environment.respond(actions)  # of the user's own class
-    listed = cast("Sequence[object]", found if isinstance(found, list | tuple) else ())
+        result: Any = environment.respond(actions)  # of the user's own class
+    listed = cast("Sequence[object]", result if isinstance(result, list | tuple) else ())
     if len(listed) != len(actions):
         raise ConfigError(
-            f"{what} returned {cast(object, found)!r:.80} for {len(actions)} actions; expected a list with a "
+            f"{what} returned {cast(object, result)!r:.80} for {len(actions)} actions; expected a list with a "
             "cotune.Response for each, in order"
         )
     for response in listed:
@@ -415,25 +415,25 @@ def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> l
     batch = getattr(environment, "scores", None)
     name = "score" if batch is None else "scores"
     with _may_not_exit(environment, name):
-        found: Sequence[Any] = (  # of the user's own class
+        pairs: Sequence[Any] = (  # of the user's own class
             [environment.score(t) for t in trajectories] if batch is None else batch(trajectories)
         )
     parts = getattr(environment, "reward_parts", None)
     may_not_score = bool(getattr(environment, "own_reward", ""))
     scored: list[Trajectory] = []
-    for trajectory, pair in zip(trajectories, found, strict=True):
+    for trajectory, pair in zip(trajectories, pairs, strict=True):
         what = f"environment: {type(environment).__name__}.{name} gave"
         try:
-            given, answer = pair
+            score, answer = pair
         except (TypeError, ValueError):
             raise ConfigError(
                 f"{what} {pair!r:.80} for task {trajectory.task.id}; expected (reward, answer); fix `{name}`"
             ) from None
-        unscored = given is None and may_not_score
-        reward = 0.0 if unscored else finite(given)
+        unscored = score is None and may_not_score
+        reward = 0.0 if unscored else finite(score)
         if reward is None:
             raise ConfigError(
-                f"{what} the reward {given!r:.80} for task {trajectory.task.id}; expected a finite number; "
+                f"{what} the reward {score!r:.80} for task {trajectory.task.id}; expected a finite number; "
                 f"fix `{name}`"
             )
         if isinstance(answer, Number):
