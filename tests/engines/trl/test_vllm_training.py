@@ -13,6 +13,7 @@ import torch
 import trl.generation.vllm_generation as vllm_generation
 from rich.console import Console
 
+import cotune
 from cotune.config.run_file import parse_config
 from cotune.engines.preflight import Preflight
 from cotune.engines.trl.joint_trainer import TRLBest
