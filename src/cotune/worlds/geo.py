@@ -49,6 +49,7 @@ CONTINENTS = {
     "SA": "South America",
 }
 MIN_POPULATION = 30_000
+_TRIES = 2_000  # repeated questions in a row before there are no more
 _TITLE_WEIGHT = 3  # times that a document's title is indexed before it
 SPLITS = {"train": range(70), "validation": range(70, 80), "test": range(80, 100)}
 _NAME = re.compile(r"[\w .'\-]+")
@@ -135,12 +136,24 @@ class GeoWorld:
     def questions(
         self, count: int, split: str, mix: Mapping[int, float], seed: int
     ) -> list[GeoQuestion]:
-        """Return `count` different questions; `mix` weighs the numbers of hops."""
+        """Return `count` different questions; `mix` weighs the numbers of hops.
+
+        Raises:
+            ConfigError: the split's cities give fewer.
+        """
         rng = random.Random(f"geo/{split}/{seed}")
         kinds, weights = list(mix), list(mix.values())
         found: dict[str, GeoQuestion] = {}
+        repeated = 0
         while len(found) < count:
             question = self.question(rng, rng.choices(kinds, weights)[0], split)
+            repeated = repeated + 1 if question.text in found else 0
+            if repeated == _TRIES:
+                hops = " or ".join(STRATA[kind] for kind in kinds)
+                raise ConfigError(
+                    f"environment.{split} asks for {count} questions of {hops}; expected at most "
+                    f"{len(found)}, all that its cities give; lower it"
+                )
             found.setdefault(question.text, question)
         return list(found.values())
 
@@ -248,7 +261,10 @@ class GeoEnvironment(SearchEnvironment):
         options = options or GeoOptions()
         self.world, retriever = bundled_world()
         tasks = {
-            "train": _drawn(self.world, options),
+            "train": [
+                _task(question, "train")
+                for question in self.world.questions(options.train, "train", _EVEN, options.seed)
+            ],
             "validation": _stratified(self.world, options, "validation", options.validation),
             "test": _stratified(self.world, options, "test", options.test),
         }
@@ -289,32 +305,10 @@ def shares(count: int, mix: Mapping[int, float]) -> dict[int, int]:
     return whole
 
 
-@cache
-def capacity(world: GeoWorld, split: str) -> dict[int, int]:
-    """Count the different questions of each number of hops that a split's cities give."""
-    found = dict.fromkeys(STRATA, 0)
-    for city in world.pools[split]:
-        country = world.countries[world.cities[city]["country"]]
-        capital = country.get("capital", "")
-        found[1] += 3
-        found[2] += len(country)
-        found[3] += 2 * (capital in world.cities and capital != city)
-    return found
-
-
-def _drawn(world: GeoWorld, options: GeoOptions) -> list[Task]:
-    """Draw the training tasks, each number of hops with the same chance."""
-    _check(options.train, sum(capacity(world, "train").values()), "train", "")
-    questions = world.questions(options.train, "train", _EVEN, options.seed)
-    return [_task(question, "train") for question in questions]
-
-
 def _stratified(world: GeoWorld, options: GeoOptions, split: str, count: int) -> list[Task]:
     """Return tasks with exact counts by hops, interleaved so that every prefix has the same mix."""
-    room = capacity(world, split)
     drawn: list[list[Task]] = []
     for hops, n in shares(count, _EVEN).items():
-        _check(n, room[hops], split, f" of {STRATA[hops]}")
         # A seed per stratum: with a shared one the strata would use the same cities.
         questions = world.questions(n, split, {hops: 1.0}, 4 * options.seed + hops)
         drawn.append([_task(q, split) for q in questions])
@@ -334,14 +328,6 @@ def interleaved(strata: Sequence[Sequence[Task]]) -> list[Task]:
 def _task(question: GeoQuestion, split: str) -> Task:
     id = f"geo-{split}-{digest(question.text)}"
     return Task(id, question.text, (question.answer,), STRATA[question.hops])
-
-
-def _check(asked: int, room: int, split: str, stratum: str) -> None:
-    if asked > room:
-        raise ConfigError(
-            f"environment.{split} asks for {asked} questions{stratum}; expected at most {room}, "
-            "all that its cities give; lower it"
-        )
 
 
 KIND = EnvironmentKind(
