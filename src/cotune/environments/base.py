@@ -70,6 +70,7 @@ class TaskEnvironment:
     Attributes:
         prompt_format: the layout of a prompt; a run file's `instruction` section replaces parts.
         needs_rewards: whether reward functions are required, because `score` returns no reward.
+        no_answer: what is wrong with a turn in which `read_answer` finds none; "" accepts every turn.
         takes_any_tasks: whether it can score other tasks than its own, such as a benchmark's.
         description: the environment, described to the LLM that proposes; None: its tools, "": nothing.
 
@@ -78,6 +79,7 @@ class TaskEnvironment:
     """
 
     needs_rewards: bool = False
+    no_answer: str = ""
     takes_any_tasks: bool = True
     description: str | None = None
 
@@ -135,14 +137,22 @@ class TaskEnvironment:
         """Return the chat messages of a task under a prompt, laid out by `prompt_format`."""
         return self.prompt_format.messages(task, prompt)
 
+    def read_answer(self, text: str) -> str | None:
+        """Return the answer in the policy's text, here all of it; None if there is none."""
+        return text.strip() or None
+
     def respond(self, actions: Sequence[Action]) -> list[Response]:
-        """End every episode after one turn, whose text is the answer."""
-        return [Response(done=True, action="answer") for _ in actions]
+        """End every episode after one turn, which is invalid if it must hold an answer and does not."""
+        return [
+            Response(done=True, action="invalid", error=self.no_answer)
+            if self.no_answer and self.read_answer(action.text) is None
+            else Response(done=True, action="answer")
+            for action in actions
+        ]
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
-        """Return reward 0 and the last turn as the answer, which reward functions score."""
-        text = trajectory.turns[-1].text.strip() if trajectory.turns else ""
-        return 0.0, text or None
+        """Return reward 0 and the last turn's answer, which reward functions score."""
+        return 0.0, self.read_answer(trajectory.turns[-1].text if trajectory.turns else "")
 
 
 def _by_split(tasks: Mapping[str, Sequence[Task]]) -> dict[str, tuple[Task, ...]]:

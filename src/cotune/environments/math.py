@@ -8,7 +8,7 @@ from cotune.environments.base import TaskEnvironment, without_answer
 from cotune.environments.environment_kind import EnvironmentKind, Tasks
 from cotune.rewards import Reward
 from cotune.rewards.boxed import BoxedReward, last_boxed
-from cotune.types import Action, Response, Task, Trajectory
+from cotune.types import Task, Trajectory
 
 INITIAL_INSTRUCTION = "Solve the problem. Put the final answer in \\boxed{}."
 NO_ANSWER = "no \\boxed{} answer"
@@ -39,6 +39,9 @@ class MathEnvironment(TaskEnvironment):
         ConfigError: a task id is repeated in a split.
     """
 
+    measure: ClassVar[str] = "exact match"
+    no_answer = NO_ANSWER
+
     def __init__(
         self,
         tasks: Mapping[str, Sequence[Task]],
@@ -48,20 +51,13 @@ class MathEnvironment(TaskEnvironment):
         super().__init__(tasks, initial_instruction)
         self._reward = BoxedReward() if reward is None else reward
 
-    measure: ClassVar[str] = "exact match"
-
     @property
     def required(self) -> tuple[str, ...]:
         return REQUIRED
 
-    def respond(self, actions: Sequence[Action]) -> list[Response]:
-        """End each episode; a turn without a boxed answer is invalid."""
-        return [
-            Response(done=True, action="answer")
-            if _answer(action.text) is not None
-            else Response(done=True, action="invalid", error=NO_ANSWER)
-            for action in actions
-        ]
+    def read_answer(self, text: str) -> str | None:
+        """Return the last boxed answer, stripped; None if there is none or it is blank."""
+        return _answer(text)
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return the reward of the last boxed answer in the policy's own text, and that answer."""

@@ -22,7 +22,7 @@ from cotune.environments.global_draws import generators_kept
 from cotune.environments.tag_protocol import ANSWER_TAGS
 from cotune.errors import ConfigError
 from cotune.rewards.last_number import last_number
-from cotune.types import Action, Response, Task, Trajectory
+from cotune.types import Task, Trajectory
 from cotune.utils.packages import installed
 from cotune.utils.progress import begin
 from cotune.utils.text import did_you_mean, named
@@ -32,14 +32,14 @@ PACKAGE = "reasoning-gym"
 AnswerForm = Literal["tags", "last_number"]
 """Which text of a reply is its answer."""
 _SOLVE = "Solve the problem. Give only the final answer"
-INITIAL_INSTRUCTIONS: Mapping[AnswerForm, str] = {
-    "tags": f"{_SOLVE}, in the form that the problem asks for, between <answer> and </answer>.",
-    "last_number": f"{_SOLVE}, as a number.",
+_FORMS: Mapping[AnswerForm, tuple[str, str]] = {
+    "tags": (
+        f"{_SOLVE}, in the form that the problem asks for, between <answer> and </answer>.",
+        "no answer between <answer> and </answer>",
+    ),
+    "last_number": (f"{_SOLVE}, as a number.", "no number"),
 }
-NO_ANSWER: Mapping[AnswerForm, str] = {
-    "tags": "no answer between <answer> and </answer>",
-    "last_number": "no number",
-}
+"""The initial instruction, and what is wrong with a reply without an answer."""
 
 _REFUSED_BY_REASON = {
     "its verifier evaluates the answer as Python code": (
@@ -143,33 +143,30 @@ class ReasoningGymEnvironment(TaskEnvironment):
             for split in reversed(SPLITS):
                 tasks[split] = _split(options, strata, split, texts)
         self._form: AnswerForm = options.answer
-        super().__init__(
-            {split: tasks[split] for split in SPLITS}, INITIAL_INSTRUCTIONS[options.answer]
-        )
+        instruction, self.no_answer = _FORMS[options.answer]
+        super().__init__({split: tasks[split] for split in SPLITS}, instruction)
         self._verifiers = {stratum.label: stratum.dataset("test", 1) for stratum in strata}
 
     @property
     def required(self) -> tuple[str, ...]:
         return ANSWER_TAGS if self._form == "tags" else ()
 
-    def respond(self, actions: Sequence[Action]) -> list[Response]:
-        """End each episode; a turn without an answer is invalid."""
-        return [
-            Response(done=True, action="answer")
-            if answer_of(action.text, self._form) is not None
-            else Response(done=True, action="invalid", error=NO_ANSWER[self._form])
-            for action in actions
-        ]
+    def read_answer(self, text: str) -> str | None:
+        """Return the last text between the answer tags, or the last number."""
+        if self._form == "tags":
+            return last_answer(text)
+        number = last_number(text)
+        return None if number is None else f"{number:f}"
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return the reward of the answer in the policy's own text, and that answer."""
-        answer = answer_of(trajectory.own_text, self._form)
+        answer = self.read_answer(trajectory.own_text)
         score, _ = self._verify(trajectory.task, answer)
         return float(score == 1), answer
 
     def reward_parts(self, trajectory: Trajectory) -> dict[str, float]:
         """Return the verifier's own score, and 1 under `verifier_failed` if it raised."""
-        score, failed = self._verify(trajectory.task, answer_of(trajectory.own_text, self._form))
+        score, failed = self._verify(trajectory.task, self.read_answer(trajectory.own_text))
         return {"verifier": score, "verifier_failed": float(failed)}
 
     def _verify(self, task: Task, answer: str | None) -> tuple[float, bool]:
@@ -183,18 +180,6 @@ class ReasoningGymEnvironment(TaskEnvironment):
             warn(f"environment: a verifier of {task.stratum} raised {reason}; such answers score 0")
             return 0.0, True
         return (min(max(score, 0.0), 1.0), False) if math.isfinite(score) else (0.0, True)
-
-
-def answer_of(text: str, form: AnswerForm) -> str | None:
-    """Return the answer of a reply, stripped; None if it has none.
-
-    >>> answer_of("3 + 4 is 7.", "last_number"), answer_of("3 + 4 is 7.", "tags")
-    ('7', None)
-    """
-    if form == "tags":
-        return last_answer(text)
-    number = last_number(text)
-    return None if number is None else f"{number:f}"
 
 
 def last_answer(text: str) -> str | None:
