@@ -35,6 +35,13 @@ of mathematics, with a reply of 2,048."""
 Record = Mapping[str, str]
 """One example as gepa's reflection prompt shows it: headings and their contents."""
 
+_PART = "text"  # gepa's name for the one text that evolves
+_ROLLOUT = "rollout"
+
+Candidate = dict[str, str]
+Dataset = Mapping[str, Sequence[Mapping[str, Trajectory]]]
+Job = tuple[Candidate, Dataset, list[str]]
+
 MOST_LOST = 0.1
 """The largest share of rollouts without a score with which texts are still compared."""
 
@@ -217,6 +224,10 @@ FENCED = ReplyForm(read_fenced, "within ``` blocks")
 class Reflector:
     """Ask for texts with gepa's prompts: one request a parent, about rollouts under it.
 
+    This is gepa's `BatchReflectionLM`. A parent without a valid text returns none, and gepa spends no
+    evaluation on it. gepa swallows errors raised here and retries one by one, so the first error is kept,
+    no request follows it, and the phase raises it when gepa has returned.
+
     Args:
         account: asks the LLM; its phase has begun.
         prompt: returns the prompt for a parent and examples.
@@ -224,6 +235,8 @@ class Reflector:
 
     Attributes:
         drafts: the valid texts.
+        failure: the error that ends the phase; None for none.
+        barren: iterations in a row that had failures to reflect on and led to no valid text.
     """
 
     def __init__(
@@ -235,10 +248,33 @@ class Reflector:
     ) -> None:
         self.account, self._prompt, self._show_answers = account, prompt, show_answers
         self._lineage = dict(lineage or {})
-        self._broken = (
-            False  # a request was not made, since all its rollouts are environment errors
-        )
+        # Whether a request was not made, since all its rollouts are environment errors.
+        self._broken = False
         self.drafts: dict[str, Draft] = {}
+        self.failure: BaseException | None = None
+        self.barren = 0
+
+    def reflect(
+        self, candidate: Candidate, reflective_dataset: Dataset, components_to_update: list[str]
+    ) -> tuple[Any, "Reflector"]:
+        return self.reflect_many([(candidate, reflective_dataset, components_to_update)])[0]
+
+    def reflect_many(self, jobs: Sequence[Job]) -> list[tuple[Any, "Reflector"]]:
+        """Return gepa's proposal for each (candidate, rollouts under it)."""
+        reflection_lm: Any = import_module("gepa.proposer.reflective_mutation.reflection_lm")
+        if self.failure is not None:
+            raise self.failure
+        try:
+            proposed = self.propose(
+                [(text[_PART], [row[_ROLLOUT] for row in rows[_PART]]) for text, rows, _ in jobs]
+            )
+        except BaseException as error:
+            self.failure = error
+            raise
+        if proposed:
+            self.barren = 0 if any(text is not None for text in proposed) else self.barren + 1
+        texts = [{} if text is None else {_PART: text} for text in proposed]
+        return [(reflection_lm.ReflectionProposal(new_texts=new), self) for new in texts]
 
     def propose(self, jobs: Sequence[tuple[str, Sequence[Trajectory]]]) -> list[str | None]:
         """Return a valid text for each parent with rollouts under it.
@@ -321,13 +357,6 @@ def split(
 
 # ---- the search
 
-_PART = "text"  # gepa's name for the one text that evolves
-_ROLLOUT = "rollout"
-
-Candidate = dict[str, str]
-Dataset = Mapping[str, Sequence[Mapping[str, Trajectory]]]
-Job = tuple[Candidate, Dataset, list[str]]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
@@ -392,13 +421,11 @@ def evolve_by_gepa(
     Raises:
         Exception: any error of the rollout, the LLM (except LLMError) or the report.
     """
-    from gepa.proposer.reflective_mutation.reflection_lm import ReflectionProposal
     from gepa.strategies.proposal_sampling import IndependentSampling
     from gepa.strategies.proposal_selection import AllImprovements
 
-    reflection = _Reflection(reflector, ReflectionProposal)
     limits = _Limits(
-        IndependentSampling, AllImprovements(), reflection, judge, search, len(dev), report
+        IndependentSampling, AllImprovements(), reflector, judge, search, len(dev), report
     )
     gepa: Any = import_module("gepa")  # untyped: its generics cannot be inferred from our arguments
     result: Any = gepa.optimize(
@@ -406,7 +433,7 @@ def evolve_by_gepa(
         trainset=list(train),
         valset=list(dev),
         adapter=_Adapter(judge, gepa.EvaluationBatch),
-        reflection_strategy=reflection,
+        reflection_strategy=reflector,
         reflection_minibatch_size=MINIBATCH,
         sampling_strategy=limits,
         selection_strategy=limits,
@@ -424,8 +451,8 @@ def evolve_by_gepa(
         seed=int.from_bytes(hashlib.sha256(seed_key.encode()).digest()[:8], "big"),
         raise_on_exception=True,
     )
-    if reflection.failure is not None:
-        raise reflection.failure
+    if reflector.failure is not None:
+        raise reflector.failure
     return Evolved(
         tuple(candidate[_PART] for candidate in result.candidates),
         tuple(tuple(row[i] for i in range(len(dev))) for row in result.val_subscores),
@@ -473,50 +500,6 @@ class _Adapter:
         return {_PART: [{_ROLLOUT: trajectory} for trajectory in eval_batch.trajectories]}
 
 
-class _Reflection:
-    """gepa's `BatchReflectionLM` around a `Reflector`.
-
-    A job without a valid text returns none, and gepa spends no evaluation on it. gepa swallows
-    errors raised here and retries job by job, so the first error is kept, no request follows it,
-    and the phase raises it when gepa has returned.
-
-    Attributes:
-        failure: the error that ends the phase; None for none.
-        barren: consecutive iterations with failures that led to no valid text.
-    """
-
-    def __init__(self, reflector: Reflector, proposal: Any) -> None:
-        self.reflector, self._proposal = reflector, proposal
-        self.failure: BaseException | None = None
-        self.barren = 0
-
-    def reflect(
-        self,
-        candidate: Candidate,
-        reflective_dataset: Dataset,
-        components_to_update: list[str],
-    ) -> tuple[Any, "_Reflection"]:
-        return self.reflect_many([(candidate, reflective_dataset, components_to_update)])[0]
-
-    def reflect_many(self, jobs: Sequence[Job]) -> list[tuple[Any, "_Reflection"]]:
-        if self.failure is not None:
-            raise self.failure
-        try:
-            proposed = self.reflector.propose(
-                [
-                    (candidate[_PART], [row[_ROLLOUT] for row in dataset[_PART]])
-                    for candidate, dataset, _ in jobs
-                ]
-            )
-        except BaseException as error:
-            self.failure = error
-            raise
-        if proposed:
-            self.barren = 0 if any(text is not None for text in proposed) else self.barren + 1
-        texts = [{} if text is None else {_PART: text} for text in proposed]
-        return [(self._proposal(new_texts=new), self) for new in texts]
-
-
 class _Limits:
     """gepa's sampling strategy, selection strategy and stopper, which keep a phase within its budget.
 
@@ -533,13 +516,13 @@ class _Limits:
         self,
         sampling: Callable[[int], Any],
         improvements: Any,
-        reflection: _Reflection,
+        reflector: Reflector,
         judge: Judge,
         search: Search,
         dev: int,
         report: Report,
     ) -> None:
-        self._sampling, self._improvements, self._reflection = sampling, improvements, reflection
+        self._sampling, self._improvements, self._reflector = sampling, improvements, reflector
         self._judge, self._search, self._dev, self._report = judge, search, dev, report
         self._known = 1  # the seed
 
@@ -588,6 +571,6 @@ class _Limits:
         self._known = len(texts)
         self._report.progress(self._judge.evaluations, len(texts), max(means))
         # Once the LLM's budget is spent, further rollouts would be wasted.
-        reflection = self._reflection
-        over = reflection.failure is not None or bool(reflection.reflector.account.spent)
-        return over or reflection.barren >= self._search.barren or not self.parents
+        reflector = self._reflector
+        over = reflector.failure is not None or bool(reflector.account.spent)
+        return over or reflector.barren >= self._search.barren or not self.parents

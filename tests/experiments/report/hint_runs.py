@@ -4,9 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from cotune.methods.contract import HintRules
-from cotune.methods.p2o.hint_evolution import PhaseResult, evolve_hints
-from cotune.methods.proposals import ProposalAccount
-from cotune.methods.text_evolution import FENCED
+from cotune.methods.p2o.hint_evolution import HintEvolution, PhaseResult
 from cotune.protocols import LLM
 from cotune.run.run_dir import RunDir
 from tests.methods.p2o.hint_fakes import SMALL, Policy, tasks_of_two_kinds
@@ -20,15 +18,7 @@ def phase(
     def record(kind: str, /, **fields: object) -> None:
         run.event(kind, step, **fields)
 
-    return evolve_hints(
-        tasks_of_two_kinds(20),
-        instruction="Solve it.",
-        rollout=policy,
-        llm=llm,
-        account=ProposalAccount("hint", FENCED),
-        rules=HintRules(),
-        options=replace(SMALL, **changes),
-        seed_key=f"test/{step}",
-        phase=number,
-        record=record,
-    )
+    evolution = HintEvolution(HintRules(), replace(SMALL, **changes), seed=1)
+    evolution.load_state_dict(evolution.state_dict() | {"phases": number - 1})
+    tasks = tasks_of_two_kinds(20)
+    return evolution.phase(tasks, "Solve it.", policy, llm, record, f"test/{step}")

@@ -54,7 +54,7 @@ def test_hints_for_both_kinds_end_up_in_the_cover():
     assert (ended["solved_without"], ended["solved_by_cover"]) == (0.0, 1.0)
     assert ended["covering"] == 2
     assert ended["covering_texts"] == cover
-    assert ended["evaluations"] == result.evaluations == policy.evaluations
+    assert ended["evaluations"] == result.judge.evaluations == policy.evaluations
     assert ended["valid"] == ended["proposed"] == ended["asked"] == len(author.prompts)
     born = record.of("hint_accepted")
     assert tuple(event["text"] for event in born) == result.pool.texts[1:]
@@ -64,7 +64,7 @@ def test_hints_for_both_kinds_end_up_in_the_cover():
     ]
     progress = [event["evaluations"] for event in record.of("hint_progress")]
     assert progress == sorted(progress)
-    assert (progress[0], progress[-1]) == (8, result.evaluations)
+    assert (progress[0], progress[-1]) == (8, result.judge.evaluations)
 
 
 @pytest.mark.parametrize("reflection", ["gepa", "single_turn"])
@@ -147,7 +147,7 @@ def test_one_rollout_call_for_each_batch_of_gepa():
 def test_no_batch_begins_that_the_budget_does_not_cover(budget: int, reflection: str):
     policy, record = Policy(), Events()
     result = evolve(policy, Author(one_keyword_each), record, budget=budget, reflection=reflection)
-    assert result.evaluations == policy.evaluations <= budget
+    assert result.judge.evaluations == policy.evaluations <= budget
     if reflection == "gepa":
         # A parent, its child and the child's dev scores would cost more than what is left.
         assert policy.evaluations > budget - (2 * MINIBATCH + 8)
@@ -231,7 +231,7 @@ def figures(result: PhaseResult) -> tuple[object, ...]:
     counts = result.reflector.account
     return (
         result.pool,
-        result.evaluations,
+        result.judge.evaluations,
         counts.asked,
         counts.answered,
         counts.valid,

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cotune.methods.contract import HintRules
-from cotune.methods.p2o.hint_evolution import PhaseResult, evolve_hints
+from cotune.methods.p2o.hint_evolution import HintEvolution, PhaseResult
 from cotune.methods.p2o.hints import HintOptions
-from cotune.methods.proposals import ProposalAccount
-from cotune.methods.text_evolution import FENCED
 from cotune.protocols import LLM
 from cotune.types import Assignment, Completion, Task, Trajectory
 from tests.helpers import Events, make_trajectory
@@ -100,18 +98,9 @@ def evolve(
     count: int = 20,
     **changes: Any,
 ) -> PhaseResult:
-    return evolve_hints(
-        tasks_of_two_kinds(count),
-        instruction="Solve it.",
-        rollout=policy,
-        llm=llm,
-        account=ProposalAccount("hint", FENCED),
-        rules=HintRules(),
-        options=replace(SMALL, **changes),
-        seed_key="test",
-        phase=1,
-        record=record or Events(),
-    )
+    evolution = HintEvolution(HintRules(), replace(SMALL, **changes), seed=1)
+    tasks = tasks_of_two_kinds(count)
+    return evolution.phase(tasks, "Solve it.", policy, llm, record or Events(), "test")
 
 
 def described(policy: Policy, author: Author, record: Events, result: PhaseResult) -> str:

@@ -36,125 +36,18 @@ class PhaseResult:
 
     Attributes:
         pool: the hints with their dev scores; only the empty one if no other was accepted.
-        evaluations: rollouts spent.
-        lost: of these, rollouts that ended in an environment error.
+        judge: with the number of rollouts spent, and of those that were lost.
         reflector: with its account of the replies; its phase has not ended.
     """
 
     pool: HintPool
-    evaluations: int
-    lost: int
+    judge: Judge
     reflector: Reflector
 
     @property
     def accepted(self) -> int:
         """Return the number of proposals in the pool."""
         return len(self.pool.texts) - 1
-
-
-def evolve_hints(
-    hard: Sequence[Task],
-    *,
-    instruction: str,
-    rollout: Rollout,
-    llm: LLM,
-    account: ProposalAccount,
-    rules: HintRules,
-    options: HintOptions,
-    seed_key: str,
-    phase: int,
-    record: Recorder,
-    description: str = "",
-) -> PhaseResult:
-    """Run one phase. The same arguments and replies make the same calls in the same order.
-
-    Args:
-        hard: the hard questions, two or more.
-        instruction: the instruction that the policy sees with the hint.
-        rollout: the current policy.
-        llm: the reflector.
-        account: asks it.
-        seed_key: seed of all draws.
-        phase: the phase's number, for the events.
-        description: the environment, described to the reflector.
-
-    Raises:
-        ValueError: there are fewer than two hard questions.
-        CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
-    """
-    if len(hard) < 2:
-        raise ValueError(f"{len(hard)} hard questions; expected 2 or more, to score and reflect on")
-    dev, train = split(hard, options.dev_size, seed_key)
-    budget = options.evaluations(len(dev))
-    record(
-        "hint_phase",
-        phase=phase,
-        hard=len(hard),
-        dev=len(dev),
-        train=len(train),
-        budget=budget,
-        reflection=options.reflection,
-    )
-    judge = Judge(lambda hint: Prompt(instruction, hint), rollout, record, scoring=options.scoring)
-    account.begin(
-        llm,
-        record,
-        replace(rules, instruction=instruction).check,
-        lambda text, parent, reason: record(
-            "hint_rejected", reason=reason, text=text, parent=parent
-        ),
-    )
-    about = surroundings(description)
-    reflector = Reflector(
-        account,
-        lambda parent, examples: about + gepa_prompt(parent, examples),
-        options.show_answers,
-    )
-    report = Report(
-        accepted=lambda text, parent, score, _: record(
-            "hint_accepted", text=text, parent=parent, mean_dev_score=score
-        ),
-        # "hint_phase_ended" counts them.
-        rejected=lambda _text, _parent, _score, _base, _improved: None,
-        progress=lambda evaluations, texts, best: record(
-            "hint_progress",
-            evaluations=evaluations,
-            budget=budget,
-            hints=texts,
-            best_mean_dev_score=best,
-        ),
-    )
-    search = Search(seed="", budget=budget, beam=options.beam, barren=_BARREN_ROUNDS)
-    evolve = evolve_by_gepa if options.reflection == "gepa" else reflect_once
-    evolved = evolve(dev, train, judge, reflector, search, seed_key, report)
-    shown = [reflector.drafts[text].shown if text else () for text in evolved.texts]
-    pool = HintPool(
-        evolved.texts,
-        tuple(task.id for task in dev),
-        evolved.scores,
-        tuple(map(frozenset[str], shown)),
-    )
-    result, cover = PhaseResult(pool, judge.evaluations, judge.lost, reflector), covering(pool)
-    record(
-        "hint_phase_ended",
-        phase=phase,
-        evaluations=result.evaluations,
-        budget=budget,
-        asked=account.asked,
-        proposed=account.answered,
-        valid=account.valid,
-        accepted=result.accepted,
-        covering=len(cover),
-        covering_texts=[pool.texts[hint] for hint in cover],
-        solved_without=pool.solved_share([0]),
-        solved_by_cover=pool.solved_share(cover),
-        solved=[
-            {"text": text, "dev": [i for i, id in enumerate(pool.dev) if id in solved]}
-            for hint, text in enumerate(pool.texts)
-            for solved in [pool.solved(hint)]
-        ],
-    )
-    return result
 
 
 def reflect_once(
@@ -281,26 +174,116 @@ class HintEvolution:
                 "rollout_budget leaves for one: no hints are evolved",
             )
             return before
-        self._phases += 1
-        result = evolve_hints(
-            hard,
-            instruction=instruction,
-            rollout=rollout,
-            llm=llm,
-            account=self._account,
-            rules=self._rules,
-            options=self.options,
-            seed_key=f"p2o/{self._seed}/hints/{step}",
-            phase=self._phases,
-            record=record,
-            description=self._description,
-        )
+        key = f"p2o/{self._seed}/hints/{step}"
+        result = self.phase(hard, instruction, rollout, llm, record, key)
         result.reflector.end_phase()
-        if scores_are_lost(result.lost, result.evaluations, record, "the earlier hints stay"):
+        if scores_are_lost(
+            result.judge.lost, result.judge.evaluations, record, "the earlier hints stay"
+        ):
             return before
         account = self._account
         unheard = bool(account.spent) or (account.asked > 0 and not account.answered)
         return before if unheard and not result.accepted else result.pool
+
+    def phase(
+        self,
+        hard: Sequence[Task],
+        instruction: str,
+        rollout: Rollout,
+        llm: LLM,
+        record: Recorder,
+        seed_key: str,
+    ) -> PhaseResult:
+        """Run one phase. The same arguments and replies make the same calls in the same order.
+
+        Args:
+            hard: the hard questions, two or more.
+            instruction: the instruction that the policy sees with the hint.
+            seed_key: seed of all draws.
+
+        Raises:
+            ValueError: there are fewer than two hard questions.
+            CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
+        """
+        self._phases += 1
+        options, account = self.options, self._account
+        if len(hard) < 2:
+            raise ValueError(
+                f"{len(hard)} hard questions; expected 2 or more, to score and reflect on"
+            )
+        dev, train = split(hard, options.dev_size, seed_key)
+        budget = options.evaluations(len(dev))
+        record(
+            "hint_phase",
+            phase=self._phases,
+            hard=len(hard),
+            dev=len(dev),
+            train=len(train),
+            budget=budget,
+            reflection=options.reflection,
+        )
+        judge = Judge(
+            lambda hint: Prompt(instruction, hint), rollout, record, scoring=options.scoring
+        )
+        account.begin(
+            llm,
+            record,
+            replace(self._rules, instruction=instruction).check,
+            lambda text, parent, reason: record(
+                "hint_rejected", reason=reason, text=text, parent=parent
+            ),
+        )
+        about = surroundings(self._description)
+        reflector = Reflector(
+            account,
+            lambda parent, examples: about + gepa_prompt(parent, examples),
+            options.show_answers,
+        )
+        report = Report(
+            accepted=lambda text, parent, score, _: record(
+                "hint_accepted", text=text, parent=parent, mean_dev_score=score
+            ),
+            # "hint_phase_ended" counts them.
+            rejected=lambda _text, _parent, _score, _base, _improved: None,
+            progress=lambda evaluations, texts, best: record(
+                "hint_progress",
+                evaluations=evaluations,
+                budget=budget,
+                hints=texts,
+                best_mean_dev_score=best,
+            ),
+        )
+        search = Search(seed="", budget=budget, beam=options.beam, barren=_BARREN_ROUNDS)
+        evolve = evolve_by_gepa if options.reflection == "gepa" else reflect_once
+        evolved = evolve(dev, train, judge, reflector, search, seed_key, report)
+        shown = [reflector.drafts[text].shown if text else () for text in evolved.texts]
+        pool = HintPool(
+            evolved.texts,
+            tuple(task.id for task in dev),
+            evolved.scores,
+            tuple(map(frozenset[str], shown)),
+        )
+        result, cover = PhaseResult(pool, judge, reflector), covering(pool)
+        record(
+            "hint_phase_ended",
+            phase=self._phases,
+            evaluations=judge.evaluations,
+            budget=budget,
+            asked=account.asked,
+            proposed=account.answered,
+            valid=account.valid,
+            accepted=result.accepted,
+            covering=len(cover),
+            covering_texts=[pool.texts[hint] for hint in cover],
+            solved_without=pool.solved_share([0]),
+            solved_by_cover=pool.solved_share(cover),
+            solved=[
+                {"text": text, "dev": [i for i, id in enumerate(pool.dev) if id in solved]}
+                for hint, text in enumerate(pool.texts)
+                for solved in [pool.solved(hint)]
+            ],
+        )
+        return result
 
     def state_dict(self) -> State:
         return {"phases": self._phases, "health": self._account.state_dict()}
