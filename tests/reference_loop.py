@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from cotune.methods.context_distillation import batch_weights
-from cotune.methods.teacher_kl import has_teacher, mean_over_rollouts, token_losses
+from cotune.methods.teacher_kl import mean_over_rollouts, token_losses
 from cotune.rollout.coordinator import Coordinator
 from cotune.types import (
     AnyDistillation,
@@ -136,7 +136,7 @@ def teacher_loss(
         distillation: λ.
         temperature: softmax temperature at which the rollouts were sampled.
     """
-    taught = [t for t in trajectories if has_teacher(t)]
+    taught = [t for t in trajectories if t.teacher_prompt_ids]
     if not taught:
         return torch.zeros(())
     logits, ids, mask = completion_logits(model, [(t.prompt_ids, t) for t in taught], temperature)

@@ -332,8 +332,6 @@ class RunConfig(Model):
             rollout_budget=training.rollout_budget,
             frozen=training.frozen,
             questions=questions,
-            environment=self.environment.kind,
-            has_references=self.environment_kind.has_references,
         )
 
     @property

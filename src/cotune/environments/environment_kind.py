@@ -32,7 +32,6 @@ class EnvironmentKind(Generic[Options]):
             without that section.
         dataset: whether its questions are those of `dataset`.
         needs_rewards: whether it gives no reward of its own, so that `rewards` are required.
-        has_references: whether its questions come with reference answers.
         sizes: returns the questions of each split without building it; None builds it.
         runs_user_code: whether it calls code of the user's, which may need the network.
         offline_rules: whether the offline rules can write instructions for it.
@@ -43,7 +42,6 @@ class EnvironmentKind(Generic[Options]):
     build: Callable[[Options, Tasks | None], Environment]
     dataset: Literal["required", "optional", "none"] = "none"
     needs_rewards: bool = False
-    has_references: bool = True
     sizes: Callable[[Options], Mapping[str, int]] | None = None
     runs_user_code: bool = False
     offline_rules: bool = False

@@ -383,6 +383,5 @@ KIND = EnvironmentKind(
     options=TrlOptions,
     build=trl_environment,
     dataset="optional",
-    has_references=False,
     runs_user_code=True,
 )

@@ -111,7 +111,6 @@ def _loaded(options: VerifiersOptions) -> Any:
 KIND = EnvironmentKind(
     options=VerifiersOptions,
     build=verifiers_environment,
-    has_references=False,
     runs_user_code=True,
     extra="verifiers",
 )

@@ -54,8 +54,6 @@ class RunShape:
         steps, questions_per_step, group_size, rollout_budget, frozen: as in its `training`.
         group_field, steps_field: what sets `group_size` and `steps`, for messages.
         questions: training questions; 0 if they are not counted yet.
-        environment: the environment's kind.
-        has_references: whether the environment's questions come with reference answers.
     """
 
     group_size: int
@@ -66,8 +64,6 @@ class RunShape:
     group_field: str = "training.group_size"
     steps_field: str = "training.steps"
     questions: int = 0
-    environment: str = ""
-    has_references: bool = True
 
 
 @dataclass(frozen=True)

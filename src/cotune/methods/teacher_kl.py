@@ -7,7 +7,7 @@ reference loop and every engine take their losses from here.
 
 from typing import TYPE_CHECKING
 
-from cotune.types import AnyDistillation, FilteredDistillation, Trajectory
+from cotune.types import AnyDistillation, FilteredDistillation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 TOP_K = 64
 """The teacher's likeliest tokens, which distributions are compared by; all others count as one."""
 _NO_TAIL = 1e-7  # the least probability of all tokens outside the top k
-
-
-def has_teacher(trajectory: Trajectory) -> bool:
-    """Return whether a teacher reads the rollout."""
-    return bool(trajectory.teacher_prompt_ids)
 
 
 def teaches(settings: AnyDistillation) -> bool:

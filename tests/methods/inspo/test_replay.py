@@ -1,6 +1,6 @@
 import json
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,16 +108,19 @@ def test_state_round_trip(rows):
     assert copy.recent_tasks(3, random.Random(1)) == buffer.recent_tasks(3, random.Random(1))
 
 
-def test_context_survives_the_state_and_columns_that_are_no_json_do_not():
+def test_a_task_survives_the_state_and_columns_that_are_no_json_do_not():
     context = (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi"))
-    task = Task("q", "Who?", ("A",), context=context, columns={"picture": b"x"})
+    task = Task("q", "Who?", ("A", "B"), "2 hops", "It is A.", context, True, {"picture": b"x"})
+    assert all(
+        getattr(task, f.name) != f.default for f in fields(task)
+    )  # a new field is tried, too
     buffer, copy = ReplayBuffer(), ReplayBuffer()
     buffer.add([rollout(task, 0.0)], 1)
     copy.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
     assert copy.tasks() == [replace(task, columns={})]
 
 
-def test_feedback_is_kept_of_failures_and_missing_in_older_states():
+def test_feedback_is_kept_of_failures():
     tasks = make_tasks(2)
     buffer, copy = ReplayBuffer(), ReplayBuffer()
     made = [rollout(t, float(i)) for i, t in enumerate(tasks)]
@@ -126,16 +129,3 @@ def test_feedback_is_kept_of_failures_and_missing_in_older_states():
     assert [row[6:] for row in state["experiences"]] == [["Too long."], [""]]
     copy.load_state_dict(state)
     assert copy.failures(1, random.Random(0))[0].feedback == "Too long."
-    state["experiences"] = [row[:6] for row in state["experiences"]]
-    copy.load_state_dict(state)
-    assert copy.failures(1, random.Random(0))[0].feedback == ""
-
-
-def test_stratum_and_solution_survive_the_state():
-    task = Task("q", "What is 47 + 85?", ("132", "132.0"), "long addition", "7+5+0=12 2; 132;")
-    buffer, copy = ReplayBuffer(), ReplayBuffer()
-    buffer.add([rollout(task, 0.0)], 1)
-    copy.load_state_dict(json.loads(json.dumps(buffer.state_dict())))
-    assert copy.tasks() == [task]
-    (failure,) = copy.failures(1, random.Random(0))
-    assert failure.task == task

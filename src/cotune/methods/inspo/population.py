@@ -163,14 +163,7 @@ class Population:
         return {"members": [asdict(m) | {"window": list(m.window)} for m in self._members]}
 
     def load_state_dict(self, state: State) -> None:
-        self._members = [
-            Member(
-                Instruction(**m["instruction"]),
-                m["start"],
-                deque(m["window"], maxlen=self._window),
-                m["steps"],
-                m["rollouts"],
-                m["observed"],
-            )
-            for m in state["members"]
-        ]
+        self._members = [Member(**member) for member in state["members"]]
+        for member, saved in zip(self._members, state["members"], strict=True):
+            member.instruction = Instruction(**saved["instruction"])
+            member.window = deque(saved["window"], maxlen=self._window)

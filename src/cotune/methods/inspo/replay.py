@@ -105,11 +105,10 @@ class ReplayBuffer:
         return rng.sample(tasks, min(k, len(tasks)))
 
     def state_dict(self) -> State:
-        # Without columns, which may hold any object; the coordinator restores them.
         tasks = self.tasks()
         asked = {task.id: task.question for task in tasks}
         return {
-            "tasks": [_fields(task) for task in tasks],
+            "tasks": [_saved(task) for task in tasks],
             "experiences": [
                 [e.instruction_id, e.task.id, e.text, e.reward, e.step, e.stop.value, e.feedback]
                 # An environment may draw another question for a task in each step.
@@ -119,25 +118,19 @@ class ReplayBuffer:
         }
 
     def load_state_dict(self, state: State) -> None:
-        tasks = {
-            t["id"]: Task(
-                t["id"],
-                t["question"],
-                tuple(t["answers"]),
-                t["stratum"],
-                t["solution"],
-                tuple((role, content) for role, content in t.get("context", ())),
-            )
-            for t in state["tasks"]
-        }
+        tasks = {saved["id"]: _task(saved) for saved in state["tasks"]}
         self._experiences.clear()
-        for identity, task_id, text, reward, step, stop, *rest in state["experiences"]:
-            task, (feedback, *drawn) = tasks[task_id], rest or [""]
-            if drawn:
-                task = replace(task, question=drawn[0])
+        for identity, task_id, text, reward, step, stop, feedback, *drawn in state["experiences"]:
+            task = replace(tasks[task_id], question=drawn[0]) if drawn else tasks[task_id]
             experience = Experience(identity, task, text, reward, step, StopReason(stop), feedback)
             self._experiences.append(experience)
 
 
-def _fields(task: Task) -> dict[str, object]:
+def _saved(task: Task) -> State:
+    # Without columns, which may hold any object; the coordinator restores them.
     return {f.name: getattr(task, f.name) for f in fields(task) if f.name != "columns"}
+
+
+def _task(saved: State) -> Task:
+    context = tuple((role, content) for role, content in saved["context"])
+    return replace(Task(**saved), answers=tuple(saved["answers"]), context=context)

@@ -1,7 +1,7 @@
 """Hard-sample mining: choose the next epoch's hinted questions (P²O, arXiv 2603.21877, Eq. 3)."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from cotune.methods.text_evolution import SOLVED_AT
 from cotune.protocols import State
@@ -108,10 +108,7 @@ class HardSamples:
         )
 
     def state_dict(self) -> State:
-        counts = {
-            i: [c.successes, c.hinted, c.rollouts, c.errors, c.visits]
-            for i, c in self._counts.items()
-        }
+        counts = {i: list(astuple(count)) for i, count in self._counts.items()}
         return {"hard": list(self.hard), "counts": counts}
 
     def load_state_dict(self, state: State) -> None:
