@@ -13,6 +13,7 @@ from rich.console import Console
 
 from cotune.cli.train import train
 from cotune.run.costs import CostRow
+from cotune.run.events import EVENTS
 from cotune.run.frames import RunReader, open_run
 from cotune.run.lineage import InstructionRow
 from cotune.run.run_dir import SCHEMA_VERSION
@@ -64,6 +65,12 @@ def test_the_page_has_the_columns_of_the_frames() -> None:
     columns = {field.name for field in fields(InstructionRow)}
     assert documented("### instructions_frame").keys() == columns
     assert documented("## costs.jsonl").keys() == {field.name for field in fields(CostRow)}
+
+
+def test_the_page_has_every_kind_of_event_with_its_fields() -> None:
+    assert {kind: sorted(fields) for kind, fields in documented_events().items()} == {
+        name: sorted(kind.fields) for name, kind in EVENTS.items()
+    }
 
 
 def test_every_line_is_explained() -> None:
@@ -126,7 +133,7 @@ def test_events_of_a_run_have_the_documented_fields(run: RunReader) -> None:
     known, met = documented_events(), set[str]()
     for event in run.read_events():
         names = event.keys() - {"time", "attempt", "step", "kind"}
-        # Of the two fields of "run_finished" the page says that another trainer's run has them.
+        # Of the fields of "run_finished" the page says that another trainer's run has them.
         expected = set() if event["kind"] == "run_finished" else known[event["kind"]].keys()
         assert names == expected, event
         met.add(event["kind"])

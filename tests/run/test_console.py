@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cotune.run.console import ConsoleListener, LogListener, describe_event, score_table
+from cotune.run.console import ConsoleListener, LogListener, score_table
+from cotune.run.events import EVENTS, describe_event
 from cotune.run.record import Record
 from cotune.run.scores import Score
 from cotune.utils.text import one_line, printable
@@ -90,9 +91,19 @@ def test_a_long_instruction_is_cut_between_characters_not_in_markup() -> None:
     )
 
 
-@pytest.mark.parametrize("kind", ["notice", "proposal_failed"])
-def test_markup_in_reasons_is_text(kind: str) -> None:
-    assert "[/red] [link=x]" in shown(describe_event(kind, {"reason": "[/red] [link=x]"}))
+@pytest.mark.parametrize(("kind", "field"), [("notice", "text"), ("proposal_failed", "reason")])
+def test_markup_and_braces_in_reasons_are_text(kind: str, field: str) -> None:
+    assert "[/red] {x} [link=x]" in shown(describe_event(kind, {field: "[/red] {x} [link=x]"}))
+
+
+def test_an_event_without_some_fields_is_shown_all_the_same() -> None:
+    for kind in EVENTS:
+        shown(describe_event(kind, {}))
+        shown(describe_event(kind, dict.fromkeys(EVENTS[kind].fields)))
+    assert shown(describe_event("resumed", {"from_step": 2, "changed": {"a.{b}": 1}})) == (
+        "resumed after step 2; changed: a.{b}\n"
+    )
+    assert describe_event("mine", {"text": "{x}"}) == ""
 
 
 def test_events_in_words() -> None:

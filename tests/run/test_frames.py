@@ -55,7 +55,7 @@ def test_metrics_keep_every_number(empty: RunReader, record: Record) -> None:
 def test_events_of_a_kind_have_its_columns(empty: RunReader, record: Record) -> None:
     record.event("evaluated", 3, split="test", when="after", prompt="best", instruction_id="i1",
                 trained=2, em=0.5, n=8, by_stratum={"1 hop": [0.5, 8]})  # fmt: skip
-    record.event("evaluated", 4, split="test", em=None, later=[1])
+    record.event("evaluated", 4, split="test", em=None)
     record.event("notice", 4, text="x")
     frame = empty.events_frame("evaluated")
     assert "text" not in frame

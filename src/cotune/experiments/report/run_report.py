@@ -14,7 +14,7 @@ from cotune.experiments.report.instructions import population
 from cotune.experiments.report.pages import label, moment, write_page
 from cotune.experiments.report.recorded_run import RecordedRun, values
 from cotune.experiments.report.rollouts import some_evaluated, some_groups
-from cotune.run.console import NOTICES, describe_event
+from cotune.run.events import EVENTS, describe_event
 from cotune.run.json_files import Row
 from cotune.run.scores import wilson
 from cotune.run.truncation import SHARE, truncation_notice
@@ -216,7 +216,8 @@ def _notices(run: RecordedRun) -> list[tuple[str, list[tuple[str, str]]]]:
         told = f"resumed from step {event['from_step']} (attempt {event['attempt']})"
         lines.append((f"{told}, with another run file:" if fields else told, fields))
     for event in run.events:
-        if event["kind"] in NOTICES:
+        kind = EVENTS.get(event["kind"])
+        if kind is not None and kind.notable:
             # A notice without a text of its own gets the console's.
             text = event.get("text") or Text.from_markup(describe_event(event["kind"], event)).plain
             lines.append((f"step {event['step']}: {text}", []))

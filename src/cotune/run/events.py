@@ -1,0 +1,226 @@
+"""The kinds of events: the fields of each, and the line that the console, the log and the report show of it.
+
+A line is a format string of the event's fields in rich markup, or a function that returns one for an event.
+`docs/reference/run-folder.md` explains the fields. A strategy of a user's own may record other kinds.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rich.markup import escape
+
+from cotune.utils.text import one_line
+
+Fields = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of events.
+
+    Attributes:
+        fields: their names.
+        line: how an event is shown; "" for not.
+        level: of the log; a script's trainer shows warnings.
+        notable: whether a reader of the report should know of each event.
+    """
+
+    fields: tuple[str, ...]
+    line: str | Callable[[Fields], str] = ""
+    level: int = logging.INFO
+    notable: bool = False
+
+
+def describe_event(kind: str, fields: Fields) -> str:
+    """Return an event as a line of rich markup; "" for events that are not shown.
+
+    Model text is escaped, and stripped of control characters.
+    """
+    line = EVENTS[kind].line if kind in EVENTS else ""
+    template = line if isinstance(line, str) else line(fields)
+    return template.format_map(_Shown(fields))
+
+
+class _Shown(dict[str, "_Value"]):
+    """An event's fields for a format string; a missing one is as None."""
+
+    def __init__(self, fields: Fields) -> None:
+        super().__init__((name, _Value(value)) for name, value in fields.items())
+
+    def __missing__(self, name: str) -> "_Value":
+        return _Value(None)
+
+
+class _Value:
+    """A value that is formatted without an error: a text escaped, None as a dash.
+
+    For a text, the format is the most characters of it to show.
+    """
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __format__(self, spec: str) -> str:
+        if isinstance(self._value, int | float):
+            return format(self._value, spec)
+        if self._value is None:
+            return "–"
+        text, most = one_line(str(self._value)), int(spec) if spec.isdigit() else None
+        return escape(text if most is None or len(text) <= most else f"{text[:most]}…")
+
+
+def _count(event: Fields, name: str) -> int:
+    value = event.get(name)
+    return int(value) if isinstance(value, int | float) else 0
+
+
+_EVALUATED = {
+    "before": "before training",
+    "during": "best instruction so far ({instruction_id})",
+    "contender": "its rival {instruction_id}",
+    "uplift": "initial instruction",
+    "after": "best instruction ({instruction_id})",
+    "plain": "initial instruction",
+    "hinted": "best instruction and hint",
+    "last": "last policy, best instruction ({instruction_id})",
+}
+"""What is evaluated, by `when` of an event."""
+
+
+def _evaluated(event: Fields) -> str:
+    what = _EVALUATED.get(str(event.get("when")), "{instruction_id}")
+    measure = "{measure}" if event.get("measure") else "exact match"
+    return f"[cyan]{what}: {measure} {{em:.2f}}[/] on {{n}} {{split}} questions"
+
+
+def _born(event: Fields) -> str:
+    verified = event.get("score") is not None
+    verdict = ", {score:.2f} against its parent's {parent_score:.2f}" if verified else ""
+    return f"[green]+ {{id}}[/] ({{origin}}{verdict}): {{text:110}}"
+
+
+def _pruned(event: Fields) -> str:
+    drawn = event.get("observed_rollouts") != 0
+    return "[red]- {id}[/] pruned " + ("at weight {weight:.2f}" if drawn else "(never drawn)")
+
+
+def _best(event: Fields) -> str:
+    if event.get("observed_steps"):
+        return ""  # a population's, which "best_kept" compares with what is kept
+    close = "; too close to call" if event.get("too_close_to_call") else ""
+    return "best instruction {id}: weight {weight:.2f} over {observed_rollouts} rollouts" + close
+
+
+def _resumed(event: Fields) -> str:
+    changed = event.get("changed")
+    names = escape(", ".join(map(str, changed))) if isinstance(changed, Mapping) else ""
+    names = names.replace("{", "{{").replace("}", "}}")
+    return "resumed after step {from_step}" + (f"; changed: {names}" if names else "")
+
+
+def _proposals(event: Fields) -> str:
+    rejected = _count(event, "proposed") - _count(event, "valid")
+    failed = _count(event, "asked") - _count(event, "proposed")
+    return f"{{accepted}} of {{asked}} proposals accepted ({rejected} rejected, {failed} failed)"
+
+
+def _hint_phase(event: Fields) -> str:
+    solved = "dev solved {solved_without:.2f} -> {solved_by_cover:.2f}"
+    return f"hints: {_proposals(event)}, {{covering}} cover; {solved}; {_EVALUATIONS}"
+
+
+def _gepa_phase(event: Fields) -> str:
+    scores = "dev {initial_dev_score:.2f} -> {best_dev_score:.2f}"
+    return f"GEPA: {_proposals(event)}; {scores}; {_EVALUATIONS}"
+
+
+def _hint_progress(event: Fields) -> str:
+    hints = _count(event, "hints") - 1  # without the empty one
+    return f"hints: {_EVALUATIONS}, {hints} hints, best {{best_mean_dev_score:.2f}}"
+
+
+def _hard(event: Fields) -> str:
+    epoch = _count(event, "epoch") + 1
+    return (
+        f"epoch {epoch}: {{hard}} hard, {{newly_hard}} newly; {{graduated}} graduated, "
+        "{solved_by_hint} of them under hints"
+    )
+
+
+_EVALUATIONS = "{evaluations:,}/{budget:,} evaluations"
+
+
+def _kind(
+    fields: str = "",
+    line: str | Callable[[Fields], str] = "",
+    level: int = logging.INFO,
+    notable: bool = False,
+) -> Kind:
+    return Kind(tuple(fields.split()), line, level, notable)
+
+
+_WARN = logging.WARNING
+EVENTS: Mapping[str, Kind] = {
+    "run_started": _kind("config strategy"),
+    "saved": _kind(),
+    "run_finished": _kind("instruction_id instruction em"),
+    "resumed": _kind("from_step changed", _resumed),
+    "cut_back": _kind(),
+    "evaluated": _kind(
+        "trained split when prompt instruction_id em n measure by_stratum", _evaluated
+    ),
+    "instruction_born": _kind(
+        "id text parent origin born critique score parent_score shown", _born
+    ),
+    "instruction_rejected": _kind("reason text parent origin score parent_score"),
+    "instruction_pruned": _kind("id weight observed_rollouts cause", _pruned),
+    "population": _kind("members"),
+    "evolution": _kind(
+        "parents rounds proposed verified accepted saved population",
+        "evolution: {accepted} of {proposed} proposals accepted, {verified} verified; population of "
+        "{population}",
+    ),
+    "proposal_failed": _kind("reason", "[yellow]{reason}[/]", _WARN),
+    "phase_failed": _kind(
+        "reason in_a_row",
+        "[yellow]no proposal of this phase was useful: {reason}[/]",
+        _WARN,
+        notable=True,
+    ),
+    "proposals_ended": _kind(
+        "reason", "[yellow]{reason}; training continues without new proposals[/]", _WARN, True
+    ),
+    "best_instruction": _kind(
+        "id weight observed_steps observed_rollouts runner_up too_close_to_call", _best
+    ),
+    "best_kept": _kind(
+        "id policy_step trained em initial_em interval observed_steps observed_rollouts leader text",
+        "{text}",
+    ),
+    "gepa_phase": _kind("dev train budget"),
+    "gepa_progress": _kind(
+        "evaluations budget instructions best_dev_score",
+        f"GEPA: {_EVALUATIONS}, {{instructions}} instructions, best {{best_dev_score:.2f}} on dev",
+    ),
+    "gepa_phase_ended": _kind(
+        "evaluations budget asked proposed valid accepted initial_dev_score best_dev_score",
+        _gepa_phase,
+    ),
+    "hard_samples": _kind("epoch seen hard newly_hard graduated solved_by_hint", _hard),
+    "hint_phase": _kind("phase hard dev train budget reflection"),
+    "hint_progress": _kind(
+        "evaluations budget hints best_mean_dev_score", _hint_progress, logging.DEBUG
+    ),
+    "hint_accepted": _kind(
+        "text parent mean_dev_score", "[green]+ hint[/] ({mean_dev_score:.2f} on dev): {text:110}"
+    ),
+    "hint_rejected": _kind("reason text parent"),
+    "hint_phase_ended": _kind(
+        "phase evaluations budget asked proposed valid accepted covering covering_texts "
+        "solved_without solved_by_cover solved",
+        _hint_phase,
+    ),
+    "notice": _kind("text", "[yellow]{text}[/]", _WARN, notable=True),
+}
+"""Every kind that the package records."""
