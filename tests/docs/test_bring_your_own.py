@@ -1,16 +1,18 @@
 """The pages on data and rewards: tables agree with the code, and programs run."""
 
+import functools
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trl
 
 import cotune
 from cotune.data.dataset import DEFAULT_COLUMNS
-from cotune.errors import ConfigError
 from cotune.rewards.functions import GIVEN
+from cotune.rewards.reward_model import rewards_of_trainer
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from tests.docs.sources import DOCS, blocks
 
@@ -60,13 +62,15 @@ def test_the_data_of_one_page_with_the_functions_of_the_other(
     rows = [row, *({**row, "question": f"{row['question']} ({i})"} for i in range(19))]
     Path("questions.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     shown: dict[str, Any] = {}
+    monkeypatch.setattr(cotune, "JointTrainer", lambda *values, **named: (values, named))
     exec(compile(blocks(DATA, "python")[0], "data.md", "exec"), shown)
     assert {split: len(tasks) for split, tasks in shown["tasks"].items()} == {
         "train": 14,
         "validation": 2,
         "test": 4,
     }
-    assert shown["method"].rewards.names == ("exact_match",)
+    (_, name), named = shown["trainer"]
+    assert (name, named) == ("exact_match", {"environment": shown["environment"]})
 
     functions, library = blocks(REWARDS, "python")
     exec(compile(functions, "rewards.md", "exec"), shown)
@@ -76,18 +80,11 @@ def test_the_data_of_one_page_with_the_functions_of_the_other(
     found = scored([rollout(task, text) for text in texts], shown["environment"])
     assert [t.reward for t in found] == pytest.approx([1.1, 0.0])
 
-    shown["judge"] = lambda completions: [0.0 for _ in completions]
-    program, joint = library.split("joint = ")
-    exec(compile(program, "rewards.md", "exec"), shown)
-    assert shown["method"].rewards.names == ("exact", "brief", "lambda")
-    assert joint.startswith("method.for_trl(")
-
-
-def test_a_judge_without_a_page() -> None:
-    """The page and the error agree about None."""
-    page = " ".join(REWARDS.read_text(encoding="utf-8").split())
-    assert "TRL leaves a `None` out of its sum" in page
-    functions = cotune.RewardFunctions([lambda completions: [None for _ in completions]])
-    world = cotune.SingleTurnEnvironment({}, "")
-    with pytest.raises(ConfigError, match=r"TRL would leave .* return 0\.0 if"):
-        functions([rollout(Task("t", "q", ()), "a")], world)
+    shown["dataset"] = []
+    on_cpu = functools.partial(trl.GRPOConfig, use_cpu=True, bf16=False)
+    monkeypatch.setattr(trl, "GRPOConfig", on_cpu)
+    exec(compile(library, "rewards.md", "exec"), shown)
+    given = shown["trainer"][1]
+    rewards = rewards_of_trainer(given["reward_funcs"], None, given["args"])
+    assert rewards is not None
+    assert rewards.weights(shown["environment"]) == {"exact": 1.0, "brief": 0.1, "f1_squad": 0.5}

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import yaml
-from transformers import PreTrainedTokenizerFast
-from trl import GRPOConfig
 
 import cotune
 from cotune.environments.tool_calls import read_hermes
@@ -16,10 +14,9 @@ from cotune.environments.trl_factory import TrlEnvironment, TrlOptions, trl_envi
 from cotune.environments.verifiers import VerifiersOptions
 from cotune.errors import ConfigError
 from cotune.rollout.episode import new_episodes, run_episodes
-from cotune.testing import CharacterCodec, ScriptedLLM, ScriptedSampler
+from cotune.testing import CharacterCodec, ScriptedSampler
 from cotune.types import Action, Assignment, Limits, Prompt, Sampling, Task
 from tests.docs.sources import DOCS, blocks
-from tests.policy.bigram import bigram_policy
 
 TOOLS, VERIFIERS = DOCS / "how-to" / "tools.md", DOCS / "how-to" / "verifiers.md"
 ENVIRONMENTS = DOCS / "how-to" / "environments.md"
@@ -70,35 +67,17 @@ def test_the_run_files_of_the_pages_are_read(
     assert VerifiersOptions.model_validate(section).environment == "my-taskset"
 
 
-def test_the_library_is_used_as_shown(tmp_path: Path) -> None:
-    tokenizer: PreTrainedTokenizerFast = bigram_policy({"7": 1.0})[1]
-    names = {
-        **shown_tools(),
-        "cotune": cotune,
-        "tasks": TASKS,
-        "exact": lambda completions, **_: [0.0] * len(completions),
-        "llm": ScriptedLLM([]),
-        "tokenizer": tokenizer,
-        "args": GRPOConfig(
-            output_dir=str(tmp_path),
-            max_steps=1,
-            per_device_train_batch_size=2,
-            num_generations=2,
-            top_k=0,
-            shuffle_dataset=False,
-            use_cpu=True,
-            bf16=False,
-            report_to="none",
-            loss_type="grpo",
-            max_completion_length=4096,
-        ),
-    }
+def test_the_library_is_used_as_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cotune, "JointTrainer", lambda *values, **named: named)
+    names = {**shown_tools(), "exact": len, "args": None, "dataset": []}
 
     exec(compile(blocks(TOOLS, "python")[1], "tools.md", "exec"), names)
     exec(compile(blocks(TOOLS, "python")[2], "tools.md", "exec"), names)
 
+    in_script = ToolEnvironment(names["trainer"]["tools"], TASKS, as_trl=True)
+    shown = reads(in_script, "price", article="sofa")
+    assert f"`{shown}`" in TOOLS.read_text(encoding="utf-8")
     assert isinstance(names["environment"], TrlEnvironment)
-    assert len(names["joint"].dataset) == 1
     assert reads(names["environment"], "add", step=3) == "3"
 
 
