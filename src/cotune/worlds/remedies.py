@@ -9,7 +9,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Generic, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import yaml
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _KEPT = 0.7
@@ -123,3 +126,9 @@ class Remedies(Generic[L]):
 def sentences_of(text: str) -> list[str]:
     """Split a text into its sentences."""
     return [s for s in _SENTENCE_END.split(text) if s]
+
+
+def read_sentences(world: str) -> dict[str, Any]:
+    """Return the sentences of a bundled world, from the file beside this module."""
+    file = Path(__file__).with_name(f"{world}_sentences.yaml")
+    return yaml.safe_load(file.read_text(encoding="utf-8"))

@@ -6,7 +6,7 @@ recognises failure modes from a fixed list, and joins sentences from fixed lists
 hints in the expected reply format. It knows nothing but its worlds, so a result obtained with it
 shows how the training loop behaves, not how well an LLM reflects. A subclass may know other worlds.
 
-No sentence below is one of the bundled policies' training sentences, though every word is: the
+No sentence of theirs is one of the bundled policies' training sentences, though every word is: the
 policies have to generalise to them, as a real model would. A test keeps the sets apart.
 """
 
@@ -23,7 +23,7 @@ from cotune.methods.inspo.proposers import KEEP
 from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
 from cotune.types import Completion
 from cotune.worlds import ladder_rules
-from cotune.worlds.remedies import Rules, Writer, sentences_of
+from cotune.worlds.remedies import Rules, Writer, read_sentences, sentences_of
 
 
 class Mode(StrEnum):
@@ -40,131 +40,14 @@ class Mode(StrEnum):
     TOO_LONG = "the answer is too long"
 
 
-REMEDIES: dict[Mode, tuple[str, ...]] = {
-    Mode.WHOLE_QUESTION: (
-        "Never search the question.",
-        "Search for one name per hop, never the question.",
-        "Do not search the question, search one entity at a time.",
-        "Never look up the question, look up each name on its own.",
-        "Each search must hold a single name, not the question.",
-        "Use one name for each search, not the entire question.",
-        "Search each name separately, not the whole question.",
-        "Query one place at a time, not the full question.",
-    ),
-    Mode.ONE_SEARCH: (
-        "Break it into hops and look up each entity.",
-        "Search each hop separately, one name at a time.",
-        "Split it into steps and search each name individually.",
-        "Break the question into hops and search one entity per hop.",
-        "Look up the first name, then use the result for the next hop.",
-        "Search every hop on its own, step by step.",
-        "First search one name, then look up the next name.",
-        "Find each part step by step, one search per hop.",
-    ),
-    Mode.NEVER_SEARCHED: (
-        "You must search before you answer.",
-        "Do not answer before you search.",
-        "Search first, then answer.",
-        "Never answer before a search.",
-        "Call the search engine before you answer the question.",
-        "First look it up, then answer.",
-    ),
-    Mode.NO_REASONING: (
-        "You must think inside <think> and </think> before a search.",
-        "Before you search, plan inside <think> and </think>.",
-        "First plan each hop inside <think> and </think>.",
-        "Plan the hops inside <think> and </think>, then search.",
-        "Write your plan step by step inside <think> and </think> first.",
-        "Think about the next hop inside <think> and </think> before you search.",
-        "Reason step by step inside <think> and </think>.",
-        "List the hops inside <think> and </think> before you search.",
-    ),
-    Mode.NOT_IN_EVIDENCE: (
-        "The answer must stand in one result.",
-        "Copy the answer from the evidence, not from memory.",
-        "Use the facts in the documents, not a guess.",
-        "Verify your answer in the search results.",
-        "Find the answer in the documents before you answer.",
-        "Read the results and verify your answer in them.",
-        "Do not guess, find the evidence in the results.",
-        "Take only facts from the documents, not from memory.",
-    ),
-    Mode.NO_ANSWER_TAG: (
-        "The answer must be inside <answer> and </answer>.",
-        "Finish every time with <answer> and </answer>.",
-        "The final answer must be between <answer> and </answer>.",
-        "Each answer must be inside <answer> and </answer>.",
-        "Put your final answer between <answer> and </answer> every time.",
-        "Give your answer only inside <answer> and </answer>.",
-    ),
-    Mode.MALFORMED: (
-        "Write every search as <search> query </search>.",
-        "Put each query inside <search> and </search>.",
-        "Each query must be between <search> and </search>.",
-        "Write only one query inside <search> and </search>.",
-        "To search, write the query inside <search> and </search>.",
-        "Use <search> and </search> for every query.",
-    ),
-    Mode.OUT_OF_TURNS: (
-        "Answer once the results contain the answer.",
-        "Do not search once you are sure.",
-        "Finish when the answer is in the results.",
-        "Search only what you need.",
-        "Do not search if the results hold the answer.",
-        "Give the answer once you are sure.",
-    ),
-    Mode.TOO_LONG: (
-        "Write only the name inside <answer> and </answer>.",
-        "Be brief inside <answer> and </answer>.",
-        "Put one name only inside <answer> and </answer>.",
-        "Give a concise answer inside <answer> and </answer>.",
-        "Be concise in the final answer.",
-        "The answer should be brief and precise.",
-    ),
-}
-
-STYLE: tuple[str, ...] = (
-    "Be careful.",
-    "Be clear and concise.",
-    "You are a precise researcher.",
-    "Act as a helpful expert.",
-    "Read it carefully.",
-    "Take the time you need.",
-    "Respond with care.",
-    "The question is important.",
-    "It is about geography.",
-    "You are a kind assistant.",
-    "Give a clear answer.",
-)
+_SENTENCES = read_sentences("geo")
+REMEDIES = {Mode(mode): tuple(texts) for mode, texts in _SENTENCES["remedies"].items()}
+STYLE: tuple[str, ...] = tuple(_SENTENCES["style"])
 """Sentences that ask for nothing specific."""
-CAUTION = ("Be careful with the numbers.", "Read it twice.", "This is an important exam.")
+CAUTION: tuple[str, ...] = tuple(_SENTENCES["caution"])
 """Sentences that ask for nothing, at the end of some hints."""
-
-# Keyed by the tags a sentence names: rewordings that ask for no more than the original.
-REWORDINGS: dict[frozenset[str], tuple[str, ...]] = {
-    frozenset(("search",)): (
-        "Search by <search> query </search>.",
-        "You may search with <search> query </search>.",
-        "Use <search> query </search> to search.",
-        "You can use the search engine by <search> query </search>.",
-    ),
-    frozenset(("information",)): (
-        "The results are returned between <information> and </information>.",
-        "You read the results between <information> and </information>.",
-        "It returns documents between <information> and </information>.",
-        "The search results are between <information> and </information>.",
-    ),
-    frozenset(("answer",)): (
-        "The answer should be inside <answer> and </answer>, for example <answer> Beijing </answer>.",
-        "Write your final answer inside <answer> and </answer>.",
-        "Put your answer between <answer> and </answer>, for example <answer> Beijing </answer>.",
-        "Give your final answer between <answer> and </answer>.",
-    ),
-    frozenset(("think",)): (
-        "You can think inside <think> and </think>.",
-        "You may reason inside <think> and </think>.",
-    ),
-}
+REWORDINGS = {frozenset((tag,)): tuple(texts) for tag, texts in _SENTENCES["rewordings"].items()}
+"""By the tags that a sentence names: rewordings that ask for no more than the original."""
 
 _MARK = "I provided an assistant with the following instructions"
 _EXAMPLE = re.compile(
