@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
@@ -62,10 +62,6 @@ Scored = tuple[float | None, str]
 
 AnyReward = RewardFunction | str | tuple[RewardFunction | str, float] | WeightedReward
 """Forms of a reward function that `RewardFunctions` accepts."""
-GivenRewards: TypeAlias = (
-    "RewardFunctions | Sequence[AnyReward] | RewardFunction | WeightedReward | None"
-)
-"""Rewards as the library takes them: several, or one function alone."""
 
 
 class AnswerReward:
@@ -85,9 +81,8 @@ class RewardFunctions:
 
     Functions are called as TRL calls them, with `prompts`, `completions`, `completion_ids` and every
     column of the data as lists with one entry for each rollout, and with `trainer_state`,
-    `log_metric` and `log_extra`. A function without `**kwargs` gets the arguments
-    that it names. `ground_truths` are the tasks' accepted answers, unless a column has that name.
-    Async functions run at the same time, on one event loop. A TRL environment also gives
+    `log_metric` and `log_extra`. A function without `**kwargs` gets the arguments that it names.
+    `ground_truths` are the tasks' accepted answers, unless a column has that name. Async functions run at the same time, on one event loop. A TRL environment also gives
     `environments`, and its own reward is added to the sum. A function that returns None for a rollout is
     left out of its sum; a rollout for which all do has no reward (`Trajectory.scored`).
 
