@@ -374,7 +374,7 @@ def test_chat_messages(tmp_path: Path) -> None:
         ([{"role": "tool", "content": "x"}], ["message 0", "of role 'tool'"]),
         (
             [{"role": "assistant", "content": "", "tool_calls": [{}]}],
-            ["message 0", "is a tool call"],
+            ["message 0", "or a tool call"],
         ),
         (
             [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}],
@@ -384,7 +384,7 @@ def test_chat_messages(tmp_path: Path) -> None:
             [{"role": "user", "content": [{"type": "thinking", "text": "?"}]}],
             ["content of type thinking"],
         ),
-        ([{"role": "user", "content": None}], ["content is None"]),
+        ([{"role": "user", "content": None}], ["\"prompt\" is ''"]),
         (["Who?"], ["message 0", "'Who?'", "{role: …, content: …}"]),
         ([{"role": "user", "content": " "}], ["\"prompt\" is ' '", "expected text"]),
         (3, ['"prompt" is 3', "or chat messages"]),

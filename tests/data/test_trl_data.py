@@ -65,13 +65,13 @@ def test_rows_need_no_prompt_if_an_environment_makes_it() -> None:
         ([{"prompt": [user("?")]}, {"prompt": "?"}], r"chat messages \(1 of 2\)"),
         ([{"prompt": None}], "row 1: the prompt is None"),
         ([{"prompt": []}], r"row 1: the prompt is \[\]"),
-        ([{"prompt": ["2+2?"]}], "has the message '2\\+2\\?'"),
-        ([{"prompt": [{"role": "user", "content": 7}]}], "has the content 7; expected text"),
+        ([{"prompt": ["2+2?"]}], "row 1: message 0 of .prompt.: '2\\+2\\?'; expected {role"),
+        ([{"prompt": [{"role": "user", "content": 7}]}], "content is 7; expected text"),
         ([{"prompt": "?", "image": "x.png"}], "has the column image; expected only text"),
         (Dataset.from_list([{"prompt": "?", "images": ["x"]}]), "has the column images"),
         (
             [{"prompt": [{"role": "user", "content": [{"type": "image", "image": "x"}]}]}],
-            "holds {'type': 'image', 'image': 'x'}; expected only text",
+            "holds content of type image; expected only text",
         ),
     ],
 )  # fmt: skip

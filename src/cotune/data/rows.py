@@ -176,24 +176,30 @@ def read_messages(
         value: a text, or chat messages that end with the user's.
         column, where: the column and the row, named in errors.
     """
-    turns: list[tuple[str, object]] = [("user", value)]
+    messages = [{"role": "user", "content": value}]
     if isinstance(value, list):
-        messages = enumerate(cast("list[object]", value))
-        turns = [
-            _message(message, f'{where}: message {i} of "{column}"') for i, message in messages
-        ]
-    if not turns or turns[-1][0] != "user":
-        last = turns[-1][0] if turns else "nothing"
+        check_messages(value, column, where)
+        messages = [flat_message(message) for message in cast("list[Any]", value)]
+    for i, message in enumerate(messages):
+        if message["role"] not in _ROLES or message.get("tool_calls"):
+            raise ConfigError(
+                f'{where}: message {i} of "{column}": is of role {message["role"]!r} or a tool call; '
+                f"expected text of {', '.join(_ROLES)}: leave out tool calls"
+            )
+    if not messages or messages[-1]["role"] != "user":
+        last = messages[-1]["role"] if messages else "nothing"
         raise ConfigError(
             f'{where}: "{column}" ends with {last}; expected messages that end with the user\'s: '
             "leave out the policy's reply"
         )
-    context, question = cast("tuple[tuple[str, str], ...]", tuple(turns[:-1])), turns[-1][1]
+    *before, asked = messages
+    question: object = asked["content"]
     if not isinstance(question, str) or not question.strip():
         raise ConfigError(
             f'{where}: "{column}" is {shortened(question)}; expected text, or chat messages that end '
             "with the user's"
         )
+    context = tuple((str(m["role"]), str(m["content"])) for m in before)
     try:
         "".join([question, *(content for _, content in context)]).encode()
     except UnicodeEncodeError as error:
@@ -203,31 +209,30 @@ def read_messages(
     return context, question.strip()
 
 
-def _message(value: object, where: str) -> tuple[str, str]:
-    """Return a chat message as (role, content)."""
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"{where}: {shortened(value)}; expected {{role: …, content: …}}")
-    message = cast("Mapping[str, Any]", value)
-    role, content = message.get("role"), message.get("content")
-    if role not in _ROLES or message.get("tool_calls"):
-        came = "a tool call" if role in _ROLES else f"of role {role!r}"
-        raise ConfigError(
-            f"{where}: is {came}; expected text of {', '.join(_ROLES)}: leave out tool calls"
-        )
+def check_messages(messages: Sequence[object], column: str, where: str) -> None:
+    """Raise ConfigError for something that is not a chat message of text, or of tool calls."""
+    for i, message in enumerate(messages):
+        place = f'{where}: message {i} of "{column}"'
+        fields = cast("Mapping[str, Any]", message if isinstance(message, Mapping) else {})
+        if "role" not in fields:
+            raise ConfigError(f"{place}: {shortened(message)}; expected {{role: …, content: …}}")
+        content: object = fields.get("content")
+        if not isinstance(content, str | list | None):
+            raise ConfigError(f"{place}: content is {shortened(content)}; expected text")
+        for part in cast("list[object]", content) if isinstance(content, list) else ():
+            part_fields = cast("Mapping[str, Any]", part if isinstance(part, Mapping) else {})
+            kind = part_fields.get("type", type(part).__name__)
+            if kind != "text" or not isinstance(part_fields.get("text"), str):
+                raise ConfigError(f"{place}: holds content of type {kind}; expected only text")
+
+
+def flat_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without the fields that Arrow filled with None, its content as one text."""
+    fields = {name: value for name, value in message.items() if value is not None}
+    content = fields.get("content", "")
     if isinstance(content, list):
-        content = "\n".join(_part(part, where) for part in cast("list[object]", content))
-    if not isinstance(content, str):
-        raise ConfigError(f"{where}: content is {shortened(content)}; expected text")
-    return role, content
-
-
-def _part(value: object, where: str) -> str:
-    """Return the text of a part of a message's content."""
-    part = cast("Mapping[str, Any]", value if isinstance(value, Mapping) else {})
-    text, kind = part.get("text"), part.get("type", type(value).__name__)
-    if kind != "text" or not isinstance(text, str):
-        raise ConfigError(f"{where}: holds content of type {kind}; expected only text")
-    return text
+        content = "\n".join(part["text"] for part in cast("list[Any]", content))
+    return {**fields, "content": content}
 
 
 def nested(row: Mapping[str, Any], column: str, default: object = None) -> Any:

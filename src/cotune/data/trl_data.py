@@ -8,6 +8,8 @@ from typing import Any, cast
 
 from cotune.data.rows import (
     ANSWER_COLUMNS,
+    check_messages,
+    flat_message,
     given_rows,
     listed,
     plain_text,
@@ -77,29 +79,8 @@ def _checked(row: Mapping[str, Any], where: str, needs_prompt: bool) -> dict[str
         raise ConfigError(
             f"{where}: the prompt is {shortened(columns['prompt'])}; expected text or messages"
         )
-    for message in cast("list[Any]", prompt):
-        _check_message(message, f"{where}: the prompt")
+    check_messages(cast("list[object]", prompt), "prompt", where)
     return columns
-
-
-def _check_message(message: object, where: str) -> None:
-    if not isinstance(message, Mapping) or "role" not in message:
-        raise ConfigError(
-            f"{where} has the message {shortened(cast(object, message))}; expected "
-            "{'role': 'user', 'content': …}"
-        )
-    content: object = cast("Mapping[str, Any]", message).get("content")
-    if not isinstance(content, str | list | None):
-        raise ConfigError(f"{where} has the content {shortened(content)}; expected text")
-    for part in cast("list[Any]", content) if isinstance(content, list) else []:
-        text: object = (
-            cast("Mapping[str, Any]", part).get("text") if isinstance(part, Mapping) else 0
-        )
-        if not isinstance(text, str):
-            raise ConfigError(
-                f"{where} holds {shortened(cast(object, part))}; expected only text, which is all that "
-                "cotune trains on: use trl.GRPOTrainer for images"
-            )
 
 
 def _refuse_images(columns: Iterable[str], name: str) -> None:
@@ -118,16 +99,7 @@ def messages_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     prompt = row.get("prompt", "")
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
-    return [_flat(message) for message in prompt]
-
-
-def _flat(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message without the fields that Arrow filled with None, its content as one text."""
-    fields = {name: value for name, value in message.items() if value is not None}
-    content = fields.get("content", "")
-    if isinstance(content, list):
-        content = "\n".join(part["text"] for part in cast("list[Any]", content))
-    return {**fields, "content": content}
+    return [flat_message(message) for message in prompt]
 
 
 def last_question(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
