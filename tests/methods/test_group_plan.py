@@ -4,8 +4,9 @@ from typing import Any
 import pytest
 
 from cotune.methods.fst import fst
-from cotune.methods.group_plan import check_target, distillation_of, planned, spread
+from cotune.methods.group_plan import planned, spread
 from cotune.methods.inspo import inspo
+from cotune.methods.last_stage import TrainedPromptOptions
 from cotune.methods.method import Context, Method
 from cotune.types import Distillation, FilteredDistillation, Instruction, Prompt
 from tests.helpers import make_tasks
@@ -55,9 +56,9 @@ FILTERED = FilteredDistillation(kind="filtered")
 def test_only_a_last_stage_has_a_teacher(
     target: Any, distillation: Any, distil_steps: int, said: str
 ) -> None:
-    check_target("sampled", FILTERED, 2)
+    TrainedPromptOptions(distillation=FILTERED, distil_steps=2)
     with pytest.raises(ValueError, match=said):
-        check_target(target, distillation, distil_steps)
+        TrainedPromptOptions(target=target, distillation=distillation, distil_steps=distil_steps)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_training_on_another_instruction_has_the_signed_mask_by_default(
     assert method.distillation(options) == method.build(options, context).distillation == signed
     assert method.distillation(replace(options, distillation=given)) is given
     on_policy = replace(options, target="sampled")
-    assert method.distillation(on_policy) == Distillation() == distillation_of(None, "sampled")
+    assert method.distillation(on_policy) == Distillation()
 
 
 def test_a_spread_gives_every_instruction_a_share() -> None:

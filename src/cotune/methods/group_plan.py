@@ -15,60 +15,9 @@ with each other. P²O adds hints to the rollouts under a drawn instruction.
 from collections.abc import Sequence
 from typing import Literal
 
-from cotune.types import (
-    AnyDistillation,
-    Assignment,
-    Distillation,
-    FilteredDistillation,
-    Instruction,
-    Prompt,
-    Task,
-)
+from cotune.types import Assignment, Instruction, Prompt, Task
 
 Groups = Literal["own", "mixed", "population"]
-Target = Literal["sampled", "initial"]
-
-
-def distillation_of(given: AnyDistillation | None, target: Target) -> AnyDistillation:
-    """Return the distillation of a method without hints: as given, else by its target.
-
-    Without a mask nothing bounds how far failures under one instruction are pushed down under another
-    (lab/results/ladder.md, "Into the weights").
-    """
-    return given or Distillation(ratio="original" if target == "sampled" else "masked_signed")
-
-
-def check_target(target: Target, distillation: AnyDistillation | None, distil_steps: int) -> None:
-    """Raise ValueError if target, distillation and last stage contradict each other.
-
-    Args:
-        distillation: of a method without hints; None if not given.
-        distil_steps: batches of the last stage.
-    """
-    distillation = distillation_of(distillation, target)
-    if isinstance(distillation, FilteredDistillation):
-        if target != "sampled":
-            raise ValueError(
-                f"target is {target!r}, whose rollouts need a mask (distillation.kind 'substitution'), but "
-                "distillation.kind is 'filtered', which has none; expected target 'sampled' with distil_steps, "
-                "or no distillation"
-            )
-        if not distil_steps:
-            raise ValueError(
-                "distillation.kind is 'filtered', the loss of a last stage, but distil_steps is 0; expected "
-                "distil_steps above 0, or kind 'substitution'"
-            )
-        return
-    if distil_steps:
-        raise ValueError(
-            f"distil_steps is {distil_steps}, a last stage with a teacher, but distillation.kind is "
-            f"{distillation.kind!r}; expected 'filtered', or distil_steps 0"
-        )
-    if target == "sampled" and distillation != Distillation():
-        raise ValueError(
-            "distillation is set, but target is 'sampled', so nothing is distilled; expected target "
-            "'initial', or no distillation"
-        )
 
 
 def drawn_count(groups: Groups, size: int) -> int:

@@ -6,14 +6,16 @@ The policy under the best instruction is the teacher of the policy under the ini
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from cotune.methods.group_plan import Target, check_target, distillation_of
 from cotune.methods.method import RunShape
 from cotune.methods.text_evolution import SOLVED_AT
 from cotune.protocols import Recorder, Strategy
 from cotune.types import (
     AnyDistillation,
     Assignment,
+    Distillation,
+    FilteredDistillation,
     Instruction,
     Progress,
     Prompt,
@@ -36,19 +38,46 @@ class TrainedPromptOptions:
             Nothing evolves in them. 0 is none.
     """
 
-    target: Target = "sampled"
+    target: Literal["sampled", "initial"] = "sampled"
     distillation: AnyDistillation | None = None
     distil_steps: int = 0
 
     def __post_init__(self) -> None:
         if self.distil_steps < 0:
             raise ValueError(f"distil_steps is {self.distil_steps}; expected 0 or more")
-        check_target(self.target, self.distillation, self.distil_steps)
+        weighting, target = self.weighting, self.target
+        filtered = isinstance(weighting, FilteredDistillation)
+        if filtered and target != "sampled":
+            raise ValueError(
+                f"target is {target!r}, whose rollouts need a mask (distillation.kind 'substitution'), but "
+                "distillation.kind is 'filtered', which has none; expected target 'sampled' with distil_steps, "
+                "or no distillation"
+            )
+        if filtered and not self.distil_steps:
+            raise ValueError(
+                "distillation.kind is 'filtered', the loss of a last stage, but distil_steps is 0; expected "
+                "distil_steps above 0, or kind 'substitution'"
+            )
+        if self.distil_steps and not filtered:
+            raise ValueError(
+                f"distil_steps is {self.distil_steps}, a last stage with a teacher, but distillation.kind is "
+                f"{weighting.kind!r}; expected 'filtered', or distil_steps 0"
+            )
+        if target == "sampled" and not filtered and weighting != Distillation():
+            raise ValueError(
+                "distillation is set, but target is 'sampled', so nothing is distilled; expected target "
+                "'initial', or no distillation"
+            )
 
     @property
     def weighting(self) -> AnyDistillation:
-        """Return how rollouts that are trained on another instruction are weighted."""
-        return distillation_of(self.distillation, self.target)
+        """Return how rollouts that are trained on another instruction are weighted.
+
+        Without a mask nothing bounds how far failures under one instruction are pushed down under another
+        (lab/results/ladder.md, "Into the weights").
+        """
+        ratio = "original" if self.target == "sampled" else "masked_signed"
+        return self.distillation or Distillation(ratio=ratio)
 
 
 class LastStage(Strategy):

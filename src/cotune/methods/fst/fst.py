@@ -71,11 +71,6 @@ class FstOptions(TrainedPromptOptions, GepaSearchOptions):
         evolve_every: T, steps from one round to the next; the first is before step 1.
         evolve_until: no round after this step; null: rounds never end.
         budget: evaluations of a round (one is one rollout), with the prompts in use scored again.
-        dev_size: training questions that prompts are scored on, the same in every round; the others
-            are reflected on. Half of them if there are fewer than 1.5 times as many.
-        scoring: how prompts are scored, by one rollout for each question: sampled as in training, or
-            greedy. The authors' notes do not say. Greedy scoring ignores what a policy does in less than
-            half of its rollouts.
         target: the instruction that the gradient is taken on. "sampled" is the authors'; "initial"
             distils the prompts into the weights, which they leave open.
     """
@@ -141,7 +136,8 @@ class Fst(LastStage):
     The authors' notes leave some points open. We assume that the first round runs before the first step.
     A round scores the prompts in use again, under the current policy, and evolves from the best of them;
     the others stay candidates for the cover. Every round uses the same dev questions, which no
-    reflection shows, so no prompt is scored on a question that its author saw. The best prompt is the
+    reflection shows, so no prompt is scored on a question that its author saw. Their notes do not say
+    how prompts are scored; we sample as in training. The best prompt is the
     one with the highest mean in the last round.
     """
 

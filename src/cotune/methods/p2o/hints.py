@@ -20,9 +20,6 @@ class HintOptions(GepaSearchOptions):
         hard_set_min_count: hard questions below which a phase is skipped.
         dev_size: hard questions that hints are scored on; the others are reflected on.
         budget: evaluations of a phase (one is one rollout); None is `auto_budget`.
-        scoring: how a hint is scored, by one rollout for each question: greedy as in the paper, or sampled
-            as in training. Greedy scoring ignores what a policy does in less than half of its rollouts,
-            so a policy that rarely succeeds finds no hint.
         beam: W, parents that hints are derived from in one iteration.
         show_answers: whether the reflector is shown the ground truth. The authors show it; hints
             can then carry answers, which the contract may not recognise. A hint is never used on a

@@ -125,13 +125,21 @@ class P2O(Strategy):
         Raises:
             EvolutionError: see `ProposalAccount.end_phase`.
         """
-        counted = _Counted(rollout)
+        spent = 0
+
+        def counted(
+            assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
+        ) -> list[Trajectory]:
+            nonlocal spent
+            spent += len(assignments)
+            return rollout(assignments, purpose=purpose, greedy=greedy)
+
         metrics = dict(self.base.evolve_if_due(progress, counted, llm, record))
         if progress.epoch > self._epoch:
             self._epoch = progress.epoch
             if progress.rollouts_left is not None:
-                left = progress.rollouts_left - counted.rollouts
-                progress = replace(progress, rollouts_left=left)
+                # What the base spent is no longer available for hints.
+                progress = replace(progress, rollouts_left=progress.rollouts_left - spent)
             metrics |= self._evolve_hints(progress, rollout, llm, record)
         return metrics
 
@@ -238,20 +246,6 @@ class P2O(Strategy):
         pool = state["pool"]
         self._pool = None if pool is None else HintPool.from_state(pool)
         self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
-
-
-class _Counted:
-    """Count a `Rollout`'s calls: rollouts spent by the base are no longer available for hints."""
-
-    def __init__(self, rollout: Rollout) -> None:
-        self._rollout = rollout
-        self.rollouts = 0
-
-    def __call__(
-        self, assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
-    ) -> list[Trajectory]:
-        self.rollouts += len(assignments)
-        return self._rollout(assignments, purpose=purpose, greedy=greedy)
 
 
 # ---- the method's entry in the registry
