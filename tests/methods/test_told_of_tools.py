@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-import cotune
 from cotune.config.run_file import parse_config
+from cotune.config.strategy import build_strategy
 from cotune.environments.tools import ToolEnvironment
+from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.inspo.proposers import (
     history_prompt,
     paraphrase_prompt,
@@ -19,7 +20,7 @@ from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.methods.proposals import surroundings
 from cotune.protocols import Strategy
 from cotune.testing import ScriptedLLM
-from cotune.types import Progress, Task
+from cotune.types import Limits, Progress, Task
 from tests.helpers import Events, ScriptedRollout, make_tasks, run
 from tests.methods.p2o.hint_fakes import SMALL, Author, Policy, one_keyword_each
 from tests.methods.p2o.p2o_run import HARD, INSTRUCTION, TASKS, Run
@@ -114,31 +115,21 @@ def test_gepa_on_the_instruction_is_told(tmp_path: Path) -> None:
     assert all(SHOWN in prompt for prompt in llm.prompts)
 
 
-def test_the_library_tells_too_and_an_environment_can_forbid_it() -> None:
-    class Words:
-        control_tokens = ()
-
-        def count(self, text: str) -> int:
-            return len(text.split())
-
+def test_an_environment_of_ones_own_is_told_too_and_can_forbid_it() -> None:
+    options = InspoOptions(population_size=2, evolve_every=0, verification_rounds=1)
     environment = ToolEnvironment([price], {"train": [Task("q", "How much?", ("1",))]})
-    llm = ScriptedLLM([NEW])
-    options: dict[str, Any] = {
-        "population_size": 2,
-        "evolve_every": 0,
-        "verification_rounds": 1,
-    }
-    method = cotune.INSPO(environment=environment, llm=llm, **options)
-    strategy = method.build_strategy(Words())
-    run(strategy, ScriptedRollout(lambda t: 0.0), llm, Events(), range(1, 2), [])
-    assert SHOWN in llm.prompts[0]
 
-    silent = ScriptedLLM([NEW])
+    def first_prompt() -> str:
+        llm = ScriptedLLM([NEW])
+        strategy = build_strategy(
+            options, environment, instruction="Answer.", seed=0, limits=Limits()
+        )
+        run(strategy, ScriptedRollout(lambda t: 0.0), llm, Events(), range(1, 2), [])
+        return llm.prompts[0]
+
+    assert SHOWN in first_prompt()
     environment.description = ""
-    method = cotune.INSPO(environment=environment, llm=silent, **options)
-    strategy = method.build_strategy(Words())
-    run(strategy, ScriptedRollout(lambda t: 0.0), silent, Events(), range(1, 2), [])
-    assert silent.prompts[0].startswith(f"<ins_0>\n{strategy.best_prompt().instruction}\n</ins_0>")
+    assert first_prompt().startswith("<ins_0>\nAnswer.\n</ins_0>")
 
 
 def test_without_a_description_the_prompts_are_the_papers() -> None:
