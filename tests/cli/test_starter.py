@@ -15,7 +15,7 @@ from cotune.cli.starter import KINDS, OFFLINE, write_starter
 from cotune.cli.train import train
 from cotune.config.cost import plan_run
 from cotune.config.run_file import load_config
-from cotune.engines.preflight import Preflight
+from cotune.engines.preflight import Notice, Preflight
 from cotune.errors import ConfigError
 from cotune.run.frames import RunReader
 from cotune.run.json_files import write_atomic
@@ -178,7 +178,7 @@ def test_the_offline_starter_holds_together(
     assert {"README.md", "instructions.txt", "questions.jsonl", "rewards.py"} <= names
     monkeypatch.chdir(tmp_path)
     checked = Preflight(load_config("run.yaml"), new=False)
-    assert checked.missing_here() == {}
+    assert not any(isinstance(found, Exception | Notice) for _, found in checked.outcomes())
     boxed = import_object("rewards.py:boxed", "rewards")
     said = ["\\boxed{1}, so \\boxed{12}", "12", "\\boxed{ 12 }"]
     assert boxed(said, answer=["12"] * 3) == [1.0, 0.0, 1.0]

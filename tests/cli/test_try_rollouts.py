@@ -83,5 +83,5 @@ def test_a_prompt_is_shown_as_the_policy_sees_it(run_file: Path) -> None:
     config = load_config(run_file, assignments=["policy.path=nobody/has-this"])
     shown, out = console()
     show_prompt(config, shown)
-    said = "prompt: not shown; the tokenizer of nobody/has-this is not on this machine; cotune try"
+    said = "prompt: not shown; this machine lacks the tokenizer of nobody/has-this, or what"
     assert out.getvalue().replace("\n", " ").startswith(said)

@@ -367,13 +367,11 @@ def compare(
         raise ConfigError("SUITE.yaml is missing; expected a suite file")
     if dry_run:
         from cotune.cli.step_progress import step_progress
-        from cotune.engines.preflight import missing_here
+        from cotune.engines.preflight import Preflight
 
         with step_progress(console):
-            for text in missing_here(running.dry_run(suite, console, set_ or ())):
-                console.print(
-                    f"missing here: {text}", markup=False, highlight=False, soft_wrap=True
-                )
+            for config in running.dry_run(suite, console, set_ or ()):
+                Preflight(config, new=False).require_run_file()
     else:
         running.compare(suite, console, set_ or ())
 

@@ -1,6 +1,6 @@
 """`cotune try`: show a few rollouts of a run file's policy; also the prompt of `cotune plan`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,8 +65,7 @@ def try_run(
     with step_progress(console):
         checked = Preflight(config, new=False, loads=True)
         with uncollected():
-            missing = checked.missing_here("policy files", "environment.retriever")
-        _show_missing(missing, console)
+            checked.require_run_file("policy files", "environment.retriever")
         if not checked.environment.tasks(split):
             raise ConfigError(f"--split {split} has no questions; expected a split with some")
         trajectories, codec = _rolled_out(checked, count, split, greedy)
@@ -138,34 +137,19 @@ def _summary(trajectories: Sequence[Trajectory], console: Console) -> None:
 def show_prompt(config: RunConfig, console: Console) -> None:
     """Print the first training task's prompt as the policy would see it, with its token count.
 
-    Lists below it what this machine lacks for training. Never downloads a tokenizer.
+    Never downloads a tokenizer.
 
     Raises:
         ConfigError: the run file is invalid.
     """
-    checked = Preflight(config, new=False)
-    missing = checked.missing_here()
-    if "policy files" in missing:
+    checked = Preflight(config, new=False).require_run_file()
+    if not {"codec", "environment"} <= vars(checked).keys():
         console.print(
-            f"prompt: not shown; the tokenizer of {config.policy.path} is not on this machine; cotune try fetches and "
-            "shows it",
+            f"prompt: not shown; this machine lacks the tokenizer of {config.policy.path}, or what the "
+            "environment needs; cotune try fetches and shows it",
             markup=False,
         )
-    elif "environment" not in vars(checked):
-        console.print(
-            "prompt: not shown; the environment cannot be built on this machine", markup=False
-        )
-    else:
-        _show_first_prompt(checked, console)
-    _show_missing(missing, console)
-
-
-def _show_missing(missing: Mapping[str, str], console: Console) -> None:
-    for text in missing.values():
-        console.print(f"missing here: {text}", markup=False, highlight=False)
-
-
-def _show_first_prompt(checked: Preflight, console: Console) -> None:
+        return
     codec, environment = checked.codec, checked.environment
     (task, *_) = environment.tasks("train")
     prompt = Prompt(checked.instruction)

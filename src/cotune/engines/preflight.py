@@ -1,19 +1,16 @@
 """The preflight of a run file: one ordered list of checks for every command.
 
 A check builds a part of the run, and its error is the check's. `train` and `resume` stop at the first one.
-`plan`, `try` and `compare --dry-run` stop at errors in the run file and list what this machine is missing.
-`doctor` goes on and shows all of it.
-
-Checks run in order of cost: fields, files, packages, keys, the environment with its rewards, and a
-first call to the LLM, mostly before any heavy import; then the engine's arguments; then checks that
-need the tokenizer; and last those that need the policy's layers. Weights are not loaded.
+`plan`, `try` and `compare --dry-run` stop at errors in the run file, and warn of what this machine lacks.
+`doctor` goes on and shows all of it. Checks run in order of cost: mostly before any heavy import; then the engine's
+arguments; then what needs the tokenizer, and the policy's layers. Weights are not loaded.
 """
 
 import netrc
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -121,12 +118,7 @@ class Preflight:
     starting = False
 
     def __init__(
-        self,
-        config: RunConfig,
-        *,
-        new: bool = True,
-        ask_llm: bool = False,
-        loads: bool = False,
+        self, config: RunConfig, *, new: bool = True, ask_llm: bool = False, loads: bool = False
     ) -> None:
         self.config, self.engine, self._loads = config, engine_of(config), loads
         self._new, self._ask_llm = new, ask_llm
@@ -135,32 +127,23 @@ class Preflight:
     def checks(self) -> list[Check]:
         """Return the checks, cheap ones first."""
         config, trainer = self.config, self.engine
-        cheap = [
+        tokenizer = ("policy", "policy files")
+        needs = ("packages", *(tokenizer if self._drops else ()))
+        return [
             Check("training.engine", partial(engine, config.training.engine, trainer), here=True),
             Check("training.engine_args", lambda: check_tokens(config.training.engine_args)),
             Check("policy", lambda: policy(config.policy)),
             Check("policy files", self._policy_files, here=True),
             Check("packages", partial(packages, config), here=True),
             Check("llm", partial(llm, config.proposer), here=True),
-            Check("output", partial(output, config.output), here=True),
+            Check("output", self._output, here=True),
             Check("environment.retriever", partial(retriever, config.environment), here=True),
-        ]
-        own = trainer.check(self)
-        tokenizer = ("policy", "policy files")
-        needs = tokenizer if self._drops else ()
-        environment = Check("environment", self._environment, needs=("packages", *needs))
-        # Questions, rewards and tools often need no heavy import, unless tokens are counted.
-        light, heavy = ([], [environment]) if self._drops else ([environment], [])
-        asks = (self._ask_llm or self.starting) and launched_rank() == 0
-        answers = Check("llm answers", self._llm_answers, here=True, needs=("llm",))
-        return [
-            *(check for check in cheap if self._new or check.name != "output"),
-            *light,
-            *([answers] if asks else []),  # the last of the light ones, since it may cost something
-            *(check for check in own if "environment" not in check.needs),
+            # Questions, rewards and tools often need no heavy import.
+            Check("environment", self._environment, needs=needs),
+            # The last of the light ones, since it may cost something.
+            Check("llm answers", self._llm_answers, here=True, needs=("llm",)),
+            *trainer.check(self),
             Check("disk", self._disk, here=True, needs=("policy", "output")),
-            *heavy,
-            *(check for check in own if "environment" in check.needs),
             Check("prompts", self._prompts, needs=(*tokenizer, "environment")),
             Check("policy.lora", self._layers, needs=(*tokenizer, "packages")),
         ]
@@ -169,9 +152,21 @@ class Preflight:
         """Raise ConfigError for the first thing that stops training in these processes."""
         self.starting = True
         for check in self.checks():
-            found = check.look()
-            if isinstance(found, Notice):
-                warn(found)
+            if isinstance(outcome := check.look(), Notice):
+                warn(outcome)
+        return self
+
+    def require_run_file(self, *needed: str) -> "Preflight":
+        """Raise ConfigError for the first error in the run file; warn of what this machine lacks for training.
+
+        Args:
+            needed: names of checks of this machine that must pass, too.
+        """
+        for check, outcome in self.outcomes():
+            if isinstance(outcome, Exception) and (not check.here or check.name in needed):
+                raise outcome
+            if isinstance(outcome, Exception | Notice):
+                warn(f"missing here: {one_line(str(outcome))}")
         return self
 
     def outcomes(self) -> Iterator[tuple[Check, str | ConfigError | EngineError | None]]:
@@ -186,25 +181,6 @@ class Preflight:
             except (ConfigError, EngineError) as error:
                 failed.add(check.name)
                 yield check, error
-
-    def missing_here(self, *needed: str) -> dict[str, str]:
-        """Return what this machine is missing for training, by check; raise for errors in the run file.
-
-        Args:
-            needed: names of checks of this machine that must still pass.
-
-        Raises:
-            ConfigError: a field is invalid; the message names it.
-        """
-        missing: dict[str, str] = {}
-        for check, found in self.outcomes():
-            if isinstance(found, Exception):
-                if check.name in needed or not check.here:
-                    raise found
-                missing[check.name] = one_line(str(found))
-            elif isinstance(found, Notice):
-                missing[check.name] = found
-        return missing
 
     # ---- objects that the checks build
 
@@ -269,17 +245,24 @@ class Preflight:
 
     def _policy_files(self) -> None:
         """Check that a policy's name is in the hub's cache, or that the hub has it before it is loaded."""
-        given = self.config.policy.path
-        path = policy_path(given)
+        name = self.config.policy.path
+        path = policy_path(name)
         if Path(path).is_dir() or cached_folder(path):
             return
         if self.starting or self._loads:
             only_local(path)  # raises if the hub does not have it either
-            return
-        raise ConfigError(
-            f"policy.path: {given} is neither a folder nor in the cache of the Hugging Face hub; fetch it "
-            f"(hf download {given}), or correct policy.path"
-        )
+        else:
+            raise ConfigError(
+                f"policy.path: {name} is neither a folder nor in the cache of the Hugging Face hub; fetch it "
+                f"(hf download {name}), or correct policy.path"
+            )
+
+    def _output(self) -> str | None:
+        """Check that the run folder can be created: that it does not exist, and can be written."""
+        if not self._new:
+            return None
+        RunDir.check_free(self.config.output)
+        return f"output: {self.config.output}"
 
     def _disk(self) -> str | None:
         """Check that the checkpoints fit on the run folder's disk."""
@@ -293,8 +276,11 @@ class Preflight:
 
     def _llm_answers(self) -> str | None:
         options = self.config.proposer
+        if not (self._ask_llm or self.starting) or launched_rank() != 0:
+            return None
+        spent = 0.0 if self._new else RunDir(self.config.output).totals().money
         try:
-            found, self.llm_calls = llm_answers(options, self._spent())
+            answered, self.llm_calls = llm_answers(options, spent)
         except LLMError as error:
             fix = "correct llm, or set llm.optional: true to train without its proposals"
             text = f"llm: a first call failed ({one_line(str(error))[:300]}); {fix}"
@@ -302,11 +288,7 @@ class Preflight:
             if getattr(options, "optional", False) or (self.starting and not self._new):
                 return Notice(text)
             raise ConfigError(text) from error
-        return found
-
-    def _spent(self) -> float:
-        """Return the money that the run has spent so far; 0.0 for one that has not begun."""
-        return 0.0 if self._new else RunDir(self.config.output).totals().money
+        return answered
 
     def _environment(self) -> None:
         config, rewards, environment = self.config, self.rewards, self.environment
@@ -349,27 +331,6 @@ class Preflight:
 
         with torch.device("meta"):
             lora_config(options, AutoModelForCausalLM.from_config(self.architecture))
-
-
-def missing_here(configs: Iterable[RunConfig]) -> list[str]:
-    """Return what this machine is missing for some run files, each once. Equal environments are shared.
-
-    Raises:
-        ConfigError: a run file is wrong on any machine.
-    """
-    environments: dict[str, Environment] = {}
-    missing = dict[str, None]()
-    for config in configs:
-        checks = Preflight(config, new=False)
-        drops = config.dataset is not None and config.dataset.drop_too_long
-        lengths = (config.limits, config.strategy.kind) if drops else ()
-        key = repr((config.environment, config.dataset, config.instruction, lengths))
-        if key in environments:
-            checks.environment = environments[key]
-        missing |= dict.fromkeys(checks.missing_here().values())
-        if "environment" in vars(checks):
-            environments[key] = checks.environment
-    return list(missing)
 
 
 # ---- the cheap checks
@@ -545,16 +506,6 @@ def check_listens(options: OpenAIOptions) -> None:
         raise LLMError(f"no reply from {options.model} at {url}: {error}") from error
     except OSError:
         return
-
-
-def output(folder: Path) -> str:
-    """Check that the run folder can be created.
-
-    Raises:
-        ConfigError: the folder already exists, or cannot be written.
-    """
-    RunDir.check_free(folder)
-    return f"output: {folder}"
 
 
 def disk_needed(config: RunConfig, trainer: Engine) -> int | None:

@@ -48,7 +48,8 @@ class CostRow:
     committed: bool = True
 
     def __post_init__(self) -> None:
-        if self.kind not in (*PURPOSES, LLM_CALL):
+        # Rollouts of `cotune try` are counted by a silent record.
+        if self.kind not in (*PURPOSES, "try", LLM_CALL):
             raise ValueError(f"purpose is {self.kind!r}, expected one of {', '.join(PURPOSES)}")
         for name in _AMOUNTS:
             amount = getattr(self, name)

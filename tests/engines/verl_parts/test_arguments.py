@@ -50,7 +50,7 @@ WRONG = [
 def test_a_teacher_is_refused(tmp_path: Path) -> None:
     strategy = {"kind": "inspo", "distil_steps": 1, "distillation": {"kind": "filtered"}}
     with pytest.raises(ConfigError) as caught:
-        Preflight(config(tmp_path, {"strategy": strategy})).missing_here()
+        Preflight(config(tmp_path, {"strategy": strategy})).require_run_file()
     assert str(caught.value) == (
         "strategy.distillation.kind filtered is not supported by training.engine verl, whose public "
         "hooks have no teacher; set kind: substitution, or training.engine: trl"
@@ -63,7 +63,7 @@ def test_training_and_doctor_say_the_same(
 ) -> None:
     checked = Preflight(config(tmp_path, **training))
     with pytest.raises(ConfigError) as caught:
-        checked.missing_here()  # as plan and try do
+        checked.require_run_file()  # as plan and try do
     assert str(caught.value) == message
     assert message in [str(found) for _, found in checked.outcomes()]  # as doctor does
 
