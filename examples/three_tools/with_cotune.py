@@ -6,7 +6,6 @@ python examples/three_tools/with_cotune.py                   # INSPO; or --metho
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from task import INSTRUCTION, TOOLS, exact, questions
@@ -22,7 +21,7 @@ def main(argv: Sequence[str] | None = None, llm: cotune.LLM | None = None) -> No
     parser.add_argument("--output", default="runs/trl")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--method", choices=("inspo", "p2o"), default="inspo")
-    parser.add_argument("--llm", default="gpt-4.1", help="a model at an OpenAI-compatible endpoint")
+    parser.add_argument("--llm", default="gpt-4.1", help="a model of OpenAI's")
     chosen = parser.parse_args(argv)
 
     model = AutoModelForCausalLM.from_pretrained(chosen.policy, dtype=torch.float32)
@@ -41,29 +40,18 @@ def main(argv: Sequence[str] | None = None, llm: cotune.LLM | None = None) -> No
         gradient_checkpointing=False,
         use_cpu=not torch.cuda.is_available(),
         bf16=torch.cuda.is_available(),
-        shuffle_dataset=False,
     )
-    environment = cotune.ToolEnvironment(TOOLS, cotune.tasks_from(questions()), INSTRUCTION)
-    parts: dict[str, Any] = {
-        "environment": environment,
-        "rewards": [exact],
-        "llm": llm or cotune.OpenAIOptions(model=chosen.llm),
-        "limits": cotune.Limits(turns=3, turn_tokens=64, trajectory_tokens=256, prompt_tokens=512),
-    }
-    if chosen.method == "inspo":
-        method = cotune.INSPO(**parts, population_size=4, evolve_every=5, verification_tasks=8)
-    else:
-        hints = cotune.HintOptions(hard_set_min_count=4, dev_size=8, beam=4, budget=100)
-        method = cotune.P2O(**parts, hints=hints)
-    joint = method.for_trl(tokenizer, args)
+    parts = {"llm": llm or chosen.llm, "instruction": INSTRUCTION}
+    inspo = cotune.INSPO(**parts, population_size=4, evolve_every=5, verification_tasks=8)
+    hints = cotune.HintOptions(hard_set_min_count=4, dev_size=8, beam=4, budget=100)
     trainer = cotune.JointTrainer(
         model,
         args=args,
         processing_class=tokenizer,
-        train_dataset=joint.dataset,
-        rollout_func=joint.rollout_func,
-        reward_funcs=joint.reward_funcs,
-        callbacks=joint.callbacks,
+        train_dataset=questions(),
+        reward_funcs=exact,
+        tools=TOOLS,
+        method=inspo if chosen.method == "inspo" else cotune.P2O(**parts, hints=hints),
     )
     trainer.train()
 

@@ -7,7 +7,6 @@ import yaml
 
 import cotune
 from cotune.config.run_file import parse_config
-from cotune.engines.trl.library_api import INSPO
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -27,7 +26,6 @@ def test_the_library_names_exist() -> None:
     (text,) = blocks("python")
     assert set(re.findall(r"cotune\.(\w+)", text)) <= set(cotune.__all__)
     compile(text.replace("…", "..."), "README.md", "exec")
-    assert hasattr(INSPO, "for_trl")
 
 
 def test_make_targets_and_linked_files_exist() -> None:

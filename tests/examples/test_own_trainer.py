@@ -11,7 +11,7 @@ import pytest
 from transformers import TrainerState
 
 import cotune
-from cotune.engines.trl.trl_joint import JointCallback
+from cotune.engines.trl.run_callbacks import CheckpointCallback
 from cotune.errors import ConfigError
 from tests.helpers import WAITING
 
@@ -56,7 +56,7 @@ def test_inspo_stopped_and_resumed_ends_as_if_never_stopped(
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     before = dict(os.environ)
     with monkeypatch.context() as patched:
-        patched.setattr(JointCallback, "on_step_begin", copying(unbroken, broken))
+        patched.setattr(CheckpointCallback, "on_step_begin", copying(unbroken, broken))
         example.main(["--steps", "4", "--output", str(unbroken)])
     changed = {name for name in os.environ if os.environ[name] != before.get(name)}
     assert not [name for name in changed if name.startswith(("HF_", "TRL_", "TOKENIZERS"))]
@@ -116,7 +116,7 @@ def test_hints_are_evolved_and_a_resume_ends_as_if_never_stopped(
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     arguments = ["--method", method, "--steps", str(steps), "--output"]
     with monkeypatch.context() as patched:
-        patched.setattr(JointCallback, "on_step_begin", copying(unbroken, broken))
+        patched.setattr(CheckpointCallback, "on_step_begin", copying(unbroken, broken))
         example.main([*arguments, str(unbroken)])
     assert "best hint: " in capsys.readouterr().out
     run = cotune.open_run(unbroken / "cotune")

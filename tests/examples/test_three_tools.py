@@ -5,6 +5,7 @@ import difflib
 import io
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from cotune.cli.train import train
 from cotune.cli.try_rollouts import try_run
 from cotune.config.run_file import load_config
 from cotune.engines.preflight import Preflight
+from cotune.engines.trl import joint_trainer, script
 from cotune.llm.client import CHECK
 from tests.endpoint import endpoint
 from tests.examples.three_tools import FOLDER, Teacher, modules
@@ -41,11 +43,11 @@ def text_of(name: str) -> str:
 # ---- what it costs to change over
 
 
-def test_the_diff_from_a_plain_trl_script_is_under_fifty_lines() -> None:
+def test_the_diff_from_a_plain_trl_script_is_twenty_lines() -> None:
     before, after = (text_of(n).splitlines() for n in ("plain_trl.py", "with_cotune.py"))
     changed = [line for line in difflib.unified_diff(before, after, n=0) if line[:1] in "+-"][2:]
     assert changed
-    assert len(changed) < 50
+    assert len(changed) <= 20
     # What is trained stays in a file of its own, which neither library has a hand in.
     assert "import cotune" not in text_of("plain_trl.py")
     for library in ("cotune", "trl"):
@@ -152,7 +154,12 @@ def trained(
     inspo, hints, questions = cotune.INSPO, cotune.HintOptions, example["task"].questions
     with pytest.MonkeyPatch.context() as patch:
         # Rollouts of every step are kept; an epoch is two steps, after which instructions evolve.
-        patch.setattr("cotune.engines.trl.library_run._TRAJECTORIES_EVERY", 1)
+        settings = script.script_settings
+        patch.setattr(
+            joint_trainer,
+            "script_settings",
+            lambda *given: replace(settings(*given), rollouts_every=1),
+        )
         patch.setattr(example["with_cotune"], "questions", lambda: questions(16))
         patch.setattr(cotune, "INSPO", lambda **given: inspo(**{**given, "evolve_every": 2}))
         patch.setattr(cotune, "HintOptions", lambda **given: hints(**{**given, "budget": 40}))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +17,8 @@ from cotune.engines.trl.checkpoints import (
     save_state,
     state_path,
 )
-from cotune.engines.trl.grpo import choose
-from cotune.engines.trl.run_file_setup import Setup
+from cotune.engines.trl.joint_trainer import JointTrainer, TRLBest
+from cotune.engines.undamaged import Chosen
 from cotune.errors import ConfigError
 from cotune.run.best import BestRecord
 from cotune.run.manifest import MANIFEST
@@ -26,6 +26,7 @@ from cotune.run.record import Record
 from cotune.types import Progress
 from tests.engines.trl.setup import Counting, Run, start
 from tests.helpers import WAITING
+from tests.policy.tiny import tiny_tokenizer
 
 SAVING = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
 TIME_LIKE = {"step_time", "time", "attempt", *WAITING}
@@ -165,7 +166,18 @@ def test_the_newest_pair_whose_manifest_holds_is_taken(tmp_path: Path, name: str
         choose_checkpoint(tmp_path)
 
 
-def test_a_damaged_checkpoint_that_the_trainer_chose_is_refused(tmp_path: Path) -> None:
+def chosen_in(checkpoints: Path, best: Path, resume: str | bool = True) -> Chosen:
+    """What a trainer with these folders resumes from."""
+    trainer: Any = SimpleNamespace(
+        joint=SimpleNamespace(state_folder=checkpoints),
+        _evaluation=SimpleNamespace(check_best=TRLBest(best, tiny_tokenizer()).check),
+    )
+    chosen = JointTrainer._choose(trainer, resume)
+    assert chosen is not None
+    return chosen
+
+
+def test_a_damaged_checkpoint_that_the_user_chose_is_refused(tmp_path: Path) -> None:
     start(tmp_path, **SAVING).trainer.train()
     folder = tmp_path / "checkpoints"
     assert choose_checkpoint(folder).path == folder / "checkpoint-2"
@@ -173,9 +185,9 @@ def test_a_damaged_checkpoint_that_the_trainer_chose_is_refused(tmp_path: Path) 
     changed = folder / "checkpoint-2" / "config.json"  # the trainer itself does not miss it
     changed.write_text(changed.read_text() + " ")
     assert choose_checkpoint(folder).path == folder / "checkpoint-1"
-    run = start(tmp_path, resume=True, **SAVING, max_steps=3)
     with pytest.raises(ConfigError, match=r"config\.json: is damaged .* older checkpoint"):
-        run.trainer.train(resume_from_checkpoint=str(changed.parent))
+        chosen_in(folder, tmp_path / "best", resume=str(changed.parent))
+    run = start(tmp_path, resume=True, **SAVING, max_steps=3)
     run.joint.chosen = choose_checkpoint(folder)
     run.joint.chosen.set_aside()
     run.trainer.train(resume_from_checkpoint=str(run.joint.chosen.path))
@@ -193,14 +205,13 @@ def test_what_a_resume_needs_is_checked_and_left_as_it_is(tmp_path: Path) -> Non
         (run.best_path / name).write_text("{}")
     save_file({}, run.best_path / "model.safetensors")
     BestRecord(instruction="Do.").write(run.best_path)
-    setup = cast(Setup, SimpleNamespace(tokenizer=None))
-    assert choose(run, setup).path == checkpoint
+    assert chosen_in(run.checkpoints_path, run.best_path).path == checkpoint
     for file in (run.best_path / "model.safetensors", checkpoint / "optimizer.pt"):
         whole = file.read_bytes()
         file.write_bytes(whole[1:])
         before = {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()}
         with pytest.raises(ConfigError, match=file.name):
-            choose(run, setup)
+            chosen_in(run.checkpoints_path, run.best_path)
         assert {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()} == before
         file.write_bytes(whole)
 

@@ -8,14 +8,12 @@ import pytest
 import trl
 from transformers import TrainingArguments
 from trl import GRPOConfig
-from trl.chat_template_utils import qwen3_chat_template
 
 from cotune.engines.trl import grpo_fields
 from cotune.engines.trl.checks import (
     check_args,
     check_named_parts,
     check_strategy,
-    check_trainer,
     check_trl,
     steps_per_batch,
 )
@@ -25,8 +23,8 @@ from cotune.methods.method import Context
 from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.methods.static import StaticStrategy
 from cotune.types import Distillation
-from tests.engines.trl.setup import config, start
-from tests.policy.tiny import tiny_model, tiny_tokenizer
+from tests.engines.trl.setup import config
+from tests.policy.tiny import tiny_tokenizer
 
 TWO_STEPS_A_BATCH = {
     "per_device_train_batch_size": 3,
@@ -50,7 +48,6 @@ REFUSED: dict[str, Any] = {
     "ignore_data_skip": True,
     "min_p": 0.1,
     "neftune_noise_alpha": 5.0,
-    "num_iterations": 2,
     "parallelism_config": object(),
     "push_to_hub": True,
     "repetition_penalty": 1.1,
@@ -231,41 +228,7 @@ def test_optimizer_steps_of_a_batch(tmp_path: Path) -> None:
     assert steps_per_batch(config(tmp_path, **TWO_STEPS_A_BATCH)) == 2
     halved = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
     assert steps_per_batch(config(tmp_path, **halved)) == 1
-
-
-def lookup(query: str) -> str:
-    """Looks something up.
-
-    Args:
-        query: what to look up.
-    """
-    return query
-
-
-class Room:
-    """An environment of TRL's own kind."""
-
-    def reset(self, **_: object) -> None:
-        pass
-
-    def look(self) -> str:
-        """Looks around."""
-        return ""
-
-
-@pytest.mark.parametrize(
-    "given",
-    [{"tools": [lookup]}, {"environment_factory": Room}],
-    ids=["tools", "environment_factory"],
-)
-def test_trls_own_tool_loop_is_refused(tmp_path: Path, given: dict[str, Any]) -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = qwen3_chat_template  # one that TRL knows to render tools with
-    run = start(tmp_path, policy=(tiny_model(tokenizer), tokenizer), trainer_arguments=given)
-    with pytest.raises(ConfigError, match=r"tools= or environment_factory=.*drop the argument"):
-        check_trainer(run.trainer)
-    with pytest.raises(ConfigError, match="tools= or environment_factory="):
-        run.trainer.train()
+    assert steps_per_batch(config(tmp_path, num_iterations=2, **TWO_STEPS_A_BATCH)) == 4
 
 
 def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,19 +2,19 @@
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
+from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import GRPOTrainer
 
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.preflight import Preflight
-from cotune.engines.trl.joint_trainer import TRLBest, lost_steps
-from cotune.engines.trl.policy_update import PolicyUpdate
-from cotune.engines.trl.run_file_setup import Setup, load_policy, prepare
+from cotune.engines.trl.joint_trainer import JointTrainer, TRLBest
+from cotune.engines.trl.run_file_setup import build_trainer, load_policy
 from cotune.errors import ConfigError
 from cotune.policy.adapters import lora_config, merged, save_weights
 from cotune.policy.codec import HFCodec
@@ -24,7 +24,7 @@ from cotune.types import Distillation, SampleRequest, Sampling
 from tests.engines.trl.setup import Run, config, scored, start
 from tests.engines.trl.test_distillation import LIMITS, TEMPERATURE, EveryOther, GeoOptions, Mixed
 from tests.policy.test_adapters import adapted
-from tests.policy.tiny import Letters, opens, small_policy, tiny_model, tiny_tokenizer
+from tests.policy.tiny import opens, small_policy, tiny_model, tiny_tokenizer
 from tests.reference_loop import completion_logprobs, policy_loss
 from tests.run_files import tiny
 
@@ -35,7 +35,7 @@ def lora() -> LoraConfig:
 
 def lora_run(folder: Path, **changes: Any) -> Run:
     """A run with a `peft_config`, as a run file's with policy.lora."""
-    given = {"trainer_class": PolicyUpdate, "trainer_arguments": {"peft_config": lora()}} | changes
+    given = {"trainer_arguments": {"peft_config": lora()}} | changes
     return start(folder, **given)
 
 
@@ -140,21 +140,17 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-4)
 
 
-def test_the_gradient_is_that_of_grpo_trainer_and_of_the_loop(tmp_path: Path) -> None:
+def test_the_gradient_is_that_of_the_loop(tmp_path: Path) -> None:
     """Groups without an advantage are passed over, as with whole weights."""
-    seen: list[Gradients] = []
-    for trainer in (GRPOTrainer, PolicyUpdate):
-        folder = tmp_path / trainer.__name__
-        run = lora_run(folder, trainer_class=trainer, max_steps=1, max_grad_norm=1e9)
-        disturb(run, std=0.05)
-        scores = iter([0.0, 0.0, 0.0, 0.0, 1.0, 0.0])  # the first group decides nothing
-        environment: Any = run.joint.parts.environment
-        environment.score = lambda _, scores=scores: (next(scores), None)
-        seen.append(Gradients(run))
-        run.trainer.train()
-        assert run.logged("zero_advantage_share") == [0.5]
-    assert_same(seen[1].found, seen[0].found)
-    assert_same(seen[1].found, seen[1].expected)
+    run = lora_run(tmp_path, max_steps=1, max_grad_norm=1e9)
+    disturb(run, std=0.05)
+    scores = iter([0.0, 0.0, 0.0, 0.0, 1.0, 0.0])  # the first group decides nothing
+    environment: Any = run.joint.parts.environment
+    environment.score = lambda _: (next(scores), None)
+    gradients = Gradients(run)
+    run.trainer.train()
+    assert run.logged("zero_advantage_share") == [0.5]
+    assert_same(gradients.found, gradients.expected)
 
 
 @pytest.mark.filterwarnings("ignore:.*checkpointing.*:FutureWarning")
@@ -231,7 +227,6 @@ def test_hints_are_distilled_into_the_adapter(tmp_path: Path) -> None:
 
 def test_the_best_adapter_is_kept_and_comes_back(tmp_path: Path) -> None:
     run = lora_run(tmp_path / "run")
-    run.joint.bind(run.trainer)
     disturb(run)
     best, kept = TRLBest(tmp_path / "best", tiny_tokenizer()), weights(run)
     best.offer(run.joint, scored(0.5), 3)
@@ -285,13 +280,8 @@ class StopAfter(TrainerCallback):
 
 def test_virtual_tokens_are_refused(tmp_path: Path) -> None:
     virtual = PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
-
-    def bound() -> None:
-        run = lora_run(tmp_path, trainer_arguments={"peft_config": virtual})
-        run.joint.bind(run.trainer)
-
     with pytest.raises(ConfigError, match=r"peft_config is PrefixTuningConfig, .*: use LoRA"):
-        bound()
+        lora_run(tmp_path, trainer_arguments={"peft_config": virtual})
 
 
 def test_a_run_files_options_make_the_trainers_adapter(tmp_path: Path) -> None:
@@ -319,12 +309,17 @@ def test_steps_that_whole_weights_lose_are_told_not_those_of_adapters(tmp_path: 
     ):
         model: Any = tiny_model(tokenizer)
         model.to(dtype)
-        text = lost_steps(Setup(model, tokenizer, Letters(), args, adapter))
-        assert (text is not None) == told
+        policy = model if adapter is None else get_peft_model(model, adapter)
+        trainer: Any = SimpleNamespace(args=args, joint=SimpleNamespace(unwrapped=policy))
+        assert (JointTrainer._rounding(trainer) is not None) == told
 
 
 def run_config(folder: Path, **policy: Any) -> RunConfig:
     return parse_config(tiny(folder / "out", {"policy": policy}), "test")
+
+
+def built(config: RunConfig) -> JointTrainer:
+    return build_trainer(Preflight(config, new=False).require(), Console(quiet=True))
 
 
 def test_options_that_do_not_fit_are_refused_before_anything_is_written(
@@ -332,16 +327,11 @@ def test_options_that_do_not_fit_are_refused_before_anything_is_written(
 ) -> None:
     wrong = run_config(tmp_path, lora={"target_modules": ["qkv_proj"]})
     with pytest.raises(ConfigError, match=r"target_modules: 'qkv_proj' is none of its layers"):
-        prepare(Preflight(wrong, new=False).require(), tmp_path / "out" / "checkpoints")
+        built(wrong)
     right = run_config(tmp_path, lora={"rank": 3})
-    setup = prepare(Preflight(right, new=False).require(), tmp_path / "out" / "checkpoints")
-    assert setup.adapter.r == 3
-    assert (
-        prepare(
-            Preflight(run_config(tmp_path), new=False).require(), tmp_path / "out" / "checkpoints"
-        ).adapter
-        is None
-    )
+    model: Any = built(right).model
+    assert model.active_peft_config.r == 3
+    assert not hasattr(built(run_config(tmp_path)).model, "peft_config")
     assert not (tmp_path / "out").exists()
 
     def loaded(*_: Any, **__: Any) -> Any:
@@ -353,7 +343,7 @@ def test_options_that_do_not_fit_are_refused_before_anything_is_written(
         importlib.util, "find_spec", lambda name, *_: None if name == "peft" else find(name)
     )
     with pytest.raises(ConfigError, match=r"^policy.lora needs peft"):
-        prepare(Preflight(right, new=False).require(), tmp_path / "out" / "checkpoints")
+        built(right)
 
 
 def test_training_starts_from_whole_weights(tmp_path: Path) -> None:

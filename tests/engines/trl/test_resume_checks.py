@@ -1,21 +1,21 @@
 """What a resume looks at before it trains: whether it is the same run, and whether that had ended."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from cotune.config.run_file import parse_config
 from cotune.engines.trl.checkpoints import choose_checkpoint, load_state, save_state
-from cotune.engines.trl.grpo import RolloutBudget, went_to_its_end
+from cotune.engines.trl.joint_trainer import JointTrainer
+from cotune.engines.trl.run_callbacks import RolloutBudget
 from cotune.errors import ConfigError
 from cotune.protocols import State
 from cotune.run.run_dir import RunDir
 from cotune.types import Task
 from tests.engines.trl.setup import Run, start
 from tests.policy.tiny import Letters
-from tests.run_files import tiny
 
 SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
 
@@ -81,11 +81,15 @@ def test_a_resume_records_what_changed_since_the_checkpoint(tmp_path: Path) -> N
     assert resumed_events(tmp_path)[-1]["changed"] == {}
 
 
+def restored_ended(run: Run, checkpoint: Path) -> bool:
+    trainer: Any = SimpleNamespace(joint=run.joint)
+    return JointTrainer._restore_ended(trainer, checkpoint)
+
+
 def budgeted(folder: Path, budget: int | None, verified: int = 0, **given: Any) -> Run:
     """A run of up to four batches of six rollouts; some more are verified before it."""
     run = start(folder, **{"max_steps": 4, **SAVING, **given})
-    config = parse_config(tiny(Path("out"), {"training": {"rollout_budget": budget}}), "test")
-    callback = RolloutBudget(run.joint, run.folder, config.training.rollout_budget)
+    callback = RolloutBudget(run.joint, budget)
     run.trainer.callback_handler.callbacks.insert(0, callback)
     if verified:
         begin = run.folder.begin_attempt
@@ -143,8 +147,7 @@ def test_a_run_that_its_budget_had_ended_is_taken_up_but_not_trained_on(tmp_path
     checkpoint = choose_checkpoint(tmp_path / "checkpoints").path
     assert checkpoint is not None
     again = budgeted(tmp_path, 12, resume=True)
-    again.joint.bind(again.trainer)
-    assert went_to_its_end(again.joint, checkpoint)
+    assert restored_ended(again, checkpoint)
     assert (again.joint.batches, again.joint.ended, again.trajectories) == (2, True, [])
     assert again.strategy.state_dict() == first.strategy.state_dict()
     pairs = zip(again.trainer.model.parameters(), weights, strict=True)  # type: ignore[union-attr]
@@ -178,7 +181,7 @@ def test_a_run_that_had_not_ended_is_trained_on(tmp_path: Path) -> None:
     checkpoint = choose_checkpoint(tmp_path / "checkpoints").path
     assert checkpoint is not None
     again = start(tmp_path, resume=True, **SAVING)
-    assert not went_to_its_end(again.joint, checkpoint)
+    assert not restored_ended(again, checkpoint)
     assert (again.joint.batches, again.folder.attempt, resumed_events(tmp_path)) == (0, 1, [])
     save_state(checkpoint.parent, 3, {"ended": True})  # another step's
-    assert not went_to_its_end(again.joint, checkpoint)
+    assert not restored_ended(again, checkpoint)

@@ -11,13 +11,11 @@ from cotune.engines.run_start import RunSettings, opened_run
 from cotune.engines.trl.script import read_rewards
 from cotune.errors import ConfigError
 from cotune.methods.composed import InspoP2O
-from cotune.methods.gepa.gepa import Gepa
+from cotune.methods.fst.gepa import Gepa
 from cotune.methods.inspo.inspo import Inspo
 from cotune.methods.p2o.p2o import P2O
-from cotune.run.journal import Journal
-from cotune.run.ledger import Ledger
 from cotune.run.locks import run_locked
-from cotune.run.run_dir import RunDir
+from cotune.run.record import Record
 from cotune.testing import ScriptedLLM
 from tests.config.test_run_checks import environment
 from tests.engines.trl.script_runs import begin
@@ -162,46 +160,46 @@ def settings(folder: Path) -> RunSettings:
     return RunSettings(folder=folder / "cotune", record={"name": "mine"})
 
 
-def log_a_loss(run: RunDir) -> None:
-    run.metrics(1, {"loss": 1.0})
+def log_a_loss(record: Record) -> None:
+    record.metrics(1, {"loss": 1.0})
 
 
-def save(run: RunDir) -> None:
-    run.event("saved", 1)
+def save(record: Record) -> None:
+    record.event("saved", 1)
 
 
-def roll_out_twice(run: RunDir) -> None:
-    with Ledger(run.ledger_path) as ledger:
-        ledger.begin_attempt(None)
-        for step in (1, 2):
-            ledger.set_step(step)
-            ledger.add_rollouts("train", 8, 80)
+def roll_out_twice(record: Record) -> None:
+    for step in (1, 2):
+        record.set_step(step)
+        record.count("train", 8, 80)
 
 
 @pytest.mark.parametrize("train", [log_a_loss, save, roll_out_twice])
-def test_a_folder_is_begun_once(tmp_path: Path, train: Callable[[RunDir], None]) -> None:
+def test_a_folder_is_begun_once(tmp_path: Path, train: Callable[[Record], None]) -> None:
     for _ in range(2):  # nothing was trained: it may begin again
-        with opened_run(settings(tmp_path), resume=False) as run:
-            run.event("run_started", 0)
-    with opened_run(settings(tmp_path), resume=True) as run:
-        train(run)
-    before = run.events_path.read_bytes()
+        with opened_run(settings(tmp_path), 4, resume=False) as record:
+            record.begin_attempt(None)
+            record.event("run_started", 0)
+    with opened_run(settings(tmp_path), 4, resume=True) as record:
+        record.begin_attempt(None)
+        train(record)
+    before = record.events_path.read_bytes()
     with (
         pytest.raises(ConfigError, match=r"resume_from_checkpoint=True.*output_dir"),
-        opened_run(settings(tmp_path), resume=False),
+        opened_run(settings(tmp_path), 4, resume=False),
     ):
         pass
-    assert run.events_path.read_bytes() == before
+    assert record.events_path.read_bytes() == before
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     with (
-        opened_run(settings(tmp_path), resume=False) as run,
+        opened_run(settings(tmp_path), 4, resume=False) as record,
         pytest.raises(ConfigError, match="is being trained by another process"),
-        run_locked(run.path),
+        run_locked(record.path),
     ):
         pass
-    with run_locked(run.path):
+    with run_locked(record.path):
         pass
 
 
@@ -209,25 +207,6 @@ def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "cotune").write_text("a file", encoding="utf-8")
     with (
         pytest.raises(ConfigError, match=r"output: .*cotune cannot be written"),
-        opened_run(settings(tmp_path), resume=False),
+        opened_run(settings(tmp_path), 4, resume=False),
     ):
         pass
-
-
-def test_progress_is_logged_in_lines_of_plain_text(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("DEBUG", "cotune")
-    trainer = begin(tmp_path).trainer
-    with trainer.recorded(resume=False):
-        journal: Journal = trainer.joint.parts.journal
-        hostile = "[red]Search[/red]\n\x1b[31mthen\u202e answer"
-        journal.event("instruction_born", 1, id="i1", origin="rewrite", text=hostile, score=None)
-        journal.event("notice", 1, text="population of 2")
-        journal.event("population", 2, members=[])
-    lines = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "cotune"]
-    assert [line for line in lines if "\n" in line[1] or "\x1b" in line[1]] == []
-    assert len(lines) == 2
-    assert "i1 (rewrite): [red]Search[/red] [31mthen answer" in lines[0][1]
-    assert lines[1][0] == "WARNING"
-    assert "population of 2" in lines[1][1]

@@ -4,13 +4,13 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
-from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
 
 from cotune.config.build import build_llm
@@ -27,11 +27,11 @@ from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.engines.trl.run_callbacks import RolloutBudget
 from cotune.engines.trl.script import (
     ask_llm,
+    check_environment,
     check_script,
     context_of,
     limits_of,
     proposer_of,
-    read_rewards,
     refuse_data,
     reward_weights,
     script_settings,
@@ -51,6 +51,7 @@ from cotune.policy.codec import HFCodec, PlainCodec
 from cotune.policy.local_policy import load_tokenizer
 from cotune.policy.update_rounding import rounding_notice
 from cotune.protocols import Environment, State
+from cotune.rewards.reward_model import rewards_of_trainer
 from cotune.run.json_files import write_atomic
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
@@ -80,7 +81,8 @@ class JointTrainer(PolicyUpdate):
 
     Args:
         model: the policy, or its name.
-        reward_funcs: reward functions in TRL's form; None if the environment scores.
+        reward_funcs, reward_processing_classes: reward functions or models as TRL takes them; None if the
+            environment scores.
         args: GRPOTrainer's configuration; docs/reference/grpo-config.md lists the fields that are refused.
         processing_class: the policy's tokenizer, with a chat template; None loads it by the model's name.
         callbacks: the trainer's callbacks.
@@ -131,18 +133,25 @@ class JointTrainer(PolicyUpdate):
         name = model if isinstance(model, str) else str(model.config._name_or_path)
         args = copy.copy(args) if args else GRPOConfig(output_dir=f"{name.split('/')[-1]}-GRPO")
         evaluates_itself = settings is not None
-        tokenizer = processing_class or load_tokenizer(name)
+        # A processor of texts and images has a tokenizer inside.
+        tokenizer: Any = getattr(processing_class, "tokenizer", processing_class)
+        tokenizer = tokenizer or load_tokenizer(name)
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        codec = HFCodec(tokenizer, cast("dict[str, Any] | None", args.chat_template_kwargs))
-        rewards = read_rewards(reward_funcs, args.reward_weights)
+        rewards = rewards_of_trainer(reward_funcs, reward_processing_classes, args)
         args.reward_weights = None
         chat, self._served_format = True, partial(_format_of, environment)
         if environment is None:
             data = read_data(args, method, train_dataset, eval_dataset, tools, environment_factory)
             environment, chat, self._served_format = data.environment, data.chat, data.served_format
+            method = replace(
+                method, instruction=None
+            )  # the environment has it, as the data writes it
         else:
+            check_environment(environment)
             refuse_data(train_dataset, eval_dataset, tools, environment_factory)
+        template_args = cast("dict[str, Any] | None", args.chat_template_kwargs)
+        codec = HFCodec(tokenizer, template_args) if chat else PlainCodec(tokenizer)
         shuffle = True
         if settings is None:
             fit_arguments(args, len(environment.tasks("train")))
@@ -150,10 +159,10 @@ class JointTrainer(PolicyUpdate):
             shuffle, args.shuffle_dataset = bool(args.shuffle_dataset), False
             context = context_of(model)
             limits = limits or limits_of(args, environment, context)
-            check_script(args, method, environment, limits, rewards, tokenizer, context)
+            check_script(args, method, environment, limits, rewards, codec, tokenizer, context)
             settings = script_settings(args, method, environment, limits, rewards, name)
-        if not chat:
-            codec = PlainCodec(tokenizer)
+            # The run keeps the best policy itself, with the instruction that it is best under.
+            args.load_best_model_at_end = False
         self.settings, self.method = settings, method
         prompt = Prompt(initial_instruction(method, environment))
         run = RunDir(settings.folder)
@@ -182,8 +191,8 @@ class JointTrainer(PolicyUpdate):
             # The budget precedes the run's own, so that the saved state includes whether it ended the run.
             callbacks=[*(callbacks or ()), self._budget],
             # Only to satisfy the trainer: `evaluate` reads the environment's tasks.
-            eval_dataset=Dataset.from_list([{"prompt": task.id} for task in validation] or [{}])
-            if args.eval_strategy != IntervalStrategy.NO
+            eval_dataset=Dataset.from_list([{"prompt": task.id} for task in validation])
+            if validation
             else None,
             optimizers=optimizers,
             peft_config=peft_config,
@@ -214,6 +223,11 @@ class JointTrainer(PolicyUpdate):
         """
         joint, output = self.joint, None
         chosen = self._choose(resume_from_checkpoint)
+        if chosen is not None and chosen.path is not None and not RunDir.is_run(self.run_folder):
+            raise ConfigError(
+                f"{self.run_folder}: the checkpoint's run folder is not there (no run.yaml); put it back, or train "
+                "from the start"
+            )
         with self.recorded(resume=chosen is not None) as record:
             if chosen is None and self.settings.run_file is None and world().rank == 0:
                 ask_llm(self._proposer(), record)
@@ -368,7 +382,10 @@ class JointTrainer(PolicyUpdate):
             if validates:
                 self._evaluation.validate(joint, joint.batches)
                 return self._evaluation.rollouts
-            return joint.coordinator.evaluate(tasks)
+            if (outcome := self.outcome) is None:
+                return joint.coordinator.evaluate(tasks)
+            prompt = Prompt(outcome.instruction)
+            return joint.coordinator.evaluate(tasks, prompt, outcome.instruction_id)
 
         rollouts = joint.coordinator.on_rank_zero(roll_out)
         metrics = _means(rollouts, metric_key_prefix)

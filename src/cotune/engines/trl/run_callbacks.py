@@ -74,7 +74,8 @@ class CheckpointCallback(TrainerCallback):
 
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         # The trainer decides whether to save only after this, so our half is written first.
-        if args.save_strategy == SaveStrategy.BEST and self._joint.batches:
+        training = self._joint.batches and self._joint.trainer.is_in_train
+        if args.save_strategy == SaveStrategy.BEST and training:
             self._save_state(state)
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:

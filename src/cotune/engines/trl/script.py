@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -34,7 +33,7 @@ from cotune.methods.registry import method_of
 from cotune.policy.codec import HFCodec
 from cotune.policy.tool_templates import check_turns
 from cotune.protocols import Environment
-from cotune.rewards.functions import RewardFunctions, WeightedReward
+from cotune.rewards.functions import RewardFunctions
 from cotune.run.record import Record
 from cotune.types import Limits
 from cotune.utils.processes import launched_rank
@@ -42,33 +41,6 @@ from cotune.utils.text import one_line
 
 _log = logging.getLogger("cotune")
 _UNLIMITED = 1 << 20
-
-
-def read_rewards(reward_funcs: Any, weights: Sequence[float] | None) -> RewardFunctions | None:
-    """Return the reward functions; a single one counts as a list, and None lets the environment score.
-
-    Args:
-        reward_funcs: as GRPOTrainer takes them.
-        weights: `GRPOConfig.reward_weights`, one for each function; None is 1 for all.
-    """
-    if reward_funcs is None or isinstance(reward_funcs, RewardFunctions):
-        return reward_funcs
-    if callable(reward_funcs) or isinstance(reward_funcs, str | WeightedReward):
-        reward_funcs = [reward_funcs]
-    if not isinstance(reward_funcs, list | tuple):
-        raise ConfigError(
-            f"reward_funcs is of type {type(reward_funcs).__name__}; expected a function, or a list of "
-            "functions"
-        )
-    functions = cast("Sequence[Any]", reward_funcs)
-    if weights is None:
-        return RewardFunctions(functions)
-    if len(weights) != len(functions):
-        raise ConfigError(
-            f"GRPOConfig.reward_weights has {len(weights)} values for {len(functions)} reward functions; "
-            "expected one for each"
-        )
-    return RewardFunctions(list(zip(functions, weights, strict=True)))
 
 
 def reward_weights(rewards: RewardFunctions | None, environment: Environment) -> dict[str, float]:
@@ -164,12 +136,22 @@ def limits_of(args: GRPOConfig, environment: Environment, context: int | None) -
     )
 
 
+def check_environment(environment: Any) -> None:
+    """Raise ConfigError for what is no environment."""
+    if isinstance(environment, type) or not hasattr(environment, "initial_instruction"):
+        raise ConfigError(
+            f"environment is {_kind(environment)}; expected an environment, such as "
+            "cotune.GeoEnvironment() or your subclass of cotune.TaskEnvironment"
+        )
+
+
 def check_script(
     args: GRPOConfig,
     method: JointMethod,
     environment: Environment,
     limits: Limits,
     rewards: RewardFunctions | None,
+    codec: HFCodec,
     tokenizer: Any,
     context: int | None,
 ) -> None:
@@ -178,11 +160,6 @@ def check_script(
     Raises:
         ConfigError: the first thing that would stop training.
     """
-    if isinstance(environment, type) or not hasattr(environment, "initial_instruction"):
-        raise ConfigError(
-            f"environment is {_kind(environment)}; expected an environment, such as "
-            "cotune.GeoEnvironment() or your subclass of cotune.TaskEnvironment"
-        )
     if not isinstance(limits, Limits):
         raise ConfigError(f"limits is {_kind(limits)}; expected cotune.Limits(…)")
     check_trl()
@@ -205,7 +182,6 @@ def check_script(
     if rewards is not None:
         rewards.trainer_state = TrainerState(max_steps=args.max_steps)
     check_rewards(rewards, environment, instruction, ("train",))
-    codec = HFCodec(tokenizer, cast("dict[str, Any] | None", args.chat_template_kwargs))
     check_turns(environment, codec, tokenizer)
     check_prompt_texts(environment, instruction, codec)
     check_prompts(environment, codec, instruction, limits, ("train",), strategy=kind)
