@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from cotune.protocols import LLM, Strategy
@@ -28,6 +29,20 @@ def make_tasks(count: int) -> list[Task]:
         Task(f"q{i}", f"What is the currency of the country where Town{i} is?", (f"Coin{i}",))
         for i in range(count)
     ]
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a file."""
+    import fcntl
+
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def without_loading(out: str) -> str:

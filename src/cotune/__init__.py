@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from cotune.policy.policy_files import policy_path
     from cotune.protocols import LLM, Environment, Retriever
     from cotune.rewards.functions import RewardFunctions, WeightedReward
-    from cotune.run.frames import RunReader, open_run
-    from cotune.run.run_dir import RunDir
+    from cotune.run.run_dir import RunDir, open_run
     from cotune.types import (
         Action,
         Completion,
@@ -104,7 +103,6 @@ __all__ = [
     "RewardFunctions",
     "RulesLLM",
     "RunDir",
-    "RunReader",
     "SearchEnvironment",
     "SearchOptions",
     "SingleTurnEnvironment",
@@ -174,10 +172,6 @@ _HOME = {
     "methods.p2o.hints": ("HintOptions",),
     "policy.chat_template": ("with_instruction",),
     "policy.policy_files": ("policy_path",),
-    "run.frames": (
-        "RunReader",
-        "open_run",
-    ),
     "config.joint_method": (
         "FST",
         "GEPA",
@@ -205,7 +199,10 @@ _HOME = {
         "RewardFunctions",
         "WeightedReward",
     ),
-    "run.run_dir": ("RunDir",),
+    "run.run_dir": (
+        "RunDir",
+        "open_run",
+    ),
     "methods.composed": ("ComposedOptions",),
     "methods.fst.fst": ("FstOptions",),
     "methods.fst.gepa": ("GepaOptions",),

@@ -17,8 +17,8 @@ from cotune.config.cost import plan_run
 from cotune.config.run_file import load_config
 from cotune.engines.preflight import Notice, Preflight
 from cotune.errors import ConfigError
-from cotune.run.frames import RunReader
 from cotune.run.json_files import write_atomic
+from cotune.run.run_dir import RunDir
 from cotune.utils.importing import import_object
 from tests.shapes import CONFIGS, use_cache
 
@@ -154,7 +154,7 @@ def test_the_offline_starter_trains_where_it_was_written(
     steps = "training.steps=2 training.questions_per_step=4 training.micro_batch_size=16"
     sizes = "strategy.evolve_every=1 strategy.evolve_until=2 strategy.verification_tasks=2"
     smaller = "dataset.test=2 dataset.validation=2 evaluation.every=0 threads=1"
-    run = RunReader.open(
+    run = RunDir.open(
         train(
             Path("run.yaml"), Console(quiet=True), assignments=f"{steps} {sizes} {smaller}".split()
         )

@@ -14,9 +14,8 @@ from rich.console import Console
 from cotune.cli.train import train
 from cotune.run.costs import CostRow
 from cotune.run.events import EVENTS
-from cotune.run.frames import RunReader, open_run
 from cotune.run.lineage import InstructionRow
-from cotune.run.run_dir import SCHEMA_VERSION
+from cotune.run.run_dir import SCHEMA_VERSION, RunDir, open_run
 from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 
@@ -102,7 +101,7 @@ BOTH: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunReader:
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     folder = tmp_path_factory.mktemp("both")
     file = write(
         folder / "run.yaml", tiny(folder / "out", {**BOTH, "policy": {"path": small_policy()}})
@@ -129,7 +128,7 @@ def fields_of(rows: Iterable[object]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_events_of_a_run_have_the_documented_fields(run: RunReader) -> None:
+def test_events_of_a_run_have_the_documented_fields(run: RunDir) -> None:
     known, met = documented_events(), set[str]()
     for event in run.read_events():
         names = event.keys() - {"time", "attempt", "step", "kind"}
@@ -145,7 +144,7 @@ def test_events_of_a_run_have_the_documented_fields(run: RunReader) -> None:
 
 
 @pytest.mark.slow
-def test_metrics_of_a_run_are_documented(run: RunReader) -> None:
+def test_metrics_of_a_run_are_documented(run: RunDir) -> None:
     named = documented_metrics()
     found = {key for row in run.read_metrics() for key in row}
     own = {
@@ -168,7 +167,7 @@ def test_metrics_of_a_run_are_documented(run: RunReader) -> None:
 
 
 @pytest.mark.slow
-def test_rollouts_of_a_run_have_the_documented_fields(run: RunReader) -> None:
+def test_rollouts_of_a_run_have_the_documented_fields(run: RunDir) -> None:
     stored = [
         row for step, purpose in run.trajectory_files()
         for row in run.read_trajectories(step, purpose)
@@ -183,7 +182,7 @@ def test_rollouts_of_a_run_have_the_documented_fields(run: RunReader) -> None:
 
 
 @pytest.mark.slow
-def test_the_other_files_of_a_run_are_documented(run: RunReader) -> None:
+def test_the_other_files_of_a_run_are_documented(run: RunDir) -> None:
     folder = section("## The folder")
     for path in run.path.iterdir():
         assert f"`{path.name}{'/' if path.is_dir() else ''}`" in folder, path.name
@@ -202,7 +201,7 @@ def test_the_other_files_of_a_run_are_documented(run: RunReader) -> None:
 
 
 @pytest.mark.slow
-def test_frames_of_a_run_hold_what_its_files_do(run: RunReader) -> None:
+def test_frames_of_a_run_hold_what_its_files_do(run: RunDir) -> None:
     metrics = run.metrics_frame()
     assert list(metrics["step"]) == [row["step"] for row in run.read_metrics()]
     assert list(metrics["loss"]) == [row["loss"] for row in run.read_metrics()]

@@ -15,7 +15,7 @@ from transformers.utils import logging
 import cotune
 from cotune.cli import app as cli
 from cotune.cli.train import resume, train
-from cotune.run.frames import RunReader
+from cotune.run.run_dir import RunDir
 from tests.endpoint import endpoint
 from tests.helpers import without_loading
 from tests.policy.tiny import small_policy
@@ -102,7 +102,7 @@ def run_file(folder: Path, **changes: Any) -> Path:
     return write(folder / "run.yaml", {**raw, **given, **mine})
 
 
-def trained(file: Path) -> tuple[RunReader, str]:
+def trained(file: Path) -> tuple[RunDir, str]:
     """A finished run, and what it printed."""
     shown = io.StringIO()
     folder = train(file, Console(file=shown, width=200))

@@ -149,7 +149,7 @@ def test_two_steps_of_trl_alone(example: dict[str, ModuleType], tmp_path: Path) 
 
 def trained(
     example: dict[str, ModuleType], folder: Path, method: str
-) -> tuple[cotune.RunReader, Teacher]:
+) -> tuple[cotune.RunDir, Teacher]:
     llm = Teacher()
     inspo, hints, questions = cotune.INSPO, cotune.HintOptions, example["task"].questions
     with pytest.MonkeyPatch.context() as patch:
@@ -169,13 +169,13 @@ def trained(
     return cotune.open_run(folder / "cotune"), llm
 
 
-def rollouts(run: cotune.RunReader) -> list[dict[str, Any]]:
+def rollouts(run: cotune.RunDir) -> list[dict[str, Any]]:
     """Return the rollouts of all training steps."""
     found = [run.read_trajectories(row["step"], "train") for row in run.read_metrics()]
     return [row for rows in found for row in rows]
 
 
-def check_steps(run: cotune.RunReader, folder: Path, steps: int) -> None:
+def check_steps(run: cotune.RunDir, folder: Path, steps: int) -> None:
     """Check what holds for every method: all steps trained, with the reward function and tool calls."""
     metrics = run.read_metrics()
     assert [row["step"] for row in metrics] == list(range(1, steps + 1))

@@ -8,8 +8,8 @@ import pytest
 
 import cotune
 from cotune.errors import ConfigError
-from cotune.run.frames import RunReader, open_run
 from cotune.run.record import Record
+from cotune.run.run_dir import RunDir, open_run
 from cotune.types import Prompt
 from tests.run.test_run_dir import make_trajectory
 
@@ -20,11 +20,11 @@ def record(tmp_path: Path) -> Record:
 
 
 @pytest.fixture
-def empty(record: Record) -> RunReader:
+def empty(record: Record) -> RunDir:
     return open_run(record.path)
 
 
-def test_a_run_without_files_has_empty_frames(empty: RunReader) -> None:
+def test_a_run_without_files_has_empty_frames(empty: RunDir) -> None:
     for frame in (
         empty.metrics_frame(), empty.events_frame(), empty.events_frame("notice"),
         empty.instructions_frame(), empty.trajectories_frame(), empty.costs_frame(),
@@ -33,14 +33,14 @@ def test_a_run_without_files_has_empty_frames(empty: RunReader) -> None:
     assert [path.name for path in empty.path.iterdir()] == ["run.yaml"], "reading wrote something"
 
 
-def test_open_run_reads_a_folder_and_refuses_another(tmp_path: Path, empty: RunReader) -> None:
+def test_open_run_reads_a_folder_and_refuses_another(tmp_path: Path, empty: RunDir) -> None:
     assert cotune.open_run is open_run
     assert isinstance(cotune.open_run(str(empty.path)), cotune.RunDir)
     with pytest.raises(ConfigError, match=r"not a run folder"):
         open_run(tmp_path)
 
 
-def test_metrics_keep_every_number(empty: RunReader, record: Record) -> None:
+def test_metrics_keep_every_number(empty: RunDir, record: Record) -> None:
     record.metrics(1, {"reward_mean": 0.25, "loss": float("nan"), "optimizer_step": 1.0})
     record.metrics(2, {"reward_mean": 0.5, "inspo/best_weight": 2, "optimizer_step": 2.0})
     frame = empty.metrics_frame()
@@ -52,7 +52,7 @@ def test_metrics_keep_every_number(empty: RunReader, record: Record) -> None:
     assert [round(t.timestamp(), 3) for t in frame["time"]] == written
 
 
-def test_events_of_a_kind_have_its_columns(empty: RunReader, record: Record) -> None:
+def test_events_of_a_kind_have_its_columns(empty: RunDir, record: Record) -> None:
     record.event("evaluated", 3, split="test", when="after", prompt="best", instruction_id="i1",
                 trained=2, em=0.5, n=8, by_stratum={"1 hop": [0.5, 8]})  # fmt: skip
     record.event("evaluated", 4, split="test", em=None)
@@ -67,7 +67,7 @@ def test_events_of_a_kind_have_its_columns(empty: RunReader, record: Record) -> 
     assert everything["text"].tolist()[2] == "x"
 
 
-def test_instructions_know_what_became_of_them(empty: RunReader, record: Record) -> None:
+def test_instructions_know_what_became_of_them(empty: RunDir, record: Record) -> None:
     for number, parent in ((0, None), (1, "i0"), (2, "i1")):
         record.event("instruction_born", number, id=f"i{number}", text=f"Do {number}.", born=number,
                     parent=parent, origin="initial" if parent is None else "reflection",
@@ -85,7 +85,7 @@ def test_instructions_know_what_became_of_them(empty: RunReader, record: Record)
     assert pd.isna(frame.loc["i2", "weight"])
 
 
-def test_trajectories_are_chosen_by_step_and_purpose(empty: RunReader, record: Record) -> None:
+def test_trajectories_are_chosen_by_step_and_purpose(empty: RunDir, record: Record) -> None:
     hinted = make_trajectory(trained=Prompt("Search, then answer."))
     for step, purpose in (
         (1, "train"),
@@ -116,7 +116,7 @@ def test_trajectories_are_chosen_by_step_and_purpose(empty: RunReader, record: R
     assert chosen(purpose="eval") == chosen(step=9) == []
 
 
-def test_costs_are_rows_with_all_columns(empty: RunReader, record: Record) -> None:
+def test_costs_are_rows_with_all_columns(empty: RunDir, record: Record) -> None:
     record.begin_attempt(None)
     record.set_step(1)
     record.count("train", 8, 200, 1.5)

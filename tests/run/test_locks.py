@@ -10,7 +10,8 @@ from unittest import mock
 import pytest
 
 from cotune.errors import ConfigError
-from cotune.run.locks import is_locked, locked, run_locked
+from cotune.run.locks import locked, run_locked
+from tests.helpers import is_locked
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="no lock elsewhere")
 

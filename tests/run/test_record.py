@@ -1,8 +1,5 @@
-"""The record of a run: opened by a script, followed by listeners, silent on other ranks."""
+"""The record of a run: resumed, followed by listeners, silent on other ranks."""
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +12,6 @@ from cotune.types import Assignment, Prompt
 from tests.helpers import make_tasks, make_trajectory
 
 CONFIG = {"library": "trl", "name": "mine", "seed": 0, "steps": 4}
-
-
-@pytest.fixture
-def record(tmp_path: Path) -> Iterator[Record]:
-    folder = tmp_path / "cotune"
-    made = Record(folder, CONFIG, fixed=["seed"], listeners=[LogListener()], total_steps=4)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(("every", "kept"), [(4, [1, 4, 8, 9]), (0, [])])
@@ -61,99 +50,31 @@ def test_a_silent_record_writes_nothing_and_counts(tmp_path: Path, path: str | N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_trainer_may_have_made_its_folder_of_checkpoints(record: Record) -> None:
-    (record.path / "checkpoints").mkdir(parents=True)
-    record.begin_attempt(None)
-    assert RunDir.is_run(record.path)
-    other = record.path.parent / "other"
-    (other / "checkpoints" / "checkpoint-3").mkdir(parents=True)
+def test_a_trainer_may_have_made_its_folder_of_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    assert RunDir.is_run(Record.create(tmp_path / "run", CONFIG).path)
+    (tmp_path / "other" / "checkpoints" / "checkpoint-3").mkdir(parents=True)
     with pytest.raises(ConfigError, match="is not an empty folder"):
-        Record(other, CONFIG).begin_attempt(None)
+        Record.create(tmp_path / "other", CONFIG)
 
 
-def test_nothing_is_written_before_training(record: Record, tmp_path: Path) -> None:
-    record.event("saved", 0)
-    record.metrics(0, {"loss": 1.0})
-    record.rollouts(0, "train", [])
-    record.set_step(1)
-    record.count("evaluate", 3, 10)
-    assert list(tmp_path.iterdir()) == []
-
-
-def log_a_loss(record: Record) -> None:
-    record.metrics(1, {"loss": 1.0})
-
-
-def save(record: Record) -> None:
-    record.event("saved", 1)
-
-
-def roll_out_twice(record: Record) -> None:
-    for step in (1, 2):
-        record.set_step(step)
-        record.count("train", 8, 80)
-
-
-@pytest.mark.parametrize("trained", [log_a_loss, save, roll_out_twice])
-def test_a_folder_is_begun_once(record: Record, trained: Callable[[Record], None]) -> None:
-    assert record.begin_attempt(None) == 1
-    trained(record)
-    before = {path: path.read_bytes() for path in record.path.iterdir()}
-    with pytest.raises(ConfigError, match=r"resume_from_checkpoint=True.*output_dir"):
-        record.begin_attempt(None)
-    assert {path: path.read_bytes() for path in record.path.iterdir()} == before
-
-
-def test_what_is_in_the_way_is_named(record: Record, tmp_path: Path) -> None:
-    (tmp_path / "cotune").write_text("a file", encoding="utf-8")
-    with pytest.raises(ConfigError, match="is a file"):
-        record.begin_attempt(None)
-
-
-def test_two_processes_do_not_train_in_one_folder(record: Record, tmp_path: Path) -> None:
-    record.begin_attempt(None)
-    code = f"from pathlib import Path\nfrom cotune.run.locks import run_locked\nwith run_locked(Path({str(tmp_path / 'cotune')!r})): pass"
-
-    def other() -> str:
-        return subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=False
-        ).stderr
-
-    assert "is being trained by another process" in other()
-    assert record.begin_attempt(None) == 2  # this one may begin again: nothing was trained
-    record.close()
-    assert not other()
-    record.event("evaluated", 4, em=0.5)  # what follows the end is recorded too
-    assert record.read_events()[-1]["kind"] == "evaluated"
-
-
-def test_a_resume_goes_on_in_its_folder(record: Record, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="run folder is not there"):
-        record.begin_attempt(2)
+def test_a_resume_goes_on_in_its_folder(tmp_path: Path) -> None:
+    record = Record.create(tmp_path / "run", CONFIG)
     record.begin_attempt(None)
     for step in (1, 2, 3):
         record.set_step(step)
         record.metrics(step, {"loss": float(step)})
         record.count("train", 8, 80)
-    assert record.begin_attempt(2) == 2
+    again = Record.open(record.path)
+    assert again.begin_attempt(2) == 2
     kept = RunDir.open(record.path)
     assert [row["step"] for row in kept.read_metrics()] == [1, 2]
-    assert kept.totals().rollouts["train"] == record.totals().rollouts["train"] == 16
+    assert kept.totals().rollouts["train"] == again.totals().rollouts["train"] == 16
 
 
-def test_a_resume_with_other_settings_is_refused(record: Record) -> None:
-    record.begin_attempt(None)
-    record.count("train", 8, 80)
-    other = Record(record.path, CONFIG | {"seed": 5}, fixed=["seed"])
-    with pytest.raises(ConfigError, match=r"seed is 5, but the run in .* was started with 0"):
-        other.begin_attempt(1)
-    longer = Record(record.path, CONFIG | {"steps": 99}, fixed=["seed"])
-    assert longer.begin_attempt(1) == 2
-
-
-def test_what_is_said_is_one_line_of_text(record: Record, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_said_is_one_line_of_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "cotune")
-    record.begin_attempt(None)
+    record = Record.create(tmp_path / "run", CONFIG, listeners=[LogListener()])
     hostile = "[red]Search[/red]\n\x1b[31mthen\u202e answer"
     record.event("instruction_born", 1, id="i1", origin="rewrite", text=hostile, score=None)
     record.event("notice", 1, text="population of 2")

@@ -60,7 +60,7 @@ def locked(path: Path, busy: str, patience: float = 0.1) -> Generator[None]:
     Args:
         path: the file, created if missing.
         busy: the error message if another process holds it.
-        patience: seconds to wait for the lock, which `is_locked` also holds for a moment.
+        patience: seconds to wait for the lock.
 
     Raises:
         ConfigError: another process holds it.
@@ -75,22 +75,6 @@ def locked(path: Path, busy: str, patience: float = 0.1) -> Generator[None]:
                 raise ConfigError(busy)
             time.sleep(0.05)
         yield
-
-
-def is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock: always true outside POSIX, never without file locks."""
-    if os.name != "posix":
-        return True
-    import fcntl
-
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _lock(descriptor: int) -> bool:

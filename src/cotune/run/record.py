@@ -1,6 +1,5 @@
 """The record of a run: what happens, what it costs and what the LLM replied, written as it happens."""
 
-import contextlib
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +24,6 @@ from cotune.run.json_files import (
     write_atomic,
     write_new,
 )
-from cotune.run.locks import run_locked
 from cotune.run.replies import ReplyCache
 from cotune.run.run_dir import SCHEMA_VERSION, RunDir, write_summary
 from cotune.run.scores import Score
@@ -38,8 +36,6 @@ _INSTRUCTION_KEYS = (
 _ROW_KEYS = frozenset({"time", "attempt", "step"})
 # A budget of exactly n calls pays for n calls although sums of prices are rounded.
 _SLACK = 1 + 1e-9
-# Locks of folders in which this process trains; a later record of the same folder takes them over.
-_locks: dict[Path, contextlib.ExitStack] = {}
 
 
 class Listener(Protocol):
@@ -53,14 +49,9 @@ class Listener(Protocol):
 class Record(RunDir):
     """The record of one run: writes its folder, follows its costs, tells its listeners.
 
-    Three ways to get one:
-
-    - `Record.create(folder, config)` makes the folder with its run.yaml, `Record.open(folder)` opens it again.
-      Events are written at once.
-    - `Record(folder, config, fixed=…)`, for a script: nothing is written, counted or asked of an LLM until
-      `begin_attempt`, which makes the folder or opens it to resume, and locks it until `close`.
-    - `Record(None)` is silent: it writes nothing, counts in memory, and has no listeners. So is
-      `Record(folder, silent=True)`, which knows the folder: for ranks other than 0.
+    `Record.create(folder, config)` makes the folder with its run.yaml, and `Record.open(folder)` opens it again.
+    `Record()` is silent: it writes nothing, counts in memory, and has no listeners. So is
+    `Record(folder, silent=True)`, which knows the folder: for ranks other than 0.
 
     In a run: `begin_attempt`, then for each step `set_step`, `event`, `rollouts`, `count`, `metrics`; the LLM's
     client calls `check_budget` before and `charge` after each call. Whole files are replaced atomically. JSON
@@ -68,8 +59,6 @@ class Record(RunDir):
 
     Args:
         path: the run folder; None keeps nothing.
-        config: for a script: plain data for its run.yaml.
-        fixed: for a script: entries of `config` that a resume must not change.
         listeners: called after each event and each metrics that are written.
         rollouts_every: steps between files of training rollouts, besides the first and the last step; 0 keeps
             those of evaluations only.
@@ -86,9 +75,7 @@ class Record(RunDir):
     def __init__(
         self,
         path: str | Path | None = None,
-        config: Mapping[str, object] | None = None,
         *,
-        fixed: Sequence[str] = (),
         listeners: Iterable[Listener] = (),
         rollouts_every: int = 1,
         total_steps: int = 0,
@@ -100,10 +87,7 @@ class Record(RunDir):
         self.rollouts_every, self.total_steps = rollouts_every, total_steps
         self.step = 0
         self.cost_rows: list[CostRow] = []
-        self._config, self._fixed = config, tuple(fixed)
-        self._silent = silent or path is None
-        self._writes = not self._silent and config is None
-        self._begun = self._silent
+        self._silent = self._begun = silent or path is None
         self._cuts: list[tuple[int, int]] = []
         self._repaired: set[Path] = set()
         self._charging = threading.Lock()
@@ -121,8 +105,18 @@ class Record(RunDir):
             ConfigError: the folder is not empty or cannot be written; nothing is written then.
             TypeError: `config` holds a value that is not plain data.
         """
-        record = cls(path, **settings)
-        record._create(config)
+        record, content = cls(path, **settings), _run_yaml(config)
+        cls.check_free(record.path)
+        try:
+            record.path.mkdir(parents=True, exist_ok=True)
+            write_new(record.config_path, content)
+        except FileExistsError:
+            cls.check_free(record.path)
+            raise
+        except OSError as error:
+            raise ConfigError(
+                f"output: {path} cannot be written ({error.strerror or error}); choose another output"
+            ) from error
         return record
 
     @classmethod
@@ -132,8 +126,9 @@ class Record(RunDir):
         Raises:
             ConfigError: not a run folder of this schema_version.
         """
-        record = cls(path, **settings)
-        record._reload()
+        record, folder = cls(path, **settings), RunDir.open(path)
+        record.attempt, record.cost_rows = folder.attempt, folder.read_costs()
+        record._cuts = folder.read_cuts()
         return record
 
     # ---- an attempt
@@ -151,14 +146,10 @@ class Record(RunDir):
             The attempt's number.
 
         Raises:
-            ConfigError: the step was discarded by a later attempt, or the folder lacks its costs; for a script
-                also: the folder of a new run holds one that has trained, that of a resumed one holds none or
-                one with another `fixed` entry, or another process trains it.
+            ConfigError: the step was discarded by a later attempt, or the folder lacks its costs.
         """
         if resumed_from is not None and resumed_from < 0:
             raise ValueError(f"resumed_from is {resumed_from}, expected None or a step >= 0")
-        if self._config is not None and not self._silent:
-            self._take_up(self._config, resumed_from)
         if resumed_from is not None:
             self._check_kept(resumed_from, saved_in)
             self.cut_back(resumed_from)
@@ -175,7 +166,7 @@ class Record(RunDir):
         completes an interrupted call.
         """
         attempt = self.attempt + 1
-        if self._writes:
+        if not self._silent:
             for path in (self.metrics_path, self.instructions_path):
                 self._cut(path, step, [])
             for later, _, path in self._trajectory_paths():
@@ -186,11 +177,6 @@ class Record(RunDir):
         self._cuts.append((attempt, step))
         self.attempt = attempt
 
-    def close(self) -> None:
-        """Release the lock that a script's `begin_attempt` took; what follows is still written."""
-        if self._config is not None:
-            _release(self.path.resolve())
-
     # ---- what happens
 
     def event(self, kind: str, step: int, /, **fields: object) -> None:
@@ -200,7 +186,7 @@ class Record(RunDir):
             TypeError: a field that has no JSON form; nothing is written.
             ValueError: a field has the name of a column (time, attempt, step, kind).
         """
-        if not self._writes:
+        if self._silent:
             return
         row = self._row(step, f"event {kind!r}", {"kind": kind}, fields)
         self._append(self.events_path, [row], f"event {kind!r}")
@@ -212,7 +198,7 @@ class Record(RunDir):
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Append the metrics of one optimizer step. Raises as `event` does."""
-        if not self._writes:
+        if self._silent:
             return
         self._append(self.metrics_path, [self._row(step, "metrics", {}, values)], "metrics")
         for listener in self.listeners:
@@ -222,7 +208,7 @@ class Record(RunDir):
         """Append rollouts to trajectories/{purpose}-{step:06d}.jsonl; those of training if they are due."""
         every = self.rollouts_every
         due = every > 0 and (step % every == 0 or step in (1, self.total_steps))
-        if not self._writes or (purpose == "train" and not due):
+        if self._silent or (purpose == "train" and not due):
             return
         path = self._trajectory_file(step, purpose)
         path.parent.mkdir(exist_ok=True)
@@ -277,10 +263,9 @@ class Record(RunDir):
         self, purpose: Purpose, rollouts: int, generated_tokens: int, seconds: float = 0.0
     ) -> None:
         """Count finished rollouts: their number, the policy's own tokens, and the seconds they took."""
-        if self._writes or self._silent:
-            self._add(
-                kind=purpose, rollouts=rollouts, generated_tokens=generated_tokens, seconds=seconds
-            )
+        self._add(
+            kind=purpose, rollouts=rollouts, generated_tokens=generated_tokens, seconds=seconds
+        )
 
     def charge(
         self,
@@ -348,87 +333,11 @@ class Record(RunDir):
         """Replace run.yaml; add schema_version. Raises TypeError for values that are not plain data."""
         write_atomic(self.config_path, _run_yaml(config))
 
-    # ---- a script's folder
-
-    def _take_up(self, config: Mapping[str, object], resumed_from: int | None) -> None:
-        """Create the folder, or open that of a run to resume or one stopped before the end of its first step."""
-        self.close()
-        self._writes = self._begun = False
-        self.__dict__.pop("replies", None)  # read again from the folder
-        new = resumed_from is None
-        if not self.is_run(self.path):
-            if not new:
-                raise ConfigError(
-                    f"{self.path}: the checkpoint's run folder is not there (no run.yaml); put it "
-                    "back, or train from the start"
-                )
-            self._create(config)
-            self._lock()
-            self._writes = True
-            return
-        self._lock()
-        self._reload()
-        if new and self._has_trained():
-            raise ConfigError(
-                f"{self.path}: holds an earlier run; resume it with "
-                "trainer.train(resume_from_checkpoint=True) if it has a checkpoint, or set another "
-                "output_dir in GRPOConfig"
-            )
-        before, now = self.read_config(), plain(config, "config")
-        for name in self._fixed:
-            if before.get(name) != now.get(name):
-                raise ConfigError(
-                    f"{name} is {now.get(name)!r}, but the run in {self.path} was started with "
-                    f"{before.get(name)!r}; a resume needs the same, a new run another output_dir"
-                )
-        self._writes = True
-        if new:
-            self.cut_back(-1)
-
-    def _has_trained(self) -> bool:
-        """Return whether a run came beyond its first step. One that logs rarely has no metrics by then."""
-        return (
-            bool(self.read_metrics())
-            or any(event["kind"] in ("saved", "run_finished") for event in self.read_events())
-            or any(row.kind == "train" and row.step > 1 for row in self.cost_rows)
-        )
-
-    def _lock(self) -> None:
-        """Keep other processes from training in the folder. This one may begin again, as in a notebook."""
-        folder = self.path.resolve()
-        _release(folder)
-        _locks[folder] = contextlib.ExitStack()
-        _locks[folder].enter_context(run_locked(self.path))
-
     # ---- lines
-
-    def _create(self, config: Mapping[str, object]) -> None:
-        RunDir.check_free(self.path)
-        written = _run_yaml(config)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_new(self.config_path, written)
-        except FileExistsError:
-            RunDir.check_free(self.path)
-            raise
-        except OSError as error:
-            raise ConfigError(
-                f"output: {self.path} cannot be written ({error.strerror or error}); choose another output"
-            ) from error
-
-    def _reload(self) -> None:
-        """Read where the folder stands.
-
-        Raises:
-            ConfigError: not a run folder of this schema_version.
-        """
-        folder = RunDir.open(self.path)
-        self.attempt, self.cost_rows = folder.attempt, folder.read_costs()
-        self._cuts = folder.read_cuts()
 
     def _check_kept(self, resumed_from: int, saved_in: int | None) -> None:
         """Raise ConfigError if a checkpoint's step was discarded, or its costs are missing."""
-        if resumed_from and self._writes and not self.cost_rows:
+        if resumed_from and not self._silent and not self.cost_rows:
             raise ConfigError(
                 f"{self.costs_path}: resuming from step {resumed_from}, but there are no costs: put the "
                 "run's file back, or start a new run"
@@ -449,7 +358,7 @@ class Record(RunDir):
 
     def _write_cost(self, row: CostRow) -> None:
         with self._charging:
-            if self._writes:
+            if not self._silent:
                 self._repair(self.costs_path)
                 append_durably(self.costs_path, json_line(row.line(), "costs"))
             self.cost_rows.append(row)
@@ -526,8 +435,3 @@ def _run_yaml(config: Mapping[str, object]) -> str:
 
 def _now() -> float:
     return round(time.time(), 3)
-
-
-def _release(folder: Path) -> None:
-    if folder in _locks:
-        _locks.pop(folder).close()

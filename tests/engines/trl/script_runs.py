@@ -103,7 +103,7 @@ class ScriptTraining:
         return self.joint.state_folder
 
     @property
-    def run(self) -> cotune.RunReader:
+    def run(self) -> cotune.RunDir:
         return cotune.open_run(self.trainer.run_folder)
 
     def spent(self) -> dict[str, int]:

@@ -16,10 +16,10 @@ from cotune.experiments.compare import cells
 from cotune.experiments.compare.running import SuiteFailed, compare
 from cotune.experiments.report.suite_report import write_suite_report
 from cotune.run.json_files import read_jsonl
-from cotune.run.locks import is_locked
 from cotune.run.run_dir import RunDir, read_summary
 from tests.experiments.compare.folders import HALF, Processes, finish, good, suite_file
 from tests.forked import run_module
+from tests.helpers import is_locked
 from tests.policy.tiny import small_policy
 
 FORKED_COMPARE = "tests.experiments.compare.forked_compare"
