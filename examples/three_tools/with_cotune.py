@@ -1,6 +1,6 @@
-"""GRPO with three tools, and an instruction or hints that evolve with the policy.
+"""GRPO with three tools, and an instruction that evolves with the policy.
 
-python examples/three_tools/with_cotune.py                   # INSPO; or --method p2o
+python examples/three_tools/with_cotune.py
 """
 
 import argparse
@@ -15,13 +15,12 @@ from trl import GRPOConfig
 import cotune
 
 
-def main(argv: Sequence[str] | None = None, llm: cotune.LLM | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--policy", default=str(Path(__file__).with_name("policy")))
     parser.add_argument("--output", default="runs/trl")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--method", choices=("inspo", "p2o"), default="inspo")
-    parser.add_argument("--llm", default="gpt-4.1", help="a model of OpenAI's")
+    parser.add_argument("--llm", default="gpt-4.1", help="a model, or a file of texts to propose")
     chosen = parser.parse_args(argv)
 
     model = AutoModelForCausalLM.from_pretrained(chosen.policy, dtype=torch.float32)
@@ -41,9 +40,6 @@ def main(argv: Sequence[str] | None = None, llm: cotune.LLM | None = None) -> No
         use_cpu=not torch.cuda.is_available(),
         bf16=torch.cuda.is_available(),
     )
-    parts = {"llm": llm or chosen.llm, "instruction": INSTRUCTION}
-    inspo = cotune.INSPO(**parts, population_size=4, evolve_every=5, verification_tasks=8)
-    hints = cotune.HintOptions(hard_set_min_count=4, dev_size=8, beam=4, budget=100)
     trainer = cotune.JointTrainer(
         model,
         args=args,
@@ -51,9 +47,16 @@ def main(argv: Sequence[str] | None = None, llm: cotune.LLM | None = None) -> No
         train_dataset=questions(),
         reward_funcs=exact,
         tools=TOOLS,
-        method=inspo if chosen.method == "inspo" else cotune.P2O(**parts, hints=hints),
+        method=cotune.INSPO(
+            llm=chosen.llm,
+            instruction=INSTRUCTION,
+            population_size=4,
+            evolve_every=5,
+            verification_tasks=8,
+        ),
     )
     trainer.train()
+    print("best instruction:", trainer.best_instruction)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
 """The README: its code, commands and links are valid."""
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 import cotune
@@ -22,10 +26,24 @@ def test_the_run_file_is_one() -> None:
     assert (config.environment.kind, config.strategy.kind) == ("tools", "inspo")
 
 
-def test_the_library_names_exist() -> None:
+@pytest.mark.slow
+def test_the_script_runs_and_learns(tmp_path: Path) -> None:
     (text,) = blocks("python")
-    assert set(re.findall(r"cotune\.(\w+)", text)) <= set(cotune.__all__)
-    compile(text.replace("…", "..."), "README.md", "exec")
+    folder = shutil.copytree(ROOT / "examples" / "three_tools", tmp_path / "three_tools")
+    (folder / "readme.py").write_text(text, encoding="utf-8")
+    done = subprocess.run([sys.executable, "readme.py"], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    scores = re.search(r"^([\d.]+) -> ([\d.]+) under: \S", done.stdout, re.MULTILINE)
+    assert scores is not None, done.stdout
+    assert float(scores[2]) > float(scores[1]) + 0.2
+    assert (folder / "runs" / "readme" / "cotune" / "report.html").is_file()
+
+
+def test_the_two_lines_name_what_there_is() -> None:
+    (diff,) = blocks("diff")
+    names = re.findall(r"cotune\.(\w+)", diff)
+    assert names
+    assert set(names) <= set(cotune.__all__)
 
 
 def test_make_targets_and_linked_files_exist() -> None:

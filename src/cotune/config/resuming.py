@@ -38,9 +38,9 @@ def open_trained(folder: Path) -> tuple[RunDir, RunConfig]:
     import_from((Path.cwd(),))  # as for training: modules named in the run file may be there
     if "library" in run.read_config():
         raise ConfigError(
-            f"{folder}: belongs to a program with its own GRPOTrainer, which holds the weights: resume there "
+            f"{folder}: belongs to a script with a cotune.JointTrainer: resume there "
             "with trainer.train(resume_from_checkpoint=True), score with "
-            "trainer.evaluate(joint.eval_dataset('test')), save with trainer.save_model()"
+            "trainer.evaluate(rows), save with trainer.save_model()"
         )
     return run, recorded_config(run)
 
