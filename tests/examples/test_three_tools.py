@@ -43,11 +43,11 @@ def text_of(name: str) -> str:
 # ---- what it costs to change over
 
 
-def test_the_diff_from_a_plain_trl_script_is_a_few_lines() -> None:
+def test_the_diff_from_a_plain_trl_script_is_twenty_lines() -> None:
     before, after = (text_of(n).splitlines() for n in ("plain_trl.py", "with_cotune.py"))
     changed = [line for line in difflib.unified_diff(before, after, n=0) if line[:1] in "+-"][2:]
     assert changed
-    assert len(changed) < 24
+    assert len(changed) <= 20
     # What is trained stays in a file of its own, which neither library has a hand in.
     assert "import cotune" not in text_of("plain_trl.py")
     for library in ("cotune", "trl"):
