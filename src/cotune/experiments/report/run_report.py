@@ -13,7 +13,7 @@ from cotune.experiments.report.hints import hints_of, outside_phases
 from cotune.experiments.report.instructions import population
 from cotune.experiments.report.pages import label, moment, write_page
 from cotune.experiments.report.recorded_run import RecordedRun, values
-from cotune.experiments.report.rollouts import some_evaluated, some_groups
+from cotune.experiments.report.rollouts import MOST_TURNS, some_evaluated, some_groups
 from cotune.run.events import EVENTS, describe_event
 from cotune.run.json_files import Row
 from cotune.run.scores import wilson
@@ -63,6 +63,7 @@ def write_run_report(folder: Path) -> Path:
         "groups": some_groups(run.folder),
         "evaluated": evaluated,
         "evaluated_from": evaluated_from,
+        "most_turns": MOST_TURNS,
         "notices": _notices(run),
     }
     return write_page(folder, "run.html.j2", content)
