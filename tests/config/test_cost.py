@@ -124,6 +124,12 @@ class Mine(TaskEnvironment):
     (tmp_path / "mine.py").write_text(code)
     options = {"kind": "python", "object": f"{tmp_path / 'mine.py'}:Mine", "args": {"count": 4}}
     assert split_sizes(own(options)) == {"train": 4, "validation": 4, "test": 4}
+    game = {
+        "kind": "trl",
+        "factory": "tests.environments.test_trl_factory:Counter",
+        "validation": 3,
+    }
+    assert split_sizes(own(game)) == {"train": 1000, "validation": 3, "test": 200}
     dataset = {"path": str(data(tmp_path, 10))}
     assert split_sizes(own(options, dataset=dataset)) == {"train": 7, "validation": 1, "test": 2}
 

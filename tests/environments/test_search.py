@@ -149,8 +149,6 @@ def test_a_retriever_that_drops_a_query_is_a_set_up_error():
 
 
 def test_set_up_errors_name_the_field():
-    with pytest.raises(ConfigError, match=r"environment.top_k is 0"):
-        environment(top_k=0)
     with pytest.raises(ConfigError, match=r"environment.test has several tasks .* 't1'"):
         SearchEnvironment({"test": [TASK, TASK]}, RecordingRetriever(), "", exact_match)
 

@@ -56,11 +56,14 @@ class SearchEnvironment(TaskEnvironment):
         retriever: answers all searches of a batch in one call.
         initial_instruction: the instruction that training starts from.
         reward: scores the final answer, or None, against a task's answers.
-        top_k: passages in an observation.
+        top_k: passages in an observation, 1 or more.
         protocol: "tags", or "search-r1" for Search-R1's own form.
 
+    Attributes:
+        retriever: as in the arguments.
+
     Raises:
-        ConfigError: `top_k` is below 1, no such protocol, or a task id is repeated in a split.
+        ConfigError: no such protocol, or a task id is repeated in a split.
     """
 
     def __init__(
@@ -72,26 +75,16 @@ class SearchEnvironment(TaskEnvironment):
         top_k: int = 3,
         protocol: ProtocolName = "tags",
     ) -> None:
-        if top_k < 1:
-            raise ConfigError(f"environment.top_k is {top_k}; expected at least 1")
         if protocol not in PROTOCOLS:
             raise ConfigError(
                 f"environment.protocol is {protocol!r}; expected {' or '.join(PROTOCOLS)}"
             )
         self._protocol = PROTOCOLS[protocol]
         super().__init__(self._asked(tasks), initial_instruction, self._protocol.prompt_format)
-        self._retriever, self._reward, self._top_k = retriever, reward, top_k
+        self.retriever = retriever
+        self._reward = reward
+        self._top_k = top_k
         self.description = _description(top_k)
-
-    @property
-    def retriever(self) -> Retriever:
-        """Return the retriever."""
-        return self._retriever
-
-    @property
-    def top_k(self) -> int:
-        """Return the number of passages in an observation."""
-        return self._top_k
 
     @property
     def measure(self) -> str:
@@ -143,18 +136,18 @@ class SearchEnvironment(TaskEnvironment):
         if not queries:
             return []
         try:
-            found = self._retriever.search(queries, self._top_k)
+            passages = self.retriever.search(queries, self._top_k)
         except (OSError, RetrievalError) as error:
             # OSError includes TimeoutError and every connection error.
             reason = f"{SEARCH_FAILED}: {named(error, 180)}"
             failure = Response(self._protocol.failure(), action="search", error=reason)
             return [failure] * len(queries)
-        if len(found) != len(queries):
+        if len(passages) != len(queries):
             raise ConfigError(
-                f"{type(self._retriever).__name__}.search returned {len(found)} lists for "
+                f"{type(self.retriever).__name__}.search returned {len(passages)} lists for "
                 f"{len(queries)} queries; expected one list of passages for each, in order"
             )
-        return [Response(self._protocol.information(texts), action="search") for texts in found]
+        return [Response(self._protocol.information(texts), action="search") for texts in passages]
 
     def _without_search(self, action: Action, parsed: Parsed) -> Response:
         """Respond to a turn without a search, or with one in the last turn."""
@@ -194,10 +187,10 @@ class SearchOptions:
     description: str | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("corpus", "retriever") if getattr(self, name) is not None]
-        if len(given) != 1:
+        sources = [name for name in ("corpus", "retriever") if getattr(self, name) is not None]
+        if len(sources) != 1:
             raise ValueError(
-                f"environment has {' and '.join(given) or 'neither corpus nor retriever'}; expected "
+                f"environment has {' and '.join(sources) or 'neither corpus nor retriever'}; expected "
                 "corpus: a JSONL file of passages, or retriever: {url: …}, one of the two"
             )
         if self.top_k < 1:

@@ -143,19 +143,19 @@ class GeoWorld:
         """
         rng = random.Random(f"geo/{split}/{seed}")
         kinds, weights = list(mix), list(mix.values())
-        found: dict[str, GeoQuestion] = {}
+        drawn: dict[str, GeoQuestion] = {}
         repeated = 0
-        while len(found) < count:
+        while len(drawn) < count:
             question = self.question(rng, rng.choices(kinds, weights)[0], split)
-            repeated = repeated + 1 if question.text in found else 0
+            repeated = repeated + 1 if question.text in drawn else 0
             if repeated == _TRIES:
                 hops = " or ".join(STRATA[kind] for kind in kinds)
                 raise ConfigError(
                     f"environment.{split} asks for {count} questions of {hops}; expected at most "
-                    f"{len(found)}, all that its cities give; lower it"
+                    f"{len(drawn)}, all that its cities give; lower it"
                 )
-            found.setdefault(question.text, question)
-        return list(found.values())
+            drawn.setdefault(question.text, question)
+        return list(drawn.values())
 
     def _try(self, rng: random.Random, city: str, hops: int) -> GeoQuestion | None:
         """Return a question about this city; None if a fact of its chain is missing."""
