@@ -29,7 +29,10 @@ class Candidates:
     @property
     def means(self) -> dict[str, float]:
         """Return the mean rewards over dev, by id."""
-        return {one.id: fmean(row) for one, row in zip(self.instructions, self.scores, strict=True)}
+        return {
+            instruction.id: fmean(row)
+            for instruction, row in zip(self.instructions, self.scores, strict=True)
+        }
 
     @property
     def ranked(self) -> list[int]:
@@ -182,5 +185,5 @@ def instruction_prompter(
         description: the environment, described to the LLM.
     """
     about = surroundings(description)
-    kept = dict.fromkeys((*protocol_tags(rules.original), *rules.required))
-    return lambda parent, examples: about + instruction_prompt(parent, examples, kept)
+    required = dict.fromkeys((*protocol_tags(rules.original), *rules.required))
+    return lambda parent, examples: about + instruction_prompt(parent, examples, required)

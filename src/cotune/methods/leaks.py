@@ -39,12 +39,12 @@ def folded(text: str) -> str:
     >>> folded("Zürich") == folded("ZU\\u0308\\u200bRICH") == "zurich"
     True
     """
-    kept = (
+    characters = (
         c
         for c in unicodedata.normalize("NFD", unicodedata.normalize("NFKC", text).casefold())
         if unicodedata.combining(c) in _INHERENT_MARKS and unicodedata.category(c) != "Cf"
     )
-    return unicodedata.normalize("NFC", "".join(kept))
+    return unicodedata.normalize("NFC", "".join(characters))
 
 
 def words_of(text: str) -> tuple[str, ...]:
@@ -55,8 +55,10 @@ def words_of(text: str) -> tuple[str, ...]:
     >>> words_of("_Burkina_Faso_: 48km")
     ('burkina', 'faso', '48km')
     """
-    kept = (c if c.isalnum() or unicodedata.category(c)[0] == "M" else " " for c in folded(text))
-    return tuple(_DENSE.sub(r" \g<0> ", "".join(kept)).split())
+    characters = (
+        c if c.isalnum() or unicodedata.category(c)[0] == "M" else " " for c in folded(text)
+    )
+    return tuple(_DENSE.sub(r" \g<0> ", "".join(characters)).split())
 
 
 def is_dense(words: Sequence[str]) -> bool:
@@ -88,9 +90,9 @@ def leaked_answer(candidate: str, parent: str, tasks: Iterable[Task]) -> str | N
     return None
 
 
-def quoted_solution(candidate: str, known: str, tasks: Iterable[Task]) -> str | None:
-    """Return the first run of words that the candidate shares with a task's solution, unless `known` has it."""
-    new = sorted(runs(words_of(candidate)) - runs(words_of(known)))
+def quoted_solution(candidate: str, earlier: str, tasks: Iterable[Task]) -> str | None:
+    """Return the first run of words that the candidate shares with a task's solution, unless `earlier` has it."""
+    new = sorted(runs(words_of(candidate)) - runs(words_of(earlier)))
     for task in tasks:
         solution = _spaced(task.solution)
         for run in new:

@@ -288,16 +288,16 @@ def surroundings(description: str) -> str:
     )
 
 
-def without_reasoning(reply: str, kept: re.Pattern[str]) -> str:
+def without_reasoning(reply: str, candidates: re.Pattern[str]) -> str:
     """Return the rest of a reply after its leading think block; "" if the block is not closed.
 
     Some servers send the block without its opening tag. Reasoning may itself mention "<think> and
     </think>", so tags are counted, except in the parts of the reply that may keep such tags.
 
     Args:
-        kept: matches these parts: the candidates.
+        candidates: matches these parts.
     """
-    outside = kept.sub(lambda match: " " * len(match.group()), reply)
+    outside = candidates.sub(lambda match: " " * len(match.group()), reply)
     opened = reply.lstrip().startswith("<think>")
     depth = 0 if opened else 1
     for tag in _THINK_TAG.finditer(outside):

@@ -37,8 +37,8 @@ def method_of(kind: str) -> Method[Any]:
 @cache
 def _added(kind: str) -> Method[Any]:
     if kind not in registered(GROUP):
-        known = ", ".join(map(repr, (*BUILT_IN, *added())))
-        raise ConfigError(f"strategy.kind: {kind!r} is unknown; expected one of {known}")
+        kinds = ", ".join(map(repr, (*BUILT_IN, *added())))
+        raise ConfigError(f"strategy.kind: {kind!r} is unknown; expected one of {kinds}")
     method: Method[Any] | object = load_registered(GROUP, kind, "strategy.kind")
     if isinstance(method, Method) and method.kind == kind:
         return cast("Method[Any]", method)

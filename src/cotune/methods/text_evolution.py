@@ -160,17 +160,17 @@ def _verdict(trajectory: Trajectory, show_answers: bool) -> str:
     if trajectory.reward >= SOLVED_AT:
         return "Correct."
     if trajectory.answer is None:
-        said = ["Wrong: no final answer in the expected format was found."]
+        parts = ["Wrong: no final answer in the expected format was found."]
     else:
         answer = shorten_middle(trajectory.answer, _ANSWER_CHARS)  # it may be the whole response
-        said = [f"Wrong: the final answer {answer} is not correct."]
+        parts = [f"Wrong: the final answer {answer} is not correct."]
     if trajectory.stop is not StopReason.ANSWERED:
-        said.append(f"The response was ended by: {trajectory.stop.value}.")
+        parts.append(f"The response was ended by: {trajectory.stop.value}.")
     if errors := list(dict.fromkeys(turn.error for turn in trajectory.turns if turn.error)):
-        said.append(f"Errors on the way: {'; '.join(errors)}.")
+        parts.append(f"Errors on the way: {'; '.join(errors)}.")
     if show_answers and trajectory.task.answers:
-        said.append(f"The correct answer is {' or '.join(trajectory.task.answers)}.")
-    return " ".join(said)
+        parts.append(f"The correct answer is {' or '.join(trajectory.task.answers)}.")
+    return " ".join(parts)
 
 
 def example(trajectory: Trajectory, show_answers: bool, chars: int) -> Record:
@@ -211,11 +211,11 @@ def read_fenced(reply: str) -> tuple[str, list[str]]:
     """
     from gepa.strategies.instruction_proposal import InstructionProposalSignature
 
-    said = without_reasoning(reply.strip(), _FENCED).strip()
-    if not _FENCED.search(said):
+    answer = without_reasoning(reply.strip(), _FENCED).strip()
+    if not _FENCED.search(answer):
         return "", []
-    text = InstructionProposalSignature.output_extractor(said)["new_instruction"]
-    return said.partition("```")[0].strip(), [text] if text.strip() else []
+    text = InstructionProposalSignature.output_extractor(answer)["new_instruction"]
+    return answer.partition("```")[0].strip(), [text] if text.strip() else []
 
 
 FENCED = ReplyForm(read_fenced, "within ``` blocks")

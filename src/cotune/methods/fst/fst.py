@@ -222,26 +222,29 @@ class Fst(LastStage):
         judge = Judge(Prompt, rollout, record, scoring=options.scoring)
         # A single prompt is scored by the search.
         again = used if options.prompts > 1 else []
-        scored = judge.evaluate([(one.text, self._dev) for one in again])
+        scored = judge.evaluate([(prompt.text, self._dev) for prompt in again])
         means = [fmean(t.reward for t in row) for row in scored]
         best = max(range(len(again)), key=means.__getitem__, default=0)
-        known = {again[best].text: {t.task.id: t for t in scored[best]}} if again else {}
-        searching = Judge(Prompt, rollout, record, known, options.scoring)
+        rollouts = {again[best].text: {t.task.id: t for t in scored[best]}} if again else {}
+        searching = Judge(Prompt, rollout, record, rollouts, options.scoring)
         budget = options.budget - judge.evaluations
-        new, found = self._search(used[best], budget, searching, step, llm, record, last)
+        new, evolved = self._search(used[best], budget, searching, step, llm, record, last)
         self._rounds += 1
-        rows = [tuple(t.reward for t in row) for row in scored] or [found.scores[0]]
-        pool = Candidates((*used, *new), (*rows, *found.scores[1:]))
-        spent, lost = (getattr(judge, n) + getattr(searching, n) for n in ("evaluations", "lost"))
+        rows = [tuple(t.reward for t in row) for row in scored] or [evolved.scores[0]]
+        pool = Candidates((*used, *new), (*rows, *evolved.scores[1:]))
+        spent = judge.evaluations + searching.evaluations
+        lost = judge.lost + searching.lost
         if scores_are_lost(lost, spent, record, "the prompts in use stay"):
             cause = "its scores were lost"
             self._means = pool.means | self._means
-            self._rows = {one.id: self._rows.get(one.id, rows[i]) for i, one in enumerate(used)}
+            self._rows = {
+                prompt.id: self._rows.get(prompt.id, rows[i]) for i, prompt in enumerate(used)
+            }
         else:
             cause = "not in the cover"
             self._means |= pool.means
             cover = covering_prompts(pool.scores, options.prompts)
-            ids = [one.id for one in pool.instructions]
+            ids = [prompt.id for prompt in pool.instructions]
             self._rows = {ids[i]: pool.scores[i] for i in sorted(cover, key=pool.ranked.index)}
         self._prompts = list(self._rows)
         self._report_round(pool, cause, record)
@@ -270,13 +273,13 @@ class Fst(LastStage):
         Records "gepa_phase", "gepa_progress" and "gepa_phase_ended"; accepted instructions as
         "instruction_born" with critique and mean dev score, the others as "instruction_rejected".
         """
-        options, account, known = self.options, self._account, self._lineage
+        options, account, earlier = self.options, self._account, self._lineage
         record("gepa_phase", dev=len(self._dev), train=len(self._train), budget=budget)
-        shown = {one.text: one.shown for one in known}
+        shown = {instruction.text: instruction.shown for instruction in earlier}
         reflector = Reflector(account, self._prompter, options.show_answers, shown)
-        born = Births(known, reflector.drafts, step, record, llm, budget)
+        born = Births(earlier, reflector.drafts, step, record, llm, budget)
         account.begin(llm, record, self._rules.check, born.refused, tried=shown)
-        found = evolve_by_gepa(
+        evolved = evolve_by_gepa(
             self._dev,
             self._train,
             judge,
@@ -286,7 +289,7 @@ class Fst(LastStage):
             Report(born.accepted, born.rejected, born.progress),
         )
         reflector.end_phase(last)
-        means = [fmean(row) for row in found.scores]
+        means = [fmean(row) for row in evolved.scores]
         record(
             "gepa_phase_ended",
             evaluations=judge.evaluations,
@@ -294,29 +297,29 @@ class Fst(LastStage):
             asked=account.asked,
             proposed=account.answered,
             valid=account.valid,
-            accepted=len(found.texts) - 1,
+            accepted=len(evolved.texts) - 1,
             initial_dev_score=means[0],
             best_dev_score=max(means),
         )
-        new = born.instructions[len(known) :]
+        new = born.instructions[len(earlier) :]
         self._lineage = born.instructions
-        return new, found
+        return new, evolved
 
     def _search_key(self, step: int) -> str:
         return f"{self._key}/{step}"
 
     def _report_round(self, pool: Candidates, cause: str, record: Recorder) -> None:
         """Record the instructions of a round that are not in use after it."""
-        for one in pool.instructions:
-            if one.id not in self._rows:
-                count, weight = self._observed[one.id], self._means[one.id]
+        for prompt in pool.instructions:
+            if prompt.id not in self._rows:
+                count, weight = self._observed[prompt.id], self._means[prompt.id]
                 record(
                     "instruction_pruned",
-                    id=one.id, weight=weight, observed_rollouts=count, cause=cause,
+                    id=prompt.id, weight=weight, observed_rollouts=count, cause=cause,
                 )  # fmt: skip
 
     def _used(self) -> list[Instruction]:
-        by_id = {one.id: one for one in self._lineage}
+        by_id = {instruction.id: instruction for instruction in self._lineage}
         return [by_id[identity] for identity in self._prompts]
 
     # ---- slow weights
@@ -376,14 +379,14 @@ class Fst(LastStage):
 
     def _ranked(self) -> list[Instruction]:
         """Return the prompts in use, the best first."""
-        return sorted(self._used(), key=lambda one: one.id != self._settled)
+        return sorted(self._used(), key=lambda prompt: prompt.id != self._settled)
 
     def choice(self) -> Choice | None:
         first, *others = self._ranked()
         if first.id not in self._rows:
             return Choice(first, 0.0, 0, 0, None, False)
         row = self._rows[first.id]
-        rivals = tuple(one for one in others if too_close_to_call(row, self._rows[one.id]))
+        rivals = tuple(prompt for prompt in others if too_close_to_call(row, self._rows[prompt.id]))
         second = others[0] if others else None
         weight, rollouts = self._means[first.id], self._observed[first.id]
         return Choice(
@@ -395,13 +398,13 @@ class Fst(LastStage):
         share = 1 / len(self._prompts)
         return [
             Standing(
-                one,
-                alive=one.id in self._prompts,
-                weight=self._means.get(one.id),
-                probability=share if one.id in self._prompts else None,
-                observed_rollouts=self._observed[one.id],
+                instruction,
+                alive=instruction.id in self._prompts,
+                weight=self._means.get(instruction.id),
+                probability=share if instruction.id in self._prompts else None,
+                observed_rollouts=self._observed[instruction.id],
             )
-            for one in self._lineage
+            for instruction in self._lineage
         ]
 
     def state_dict(self) -> State:

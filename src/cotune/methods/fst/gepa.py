@@ -57,7 +57,9 @@ class Gepa(Fst):
 
     def _report_round(self, pool: Candidates, cause: str, record: Recorder) -> None:
         """Record the best instruction, which the run keeps."""
-        rows = dict(zip((one.id for one in pool.instructions), pool.scores, strict=True))
+        rows = dict(
+            zip((instruction.id for instruction in pool.instructions), pool.scores, strict=True)
+        )
         first = self._prompts[0]
         others = [pool.instructions[i].id for i in pool.ranked]
         others.remove(first)

@@ -198,10 +198,10 @@ class Generator:
             return self._replay.failures(count, rng, parent.id)
         questions = self._replay.tasks()
         unseen = sum(task.id not in parent.shown for task in questions)
-        for kept in (min(options.verification_tasks, (len(questions) + 1) // 2), 1):
-            most_new = max(0, unseen - kept)
-            if found := self._replay.failures(count, rng, parent.id, parent.shown, most_new):
-                return found
+        for spared in (min(options.verification_tasks, (len(questions) + 1) // 2), 1):
+            most_new = max(0, unseen - spared)
+            if failures := self._replay.failures(count, rng, parent.id, parent.shown, most_new):
+                return failures
         return []
 
     def state_dict(self) -> State:

@@ -196,7 +196,9 @@ class Inspo(LastStage):
     def _evolve(self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder) -> Metrics:
         """Evolve the population (lines 16-24); it is unchanged if no candidate is accepted."""
         step, left = progress.step, progress.rollouts_left
+        # Line 17: the parents are the best.
         parents = self.population.top(self.options.parents)
+        # Lines 18-22, in `Generator.generate`.
         new = self._generator.generate(
             [parent.instruction for parent in parents],
             self.options.population_size - len(parents),
@@ -210,6 +212,7 @@ class Inspo(LastStage):
             if left is None
             else left - self._batch * (1 + self.options.distil_steps),
         )
+        # Line 23: parents and new instructions are the population.
         if new.accepted:
             starts = [self.population[c.parent].weight + c.gain for c in new.accepted]
             gone = self.population.keep_only({parent.id for parent in parents})
@@ -225,9 +228,9 @@ class Inspo(LastStage):
 
     def _history(self) -> list[tuple[Instruction, float]]:
         """Return the best instructions so far with their last observed scores, worst first."""
-        known = sorted(self.last_weights.items(), key=lambda item: item[1])[-HISTORY:]
-        lineage = {one.id: one for one in self._lineage}
-        return [(lineage[identity], self._score(weight)) for identity, weight in known]
+        best = sorted(self.last_weights.items(), key=lambda item: item[1])[-HISTORY:]
+        lineage = {instruction.id: instruction for instruction in self._lineage}
+        return [(lineage[identity], self._score(weight)) for identity, weight in best]
 
     def _score(self, weight: float) -> float:
         """Map a weight to the history proposer's scale: 0 to 100 over the rewards observed so far.
@@ -270,7 +273,7 @@ class Inspo(LastStage):
             keys = [key]
             if options.groups == "population":
                 keys = [f"{key}/{rollout}" for rollout in range(group_size)]
-            drawn = [self.population.draw(one) for one in keys]
+            drawn = [self.population.draw(draw_key) for draw_key in keys]
             assignments += planned(task, group, group_size, options.groups, drawn, initial, trained)
         return assignments
 
@@ -282,21 +285,21 @@ class Inspo(LastStage):
         self._batch = len(trajectories)
         if self._distilling:
             return self._report(trajectories, record)
-        own = [t for t in trajectories if t.scored and not t.assignment.sampled.hint]
+        unhinted = [t for t in trajectories if t.scored and not t.assignment.sampled.hint]
         # Mixed groups still sample under the initial instruction after it was pruned.
         gone = {self._lineage[0].id} - {member.id for member in self.population.members}
         credits: defaultdict[str, list[float]] = defaultdict(list)
-        for trajectory in own:
+        for trajectory in unhinted:
             identity = trajectory.assignment.instruction_id
             if trajectory.stop is not StopReason.ENVIRONMENT_ERROR and identity not in gone:
                 credits[identity].append(trajectory.reward)
         self.population.observe(credits)
         for instruction_id in credits:
             self.last_weights[instruction_id] = self.population[instruction_id].weight
-        if own:
-            seen = [*(self._rewards or ()), *(t.reward for t in own)]
+        if unhinted:
+            seen = [*(self._rewards or ()), *(t.reward for t in unhinted)]
             self._rewards = (min(seen), max(seen))
-        self._replay.add(own, progress.step)
+        self._replay.add(unhinted, progress.step)
         return self._report(trajectories, record)
 
     def _report(self, trajectories: Sequence[Trajectory], record: Recorder) -> Metrics:
@@ -347,8 +350,9 @@ class Inspo(LastStage):
             for m, chance in zip(members, chances, strict=True)
         }
         return [
-            alive.get(one.id) or Standing(one, False, self.last_weights.get(one.id))
-            for one in self._lineage
+            alive.get(instruction.id)
+            or Standing(instruction, False, self.last_weights.get(instruction.id))
+            for instruction in self._lineage
         ]
 
     def _notice_if_short(self, record: Recorder) -> None:

@@ -49,12 +49,12 @@ def reflection_prompt(
         required: texts besides tags that every candidate must contain; () keeps INSPO's wording, too.
         others: failures under other instructions.
     """
-    own = "An agent that was given this prompt still gets the following examples wrong:"
+    own_heading = "An agent that was given this prompt still gets the following examples wrong:"
     foreign = (
         "The agent got the following examples wrong when it was given other prompts; it may make "
         "the same mistakes with this one:"
     )
-    examples = [own, *map(_example, failures)] if failures else []
+    examples = [own_heading, *map(_example, failures)] if failures else []
     examples += [foreign, *map(_example, others)] if others else []
     return surroundings(description) + "\n\n".join(
         (
@@ -110,18 +110,18 @@ def _example(failure: Experience) -> str:
     ended = "" if failure.stop is StopReason.ANSWERED else f"\n[stopped: {failure.stop.value}]"
     answers = " | ".join(failure.task.answers)
     truth = f"Correct answer: {answers}\n" if answers else ""
-    said = f"Feedback: {neutralised(failure.feedback)}\n" if failure.feedback else ""
+    feedback = f"Feedback: {neutralised(failure.feedback)}\n" if failure.feedback else ""
     return (
         f"<example>\nQuestion: {neutralised(failure.task.question)}\n"
-        f"Response: {neutralised(failure.text).strip()}{ended}\n{truth}{said}</example>"
+        f"Response: {neutralised(failure.text).strip()}{ended}\n{truth}{feedback}</example>"
     )
 
 
 def _format_rules(parent: str, count: int, attempt: int, required: Sequence[str]) -> str:
     lines: list[str] = []
     tags = protocol_tags(parent)
-    if kept := [text for text in required if text not in tags]:
-        lines.append(f"{KEEP} {', '.join(kept)}")
+    if required_texts := [text for text in required if text not in tags]:
+        lines.append(f"{KEEP} {', '.join(required_texts)}")
     if tags:
         lines.append(
             "Keep the XML tags of the original prompt in every candidate, the beginning and the "
@@ -137,8 +137,8 @@ def _format_rules(parent: str, count: int, attempt: int, required: Sequence[str]
 
 def candidates_asked(prompt: str) -> int | None:
     """Return how many candidates a prompt of this module asks for; None for another prompt."""
-    found = _ASKED.search("\n".join(prompt.splitlines()[-2:]))  # above may be texts of models
-    return None if found is None else int(found[1])
+    request = _ASKED.search("\n".join(prompt.splitlines()[-2:]))  # above may be texts of models
+    return None if request is None else int(request[1])
 
 
 def parse_candidates(text: str) -> list[str]:
@@ -149,12 +149,12 @@ def parse_candidates(text: str) -> list[str]:
     gaps; if a number is repeated, the last one counts; `<ins_0>` is the parent repeated; an unclosed
     candidate, an empty one and a duplicate are dropped.
     """
-    found: dict[int, str] = {}
+    by_number: dict[int, str] = {}
     for match in _CANDIDATE.finditer(without_reasoning(text, _CANDIDATE)):
         number = match.group(1)
         if len(number) <= 6 and int(number) > 0:
-            found[int(number)] = _unfenced(match.group(2))
-    return list(dict.fromkeys(found[i] for i in sorted(found) if found[i]))
+            by_number[int(number)] = _unfenced(match.group(2))
+    return list(dict.fromkeys(by_number[i] for i in sorted(by_number) if by_number[i]))
 
 
 def critique_of(text: str) -> str:
@@ -203,9 +203,9 @@ def reflect(brief: Brief) -> Request | None:
     parent, failures = brief.parent, brief.failures()
     if not failures:
         return None
-    own = [failure for failure in failures if failure.instruction_id == parent.id]
+    under_parent = [failure for failure in failures if failure.instruction_id == parent.id]
     others = [failure for failure in failures if failure.instruction_id != parent.id]
-    prompt = reflection_prompt(parent.text, own, *brief.form, others=others)
+    prompt = reflection_prompt(parent.text, under_parent, *brief.form, others=others)
     tasks = tuple(failure.task for failure in failures)
     return Request(prompt, parent.text, parent.shown, tasks=tasks)
 

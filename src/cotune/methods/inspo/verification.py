@@ -72,7 +72,7 @@ def verify(
     """
     block = len(tasks) if error is None else _BLOCK
     looks = math.ceil(len(tasks) / block) - 1  # the last block ends the verification
-    rewards: dict[str, Rewards] = {one.id: [] for one in (*candidates, parent)}
+    rewards: dict[str, Rewards] = {contestant.id: [] for contestant in (*candidates, parent)}
     left, paid = list(candidates), 0
     for start in range(0, len(tasks), block):
         asked = tasks[start : start + block]
@@ -87,8 +87,8 @@ def verify(
     scored: list[Candidate] = []
     for candidate in candidates:
         if pairs := _pairs(rewards[candidate.id], rewards[parent.id]):
-            own, base = zip(*pairs, strict=True)
-            candidate = replace(candidate, score=fmean(own), parent_score=fmean(base))
+            scores, parent_scores = zip(*pairs, strict=True)
+            candidate = replace(candidate, score=fmean(scores), parent_score=fmean(parent_scores))
         scored.append(replace(candidate, verified=True))
     return scored, paid
 
@@ -102,14 +102,14 @@ def _rewards(
         for i, (identity, text) in enumerate(contestants)
         for j, task in enumerate(tasks)
     ]
-    found = [t.reward if t.judged else None for t in rollout(assignments, purpose="verify")]
-    rows = [found[i : i + len(tasks)] for i in range(0, len(found), len(tasks))]
+    rewards = [t.reward if t.judged else None for t in rollout(assignments, purpose="verify")]
+    rows = [rewards[i : i + len(tasks)] for i in range(0, len(rewards), len(tasks))]
     return {identity: row for (identity, _), row in zip(contestants, rows, strict=True)}
 
 
-def _pairs(own: Rewards, base: Rewards) -> list[tuple[float, float]]:
+def _pairs(candidate: Rewards, parent: Rewards) -> list[tuple[float, float]]:
     """Return a candidate's and its parent's rewards on the questions that both tried."""
-    both = zip(own, base[: len(own)], strict=True)
+    both = zip(candidate, parent[: len(candidate)], strict=True)
     return [(a, b) for a, b in both if a is not None and b is not None]
 
 

@@ -150,14 +150,14 @@ class HintEvolution:
         """
         least = self.options.hard_set_min_count
         if len(hard) < least:
-            kept = before if self.options.keep_if_skipped else None
-            dropped = "" if kept is before else ", and the earlier ones are dropped"
+            pool = before if self.options.keep_if_skipped else None
+            dropped = "" if pool is before else ", and the earlier ones are dropped"
             record(
                 "notice",
                 text=f"{len(hard)} hard questions, hard_set_min_count is {least}: no hints are "
                 f"evolved{dropped}",
             )
-            return kept
+            return pool
         dev = dev_count(len(hard), self.options.dev_size)
         cost = self.options.evaluations(dev)
         if cost < (least := least_budget(dev)):

@@ -157,8 +157,8 @@ def candidates(pool: HintPool, task_ids: Sequence[str]) -> dict[str, list[int]]:
         def allowed(hints: Sequence[int]) -> list[int]:
             return [hint for hint in hints if task_id not in pool.shown[hint]]
 
-        own = [hint for hint in cover if task_id in solved[hint]]
-        return own or allowed(cover) or allowed(others)
+        solving = [hint for hint in cover if task_id in solved[hint]]
+        return solving or allowed(cover) or allowed(others)
 
     return {task_id: of(task_id) for task_id in task_ids} if cover else {}
 

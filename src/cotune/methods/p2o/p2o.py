@@ -181,14 +181,11 @@ class P2O(Strategy):
             hints = assign_hints(self._pool, ids, hinted, f"p2o/{self.seed}/assign/{self._epoch}")
         assignments = self.base.assign(tasks, group_size, progress)
         return [
-            self._under_hint(a, hints[a.task.id][i % group_size])
+            replace(a, sampled=Prompt(a.sampled.instruction, hints[a.task.id][i % group_size]))
             if a.task.id in hints and i % group_size < hinted
             else a
             for i, a in enumerate(assignments)
         ]
-
-    def _under_hint(self, assignment: Assignment, hint: str) -> Assignment:
-        return replace(assignment, sampled=Prompt(assignment.sampled.instruction, hint))
 
     def observe(
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
@@ -196,14 +193,9 @@ class P2O(Strategy):
         """Count successes by question; the base credits its instructions."""
         metrics = dict(self.base.observe(trajectories, progress, record))
         self._batch = len(trajectories)
-        self._hard.observe(self._judged(trajectories))
+        every = self.options.hinted_per_group == "all"
+        self._hard.observe(t for t in trajectories if every or not t.assignment.sampled.hint)
         return metrics
-
-    def _judged(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the rollouts that decide whether a question is hard."""
-        if self.options.hinted_per_group == "all":
-            return list(trajectories)
-        return [t for t in trajectories if not t.assignment.sampled.hint]
 
     def best_prompt(self) -> Prompt:
         """Return the base's best prompt; hints are used in training only."""
