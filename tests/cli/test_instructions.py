@@ -89,11 +89,6 @@ def test_weights_that_an_evolution_reset_do_not_rank(run: Record) -> None:
     assert [row.id for row in instruction_rows(run) if row.best] == ["i2"]
 
 
-def test_a_run_of_one_s_own_trainer_says_its_best_at_the_end(run: Record) -> None:
-    run.event("run_finished", 2, instruction_id="i1", instruction="Do 1.")
-    assert [row.id for row in instruction_rows(run) if row.best] == ["i1"]
-
-
 def test_a_run_without_lineage_has_the_instruction_that_it_kept(tmp_path: Path) -> None:
     run = Record.create(tmp_path / "run", {"name": "demo"})
     for show in (lambda: shown(run), lambda: print_instructions_json(run.path, io.StringIO())):

@@ -132,9 +132,7 @@ def test_events_of_a_run_have_the_documented_fields(run: RunDir) -> None:
     known, met = documented_events(), set[str]()
     for event in run.read_events():
         names = event.keys() - {"time", "attempt", "step", "kind"}
-        # Of the fields of "run_finished" the page says that another trainer's run has them.
-        expected = set() if event["kind"] == "run_finished" else known[event["kind"]].keys()
-        assert names == expected, event
+        assert names == known[event["kind"]].keys(), event
         met.add(event["kind"])
     assert met >= {
         "run_started", "saved", "run_finished", "evaluated", "instruction_born", "population",

@@ -164,7 +164,7 @@ _WARN = logging.WARNING
 EVENTS: Mapping[str, Kind] = {
     "run_started": _kind("config strategy"),
     "saved": _kind(),
-    "run_finished": _kind("instruction_id instruction em"),
+    "run_finished": _kind(),
     "resumed": _kind("from_step changed", _resumed),
     "cut_back": _kind(),
     "evaluated": _kind(

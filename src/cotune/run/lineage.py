@@ -108,8 +108,6 @@ def _best_id(events: Iterable[Row], kept: BestRecord | None) -> str | None:
         return kept.instruction_id
     members: list[Row] = []
     for event in events:
-        if event["kind"] == "run_finished" and event.get("instruction_id"):
-            return event["instruction_id"]
         if event["kind"] == "best_instruction":
             return event["id"]
         if event["kind"] == "population":
