@@ -59,12 +59,13 @@ def from_verifiers(
     """
     rollouts = _rollouts()
     rollouts.check(environment)
-    questions, shared = rollouts.read_questions(environment)
+    vf_tasks = rollouts.read_tasks(environment)
+    questions, shared = rollouts.questions_of(vf_tasks)
     counts = {"validation": validation, "test": test}
     places = hold_out([key for _, key in questions], counts, _FIELD, "environment")
     tasks = {split: [questions[i][0] for i in rows] for split, rows in places.items()}
     return rollouts.VerifiersEnvironment(
-        rollouts.Served(environment),
+        rollouts.Served(environment, vf_tasks),
         tasks,
         shared if initial_instruction is None else initial_instruction,
         prompt_format or PromptFormat(role="system"),

@@ -158,25 +158,23 @@ class VerifiersEnvironment(TaskEnvironment):
 class Served:
     """An environment whose rollouts can start; it is served as long as this lives.
 
+    Args:
+        environment: the environment.
+        tasks: as `read_tasks` returns them.
+
     Attributes:
         tools: the tools that it offers, for chat templates.
     """
 
-    def __init__(self, environment: Any) -> None:
+    def __init__(self, environment: Any, tasks: Mapping[str, Any]) -> None:
         self.loop = BackgroundLoop()
-        self._environment = environment
-        tasks = itertools.islice(environment.taskset, _MOST_TASKS)
-        self._tasks = {str(i): task for i, task in enumerate(tasks)}
+        self._environment, self._tasks = environment, tasks
         self.loop.run(_serve(self, environment))
+        fields = {"name", "description", "parameters"}
         self.tools: tuple[Mapping[str, Any], ...] = tuple(
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name, "description": tool.description, "parameters": tool.parameters
-                },
-            }
+            {"type": "function", "function": tool.model_dump(include=fields)}
             for tool in self.loop.run(self._offered())
-        )  # fmt: skip
+        )
 
     def start(self, task: Task, prompt: Sequence[Chat]) -> "Rollout":
         """Start a rollout of a task from a prompt, on the event loop that calls this."""
@@ -398,13 +396,15 @@ def check(environment: Any) -> None:
         )
 
 
-def read_questions(environment: Any) -> tuple[list[tuple[Task, str]], str]:
-    """Return the taskset's tasks, each with its prompt as a text, and the system prompt that all share.
-
-    It is "" if they share none.
-    """
+def read_tasks(environment: Any) -> dict[str, Any]:
+    """Return the taskset's tasks by their position."""
     tasks = itertools.islice(environment.taskset, _MOST_TASKS)
-    prompts = {str(i): (task.data, _prompt(str(i), task.data)) for i, task in enumerate(tasks)}
+    return {str(i): task for i, task in enumerate(tasks)}
+
+
+def questions_of(tasks: Mapping[str, Any]) -> tuple[list[tuple[Task, str]], str]:
+    """Return tasks, each with its prompt as a text, and the system prompt that all share; "" for none."""
+    prompts = {name: (task.data, _prompt(name, task.data)) for name, task in tasks.items()}
     systems = {p[0]["content"] if p[0]["role"] == "system" else "" for _, p in prompts.values()}
     shared = systems.pop() if len(systems) == 1 else ""
     return [_question(name, *prompt, shared) for name, prompt in prompts.items()], shared
