@@ -11,15 +11,11 @@ from pydantic import BaseModel
 from cotune.config.run_file import RunConfig
 from cotune.environments import registry as environments
 from cotune.environments.instruction_config import InstructionConfig
-from cotune.environments.reasoning_gym import GymTask
-from cotune.environments.tools import ToolConfig
 from cotune.methods import registry as methods
-from cotune.rewards.reward_options import RewardConfig
 from cotune.utils.importing import registered
+from cotune.utils.validation import TextOrFields
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-# Sections that a run file may give as a text: see their validators.
-_TEXT_ALONE = (InstructionConfig, RewardConfig, ToolConfig, GymTask)
 _ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*): ")
 
 
@@ -30,18 +26,16 @@ def run_schema() -> dict[str, Any]:
     """
     schema = RunConfig.model_json_schema(mode="validation")
     definitions: dict[str, Any] = schema["$defs"]
-    classes = {found.__name__: found for found in _classes(RunConfig)}
-    for name, definition in definitions.items():
-        found = classes.get(name)
-        if found is not None:
-            _describe(definition, found)
-    for found in _TEXT_ALONE:
-        full = definitions[found.__name__]
-        short = {"type": ["string", "null"] if found is InstructionConfig else "string"}
-        definitions[found.__name__] = {
-            "description": full.pop("description", ""),
-            "anyOf": [short, full],
-        }
+    classes = {options.__name__: options for options in _classes(RunConfig)}
+    for name, definition in list(definitions.items()):
+        options = classes.get(name)
+        if options is None:
+            continue
+        _describe(definition, options)
+        if issubclass(options, TextOrFields | InstructionConfig):  # may be a text alone
+            short = {"type": ["string", "null"] if options is InstructionConfig else "string"}
+            description = definition.pop("description", "")
+            definitions[name] = {"description": description, "anyOf": [short, definition]}
     for union in _unions(schema):
         # An OpenAPI keyword; `kind` is required here, although the class has a default for it.
         del union["discriminator"]
