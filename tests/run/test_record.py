@@ -1,5 +1,6 @@
 """The record of a run: resumed, followed by listeners, silent on other ranks."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,11 @@ def test_which_training_rollouts_are_kept(tmp_path: Path, every: int, kept: list
 @pytest.mark.parametrize("path", [None, "cotune"])
 def test_a_silent_record_writes_nothing_and_counts(tmp_path: Path, path: str | None) -> None:
     class Fails:
-        def event(self, *_: object) -> None:
+        def event(self, kind: str, step: int, fields: Mapping[str, object]) -> None:
             raise AssertionError
 
-        metrics = event
+        def metrics(self, step: int, values: Mapping[str, float]) -> None:
+            raise AssertionError
 
     folder = None if path is None else tmp_path / path
     silent = Record(folder, silent=path is not None, listeners=[Fails()])
