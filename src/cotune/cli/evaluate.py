@@ -75,18 +75,18 @@ def evaluate_quadrants(
     first = None if since is None else RunDir.open(since)
     with _measuring(config, console, as_json):
         quadrants = evaluate_quadrants(config, run, options, first)
-    told = "not kept, since --limit leaves questions out"
+    place = "not kept, since --limit leaves questions out"
     if options.limit is None:
         with full_disk_explained(run.path):
             quadrants.write(run.path)
         report = command_on(run.path, "report")
-        told = f"written to {run.path / files.FILE}; to show them in the report: {report}"
+        place = f"written to {run.path / files.FILE}; to show them in the report: {report}"
     if as_json:
         _print_json(plain(files.as_json(quadrants), "quadrants"))
         return
     table = quadrant_table(quadrants)
     console.print(on_console(table))
-    for line in (table.notes, told):
+    for line in (table.notes, place):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

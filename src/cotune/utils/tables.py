@@ -134,7 +134,7 @@ def on_console(table: Table) -> ConsoleTable:
         return Text("\n".join([one_line(cell.text) + note, *below]))
 
     corner, *heads = table.head
-    shown = plain_table(Text(one_line(corner.text)), [""], map(heading, heads))
+    console_table = plain_table(Text(one_line(corner.text)), [""], map(heading, heads))
     indent = "  " * any(len(row) == 1 for row in table.rows)
     for name, *cells in table.rows:
         label = Text(
@@ -142,8 +142,8 @@ def on_console(table: Table) -> ConsoleTable:
         )
         if name.tag:
             label.append(f" ({one_line(name.tag)})", style="yellow")
-        shown.add_row(label, *map(written, cells))
-    return shown
+        console_table.add_row(label, *map(written, cells))
+    return console_table
 
 
 def plain_table(

@@ -446,13 +446,10 @@ def test_a_run_that_was_not_evaluated_before_has_no_change(tmp_path: Path) -> No
     assert "change, in percentage points +25.0" in check(write_report(run)).words
 
 
-def test_result_so_far_takes_before_and_after_of_one_split(tmp_path: Path) -> None:
+def test_result_so_far_is_what_was_measured(tmp_path: Path) -> None:
     run = Record.create(tmp_path / "run", CONFIG)
-    for split, when, em, prompt in (
-        ("test", "before", 0.1, "best"), ("validation", "before", 0.2, "best"),
-        ("test", "after", 0.6, "best"), ("test", "after", 0.9, "initial"),
-    ):  # fmt: skip
-        run.event("evaluated", 1, split=split, when=when, em=em, prompt=prompt)
+    for when, em in (("before", 0.1), ("during", 0.2), ("after", 0.6), ("plain", 0.9)):
+        run.event("evaluated", 1, when=when, em=em)
     run.metrics(1, {"seconds": 1.5})
     run.metrics(2, {"generated_tokens": 4})
     assert RecordedRun(run.path).result == {

@@ -69,8 +69,8 @@ def _staged(label: str, letters: str) -> Method:
                 continues_instruction="p" in before,
             )
         )
-    told = {"p": "a search for an instruction under the frozen policy", "w": "GRPO"}
-    about = ", then ".join(told[letter] for letter in letters)
+    words = {"p": "a search for an instruction under the frozen policy", "w": "GRPO"}
+    about = ", then ".join(words[letter] for letter in letters)
     return Method(label=label, group="staged", about=about, stages=tuple(stages))
 
 

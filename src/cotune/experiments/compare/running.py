@@ -184,7 +184,7 @@ def _show(summary: SuiteSummary, suite: SuiteConfig, console: Console) -> None:
     for table in console_tables(summary):
         console.print(on_console(table))
         console.print()
-    for line in filter(None, (summary.missing, *map(SuiteMethod.told, summary.methods))):
+    for line in filter(None, (summary.missing, *map(SuiteMethod.complaint, summary.methods))):
         console.print(line, style="yellow", markup=False, highlight=False)
     console.print(summary.verdict, style="bold", markup=False, highlight=False)
     if suite.caption:

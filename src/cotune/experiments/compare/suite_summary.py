@@ -91,7 +91,7 @@ class SuiteMethod(_Read):
         """The problem in a word or two; "" if there is none."""
         return {"ok": "", "unequal": "unequal compute"}.get(self.status, self.status)
 
-    def told(self) -> str:
+    def complaint(self) -> str:
         """Return what went wrong, in one line; "" if nothing did, or a seed is just missing."""
         if not self.trouble or (self.missing and self.status != "unequal"):
             return ""

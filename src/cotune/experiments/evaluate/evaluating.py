@@ -191,12 +191,12 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
         ConfigError: there is no best policy, questions are not available, or a prompt is too long; before
             any rollout.
     """
-    kept = kept_best(run)
+    record = best_record(run)
     environment = run_environment(config)
     instruction = initial_instruction(config.instruction, environment)
-    columns = _columns(kept, instruction, options.policy == "initial")
+    columns = _columns(record, instruction, options.policy == "initial")
     sets = question_sets(config, environment, options.split, options.benchmarks, options.limit)
-    trained_on = kept.training_tasks
+    trained_on = record.training_tasks
     changed = trained_on not in (None, fingerprint(environment.tasks("train")))
     notices = [
         *([_UNFINISHED] if run.read_summary() is None else []),
@@ -207,7 +207,7 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
         some = [column for column in columns if column.trained is trained]
         best = run.best_path if trained else None
         policy = run_policy(config, environment, best=best, temperature=options.temperature)
-        if trained and read_best(run.best_path) != kept:
+        if trained and read_best(run.best_path) != record:
             raise ConfigError(
                 f"{run.path}: its best policy was replaced while it was loaded; run the command again"
             )
@@ -244,25 +244,25 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
     )
 
 
-def kept_best(run: RunDir) -> BestRecord:
+def best_record(run: RunDir) -> BestRecord:
     """Return the record of a run's best policy. Raises ConfigError if there is none, or it is damaged."""
-    kept = read_best(run.best_path)
-    if kept is None:
+    record = read_best(run.best_path)
+    if record is None:
         raise ConfigError(
             f"{run.path}: has no best policy yet; finish it with: {command_on(run.path, 'resume')}"
         )
     check_whole(run.best_path)
-    return kept
+    return record
 
 
-def _columns(kept: BestRecord, initial: str, untrained: bool) -> list[Column]:
-    best = Prompt(kept.instruction)
+def _columns(record: BestRecord, initial: str, untrained: bool) -> list[Column]:
+    best = Prompt(record.instruction)
     columns = [
         Column("best", "best instruction", best),
         Column("initial", "initial instruction", Prompt(initial)),
     ]
-    if kept.hint:
-        hinted = Prompt(kept.instruction, kept.hint)
+    if record.hint:
+        hinted = Prompt(record.instruction, record.hint)
         columns.append(Column("hinted", "best instruction and hint", hinted))
     if untrained:
         columns += [

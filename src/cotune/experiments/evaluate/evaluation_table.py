@@ -70,8 +70,8 @@ def show(evaluation: Evaluation, console: Console) -> None:
             sampled = (
                 f"; sampled: {result.samples} per question, temperature {evaluation.temperature}"
             )
-        told = f"{len(result.questions.tasks):,} questions; 95 % intervals over questions{sampled}"
-        console.print(told, markup=False, highlight=False, soft_wrap=True)
+        basis = f"{len(result.questions.tasks):,} questions; 95 % intervals over questions{sampled}"
+        console.print(basis, markup=False, highlight=False, soft_wrap=True)
         for notice in result.notices:
             console.print(notice, style="yellow", markup=False, highlight=False, soft_wrap=True)
 

@@ -9,7 +9,7 @@ from cotune.config.build import initial_instruction, run_environment
 from cotune.config.resuming import recorded_config
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate, kept_best
+from cotune.experiments.evaluate.evaluating import EvaluationOptions, best_record, evaluate
 from cotune.experiments.evaluate.quadrants import WEIGHTS, Quadrants, hash_of_best, relative
 from cotune.experiments.evaluate.question_sets import question_sets
 from cotune.experiments.evaluate.run_policy import run_policy
@@ -53,7 +53,7 @@ def evaluate_quadrants(
     """
     check_options(options)
     # What the method found, even if the initial instruction is kept in its place.
-    best = kept_best(run).as_found.instruction
+    best = best_record(run).as_found.instruction
     first = config if since is None else recorded_config(since)
     environment = run_environment(config)
     (questions,) = question_sets(config, environment, options.split, (), options.limit)
@@ -76,8 +76,8 @@ def evaluate_quadrants(
         cost.update(rollouts=len(rollouts), generated_tokens=tokens)
         if not greedy:
             # One of each question, without its text, so that many fit into memory.
-            kept = [replace(rollout, turns=(), logprobs=()) for rollout in rollouts[::k]]
-            sampled.setdefault(prompt, []).extend(kept)
+            slim = [replace(rollout, turns=(), logprobs=()) for rollout in rollouts[::k]]
+            sampled.setdefault(prompt, []).extend(slim)
 
     scores = {}
     for weights, policy in policies.items():

@@ -63,7 +63,7 @@ def question_sets(
     """
     check_retriever(environment)
     sets: list[QuestionSet] = []
-    parsed = [parse_benchmark(given) for given in benchmarks]
+    parsed = [parse_benchmark(text) for text in benchmarks]
     if split is not None or not parsed:
         name = split or "test"
         tasks = environment.tasks(name)[:limit]

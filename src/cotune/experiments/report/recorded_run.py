@@ -69,23 +69,12 @@ class RecordedRun:
 
     def _result_so_far(self) -> Row:
         """Return what events and metrics say about the result, under the keys of a summary's arm."""
-        evaluated = self.of_kind("evaluated")
-        after = [
-            event
-            for event in evaluated
-            if event.get("when") == "after" and event.get("prompt", "best") == "best"
-        ]
-        split = after[-1].get("split") if after else None
-        before = [
-            event
-            for event in evaluated
-            if event.get("when") == "before" and split in (None, event.get("split"))
-        ]
         result: Row = {}
-        for suffix, events in (("", after), ("_before", before)):
-            if events:
-                result[f"em{suffix}"] = events[-1].get("em")
-                result[f"em{suffix}_by_stratum"] = events[-1].get("by_stratum") or {}
+        for event in self.of_kind("evaluated"):
+            name = {"before": "em_before", "after": "em"}.get(event.get("when", ""))
+            if name:
+                result[name] = event.get("em")
+                result[f"{name}_by_stratum"] = event.get("by_stratum") or {}
         for key in ("generated_tokens", "seconds"):
             recorded = [row[key] for row in self.metrics if row.get(key) is not None]
             if recorded:

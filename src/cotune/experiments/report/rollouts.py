@@ -106,9 +106,9 @@ def _unevenness(group: Sequence[Row]) -> float:
 def _group(step: int, rows: Sequence[Row]) -> Group:
     ordered = sorted(rows, key=_reward)
     half = MOST_COLUMNS // 2
-    kept = ordered if len(ordered) <= MOST_COLUMNS else [*ordered[:half], *ordered[-half:]]
+    some = ordered if len(ordered) <= MOST_COLUMNS else [*ordered[:half], *ordered[-half:]]
     hinted = sum(bool(row["sampled"]["hint"]) for row in rows)
-    return Group(step, kept, [_reward(row) for row in ordered], hinted)
+    return Group(step, some, [_reward(row) for row in ordered], hinted)
 
 
 def some_evaluated(run: RunDir) -> tuple[list[Row], str]:
@@ -128,5 +128,5 @@ def some_evaluated(run: RunDir) -> tuple[list[Row], str]:
         "evaluate_before": "the evaluation before training",
         "evaluate_after": "the last evaluation",
     }.get(purpose, f"the evaluation after step {step - 1}")
-    told = f"{len(chosen)} of the {len(rows)} rollouts of {when}, lowest rewards first."
-    return chosen, told
+    source = f"{len(chosen)} of the {len(rows)} rollouts of {when}, lowest rewards first."
+    return chosen, source
