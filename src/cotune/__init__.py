@@ -1,215 +1,105 @@
-"""Trains an LLM agent's weights and its prompt together. See `cotune.INSPO` and `cotune --help`."""
+"""Trains an LLM agent's weights and its prompt together. See `cotune.JointTrainer` and `cotune --help`."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from cotune.config.joint_method import (
-        FST,
-        GEPA,
-        INSPO,
-        P2O,
-        INSPOWithP2O,
-        OtherMethod,
-        Static,
-    )
-    from cotune.data.dataset import DatasetConfig, read_dataset, tasks_from
-    from cotune.engines.trl.joint_trainer import JointTrainer
-    from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
-    from cotune.environments.reasoning_gym import ReasoningGymEnvironment, ReasoningGymOptions
-    from cotune.environments.search import SearchEnvironment, SearchOptions, search_environment
-    from cotune.environments.tools import ToolEnvironment
-    from cotune.environments.trl_factory import from_trl
-    from cotune.environments.verifiers import from_verifiers
-    from cotune.errors import (
-        BudgetError,
-        ConfigError,
-        CotuneError,
-        EngineError,
-        EvolutionError,
-        LLMError,
-        RetrievalError,
-    )
-    from cotune.llm.bank import BankOptions
-    from cotune.llm.client import OpenAIOptions
-    from cotune.methods.composed import ComposedOptions
-    from cotune.methods.fst.fst import FstOptions
-    from cotune.methods.fst.gepa import GepaOptions
-    from cotune.methods.inspo.inspo import InspoOptions
-    from cotune.methods.p2o.hints import HintOptions
-    from cotune.methods.p2o.p2o import P2OOptions
-    from cotune.policy.chat_template import with_instruction
-    from cotune.policy.policy_files import policy_path
-    from cotune.protocols import LLM, Environment, Retriever
-    from cotune.rewards.functions import RewardFunctions, WeightedReward
-    from cotune.run.run_dir import RunDir, open_run
-    from cotune.types import (
-        Action,
-        Completion,
-        Distillation,
-        FilteredDistillation,
-        Limits,
-        Prompt,
-        Response,
-        Task,
-        Trajectory,
-    )
-    from cotune.worlds.geo import GeoEnvironment, GeoOptions
-    from cotune.worlds.ladder import LadderEnvironment, LadderOptions
-    from cotune.worlds.rules_llm import RulesLLM
-
-__all__ = [
-    "FST",
-    "GEPA",
-    "INSPO",
-    "LLM",
-    "P2O",
-    "Action",
-    "BankOptions",
-    "BudgetError",
-    "Completion",
-    "ComposedOptions",
-    "ConfigError",
-    "CotuneError",
-    "DatasetConfig",
-    "Distillation",
-    "EngineError",
-    "Environment",
-    "EvolutionError",
-    "FilteredDistillation",
-    "FstOptions",
-    "GeoEnvironment",
-    "GeoOptions",
-    "GepaOptions",
-    "HintOptions",
-    "INSPOWithP2O",
-    "InspoOptions",
-    "JointTrainer",
-    "LLMError",
-    "LadderEnvironment",
-    "LadderOptions",
-    "Limits",
-    "OpenAIOptions",
-    "OtherMethod",
-    "P2OOptions",
-    "Prompt",
-    "PromptFormat",
-    "ReasoningGymEnvironment",
-    "ReasoningGymOptions",
-    "Response",
-    "RetrievalError",
-    "Retriever",
-    "RewardFunctions",
-    "RulesLLM",
-    "RunDir",
-    "SearchEnvironment",
-    "SearchOptions",
-    "SingleTurnEnvironment",
-    "Static",
-    "Task",
-    "TaskEnvironment",
-    "ToolEnvironment",
-    "Trajectory",
-    "WeightedReward",
-    "from_trl",
-    "from_verifiers",
-    "open_run",
-    "policy_path",
-    "read_dataset",
-    "search_environment",
-    "tasks_from",
-    "with_instruction",
-]
+    from cotune.config.joint_method import FST as FST
+    from cotune.config.joint_method import GEPA as GEPA
+    from cotune.config.joint_method import INSPO as INSPO
+    from cotune.config.joint_method import P2O as P2O
+    from cotune.config.joint_method import INSPOWithP2O as INSPOWithP2O
+    from cotune.config.joint_method import OtherMethod as OtherMethod
+    from cotune.config.joint_method import Static as Static
+    from cotune.data.dataset import DatasetConfig as DatasetConfig
+    from cotune.data.dataset import read_dataset as read_dataset
+    from cotune.data.dataset import tasks_from as tasks_from
+    from cotune.engines.trl.joint_trainer import JointTrainer as JointTrainer
+    from cotune.environments.base import PromptFormat as PromptFormat
+    from cotune.environments.base import SingleTurnEnvironment as SingleTurnEnvironment
+    from cotune.environments.base import TaskEnvironment as TaskEnvironment
+    from cotune.environments.reasoning_gym import ReasoningGymEnvironment as ReasoningGymEnvironment
+    from cotune.environments.reasoning_gym import ReasoningGymOptions as ReasoningGymOptions
+    from cotune.environments.search import SearchEnvironment as SearchEnvironment
+    from cotune.environments.search import SearchOptions as SearchOptions
+    from cotune.environments.search import search_environment as search_environment
+    from cotune.environments.tools import ToolEnvironment as ToolEnvironment
+    from cotune.environments.trl_factory import from_trl as from_trl
+    from cotune.environments.verifiers import from_verifiers as from_verifiers
+    from cotune.errors import BudgetError as BudgetError
+    from cotune.errors import ConfigError as ConfigError
+    from cotune.errors import CotuneError as CotuneError
+    from cotune.errors import EngineError as EngineError
+    from cotune.errors import EvolutionError as EvolutionError
+    from cotune.errors import LLMError as LLMError
+    from cotune.errors import RetrievalError as RetrievalError
+    from cotune.llm.bank import BankOptions as BankOptions
+    from cotune.llm.client import OpenAIOptions as OpenAIOptions
+    from cotune.methods.composed import ComposedOptions as ComposedOptions
+    from cotune.methods.fst.fst import FstOptions as FstOptions
+    from cotune.methods.fst.gepa import GepaOptions as GepaOptions
+    from cotune.methods.inspo.inspo import InspoOptions as InspoOptions
+    from cotune.methods.p2o.hints import HintOptions as HintOptions
+    from cotune.methods.p2o.p2o import P2OOptions as P2OOptions
+    from cotune.policy.chat_template import with_instruction as with_instruction
+    from cotune.policy.policy_files import policy_path as policy_path
+    from cotune.protocols import LLM as LLM
+    from cotune.protocols import Environment as Environment
+    from cotune.protocols import Retriever as Retriever
+    from cotune.rewards.functions import RewardFunctions as RewardFunctions
+    from cotune.rewards.functions import WeightedReward as WeightedReward
+    from cotune.run.run_dir import RunDir as RunDir
+    from cotune.run.run_dir import open_run as open_run
+    from cotune.types import Action as Action
+    from cotune.types import Completion as Completion
+    from cotune.types import Distillation as Distillation
+    from cotune.types import FilteredDistillation as FilteredDistillation
+    from cotune.types import Limits as Limits
+    from cotune.types import Prompt as Prompt
+    from cotune.types import Response as Response
+    from cotune.types import Task as Task
+    from cotune.types import Trajectory as Trajectory
+    from cotune.worlds.geo import GeoEnvironment as GeoEnvironment
+    from cotune.worlds.geo import GeoOptions as GeoOptions
+    from cotune.worlds.ladder import LadderEnvironment as LadderEnvironment
+    from cotune.worlds.ladder import LadderOptions as LadderOptions
+    from cotune.worlds.rules_llm import RulesLLM as RulesLLM
 
 # Loaded on first use, so that importing cotune costs only what is used.
-_HOME = {
-    "protocols": (
-        "LLM",
-        "Environment",
-        "Retriever",
-    ),
-    "errors": (
-        "BudgetError",
-        "ConfigError",
-        "CotuneError",
-        "EngineError",
-        "EvolutionError",
-        "LLMError",
-        "RetrievalError",
-    ),
-    "engines.trl.joint_trainer": ("JointTrainer",),
-    "environments.base": (
-        "PromptFormat",
-        "SingleTurnEnvironment",
-        "TaskEnvironment",
-    ),
-    "environments.reasoning_gym": (
-        "ReasoningGymEnvironment",
-        "ReasoningGymOptions",
-    ),
-    "data.dataset": (
-        "DatasetConfig",
-        "read_dataset",
-        "tasks_from",
-    ),
-    "worlds.geo": (
-        "GeoEnvironment",
-        "GeoOptions",
-    ),
-    "worlds.ladder": (
-        "LadderEnvironment",
-        "LadderOptions",
-    ),
-    "environments.search": (
-        "SearchEnvironment",
-        "SearchOptions",
-        "search_environment",
-    ),
-    "environments.tools": ("ToolEnvironment",),
-    "environments.trl_factory": ("from_trl",),
-    "environments.verifiers": ("from_verifiers",),
-    "methods.p2o.hints": ("HintOptions",),
-    "policy.chat_template": ("with_instruction",),
-    "policy.policy_files": ("policy_path",),
-    "config.joint_method": (
-        "FST",
-        "GEPA",
-        "INSPO",
-        "P2O",
-        "INSPOWithP2O",
-        "OtherMethod",
-        "Static",
-    ),
-    "llm.bank": ("BankOptions",),
-    "llm.client": ("OpenAIOptions",),
-    "worlds.rules_llm": ("RulesLLM",),
-    "types": (
-        "Action",
-        "Completion",
-        "Distillation",
-        "FilteredDistillation",
-        "Limits",
-        "Prompt",
-        "Response",
-        "Task",
-        "Trajectory",
-    ),
-    "rewards.functions": (
-        "RewardFunctions",
-        "WeightedReward",
-    ),
-    "run.run_dir": (
-        "RunDir",
-        "open_run",
-    ),
-    "methods.composed": ("ComposedOptions",),
-    "methods.fst.fst": ("FstOptions",),
-    "methods.fst.gepa": ("GepaOptions",),
-    "methods.inspo.inspo": ("InspoOptions",),
-    "methods.p2o.p2o": ("P2OOptions",),
+_NAMES = {
+    "config.joint_method": "FST GEPA INSPO INSPOWithP2O OtherMethod P2O Static",
+    "data.dataset": "DatasetConfig read_dataset tasks_from",
+    "engines.trl.joint_trainer": "JointTrainer",
+    "environments.base": "PromptFormat SingleTurnEnvironment TaskEnvironment",
+    "environments.reasoning_gym": "ReasoningGymEnvironment ReasoningGymOptions",
+    "environments.search": "SearchEnvironment SearchOptions search_environment",
+    "environments.tools": "ToolEnvironment",
+    "environments.trl_factory": "from_trl",
+    "environments.verifiers": "from_verifiers",
+    "errors": "BudgetError ConfigError CotuneError EngineError EvolutionError LLMError RetrievalError",
+    "llm.bank": "BankOptions",
+    "llm.client": "OpenAIOptions",
+    "methods.composed": "ComposedOptions",
+    "methods.fst.fst": "FstOptions",
+    "methods.fst.gepa": "GepaOptions",
+    "methods.inspo.inspo": "InspoOptions",
+    "methods.p2o.hints": "HintOptions",
+    "methods.p2o.p2o": "P2OOptions",
+    "policy.chat_template": "with_instruction",
+    "policy.policy_files": "policy_path",
+    "protocols": "Environment LLM Retriever",
+    "rewards.functions": "RewardFunctions WeightedReward",
+    "run.run_dir": "RunDir open_run",
+    "types": "Action Completion Distillation FilteredDistillation Limits Prompt Response Task Trajectory",
+    "worlds.geo": "GeoEnvironment GeoOptions",
+    "worlds.ladder": "LadderEnvironment LadderOptions",
+    "worlds.rules_llm": "RulesLLM",
 }
-_MODULES = {name: f"cotune.{module}" for module, names in _HOME.items() for name in names}
+_MODULES = {name: f"cotune.{module}" for module, names in _NAMES.items() for name in names.split()}
+
+if not TYPE_CHECKING:
+    __all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
@@ -224,4 +114,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     own = {name for name in globals() if name.startswith("__")} - {"__getattr__", "__dir__"}
-    return sorted({*own, "__version__", *__all__})
+    return sorted({*own, "__version__", *_MODULES})

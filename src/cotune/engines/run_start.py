@@ -4,7 +4,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -86,7 +86,9 @@ def settings_of(
 def method_of(config: RunConfig) -> JointMethod:
     """Return the method of a run file."""
     return OtherMethod(
-        strategy=config.strategy, llm=config.proposer, instruction=config.instruction.text
+        strategy=config.strategy,
+        llm=cast(Any, config.proposer),  # options of an LLM, or an object's
+        instruction=config.instruction.text,
     )
 
 
@@ -106,6 +108,7 @@ def opened_run(settings: RunSettings, total_steps: int, *, resume: bool) -> Gene
     folder = settings.folder
     new = not RunDir.is_run(folder)
     with run_locked(folder, new=new):
+        record = Record(folder, silent=True)
         if world().rank == 0:
             record = _open(settings, resume=resume and not new)
             show = settings.console
@@ -113,7 +116,7 @@ def opened_run(settings: RunSettings, total_steps: int, *, resume: bool) -> Gene
             record.rollouts_every, record.total_steps = settings.rollouts_every, total_steps
             record.charge_check(settings.llm_checks)
         world().broadcast(None)
-        yield record if world().rank == 0 else Record(folder, silent=True)
+        yield record
 
 
 def _open(settings: RunSettings, *, resume: bool) -> Record:

@@ -442,8 +442,12 @@ class JointTrainer(PolicyUpdate):
                 "instruction.txt"
             )
         else:
+            template_args = cast(GRPOConfig, self.args).chat_template_kwargs
             tokenizer.chat_template = with_instruction(
-                template, prompt_format, self.best_instruction, self.args.chat_template_kwargs
+                template,
+                prompt_format,
+                self.best_instruction,
+                cast("dict[str, Any] | None", template_args),
             )
         try:
             yield

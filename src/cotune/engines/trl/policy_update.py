@@ -82,7 +82,7 @@ class PolicyUpdate(GRPOTrainer):
                 train_dataset=joint.dataset,
                 processing_class=joint.tokenizer,
                 callbacks=[*callbacks, *joint.callbacks],
-                rollout_func=joint.rollout_func,
+                rollout_func=cast(Any, joint.rollout_func),
                 **arguments,
             )
         compute_as_base(self.model)

@@ -43,8 +43,9 @@ class CheckpointCallback(TrainerCallback):
         if self._writes:
             drop_torn(joint.state_folder)
         # A call of train() that was interrupted may have left half of a batch.
-        joint.trainer._step, joint.trainer._buffered_inputs = 0, None
-        joint.trainer._current_train_step_time = 0.0
+        trainer: Any = joint.trainer
+        trainer._step, trainer._buffered_inputs = 0, None
+        trainer._current_train_step_time = 0.0
         if state.global_step == 0:
             if self._writes:
                 joint.attempt = joint.parts.record.begin_attempt(None)
