@@ -35,6 +35,7 @@ from cotune.data.splits import warn
 from cotune.engines.engine import Engine, engine_of
 from cotune.engines.estimate import memory_of, shape_of
 from cotune.environments.environment_kind import EnvironmentOptions
+from cotune.environments.registry import BUILT_IN, kind_of
 from cotune.errors import BudgetError, ConfigError, EngineError, LLMError
 from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
 from cotune.llm.own import OwnLLMOptions, check_own, imported
@@ -67,16 +68,9 @@ if TYPE_CHECKING:
 
 # A server is asked once more at most, and an LLM not for long, whatever the run file allows later.
 _FIRST_CALL_S, _FIRST_RETRIES = 30.0, 1
-OPTIONAL = {
-    "peft": "LoRA",
-    "vllm": "sampling with vLLM",
-    "verifiers": "environments of verifiers",
-    "reasoning-gym": "its generated questions",
-    "wandb": "reporting to W&B",
-    "trackio": "reporting to trackio",
-    "tensorboard": "reporting to TensorBoard",
-}
-"""Packages that some run files need, each with its purpose."""
+_EXTRAS = [kind_of(kind).extra for kind in BUILT_IN if kind_of(kind).extra]
+OPTIONAL = ("peft", "vllm", *_EXTRAS, "wandb", "trackio", "tensorboard")
+"""Packages that some run files need."""
 _VLLM = "'trl[vllm]'"  # in a version that TRL supports
 
 
