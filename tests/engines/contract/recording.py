@@ -91,7 +91,7 @@ class _Watch:
     ) -> Metrics:
         metrics = self._observe(trajectories, progress, self._heard(record))
         self._row |= {
-            "trajectories": [asdict(trajectory) for trajectory in trajectories],
+            "trajectories": [_row(trajectory) for trajectory in trajectories],
             "observed": dict(metrics),
             "best": asdict(self._strategy.best_prompt()),
             "best_id": self._strategy.best_instruction_id(),
@@ -113,7 +113,7 @@ class _Watch:
             assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
         ) -> list[Trajectory]:
             done = rollout(assignments, purpose=purpose, greedy=greedy)
-            rows = [asdict(trajectory) for trajectory in done]
+            rows = [_row(trajectory) for trajectory in done]
             self._row["rollouts"].append({"purpose": purpose, "greedy": greedy, "rows": rows})
             return done
 
@@ -142,6 +142,13 @@ def differences(one: Recording, other: Recording, rel_tol: float = 1e-4) -> list
         both = (replace(one, updates=None), replace(other, updates=None))
     a, b = (json.loads(json.dumps(asdict(recording))) for recording in both)
     return _differences("", a, b, rel_tol)
+
+
+def _row(trajectory: Trajectory) -> Row:
+    """Return a rollout without what only reward functions read, which is not sent between processes."""
+    row = asdict(trajectory) | {"turns": [turn.row() for turn in trajectory.turns]}
+    del row["extra"]
+    return row
 
 
 def _differences(path: str, one: Any, other: Any, tol: float) -> list[str]:

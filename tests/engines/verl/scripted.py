@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cotune.engines import joint
+from cotune.engines.verl import run
 from cotune.policy.codec import HFCodec
 from cotune.protocols import Strategy
 from cotune.rollout.coordinator import stable_seed
@@ -142,4 +143,4 @@ def _kept(column: Mapping[str, list[float]]) -> list[int]:
 if SCRIPT in os.environ:
     _build_strategy = joint.build_strategy
     joint.build_strategy = _built
-    joint.build_llm = _scripted_llm
+    run.build_llm = _scripted_llm
