@@ -56,7 +56,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         ),
     )
     trainer.train()
-    print("best instruction:", trainer.best_instruction)
 
 
 if __name__ == "__main__":
