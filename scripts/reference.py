@@ -39,11 +39,7 @@ _GRPO = """# GRPOConfig fields
 
 *Generated from the table that cotune checks fields against.*
 
-With your own trainer, a run takes its numbers from the `GRPOConfig` that you pass to
-`for_trl(tokenizer, args)` and to the trainer (the same object). In a run file,
-`training.engine_args` sets the same fields.
-
-The trainer's `peft_config=` works as without cotune.
+In a script, `cotune.JointTrainer` reads these fields from its `args`. In a run file, `training.engine_args` sets them.
 
 Fields that are not listed here work as TRL documents them: cotune passes them on unchanged. This also holds for fields
 of a later TRL, which is why only reviewed minor releases are accepted. For a field that TRL does not know, TRL raises the
@@ -53,10 +49,7 @@ A run file sets `output_dir`, batch sizes, steps and saving from its own section
 ([configuration](configuration.md)); `training.engine_args` may not set them again, nor `eval_strategy`, `eval_on_start` and
 `load_best_model_at_end`, because a run keeps checkpoints in its folder and runs its own evaluations.
 
-Most fields are checked in `for_trl`. The trainer's constructor checks that `args` is the same object, that the
-policy's context is long enough for `limits`, and that the method has `cotune.JointTrainer` if it needs it. The rest
-(`tools=`, other reward functions, another data set) is checked before the first rollout. `accelerate
-launch`'s configuration counts like `fsdp` and `deepspeed` here; Megatron-LM is refused.
+`accelerate launch`'s configuration counts like `fsdp` and `deepspeed` here; Megatron-LM is refused.
 """
 
 _API = """# Python
@@ -174,16 +167,19 @@ def _default(parameter: Any) -> str:
 # ---- GRPOConfig
 
 _PER_BATCH = "A multiple of the optimizer steps that a rollout batch takes."
-_NO_EPOCHS = '"epoch" is refused, because the data set spans the run.'
+_AS_STEPS = '"epoch" is counted in steps.'
+_ONLY_IN_RUN_FILES = ("reward_weights", "shuffle_dataset")
+"""Refused fields that a script may set."""
 _PLAIN_ROWS = "Above 0, rollouts without an advantage are also trained on."
 
 ADJUSTED = {
-    "max_steps": f"Required. {_PER_BATCH} `num_train_epochs` is not used.",
+    "max_steps": f"{_PER_BATCH} Without it, `num_train_epochs` counts.",
+    "num_iterations": "A rollout batch is trained on this many times, which are all optimizer steps.",
     "steps_per_generation": "A multiple of `gradient_accumulation_steps`. A rollout batch holds "
     "`per_device_train_batch_size` × processes × this many rollouts.",
     "temperature": "Used for training and verification, above 0; evaluation is greedy.",
-    "max_completion_length": "`limits.trajectory_tokens` bounds a rollout; "
-    '`loss_type="dr_grpo"` still divides by this field.',
+    "max_completion_length": "Bounds an episode, tools' results included, unless the trainer has `limits`; "
+    '`loss_type="dr_grpo"` divides by this field.',
     "mask_truncated_completions": "Rollouts that a token limit cut off get no gradient. (All of "
     "them end with an EOS, by which TRL would judge.)",
     "chat_template_kwargs": "Given to the chat template by cotune, which renders the prompts.",
@@ -193,26 +189,20 @@ ADJUSTED = {
     "cannot be left out of the ratio of its sequence.",
     "beta": _PLAIN_ROWS,
     "entropy_coef": _PLAIN_ROWS,
-    "seed": "Seeds dropout and new weights. Rollouts and the order of tasks follow the method's "
-    "`seed`; `data_seed` has no effect.",
-    "save_strategy": f'"steps", "best" or "no"; {_NO_EPOCHS}',
+    "seed": "Also seeds rollouts and the order of questions; `data_seed` has no effect.",
+    "save_strategy": _AS_STEPS,
     "save_steps": _PER_BATCH,
-    "load_best_model_at_end": "Also restores the strategy from the same checkpoint, so that "
-    "`best_prompt()` fits the weights. `save_steps` and `eval_steps` must be equal.",
+    "load_best_model_at_end": "No effect: with `eval_strategy` the best policy is kept and loaded, with its instruction.",
     "metric_for_best_model": 'For example "eval_reward", with `greater_is_better=True`; a loss is '
     "refused.",
     "resume_from_checkpoint": "Not read by the trainer: call "
     "`trainer.train(resume_from_checkpoint=True)`.",
-    "eval_strategy": f'"steps" or "no", with `eval_dataset=joint.eval_dataset(…)`; {_NO_EPOCHS} '
-    "Evaluation is greedy, under the best instruction; nothing is learnt from it. It advances "
-    "torch's random state, which shuffles the rows of a batch.",
+    "eval_strategy": f"Evaluation is greedy, under the best instruction, and changes nothing in training. {_AS_STEPS}",
     "eval_steps": _PER_BATCH,
-    "num_generations_eval": "Each question is rolled out once, and its group holds copies; 1 saves "
-    "TRL's own work on them.",
-    "logging_strategy": f'"steps" or "no", which leaves metrics.jsonl empty; {_NO_EPOCHS}',
+    "num_generations_eval": "No effect: each question is rolled out once.",
+    "logging_strategy": f'"no" leaves metrics.jsonl empty. {_AS_STEPS}',
     "report_to": "wandb and trackio also get a table of the instructions; metrics.md "
     "lists the names.",
-    "log_completions": "The prompt that TRL shows is the task's id.",
     "deepspeed": "ZeRO stages 1 and 2; stage 3 is refused: no process holds whole weights.",
     "fsdp": "FSDP2, which is torch's `fully_shard`; weights are gathered while sampling.",
     "fsdp_config": "Version 1 and `cpu_ram_efficient_loading` are refused.",
@@ -224,14 +214,20 @@ ADJUSTED = {
 
 def grpo_page() -> str:
     """Return the page of GRPOConfig: a table of refused fields, and one of adjusted fields."""
-    refused = [f"| `{name}` | {field.why} | {field.fix(name)} |" for name, field in REFUSED.items()]
+    refused = {
+        name: f"| `{name}` | {field.why} | {field.fix(name)} |" for name, field in REFUSED.items()
+    }
+    in_run_files = [refused.pop(name) for name in _ONLY_IN_RUN_FILES]
     adjusted = [f"| `{name}` | {line} |" for name, line in ADJUSTED.items()]
     return "\n".join(
         [
             _GRPO,
             "## Refused\n\nA one-line error, before anything is written.\n",
             "| field | reason | fix |\n| --- | --- | --- |",
-            *refused,
+            *refused.values(),
+            "\n## Refused in a run file\n\nA script may set them.\n",
+            "| field | reason | fix |\n| --- | --- | --- |",
+            *in_run_files,
             "\n## Adjusted, or with a condition\n",
             "| field | condition, or what cotune does |\n| --- | --- |",
             *adjusted,
@@ -266,7 +262,7 @@ def _summary_row(name: str) -> str:
 
 
 _GROUPS = (
-    "Methods for your own trainer",
+    "Training in a script",
     "Options of the methods",
     "What you can bring",
     "Environments and rewards",
@@ -277,7 +273,8 @@ _GROUPS = (
     "Others",
 )
 _BY_PACKAGE = {
-    "engines": "Methods for your own trainer",
+    "engines": "Training in a script",
+    "config": "Training in a script",
     "methods": "Options of the methods",
     "protocols": "What you can bring",
     "environments": "Environments and rewards",

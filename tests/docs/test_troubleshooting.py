@@ -24,7 +24,14 @@ def test_a_message_that_nobody_says_is_found() -> None:
 
 def test_the_likely_ones_are_there() -> None:
     assert len(set(MESSAGES)) == len(MESSAGES) >= 25
-    for word in ("unknown field", "answers", "prompt_tokens", "tools=", "is not set", "exists"):
+    for word in (
+        "unknown field",
+        "dataset.columns",
+        "prompt_tokens",
+        "evolves",
+        "is not set",
+        "exists",
+    ):
         assert any(word in message for message in MESSAGES), word
 
 
