@@ -12,7 +12,6 @@ WITH_TRL = (
     "policy/test_chat_template.py",
     "export/test_complete.py",
     "export/test_export.py",
-    "export/test_push.py",
     "export/test_serving_page.py",
     "export/test_whole_run.py",
     "cli/test_doctor.py",

@@ -305,34 +305,6 @@ def export(
     _console().print(f"wrote {written}", markup=False, highlight=False, soft_wrap=True)
 
 
-@_command(_RESULTS, "push runs/my-agent me/my-agent --private")
-def push(
-    run_folder: RunFolder,
-    repo_id: Annotated[str, typer.Argument(metavar="REPO_ID", help="The repository: owner/name.")],
-    format: WeightsFormat = None,
-    private: Annotated[
-        bool, typer.Option("--private", metavar="", help="Make the repository private.")
-    ] = False,
-    trust: options.Trust = False,
-) -> None:
-    """Upload a finished run's best policy to a model repository on the Hugging Face hub.
-
-    Creates the repository if it does not exist. The token comes from HF_TOKEN or hf auth login.
-    """
-    from cotune.cli.library_settings import allow_hub, quiet_libraries
-
-    allow_hub()
-    from cotune.cli.trust import check_trusted
-    from cotune.export.export import open_finished
-    from cotune.export.push import push as push_
-
-    check_trusted(run_folder, trust)
-    quiet_libraries(open_finished(run_folder)[1])
-    with stopped_by_sigterm():
-        address = push_(run_folder, repo_id, format, private)
-    _console().print(f"pushed to {address}", markup=False, highlight=False, soft_wrap=True)
-
-
 @_command(_RESULTS, "report runs/my-agent")
 def report(
     run_folder: Annotated[

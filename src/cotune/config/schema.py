@@ -1,12 +1,7 @@
 """The JSON schema of the run file, for editors that check and complete YAML."""
 
-import inspect
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
-from typing import Any, get_args, get_type_hints
-
-from pydantic import BaseModel
+from typing import Any
 
 from cotune.config.run_file import RunConfig
 from cotune.environments import registry as environments
@@ -16,26 +11,19 @@ from cotune.utils.importing import registered
 from cotune.utils.validation import TextOrFields
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*): ")
 
 
 def run_schema() -> dict[str, Any]:
-    """Return the schema of the run file, shorthands included.
-
-    Descriptions are the fields' docstrings; of options classes, the entries of their "Attributes".
-    """
+    """Return the schema of the run file, shorthands included; descriptions are docstrings."""
     schema = RunConfig.model_json_schema(mode="validation")
     definitions: dict[str, Any] = schema["$defs"]
-    classes = {options.__name__: options for options in _classes(RunConfig)}
-    for name, definition in list(definitions.items()):
-        options = classes.get(name)
-        if options is None:
-            continue
-        _describe(definition, options)
-        if issubclass(options, TextOrFields | InstructionConfig):  # may be a text alone
+    # Sections that may be a text alone.
+    for options in (InstructionConfig, *TextOrFields.__subclasses__()):
+        section = definitions.get(options.__name__)
+        if section is not None:
             short = {"type": ["string", "null"] if options is InstructionConfig else "string"}
-            description = definition.pop("description", "")
-            definitions[name] = {"description": description, "anyOf": [short, definition]}
+            description = section.pop("description", "")
+            definitions[options.__name__] = {"description": description, "anyOf": [short, section]}
     for union in _unions(schema):
         # An OpenAPI keyword; `kind` is required here, although the class has a default for it.
         del union["discriminator"]
@@ -64,35 +52,6 @@ def _with_packages(section: Mapping[str, Any], group: str, *others: Any) -> dict
     return {**kept, "anyOf": [*others, full]} if others else dict(section)
 
 
-def _describe(definition: dict[str, Any], found: type) -> None:
-    """Copy a docstring's first paragraph to its class's schema, and its entries to the fields."""
-    text = inspect.cleandoc(found.__doc__ or "")
-    head = " ".join(text.partition("\n\n")[0].split())
-    if head:
-        definition["description"] = head
-    for base in found.__mro__:  # options may only have other defaults than their base's
-        for name, entry in attribute_docs(inspect.cleandoc(base.__doc__ or "")).items():
-            if name in definition.get("properties", {}):
-                definition["properties"][name].setdefault("description", entry)
-
-
-def attribute_docs(docstring: str) -> dict[str, str]:
-    """Return the entries of a docstring's "Attributes:" by name; `a, b: …` describes both."""
-    _, found, section = docstring.partition("\nAttributes:\n")
-    docs: dict[str, str] = {}
-    names: tuple[str, ...] = ()
-    for line in section.splitlines() if found else ():
-        if not line.strip():
-            break  # end of the section
-        entry = _ENTRY.match(line.strip()) if re.match(r" {4}\S", line) else None
-        if entry:
-            names = tuple(entry["names"].split(", "))
-            docs |= dict.fromkeys(names, line.strip()[entry.end() :])
-        else:
-            docs |= {name: f"{docs[name]} {line.strip()}" for name in names}
-    return docs
-
-
 def _unions(part: Any) -> Iterator[dict[str, Any]]:
     """Return every subschema that is discriminated by `kind`."""
     if isinstance(part, dict):
@@ -103,19 +62,3 @@ def _unions(part: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(part, list):
         for inner in part:
             yield from _unions(inner)
-
-
-def _classes(model: type) -> Iterator[type]:
-    """Return a model and all models and options classes nested in it."""
-    yield model
-    for annotation in get_type_hints(model).values():
-        yield from _inside(annotation)
-
-
-def _inside(annotation: Any) -> Iterator[type]:
-    if isinstance(annotation, type) and (
-        is_dataclass(annotation) or issubclass(annotation, BaseModel)
-    ):
-        yield from _classes(annotation)
-    for part in get_args(annotation):
-        yield from _inside(part)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -110,19 +109,12 @@ def stage(
     run: RunDir,
     kind: Format,
     staged: Path,
-    where: str = "",
-    copy: Callable[[str, str], object] = shutil.copy2,
 ) -> None:
-    """Write the export into a folder that does not exist yet.
-
-    Args:
-        where: the repository to upload to; "" for a folder.
-        copy: copies or links a file.
-    """
+    """Write the export into a folder that does not exist yet."""
     refuse_links(run.best_path)
     serving = completed(config, run)
     skipped = shutil.ignore_patterns(".*", *(_WEIGHTS if kind == "merged" else ()))
-    shutil.copytree(run.best_path, staged, ignore=skipped, copy_function=copy)
+    shutil.copytree(run.best_path, staged, ignore=skipped)
     if kind == "merged":
         from cotune.policy.local_policy import load
 
@@ -131,5 +123,4 @@ def stage(
         (staged / "generation_config.json").unlink()
         model.save_pretrained(staged)
         write_generation_config(staged, config.limits)
-    if kind == "merged" or where:
-        write_card(staged, config, run, serving, kind, where)
+        write_card(staged, config, run, serving, kind)

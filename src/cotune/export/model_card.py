@@ -68,14 +68,13 @@ def base_license(path: str) -> dict[str, str]:
 
 
 def write_card(
-    folder: Path, config: RunConfig, run: RunDir, serving: Serving, kind: Format, where: str = ""
+    folder: Path, config: RunConfig, run: RunDir, serving: Serving, kind: Format
 ) -> None:
     """Replace README.md in a folder with the run's model card.
 
     Args:
         serving: how it was evaluated.
         kind: what the folder holds.
-        where: the repository to upload to; "" for a folder.
     """
     (arm,) = finished(run)["arms"].values()
     chosen, method, limits = best_choice(folder), config.method, serving.limits
@@ -126,7 +125,7 @@ def write_card(
         ]
     parts += [
         "## Serving",
-        fenced(_serve_command(config, kind, where or "path/to/this/folder"), "sh"),
+        fenced(_serve_command(config, kind, "path/to/this/folder"), "sh"),
         f"It was evaluated greedily, with at most {limits.turn_tokens} tokens a turn and "
         f"{limits.trajectory_tokens} after the prompt. Turns: at most {limits.turns}.",
     ]
