@@ -328,7 +328,7 @@ def test_models_as_rewards(tmp_path: Path) -> None:
         ),
         ([structure, "nowhere/at-all"], None, "cannot load the reward model 'nowhere/at-all'"),
         ([structure, torch.nn.Linear(1, 1)], None, "Linear is a torch module"),
-        ([structure, 3], None, "int is int; expected a function"),
+        ([structure, 3], None, "reward_funcs is of type int; expected a function, or a list"),
     ],
 )
 def test_what_is_no_reward_of_a_trainer(

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 from cotune.errors import ConfigError
-from cotune.rewards.functions import RewardFunctions, load_reward, names_a_function
+from cotune.rewards.functions import RewardFunctions, WeightedReward, load_reward, names_a_function
 
 _models, _tokenizers = cast(Any, AutoModelForSequenceClassification), cast(Any, AutoTokenizer)
 
@@ -91,6 +91,12 @@ def rewards_of_trainer(
     functions = _listed(reward_funcs)
     if not functions:
         return None
+    for function in functions:
+        if not callable(function) and not isinstance(function, str | tuple | WeightedReward):
+            raise ConfigError(
+                f"reward_funcs is of type {type(function).__name__}; expected a function, or a list of functions "
+                "and models"
+            )
     weights: list[float] | None = args.reward_weights
     tokenizers = _listed(reward_processing_classes or [None] * len(functions))
     for name, entries in (

@@ -8,12 +8,12 @@ import pytest
 
 import cotune
 from cotune.engines.run_start import RunSettings, opened_run
-from cotune.engines.trl.script import read_rewards
 from cotune.errors import ConfigError
 from cotune.methods.composed import InspoP2O
 from cotune.methods.fst.gepa import Gepa
 from cotune.methods.inspo.inspo import Inspo
 from cotune.methods.p2o.p2o import P2O
+from cotune.rewards.reward_model import rewards_of_trainer
 from cotune.run.locks import run_locked
 from cotune.run.record import Record
 from cotune.testing import ScriptedLLM
@@ -132,8 +132,8 @@ def half(completions: list[str], **kwargs: object) -> list[float]:
 
 
 @pytest.mark.parametrize("given", [half, [half], (half,), [(half, 1.0)]])
-def test_a_reward_function_alone_is_a_list_of_one(given: Any) -> None:
-    rewards = read_rewards(given, None)
+def test_a_reward_function_alone_is_a_list_of_one(given: Any, tmp_path: Path) -> None:
+    rewards = rewards_of_trainer(given, None, config(tmp_path, reward_weights=None))
     assert rewards is not None
     assert rewards.names == ("half",)
 

@@ -13,11 +13,11 @@ from trl import GRPOConfig
 from cotune.config.build import build_llm, describe_llm
 from cotune.config.joint_method import JointMethod
 from cotune.config.run_checks import (
+    check_columns,
     check_context,
     check_instruction,
     check_prompt_texts,
     check_prompts,
-    check_rewards,
 )
 from cotune.config.run_file import EvaluationConfig, RulesConfig
 from cotune.engines.joint import initial_instruction
@@ -181,7 +181,7 @@ def check_script(
         raise ConfigError(str(error)) from None
     if rewards is not None:
         rewards.trainer_state = TrainerState(max_steps=args.max_steps)
-    check_rewards(rewards, environment, instruction, ("train",))
+    check_columns(rewards, environment, ("train",))
     check_turns(environment, codec, tokenizer)
     check_prompt_texts(environment, instruction, codec)
     check_prompts(environment, codec, instruction, limits, ("train",), strategy=kind)

@@ -1,0 +1,70 @@
+"""Reward functions of a script: TRL's metrics of each, tools' messages, None, and models."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from trl import GRPOConfig
+
+import cotune
+from tests.examples.three_tools import FOLDER, modules
+
+POLICY = str(FOLDER / "policy")
+calls: list[int] = []
+
+
+def structure(completions: Sequence[Any], log_extra: Any, **_: Any) -> list[float]:
+    """Return 0.1 for a call that a tool answered, as TRL's example of an agent does."""
+    calls.append(len(completions))
+    log_extra("calls", [sum(bool(m.get("tool_calls")) for m in c) for c in completions])
+    return [0.1 * any(m["role"] == "tool" for m in completion) for completion in completions]
+
+
+def sums_alone(completions: Sequence[Any], prompts: Sequence[Any], **_: Any) -> list[float | None]:
+    return [None if "mean" in prompt[-1]["content"] else 0.5 for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def task() -> Iterator[ModuleType]:
+    with modules() as imported:
+        yield imported["task"]
+
+
+def classifier(folder: Path) -> str:
+    model = AutoModelForSequenceClassification.from_pretrained(POLICY, num_labels=1)
+    torch.nn.init.normal_(model.score.weight, generator=torch.Generator().manual_seed(0))
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(POLICY).save_pretrained(folder)
+    return str(folder)
+
+
+def test_trl_logs_each_function_of_a_script_with_tools(task: ModuleType, tmp_path: Path) -> None:
+    args = GRPOConfig(
+        str(tmp_path / "out"), per_device_train_batch_size=16, num_generations=4, max_completion_length=96,
+        max_steps=1, logging_steps=1, save_strategy="no", report_to="none", use_cpu=True, bf16=False,
+        gradient_checkpointing=False, disable_tqdm=True, reward_weights=[1.0, 2.0, 0.5, 0.1],
+    )  # fmt: skip
+    trainer = cotune.JointTrainer(
+        POLICY,
+        [task.exact, structure, sums_alone, classifier(tmp_path / "judge")],
+        args,
+        task.questions(16),
+        tools=task.TOOLS,
+        method=cotune.Static(instruction="Call a tool."),
+    )
+    assert not calls  # not before training, on completions that are made up
+    trainer.train()
+
+    (log,) = [row for row in trainer.state.log_history if "reward" in row]
+    rollouts = trainer.joint.batch.trajectories
+    for name in ("exact", "structure", "sums_alone", "judge"):
+        values = [t.parts[name] for t in rollouts if name in t.parts]
+        assert log[f"rewards/{name}/mean"] == pytest.approx(sum(values) / len(values), abs=1e-6)
+    assert log["reward"] == pytest.approx(sum(t.reward for t in rollouts) / len(rollouts), abs=1e-6)
+    assert 0 < log["rewards/structure/mean"] <= 0.1
+    assert {len(t.parts) for t in rollouts} == {3, 4}
+    assert max(t.extra["calls"] for t in rollouts) > 0
