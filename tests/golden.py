@@ -36,13 +36,7 @@ _VOLATILE = re.compile(r"time|seconds|per_second|attempt$|runtime")
 _LADDER: dict[str, Any] = {
     "policy": {"path": "bundled:ladder"},
     "environment": {"kind": "ladder", "train": 24, "validation": 8, "test": 8},
-    "limits": {
-        "turns": 1,
-        "turn_tokens": 96,
-        "observation_tokens": 1,
-        "trajectory_tokens": 98,
-        "prompt_tokens": 224,
-    },
+    "limits": {"turns": 1, "turn_tokens": 96, "observation_tokens": 1, "trajectory_tokens": 98, "prompt_tokens": 224},
     "llm": {"kind": "rules"},
     "threads": 1,
     "training": {
@@ -60,7 +54,7 @@ _LADDER: dict[str, Any] = {
     },
     "evaluation": {"every": 4, "before": False},
     "logging": {"trajectories_every": 1},
-}
+}  # fmt: skip
 _INSPO = {
     "kind": "inspo",
     "prune_every": 2,
@@ -72,14 +66,8 @@ _INSPO = {
 _GEO = {
     "environment": {"kind": "geo", "train": 200, "validation": 8, "test": 8},
     "policy": {"path": "bundled:geo"},
-    "limits": {
-        "turns": 4,
-        "turn_tokens": 64,
-        "observation_tokens": 200,
-        "trajectory_tokens": 640,
-        "prompt_tokens": 384,
-    },
-}
+    "limits": {"turns": 4, "turn_tokens": 64, "observation_tokens": 200, "trajectory_tokens": 640, "prompt_tokens": 384},
+}  # fmt: skip
 
 RUN_FILES: dict[str, dict[str, Any]] = {
     "inspo": _LADDER | _GEO | {"strategy": _INSPO},
@@ -93,15 +81,8 @@ RUN_FILES: dict[str, dict[str, Any]] = {
             "hints": {"hard_set_min_count": 4, "dev_size": 6, "budget": 60, "beam": 2},
         },
     },
-    "fst": _LADDER
-    | {
-        "strategy": {"kind": "fst", "prompts": 2, "evolve_every": 4, "budget": 40, "dev_size": 6},
-    },
-    "gepa": _LADDER
-    | {
-        "strategy": {"kind": "gepa", "budget": 60, "dev_size": 6},
-        "training": {"frozen": True, "single_gpu": True},
-    },
+    "fst": _LADDER | {"strategy": {"kind": "fst", "prompts": 2, "evolve_every": 4, "budget": 40, "dev_size": 6}},
+    "gepa": _LADDER | {"strategy": {"kind": "gepa", "budget": 60, "dev_size": 6}, "training": {"frozen": True, "single_gpu": True}},
     "mixed": _LADDER | {"strategy": _INSPO | {"groups": "mixed", "target": "initial"}},
     "last-stage": _LADDER
     | {
@@ -113,7 +94,7 @@ RUN_FILES: dict[str, dict[str, Any]] = {
             "distillation": {"kind": "filtered"},
         }
     },
-}
+}  # fmt: skip
 """Run files on TRL by the name of their golden."""
 
 

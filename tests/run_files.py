@@ -16,13 +16,7 @@ TINY: dict[str, Any] = {
     "threads": 1,
     "policy": {"path": "bundled:geo"},
     "environment": {"kind": "geo", "train": 8, "validation": 3, "test": 6},
-    "limits": {
-        "turns": 3,
-        "turn_tokens": 24,
-        "observation_tokens": 80,
-        "trajectory_tokens": 200,
-        "prompt_tokens": 384,
-    },
+    "limits": {"turns": 3, "turn_tokens": 24, "observation_tokens": 80, "trajectory_tokens": 200, "prompt_tokens": 384},
     "strategy": {
         "kind": "inspo",
         "population_size": 3,
@@ -45,7 +39,7 @@ TINY: dict[str, Any] = {
         "save_every": 1,
     },
     "evaluation": {"every": 0},
-}
+}  # fmt: skip
 
 
 def tiny(output: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -40,13 +40,9 @@ def run_file(folder: Path, changes: dict[str, Any] | None = None) -> Path:
     [
         (ConfigError("training.steps is 0\n expected 1"), 2, "training.steps is 0 expected 1"),
         (BudgetError("too dear"), 1, "too dear"),
-        (
-            Stopped("stopped; resume with: cotune resume x"),
-            130,
-            "stopped; resume with: cotune resume x",
-        ),
+        (Stopped("stopped; resume with: cotune resume x"), 130, "stopped; resume with: cotune resume x"),
     ],
-)
+)  # fmt: skip
 def test_errors_are_one_line(
     error: CotuneError,
     status: int,

@@ -55,10 +55,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "unknown field": ({"straregy": {}}, ["straregy", "unknown field", "did you mean strategy?"]),
     "unknown nested": ({"training": {"stepz": 1}}, ["training.stepz", "mean training.steps?"]),
     "field in the wrong place": ({"steps": 3}, ["steps", "mean training.steps?"]),
-    "unknown option": (
-        {"strategy": {"populationsize": 3}},
-        ["strategy.populationsize", "mean strategy.population_size?"],
-    ),
+    "unknown option": ({"strategy": {"populationsize": 3}}, ["strategy.populationsize", "mean strategy.population_size?"]),
     "unknown option of an option": (
         {"strategy": {"kind": "p2o", "hints": {"beem": 3}}},
         ["strategy.hints.beem: unknown field", "did you mean strategy.hints.beam?"],
@@ -67,10 +64,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"strategy": {"kind": "inspo+p2o", "p2o": {"hints": {"beem": 3}}}},
         ["strategy.p2o.hints.beem: unknown field", "did you mean strategy.p2o.hints.beam?"],
     ),
-    "impossible option of an option": (
-        {"strategy": {"kind": "p2o", "hints": {"beam": 0}}},
-        ["strategy.hints.beam is 0", "1 or more"],
-    ),
+    "impossible option of an option": ({"strategy": {"kind": "p2o", "hints": {"beam": 0}}}, ["strategy.hints.beam is 0", "1 or more"]),
     "hard for ever": (
         {"strategy": {"kind": "p2o", "hinted_per_group": "half"}},
         ["successes_below is 2", "judged by 1 rollouts of training.group_size 2", "at most 1"],
@@ -101,18 +95,9 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "infinite": ({"training": {"learning_rate": float("inf")}}, ["learning_rate", "finite"]),
     "no section": ({"training": 3}, ["training", "expected fields", "got 3"]),
     "unknown kind": ({"strategy": {"kind": "inspa"}}, ["strategy.kind", "'inspa'", "'inspo'"]),
-    "indivisible": (
-        {"training": {"micro_batch_size": 3}},
-        ["training.questions_per_step × group_size is 8", "change micro_batch_size"],
-    ),
-    "budget below a batch": (
-        {"training": {"rollout_budget": 7}},
-        ["training.rollout_budget is 7", "8"],
-    ),
-    "instruction without tags": (
-        {"instruction": "Answer inside <answer> and </answer>."},
-        ["instruction", "names no <search>, </search>"],
-    ),
+    "indivisible": ({"training": {"micro_batch_size": 3}}, ["training.questions_per_step × group_size is 8", "change micro_batch_size"]),
+    "budget below a batch": ({"training": {"rollout_budget": 7}}, ["training.rollout_budget is 7", "8"]),
+    "instruction without tags": ({"instruction": "Answer inside <answer> and </answer>."}, ["instruction", "names no <search>, </search>"]),
     "too few cities": ({"environment": {"test": 10**6}}, ["environment.test", "expected at most"]),
     "no such policy": ({"policy": {"path": "/nope/model"}}, ["policy.path", "/nope/model"]),
     "unknown bundled policy": ({"policy": {"path": "bundled:x"}}, ["policy.path", "bundled:x"]),
@@ -125,39 +110,21 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         },
         ["limits.prompt_tokens is 50", "expected at least"],
     ),
-    "beyond the context": (
-        {"limits": {"trajectory_tokens": 10_000}},
-        ["limits.prompt_tokens + limits.trajectory_tokens", "10384", "1024"],
-    ),
-    "unknown engine argument": (
-        {"training": {"engine_args": {"lerning_rate": 1}}},
-        ["training.engine_args.lerning_rate", "mean learning_rate?"],
-    ),
-    "impossible engine argument": (
-        {"training": {"engine_args": {"num_iterations": 2}}},
-        ["GRPOConfig.num_iterations is 2"],
-    ),
-    "engine argument of the wrong kind": (
-        {"training": {"engine_args": {"logging_strategy": "sometimes"}}},
-        ["training.engine_args", "sometimes"],
-    ),
+    "beyond the context": ({"limits": {"trajectory_tokens": 10_000}}, ["limits.prompt_tokens + limits.trajectory_tokens", "10384", "1024"]),
+    "unknown engine argument": ({"training": {"engine_args": {"lerning_rate": 1}}}, ["training.engine_args.lerning_rate", "mean learning_rate?"]),
+    "impossible engine argument": ({"training": {"engine_args": {"num_iterations": 2}}}, ["GRPOConfig.num_iterations is 2"]),
+    "engine argument of the wrong kind": ({"training": {"engine_args": {"logging_strategy": "sometimes"}}}, ["training.engine_args", "sometimes"]),
     "engine argument that a field sets": (
         {"training": {"engine_args": {"num_generations": 2}}},
         ["training.engine_args.num_generations", "set training.group_size"],
     ),
-    "unknown loss": (
-        {"training": {"engine_args": {"loss_type": "foo"}}},
-        ["training.engine_args.loss_type is 'foo'", "cispo"],
-    ),
-    "checkpoints elsewhere": (
-        {"training": {"engine_args": {"output_dir": "/tmp/x"}}},
-        ["training.engine_args.output_dir", "output"],
-    ),
+    "unknown loss": ({"training": {"engine_args": {"loss_type": "foo"}}}, ["training.engine_args.loss_type is 'foo'", "cispo"]),
+    "checkpoints elsewhere": ({"training": {"engine_args": {"output_dir": "/tmp/x"}}}, ["training.engine_args.output_dir", "output"]),
     "no key": ({"llm": OPENAI}, ["OPENAI_API_KEY", "llm.api_key_env"]),
     "budget without prices": ({"llm": {**OPENAI, "budget": 5}}, ["llm.budget is 5", "price"]),
     "unknown LLM field": ({"llm": {**OPENAI, "modle": 1}}, ["llm.modle", "mean llm.model?"]),
     "unknown LLM": ({"llm": {"kind": "gpt"}}, ["llm.kind", "'rules', 'openai'"]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -202,14 +169,7 @@ RANDOM = "aZ3kQ9vTn3mLp0aQw7e8xK2"
     [
         ({"policy": {"path": "https://me:{}@host/model"}}, "policy.path"),
         ({"policy": {"path": "{}"}}, "policy.path"),
-        (
-            {
-                "environment": {
-                    "kind": "search", "retriever": {"url": "http://me:{}@host/retrieve"},
-                }
-            },
-            "environment.retriever.url",
-        ),
+        ({"environment": {"kind": "search", "retriever": {"url": "http://me:{}@host/retrieve"}}}, "environment.retriever.url"),
         ({"llm": {**OPENAI, "model": "{}"}}, "llm.model"),
         ({"training": {"steps": "{}"}}, "training.steps"),
         ({"training": {"{}": 1}}, "training"),
@@ -255,14 +215,10 @@ PASSAGE = '{"id": "1", "contents": "\\"Zinder\\"\\nZinder is in Niger."}\n'
         ("train", "", ["dataset.path", "train.jsonl holds no rows"]),
         ("corpus", PASSAGE + "{oops\n", ["environment.corpus", "corpus.jsonl, line 2", "not JSON"]),
         ("corpus", None, ["environment.corpus: cannot read ", "corpus.jsonl"]),
-        (
-            "test",
-            '{"question": "?"}\n',
-            ["dataset", "the question test-", "dataset.columns: {answers"],
-        ),
+        ("test", '{"question": "?"}\n', ["dataset", "the question test-", "dataset.columns: {answers"]),
         ("test", '{"q": "?"}\n', ["dataset.columns.question", "test.jsonl has none of"]),
     ],
-)
+)  # fmt: skip
 def test_data_file_is_refused(
     file: str,
     content: str | None,
@@ -303,15 +259,12 @@ def test_data_file_is_refused(
         ("a: b: c\n", "line 1"),
         (b"\xff\xfe\x00", "not UTF-8"),
         ("training: {steps: " + "9" * 5000 + "}", "a number or a date that cannot be read"),
-        (
-            "output: x\nstrategy: {kind: static}\nseed: 0x" + "f" * 5000,
-            "seed: holds a number of too many digits",
-        ),
+        ("output: x\nstrategy: {kind: static}\nseed: 0x" + "f" * 5000, "seed: holds a number of too many digits"),
         ("a: 2001-99-99", "a number or a date that cannot be read"),
         ("[" * 2000, "is nested too deeply"),
         ("a: " + "[" * 2000 + "]" * 2000, "is nested too deeply"),
     ],
-)
+)  # fmt: skip
 def test_a_file_that_is_no_run_file(
     content: str | bytes | None,
     expected: str,
@@ -468,10 +421,7 @@ def test_other_failures_keep_their_traceback(
 @pytest.mark.parametrize(
     ("llm", "advice"),
     [
-        (
-            OPENAI | {"api_key_env": None},
-            "{0} --set llm.model=…, or: {0} --set llm.optional=true",
-        ),
+        (OPENAI | {"api_key_env": None}, "{0} --set llm.model=…, or: {0} --set llm.optional=true"),
         ({"kind": "rules"}, "{0}"),
     ],
 )

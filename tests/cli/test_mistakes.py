@@ -25,9 +25,7 @@ RUN: dict[str, Any] = {
     "limits": {"turns": 1, "turn_tokens": 64, "trajectory_tokens": 128, "prompt_tokens": 200},
     "strategy": {"kind": "inspo", "prune_every": 2},
     "llm": {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:9", "api_key_env": None},
-    "training": {
-        "questions_per_step": 4, "group_size": 2, "mini_batches": 1, "micro_batch_size": 2
-    },
+    "training": {"questions_per_step": 4, "group_size": 2, "mini_batches": 1, "micro_batch_size": 2},
 }  # fmt: skip
 SUITE: dict[str, Any] = {
     "name": "s", "output": "s", "base": "run.yaml", "budget": 24, "baseline": "grpo",
@@ -37,9 +35,7 @@ SUITE: dict[str, Any] = {
 # A command, and what its line must say.
 LIGHT: dict[str, tuple[str, list[str]]] = {
     "output below a file": ("train run.yaml --set output=file/run", ["output: ", "file is a file"]),
-    "output where nothing can be": (
-        "train run.yaml --set output=/proc/run", ["output: /proc cannot be written"]
-    ),
+    "output where nothing can be": ("train run.yaml --set output=/proc/run", ["output: /proc cannot be written"]),
     "starter below a file": ("init file/agent --kind tools", ["FOLDER: ", "file is a file"]),
     "another strategy, whose fields go": (
         "try run.yaml --set strategy.kind=static --set dataset.path=nope.jsonl",
@@ -47,75 +43,38 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     ),
     "no LLM": ("train run.yaml --set llm=null", ["llm is missing", "my_llm.py:MyLLM"]),
     "no such LLM of one's own": ("train run.yaml --set llm=nope.py:MyLLM", ["no file nope.py"]),
-    "no such file of texts": (
-        "train run.yaml --set 'llm={kind: bank, path: nope.txt}'",
-        ["llm.path: cannot read nope.txt", "name a text file"],
-    ),
-    "no such data": (
-        "train run.yaml --set dataset.path=nope.jsonl",
-        ["dataset.path: no file nope.jsonl in "],
-    ),
-    "no such validation data": (
-        "try run.yaml --set dataset.validation=nope.jsonl",
-        ["dataset.validation: no file nope.jsonl in "],
-    ),
-    "no such policy": (
-        "train run.yaml --set policy.path=./nope", ["'./nope', and there is no such folder"]
-    ),
+    "no such file of texts": ("train run.yaml --set 'llm={kind: bank, path: nope.txt}'", ["llm.path: cannot read nope.txt", "name a text file"]),
+    "no such data": ("train run.yaml --set dataset.path=nope.jsonl", ["dataset.path: no file nope.jsonl in "]),
+    "no such validation data": ("try run.yaml --set dataset.validation=nope.jsonl", ["dataset.validation: no file nope.jsonl in "]),
+    "no such policy": ("train run.yaml --set policy.path=./nope", ["'./nope', and there is no such folder"]),
     "no such policy on the hub": (
         "try run.yaml --set policy.path=nobody/has-this",
         ["cannot load 'nobody/has-this': it is not a folder here, the hub's cache lacks every part"],
     ),
-    "no such policy on the hub, to train": (
-        "train run.yaml --set policy.path=nobody/has-this", ["'nobody/has-this'", "HF_HUB_OFFLINE"]
-    ),
-    "a tool without a docstring": (
-        "train run.yaml --set 'environment={kind: tools, tools: [bad.py:silent]}'",
-        ["tools: silent has no docstring"],
-    ),
+    "no such policy on the hub, to train": ("train run.yaml --set policy.path=nobody/has-this", ["'nobody/has-this'", "HF_HUB_OFFLINE"]),
+    "a tool without a docstring": ("train run.yaml --set 'environment={kind: tools, tools: [bad.py:silent]}'", ["tools: silent has no docstring"]),
     "no such run file to examine": ("doctor nope.yaml", ["nope.yaml: No such file or directory"]),
-    "GGUF for a policy": (
-        "train run.yaml --set policy.path=q4.gguf", ["policy.path is 'q4.gguf', weights in GGUF"]
-    ),
-    "a policy without its tokenizer": (
-        "train run.yaml --set policy.path=./bare", ["cannot load './bare': it has no tokenizer"]
-    ),
-    "no such chat template": (
-        "train run.yaml --set policy.chat_template=nope.jinja", ["no chat template nope.jinja"]
-    ),
+    "GGUF for a policy": ("train run.yaml --set policy.path=q4.gguf", ["policy.path is 'q4.gguf', weights in GGUF"]),
+    "a policy without its tokenizer": ("train run.yaml --set policy.path=./bare", ["cannot load './bare': it has no tokenizer"]),
+    "no such chat template": ("train run.yaml --set policy.chat_template=nope.jinja", ["no chat template nope.jinja"]),
     "no such reward": ("train run.yaml --set 'rewards=[nope.py:f]'", ["rewards: no file nope.py"]),
     "a misspelt reward": ("train run.yaml --set 'rewards=[exact]'", ["'exact' is unknown"]),
-    "no such tool": (
-        "train run.yaml --set 'environment={kind: tools, tools: [nope.py:f]}'",
-        ["environment.tools: no file nope.py"],
-    ),
-    "a number of thousands of digits": (
-        "train digits.yaml", ["digits.yaml: holds a number", "cannot be read; expected YAML"]
-    ),
+    "no such tool": ("train run.yaml --set 'environment={kind: tools, tools: [nope.py:f]}'", ["environment.tools: no file nope.py"]),
+    "a number of thousands of digits": ("train digits.yaml", ["digits.yaml: holds a number", "cannot be read; expected YAML"]),
     "thousands of brackets": ("train nested.yaml", ["nested.yaml: is nested too deeply"]),
-    "a colon in a text": (
-        "train colon.yaml", ["colon.yaml, line 2: mapping values are not", "in quotes"]
-    ),
+    "a colon in a text": ("train colon.yaml", ["colon.yaml, line 2: mapping values are not", "in quotes"]),
     "a password in an address": (
         "train run.yaml --set policy.path=https://u:Zx81kQ@host/m",
         ["policy.path: holds a key, or an address with a user or password (not shown)"],
     ),
-    "a suite for a run file": (
-        "train suite.yaml", ["is a suite file", "cotune compare suite.yaml"]
-    ),
+    "a suite for a run file": ("train suite.yaml", ["is a suite file", "cotune compare suite.yaml"]),
     "a run file for a suite": ("compare run.yaml", ["is a run file", "cotune train run.yaml"]),
     "a run file for a run": ("resume run.yaml", ["is not a run folder: it is a file"]),
     "no such run": ("evaluate nope", ["is not a run folder: there is no such folder"]),
     "a starter for a run": ("report .", ["its run.yaml is a run file that was not trained"]),
-    "episodes shorter than a turn": (
-        "plan run.yaml --set limits.trajectory_tokens=8",
-        ["limits.trajectory_tokens is 8", "limits.turn_tokens 64"],
-    ),
+    "episodes shorter than a turn": ("plan run.yaml --set limits.trajectory_tokens=8", ["limits.trajectory_tokens is 8", "limits.turn_tokens 64"]),
     "data that is not JSON": ("train run.yaml --set dataset.path=bad.jsonl", ["bad.jsonl, line 1: not JSON (JSONDecodeError: ", " at character "]),
-    "a reward that returns nothing": (
-        "train run.yaml --set rewards=[bad.py:nothing]",
-        ["rewards: nothing returned None", "return 0.0"],
-    ),
+    "a reward that returns nothing": ("train run.yaml --set rewards=[bad.py:nothing]", ["rewards: nothing returned None", "return 0.0"]),
     "an endpoint that is down": (
         "train run.yaml --set llm.max_tokens=8",
         ["llm: a first call failed", "Connection refused", "set llm.optional: true"],

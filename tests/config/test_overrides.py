@@ -58,14 +58,11 @@ def test_a_key_that_yaml_read_as_a_number_is_found() -> None:
         ("training..steps=3", "--set does not begin with a field"),
         (f"llm.api_key_env={{{KEY}", "--set llm.api_key_env: what follows '=' is not YAML"),
         (f"llm.SK{KEY[8:]}={{x", "--set: what follows '=' is not YAML"),
-        (
-            "seed.x=1",
-            "--set seed.x: seed holds one value, which has no fields; set seed as a whole",
-        ),
+        ("seed.x=1", "--set seed.x: seed holds one value, which has no fields; set seed as a whole"),
         ("name.x=1", "name holds a text"),
         ("rewards.0=1", "rewards holds a list"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_read_is_one_line_without_the_value(assignment: str, said: str) -> None:
     raw: dict[str, Any] = {"seed": 0, "name": "n", "rewards": []}
     with pytest.raises(ConfigError) as caught:
@@ -92,19 +89,11 @@ ENDPOINT = {"llm": {"kind": "openai", "model": "m", "budget": None, "optional": 
 @pytest.mark.parametrize(
     ("changes", "assignments", "section"),
     [
-        (
-            ENDPOINT,
-            ["llm.path=my.txt", "llm.kind=bank"],
-            {"llm": {"kind": "bank", "path": "my.txt"}},
-        ),
+        (ENDPOINT, ["llm.path=my.txt", "llm.kind=bank"], {"llm": {"kind": "bank", "path": "my.txt"}}),
         (ENDPOINT, ["llm.kind=openai"], {"llm": ENDPOINT["llm"]}),
-        (
-            {"strategy": {"kind": "p2o", "hints": {"beam": 2}}},
-            ["strategy.kind=static"],
-            {"strategy": {"kind": "static"}},
-        ),
+        ({"strategy": {"kind": "p2o", "hints": {"beam": 2}}}, ["strategy.kind=static"], {"strategy": {"kind": "static"}}),
     ],
-)
+)  # fmt: skip
 def test_another_kind_drops_the_fields_of_the_files_kind(
     changes: dict[str, Any], assignments: list[str], section: dict[str, Any]
 ) -> None:

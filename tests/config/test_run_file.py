@@ -220,14 +220,10 @@ def test_rules_write_what_the_world_needs(
         ("p2o", None, None),
         ("inspo+p2o", "h.txt", None),
         ("static", "h.txt", None),  # asks none
-        (
-            "inspo+p2o",
-            None,
-            "llm.hints: missing; strategy.kind inspo\\+p2o evolves instructions and hints",
-        ),
+        ("inspo+p2o", None, "llm.hints: missing; strategy.kind inspo\\+p2o evolves instructions and hints"),
         ("p2o", "h.txt", "llm.hints is set, but strategy.kind p2o evolves only hints"),
     ],
-)
+)  # fmt: skip
 def test_a_bank_has_a_file_for_what_evolves(
     strategy: str, hints: str | None, said: str | None
 ) -> None:
@@ -272,19 +268,13 @@ def test_gepas_search_and_the_batch_after_it_must_fit_the_rollout_budget() -> No
 
 WRONG_DISTILLATION = [
     ({"kind": "klx"}, ".kind: 'klx' is unknown; expected one of 'substitution', 'filtered'"),
-    (
-        {"kind": "filtered", "ratio": "masked_signed"},
-        ".ratio: is not a field of strategy.distillation.kind filtered, but",
-    ),
+    ({"kind": "filtered", "ratio": "masked_signed"}, ".ratio: is not a field of strategy.distillation.kind filtered, but"),
     ({"weight": 1.0}, ".weight: is not a field of strategy.distillation.kind substitution, but"),
-    (
-        {"kind": "filtered", "wieght": 1},
-        ".wieght: unknown field (did you mean strategy.distillation.weight",
-    ),
+    ({"kind": "filtered", "wieght": 1}, ".wieght: unknown field (did you mean strategy.distillation.weight"),
     ({"kind": "filtered", "weight": -1}, ".weight is -1.0; expected more than 0"),
     ({"ratio": "x"}, ".ratio: expected 'original' or 'masked_signed'"),
     (3, ": expected {kind: …}; got 3"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("distillation", "said"), WRONG_DISTILLATION)

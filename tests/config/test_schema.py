@@ -46,9 +46,7 @@ FINE: dict[str, dict[str, Any]] = {
     "an instruction with its place": {"instruction": {"text": TEXTS, "role": "system"}},
     "no instruction": {"instruction": None},
     "an environment as a kind": {"environment": "geo"},
-    "an object": {
-        "environment": "my.module:Class", "strategy": {"kind": "static"},
-    },
+    "an object": {"environment": "my.module:Class", "strategy": {"kind": "static"}},
     "rewards by name and by weight": {
         "environment": {"kind": "single_turn"}, "dataset": {"path": "x.jsonl"},
         "rewards": ["exact_match", {"function": "a.b:c", "weight": 2}],

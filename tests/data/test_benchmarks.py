@@ -96,35 +96,17 @@ OLYMPIAD = {"id": 1606, "question": "Determine $T$.", "solution": ["First …", 
         ("aime24", AIME24, ("60", "Find $x$.", ("204",), "", "It is \\boxed{204}.")),
         ("aime25", {"id": "0", "problem": "P", "answer": "70"}, ("0", "P", ("70",), "", "")),
         ("amc", AMC, ("0", "How many?", ("142",), "", "")),
-        (
-            "math-500",
-            MATH_500,
-            (
-                "test/precalculus/807.json",
-                "Convert.",
-                ("\\frac{1}{2}",),
-                "level 2",
-                "So $\\boxed{3}$.",
-            ),
-        ),
+        ("math-500", MATH_500, ("test/precalculus/807.json", "Convert.", ("\\frac{1}{2}",), "level 2", "So $\\boxed{3}$.")),
         ("minerva", {"question": "Q", "answer": "2.45e6"}, (None, "Q", ("2.45e6",), "", "")),
-        (
-            "minerva",
-            {"problem": "Q", "solution": "Thus \\boxed{ 4 }.", "type": "x"},
-            (None, "Q", ("4",), "", "Thus \\boxed{ 4 }."),
-        ),
-        (
-            "olympiadbench",
-            OLYMPIAD,
-            ("1606", "Determine $T$.", ("\\frac{1}{72}", "$1$, $2$"), "Algebra", ""),
-        ),
+        ("minerva", {"problem": "Q", "solution": "Thus \\boxed{ 4 }.", "type": "x"}, (None, "Q", ("4",), "", "Thus \\boxed{ 4 }.")),
+        ("olympiadbench", OLYMPIAD, ("1606", "Determine $T$.", ("\\frac{1}{72}", "$1$, $2$"), "Algebra", "")),
         (
             "olympiadbench",
             {**OLYMPIAD, "context": "Let $T=4$."},
             ("1606", "Let $T=4$.\n\nDetermine $T$.", ("\\frac{1}{72}", "$1$, $2$"), "Algebra", ""),
         ),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
 def test_math_schemas(
     tmp_path: Path, name: str, row: dict[str, Any], expected: tuple[Any, ...], suffix: str
@@ -171,10 +153,7 @@ def test_a_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
         ([{"problem": "a", "answer": None}], 'row 1: "answer" is None; expected an answer'),
         ([{"problem": "a", "answer": [" "]}], 'row 1: "answer" is [\' \']; expected an answer'),
         ([{"problem": " ", "answer": "1"}], 'row 1: "question" is \' \'; expected text'),
-        (
-            [{"id": 1, "problem": p, "answer": "1"} for p in "ab"],
-            "row 2: the id '1' came before",
-        ),
+        ([{"id": 1, "problem": p, "answer": "1"} for p in "ab"], "row 2: the id '1' came before"),
     ],
 )  # fmt: skip
 def test_other_rows_are_refused_in_one_line(

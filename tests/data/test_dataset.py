@@ -164,25 +164,17 @@ def test_parquet_as_the_hub_stores_it(tmp_path: Path) -> None:
         ("a.jsonl", None, ["dataset.path: no file", "a.jsonl", ".parquet"]),
         ("a.txt", "x", ["dataset.path", "ends in .txt", ".jsonl"]),
         ("a", "x", ["ends in no suffix"]),
-        (
-            "a.jsonl",
-            '{"question": "q"}\n{"question"',
-            ["a.jsonl, line 2", "not JSON (JSONDecodeError: Expecting ':' delimiter at character"],
-        ),
+        ("a.jsonl", '{"question": "q"}\n{"question"', ["a.jsonl, line 2", "not JSON (JSONDecodeError: Expecting ':' delimiter at character"]),
         ("a.json", "[1", ["a.json cannot be read as JSON", "JSONDecodeError"]),
         ("a.json", '[{"question": "q"}, 3]', ["a.json, row 2: 3", "JSON object"]),
         ("a.json", "", ["dataset.path", "a.json holds no rows"]),
         ("a.csv", "", ["dataset.path", "a.csv holds no rows"]),
         ("a.csv", "question\n", ["a.csv holds no rows"]),
-        (
-            "a.csv",
-            "question,answer\nWhat, now?,a\n",
-            ["a.csv, row 1 has more cells than the header"],
-        ),
+        ("a.csv", "question,answer\nWhat, now?,a\n", ["a.csv, row 1 has more cells than the header"]),
         ("a.tsv", "question\tanswer\nq\ta\tb\n", ["a.tsv, row 1 has more cells than the header"]),
         ("a.parquet", "no", ["cannot be read as Parquet", "fix or rename"]),
     ],
-)
+)  # fmt: skip
 def test_a_file_that_cannot_be_read(
     tmp_path: Path, name: str, content: str | None, said: list[str]
 ) -> None:
@@ -367,23 +359,11 @@ def test_chat_messages(tmp_path: Path) -> None:
     ("prompt", "said"),
     [
         ([], ["ends with nothing"]),
-        (
-            [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
-            ["ends with assistant", "the policy's reply"],
-        ),
+        ([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], ["ends with assistant", "the policy's reply"]),
         ([{"role": "tool", "content": "x"}], ["message 0", "of role 'tool'"]),
-        (
-            [{"role": "assistant", "content": "", "tool_calls": [{}]}],
-            ["message 0", "or a tool call"],
-        ),
-        (
-            [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}],
-            ["message 0", "content of type image", "only text"],
-        ),
-        (
-            [{"role": "user", "content": [{"type": "thinking", "text": "?"}]}],
-            ["content of type thinking"],
-        ),
+        ([{"role": "assistant", "content": "", "tool_calls": [{}]}], ["message 0", "or a tool call"]),
+        ([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}], ["message 0", "content of type image", "only text"]),
+        ([{"role": "user", "content": [{"type": "thinking", "text": "?"}]}], ["content of type thinking"]),
         ([{"role": "user", "content": None}], ["\"prompt\" is ''"]),
         (["Who?"], ["message 0", "'Who?'", "{role: …, content: …}"]),
         ([{"role": "user", "content": " "}], ["\"prompt\" is ' '", "expected text"]),
@@ -391,7 +371,7 @@ def test_chat_messages(tmp_path: Path) -> None:
         ("", ["\"prompt\" is ''"]),
         (None, ['"prompt" is None']),
     ],
-)
+)  # fmt: skip
 def test_a_prompt_that_is_none(tmp_path: Path, prompt: Any, said: list[str]) -> None:
     file = jsonl(tmp_path / "a.jsonl", [{"prompt": "q"}, {"prompt": prompt}])
     text = error_of(file)

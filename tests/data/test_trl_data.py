@@ -69,10 +69,7 @@ def test_rows_need_no_prompt_if_an_environment_makes_it() -> None:
         ([{"prompt": [{"role": "user", "content": 7}]}], "content is 7; expected text"),
         ([{"prompt": "?", "image": "x.png"}], "has the column image; expected only text"),
         (Dataset.from_list([{"prompt": "?", "images": ["x"]}]), "has the column images"),
-        (
-            [{"prompt": [{"role": "user", "content": [{"type": "image", "image": "x"}]}]}],
-            "holds content of type image; expected only text",
-        ),
+        ([{"prompt": [{"role": "user", "content": [{"type": "image", "image": "x"}]}]}], "holds content of type image; expected only text"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_trained_on_is_refused_in_one_line(dataset: Any, message: str) -> None:
@@ -167,22 +164,14 @@ def test_prompts_without_an_instruction_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("prompt", "instruction", "message"),
     [
-        (
-            lambda i: [user(f"{S * (i % 2)}{i}?")],
-            S,
-            "2 of 4 prompts lack that text, such as '0\\?'; expected it in all of them or in none",
-        ),
+        (lambda i: [user(f"{S * (i % 2)}{i}?")], S, "2 of 4 prompts lack that text, such as '0\\?'; expected it in all of them or in none"),
         (
             lambda i: [system(f"Persona {i}"), user("?")],
             None,
             "4 different system messages, such as 'Persona 0' and 'Persona 1'; .*"
             r"INSPO\(instruction=…\)",
         ),
-        (
-            lambda i: [system(S), user("?")][i % 2 :],
-            None,
-            "2 different system messages, such as 'You are a terse assistant.' and none",
-        ),
+        (lambda i: [system(S), user("?")][i % 2 :], None, "2 different system messages, such as 'You are a terse assistant.' and none"),
         (
             lambda i: [user(f"Answer in one word only.\nQuestion: {i}?")],
             None,
@@ -196,7 +185,7 @@ def test_prompts_without_an_instruction_stay_as_they_are() -> None:
         (lambda i: [user(f"What is {i}?")], None, r"instruction=…\)$"),
         (lambda i: [user(f"What is {i}?")], " ", "INSPO evolves an instruction"),
     ],
-)
+)  # fmt: skip
 def test_data_without_one_instruction_is_refused(
     prompt: Callable[[int], Any], instruction: str | None, message: str
 ) -> None:

@@ -31,42 +31,12 @@ Messages = list[tuple[str, str]]
         ({"role": "system"}, TASK, PLAIN, [("system", "Do."), ("user", "Why?")]),
         ({"role": "system"}, TASK, Prompt(""), [("user", "Why?")]),
         ({"role": "system"}, TASK, HINTED, [("system", "Do."), ("user", "Look up.\n\nWhy?")]),
-        (
-            {},
-            CHAT,
-            PLAIN,
-            [
-                ("system", "Be kind."),
-                ("user", "Hi"),
-                ("assistant", "Hello"),
-                ("user", "Do.\n\nWhy?"),
-            ],
-        ),
-        (
-            {"system": "replace"},
-            CHAT,
-            PLAIN,
-            [("user", "Hi"), ("assistant", "Hello"), ("user", "Do.\n\nWhy?")],
-        ),
-        (
-            {"role": "system"},
-            CHAT,
-            PLAIN,
-            [
-                ("system", "Be kind.\n\nDo."),
-                ("user", "Hi"),
-                ("assistant", "Hello"),
-                ("user", "Why?"),
-            ],
-        ),
-        (
-            {"role": "system", "system": "replace"},
-            CHAT,
-            PLAIN,
-            [("system", "Do."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Why?")],
-        ),
+        ({}, CHAT, PLAIN, [("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Do.\n\nWhy?")]),
+        ({"system": "replace"}, CHAT, PLAIN, [("user", "Hi"), ("assistant", "Hello"), ("user", "Do.\n\nWhy?")]),
+        ({"role": "system"}, CHAT, PLAIN, [("system", "Be kind.\n\nDo."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Why?")]),
+        ({"role": "system", "system": "replace"}, CHAT, PLAIN, [("system", "Do."), ("user", "Hi"), ("assistant", "Hello"), ("user", "Why?")]),
     ],
-)
+)  # fmt: skip
 def test_where_the_instruction_stands(
     options: dict[str, str], task: Task, prompt: Prompt, expected: Messages
 ) -> None:

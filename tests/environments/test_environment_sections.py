@@ -59,14 +59,8 @@ def test_shorthands_of_an_environment(raw: object, expected: dict[str, Any]) -> 
             {**DATA, "instruction": {"text": "Go.", "role": "system", "placement": "after"}},
             "placement is 'after', which is for the user's message, but role is 'system'",
         ),
-        (
-            {**DATA, "dataset": {"path": "x", "validation": None}},
-            "dataset.validation is None; expected a number",
-        ),
-        (
-            {**DATA, "dataset": {"path": "x", "test": True}},
-            "dataset.test is True; expected a number",
-        ),
+        ({**DATA, "dataset": {"path": "x", "validation": None}}, "dataset.validation is None; expected a number"),
+        ({**DATA, "dataset": {"path": "x", "test": True}}, "dataset.test is True; expected a number"),
         ({**DATA, "dataset": {"path": "x", "name": "y"}}, "dataset: has both path and name"),
         ({**DATA, "dataset": {"path": "x", "test": 0}}, "dataset.test is 0; expected 1 or more"),
         ({**DATA, "dataset": {"path": "x", "spilt": "a"}}, "dataset.spilt: unknown field (did you"),
@@ -76,12 +70,9 @@ def test_shorthands_of_an_environment(raw: object, expected: dict[str, Any]) -> 
         ({"environment": {"kind": "tool"}}, "(did you mean tools?)"),
         ({"seed": "five"}, "seed: expected a valid integer; got 'five'"),
         ({**DATA, "instruction": {"rule": "system"}}, "instruction.rule: unknown field (did you"),
-        (
-            {**DATA, "instruction": {"role": "tool"}},
-            "instruction.role: expected 'user' or 'system'",
-        ),
+        ({**DATA, "instruction": {"role": "tool"}}, "instruction.role: expected 'user' or 'system'"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_trained_on_is_said_in_a_line(sections: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parsed(**sections)

@@ -39,9 +39,7 @@ TOOLS = (
 SPECIAL = {
     "qwen2_5": ("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
     "qwen3": ("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
-    "llama3_2": (
-        "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
-    ),
+    "llama3_2": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
 }  # fmt: skip
 
 
@@ -60,10 +58,7 @@ PROMPTS: dict[str, tuple[Any, str | None]] = {
     "system message": (lambda q: [SYSTEM, user(q)], None),
     "examples": (lambda q: [SYSTEM, user("2+2?"), message("assistant", "#### 4"), user(q)], None),
     "preamble": (lambda q: [user(f"{S}\n\n{q}")], S),
-    "preamble after examples": (
-        lambda q: [user(f"{S}\n\n2+2?"), message("assistant", "4"), user(f"{S}\n\n{q}")],
-        S,
-    ),
+    "preamble after examples": (lambda q: [user(f"{S}\n\n2+2?"), message("assistant", "4"), user(f"{S}\n\n{q}")], S),
     "within the system message": (lambda q: [message("system", f"Hi. {S} Bye."), user(q)], S),
     "after the question": (lambda q: [user(f"{q}\n{S}")], S),
     "prefill": (lambda q: [SYSTEM, user(q), message("assistant", "Let me think.")], None),
@@ -82,7 +77,7 @@ PROMPTS: dict[str, tuple[Any, str | None]] = {
     "no instruction": (lambda q: [user(q)], None),
     "plain text": (lambda q: f"{S}\nQ: {q}\nA:", S),
     "plain text with markup": (lambda q: MARKUP.replace("It?", q), S),
-}
+}  # fmt: skip
 CASES = [
     (name, template, tools)
     for name in PROMPTS

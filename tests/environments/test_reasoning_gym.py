@@ -246,21 +246,15 @@ def test_mistakes_are_said_in_one_line(tasks: list[Any], fields: Any, said: str)
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        (
-            {"tasks": ["n_queens"]},
-            "n_queens is refused: its verifier evaluates the answer as Python",
-        ),
-        (
-            {"tasks": ["word_ladder"]},
-            "word_ladder is refused: its questions differ from one process",
-        ),
+        ({"tasks": ["n_queens"]}, "n_queens is refused: its verifier evaluates the answer as Python"),
+        ({"tasks": ["word_ladder"]}, "word_ladder is refused: its questions differ from one process"),
         ({"tasks": ["gcd", "gcd"]}, "environment.tasks names gcd twice"),
         ({"tasks": []}, "environment.tasks"),
         ({"tasks": [{"name": "gcd", "config": {"seed": 1}}]}, "config of gcd sets seed"),
         ({"tasks": ["gcd"], "size": 5}, "environment.size: unknown field"),
         ({"tasks": ["gcd"], "test": 0}, "environment.test"),
     ],
-)
+)  # fmt: skip
 def test_the_run_file_is_checked_without_the_package(fields: dict[str, Any], said: str) -> None:
     raw = {
         "output": "runs/x", "strategy": {"kind": "static"},

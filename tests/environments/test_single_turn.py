@@ -258,14 +258,11 @@ INSPO: dict[str, Any] = {
         ({"rewards": ["exact_match"]}, ["exact_match compares with answers", "has none"]),
         ({"rewards": ["exact"]}, ["'exact' is unknown; expected one of exact_match"]),
         ({"rewards": [{"function": "boxed", "wieght": 1}]}, ["rewards.", "wieght"]),
-        (
-            {"dataset": {"path": "data.jsonl", "columns": {"question": "text"}}},
-            ["dataset.columns.question is 'text'", "question, level"],
-        ),
+        ({"dataset": {"path": "data.jsonl", "columns": {"question": "text"}}}, ["dataset.columns.question is 'text'", "question, level"]),
         ({"dataset": {"path": "date.jsonl"}}, ["dataset.path: no file date.jsonl in"]),
         (INSPO, ["instruction: blank; INSPO evolves it"]),
     ],
-)
+)  # fmt: skip
 def test_run_files_that_are_wrong(
     folder: Path,
     changes: dict[str, Any],

@@ -103,12 +103,7 @@ def test_a_turn_without_calls_is_the_answer() -> None:
 @pytest.mark.parametrize(
     ("call", "shown", "error", "taken_for"),
     [
-        (
-            ("subtract", {"a": 1}),
-            "Error: there is no tool 'subtract'; the tools are add, divide",
-            "no such tool",
-            "call",
-        ),
+        (("subtract", {"a": 1}), "Error: there is no tool 'subtract'; the tools are add, divide", "no such tool", "call"),
         (("add", {"a": 1}), "Error: the argument 'b' is missing", "add: bad arguments", "add"),
         (
             ("add", {"a": "x", "b": 1}),
@@ -117,14 +112,9 @@ def test_a_turn_without_calls_is_the_answer() -> None:
             "add: bad arguments",
             "add",
         ),
-        (
-            ("divide", {"a": 1, "b": 0}),
-            "Error: ZeroDivisionError: float division by zero",
-            "divide: ZeroDivisionError",
-            "divide",
-        ),
+        (("divide", {"a": 1, "b": 0}), "Error: ZeroDivisionError: float division by zero", "divide: ZeroDivisionError", "divide"),
     ],
-)
+)  # fmt: skip
 def test_a_call_that_fails_is_an_observation(
     call: tuple[str, dict[str, Any]], shown: str, error: str, taken_for: str
 ) -> None:

@@ -89,10 +89,7 @@ def few_questions(folder: Path, _: dict[str, Any]) -> None:
 AS_RUN_FILE: dict[str, tuple[Change, list[str]]] = {
     "misspelt field": (fields("training.stepz", 3), ["training.stepz", "did you mean training.steps?"]),
     "misspelt method": (fields("strategy.kind", "inspa"), ["strategy.kind", "'inspa'", "'inspo'"]),
-    "option of another method": (
-        fields("strategy.kind", "static"),
-        ["strategy.evolve_every: is not a field of strategy.kind static", "remove it"],
-    ),
+    "option of another method": (fields("strategy.kind", "static"), ["strategy.evolve_every: is not a field of strategy.kind static", "remove it"]),
     "file not there": (fields("dataset.path", "question.jsonl"), ["dataset.path", "no file question.jsonl"]),
     "missing column": (fields("dataset.columns", {"question": "text"}), ["dataset.columns.question is 'text'", "question, answer", "name one of them"]),
     "row without the column": (written("questions.jsonl", '"question"', '"text"'), ["questions.jsonl", "question", "line 1"]),

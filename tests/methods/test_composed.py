@@ -258,23 +258,11 @@ def test_whose_distillation_weights_the_rollouts():
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (
-            {"inspo": {"target": "initial"}, "p2o": {"distillation": {"low": 0.1}}},
-            "p2o.distillation is set, but with inspo.target 'initial'",
-        ),
-        (
-            {
-                "inspo": {
-                    "distil_steps": 3,
-                    "distillation": {"kind": "filtered"},
-                    "target": "sampled",
-                }
-            },
-            "inspo.distil_steps is 3; expected 0",
-        ),
+        ({"inspo": {"target": "initial"}, "p2o": {"distillation": {"low": 0.1}}}, "p2o.distillation is set, but with inspo.target 'initial'"),
+        ({"inspo": {"distil_steps": 3, "distillation": {"kind": "filtered"}, "target": "sampled"}}, "inspo.distil_steps is 3; expected 0"),
         ({"inspo": {"windw": 3}}, "inspo.windw"),
     ],
-)
+)  # fmt: skip
 def test_options_refuse_what_cannot_work(raw: dict[str, Any], message: str):
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(ComposedOptions).validate_python(raw)

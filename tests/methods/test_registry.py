@@ -82,12 +82,9 @@ def test_a_package_adds_a_method_to_the_run_file() -> None:
         ({"strategy": {"kind": "bandit", "endnig": "x"}}, r"strategy\.endnig: unknown field"),
         ({"strategy": {"kind": "bandit", "ending": 3}}, r"strategy\.ending: .*string"),
         ({"strategy": {"kind": "nobody"}}, r"strategy\.kind: 'nobody' is unknown"),
-        (
-            {"training": {"questions_per_step": 1}},
-            r"questions_per_step is 1; a bandit needs two groups",
-        ),
+        ({"training": {"questions_per_step": 1}}, r"questions_per_step is 1; a bandit needs two groups"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_with_it_is_one_line(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         parse_config(tiny(Path("out"), {**SMALL, **changes}), "test")

@@ -86,16 +86,10 @@ XML_CALL = (
 FAMILIES = {
     "qwen2_5": Family("qwen2_5", CHATML, "<|im_end|>", HERMES_CALL, QWEN[:4]),
     "qwen3 thinking": Family("qwen3", CHATML, "<|im_end|>", HERMES_CALL, QWEN, keeps=False),
-    "qwen3 not thinking": Family(
-        "qwen3", CHATML, "<|im_end|>", HERMES_CALL, QWEN, {"enable_thinking": False}, keeps=False
-    ),
-    "qwen3_instruct_2507": Family(
-        "qwen3_instruct_2507", CHATML, "<|im_end|>", HERMES_CALL, QWEN[:4]
-    ),
+    "qwen3 not thinking": Family("qwen3", CHATML, "<|im_end|>", HERMES_CALL, QWEN, {"enable_thinking": False}, keeps=False),
+    "qwen3_instruct_2507": Family("qwen3_instruct_2507", CHATML, "<|im_end|>", HERMES_CALL, QWEN[:4]),
     "qwen3_5 thinking": Family("qwen3_5_think", CHATML, "<|im_end|>", XML_CALL, QWEN, keeps=False),
-    "qwen3_5 not thinking": Family(
-        "qwen3_5_nothink", CHATML, "<|im_end|>", XML_CALL, QWEN, {"enable_thinking": False}
-    ),
+    "qwen3_5 not thinking": Family("qwen3_5_nothink", CHATML, "<|im_end|>", XML_CALL, QWEN, {"enable_thinking": False}),
     "llama3_1": Family(
         "llama3_1",
         LLAMA,
@@ -120,9 +114,7 @@ FAMILIES = {
         '[TOOL_CALLS] [{"name": "look_up", "arguments": {"text": "a 7", "times": 3}, "id": "call00001"}]',
         several=False,
     ),
-    "mistral v13": Family(
-        "mistral_v13", MISTRAL, "</s>", '[TOOL_CALLS]look_up[ARGS]{"text": "a 7", "times": 3}'
-    ),
+    "mistral v13": Family("mistral_v13", MISTRAL, "</s>", '[TOOL_CALLS]look_up[ARGS]{"text": "a 7", "times": 3}'),
     "granite 3": Family(
         "granite_3",
         GRANITE,
@@ -130,7 +122,7 @@ FAMILIES = {
         '<|tool_call|>[{"name": "look_up", "arguments": {"text": "a 7", "times": 3}}]',
         several=False,
     ),
-}
+}  # fmt: skip
 
 
 def codec_of(family: Family) -> tuple[HFCodec, PreTrainedTokenizerFast]:

@@ -426,10 +426,7 @@ def test_no_rollouts_call_nothing() -> None:
         ([1.0, "2"], ["f returned '2' for task t1"]),
         ([[1.0], [2.0]], ["f returned [1.0] for task t0"]),
         ([1j, 0], ["f returned 1j for task t0"]),
-        (
-            [(1.0, None), 0],
-            ["f returned (1.0, None) for task t0; expected a finite number", "or a pair"],
-        ),
+        ([(1.0, None), 0], ["f returned (1.0, None) for task t0; expected a finite number", "or a pair"]),
         ([1.0, (float("nan"), "why")], ["f returned (nan, 'why') for task t1"]),
         ([("why", 1.0), 0], ["f returned ('why', 1.0) for task t0"]),
         ((0.0, "why"), ["f returned 'why' for task t1"]),
@@ -439,7 +436,7 @@ def test_no_rollouts_call_nothing() -> None:
         ("ab", ["f returned 'ab'; expected a list"]),
         (torch.tensor(1.0), ["expected a list of 2 numbers"]),
     ],
-)
+)  # fmt: skip
 def test_values_that_are_no_rewards(values: Any, said: list[str]) -> None:
     def f(completions: list[str]) -> Any:
         return values

@@ -336,12 +336,9 @@ def test_an_answer_may_be_a_number() -> None:
         (Response("x"), "returned Response.* for 1 actions"),
         (["x"], "gave 'x'; expected a cotune.Response"),
         ([Response(cast(str, 5))], "gave Response.*whose observation is text"),
-        (
-            [Response(messages=({"role": "tool", "content": "x"},))],
-            "gave Response.*of a tool its name",
-        ),
+        ([Response(messages=({"role": "tool", "content": "x"},))], "gave Response.*of a tool its name"),
     ],
-)
+)  # fmt: skip
 def test_a_response_that_cannot_be_used_names_the_environment(found: Any, said: str) -> None:
     class Broken(Echo):
         def respond(self, actions: Sequence[Action]) -> Any:

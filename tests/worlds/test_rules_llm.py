@@ -72,18 +72,12 @@ def test_remedies_do_no_harm_and_style_asks_for_nothing():
 @pytest.mark.parametrize(
     ("response", "modes"),
     [
-        (
-            BROAD + INFORMATION + "<answer> Dollar </answer>",
-            {Mode.WHOLE_QUESTION, Mode.ONE_SEARCH, Mode.NO_REASONING, Mode.NOT_IN_EVIDENCE},
-        ),
+        (BROAD + INFORMATION + "<answer> Dollar </answer>", {Mode.WHOLE_QUESTION, Mode.ONE_SEARCH, Mode.NO_REASONING, Mode.NOT_IN_EVIDENCE}),
         (THOUGHT + NAME + NAME + "<answer> Niger </answer>", set()),
         (THOUGHT + NAME + "<answer> Niger </answer>", {Mode.ONE_SEARCH}),
         (THOUGHT + "<answer> Niger </answer>", {Mode.NEVER_SEARCHED}),
         (THOUGHT + NAME + NAME + "The answer is Niger.", {Mode.NO_ANSWER_TAG}),
-        (
-            THOUGHT + NAME + NAME + "<answer> Zinder is a city in Niger </answer>",
-            {Mode.TOO_LONG},
-        ),
+        (THOUGHT + NAME + NAME + "<answer> Zinder is a city in Niger </answer>", {Mode.TOO_LONG}),
         (THOUGHT + NAME + NAME + "[stopped: turn limit]", {Mode.OUT_OF_TURNS}),
         (
             THOUGHT
@@ -101,7 +95,7 @@ def test_remedies_do_no_harm_and_style_asks_for_nothing():
             {Mode.MALFORMED},
         ),
     ],
-)
+)  # fmt: skip
 def test_failure_modes(response, modes):
     assert failure_modes(Example(QUESTION, response, ("Franc",))) == modes
 

@@ -165,13 +165,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "p2o": {"kind": "p2o", "hints": HINTS, "distillation": {"ratio": "masked_signed"}},
     "mixed": {"kind": "inspo", **INSPO, "groups": "mixed", "target": "initial"},
     "population": {"kind": "inspo", **INSPO, "groups": "population"},
-    "fst": {
-        "kind": "fst",
-        "prompts": 2,
-        "evolve_every": 2,
-        "budget": 60,
-        "dev_size": 4,
-    },
+    "fst": {"kind": "fst", "prompts": 2, "evolve_every": 2, "budget": 60, "dev_size": 4},
     "inspo+p2o": {
         "kind": "inspo+p2o",
         "inspo": {

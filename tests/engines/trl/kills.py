@@ -21,13 +21,7 @@ RUN: dict[str, Any] = {
     "seed": 1,
     "threads": 1,
     "environment": {"kind": "geo", "train": 6, "validation": 3, "test": 3},
-    "limits": {
-        "turns": 2,
-        "turn_tokens": 12,
-        "observation_tokens": 40,
-        "trajectory_tokens": 120,
-        "prompt_tokens": 384,
-    },
+    "limits": {"turns": 2, "turn_tokens": 12, "observation_tokens": 40, "trajectory_tokens": 120, "prompt_tokens": 384},
     "strategy": {
         "kind": "inspo",
         "population_size": 3,
@@ -51,7 +45,7 @@ RUN: dict[str, Any] = {
         "save_every": 2,
     },
     "evaluation": {"every": 4, "before": True},
-}
+}  # fmt: skip
 
 OF_ONE_ATTEMPT = {"time", "attempt", "step_time", *WAITING}
 """Fields that say when something was, or in which attempt."""

@@ -153,17 +153,9 @@ def test_every_field_of_grpos_own_was_reviewed() -> None:
             "steps_per_generation is 3",
             "multiple of gradient_accumulation_steps=2",
         ),
-        (
-            TWO_STEPS_A_BATCH | {"max_steps": 4, "save_strategy": "steps", "save_steps": 3},
-            "save_steps is 3",
-            "make save_steps a multiple of 2",
-        ),
+        (TWO_STEPS_A_BATCH | {"max_steps": 4, "save_strategy": "steps", "save_steps": 3}, "save_steps is 3", "make save_steps a multiple of 2"),
         (TWO_STEPS_A_BATCH | {"max_steps": 3}, "max_steps is 3", "make max_steps a multiple of 2"),
-        (
-            TWO_STEPS_A_BATCH | EVALUATING | {"max_steps": 4, "eval_steps": 3},
-            "eval_steps is 3",
-            "make eval_steps a multiple of 2",
-        ),
+        (TWO_STEPS_A_BATCH | EVALUATING | {"max_steps": 4, "eval_steps": 3}, "eval_steps is 3", "make eval_steps a multiple of 2"),
         ({"temperature": 0.0}, "temperature is 0.0", "set it above 0"),
         ({"logging_strategy": "epoch"}, "logging_strategy is 'epoch'", "set logging_strategy"),
         ({"save_strategy": "epoch"}, "save_strategy is 'epoch'", "set save_strategy='steps'"),
@@ -173,14 +165,10 @@ def test_every_field_of_grpos_own_was_reviewed() -> None:
             "metric_for_best_model is 'loss'",
             "metric_for_best_model='eval_reward'",
         ),
-        (
-            BEST | {"save_strategy": "best", "eval_steps": 1, "greater_is_better": False},
-            "greater_is_better is False",
-            "and greater_is_better=True",
-        ),
+        (BEST | {"save_strategy": "best", "eval_steps": 1, "greater_is_better": False}, "greater_is_better is False", "and greater_is_better=True"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
+)  # fmt: skip
 def test_what_does_not_go_together_is_refused_with_its_fix(
     tmp_path: Path, changes: dict[str, Any], field: str, fix: str
 ) -> None:

@@ -26,20 +26,12 @@ SUPPORTED: list[dict[str, Any]] = [
         "loss_type": "dapo", "scale_rewards": "none", "delta": 2.0, "epsilon_high": 0.28,
         "per_device_train_batch_size": 3, "generation_batch_size": 6, "max_steps": 4,
     },
-    {
-        "loss_type": "bnpo", "multi_objective_aggregation": "normalize_then_sum",
-        "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2,
-    },
+    {"loss_type": "bnpo", "multi_objective_aggregation": "normalize_then_sum", "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2},
     {"loss_type": "cispo", "top_entropy_quantile": 0.5, "gradient_checkpointing": True},
     {"loss_type": "sapo", "entropy_coef": 0.01, "lr_scheduler_type": "cosine", "warmup_steps": 1},
     {"loss_type": "luspo", "max_grad_norm": 0.5, "cast_lm_head_to_fp32": True},
-    {
-        "loss_type": "vespo", "disable_dropout": True, "torch_empty_cache_steps": 1, "bf16": True,
-    },
-    {
-        "use_adaptive_entropy": True, "entropy_target": 2.0, "skip_memory_metrics": False,
-        "off_policy_mask_threshold": 0.5, "full_determinism": False,
-    },
+    {"loss_type": "vespo", "disable_dropout": True, "torch_empty_cache_steps": 1, "bf16": True},
+    {"use_adaptive_entropy": True, "entropy_target": 2.0, "skip_memory_metrics": False, "off_policy_mask_threshold": 0.5, "full_determinism": False},
 ]  # fmt: skip
 """Each field is in one; those that do not concern each other are tried together."""
 

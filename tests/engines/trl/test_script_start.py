@@ -40,18 +40,12 @@ def geo() -> cotune.GeoEnvironment:
         (lambda: cotune.INSPO(window=cast(Any, "two")), r"^INSPO: window: expected a valid int"),
         (lambda: cotune.INSPO(instruction=cast(Any, 3)), "INSPO: instruction is of type int"),
         (lambda: cotune.INSPO(llm="sk-" + "a1B2" * 8), "INSPO: llm: model looks like a key"),
-        (
-            lambda: cotune.INSPO(llm=cast(Any, cotune.RulesLLM)),
-            r"INSPO: llm is the class RulesLLM; .* an object with complete",
-        ),
+        (lambda: cotune.INSPO(llm=cast(Any, cotune.RulesLLM)), r"INSPO: llm is the class RulesLLM; .* an object with complete"),
         (lambda: cotune.INSPO(llm=cast(Any, 3)), "INSPO: llm is of type int"),
-        (
-            lambda: cotune.INSPO(llm=cotune.BankOptions(path=Path("x"), hints=Path("y"))),
-            r"^INSPO: llm\.hints is set",
-        ),
+        (lambda: cotune.INSPO(llm=cotune.BankOptions(path=Path("x"), hints=Path("y"))), r"^INSPO: llm\.hints is set"),
         (lambda: cotune.Static(llm=ScriptedLLM([])), "Static uses no LLM .* remove llm"),
     ],
-)
+)  # fmt: skip
 def test_what_a_method_refuses(make: Callable[[], object], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected) as caught:
         make()
@@ -102,10 +96,7 @@ def test_in_a_bundled_world_a_method_needs_no_llm(
     [
         ({"method": cotune.INSPO(instruction="Answer.")}, "instruction names no <search>"),
         ({"method": cotune.Static(instruction="<search> </search> <answer>")}, "no </answer>"),
-        (
-            {"method": cotune.INSPO(llm=cotune.OpenAIOptions(model="m"))},
-            "OPENAI_API_KEY is not set",
-        ),
+        ({"method": cotune.INSPO(llm=cotune.OpenAIOptions(model="m"))}, "OPENAI_API_KEY is not set"),
         ({"reward_funcs": 3}, "reward_funcs is of type int; expected a function, or a list"),
         ({"environment": "geo"}, "environment is a text; expected an environment"),
         ({"environment": cotune.GeoEnvironment}, "environment is the class GeoEnvironment"),
@@ -113,7 +104,7 @@ def test_in_a_bundled_world_a_method_needs_no_llm(
         ({"rollout_func": print}, "rollout_func: cotune makes the rollouts itself; remove it"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
+)  # fmt: skip
 def test_what_a_trainer_refuses(
     given: dict[str, Any],
     expected: str,

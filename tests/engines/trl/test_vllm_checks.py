@@ -53,16 +53,13 @@ def test_both_modes_pass(tmp_path: Path, mode: str) -> None:
     ("changes", "message"),
     [
         ({"vllm_mode": "offline"}, "vllm_mode is 'offline'; expected 'colocate' or 'server'"),
-        (
-            {"vllm_tensor_parallel_size": 2},
-            "vllm_tensor_parallel_size is 2; expected a divisor of the 1 processes that train",
-        ),
+        ({"vllm_tensor_parallel_size": 2}, "vllm_tensor_parallel_size is 2; expected a divisor of the 1 processes that train"),
         ({"vllm_structured_outputs_regex": "a+"}, "vllm_structured_outputs_regex is 'a+'"),
         ({"generation_kwargs": {"seed": 3}}, "generation_kwargs is {'seed': 3}"),
         ({"top_p": 0.9}, "top_p is 0.9"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
+)  # fmt: skip
 def test_what_cannot_work_is_refused_in_a_line(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:

@@ -15,18 +15,12 @@ from tests.engines.verl.cpu.settings import REPOSITORY, environment, overrides
 GEO: dict[str, Any] = {
     "policy": {"path": "bundled:geo"},
     "environment": {"kind": "geo", "train": 200, "validation": 8, "test": 24},
-    "limits": {
-        "turns": 4,
-        "turn_tokens": 64,
-        "observation_tokens": 200,
-        "trajectory_tokens": 640,
-        "prompt_tokens": 384,
-    },
+    "limits": {"turns": 4, "turn_tokens": 64, "observation_tokens": 200, "trajectory_tokens": 640, "prompt_tokens": 384},
     "strategy": {"kind": "static"},
     "training": {"questions_per_step": 8, "group_size": 4, "micro_batch_size": 16},
     "evaluation": {"every": 0, "before": False},
     "logging": {"trajectories_every": 1},
-}
+}  # fmt: skip
 LADDER: dict[str, Any] = GEO | {
     "policy": {"path": "bundled:ladder"},
     "environment": {

@@ -153,30 +153,18 @@ UTILISATION = "actor_rollout_ref.rollout.gpu_memory_utilization"
     ("given", "path", "expected"),
     [
         ({UTILISATION: 0.6}, UTILISATION, 0.6),
-        (
-            {"actor_rollout_ref": {"rollout": {"gpu_memory_utilization": 0.7}}},
-            UTILISATION,
-            0.7,
-        ),
-        (
-            {"actor_rollout_ref.rollout": {"engine_kwargs.vllm": {"+seed": 3}}},
-            "actor_rollout_ref.rollout.engine_kwargs.vllm.seed",
-            3,
-        ),
+        ({"actor_rollout_ref": {"rollout": {"gpu_memory_utilization": 0.7}}}, UTILISATION, 0.7),
+        ({"actor_rollout_ref.rollout": {"engine_kwargs.vllm": {"+seed": 3}}}, "actor_rollout_ref.rollout.engine_kwargs.vllm.seed", 3),
         ({"+trainer.of_my_own": {"a": 1}}, "trainer.of_my_own.a", 1),
         ({"+trainer": {"+of_my_own": 1}}, "trainer.of_my_own", 1),
         ({"++trainer.logger": ["console"]}, "trainer.logger", ["console"]),
         # Wins over what the run file says without naming it.
-        (
-            {"actor_rollout_ref.actor.clip_ratio_high": 0.28},
-            "actor_rollout_ref.actor.clip_ratio_high",
-            0.28,
-        ),
+        ({"actor_rollout_ref.actor.clip_ratio_high": 0.28}, "actor_rollout_ref.actor.clip_ratio_high", 0.28),
         ({"actor_rollout_ref.rollout.name": "mine"}, "actor_rollout_ref.rollout.name", "mine"),
         # Decides which of veRL's files are read.
         ({"model_engine": "megatron"}, "actor_rollout_ref.actor.strategy", "megatron"),
     ],
-)
+)  # fmt: skip
 def test_engine_args_are_keys_of_verl(given: dict[str, Any], path: str, expected: object) -> None:
     value = OmegaConf.select(made(engine_args=given), path)
     assert (list(value) if isinstance(expected, list) else value) == expected

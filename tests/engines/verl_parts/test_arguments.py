@@ -39,12 +39,8 @@ WRONG = [
         "training.engine_args.+trainer.v1.trainer_mode: fixed: cotune runs on the sync trainer; "
         "remove it from engine_args",
     ),
-    (
-        {"schedule": "linear"},
-        "training.schedule linear is not supported by training.engine verl; change it, or set "
-        "training.engine: trl",
-    ),
-]
+    ({"schedule": "linear"}, "training.schedule linear is not supported by training.engine verl; change it, or set " "training.engine: trl"),
+]  # fmt: skip
 
 
 def test_a_teacher_is_refused(tmp_path: Path) -> None:

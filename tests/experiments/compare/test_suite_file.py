@@ -66,10 +66,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no such baseline": ({"baseline": "sapo"}, "baseline is 'sapo'; expected one of methods"),
     "a seed twice": ({"seeds": [1, 1]}, r"seeds is \[1, 1\]"),
     "no methods": ({"methods": []}, "methods: is empty"),
-    "a compute class": (
-        {"methods": ["grpo", {"method": "inspo", "compute": "double"}]},
-        "compute is 'double'; expected \"1x\"",
-    ),
+    "a compute class": ({"methods": ["grpo", {"method": "inspo", "compute": "double"}]}, "compute is 'double'; expected \"1x\""),
     "a field of the run file": ({"set": {"training.stepz": 1}}, r"training\.stepz: unknown field"),
     "a budget below one batch": ({"budget": 4}, "less than one batch of 8; raise budget"),
     "a name that is no folder's": (
@@ -77,7 +74,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "name is '方法'; expected one with a letter a-z or a digit",
     ),
     "a focus without questions": ({"focus": "9"}, r"focus is '9', and \[0\] test questions"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRONG)

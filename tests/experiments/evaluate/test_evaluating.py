@@ -271,10 +271,7 @@ REFUSED: dict[str, tuple[Sequence[str], str]] = {
     "split": (["--split", "dev"], "--split is 'dev'; expected one of test, validation, train"),
     "samples": (["--samples", "many"], "--samples is 'many'; expected 0 or more, or auto"),
     "negative": (["--samples=-1"], "--samples is '-1'"),
-    "temperature": (
-        ["--samples", "2", "--temperature", "0"],
-        "--temperature is 0.0; expected more",
-    ),
+    "temperature": (["--samples", "2", "--temperature", "0"], "--temperature is 0.0; expected more"),
     "nothing sampled": (["--temperature", "1"], "--temperature is set, but nothing is sampled"),
     "limit": (["--limit", "0"], "--limit is 0; expected 1 or more"),
     "policy": (["--policy", "last"], "--policy is 'last'; expected best or initial"),
@@ -282,7 +279,7 @@ REFUSED: dict[str, tuple[Sequence[str], str]] = {
     "no file": (["--benchmark", "nq=gone.parquet"], "--benchmark nq: no file gone.parquet"),
     "since": (["--since", "runs/a"], "--since was given without --quadrants; remove it, or add"),
     "set": (["--set", "limits.turnz=2"], "with --set: limits.turnz: unknown field"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "said"), REFUSED.values(), ids=REFUSED)

@@ -203,12 +203,9 @@ def test_an_llm_that_was_of_use_may_repeat_itself():
         ({"budget": 35}, "strategy.budget is 35; expected at least 36, to score 2 prompts"),
         ({"tasks": 1}, "1 training questions"),
         ({"evolve_until": -1}, "evolve_until is -1"),
-        (
-            {"distillation": Distillation(ratio="masked_signed")},
-            "distillation is set, but target is 'sampled'",
-        ),
+        ({"distillation": Distillation(ratio="masked_signed")}, "distillation is set, but target is 'sampled'"),
     ],
-)
+)  # fmt: skip
 def test_refusals(changes: dict[str, Any], message: str):
     with pytest.raises((ValueError, ConfigError), match=message):
         fst(**changes)

@@ -24,22 +24,14 @@ from tests.methods.p2o.hint_fakes import (
 )
 
 BAD_REFLECTORS: dict[str, tuple[Callable[[int, str], str], str, str]] = {
-    "errs": (
-        raising(LLMError("timed out after 3 tries")),
-        "proposal_failed",
-        "LLMError: timed out",
-    ),
+    "errs": (raising(LLMError("timed out after 3 tries")), "proposal_failed", "LLMError: timed out"),
     "garbage": (lambda n, prompt: f"```{'x' * 10_000}```", "hint_rejected", "10000 characters"),
     "cut off": (lambda n, prompt: "<think> a ```Try``` is", "proposal_failed", "holds no hint"),
     "unclosed": (lambda n, prompt: "```\n<think> Go on\n```", "hint_rejected", "think tag"),
     "seed": (lambda n, prompt: "```\n```", "proposal_failed", "holds no hint within"),
-    "apology": (
-        lambda n, prompt: f"I am sorry, but I can't help with request {n}.",
-        "proposal_failed",
-        "the reply holds no hint within ``` blocks",
-    ),
+    "apology": (lambda n, prompt: f"I am sorry, but I can't help with request {n}.", "proposal_failed", "the reply holds no hint within ``` blocks"),
     "leaks": (leaking, "hint_rejected", "the answer"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD_REFLECTORS)

@@ -20,11 +20,7 @@ def trajectory(reward: float, answer: str | None, **changes: Any) -> Trajectory:
     ("made", "said", "shown"),
     [
         (trajectory(1.0, "85"), "Correct.", ""),
-        (
-            trajectory(0.0, "75"),
-            "Wrong: the final answer 75 is not correct.",
-            " The correct answer is 85 or 85.0.",
-        ),
+        (trajectory(0.0, "75"), "Wrong: the final answer 75 is not correct.", " The correct answer is 85 or 85.0."),
         (
             trajectory(0.0, None, stop=StopReason.TOKEN_LIMIT),
             "Wrong: no final answer in the expected format was found. "
@@ -37,7 +33,7 @@ def trajectory(reward: float, answer: str | None, **changes: Any) -> Trajectory:
             " The correct answer is 85 or 85.0.",
         ),
     ],
-)
+)  # fmt: skip
 def test_feedback_names_what_was_wrong_and_the_truth_only_by_option(
     made: Trajectory, said: str, shown: str
 ):
@@ -91,10 +87,7 @@ def test_a_long_response_is_shortened_in_the_middle():
         ("Sure:\n```\nCarry.\n```\nDone.", ("Sure:", ["Carry."])),
         ("```text\nCarry.\n```", ("", ["Carry."])),
         ("<think>perhaps ```no```</think>\n```\nCarry.\n```", ("", ["Carry."])),
-        (
-            "<think>about <think> and </think> I\n```x```</think>\nWhy\n```\nDo.\n```",
-            ("Why", ["Do."]),
-        ),
+        ("<think>about <think> and </think> I\n```x```</think>\nWhy\n```\nDo.\n```", ("Why", ["Do."])),
         ("about\n```x```</think>\nWhy\n```\nDo.\n```", ("Why", ["Do."])),
         ("<think>on and on\n```\nDo.\n```", ("", [])),
         ("<think>perhaps ```no```", ("", [])),
@@ -103,6 +96,6 @@ def test_a_long_response_is_shortened_in_the_middle():
         ("```\n \n```", ("", [])),
         ("", ("", [])),
     ],
-)
+)  # fmt: skip
 def test_read_fenced(reply: str, expected: tuple[str, list[str]]):
     assert read_fenced(reply) == expected
