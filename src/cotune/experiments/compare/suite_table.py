@@ -3,13 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from cotune.experiments.compare.methods import Group
 from cotune.experiments.compare.suite_summary import Spread, SuiteMethod, SuiteSummary
 from cotune.experiments.evaluate.quadrants import QUADRANTS
 from cotune.utils.tables import Bar, Cell, Scores, Table, count, duration, money
 from cotune.utils.text import one_line
 
-STYLES: Mapping[Group, str] = {"trained": "s0", "prompt": "s4", "staged": "s3", "ours": "s1"}
+STYLES: Mapping[str, str] = {"trained": "s0", "prompt": "s4", "staged": "s3", "ours": "s1"}
 """The class of each group's colour on the page."""
 STRATA_IN_RESULT = 4
 """Of more strata the scores have a table of their own."""
