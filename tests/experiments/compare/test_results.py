@@ -8,7 +8,7 @@ import pytest
 from cotune.config.run_file import RunConfig
 from cotune.experiments.compare.cells import Cell, run_cells
 from cotune.experiments.compare.results import summarise
-from cotune.experiments.compare.stages import Setting, rows_of
+from cotune.experiments.compare.stages import rows_of, setting_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.evaluate.quadrants import relative
 from tests.experiments.compare.folders import Processes, finish, suite_file, value_of
@@ -35,7 +35,7 @@ def summary_of(
     cells = [Cell(row) for row in rows_of(suite, base)]
     Processes(monkeypatch, outcome)
     run_cells(cells, 2, lambda _: None, every=0.0)
-    summary = summarise(suite, cells, Setting.of([cell.row for cell in cells])).model_dump()
+    summary = summarise(suite, cells, setting_of([cell.row for cell in cells])).model_dump()
     return suite, summary, {row["name"]: row for row in summary["methods"]}
 
 

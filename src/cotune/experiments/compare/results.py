@@ -3,14 +3,13 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from cotune.errors import ConfigError, CotuneError
 from cotune.experiments.compare.cells import Cell, State, in_one_line
-from cotune.experiments.compare.stages import Finished, Setting
+from cotune.experiments.compare.stages import Finished
 from cotune.experiments.compare.statistics import (
     Samples,
     gain,
@@ -39,7 +38,9 @@ Evaluations = dict[str, list[tuple[float, str, str]]]
 best instruction; "plain": after training, under the initial instruction. [] if not evaluated."""
 
 
-def summarise(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> SuiteSummary:
+def summarise(
+    suite: SuiteConfig, cells: Sequence[Cell], setting: Mapping[str, str]
+) -> SuiteSummary:
     """Return a suite's summary, over the runs that are finished.
 
     Reads the run folders of finished stages. Marks a cell as failed if its evaluation is unusable.
@@ -61,7 +62,7 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell], setting: Setting) -> Su
         name=suite.name,
         caption=suite.caption,
         created=round(time.time(), 3),
-        **asdict(setting),
+        **setting,
         seeds=list(suite.seeds),
         budget=suite.budget,
         baseline=slug(suite.baseline),

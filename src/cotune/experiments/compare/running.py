@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError, CotuneError, Stopped
 from cotune.experiments.compare.cells import Cell, State, check_settings, run_cells
 from cotune.experiments.compare.methods import method_named, method_names
-from cotune.experiments.compare.stages import Setting, check_rows, rows_of
+from cotune.experiments.compare.stages import check_rows, rows_of, setting_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
 from cotune.run.costs import policy_rollouts
@@ -50,7 +50,7 @@ def compare(
     check_rows(rows)
     _check_folder(suite.output)
     check_settings(rows)
-    cells, setting = [Cell(row) for row in rows], Setting.of(rows)
+    cells, setting = [Cell(row) for row in rows], setting_of(rows)
     lines, states = _Lines(console), list[str]()
     fields = (word for assignment in assignments for word in ("--set", assignment))
     command = again or shlex.join(["cotune", "compare", str(path), *fields])
@@ -110,7 +110,7 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> li
     rows = rows_of(suite, base)
     check_rows(rows)
     check_settings(rows)
-    _print_heading(suite, Setting.of(rows), console)
+    _print_heading(suite, setting_of(rows), console)
     left, right = ("method", "stage", "strategy"), ("steps", "policy rollouts", "LLM calls")
     table = plain_table("", left, right)
     configs: list[RunConfig] = []
@@ -143,10 +143,10 @@ def list_methods(console: Console) -> None:
     console.print(table)
 
 
-def _print_heading(suite: SuiteConfig, setting: Setting, console: Console) -> None:
-    llm = "" if setting.llm == "none" else f"; proposals by {setting.llm}"
+def _print_heading(suite: SuiteConfig, setting: Mapping[str, str], console: Console) -> None:
+    llm = "" if setting["llm"] == "none" else f"; proposals by {setting['llm']}"
     console.print(
-        f"{suite.name}: {len(suite.methods)} methods on {setting.environment}, "
+        f"{suite.name}: {len(suite.methods)} methods on {setting['environment']}, "
         f"seeds {', '.join(map(str, suite.seeds))}, {suite.budget:,} policy rollouts each{llm}; "
         f"folder {suite.output}",
         markup=False,
@@ -165,7 +165,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _write(
-    suite: SuiteConfig, cells: Sequence[Cell], setting: Setting, *, page: bool = True
+    suite: SuiteConfig, cells: Sequence[Cell], setting: Mapping[str, str], *, page: bool = True
 ) -> SuiteSummary:
     """Write the summary of the runs that are finished, and its page."""
     from cotune.experiments.compare.results import summarise

@@ -182,24 +182,12 @@ class SuiteRow:
         return changes
 
 
-@dataclass(frozen=True)
-class Setting:
-    """The settings that all rows of a suite share, for its summary.
-
-    Attributes:
-        environment, policy: `environment.kind` and `policy.path`.
-        llm: the LLMs that write proposals.
-    """
-
-    environment: str
-    policy: str
-    llm: str
-
-    @classmethod
-    def of(cls, rows: Sequence[SuiteRow]) -> "Setting":
-        first = rows[0].planned[0]
-        llms = {describe_llm(config.proposer) for row in rows for config in row.planned} - {"none"}
-        return cls(first.environment.kind, first.policy.path, ", ".join(sorted(llms)) or "none")
+def setting_of(rows: Sequence[SuiteRow]) -> dict[str, str]:
+    """Return what all rows of a suite share, as in its summary: environment, policy, and LLMs that propose."""
+    first = rows[0].planned[0]
+    llms = {describe_llm(config.proposer) for row in rows for config in row.planned} - {"none"}
+    llm = ", ".join(sorted(llms)) or "none"
+    return {"environment": first.environment.kind, "policy": first.policy.path, "llm": llm}
 
 
 def rows_of(suite: SuiteConfig, base: Mapping[str, Any]) -> list[SuiteRow]:
