@@ -64,10 +64,6 @@ class InspoP2O(P2O):
         return self._distillation
 
 
-def _check(options: ComposedOptions, shape: RunShape) -> None:
-    p2o.check(options.p2o, shape, options.inspo.groups)
-
-
 def _cost(options: ComposedOptions, shape: RunShape) -> Cost:
     a, b = inspo.cost(options.inspo, shape), p2o.cost(options.p2o, shape)
     rollouts, proposals = {**a.rollouts, **b.rollouts}, a.proposals + b.proposals
@@ -85,7 +81,7 @@ METHOD = Method(
     ),
     tags=("grpo", "inspo", "p2o"),
     evolves=("instruction", "hints"),
-    check=_check,
+    check=lambda options, shape: p2o.check(options.p2o, shape, options.inspo.groups),
     cost=_cost,
     distillation=lambda options: options.distillation,
 )

@@ -81,16 +81,8 @@ class RatioStatistics:
     def add(self, ratios: Floats, weights: Floats) -> None:
         """Add the tokens of one rollout, both (C,)."""
         if len(ratios):
-            masked = int((weights < 1).sum())
-            self.merge(
-                RatioStatistics(
-                    len(ratios),
-                    float(ratios.sum()),
-                    float(ratios.min()),
-                    float(ratios.max()),
-                    masked,
-                )
-            )
+            figures = float(ratios.sum()), float(ratios.min()), float(ratios.max())
+            self.merge(RatioStatistics(len(ratios), *figures, int((weights < 1).sum())))
 
     def merge(self, other: "RatioStatistics") -> None:
         """Add the counts of another process."""

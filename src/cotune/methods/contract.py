@@ -44,17 +44,6 @@ def check_same_initial(saved: str, own: str) -> None:
         )
 
 
-def check_initial(instruction: str) -> None:
-    """Raise ConfigError if nothing can be evolved from an instruction."""
-    if not instruction.strip():
-        raise ConfigError("the initial instruction is blank; expected a text")
-    if reserved := reserved_tags(instruction):
-        raise ConfigError(
-            f"the initial instruction holds {', '.join(reserved)}; these tags are reserved for "
-            "proposals: rename them"
-        )
-
-
 def reserved_tags(text: str) -> list[str]:
     """Return the tags that only proposal prompts may contain."""
     return list(dict.fromkeys(m.group() for m in _RESERVED.finditer(text)))
@@ -104,14 +93,26 @@ class InstructionRules:
     @classmethod
     def of(cls, context: Context) -> "InstructionRules":
         """Return the rules of a run; ConfigError if nothing can evolve from its instruction."""
-        check_initial(context.instruction)
+        instruction = context.instruction
+        if not instruction.strip():
+            raise ConfigError("the initial instruction is blank; expected a text")
+        if reserved := reserved_tags(instruction):
+            raise ConfigError(
+                f"the initial instruction holds {', '.join(reserved)}; these tags are reserved for "
+                "proposals: rename them"
+            )
         return cls(
-            context.instruction,
+            instruction,
             context.count_tokens,
             context.max_tokens,
             tuple(context.control_tokens),
             tuple(context.required),
         )
+
+    @property
+    def kept_texts(self) -> tuple[str, ...]:
+        """Return the texts that every candidate must contain."""
+        return tuple(dict.fromkeys((*protocol_tags(self.original), *self.required)))
 
     def check(
         self, candidate: str, parent: str, others: Iterable[str], tasks: Iterable[Task]
@@ -129,8 +130,7 @@ class InstructionRules:
             return "empty"
         if any("\ud800" <= character <= "\udfff" for character in candidate):
             return "holds half of a UTF-16 pair, which no tokenizer takes"
-        kept = dict.fromkeys((*protocol_tags(self.original), *self.required))
-        if missing := [text for text in kept if text not in candidate]:
+        if missing := [text for text in self.kept_texts if text not in candidate]:
             return f"lost {', '.join(missing)}"
         if reserved := reserved_tags(candidate):
             return f"holds {', '.join(reserved)}, which only proposals may"
@@ -138,21 +138,15 @@ class InstructionRules:
             return f"holds {', '.join(forged)}, which only the chat template may"
         if candidate.count("<think>") > candidate.count("</think>"):
             return "unclosed <think>"
-        if too_long := self._over_budget(candidate):
-            return too_long
+        if len(candidate) > MAX_CHARS:
+            return f"{len(candidate)} characters; {MAX_CHARS} allowed"
+        tokens = self.count_tokens(candidate) if self.count_tokens is not None else 0
+        if self.max_tokens is not None and tokens > self.max_tokens:
+            return f"{tokens} tokens; {self.max_tokens} allowed"
         if (answer := leaked_answer(candidate, parent, tasks)) is not None:
             return f"brings in the answer {answer!r} of a training question"
         if any(is_near_copy(candidate, other) for other in others):
             return "near copy of one alive or tried"
-        return None
-
-    def _over_budget(self, candidate: str) -> str | None:
-        if len(candidate) > MAX_CHARS:
-            return f"{len(candidate)} characters; {MAX_CHARS} allowed"
-        if self.count_tokens is not None and self.max_tokens is not None:
-            tokens = self.count_tokens(candidate)
-            if tokens > self.max_tokens:
-                return f"{tokens} tokens; {self.max_tokens} allowed"
         return None
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from cotune.methods.contract import InstructionRules, protocol_tags
+from cotune.methods.contract import InstructionRules
 from cotune.methods.method import RunShape
-from cotune.methods.proposals import Draft, record_born, record_rejected, surroundings
+from cotune.methods.proposals import Draft, record_born, rejections, surroundings
 from cotune.methods.text_evolution import Record, gepa_prompt
 from cotune.protocols import LLM, Recorder
 from cotune.types import Instruction
@@ -53,6 +53,7 @@ class Births:
 
     Attributes:
         instructions: all instructions, the new ones last.
+        reject: records that a text did not join.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Births:
         self._ids = {one.text: one.id for one in known}
         self._drafts, self._step, self._record, self._budget = drafts, step, record, budget
         self._origin = getattr(llm, "origin", "") or _ORIGIN
+        self.reject = rejections(record, self._ids, self._origin)
         self._part = -1  # of the budget, when progress was last recorded
 
     def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
@@ -89,21 +91,7 @@ class Births:
         self, text: str, parent: str, score: float, parent_score: float, improved: bool
     ) -> None:
         reason = "no budget left to score it" if improved else "not above its parent"
-        self.refused(text, parent, reason, score, parent_score)
-
-    def refused(
-        self,
-        text: str,
-        parent: str,
-        reason: str,
-        score: float | None = None,
-        parent_score: float | None = None,
-    ) -> None:
-        """Record that a text did not join."""
-        record_rejected(
-            self._record, reason, text=text, parent=self._ids[parent], origin=self._origin,
-            score=score, parent_score=parent_score,
-        )  # fmt: skip
+        self.reject(text, parent, reason, score, parent_score)
 
     def progress(self, evaluations: int, texts: int, best: float) -> None:
         """Recorded periodically: an iteration may be only six rollouts."""
@@ -185,5 +173,4 @@ def instruction_prompter(
         description: the environment, described to the LLM.
     """
     about = surroundings(description)
-    required = dict.fromkeys((*protocol_tags(rules.original), *rules.required))
-    return lambda parent, examples: about + instruction_prompt(parent, examples, required)
+    return lambda parent, examples: about + instruction_prompt(parent, examples, rules.kept_texts)

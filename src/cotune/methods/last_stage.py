@@ -79,6 +79,11 @@ class TrainedPromptOptions:
         ratio = "original" if self.target == "sampled" else "masked_signed"
         return self.distillation or Distillation(ratio=ratio)
 
+    @property
+    def checks_uplift(self) -> bool:
+        """Return whether the gain may move into the weights (`Strategy.checks_uplift`)."""
+        return self.target == "initial" or self.distil_steps > 0
+
 
 class LastStage(Strategy):
     """Base class of strategies that choose an instruction and whose run may end with a last stage.
@@ -88,7 +93,7 @@ class LastStage(Strategy):
     """
 
     def __init__(self, options: TrainedPromptOptions) -> None:
-        self._stage_steps, self._distillation = options.distil_steps, options.weighting
+        self._training, self._stage_steps = options, options.distil_steps
         self._distilling = False  # whether the batch is one of the stage
         self._settled: str | None = None  # the best instruction on validation, at a run's end
 
@@ -107,7 +112,11 @@ class LastStage(Strategy):
 
     @property
     def distillation(self) -> AnyDistillation:
-        return self._distillation
+        return self._training.weighting
+
+    @property
+    def checks_uplift(self) -> bool:
+        return self._training.checks_uplift
 
     @property
     def keeps_last(self) -> bool:

@@ -9,7 +9,7 @@ ProposalAccount       asks the LLM, counts and records, and ends a run in which 
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from cotune.errors import BudgetError, EvolutionError, LLMError
@@ -256,21 +256,25 @@ def record_born(
     record("instruction_born", **asdict(instruction), score=score, parent_score=parent_score)
 
 
-def record_rejected(
-    record: Recorder,
-    reason: str,
-    *,
-    text: str,
-    parent: str,
-    origin: str,
-    score: float | None = None,
-    parent_score: float | None = None,
-) -> None:
-    """Record that a proposed instruction did not join; `parent` is an id."""
-    record(
-        "instruction_rejected",
-        reason=reason, text=text, parent=parent, origin=origin, score=score, parent_score=parent_score,
-    )  # fmt: skip
+def rejections(record: Recorder, ids: Mapping[str, str], origin: str) -> Callable[..., None]:
+    """Return a function that records that a proposed instruction did not join, and why.
+
+    Args:
+        ids: of the parents, by text.
+        origin: of the instructions.
+    """
+
+    def reject(
+        text: str,
+        parent: str,
+        reason: str,
+        score: float | None = None,
+        parent_score: float | None = None,
+    ) -> None:
+        fields = {"origin": origin, "score": score, "parent_score": parent_score}
+        record("instruction_rejected", reason=reason, text=text, parent=ids[parent], **fields)
+
+    return reject
 
 
 # ---- what prompts and replies of all proposers share

@@ -42,9 +42,7 @@ Candidate = dict[str, str]
 Dataset = Mapping[str, Sequence[Mapping[str, Trajectory]]]
 Job = tuple[Candidate, Dataset, list[str]]
 
-MOST_LOST = 0.1
-"""The largest share of rollouts without a score with which texts are still compared."""
-
+_MOST_LOST = 0.1  # share of rollouts without a score with which texts are still compared
 _ANSWER_CHARS = 500  # of an answer in feedback; the response is shown besides
 
 
@@ -139,7 +137,7 @@ def scores_are_lost(lost: int, evaluations: int, record: Recorder, stays: str) -
         record: takes the notice.
         stays: what stays as it was, for the notice.
     """
-    if lost <= MOST_LOST * evaluations:
+    if lost <= _MOST_LOST * evaluations:
         return False
     record(
         "notice",

@@ -176,10 +176,6 @@ class Fst(LastStage):
         self._evolved_before = 0  # the step before which evolution was last considered
         self._batch = 0  # rollouts of the last batch
 
-    @property
-    def checks_uplift(self) -> bool:
-        return _checks_uplift(self.options)
-
     # ---- fast weights
 
     def evolve_if_due(
@@ -278,7 +274,7 @@ class Fst(LastStage):
         shown = {instruction.text: instruction.shown for instruction in earlier}
         reflector = Reflector(account, self._prompter, options.show_answers, shown)
         born = Births(earlier, reflector.drafts, step, record, llm, budget)
-        account.begin(llm, record, self._rules.check, born.refused, tried=shown)
+        account.begin(llm, record, self._rules.check, born.reject, tried=shown)
         evolved = evolve_by_gepa(
             self._dev,
             self._train,
@@ -437,10 +433,6 @@ class Fst(LastStage):
 # ---- the method's entry in the registry
 
 
-def _checks_uplift(options: FstOptions) -> bool:
-    return options.target == "initial" or options.distil_steps > 0
-
-
 def check(options: FstOptions, shape: RunShape) -> None:
     check_last_stage(options.distil_steps, shape)
     check_budget(options.budget, shape, batches=1 + options.distil_steps)
@@ -451,7 +443,7 @@ def cost(options: FstOptions, shape: RunShape) -> Cost:
     calls = rounds * math.ceil(options.budget / MINIBATCH)
     shown = Proposals(calls, MAX_CHARS, MINIBATCH)
     evolve: dict[Purpose, int] = {"evolve": rounds * options.budget}
-    return Cost(rounds, evolve, (shown,), 1 + _checks_uplift(options), options.prompts - 1)
+    return Cost(rounds, evolve, (shown,), 1 + options.checks_uplift, options.prompts - 1)
 
 
 METHOD = Method(

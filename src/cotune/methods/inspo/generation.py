@@ -10,7 +10,7 @@ from cotune.methods.contract import InstructionRules
 from cotune.methods.inspo.proposers import PROPOSERS, TAGGED, Brief, ProposerKind
 from cotune.methods.inspo.replay import Experience, ReplayBuffer
 from cotune.methods.inspo.verification import RACE_ERROR, Candidate, accept, verify
-from cotune.methods.proposals import ProposalAccount, Request, reads_prompts, record_rejected
+from cotune.methods.proposals import ProposalAccount, Request, reads_prompts, rejections
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Instruction, Task
 
@@ -96,10 +96,7 @@ class Generator:
         options, account = self._options, self._account
         source = getattr(llm, "origin", "") or origin or proposer
         ids = {parent.text: parent.id for parent in parents}
-
-        def reject(text: str, parent: str, reason: str) -> None:
-            record_rejected(record, reason, text=text, parent=ids[parent], origin=source)
-
+        reject = rejections(record, ids, source)
         account.begin(llm, record, self._rules.check, reject, tried=ids)
         accepted: list[Candidate] = []
         rounds = verified = paid = saved = 0
@@ -150,10 +147,7 @@ class Generator:
             best, rejected = accept(candidates, wanted - len(accepted))
             accepted += best
             for c, reason in rejected:
-                record_rejected(
-                    record, reason, text=c.text, parent=c.parent, origin=c.origin, score=c.score,
-                    parent_score=c.parent_score,
-                )  # fmt: skip
+                reject(c.text, parent.text, reason, c.score, c.parent_score)
         if rounds:
             account.end_phase(last)
         return Generation(tuple(accepted), rounds, account.proposed, verified, saved)

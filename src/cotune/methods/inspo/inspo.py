@@ -104,6 +104,10 @@ class InspoOptions(TrainedPromptOptions):
                 "instructions; expected fewer parents, or evolve_every 0"
             )
 
+    @property
+    def checks_uplift(self) -> bool:
+        return self.groups == "mixed" or super().checks_uplift
+
 
 class Inspo(LastStage):
     """Run Algorithm 1 of INSPO around an engine's policy update.
@@ -131,10 +135,6 @@ class Inspo(LastStage):
         self._rewards: tuple[float, float] | None = None  # the lowest and the highest observed
         self._phases_run = 0  # the step whose due phases ran last
         self._batch = 0  # rollouts of the last batch, and the expected size of the next one
-
-    @property
-    def checks_uplift(self) -> bool:
-        return _checks_uplift(self.options)
 
     # ---- Algorithm 1, lines 2, 10-13 and 16-24
 
@@ -404,10 +404,6 @@ def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> Non
 # ---- the method's entry in the registry
 
 
-def _checks_uplift(options: InspoOptions) -> bool:
-    return options.groups == "mixed" or options.target == "initial" or options.distil_steps > 0
-
-
 def cost(options: InspoOptions, shape: RunShape) -> Cost:
     """Bound the verification rollouts and the proposals: t mod K_e = 0 with t < T_e and t < T."""
     every, last = options.evolve_every, min(options.evolve_until, shape.steps)
@@ -420,7 +416,7 @@ def cost(options: InspoOptions, shape: RunShape) -> Cost:
     verifies = options.verification != "none"
     verify: dict[Purpose, int] = {"verify": phases * rounds * rows} if verifies else {}
     return Cost(
-        phases, verify, (proposals,), 1 + _checks_uplift(options), options.population_size - 1
+        phases, verify, (proposals,), 1 + options.checks_uplift, options.population_size - 1
     )
 
 
