@@ -87,6 +87,7 @@ def check_prompts(
     strategy: str,
     context_tokens: int | None = None,
     leave_out: str = "of the data",
+    max_completion_length: int | None = None,
 ) -> None:
     """Raise ConfigError if the longest prompts of some splits exceed the limit.
 
@@ -98,6 +99,8 @@ def check_prompts(
         strategy: the kind of strategy; texts that it evolves may take half of the limit.
         context_tokens: the policy's context length; None if unlimited.
         leave_out: how to leave questions out, for the message.
+        max_completion_length: GRPOConfig's, if the limit is what it leaves of the context; None if the
+            limit was set.
     """
     found = longest_prompt(environment, codec, instruction, splits, strategy)
     limit, evolves = limits.prompt_tokens, method_of(strategy).evolves
@@ -106,10 +109,18 @@ def check_prompts(
     texts = " and ".join("instructions" if text == "instruction" else text for text in evolves)
     half = f", half of which is left for evolved {texts}" if evolves else ""
     without = "" if found.fixed == found.tokens else f", {found.fixed} without the instruction"
-    text = (
-        f"limits.prompt_tokens is {limit}{half}, but the prompt of task {found.task.id} has "
-        f"{found.tokens} tokens{without}; expected at least {found.needed}"
+    prompt = (
+        f"the prompt of task {found.task.id} has {found.tokens} tokens{without}; expected at least "
+        f"{found.needed}"
     )
+    if max_completion_length is not None and context_tokens is not None:
+        raise ConfigError(
+            f"GRPOConfig.max_completion_length is {max_completion_length} and leaves {limit} tokens of the "
+            f"policy's context of {context_tokens} for the prompt{half}, but {prompt}: "
+            f"{_shorter_completions(context_tokens - found.needed)}shorten the instruction, or leave long "
+            "questions out of the data"
+        )
+    text = f"limits.prompt_tokens is {limit}{half}, but {prompt}"
     if context_tokens is not None and found.needed + limits.trajectory_tokens > context_tokens:
         text += (
             f", but the policy's context holds {context_tokens}, limits.trajectory_tokens "
@@ -121,6 +132,10 @@ def check_prompts(
     bare = found.tokens - len(codec.encode(instruction))
     shorten = "" if bare > limit // (2 if evolves else 1) else "shorten the instruction, or "
     raise ConfigError(f"{text}; {other}{shorten}leave long questions out {leave_out}")
+
+
+def _shorter_completions(most: int) -> str:
+    return f"lower max_completion_length to {most}, " if most > 0 else ""
 
 
 def check_rewards(

@@ -77,7 +77,6 @@ class RunEvaluation:
         self._run, self._best = run, best
         self.rollouts: list[Trajectory] = []
         self._measured: list[Trajectory] = []
-        self._validated: tuple[int, str] | None = None  # the steps and the instruction of `_score`
 
     def __call__(self, joint: TrainingRun, trained: int) -> None:
         """Evaluate if due; the hook before a step's rollouts, on rank 0."""
@@ -102,12 +101,11 @@ class RunEvaluation:
         initial instruction is the best one.
         """
         strategy = joint.coordinator.strategy
-        validated = (joint.batches, strategy.best_instruction_id())
-        if not last or self._validated != validated:
-            self._score = self._measure(joint, "validation", "during")
-            self._validated, self.rollouts = validated, self._measured
         # At the end, the policy may just have been validated under this instruction.
-        score = self._score
+        score = self._score_during(joint) if last else None
+        if score is None:
+            score = self._measure(joint, "validation", "during")
+            self.rollouts = self._measured
         if last:
             score = self._settled(joint, score)
         strategy, initial = joint.coordinator.strategy, self._initial
@@ -265,8 +263,17 @@ class RunEvaluation:
 
     def _before(self) -> Score | None:
         """Return the score before training, including one from an interrupted attempt."""
+        return self._recorded(when="before")
+
+    def _score_during(self, joint: TrainingRun) -> Score | None:
+        """Return the policy's score on validation under the best instruction, if it has one already."""
+        leader = joint.coordinator.strategy.best_instruction_id()
+        return self._recorded(when="during", trained=joint.batches, instruction_id=leader)
+
+    def _recorded(self, **fields: object) -> Score | None:
+        """Return the score of the first evaluation with these fields, of whichever attempt."""
         for row in self._run.read_events():
-            if row["kind"] == "evaluated" and row.get("when") == "before":
+            if row["kind"] == "evaluated" and fields.items() <= row.items():
                 strata = {name: (em, n) for name, (em, n) in row["by_stratum"].items()}
                 return Score(row["em"], row["n"], strata, row.get("measure", EXACT_MATCH))
         return None

@@ -30,7 +30,6 @@ from cotune.engines.trl.script import (
     check_environment,
     check_script,
     context_of,
-    limits_of,
     proposer_of,
     refuse_data,
     reward_weights,
@@ -158,8 +157,9 @@ class JointTrainer(PolicyUpdate):
             # The order of the run's own data set, which is in the order of training.
             shuffle, args.shuffle_dataset = bool(args.shuffle_dataset), False
             context = context_of(model)
-            limits = limits or limits_of(args, environment, context)
-            check_script(args, method, environment, limits, rewards, codec, tokenizer, context)
+            limits = check_script(
+                args, method, environment, limits, rewards, codec, tokenizer, context
+            )
             settings = script_settings(args, method, environment, limits, rewards, name)
             # The run keeps the best policy itself, with the instruction that it is best under.
             args.load_best_model_at_end = False
@@ -228,7 +228,7 @@ class JointTrainer(PolicyUpdate):
                 f"{self.run_folder}: the checkpoint's run folder is not there (no run.yaml); put it back, or train "
                 "from the start"
             )
-        with self.recorded(resume=chosen is not None) as record:
+        with self._stoppable(), self.recorded(resume=chosen is not None) as record:
             if chosen is None and self.settings.run_file is None and world().rank == 0:
                 ask_llm(self._proposer(), record)
             checkpoint = self._begin(record, chosen)
@@ -266,6 +266,19 @@ class JointTrainer(PolicyUpdate):
             if chosen.path is not None:
                 self._evaluation.check_best()
         return world().broadcast(chosen)
+
+    @contextmanager
+    def _stoppable(self) -> Iterator[None]:
+        """Say how to go on if a script is interrupted; a run file's command says it itself."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self.settings.run_file is None and world().rank == 0:
+                _log.warning(
+                    "stopped; train(resume_from_checkpoint=True) in the same script goes on from the newest "
+                    "checkpoint, or from the start if there is none"
+                )
+            raise
 
     @contextmanager
     def recorded(self, *, resume: bool) -> Iterator[Record]:

@@ -23,7 +23,6 @@ from cotune.config.run_file import EvaluationConfig, RulesConfig
 from cotune.engines.joint import initial_instruction
 from cotune.engines.preflight import llm_answers
 from cotune.engines.run_start import RunSettings
-from cotune.engines.trl.checkpoints import drop_torn
 from cotune.engines.trl.checks import check_args, check_trl, steps_per_batch
 from cotune.errors import ConfigError, LLMError
 from cotune.llm.bank import BankOptions
@@ -36,7 +35,6 @@ from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions
 from cotune.run.record import Record
 from cotune.types import Limits
-from cotune.utils.processes import launched_rank
 from cotune.utils.text import one_line
 
 _log = logging.getLogger("cotune")
@@ -149,17 +147,28 @@ def check_script(
     args: GRPOConfig,
     method: JointMethod,
     environment: Environment,
-    limits: Limits,
+    limits: Limits | None,
     rewards: RewardFunctions | None,
     codec: HFCodec,
     tokenizer: Any,
     context: int | None,
-) -> None:
+) -> Limits:
     """Check what a script gives, before weights are loaded and anything is written.
+
+    Args:
+        limits: None takes them from `args`.
+        context: the policy's context length in tokens; None if its configuration has none.
+
+    Returns:
+        The limits of an episode.
 
     Raises:
         ConfigError: the first thing that would stop training.
     """
+    max_completion_length: int | None = None
+    if limits is None:
+        limits = limits_of(args, environment, context)
+        max_completion_length = limits.trajectory_tokens
     if not isinstance(limits, Limits):
         raise ConfigError(f"limits is {_kind(limits)}; expected cotune.Limits(…)")
     check_trl()
@@ -184,11 +193,18 @@ def check_script(
     check_columns(rewards, environment, ("train",))
     check_turns(environment, codec, tokenizer)
     check_prompt_texts(environment, instruction, codec)
-    check_prompts(environment, codec, instruction, limits, ("train",), strategy=kind)
+    check_prompts(
+        environment,
+        codec,
+        instruction,
+        limits,
+        ("train",),
+        strategy=kind,
+        context_tokens=context,
+        max_completion_length=max_completion_length,
+    )
     check_context(context, limits)
-    if launched_rank() == 0:
-        # The trainer resumes from the newest folder, even if it is incomplete.
-        drop_torn(Path(cast(str, args.output_dir)))
+    return limits
 
 
 def script_settings(
