@@ -129,6 +129,14 @@ def test_a_reward_function_alone_is_a_list_of_one(given: Any, tmp_path: Path) ->
     assert rewards.names == ("half",)
 
 
+@pytest.mark.parametrize(("rollouts", "rows"), [(6, 510), (600, 600)])
+def test_no_group_is_cut_between_calls_of_reward_functions(
+    rollouts: int, rows: int, tmp_path: Path
+) -> None:
+    training = begin(tmp_path, per_device_train_batch_size=rollouts)
+    assert training.joint.coordinator.settings.rows_per_call == rows
+
+
 def test_limits_beyond_the_policys_context_are_refused(tmp_path: Path) -> None:
     wide = cotune.Limits(
         turns=3, turn_tokens=8, observation_tokens=6, trajectory_tokens=40, prompt_tokens=480

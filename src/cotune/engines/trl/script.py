@@ -234,8 +234,12 @@ def script_settings(
     if args.eval_strategy != IntervalStrategy.NO and environment.tasks("validation"):
         every = max(1, int(args.eval_steps or 1) // steps_per_batch(args))
     llm_name = describe_llm(proposer_of(method, environment))
+    group = args.num_generations or 1
+    trl_call = args.per_device_train_batch_size * (args.steps_per_generation or 1)
     return RunSettings(
         folder=output / "cotune",
+        # A reward function may compare the rollouts of a group: none is cut that TRL's call has whole.
+        rows_per_call=max(trl_call, RunSettings.rows_per_call // group * group),
         record={
             "library": "trl",
             "name": output.resolve().name,
