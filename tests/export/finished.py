@@ -6,6 +6,7 @@ from typing import Any
 
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.engines.evaluation import Outcome
+from cotune.engines.run_start import settings_of
 from cotune.engines.run_summary import write_run_summary
 from cotune.run.best import BestRecord
 from cotune.run.json_files import write_atomic
@@ -60,7 +61,7 @@ def finish(run: Record, config: RunConfig, instruction: str, hint: str = "") -> 
     run.charge("gpt-test", prompt_tokens=1200, completion_tokens=345, money=0.0625)
     run.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
     run.event("phase_failed", 2, reason="LLMError: 401", in_a_row=1)
-    write_run_summary(config, run, outcome)
+    write_run_summary(settings_of(config, None), run, outcome)
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -3,15 +3,12 @@
 import re
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
-import cotune
 from cotune.export.export import export
-from cotune.methods.static import StaticStrategy
 from tests.export.finished import INSTRUCTION
 from tests.export.test_export import whole
 from tests.export.vllm_reading import accepted_arguments, content_format
@@ -90,14 +87,6 @@ def test_the_transformers_snippet_runs(served: Path, capsys: pytest.CaptureFixtu
     names: dict[str, Any] = {}
     exec(compile(code, "serving.md", "exec"), names)
     assert 0 < len(names["written"]) <= 24
-    (own,) = [block for block in blocks("python", OWN_TRAINER) if "with_instruction" in block]
-    strategy = StaticStrategy("Answer in one word.")
-    joint = SimpleNamespace(coordinator=SimpleNamespace(strategy=strategy))
-    exec(compile(own, "own-trainer.md", "exec"), names | {"joint": joint, "cotune": cotune})
-    names["tokenizer"] = AutoTokenizer.from_pretrained("agent")
-    shown = names["tokenizer"].apply_chat_template(names["messages"], tokenize=False)
-    assert "Answer in one word." in shown
-    assert INSTRUCTION not in shown
 
 
 def test_the_files_are_those_of_the_folder(served: Path) -> None:
