@@ -1,8 +1,7 @@
-"""The TRL engine: trains with GRPOTrainer through `rollout_func`, a reward function and callbacks.
+"""The TRL engine: `cotune.JointTrainer`, a GRPOTrainer whose rollouts cotune makes, for scripts and run files.
 
-Read `trl_joint.py` first: one joint run and the arguments that connect it to a GRPOTrainer.
-`trl_engine.py` implements the `Engine` interface, `run_file_setup.py` loads and checks the parts of
-a run file, `grpo.py` trains it, `joint_trainer.py` adds context distillation to GRPOTrainer,
-`checkpoints.py` defines when a checkpoint is complete, and `library_api.py` is the API for your own
-GRPOTrainer, with `library_run.py` as its run folder.
+Read `joint_trainer.py` first: from its arguments to the best policy. `script.py` and `script_data.py` read what
+a script gives, `run_file_setup.py` what a run file says. `trl_joint.py` answers TRL's `rollout_func`,
+`policy_update.py` changes TRL's update, `checkpoints.py` defines when a checkpoint is complete, and
+`trl_engine.py` implements the `Engine` interface.
 """
