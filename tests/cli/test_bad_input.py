@@ -95,7 +95,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "infinite": ({"training": {"learning_rate": float("inf")}}, ["learning_rate", "finite"]),
     "no section": ({"training": 3}, ["training", "expected fields", "got 3"]),
     "unknown kind": ({"strategy": {"kind": "inspa"}}, ["strategy.kind", "'inspa'", "'inspo'"]),
-    "indivisible": ({"training": {"micro_batch_size": 3}}, ["training.questions_per_step × group_size is 8", "change micro_batch_size"]),
+    "indivisible": ({"training": {"micro_batch_size": 3}}, ["training.questions_per_step × group_size is 8, which mini_batches × micro_batch_size = 3", "change micro_batch_size"]),
     "budget below a batch": ({"training": {"rollout_budget": 7}}, ["training.rollout_budget is 7", "8"]),
     "instruction without tags": ({"instruction": "Answer inside <answer> and </answer>."}, ["instruction", "names no <search>, </search>"]),
     "too few cities": ({"environment": {"test": 10**6}}, ["environment.test", "expected at most"]),
@@ -112,7 +112,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "beyond the context": ({"limits": {"trajectory_tokens": 10_000}}, ["limits.prompt_tokens + limits.trajectory_tokens", "10384", "1024"]),
     "unknown engine argument": ({"training": {"engine_args": {"lerning_rate": 1}}}, ["training.engine_args.lerning_rate", "mean learning_rate?"]),
-    "impossible engine argument": ({"training": {"engine_args": {"num_iterations": 2}}}, ["GRPOConfig.num_iterations is 2"]),
+    "impossible engine argument": ({"training": {"engine_args": {"shuffle_dataset": True}}}, ["GRPOConfig.shuffle_dataset is True", "set shuffle_dataset=False"]),
     "engine argument of the wrong kind": ({"training": {"engine_args": {"logging_strategy": "sometimes"}}}, ["training.engine_args", "sometimes"]),
     "engine argument that a field sets": (
         {"training": {"engine_args": {"num_generations": 2}}},

@@ -52,6 +52,10 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
         ["cannot load 'nobody/has-this': it is not a folder here, the hub's cache lacks every part"],
     ),
     "no such policy on the hub, to train": ("train run.yaml --set policy.path=nobody/has-this", ["'nobody/has-this'", "HF_HUB_OFFLINE"]),
+    "no tool": ("train run.yaml --set 'environment={kind: tools, tools: []}'", ["environment.tools: is empty", "name at least 1"]),
+    "no such module of tools": ("train run.yaml --set 'environment={kind: tools, tools: [my_tools:calculator]}'", ["environment.tools", "no module 'my_tools'", "install"]),
+    "another method's option": ("train run.yaml --set strategy.kind=static --set strategy.evolve_every=2", ["strategy.evolve_every: is not a field of strategy.kind static", "remove it"]),
+    "a group of one": ("train run.yaml --set training.group_size=1", ["training.group_size", "equal to 2; got 1"]),
     "a tool without a docstring": ("train run.yaml --set 'environment={kind: tools, tools: [bad.py:silent]}'", ["tools: silent has no docstring"]),
     "no such run file to examine": ("doctor nope.yaml", ["nope.yaml: No such file or directory"]),
     "GGUF for a policy": ("train run.yaml --set policy.path=q4.gguf", ["policy.path is 'q4.gguf', weights in GGUF"]),
@@ -74,7 +78,7 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     "a starter for a run": ("report .", ["its run.yaml is a run file that was not trained"]),
     "episodes shorter than a turn": ("plan run.yaml --set limits.trajectory_tokens=8", ["limits.trajectory_tokens is 8", "limits.turn_tokens 64"]),
     "data that is not JSON": ("train run.yaml --set dataset.path=bad.jsonl", ["bad.jsonl, line 1: not JSON (JSONDecodeError: ", " at character "]),
-    "a reward that returns nothing": ("train run.yaml --set rewards=[bad.py:nothing]", ["rewards: nothing returned None", "return 0.0"]),
+    "a reward that returns nothing": ("train run.yaml --set rewards=[bad.py:nothing]", ["rewards: nothing returned None; expected a list"]),
     "an endpoint that is down": (
         "train run.yaml --set llm.max_tokens=8",
         ["llm: a first call failed", "Connection refused", "set llm.optional: true"],
@@ -116,8 +120,7 @@ def put_files(folder: Path) -> None:
     (folder / "colon.yaml").write_text("output: out\ninstruction: Problem: solve it.\n")
     (folder / "bad.jsonl").write_text('{"question": "x"')
     (folder / "bad.py").write_text(
-        "def nothing(completions, **_):\n    return [None] * len(completions)\n"
-        "def silent(city: str) -> str:\n    return city\n"
+        "def nothing(completions, **_): ...\ndef silent(city: str) -> str:\n    return city\n"
     )
     (folder / "file").touch()
     for file in ("bare/config.json", "bare/model.safetensors"):

@@ -31,7 +31,7 @@ from cotune.types import Distillation, Limits
 from cotune.utils.field_yaml import FieldLoader
 from cotune.worlds.geo import INITIAL_INSTRUCTION, GeoOptions
 from cotune.worlds.ladder import LadderOptions
-from tests.run_files import tiny, write
+from tests.run_files import tiny
 
 LEAST: dict[str, Any] = {
     "output": "out",
@@ -147,32 +147,6 @@ def test_dump_and_parse_round_trip(steps: int, window: int, instruction: str | N
     as_file = yaml.safe_load(yaml.safe_dump(dump_config(config), allow_unicode=True))
     assert parse_config(as_file, "test") == config
     assert config.training.steps == steps
-
-
-def test_overrides_win_over_the_file(tmp_path: Path) -> None:
-    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
-    config = load_config(file, ["seed=7", f"output={tmp_path / 'other'}"])
-    assert (config.seed, config.output) == (7, tmp_path / "other")
-    assert load_config(file).seed == 0
-
-
-def test_bundled_run_files_parse() -> None:
-    root = Path(__file__).parents[2]
-    files = [*root.glob("configs/*.yaml"), *root.glob("src/cotune/experiments/*.yaml")]
-    assert files
-    for file in files:
-        assert load_config(file, ["output=out"]).training.steps > 0
-
-
-def test_rules_serve_bundled_worlds_only() -> None:
-    search = {"environment": {"kind": "search", "corpus": "x"}, "dataset": {"path": "x"}}
-    raw = LEAST | search | {"policy": {"path": "m"}, "strategy": {"kind": "inspo"}}
-    for llm in (None, {"kind": "rules"}):
-        with pytest.raises(
-            ConfigError, match=r"llm is .* set llm to an OpenAI-compatible endpoint"
-        ):
-            parse_config(raw | {"llm": llm}, "test")
-    parse_config(raw | {"strategy": {"kind": "static"}}, "test")
 
 
 @pytest.mark.parametrize(
@@ -311,17 +285,6 @@ def test_p2o_and_both_methods_from_plain_data() -> None:
     assert parse_config(LEAST | {"environment": {"kind": "ladder"}}, "test").environment == (
         LadderOptions()
     )
-
-
-@pytest.mark.parametrize(("rows", "fits"), [((4, 2, 2, 2), True), ((4, 3, 2, 4), False)])
-def test_batches_divide(rows: tuple[int, int, int, int], fits: bool) -> None:
-    names = ("questions_per_step", "group_size", "mini_batches", "micro_batch_size")
-    raw = LEAST | {"training": dict(zip(names, rows, strict=True))}
-    if fits:
-        assert parse_config(raw, "test").training.micro_batch_size == 2
-    else:
-        with pytest.raises(ConfigError, match="is 12, which mini_batches × micro_batch_size = 8"):
-            parse_config(raw, "test")
 
 
 def test_how_many_more_problems_are_told() -> None:

@@ -42,7 +42,7 @@ def wrong_length(completions, **kwargs):
 
 
 def none(completions, **kwargs):
-    return [None for _ in completions]
+    return None
 
 
 def undefined(completions, **kwargs):
@@ -222,7 +222,7 @@ def error_of(
     ("function", "said"),
     [
         ("wrong_length", ["wrong_length returned 1 values for 2 completions"]),
-        ("none", ["none returned None for task", "return 0.0"]),
+        ("none", ["none returned None; expected a list"]),
         ("undefined", ["undefined returned nan for task"]),
         ("missing", ["missing needs the column 'gold'", "the data has question, level"]),
         ("raises", ["raises raised ZeroDivisionError", "(rewards.py, line"]),

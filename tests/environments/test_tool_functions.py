@@ -179,7 +179,10 @@ def unresolved(a: "Nowhere") -> int:  # type: ignore[name-defined]  # noqa: F821
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (untyped, "untyped cannot be a tool .*a.* type hint"),
+        (
+            untyped,
+            "untyped cannot be a tool .*Argument a is missing a type hint.*expected for each parameter",
+        ),
         (undocumented, "undocumented has no docstring"),
         (half_documented, "half_documented cannot be a tool .*no description for the argument 'b'"),
         (variadic, r"variadic takes \*numbers"),

@@ -205,11 +205,6 @@ def test_a_batch_of_split_groups_is_refused(tmp_path: Path) -> None:
         start(tmp_path, per_device_train_batch_size=4)
 
 
-def test_a_refused_argument_is_refused_before_there_is_a_trainer(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="shuffle_dataset"):
-        start(tmp_path, shuffle_dataset=True)
-
-
 def test_the_policy_is_in_evaluation_mode_while_it_is_sampled_and_only_then(tmp_path: Path) -> None:
     run = start(tmp_path, max_steps=1)
     model = run.trainer.model

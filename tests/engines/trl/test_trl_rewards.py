@@ -178,13 +178,3 @@ def test_a_script_is_scored_by_functions_that_see_the_trainers_state(tmp_path: P
     )
     with pytest.raises(ConfigError, match=r"^rewards: is not what the saved run began with"):
         again.trainer.train(resume_from_checkpoint=True)
-
-
-def test_a_script_without_rewards_is_refused_before_weights_are_loaded(tmp_path: Path) -> None:
-    world = SingleTurnEnvironment({"train": [Task("t", "ab?", ())]}, "abc ")
-    with pytest.raises(ConfigError, match="rewards: missing; SingleTurnEnvironment gives none"):
-        begin(tmp_path, trainer_arguments={"environment": world})
-    broken = {"environment": world, "reward_funcs": [lambda completions: [1.0, 2.0, 3.0]]}
-    with pytest.raises(ConfigError, match="lambda returned 3 values for 1 completions"):
-        begin(tmp_path, trainer_arguments=broken)
-    assert list(tmp_path.iterdir()) == []
