@@ -3,9 +3,7 @@
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from cotune.errors import ConfigError
 from cotune.llm.bank import BankOptions, check_bank
@@ -20,6 +18,9 @@ from cotune.methods.registry import method_of
 from cotune.methods.static import StaticOptions
 from cotune.protocols import LLM
 from cotune.utils.text import hide_secrets
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 ProposingLLM: TypeAlias = LLM | OpenAIOptions | BankOptions | str | Path | None
 """The LLM that writes proposals: the name of an OpenAI model, an endpoint's options, a file of texts to
@@ -63,6 +64,9 @@ class JointMethod:
     @cached_property
     def options(self) -> MethodOptions:
         """Return the method's own options, with the types that a run file would give them."""
+        # Imported here, so that importing cotune stays light.
+        from pydantic import TypeAdapter, ValidationError
+
         values = {field.name: getattr(self, field.name) for field in fields(self.options_class)}
         try:
             return TypeAdapter[Any](self.options_class).validate_python(values)
@@ -70,7 +74,7 @@ class JointMethod:
             raise ConfigError(f"{type(self).__name__}: {_first_problem(error)}") from None
 
 
-def _first_problem(error: ValidationError) -> str:
+def _first_problem(error: "ValidationError") -> str:
     problem = error.errors(include_url=False)[0]
     if problem["type"] == "value_error":
         return str(problem.get("ctx", {}).get("error", problem["msg"]))

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from cotune.engines.joint import TrainingRun
+from cotune.engines.joint import Joint
 from cotune.policy.policy_files import check_whole
 from cotune.run.best import FILE as BEST_JSON
 from cotune.run.best import BestRecord, read_best
@@ -37,7 +37,7 @@ class BestPolicy:
         return self._folder.with_name(self._folder.name + ".new")
 
     def offer(
-        self, joint: TrainingRun, score: Score | None, step: int, plain: Score | None = None
+        self, joint: Joint, score: Score | None, step: int, plain: Score | None = None
     ) -> None:
         """Keep the current policy if none is kept yet or it scores higher.
 
@@ -146,7 +146,7 @@ class BestPolicy:
         shutil.rmtree(self._folder, ignore_errors=True)
         staged.rename(self._folder)
 
-    def restore(self, joint: TrainingRun) -> tuple[str, Prompt]:
+    def restore(self, joint: Joint) -> tuple[str, Prompt]:
         """Load the kept weights into the trainer's policy.
 
         Returns:
@@ -186,7 +186,7 @@ def _rank(em: float, initial_em: float | None) -> tuple[float, float]:
     return max(em, other), min(em, other)
 
 
-def choice_of(joint: TrainingRun) -> Choice | None:
+def choice_of(joint: Joint) -> Choice | None:
     """Return the strategy's choice of the best instruction, if it makes one."""
     return joint.coordinator.strategy.choice()
 

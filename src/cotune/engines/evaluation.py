@@ -6,7 +6,7 @@ from typing import Any
 
 from cotune.config.run_file import RIVALS, EvaluationConfig
 from cotune.engines.best_policy import BestPolicy, choice_of
-from cotune.engines.joint import TrainingRun
+from cotune.engines.joint import Joint
 from cotune.run.best import BestRecord
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH, Score, measure_of, score_trajectories
@@ -78,7 +78,7 @@ class RunEvaluation:
         self.rollouts: list[Trajectory] = []
         self._measured: list[Trajectory] = []
 
-    def __call__(self, joint: TrainingRun, trained: int) -> None:
+    def __call__(self, joint: Joint, trained: int) -> None:
         """Evaluate if due; the hook before a step's rollouts, on rank 0."""
         if trained == 0 and self._options.before:
             self._measure(joint, "test", "before", self._initial, "i0")
@@ -86,14 +86,14 @@ class RunEvaluation:
         if every and trained and trained % every == 0:
             self.validate(joint, trained)
 
-    def validate(self, joint: TrainingRun, trained: int) -> Score:
+    def validate(self, joint: Joint, trained: int) -> Score:
         """Score the policy on validation and keep it if it is the best; on rank 0."""
         score, plain = self.during(joint)
         if not joint.coordinator.strategy.keeps_last:
             self._best.offer(joint, score, trained, plain)
         return score
 
-    def during(self, joint: TrainingRun, last: bool = False) -> tuple[Score, Score | None]:
+    def during(self, joint: Joint, last: bool = False) -> tuple[Score, Score | None]:
         """Score the policy on validation; on rank 0, because only its strategy knows the best prompt.
 
         If the strategy checks the uplift, also score the policy under the initial instruction, so that a
@@ -115,7 +115,7 @@ class RunEvaluation:
             return score, None
         return score, self._measure(joint, "validation", "uplift", initial, "i0")
 
-    def _settled(self, joint: TrainingRun, score: Score) -> Score:
+    def _settled(self, joint: Joint, score: Score) -> Score:
         """Score the instructions that the strategy cannot tell from its best, and settle on the best.
 
         Args:
@@ -136,7 +136,7 @@ class RunEvaluation:
 
     def _measure(
         self,
-        joint: TrainingRun,
+        joint: Joint,
         split: str,
         when: str,
         prompt: Prompt | None = None,
@@ -166,7 +166,7 @@ class RunEvaluation:
                 self._report(joint, {_SCORES[when]: score.em})
         return score
 
-    def finish(self, joint: TrainingRun) -> Outcome:
+    def finish(self, joint: Joint) -> Outcome:
         """Score the reported policy: the best on validation, or the last one without validation."""
         joint.begin_closing()
         if joint.ended_early and joint.coordinator.comm.rank == 0:
@@ -204,7 +204,7 @@ class RunEvaluation:
             joint.ended_early,
         )
 
-    def _offer(self, joint: TrainingRun, score: Score | None, plain: Score | None) -> None:
+    def _offer(self, joint: Joint, score: Score | None, plain: Score | None) -> None:
         """Keep the last policy if it is the best."""
         if score is None or joint.coordinator.strategy.keeps_last:
             # The kept policy is from a run with fewer steps. Without scores it is unknown which one is
@@ -212,7 +212,7 @@ class RunEvaluation:
             self._best.forget()
         self._best.offer(joint, score, joint.batches, plain)
 
-    def _conclude(self, joint: TrainingRun, score: Score | None) -> BestRecord:
+    def _conclude(self, joint: Joint, score: Score | None) -> BestRecord:
         """Choose the instruction to keep with the kept policy; record the pair.
 
         Args:
@@ -245,7 +245,7 @@ class RunEvaluation:
         """Drop what an earlier run kept, when a run starts from the beginning."""
         self._best.forget()
 
-    def _record_choice(self, joint: TrainingRun) -> None:
+    def _record_choice(self, joint: Joint) -> None:
         """Record the strategy's choice of the best instruction, if it makes one."""
         best = choice_of(joint)
         if best is None:
@@ -265,7 +265,7 @@ class RunEvaluation:
         """Return the score before training, including one from an interrupted attempt."""
         return self._recorded(when="before")
 
-    def _score_during(self, joint: TrainingRun) -> Score | None:
+    def _score_during(self, joint: Joint) -> Score | None:
         """Return the policy's score on validation under the best instruction, if it has one already."""
         leader = joint.coordinator.strategy.best_instruction_id()
         return self._recorded(when="during", trained=joint.batches, instruction_id=leader)

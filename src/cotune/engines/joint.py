@@ -83,101 +83,8 @@ def initial_instruction(method: JointMethod, environment: Environment) -> str:
     return environment.initial_instruction if method.instruction is None else method.instruction
 
 
-class TrainingRun:
-    """Base class of all runs: recorded, evaluated, compared with a saved state, and resumed from it.
-
-    Attributes:
-        parts: the parts of the run other than its trainer.
-        coordinator: rolls out and consults the strategy.
-        batches: the number of steps trained so far.
-        chosen: the checkpoint that this run resumes from, if the engine chose it.
-        attempt: which of the run's attempts this is, once training has begun.
-    """
-
-    parts: Parts
-    coordinator: Coordinator
-    batches: int = 0
-    chosen: Chosen | None = None
-    attempt: int | None = None
-
-    @property
-    def ended_early(self) -> str:
-        """Return why training ended before its last step; "" if it did not."""
-        return ""
-
-    @property
-    def identity(self) -> dict[str, str]:
-        """Return, by field, the values that must be unchanged on a resume."""
-        raise NotImplementedError
-
-    def record_in(self, record: Record, llm: LLM) -> None:
-        """Record the run from now on, and let it ask its LLM."""
-        self.parts = replace(self.parts, record=record, llm=llm)
-        self.coordinator.record = record
-        self.coordinator.llm = llm
-
-    def check_identity(self, state: State) -> None:
-        """Raise ConfigError if the state was saved by a different run."""
-        mine = self.identity
-        for name, was in state["identity"].items():
-            if mine.get(name) != was:
-                raise ConfigError(
-                    f"{name}: is not what the saved run began with ({was[:120]}); restore it, or "
-                    "start a new run in another folder"
-                )
-
-    def state_dict(self) -> State:
-        return {
-            "batches": self.batches,
-            "attempt": self.attempt,
-            "identity": self.identity,
-            "changeable": dict(self.parts.changeable),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        """Raise ConfigError if the state was saved by a different run."""
-        self.check_identity(state)
-        self.batches = int(state["batches"])
-
-    def resume(self, state: State) -> None:
-        """Resume from a saved state: truncate later logs, start a new attempt.
-
-        Raises:
-            ConfigError: the state was saved by a different run.
-        """
-        self.load_state_dict(state)
-        if self.coordinator.comm.rank == 0:
-            self.go_on_from(self.batches, state)
-
-    def go_on_from(self, step: int, saved: Mapping[str, Any]) -> None:
-        """Start an attempt after a step: truncate later logs, record changed fields.
-
-        Args:
-            step: the last step to keep.
-            saved: the state saved at that step; its `changeable`, if present, holds the values of
-                the run file at that time.
-        """
-        now, chosen = self.parts.changeable, self.chosen or Chosen()
-        record = self.parts.record
-        self.attempt = record.begin_attempt(step, saved.get("attempt"))
-        changed = changes(saved.get("changeable", now), now)
-        record.event("resumed", step, from_step=step, changed=changed)
-        for text in chosen.notices:
-            record.event("notice", step, text=text)
-
-    def record_under(self, step: int) -> None:
-        """Record what follows under a step."""
-        self.coordinator.current_step = step
-        if self.coordinator.comm.rank == 0:
-            self.parts.record.set_step(step)
-
-    def begin_closing(self) -> None:
-        """Record what follows under the step after the last; a resume drops and repeats it."""
-        self.record_under(self.batches + 1)
-
-
-class Joint(TrainingRun):
-    """Base class of both engines' runs.
+class Joint:
+    """Base class of both engines' runs: recorded, evaluated, compared with a saved state, resumed from it.
 
     Args:
         parts: strategy, environment, LLM and outputs.
@@ -186,8 +93,11 @@ class Joint(TrainingRun):
         coordinator: rolls out and consults the strategy.
 
     Attributes:
+        batches: the number of steps trained so far.
         ended: whether a budget has ended training.
         rollouts_left: the remaining budget of policy rollouts; set by the budget's owner.
+        chosen: the checkpoint that this run resumes from.
+        attempt: which of the run's attempts this is, once training has begun.
     """
 
     def __init__(
@@ -195,8 +105,11 @@ class Joint(TrainingRun):
     ) -> None:
         self.parts, self.order, self.total_batches = parts, order, total_batches
         self.coordinator = coordinator
+        self.batches = 0
         self.ended = False
         self.rollouts_left: Callable[[], int | None] = lambda: None
+        self.chosen: Chosen | None = None
+        self.attempt: int | None = None
 
     def progress(self, step: int) -> Progress:
         """Return the progress at a step; only rank 0 knows the remaining budget."""
@@ -207,25 +120,72 @@ class Joint(TrainingRun):
             rollouts_left=self.rollouts_left(),
         )
 
-    def state_dict(self) -> State:
-        return {
-            **super().state_dict(),
-            "ended": self.ended,
-            "coordinator": self.coordinator.state_dict(),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
-        self.ended = bool(state["ended"])
-        self.coordinator.load_state_dict(state["coordinator"])
-
     @property
     def ended_early(self) -> str:
+        """Return why training ended before its last step; "" if it did not."""
         if not self.ended or self.batches >= self.total_batches:
             return ""
         place = f"step {self.batches} of {self.total_batches}"
         return f"training ended after {place}: training.rollout_budget is spent"
 
+    def record_in(self, record: Record, llm: LLM) -> None:
+        """Record the run from now on, and let it ask its LLM."""
+        self.parts = replace(self.parts, record=record, llm=llm)
+        self.coordinator.record = record
+        self.coordinator.llm = llm
+
+    def begin_closing(self) -> None:
+        """Record what follows under the step after the last; a resume drops and repeats it."""
+        self.coordinator.current_step = self.batches + 1
+        if self.coordinator.comm.rank == 0:
+            self.parts.record.set_step(self.batches + 1)
+
+    # ---- saved state
+
     @property
     def identity(self) -> dict[str, str]:
+        """Return, by field, the values that must be unchanged on a resume."""
         return {**self.order.identity, **self.parts.identity}
+
+    def check_identity(self, state: State) -> None:
+        """Raise ConfigError if the state was saved by a different run."""
+        identity = self.identity
+        for name, saved_value in state["identity"].items():
+            if identity.get(name) != saved_value:
+                raise ConfigError(
+                    f"{name}: is not what the saved run began with ({saved_value[:120]}); restore it, or "
+                    "start a new run in another folder"
+                )
+
+    def state_dict(self) -> State:
+        return {
+            "batches": self.batches,
+            "attempt": self.attempt,
+            "identity": self.identity,
+            "changeable": dict(self.parts.changeable),
+            "ended": self.ended,
+            "coordinator": self.coordinator.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Raise ConfigError if the state was saved by a different run."""
+        self.check_identity(state)
+        self.batches = int(state["batches"])
+        self.ended = bool(state["ended"])
+        self.coordinator.load_state_dict(state["coordinator"])
+
+    def resume(self, state: State) -> None:
+        """Resume from a saved state: start a new attempt, truncate later logs, record changed fields.
+
+        Raises:
+            ConfigError: the state was saved by a different run.
+        """
+        self.load_state_dict(state)
+        if self.coordinator.comm.rank != 0:
+            return
+        record, step, now = self.parts.record, self.batches, self.parts.changeable
+        self.attempt = record.begin_attempt(step, state.get("attempt"))
+        changed = changes(state.get("changeable", now), now)
+        record.event("resumed", step, from_step=step, changed=changed)
+        for text in self.chosen.notices if self.chosen is not None else ():
+            record.event("notice", step, text=text)

@@ -12,20 +12,35 @@ if TYPE_CHECKING:
 
 def write_run_summary(settings: RunSettings, run: Record, outcome: "Outcome") -> None:
     """Write the summary.json of one run, with a single arm."""
-    record = settings.record
+    record, after, totals = settings.record, outcome.after, run.totals()
     kind = record["strategy"]["kind"]
-    arm = arm_figures(
-        run, outcome.after, outcome.before, outcome.plain,
-        steps=outcome.steps, instruction=outcome.instruction,
-    )  # fmt: skip
+    events = run.read_events()
+    ended = [row["reason"] for row in events if row["kind"] == "proposals_ended"]
+    arm: dict[str, Any] = {
+        **_score("em", after),
+        **_score("em_before", outcome.before),
+        **_score("em_initial_instruction", outcome.plain),
+        "measure": after.measure if after else None,
+        "em_interval": list(interval) if after and (interval := after.interval) else None,
+        "policy_rollouts": dict(totals.rollouts),
+        "generated_tokens": sum(totals.generated_tokens.values()),
+        "llm_calls": totals.llm_calls,
+        "money": totals.money,
+        "seconds": round(_seconds_spent(run), 1),
+        "steps": outcome.steps,
+        "best_instruction": outcome.instruction,
+        "folder": ".",
+        "ended_early": outcome.ended_early or None,
+        "failed_phases": sum(row["kind"] == "phase_failed" for row in events),
+        "proposals_ended": ended[-1] if ended else None,
+    }
     if outcome.hinted:
-        arm |= score_figures("em_with_hint", outcome.hinted)
+        arm |= _score("em_with_hint", outcome.hinted)
     if (kept := outcome.kept) is not None:
         arm["best_step"], arm["kept"] = kept.step, kept.statement()
         if kept.observed_rollouts is not None:
             arm["best_instruction_observed_rollouts"] = kept.observed_rollouts
             arm["too_close_to_call"] = kept.too_close_to_call
-    arm |= {"ended_early": outcome.ended_early or None, **llm_figures(run)}
     run.write_summary(
         {
             "name": record["name"],
@@ -41,53 +56,7 @@ def write_run_summary(settings: RunSettings, run: Record, outcome: "Outcome") ->
     )
 
 
-def arm_figures(
-    run: Record,
-    after: Score | None,
-    before: Score | None,
-    plain: Score | None,
-    *,
-    steps: int,
-    instruction: str | None,
-) -> dict[str, Any]:
-    """Return a run's scores and costs as an arm of its summary.
-
-    Args:
-        after: under the best instruction, after training; None without test questions.
-        before: before training.
-        plain: under the initial instruction, after training.
-        steps: steps of training.
-        instruction: the best one.
-    """
-    totals = run.totals()
-    return {
-        **score_figures("em", after),
-        **score_figures("em_before", before),
-        **score_figures("em_initial_instruction", plain),
-        "measure": after.measure if after else None,
-        "em_interval": list(interval) if after and (interval := after.interval) else None,
-        "policy_rollouts": dict(totals.rollouts),
-        "generated_tokens": sum(totals.generated_tokens.values()),
-        "llm_calls": totals.llm_calls,
-        "money": totals.money,
-        "seconds": round(seconds_spent(run), 1),
-        "steps": steps,
-        "best_instruction": instruction,
-        "folder": ".",
-    }
-
-
-def llm_figures(run: Record) -> dict[str, Any]:
-    """Return how many phases of evolution failed, and why proposals ended, if they did."""
-    events = run.read_events()
-    ended = [row["reason"] for row in events if row["kind"] == "proposals_ended"]
-    return {
-        "failed_phases": sum(row["kind"] == "phase_failed" for row in events),
-        "proposals_ended": ended[-1] if ended else None,
-    }
-
-
-def seconds_spent(run: Record) -> float:
+def _seconds_spent(run: Record) -> float:
     """Return the wall time of all attempts, each from its first line to its last."""
     spans: dict[int, list[float]] = {}
     for row in (*run.read_events(), *run.read_metrics()):
@@ -95,7 +64,7 @@ def seconds_spent(run: Record) -> float:
     return sum(max(times) - min(times) for times in spans.values())
 
 
-def score_figures(name: str, score: Score | None) -> dict[str, Any]:
+def _score(name: str, score: Score | None) -> dict[str, Any]:
     """Return a score as entries of a summary's arm; None if it was not measured."""
     if score is None:
         return {name: None}

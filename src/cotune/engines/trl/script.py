@@ -24,6 +24,7 @@ from cotune.engines.joint import initial_instruction
 from cotune.engines.preflight import llm_answers
 from cotune.engines.run_start import RunSettings
 from cotune.engines.trl.checks import check_args, check_trl, steps_per_batch
+from cotune.environments.base import SingleTurnEnvironment
 from cotune.errors import ConfigError, LLMError
 from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
@@ -118,13 +119,14 @@ def limits_of(args: GRPOConfig, environment: Environment, context: int | None) -
     """Return an episode's limits by the trainer's arguments.
 
     Completions have `max_completion_length` tokens in all, or half of the context; the prompt has the
-    rest. Without tools an episode is one turn.
+    rest. Questions without tools are one turn; an environment with a protocol of its own, such as search,
+    has the turns of `Limits`.
     """
     context = context or _UNLIMITED
     length = args.max_completion_length or context // 2
-    turns = 1
+    turns = 1 if isinstance(environment, SingleTurnEnvironment) else Limits().turns
     if environment.tools:
-        turns += args.max_tool_calling_iterations or length
+        turns = 1 + (args.max_tool_calling_iterations or length)
     return Limits(
         turns=turns,
         turn_tokens=length,

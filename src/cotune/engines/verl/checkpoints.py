@@ -13,7 +13,7 @@ from uuid import uuid4
 from transformers import PreTrainedTokenizerBase
 
 from cotune.engines.best_policy import BestPolicy
-from cotune.engines.joint import TrainingRun
+from cotune.engines.joint import Joint
 from cotune.engines.undamaged import Chosen, newest_undamaged
 from cotune.errors import ConfigError, EngineError
 from cotune.protocols import State
@@ -95,7 +95,7 @@ class VerlBest(BestPolicy):
         self._checkpoint = checkpoint
 
     def offer(
-        self, joint: TrainingRun, score: Score | None, step: int, plain: Score | None = None
+        self, joint: Joint, score: Score | None, step: int, plain: Score | None = None
     ) -> None:
         super().offer(joint, score, step, plain)
         known = self._read()
