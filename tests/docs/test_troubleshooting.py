@@ -27,7 +27,7 @@ def test_the_likely_ones_are_there() -> None:
     for word in (
         "unknown field",
         "dataset.columns",
-        "prompt_tokens",
+        "the prompt of task",
         "evolves",
         "is not set",
         "exists",
