@@ -71,7 +71,7 @@ class BestPolicy:
         # safetensors writes files that only their owner can read; a server may run under another account.
         for weights in staged.rglob("*.safetensors"):
             shutil.copymode(staged / "instruction.txt", weights)
-        choice = choice_of(joint)
+        choice = joint.coordinator.strategy.choice()
         record = BestRecord(
             em=em,
             initial_em=initial_em,
@@ -146,20 +146,14 @@ class BestPolicy:
         shutil.rmtree(self._folder, ignore_errors=True)
         staged.rename(self._folder)
 
-    def restore(self, joint: Joint) -> tuple[str, Prompt]:
-        """Load the kept weights into the trainer's policy.
-
-        Returns:
-            The instruction's id, and the prompt (instruction and hint) that was best with these
-            weights.
-        """
+    def restore(self, joint: Joint) -> None:
+        """Load the kept weights into the trainer's policy."""
         joint.coordinator.comm.broadcast(None)  # wait until rank 0 has written
         known = self.known()
         if known.step != joint.batches:
             if joint.coordinator.comm.rank == 0:
                 check_whole(self._folder)
             self.load_weights(joint, known.step)
-        return known.instruction_id, Prompt(known.instruction, known.hint)
 
     def check(self) -> None:
         """Raise ConfigError if the kept policy is damaged."""
@@ -184,11 +178,6 @@ def _rank(em: float, initial_em: float | None) -> tuple[float, float]:
     """Return what policies are compared by: the higher of two scores, then the lower."""
     other = em if initial_em is None else initial_em
     return max(em, other), min(em, other)
-
-
-def choice_of(joint: Joint) -> Choice | None:
-    """Return the strategy's choice of the best instruction, if it makes one."""
-    return joint.coordinator.strategy.choice()
 
 
 def _initial_kept(found: BestRecord, initial: Prompt, em: float) -> BestRecord:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cotune.config.run_file import RIVALS, EvaluationConfig
-from cotune.engines.best_policy import BestPolicy, choice_of
+from cotune.engines.best_policy import BestPolicy
 from cotune.engines.joint import Joint
 from cotune.run.best import BestRecord
 from cotune.run.run_dir import RunDir
@@ -62,6 +62,7 @@ class RunEvaluation:
         report: receives every score under its tracker name.
 
     Attributes:
+        best: keeps the best policy.
         rollouts: those of the last validation under the best instruction.
     """
 
@@ -74,7 +75,7 @@ class RunEvaluation:
         report: Callable[[Any, Mapping[str, float]], None],
     ) -> None:
         self._options, self._initial, self._report = options, initial, report
-        self._run, self._best = run, best
+        self._run, self.best = run, best
         self.rollouts: list[Trajectory] = []
         self._measured: list[Trajectory] = []
 
@@ -90,7 +91,7 @@ class RunEvaluation:
         """Score the policy on validation and keep it if it is the best; on rank 0."""
         score, plain = self.during(joint)
         if not joint.coordinator.strategy.keeps_last:
-            self._best.offer(joint, score, trained, plain)
+            self.best.offer(joint, score, trained, plain)
         return score
 
     def during(self, joint: Joint, last: bool = False) -> tuple[Score, Score | None]:
@@ -124,7 +125,7 @@ class RunEvaluation:
         Returns:
             The score of the instruction settled on; ties keep the strategy's.
         """
-        strategy, best = joint.coordinator.strategy, choice_of(joint)
+        strategy, best = joint.coordinator.strategy, joint.coordinator.strategy.choice()
         if best is None:
             return score
         for one in best.rivals[:RIVALS]:
@@ -179,7 +180,7 @@ class RunEvaluation:
         if self._options.every:
             score, plain = on_rank_zero(lambda: self.during(joint, last=True))
         on_rank_zero(lambda: self._offer(joint, score, plain))
-        self._best.restore(joint)
+        self.best.restore(joint)
         kept: BestRecord = on_rank_zero(lambda: self._conclude(joint, score))
         text = kept.instruction
         identity, trained = kept.instruction_id, kept.step
@@ -209,8 +210,8 @@ class RunEvaluation:
         if score is None or joint.coordinator.strategy.keeps_last:
             # The kept policy is from a run with fewer steps. Without scores it is unknown which one is
             # better; and with a last stage, the earlier policy was not finished.
-            self._best.forget()
-        self._best.offer(joint, score, joint.batches, plain)
+            self.best.forget()
+        self.best.offer(joint, score, joint.batches, plain)
 
     def _conclude(self, joint: Joint, score: Score | None) -> BestRecord:
         """Choose the instruction to keep with the kept policy; record the pair.
@@ -219,7 +220,7 @@ class RunEvaluation:
             score: the last policy's on validation.
         """
         leader = joint.coordinator.strategy.best_instruction_id()
-        record = self._best.conclude(joint.batches, leader, score, self._initial)
+        record = self.best.conclude(joint.batches, leader, score, self._initial)
         self._record_choice(joint)
         joint.parts.record.event(
             "best_kept",
@@ -237,17 +238,9 @@ class RunEvaluation:
         )
         return record
 
-    def check_best(self) -> None:
-        """Raise ConfigError if the kept policy is damaged."""
-        self._best.check()
-
-    def forget(self) -> None:
-        """Drop what an earlier run kept, when a run starts from the beginning."""
-        self._best.forget()
-
     def _record_choice(self, joint: Joint) -> None:
         """Record the strategy's choice of the best instruction, if it makes one."""
-        best = choice_of(joint)
+        best = joint.coordinator.strategy.choice()
         if best is None:
             return
         joint.parts.record.event(

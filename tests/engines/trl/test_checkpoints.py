@@ -170,7 +170,7 @@ def chosen_in(checkpoints: Path, best: Path, resume: str | bool = True) -> Chose
     """What a trainer with these folders resumes from."""
     trainer: Any = SimpleNamespace(
         joint=SimpleNamespace(state_folder=checkpoints),
-        _evaluation=SimpleNamespace(check_best=TRLBest(best, tiny_tokenizer()).check),
+        _evaluation=SimpleNamespace(best=TRLBest(best, tiny_tokenizer())),
     )
     chosen = JointTrainer._choose(trainer, resume)
     assert chosen is not None

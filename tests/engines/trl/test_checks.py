@@ -157,9 +157,6 @@ def test_every_field_of_grpos_own_was_reviewed() -> None:
         (TWO_STEPS_A_BATCH | {"max_steps": 3}, "max_steps is 3", "make max_steps a multiple of 2"),
         (TWO_STEPS_A_BATCH | EVALUATING | {"max_steps": 4, "eval_steps": 3}, "eval_steps is 3", "make eval_steps a multiple of 2"),
         ({"temperature": 0.0}, "temperature is 0.0", "set it above 0"),
-        ({"logging_strategy": "epoch"}, "logging_strategy is 'epoch'", "set logging_strategy"),
-        ({"save_strategy": "epoch"}, "save_strategy is 'epoch'", "set save_strategy='steps'"),
-        (EVALUATING | {"eval_strategy": "epoch"}, "eval_strategy is 'epoch'", "'steps'"),
         (
             BEST | {"save_strategy": "best", "eval_steps": 1, "metric_for_best_model": "loss"},
             "metric_for_best_model is 'loss'",

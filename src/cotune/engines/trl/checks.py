@@ -125,25 +125,16 @@ def _batch_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
 
 
 def _keeping(args: GRPOConfig) -> list[tuple[bool, str]]:
-    """List the settings that would save or keep the wrong policy."""
-    keeps_best = bool(args.load_best_model_at_end) or args.save_strategy == SaveStrategy.BEST
+    """List the settings that would save the wrong policy."""
     metric = args.metric_for_best_model or ""
     wrong = metric.endswith("loss") or ("reward" in metric and not args.greater_is_better)
     return [
-        *(
-            (
-                getattr(args, f"{what}_strategy") in (SaveStrategy.EPOCH, IntervalStrategy.EPOCH),
-                f"GRPOConfig.{what}_strategy is 'epoch'; the data set spans the run, so an epoch of the "
-                f"trainer's ends with it: set {what}_strategy='steps' and {what}_steps",
-            )
-            for what in ("save", "eval", "logging")
-        ),
         (
-            keeps_best and wrong,
+            args.save_strategy == SaveStrategy.BEST and wrong,
             f"GRPOConfig.metric_for_best_model is {metric!r} and greater_is_better is "
             f"{args.greater_is_better}, so the best policy would not be kept: set "
             "metric_for_best_model='eval_reward' and greater_is_better=True",
-        ),
+        )
     ]
 
 

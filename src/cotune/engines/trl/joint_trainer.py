@@ -152,8 +152,8 @@ class JointTrainer(PolicyUpdate):
         template_args = cast("dict[str, Any] | None", args.chat_template_kwargs)
         codec = HFCodec(tokenizer, template_args) if chat else PlainCodec(tokenizer)
         shuffle = True
+        fit_arguments(args, len(environment.tasks("train")))
         if settings is None:
-            fit_arguments(args, len(environment.tasks("train")))
             # The order of the run's own data set, which is in the order of training.
             shuffle, args.shuffle_dataset = bool(args.shuffle_dataset), False
             context = context_of(model)
@@ -230,7 +230,7 @@ class JointTrainer(PolicyUpdate):
             )
         with self._stoppable(), self.recorded(resume=chosen is not None) as record:
             if chosen is None and self.settings.run_file is None and world().rank == 0:
-                ask_llm(self._proposer(), record)
+                ask_llm(proposer_of(self.method, self.joint.parts.environment), record)
             checkpoint = self._begin(record, chosen)
             if not self.settings.has_batches:
                 joint.evolve_only()
@@ -264,7 +264,7 @@ class JointTrainer(PolicyUpdate):
             else:
                 chosen = chosen_by_trainer(Path(resume))
             if chosen.path is not None:
-                self._evaluation.check_best()
+                self._evaluation.best.check()
         return world().broadcast(chosen)
 
     @contextmanager
@@ -287,15 +287,18 @@ class JointTrainer(PolicyUpdate):
         with opened_run(settings, joint.total_batches, resume=resume) as record:
             # The other ranks never ask the LLM, and making the user's own may load a model.
             first = world().rank == 0
-            llm = build_llm(self._proposer(), settings.seed, record) if first else NoLLM()
+            llm = (
+                build_llm(
+                    proposer_of(self.method, self.joint.parts.environment), settings.seed, record
+                )
+                if first
+                else NoLLM()
+            )
             joint.record_in(record, llm)
             try:
                 yield record
             finally:
                 joint.record_in(Record(), NoLLM())
-
-    def _proposer(self) -> Any:
-        return proposer_of(self.method, self.joint.parts.environment)
 
     def _begin(self, record: Record, chosen: Chosen | None) -> Path | None:
         """Write the first events, and check what the run resumes from; return its checkpoint."""
@@ -307,7 +310,7 @@ class JointTrainer(PolicyUpdate):
             record.event(
                 "notice", 0, text="no complete checkpoint: the run starts from the beginning"
             )
-            self._evaluation.forget()
+            self._evaluation.best.forget()
         if checkpoint is None:
             kind = self.method.options.kind
             record.event("run_started", 0, config=settings.record["name"], strategy=kind)

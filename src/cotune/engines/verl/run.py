@@ -351,7 +351,7 @@ def _begin(
         if resume:
             run.cut_back(-1)
             run.event("notice", 0, text="no complete checkpoint: the run starts from the beginning")
-            evaluation.forget()
+            evaluation.best.forget()
         run.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
         return None
     state = load_state(checkpoint)
