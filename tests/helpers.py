@@ -138,3 +138,13 @@ def run(
         trajectories = rollout(strategy.assign(tasks, group_size, progress), purpose="train")
         metrics.append({**evolved, **strategy.observe(trajectories, progress, record)})
     return metrics
+
+
+def add(a: int, b: int) -> int:
+    """Adds.
+
+    Args:
+        a: one.
+        b: two.
+    """
+    return a + b

@@ -4,51 +4,26 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
-from transformers.utils import logging
 
 from cotune.cli import app as cli
 from cotune.cli import train as training
 from cotune.errors import EngineError, EvolutionError
 from cotune.run.record import Record
-from tests.helpers import without_loading
 from tests.run_files import tiny, write
 
+Refused = Callable[..., str]
 KEY = "sk-proj-Zx81kQ"
 OPENAI = {"kind": "openai", "model": "m", "base_url": "http://127.0.0.1:9"}
 
 
 @pytest.fixture(autouse=True)
-def own_environment() -> Iterator[None]:
-    """The command line sets variables for its own process, which here is the tests'.
-
-    Progress bars are read from them when transformers is imported, so here it may be too late.
-    """
-    logging.disable_progress_bar()
-    with mock.patch.dict(os.environ):
-        os.environ.pop("OPENAI_API_KEY", None)
-        yield
-    logging.enable_progress_bar()
-
-
-def error_of(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> str:
-    """The one line on stderr of a command that must end with status 2."""
-    monkeypatch.setattr("sys.argv", ["cotune", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    printed = capsys.readouterr()
-    assert stopped.value.code == 2, printed
-    assert without_loading(printed.out) == ""
-    assert printed.err.count("\n") == 1, printed.err
-    assert printed.err.startswith("cotune: ")
-    return printed.err
+def _without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
 CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -128,12 +103,10 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_run_file_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_file_is_refused(name: str, tmp_path: Path, refused: Refused) -> None:
     changes, expected = CASES[name]
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "out", changes))
-    error = error_of(["train", str(file)], monkeypatch, capsys)
+    error = refused("train", file)
     assert [part for part in expected if part not in error] == [], error
     assert not (tmp_path / "out").exists()
 
@@ -152,10 +125,10 @@ def test_run_file_is_refused(
     ],
 )
 def test_a_key_in_the_wrong_place_is_never_shown(
-    llm: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    llm: object, tmp_path: Path, refused: Refused
 ) -> None:
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "out") | {"llm": llm})
-    error = error_of(["train", str(file)], monkeypatch, capsys)
+    error = refused("train", file)
     assert "llm" in error
     assert KEY not in error
 
@@ -184,23 +157,21 @@ def test_a_secret_in_the_wrong_place_is_neither_shown_nor_kept(
     key: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refused,
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     raw = tiny(tmp_path / "out", json.loads(json.dumps(changes).replace("{}", key)))
     file = write(tmp_path / "run.yaml", raw)
-    error = error_of(["train", str(file)], monkeypatch, capsys)
+    error = refused("train", file)
     assert field in error
     assert key not in error
     assert not (tmp_path / "out").exists()
 
 
-def test_a_key_in_broken_yaml_is_not_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_key_in_broken_yaml_is_not_shown(tmp_path: Path, refused: Refused) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(f"name: x\nllm: {{api_key_env: {KEY}: oops}}\n")
-    error = error_of(["train", str(file)], monkeypatch, capsys)
+    error = refused("train", file)
     assert f"{file}, line 2" in error
     assert KEY not in error
 
@@ -220,12 +191,7 @@ PASSAGE = '{"id": "1", "contents": "\\"Zinder\\"\\nZinder is in Niger."}\n'
     ],
 )  # fmt: skip
 def test_data_file_is_refused(
-    file: str,
-    content: str | None,
-    expected: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    file: str, content: str | None, expected: list[str], tmp_path: Path, refused: Refused
 ) -> None:
     splits = ("train", "validation", "test")
     own = {split: QUESTION.replace('"question": "', f'"question": "{split}: ') for split in splits}
@@ -244,7 +210,7 @@ def test_data_file_is_refused(
         "llm": {**OPENAI, "api_key_env": None},
     }
     run = write(tmp_path / "run.yaml", tiny(tmp_path / "out", changes))
-    error = error_of(["train", str(run)], monkeypatch, capsys)
+    error = refused("train", run)
     assert [part for part in expected if part not in error] == [], error
     assert not (tmp_path / "out").exists()
 
@@ -266,27 +232,23 @@ def test_data_file_is_refused(
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_run_file(
-    content: str | bytes | None,
-    expected: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    content: str | bytes | None, expected: str, tmp_path: Path, refused: Refused
 ) -> None:
     file = tmp_path / "run.yaml"
     if content is not None:
         file.write_bytes(content.encode() if isinstance(content, str) else content)
     for command in ("train", "plan"):
-        error = error_of([command, str(file)], monkeypatch, capsys)
+        error = refused(command, file)
         assert str(file) in error
         assert expected in error
 
 
 def test_indivisible_over_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
-    error = error_of(["train", str(file)], monkeypatch, capsys)
+    error = refused("train", file)
     assert "training.micro_batch_size is 2 on 3 processes" in error
     assert not (tmp_path / "out").exists()
 
@@ -295,15 +257,13 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_an_output_that_exists_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_that_exists_is_left_alone(tmp_path: Path, refused: Refused) -> None:
     out = tmp_path / "out"
     run = Record.create(out, tiny(out))
     run.event("evaluated", 0, em=0.5)
     before = snapshot(out)
     file = write(tmp_path / "run.yaml", tiny(out))
-    error = error_of(["train", str(file)], monkeypatch, capsys)
+    error = refused("train", file)
     assert f"output: {out} exists" in error
     assert f"cotune resume {out}" in error
     assert snapshot(out) == before
@@ -312,7 +272,7 @@ def test_an_output_that_exists_is_left_alone(
     foreign.mkdir()
     (foreign / "chapter.txt").write_text("years of work")
     file = write(tmp_path / "run.yaml", tiny(foreign))
-    error = error_of(["train", str(file)], monkeypatch, capsys)
+    error = refused("train", file)
     assert "choose another output" in error
     assert "resume" not in error
     assert snapshot(foreign) == {"chapter.txt": b"years of work"}
@@ -330,6 +290,7 @@ def test_folders_that_cannot_be_written(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    refused: Refused,
 ) -> None:
     (tmp_path / "file").write_text("mine")
     out = {
@@ -357,7 +318,7 @@ def test_folders_that_cannot_be_written(
             (error,) = [line for line in capsys.readouterr().out.splitlines() if "output: " in line]
             assert error.startswith("not ok")
         else:
-            error = error_of(arguments, patched, capsys)
+            error = refused(*arguments)
     field = {"init": "FOLDER", "export": "--output"}.get(command, "output")
     assert f"{field}: " in error
     assert error.rstrip().endswith(f"choose another {field}")
@@ -390,7 +351,7 @@ def test_a_disk_that_fills_while_training(
     what: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refused,
 ) -> None:
     out = tmp_path / "out"
     file = write(tmp_path / "run.yaml", tiny(out))
@@ -399,13 +360,14 @@ def test_a_disk_that_fills_while_training(
     usage = shutil.disk_usage(tmp_path)._replace(free=free)
     raising(error, monkeypatch)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    said = error_of([command, str(out if command == "resume" else file)], monkeypatch, capsys)
+    said = refused(command, str(out if command == "resume" else file))
     assert f"{out}: {what}, and its disk has only " in said
     assert f"({type(error).__name__}: {error})" in said
     again = f"cotune resume {out}" if command == "resume" else "start again"
     assert said.endswith(f"; make room, then: {again}\n")
 
 
+@pytest.mark.usefixtures("refused")
 def test_other_failures_keep_their_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,12 +392,12 @@ def test_a_useless_llm_can_be_corrected_on_a_resume(
     advice: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refused,
 ) -> None:
     out = tmp_path / "out"
     Record.create(out, tiny(out, {"llm": llm}))
     raising(EvolutionError("every proposal failed"), monkeypatch)
-    said = error_of(["resume", str(out)], monkeypatch, capsys)
+    said = refused("resume", out)
     then = advice.format(f"cotune resume {out}")
     assert said == f"cotune: every proposal failed; then: {then}\n"
 
@@ -447,46 +409,40 @@ def finished_run(folder: Path) -> None:
     (run.best_path / "best.json").write_text("{}")
 
 
-def test_run_folders_that_do_not_fit_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_folders_that_do_not_fit_the_command(tmp_path: Path, refused: Refused) -> None:
     for command in ("resume", "evaluate"):
-        error = error_of([command, str(tmp_path)], monkeypatch, capsys)
+        error = refused(command, tmp_path)
         assert "is not a run folder" in error
-    error = error_of(["report", str(tmp_path)], monkeypatch, capsys)
+    error = refused("report", tmp_path)
     assert "holds no run" in error
 
     unfinished = tmp_path / "unfinished"
     Record.create(unfinished, tiny(unfinished))
-    error = error_of(["evaluate", str(unfinished)], monkeypatch, capsys)
+    error = refused("evaluate", unfinished)
     assert f"cotune resume {unfinished}" in error
 
     finished = tmp_path / "finished"
     Record.create(finished, tiny(finished)).write_summary({"arms": {}})
     before = snapshot(finished)
-    error = error_of(["resume", str(finished)], monkeypatch, capsys)
+    error = refused("resume", finished)
     assert "this run is finished" in error
     assert snapshot(finished) == before
 
     library = tmp_path / "library"
     Record.create(library, {"library": "trl"})
     for command in ("resume", "evaluate"):
-        error = error_of([command, str(library)], monkeypatch, capsys)
+        error = refused(command, library)
         assert "resume_from_checkpoint=True" in error
 
 
-def test_a_plan_without_the_data_takes_no_steps_on_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_without_the_data_takes_no_steps_on_it(tmp_path: Path, refused: Refused) -> None:
     words = ["plan", str(tmp_path / "run.yaml"), "--questions", "9,1,1", "--steps", "1"]
-    assert "--questions plans without the data" in error_of(words, monkeypatch, capsys)
+    assert "--questions plans without the data" in refused(*words)
 
 
-def test_an_unknown_split(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_split(tmp_path: Path, refused: Refused) -> None:
     run = Record.create(tmp_path / "out", tiny(tmp_path / "out"))
     run.best_path.mkdir()
     (run.best_path / "best.json").write_text("{}")
-    error = error_of(["evaluate", str(run.path), "--split", "tset"], monkeypatch, capsys)
+    error = refused("evaluate", run.path, "--split", "tset")
     assert "--split is 'tset'" in error

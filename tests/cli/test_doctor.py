@@ -28,8 +28,7 @@ from cotune.policy.local_policy import load
 from cotune.run.record import Record
 from cotune.utils.packages import not_fitting
 from cotune.utils.progress import listening
-from tests.endpoint import endpoint
-from tests.retrieval_server import server
+from tests.loopback import endpoint, retrieval_server
 from tests.run_files import tiny, write
 
 SECRET = "sk-value-of-the-key"
@@ -495,7 +494,7 @@ def searching(tmp_path: Path, url: str) -> RunConfig:
 
 def test_a_retrieval_server_is_asked(tmp_path: Path) -> None:
     assert preflight.retriever(config(tmp_path).environment) is None
-    with server(lambda query: ["a passage"]) as url:
+    with retrieval_server(lambda query: ["a passage"]) as url:
         found = preflight.retriever(searching(tmp_path, url).environment)
         assert found == f"environment.retriever: {url} answers"
         elsewhere = searching(tmp_path, url.replace("retrieve", "search")).environment

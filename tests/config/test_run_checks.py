@@ -25,7 +25,7 @@ from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.rewards import exact_match
 from cotune.rewards.functions import RewardFunctions
 from cotune.types import Limits, Prompt, Task
-from tests.retrieval_server import server
+from tests.loopback import retrieval_server
 
 
 class Words:
@@ -323,7 +323,7 @@ def test_context() -> None:
 def test_a_retrieval_server_must_answer() -> None:
     check_retriever(SingleTurnEnvironment({}, ""))
     check_retriever(environment("Who?"))
-    with server(lambda query: []) as url:
+    with retrieval_server(lambda query: []) as url:
         remote = RemoteRetriever(RemoteOptions(url=url), retries=0)
         searching = SearchEnvironment({}, remote, SEARCH_R1_INSTRUCTION, exact_match)
         check_retriever(searching)

@@ -23,7 +23,7 @@ from cotune.rewards import exact_match
 from cotune.types import Action, Assignment, Prompt, Response, StopReason, Task, Trajectory, Turn
 from tests.data.test_search_r1_parquet import row
 from tests.data.test_search_r1_parquet import write as write_parquet
-from tests.retrieval_server import server
+from tests.loopback import retrieval_server
 
 TASK = Task("t1", "Where is Oslo?", ("Norway", "the north"))
 PROMPT = Prompt("Answer.")
@@ -245,7 +245,7 @@ def test_options_refuse_what_cannot_work(options: SearchOptions):
 
 def test_search_r1s_files_its_protocol_and_a_server(tmp_path: Path):
     rows = [row(f"who was number {i}?", i) for i in range(40)]
-    with server(lambda query: [f'"Title of {query}"\nText.', "One line"]) as url:
+    with retrieval_server(lambda query: [f'"Title of {query}"\nText.', "One line"]) as url:
         options = SearchOptions(
             retriever=RemoteOptions(url=url),
             protocol="search-r1",

@@ -3,7 +3,7 @@
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,14 +13,13 @@ from rich.console import Console
 from transformers.utils import logging
 
 import cotune
-from cotune.cli import app as cli
 from cotune.cli.train import resume, train
 from cotune.run.run_dir import RunDir
-from tests.endpoint import endpoint
-from tests.helpers import without_loading
+from tests.loopback import endpoint
 from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 
+Refused = Callable[..., str]
 REWARDS = '''
 """Reward functions as for TRL."""
 
@@ -205,19 +204,6 @@ def test_inspo_evolves_an_instruction_of_ones_own(folder: Path) -> None:
 # ---- started wrong: one line, before anything is written
 
 
-def error_of(
-    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> str:
-    monkeypatch.setattr("sys.argv", ["cotune", "train", str(file)])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    printed = capsys.readouterr()
-    assert stopped.value.code == 2, printed
-    assert without_loading(printed.out) == ""
-    assert printed.err.count("\n") == 1, printed.err
-    return printed.err
-
-
 @pytest.mark.parametrize(
     ("function", "said"),
     [
@@ -230,14 +216,10 @@ def error_of(
     ],
 )
 def test_reward_functions_that_are_wrong(
-    folder: Path,
-    function: str,
-    said: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    folder: Path, function: str, said: list[str], refused: Refused
 ) -> None:
     file = run_file(folder, rewards=[f"{folder / 'rewards.py'}:{function}"])
-    printed = error_of(file, monkeypatch, capsys)
+    printed = refused("train", file)
     assert "rewards: " in printed
     for part in said:
         assert part in printed
@@ -268,10 +250,10 @@ def test_run_files_that_are_wrong(
     changes: dict[str, Any],
     said: list[str],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refused,
 ) -> None:
     monkeypatch.chdir(folder)
-    printed = error_of(run_file(folder, **changes), monkeypatch, capsys)
+    printed = refused("train", run_file(folder, **changes))
     for part in said:
         assert part in printed
     assert not (folder / "out").exists()

@@ -28,18 +28,9 @@ from cotune.types import (
     Trajectory,
     Turn,
 )
+from tests.helpers import add
 
 TASK = Task("q0", "What is 3 + 4?", ("7",))
-
-
-def add(a: int, b: int) -> int:
-    """Adds.
-
-    Args:
-        a: one.
-        b: two.
-    """
-    return a + b
 
 
 async def divide(a: float, b: float) -> float:

@@ -21,8 +21,8 @@ from cotune.config.run_file import load_config
 from cotune.engines.preflight import Preflight
 from cotune.engines.trl import script
 from cotune.llm.client import CHECK
-from tests.endpoint import endpoint
 from tests.examples.three_tools import FOLDER, Teacher, modules
+from tests.loopback import endpoint
 
 STEPS = {"inspo": 3, "p2o": 5}
 """Enough for an evolution of instructions after two steps, and for two epochs with their hints."""

@@ -22,20 +22,11 @@ from cotune.types import (
     Task,
     Trajectory,
 )
+from tests.helpers import add
 
 TASK = Task("q0", "3 + 4?", ("7",))
 CODEC = CharacterCodec()
 EOS = CODEC.eos_id
-
-
-def add(a: int, b: int) -> int:
-    """Adds.
-
-    Args:
-        a: one.
-        b: two.
-    """
-    return a + b
 
 
 def repeat(text: str, times: int) -> str:

@@ -5,17 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.engines.trl.trl_joint import was_cut
-from cotune.types import Limits, Trajectory
+from cotune.types import Trajectory
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
-from tests.engines.trl.setup import Counting, start
-from tests.policy.tiny import small_policy
-from tests.reference_loop import policy_loss
+from tests.engines.trl.setup import Counting
+from tests.engines.trl.test_distillation import Spy, start_small
 
-LIMITS = Limits(turns=2, turn_tokens=24, observation_tokens=60, trajectory_tokens=120)
 HINT = "Zanzibar: first make a plan."
 
 
@@ -33,29 +30,11 @@ class UnevenGeo(GeoEnvironment):
         return len(trajectory.own_text) % 11 / 10, answer
 
 
-class Spy(TrainerCallback):
-    """Before the optimizer's step: TRL's gradient beside the loop's, at the same weights."""
-
+class LoopSpy(Spy):
     def __init__(self) -> None:
-        self.run: Any = None
-        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.losses: list[float] = []
+        super().__init__()
         self.trained_prompts: list[list[int]] = []
         self.advantages: list[float] = []
-
-    def on_pre_optimizer_step(self, *args: Any, model: Any, **kwargs: Any) -> None:
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        joint = self.run.joint
-        loss = policy_loss(
-            model,
-            self.run.trajectories[-1],
-            joint.args.num_generations,
-            joint.args.epsilon,
-            distillation=joint.coordinator.strategy.distillation,
-        )
-        expected = torch.autograd.grad(loss, parameters)
-        self.losses.append(loss.item())
-        self.pairs += [(p.grad.clone(), e) for p, e in zip(parameters, expected, strict=True)]
 
 
 def trained_on_small(
@@ -63,8 +42,8 @@ def trained_on_small(
     hint: str,
     environment: UnevenGeo | None = None,
     **changes: Any,
-) -> Spy:
-    spy = Spy()
+) -> LoopSpy:
+    spy = LoopSpy()
 
     class Watched(PolicyUpdate):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -74,20 +53,9 @@ def trained_on_small(
             spy.trained_prompts += [ids[mask == 1].tolist() for ids, mask in rows]
             return output
 
-    path = small_policy()
     environment = environment or UnevenGeo(train=3, flat=1)
-    spy.run = start(
-        folder,
-        Counting(environment.initial_instruction, hint),
-        environment,
-        (AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)),
-        LIMITS,
-        Watched,
-        **{"per_device_train_batch_size": 12, "num_generations": 4, "max_steps": 1} | changes,
-        max_grad_norm=1e9,  # no clipping: the gradient is compared, not its direction alone
-        max_completion_length=LIMITS.trajectory_tokens,
-        remembers=True,
-    )
+    strategy = Counting(environment.initial_instruction, hint)
+    spy.run = start_small(folder, strategy, environment, trainer_class=Watched, **changes)
     spy.run.trainer.add_callback(spy)
     spy.run.trainer.train()
     return spy
@@ -114,7 +82,7 @@ def test_equal_rewards_are_no_advantage_at_all(tmp_path: Path) -> None:
     assert row["zero_advantage_share"] == 0.5
 
 
-def check_against_the_loop(spy: Spy, hint: str) -> None:
+def check_against_the_loop(spy: LoopSpy, hint: str) -> None:
     (trajectories,) = spy.run.trajectories
     assert spy.run.logged("loss") == pytest.approx(spy.losses, abs=1e-5)
     assert max(expected.abs().max().item() for _, expected in spy.pairs) > 1e-3

@@ -1,6 +1,8 @@
 """The policy that a run is reported by: kept whole or not at all, never one of a future undone."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -135,6 +137,26 @@ class Kill(BaseException):
     """Stands for a kill: nothing catches it."""
 
 
+@contextmanager
+def killed_at(place: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kill what is done inside where it writes a file, or (swap) renames the folder."""
+
+    def killed(path: Path, *_: object) -> None:
+        if place == "swap" or path.name == place:
+            raise Kill
+
+    write = {"best.json": "run.best.write_json_atomic"}.get(
+        place, "engines.best_policy.write_atomic"
+    )
+    with monkeypatch.context() as patch:
+        if place == "swap":  # the old one is gone, the new one not in its place
+            patch.setattr(Path, "rename", killed)
+        else:
+            patch.setattr(f"cotune.{write}", killed)
+        with pytest.raises(Kill):
+            yield
+
+
 @pytest.mark.parametrize("place", ["instruction.txt", "best.json", "swap"])
 def test_a_kill_while_it_is_kept_leaves_the_old_one_or_the_new_one(
     run: Run, best: TRLBest, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
@@ -143,19 +165,8 @@ def test_a_kill_while_it_is_kept_leaves_the_old_one_or_the_new_one(
     best.offer(run.joint, scored(0.1), 1)
     mark(run, 2)
 
-    def killed(path: Path, *_: object) -> None:
-        if place == "swap" or path.name == place:
-            raise Kill
-
-    with monkeypatch.context() as patch:
-        if place == "swap":  # the old one is gone, the new one not in its place
-            patch.setattr(Path, "rename", killed)
-        elif place == "best.json":
-            patch.setattr("cotune.run.best.write_json_atomic", killed)
-        else:
-            patch.setattr("cotune.engines.best_policy.write_atomic", killed)
-        with pytest.raises(Kill):
-            best.offer(run.joint, scored(0.2), 2)
+    with killed_at(place, monkeypatch):
+        best.offer(run.joint, scored(0.2), 2)
     assert (tmp_path / "best").exists() == (place != "swap")
     again = TRLBest(tmp_path / "best", tiny_tokenizer())
     assert run.joint.batches == 0
@@ -208,19 +219,8 @@ def test_a_kill_while_the_initial_instruction_takes_its_place_can_be_resumed(
     mark(run, 1)
     best.offer(run.joint, scored(0.5), 1, scored(0.75))
 
-    def killed(path: Path, *_: object) -> None:
-        if place == "swap" or path.name == place:
-            raise Kill
-
-    with monkeypatch.context() as patch:
-        if place == "swap":
-            patch.setattr(Path, "rename", killed)
-        elif place == "best.json":
-            patch.setattr("cotune.run.best.write_json_atomic", killed)
-        else:
-            patch.setattr("cotune.engines.best_policy.write_atomic", killed)
-        with pytest.raises(Kill):
-            best.conclude(1, "i0", None, INITIAL)
+    with killed_at(place, monkeypatch):
+        best.conclude(1, "i0", None, INITIAL)
     again = TRLBest(tmp_path / "best", tiny_tokenizer())
     again.check()
     expected = "abc. " if place == "swap" else "abc de. b"

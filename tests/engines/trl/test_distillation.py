@@ -74,20 +74,29 @@ class Spy(TrainerCallback):
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.losses: list[float] = []
 
+    def loss(self, model: Any) -> torch.Tensor:
+        args, strategy = self.run.joint.args, self.run.joint.coordinator.strategy
+        sizes = args.num_generations, args.epsilon, args.temperature
+        return policy_loss(model, self.run.joint.batch.trajectories, *sizes, strategy.distillation)
+
     def on_pre_optimizer_step(self, *args: Any, model: Any, **kwargs: Any) -> None:
-        joint = self.run.joint
-        loss = policy_loss(
-            model,
-            self.run.trajectories[-1],
-            joint.args.num_generations,
-            joint.args.epsilon,
-            joint.args.temperature,
-            joint.coordinator.strategy.distillation,
-        )
+        loss = self.loss(model)
         parameters = [p for p in model.parameters() if p.requires_grad]
         expected = torch.autograd.grad(loss, parameters)
         self.losses.append(loss.item())
         self.pairs += [(p.grad.clone(), e) for p, e in zip(parameters, expected, strict=True)]
+
+
+def start_small(folder: Path, strategy: Any, environment: GeoEnvironment, **changes: Any) -> Run:
+    """A step of a small policy on 3 questions × 4 rollouts, ready to train."""
+    path = small_policy()
+    policy = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    values = {
+        "per_device_train_batch_size": 12, "num_generations": 4, "max_steps": 1,
+        "max_grad_norm": 1e9,  # no clipping: the gradient is compared, not its direction alone
+        "max_completion_length": LIMITS.trajectory_tokens, "remembers": True,
+    }  # fmt: skip
+    return start(folder, strategy, environment, policy, LIMITS, **values | changes)
 
 
 def trained(folder: Path, distillation: Distillation, **changes: Any) -> Spy:
@@ -99,26 +108,10 @@ def trained(folder: Path, distillation: Distillation, **changes: Any) -> Spy:
             spy.outputs.append(super()._generate_and_score_completions(inputs))
             return spy.outputs[-1]
 
-    path = small_policy()
     environment = EveryOther(GeoOptions(train=3, validation=1, test=1))
-    values = {
-        "per_device_train_batch_size": 12,
-        "max_steps": 1,
-        "temperature": TEMPERATURE,
-    } | changes
-    spy.run = start(
-        folder,
-        Mixed(environment.initial_instruction, distillation),
-        environment,
-        (AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)),
-        LIMITS,
-        Watched,
-        num_generations=4,
-        max_grad_norm=1e9,  # no clipping: the gradient is compared, not its direction alone
-        max_completion_length=LIMITS.trajectory_tokens,
-        remembers=True,
-        **values,
-    )
+    strategy = Mixed(environment.initial_instruction, distillation)
+    values = {"temperature": TEMPERATURE, "trainer_class": Watched} | changes
+    spy.run = start_small(folder, strategy, environment, **values)
     spy.run.trainer.add_callback(spy)
     spy.run.trainer.train()
     return spy

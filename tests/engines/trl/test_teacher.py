@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from cotune.methods.last_stage import successes_teach
 from cotune.methods.static import StaticStrategy
@@ -21,16 +20,15 @@ from cotune.types import (
     Trajectory,
 )
 from cotune.worlds.geo import GeoOptions
-from tests.engines.trl.setup import start
 from tests.engines.trl.test_distillation import (
     ACCUMULATED,
     GEO_HINT,
-    LIMITS,
     TEMPERATURE,
     EveryOther,
+    Spy,
+    start_small,
 )
-from tests.policy.tiny import small_policy
-from tests.reference_loop import policy_loss, teacher_loss
+from tests.reference_loop import teacher_loss
 
 FILTERED = FilteredDistillation(kind="filtered", weight=0.5)
 
@@ -56,48 +54,21 @@ class LastStage(StaticStrategy):
         return successes_teach(trajectories)
 
 
-class Spy(TrainerCallback):
-    """Before the optimizer's step: TRL's gradient beside the loop's, at the same weights."""
-
-    def __init__(self) -> None:
-        self.run: Any = None
-        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.losses: list[float] = []
-
-    def on_pre_optimizer_step(self, *args: Any, model: Any, **kwargs: Any) -> None:
+class TaughtSpy(Spy):
+    def loss(self, model: Any) -> torch.Tensor:
         joint = self.run.joint
-        settings = joint.coordinator.strategy.distillation
-        batch, temperature = joint.batch.trajectories, joint.args.temperature
-        loss = policy_loss(
-            model, batch, joint.args.num_generations, joint.args.epsilon, temperature, settings
-        )
-        loss = loss + teacher_loss(model, batch, settings, temperature)
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        expected = torch.autograd.grad(loss, parameters)
-        self.losses.append(loss.item())
-        self.pairs += [(p.grad.clone(), e) for p, e in zip(parameters, expected, strict=True)]
+        settings, batch = joint.coordinator.strategy.distillation, joint.batch.trajectories
+        return super().loss(model) + teacher_loss(model, batch, settings, joint.args.temperature)
 
 
 def prepared(folder: Path, strategy: Any = LastStage, **changes: Any) -> Any:
-    path = small_policy()
     environment = EveryOther(GeoOptions(train=3, validation=1, test=1))
-    values = {"per_device_train_batch_size": 12, "max_steps": 1, "temperature": TEMPERATURE}
-    return start(
-        folder,
-        strategy(environment.initial_instruction),
-        environment,
-        (AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)),
-        LIMITS,
-        num_generations=4,
-        max_grad_norm=1e9,  # no clipping: the gradient is compared, not its direction alone
-        max_completion_length=LIMITS.trajectory_tokens,
-        remembers=True,
-        **(values | changes),
-    )
+    values = {"temperature": TEMPERATURE} | changes
+    return start_small(folder, strategy(environment.initial_instruction), environment, **values)
 
 
 def trained(folder: Path, strategy: Any = LastStage, **changes: Any) -> Spy:
-    spy = Spy()
+    spy = TaughtSpy()
     spy.run = prepared(folder, strategy, **changes)
     spy.run.trainer.add_callback(spy)
     spy.run.trainer.train()

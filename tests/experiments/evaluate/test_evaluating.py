@@ -23,7 +23,6 @@ from cotune.types import Task
 from cotune.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished
 from tests.export.finished import files
-from tests.helpers import without_loading
 from tests.run_files import environment_of, tiny
 
 
@@ -38,6 +37,7 @@ def arithmetic(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return finished(tmp_path_factory.mktemp("ladder") / "run", LADDER, SOLVE, hint)
 
 
+Refused = Callable[..., str]
 Evaluate = Callable[..., dict[str, Any]]
 
 
@@ -248,7 +248,7 @@ def test_an_unfinished_run_and_changed_data_are_told(tmp_path: Path, evaluate: E
 
 
 def test_a_best_policy_that_is_replaced_meanwhile_is_not_scored_under_its_instruction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     config = finished(tmp_path / "run", GEO, BETTER)
     chosen = tmp_path / "run" / "best" / "best.json"
@@ -260,11 +260,8 @@ def test_a_best_policy_that_is_replaced_meanwhile_is_not_scored_under_its_instru
         return found
 
     monkeypatch.setattr(evaluating, "run_policy", replaced)
-    monkeypatch.setattr("sys.argv", ["cotune", "evaluate", str(config.output), "--limit", "1"])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 2
-    assert "its best policy was replaced while it was loaded" in capsys.readouterr().err
+    error = refused("evaluate", config.output, "--limit", 1)
+    assert "its best policy was replaced while it was loaded" in error
 
 
 REFUSED: dict[str, tuple[Sequence[str], str]] = {
@@ -284,52 +281,30 @@ REFUSED: dict[str, tuple[Sequence[str], str]] = {
 
 @pytest.mark.parametrize(("arguments", "said"), REFUSED.values(), ids=REFUSED)
 def test_what_is_refused(
-    geo: RunConfig,
-    arguments: Sequence[str],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    geo: RunConfig, arguments: Sequence[str], said: str, refused: Refused
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["cotune", "evaluate", str(geo.output), *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    printed = capsys.readouterr()
-    assert stopped.value.code == 2
-    assert without_loading(printed.out) == ""
-    assert printed.err.count("\n") == 1
-    assert said in printed.err
+    assert said in refused("evaluate", geo.output, *arguments)
 
 
 def test_prompts_too_long_are_refused_before_any_rollout(
-    geo: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    geo: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
     file = tmp_path / "nq.jsonl"
     row = {"id": "a", "question": "Why " * 500, "golden_answers": ["x"]}
     file.write_text(json.dumps({**row, "id": "b", "question": "Why?"}) + "\n" + json.dumps(row))
     monkeypatch.setattr(
         "cotune.rollout.coordinator.Coordinator.rollout", lambda *_, **__: pytest.fail("rolled out")
     )
-    command = ["cotune", "evaluate", str(geo.output), "--benchmark", f"nq={file}"]
-    monkeypatch.setattr("sys.argv", command)
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 2
-    assert "the prompt of task nq-a" in capsys.readouterr().err
+    error = refused("evaluate", geo.output, "--benchmark", f"nq={file}")
+    assert "the prompt of task nq-a" in error
 
 
-def test_a_run_whose_best_cannot_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_best_cannot_be_read(tmp_path: Path, refused: Refused) -> None:
     run = Record.create(tmp_path / "run", tiny(tmp_path / "run"))
     run.best_path.mkdir()
     for text, said in (("{", "cannot be read"), ("{}", "has no instruction")):
         (run.best_path / "best.json").write_text(text)
-        monkeypatch.setattr("sys.argv", ["cotune", "evaluate", str(run.path)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        assert stopped.value.code == 2
-        assert said in capsys.readouterr().err
+        assert said in refused("evaluate", run.path)
 
 
 def test_a_split_without_questions(geo: RunConfig) -> None:

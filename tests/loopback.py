@@ -1,0 +1,68 @@
+"""A server on loopback that answers JSON with JSON."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@contextmanager
+def answering(answer: Callable[[str, Any], tuple[int, object]]) -> Iterator[str]:
+    """Give the address while it answers; `answer` gets a request's path and body, and returns status and body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, body = answer(self.path, request)
+            sent = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(sent)))
+            self.end_headers()
+            self.wfile.write(sent)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def endpoint(reply: Callable[[str], str]) -> Iterator[str]:
+    """An OpenAI-compatible endpoint's base URL; `reply` is given the last message of a request."""
+
+    def answer(path: str, request: Any) -> tuple[int, object]:
+        message = {"role": "assistant", "content": reply(request["messages"][-1]["content"])}
+        return 200, {
+            "id": "1", "object": "chat.completion", "created": 1, "model": request["model"],
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
+        }  # fmt: skip
+
+    with answering(answer) as url:
+        yield f"{url}/v1"
+
+
+@contextmanager
+def retrieval_server(find: Callable[[str], list[str]]) -> Iterator[str]:
+    """The address of Search-R1's `/retrieve`; `find` gives the `contents` of the passages of a query."""
+
+    def answer(path: str, request: Any) -> tuple[int, object]:
+        passages = (find(query)[: request["topk"]] for query in request["queries"])
+        result = [
+            [{"document": {"id": "0", "contents": text}, "score": 1.0} for text in texts]
+            for texts in passages
+        ]
+        return 200 if path == "/retrieve" else 404, {"result": result}
+
+    with answering(answer) as url:
+        yield f"{url}/retrieve"
