@@ -93,9 +93,7 @@ def test_a_plan_loads_no_client_of_an_endpoint(tmp_path: Path) -> None:
     assert top_level(after) & HEAVY <= {"torch", "transformers", "trl", "datasets", "pydantic"}
 
 
-def test_engine_free_modules_import_only_each_other_and_numpy(
-    loaded: dict[str, set[str]],
-) -> None:
+def test_engine_free_modules_import_only_each_other_and_numpy(loaded: dict[str, set[str]]) -> None:
     names = engine_free()
     assert {"cotune.methods.p2o.p2o", "cotune.methods.composed"} <= set(names)
     assert "cotune.methods.text_evolution" in names

@@ -30,10 +30,7 @@ TOKENIZER = tiny_tokenizer()
 
 
 def coordinator(
-    model: Any,
-    folder: Any,
-    temperature: float = 1.0,
-    environment: Letters | None = None,
+    model: Any, folder: Any, temperature: float = 1.0, environment: Letters | None = None
 ) -> Coordinator:
     codec = HFCodec(TOKENIZER)
     record = Record.create(folder / "run", {})
@@ -46,9 +43,7 @@ def coordinator(
         llm=ScriptedLLM([]),
         record=record,
         settings=RolloutSettings(
-            Limits(turns=3, turn_tokens=8, trajectory_tokens=48),
-            temperature,
-            seed=1,
+            Limits(turns=3, turn_tokens=8, trajectory_tokens=48), temperature, seed=1
         ),
     )
 

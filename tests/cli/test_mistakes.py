@@ -37,10 +37,7 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     "output below a file": ("train run.yaml --set output=file/run", ["output: ", "file is a file"]),
     "output where nothing can be": ("train run.yaml --set output=/proc/run", ["output: /proc cannot be written"]),
     "starter below a file": ("init file/agent --kind tools", ["FOLDER: ", "file is a file"]),
-    "another strategy, whose fields go": (
-        "try run.yaml --set strategy.kind=static --set dataset.path=nope.jsonl",
-        ["dataset.path: no file nope.jsonl in "],
-    ),
+    "another strategy, whose fields go": ("try run.yaml --set strategy.kind=static --set dataset.path=nope.jsonl", ["dataset.path: no file nope.jsonl in "]),
     "no LLM": ("train run.yaml --set llm=null", ["llm is missing", "my_llm.py:MyLLM"]),
     "no such LLM of one's own": ("train run.yaml --set llm=nope.py:MyLLM", ["no file nope.py"]),
     "no such file of texts": ("train run.yaml --set 'llm={kind: bank, path: nope.txt}'", ["llm.path: cannot read nope.txt", "name a text file"]),
@@ -79,10 +76,7 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     "episodes shorter than a turn": ("plan run.yaml --set limits.trajectory_tokens=8", ["limits.trajectory_tokens is 8", "limits.turn_tokens 64"]),
     "data that is not JSON": ("train run.yaml --set dataset.path=bad.jsonl", ["bad.jsonl, line 1: not JSON (JSONDecodeError: ", " at character "]),
     "a reward that returns nothing": ("train run.yaml --set rewards=[bad.py:nothing]", ["rewards: nothing returned None; expected a list"]),
-    "an endpoint that is down": (
-        "train run.yaml --set llm.max_tokens=8",
-        ["llm: a first call failed", "Connection refused", "set llm.optional: true"],
-    ),
+    "an endpoint that is down": ("train run.yaml --set llm.max_tokens=8", ["llm: a first call failed", "Connection refused", "set llm.optional: true"]),
     "a field of another section": ("train run.yaml --set steps=3", ["mean training.steps?"]),
 }  # fmt: skip
 # The same, if it takes the policy's tokenizer to find out.
@@ -99,11 +93,8 @@ WITH_MODEL: dict[str, tuple[str, list[str]]] = {
         "compare suite.yaml --dry-run --set set.limits.prompt_tokens=20",
         ["limits.prompt_tokens is 20, but", "expected at least 28: raise it to 28"],
     ),
-    "a question of thousands of tokens": (
-        "try run.yaml --set dataset.path=long.jsonl",
-        ["has 3021 tokens", "context holds 512", "; leave long questions out"],
-    ),
-}
+    "a question of thousands of tokens": ("try run.yaml --set dataset.path=long.jsonl", ["has 3021 tokens", "context holds 512", "; leave long questions out"]),
+}  # fmt: skip
 
 
 def put_files(folder: Path) -> None:

@@ -12,10 +12,7 @@ from cotune.methods.method import RunShape
 from cotune.methods.registry import method_of
 from tests.run_files import tiny
 
-P2O = {
-    "kind": "p2o",
-    "hints": {"hard_set_min_count": 2, "dev_size": 3, "budget": 20, "beam": 2},
-}
+P2O = {"kind": "p2o", "hints": {"hard_set_min_count": 2, "dev_size": 3, "budget": 20, "beam": 2}}
 
 
 def config_with(**changes: Any) -> RunConfig:

@@ -87,16 +87,13 @@ P2O: dict[str, Any] = {
     "training.engine_args.trainer.n_gpus_per_node": 8,
 }
 PAPERS: dict[str, dict[str, Any]] = {
-    "inspo-qwen2.5-3b-trl": INSPO
-    | {"policy.path": "Qwen/Qwen2.5-3B", "training.engine": "trl", "limits.turns": 4}
-    | {"training.learning_rate": 5e-7},
+    "inspo-qwen2.5-3b-trl": INSPO | {"policy.path": "Qwen/Qwen2.5-3B", "training.engine": "trl", "limits.turns": 4} | {"training.learning_rate": 5e-7},
     "inspo-qwen2.5-7b-verl": INSPO
     | {"policy.path": "Qwen/Qwen2.5-7B", "training.engine": "verl", "limits.turns": 6}
     | {"training.learning_rate": 3e-7, "training.engine_args.trainer.n_gpus_per_node": 8},
-    "p2o-deepmath-qwen3-4b-verl": P2O
-    | {"llm.extra_body.chat_template_kwargs.enable_thinking": False},
+    "p2o-deepmath-qwen3-4b-verl": P2O | {"llm.extra_body.chat_template_kwargs.enable_thinking": False},
     "p2o-deepscaler-qwen3-4b-verl": P2O,
-}
+}  # fmt: skip
 ALL = [pytest.param(n, marks=needs_server if n.startswith("inspo") else ()) for n in PAPERS]
 MATH = [name for name in PAPERS if name.startswith("p2o")]
 

@@ -100,11 +100,7 @@ OLYMPIAD = {"id": 1606, "question": "Determine $T$.", "solution": ["First …", 
         ("minerva", {"question": "Q", "answer": "2.45e6"}, (None, "Q", ("2.45e6",), "", "")),
         ("minerva", {"problem": "Q", "solution": "Thus \\boxed{ 4 }.", "type": "x"}, (None, "Q", ("4",), "", "Thus \\boxed{ 4 }.")),
         ("olympiadbench", OLYMPIAD, ("1606", "Determine $T$.", ("\\frac{1}{72}", "$1$, $2$"), "Algebra", "")),
-        (
-            "olympiadbench",
-            {**OLYMPIAD, "context": "Let $T=4$."},
-            ("1606", "Let $T=4$.\n\nDetermine $T$.", ("\\frac{1}{72}", "$1$, $2$"), "Algebra", ""),
-        ),
+        ("olympiadbench", {**OLYMPIAD, "context": "Let $T=4$."}, ("1606", "Let $T=4$.\n\nDetermine $T$.", ("\\frac{1}{72}", "$1$, $2$"), "Algebra", "")),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])

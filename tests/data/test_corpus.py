@@ -63,16 +63,13 @@ def test_a_corpus_is_read_back(passages: list[tuple[str, str]]):
         ("{}", r'no field "contents", only an empty object'),
         ('{"contents": 5}', r'line 1: "contents" is 5; expected text'),
         ('{"title": "T", "text": " "}', r'"text" is \' \'; expected text'),
-        (
-            '{"id": 7, "contents": "a"}\n\n{"id": "7", "contents": "b"}',
-            r"line 3: the id '7' came before, in line 1; give each passage its own id, or none",
-        ),
+        ('{"id": 7, "contents": "a"}\n\n{"id": "7", "contents": "b"}', r"line 3: the id '7' came before, in line 1; give each passage its own id, or none"),
         ('{"contents": " "}', r'"contents" is \' \'; expected text'),
         ('{"contents": "\\ud800"}', r"line 1: not JSON \(UnicodeEncodeError"),
         ("[" * 100_000, r"line 1: not JSON \(RecursionError"),
         ("9" * 5_000, r"line 1: not JSON \(ValueError"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_corpus_names_the_line(write: Callable[[str], Path], text: str, message: str):
     with pytest.raises(ConfigError, match=message) as caught:
         read_corpus(write(text))

@@ -264,8 +264,7 @@ def test_the_saved_template_renders_a_question_as_trained(name: str, instruction
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["within the system message", "preamble after examples", "plain text"],
+    "name", ["within the system message", "preamble after examples", "plain text"]
 )
 def test_no_template_can_put_an_instruction_into_the_middle(name: str) -> None:
     rows, _, text = rows_of(name)

@@ -164,11 +164,7 @@ def test_the_last_answer_between_tags_counts() -> None:
 
 @pytest.mark.parametrize(
     ("reply", "expected"),
-    [
-        ("First 3, then it is {}.", 1),
-        ("{}, which is more than 1234567", 0),
-        ("no idea", 0),
-    ],
+    [("First 3, then it is {}.", 1), ("{}, which is more than 1234567", 0), ("no idea", 0)],
 )
 def test_the_last_number_can_be_the_answer(reply: str, expected: int) -> None:
     env = environment("chain_sum", answer="last_number")

@@ -246,11 +246,7 @@ def test_options_refuse_what_cannot_work(options: SearchOptions):
 def test_search_r1s_files_its_protocol_and_a_server(tmp_path: Path):
     rows = [row(f"who was number {i}?", i) for i in range(40)]
     with retrieval_server(lambda query: [f'"Title of {query}"\nText.', "One line"]) as url:
-        options = SearchOptions(
-            retriever=RemoteOptions(url=url),
-            protocol="search-r1",
-            top_k=2,
-        )
+        options = SearchOptions(retriever=RemoteOptions(url=url), protocol="search-r1", top_k=2)
         files = DatasetConfig(
             path=write_parquet(tmp_path / "train.parquet", *rows[:30]),
             validation=3,

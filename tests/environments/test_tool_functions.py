@@ -179,10 +179,7 @@ def unresolved(a: "Nowhere") -> int:  # type: ignore[name-defined]  # noqa: F821
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (
-            untyped,
-            "untyped cannot be a tool .*Argument a is missing a type hint.*expected for each parameter",
-        ),
+        (untyped, "untyped cannot be a tool .*Argument a is missing a type hint.*expected for each parameter"),
         (undocumented, "undocumented has no docstring"),
         (half_documented, "half_documented cannot be a tool .*no description for the argument 'b'"),
         (variadic, r"variadic takes \*numbers"),
@@ -193,7 +190,7 @@ def unresolved(a: "Nowhere") -> int:  # type: ignore[name-defined]  # noqa: F821
         (Scale, "not a named function"),
         ("weigh", "not a named function"),
     ],
-)
+)  # fmt: skip
 def test_functions_that_are_no_tools_are_refused_in_a_line(function: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as raised:
         tool_of(function, 1.0)

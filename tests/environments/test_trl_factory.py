@@ -128,10 +128,7 @@ def test_methods_are_tools_and_reset_and_get_reward_are_not() -> None:
 def test_what_reset_returns_stands_after_the_users_message() -> None:
     (message,) = environment().messages(TASKS[1], Prompt("Guess.", "Think."))
 
-    assert message == {
-        "role": "user",
-        "content": "Think.\n\nGuess.\n\nGuess 1. It is below 10.",
-    }
+    assert message == {"role": "user", "content": "Think.\n\nGuess.\n\nGuess 1. It is below 10."}
 
 
 def test_each_episode_has_an_instance_of_its_own_that_get_reward_scores() -> None:

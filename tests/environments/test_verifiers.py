@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from cotune.environments.verifiers import (
-    VerifiersOptions,
-    from_verifiers,
-    verifiers_environment,
-)
+from cotune.environments.verifiers import VerifiersOptions, from_verifiers, verifiers_environment
 from cotune.errors import ConfigError
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.testing import CharacterCodec, ScriptedSampler

@@ -42,7 +42,4 @@ class EchoEnvironment(TaskEnvironment):
         return float(text == trajectory.task.answers[0]), text or None
 
 
-KIND = EnvironmentKind(
-    options=EchoOptions,
-    build=lambda options, tasks: EchoEnvironment(options),
-)
+KIND = EnvironmentKind(options=EchoOptions, build=lambda options, tasks: EchoEnvironment(options))

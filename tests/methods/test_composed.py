@@ -12,14 +12,7 @@ from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.method import Context
 from cotune.methods.p2o.hints import HintOptions
 from cotune.methods.p2o.p2o import P2OOptions
-from cotune.types import (
-    Assignment,
-    Distillation,
-    Instruction,
-    Progress,
-    Prompt,
-    Trajectory,
-)
+from cotune.types import Assignment, Distillation, Instruction, Progress, Prompt, Trajectory
 from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
 from tests.helpers import INITIAL, Events, ScriptedRollout, make_tasks, make_trajectory
 

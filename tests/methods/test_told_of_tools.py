@@ -10,11 +10,7 @@ from cotune.config.run_file import parse_config
 from cotune.config.strategy import build_strategy
 from cotune.environments.tools import ToolEnvironment
 from cotune.methods.inspo.inspo import InspoOptions
-from cotune.methods.inspo.proposers import (
-    history_prompt,
-    paraphrase_prompt,
-    reflection_prompt,
-)
+from cotune.methods.inspo.proposers import history_prompt, paraphrase_prompt, reflection_prompt
 from cotune.methods.method import Context
 from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.methods.proposals import surroundings

@@ -115,13 +115,7 @@ FAMILIES = {
         several=False,
     ),
     "mistral v13": Family("mistral_v13", MISTRAL, "</s>", '[TOOL_CALLS]look_up[ARGS]{"text": "a 7", "times": 3}'),
-    "granite 3": Family(
-        "granite_3",
-        GRANITE,
-        "<|end_of_text|>",
-        '<|tool_call|>[{"name": "look_up", "arguments": {"text": "a 7", "times": 3}}]',
-        several=False,
-    ),
+    "granite 3": Family("granite_3", GRANITE, "<|end_of_text|>", '<|tool_call|>[{"name": "look_up", "arguments": {"text": "a 7", "times": 3}}]', several=False),
 }  # fmt: skip
 
 

@@ -42,9 +42,7 @@ def rollout(prompt: list[int], completion: list[int], mask: list[int]) -> Trajec
     )  # fmt: skip
 
 
-def test_own_tokens_are_predicted_from_all_that_was_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_own_tokens_are_predicted_from_all_that_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches, their padding and their order change nothing; nor does the prompt that is trained on."""
     tokenizer = tiny_tokenizer()
     p, q = tiny_model(tokenizer, 1), tiny_model(tokenizer, 2)

@@ -9,11 +9,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 
 from cotune.data.trl_data import tasks_of
@@ -188,9 +184,7 @@ def of_trl(
 
 
 def of_cotune(
-    environment: TaskEnvironment,
-    replies: list[list[str]],
-    functions: list[Any],
+    environment: TaskEnvironment, replies: list[list[str]], functions: list[Any]
 ) -> list[list[float | None]]:
     args = SimpleNamespace(
         reward_weights=None, trust_remote_code=False, model_init_kwargs=None, chat_template_kwargs=None,

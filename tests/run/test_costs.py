@@ -105,8 +105,7 @@ ENTRIES = st.lists(
     first=ENTRIES, resumes=st.lists(st.tuples(st.none() | st.integers(0, 6), ENTRIES), max_size=4)
 )
 def test_totals_agree_with_a_list_that_each_resume_cuts(
-    first: list[tuple[int, str, int]],
-    resumes: list[tuple[int | None, list[tuple[int, str, int]]]],
+    first: list[tuple[int, str, int]], resumes: list[tuple[int | None, list[tuple[int, str, int]]]]
 ) -> None:
     record = Record()
     kept: list[tuple[int, str, int]] = []

@@ -9,13 +9,7 @@ import pytest
 
 from cotune.errors import ConfigError
 from cotune.utils import importing
-from cotune.utils.importing import (
-    import_from,
-    import_object,
-    load_registered,
-    uncollected,
-    without,
-)
+from cotune.utils.importing import import_from, import_object, load_registered, uncollected, without
 
 GROUP = "cotune.environments"
 

@@ -4,11 +4,7 @@ import random
 import pytest
 
 from cotune.environments.math import INITIAL_INSTRUCTION as INITIAL
-from cotune.methods.inspo.proposers import (
-    paraphrase_prompt,
-    parse_candidates,
-    reflection_prompt,
-)
+from cotune.methods.inspo.proposers import paraphrase_prompt, parse_candidates, reflection_prompt
 from cotune.methods.inspo.replay import Experience
 from cotune.types import StopReason, Task
 from cotune.worlds.ladder import (

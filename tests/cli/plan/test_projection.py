@@ -51,8 +51,7 @@ def test_what_was_measured_goes_at_its_own_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("planned", "calls", "expected"),
-    [(6, 2, {"LLM": 6 * 1.5}), (6, 0, {"LLM": None}), (0, 0, {})],
+    ("planned", "calls", "expected"), [(6, 2, {"LLM": 6 * 1.5}), (6, 0, {"LLM": None}), (0, 0, {})]
 )
 def test_llm_calls(planned: int, calls: int, expected: dict[str, float | None]) -> None:
     measured = Measured(STEADY, totals({"train": 16}, calls=calls, llm_seconds=1.5 * calls))

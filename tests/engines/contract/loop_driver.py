@@ -53,9 +53,7 @@ class LoopDriver:
             llm=script.optimizer(),
             record=record,
             settings=RolloutSettings(
-                script.limits,
-                seed=script.seed,
-                context_tokens=model.config.max_position_embeddings,
+                script.limits, seed=script.seed, context_tokens=model.config.max_position_embeddings
             ),
         )
         observe = coordinator.observe

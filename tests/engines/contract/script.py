@@ -196,11 +196,7 @@ def script(kind: str) -> Script:
         policy=(),
         llm=_replies(),
         limits=Limits(
-            turns=2,
-            turn_tokens=40,
-            observation_tokens=50,
-            trajectory_tokens=120,
-            prompt_tokens=800,
+            turns=2, turn_tokens=40, observation_tokens=50, trajectory_tokens=120, prompt_tokens=800
         ),
         steps=5,
         questions=4,

@@ -283,9 +283,7 @@ class Client:
 
 
 def install(
-    tokenizer: PreTrainedTokenizerBase,
-    put: Callable[..., None] = setattr,
-    model: Any = None,
+    tokenizer: PreTrainedTokenizerBase, put: Callable[..., None] = setattr, model: Any = None
 ) -> Engine:
     """Puts the fakes where TRL and cotune look for vLLM.
 

@@ -38,10 +38,7 @@ class LoopSpy(Spy):
 
 
 def trained_on_small(
-    folder: Path,
-    hint: str,
-    environment: UnevenGeo | None = None,
-    **changes: Any,
+    folder: Path, hint: str, environment: UnevenGeo | None = None, **changes: Any
 ) -> LoopSpy:
     spy = LoopSpy()
 

@@ -66,12 +66,7 @@ P2O = Case(
         "strategy": {
             "kind": "p2o",
             "successes_below": 3,
-            "hints": {
-                "hard_set_min_count": 2,
-                "dev_size": 4,
-                "budget": 24,
-                "beam": 2,
-            },
+            "hints": {"hard_set_min_count": 2, "dev_size": 4, "budget": 24, "beam": 2},
         },
     },
     at=4,  # the end of the first epoch: 12 questions, 4 a step

@@ -29,8 +29,7 @@ STATIC = {"strategy": {"kind": "static"}}
 # The reference of the KL term is the policy without its adapter.
 CONTENT: dict[str, Any] = {
     **with_sections(
-        training={"steps": 3, "save_every": 1, "kl": 0.05},
-        evaluation={"every": 2, "before": False},
+        training={"steps": 3, "save_every": 1, "kl": 0.05}, evaluation={"every": 2, "before": False}
     ),
     **STATIC,
     "policy": {"lora": {"rank": 2, "alpha": 4, "dropout": 0.1}},

@@ -39,9 +39,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, RunDir]:
     return unbroken, run_with_kills(run_file(folder, "broken"), KILLS)
 
 
-def test_every_resume_went_on_from_the_newest_whole_checkpoint(
-    runs: tuple[RunDir, RunDir],
-) -> None:
+def test_every_resume_went_on_from_the_newest_whole_checkpoint(runs: tuple[RunDir, RunDir]) -> None:
     unbroken, broken = runs
     resumed = [row["from_step"] for row in broken.read_events() if row["kind"] == "resumed"]
     assert resumed == [2, 2, 4, 6]
@@ -72,9 +70,7 @@ def test_instructions_and_all_that_was_learnt_are_those_of_the_unbroken_run(
     assert bests[0] == bests[1]
 
 
-def test_what_is_committed_is_what_the_unbroken_run_spent(
-    runs: tuple[RunDir, RunDir],
-) -> None:
+def test_what_is_committed_is_what_the_unbroken_run_spent(runs: tuple[RunDir, RunDir]) -> None:
     unbroken, broken = runs
     assert spent(broken) == spent(unbroken)
     assert spent(unbroken)["rollouts"]["train"] == 8 * 6

@@ -17,11 +17,7 @@ from tests.engines.trl.sharded_ranks import content
 from tests.forked import run_ranks
 
 pytestmark = pytest.mark.slow
-WRAPPERS = {
-    "ddp": "DistributedDataParallel",
-    "fsdp2": "FSDPModule",
-    "zero2": "DeepSpeedEngine",
-}
+WRAPPERS = {"ddp": "DistributedDataParallel", "fsdp2": "FSDPModule", "zero2": "DeepSpeedEngine"}
 SHARDING = {"ddp": "none"}  # where it is not called what the wrapper is
 
 

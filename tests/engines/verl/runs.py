@@ -23,12 +23,7 @@ GEO: dict[str, Any] = {
 }  # fmt: skip
 LADDER: dict[str, Any] = GEO | {
     "policy": {"path": "bundled:ladder"},
-    "environment": {
-        "kind": "ladder",
-        "train": 16,
-        "validation": 8,
-        "test": 16,
-    },
+    "environment": {"kind": "ladder", "train": 16, "validation": 8, "test": 16},
     "limits": {
         "turns": 1,
         "turn_tokens": 120,

@@ -29,11 +29,7 @@ def config(folder: Path, changed: dict[str, Any] | None = None, **training: Any)
 
 
 WRONG = [
-    (
-        {"engine_args": {"trainer": {"save_freq": 1}}},
-        "training.engine_args.trainer.save_freq: set by training.save_every; remove it from "
-        "engine_args",
-    ),
+    ({"engine_args": {"trainer": {"save_freq": 1}}}, "training.engine_args.trainer.save_freq: set by training.save_every; remove it from " "engine_args"),
     (
         {"engine_args": {"+trainer.v1.trainer_mode": "async"}},
         "training.engine_args.+trainer.v1.trainer_mode: fixed: cotune runs on the sync trainer; "

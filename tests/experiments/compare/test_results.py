@@ -256,7 +256,4 @@ def test_stages_are_paid_for_together(tmp_path: Path, monkeypatch: pytest.Monkey
     _, _, rows = summary_of(tmp_path, monkeypatch, outcome, methods=methods)
     row = rows["prompt-after-rl"]
     assert (row["status"], row["costs"]["rollouts"], row["costs"]["seconds"]) == ("ok", 40, 20)
-    assert row["runs"]["0"] == [
-        "prompt-after-rl/seed-0/train",
-        "prompt-after-rl/seed-0/prompt",
-    ]
+    assert row["runs"]["0"] == ["prompt-after-rl/seed-0/train", "prompt-after-rl/seed-0/prompt"]

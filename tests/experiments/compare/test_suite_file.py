@@ -69,10 +69,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a compute class": ({"methods": ["grpo", {"method": "inspo", "compute": "double"}]}, "compute is 'double'; expected \"1x\""),
     "a field of the run file": ({"set": {"training.stepz": 1}}, r"training\.stepz: unknown field"),
     "a budget below one batch": ({"budget": 4}, "less than one batch of 8; raise budget"),
-    "a name that is no folder's": (
-        {"methods": ["grpo", {"method": "inspo", "name": "方法"}]},
-        "name is '方法'; expected one with a letter a-z or a digit",
-    ),
+    "a name that is no folder's": ({"methods": ["grpo", {"method": "inspo", "name": "方法"}]}, "name is '方法'; expected one with a letter a-z or a digit"),
     "a focus without questions": ({"focus": "9"}, r"focus is '9', and \[0\] test questions"),
 }  # fmt: skip
 

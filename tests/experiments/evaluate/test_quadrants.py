@@ -94,10 +94,7 @@ def test_the_table_has_the_gains_at_its_margins() -> None:
     assert lines[4].startswith("initial weights 25.0 % (0–75) 50.0 % (0–100) +25.0 (+0 to +75)")
     assert lines[6].startswith("gain +25.0 (+0 to +75) +50.0 (+0 to +100) +75.0 (")
     assert lines[7] == "avg@2"
-    assert lines[11:13] == [
-        "KL to initial",
-        "nats per token 0.5 (0–1.1) 0.5 (0.5–0.5)",
-    ]
+    assert lines[11:13] == ["KL to initial", "nats per token 0.5 (0–1.1) 0.5 (0.5–0.5)"]
     assert lines[13] == (
         "4 test questions; 2 sampled rollouts of each at temperature 1; 95 % intervals over questions."
     )

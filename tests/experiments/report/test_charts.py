@@ -1,13 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.experiments.report.charts import (
-    Series,
-    line_chart,
-    moving_average,
-    thinned,
-    ticks,
-)
+from cotune.experiments.report.charts import Series, line_chart, moving_average, thinned, ticks
 
 
 def test_ticks_are_round_and_cover_the_range() -> None:

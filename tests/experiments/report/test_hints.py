@@ -7,12 +7,7 @@ import pytest
 
 from cotune.errors import LLMError
 from cotune.experiments.report import write_report
-from cotune.experiments.report.hints import (
-    HintPhase,
-    hint_charts,
-    hint_phases,
-    outside_phases,
-)
+from cotune.experiments.report.hints import HintPhase, hint_charts, hint_phases, outside_phases
 from cotune.experiments.report.recorded_run import RecordedRun
 from cotune.run.record import Record
 from tests.experiments.report.hint_runs import phase

@@ -19,13 +19,7 @@ from cotune.types import (
     Trajectory,
 )
 from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
-from tests.helpers import (
-    INITIAL,
-    Events,
-    ScriptedRollout,
-    make_tasks,
-    run,
-)
+from tests.helpers import INITIAL, Events, ScriptedRollout, make_tasks, run
 
 TASKS = make_tasks(30)
 REMEDY = {*REMEDIES[Mode.WHOLE_QUESTION], *REMEDIES[Mode.ONE_SEARCH]}

@@ -14,15 +14,7 @@ from cotune.methods.method import Context
 from cotune.methods.proposals import ProposalAccount
 from cotune.methods.text_evolution import FENCED, Reflector, example, read_fenced
 from cotune.testing import ScriptedLLM
-from cotune.types import (
-    Assignment,
-    Completion,
-    Progress,
-    Prompt,
-    StopReason,
-    Task,
-    Trajectory,
-)
+from cotune.types import Assignment, Completion, Progress, Prompt, StopReason, Task, Trajectory
 from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM, read_shown, split_sentences
 from tests.helpers import INITIAL, Events, make_tasks, make_trajectory
 from tests.methods.p2o.hint_fakes import Author, raising
@@ -365,11 +357,7 @@ def test_the_state_holds_the_search():
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"beam": 0}, "beam is 0"),
-        ({"dev_size": 0}, "dev_size is 0"),
-    ],
+    ("fields", "message"), [({"beam": 0}, "beam is 0"), ({"dev_size": 0}, "dev_size is 0")]
 )
 def test_options_that_cannot_work_are_refused(fields: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):

@@ -649,8 +649,7 @@ def test_population_event_and_metrics():
 
 @pytest.mark.parametrize("stop", range(1, 11))
 @pytest.mark.parametrize(
-    ("groups", "proposer"),
-    [("own", "reflection"), ("mixed", "history"), ("population", "history")],
+    ("groups", "proposer"), [("own", "reflection"), ("mixed", "history"), ("population", "history")]
 )
 def test_a_run_that_was_stopped_continues_as_if_it_was_not(stop, groups, proposer):
     def fresh() -> Inspo:

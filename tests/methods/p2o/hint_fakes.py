@@ -92,11 +92,7 @@ def raising(error: Exception) -> Callable[[int, str], str]:
 
 
 def evolve(
-    policy: Policy,
-    llm: LLM,
-    record: Events | None = None,
-    count: int = 20,
-    **changes: Any,
+    policy: Policy, llm: LLM, record: Events | None = None, count: int = 20, **changes: Any
 ) -> PhaseResult:
     evolution = HintEvolution(HintRules(), replace(SMALL, **changes), seed=1)
     tasks = tasks_of_two_kinds(count)

@@ -64,12 +64,7 @@ def test_the_run_goes_on_with_what_it_has_and_a_second_failed_phase_is_an_error(
 
 
 def runner(
-    evolution: HintEvolution,
-    policy: Policy,
-    llm: LLM,
-    record: Events,
-    count: int = 20,
-    **more: Any,
+    evolution: HintEvolution, policy: Policy, llm: LLM, record: Events, count: int = 20, **more: Any
 ) -> Callable[..., HintPool | None]:
     def run(step: int) -> HintPool | None:
         return evolution.run(

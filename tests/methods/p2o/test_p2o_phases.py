@@ -125,10 +125,7 @@ def test_limits_of_a_hint_are_those_of_the_policy():
     run.batch(0)
     run.batch(1)
     reasons = {row["reason"] for row in run.events.of("hint_rejected")}
-    assert reasons == {
-        "holds <|end|>, which only the chat template may",
-        "9 tokens; 8 allowed",
-    }
+    assert reasons == {"holds <|end|>, which only the chat template may", "9 tokens; 8 allowed"}
 
 
 # ---- a reflector that fails
