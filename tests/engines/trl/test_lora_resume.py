@@ -84,7 +84,7 @@ def test_the_run_is_evaluated_where_it_was_moved_and_its_base_is_elsewhere(
     (best / "adapter_config.json").write_text(
         json.dumps({**config, "base_model_name_or_path": "/nowhere"})
     )
-    assert f"{100 * arm(runs[0])['em']:.1f} (" in evaluated(tmp_path / "moved")
+    assert f"{100 * arm(runs[0])['em']:.1f} % (" in evaluated(tmp_path / "moved")
 
 
 def test_other_options_are_refused_on_resume(runs: tuple[RunDir, RunDir], tmp_path: Path) -> None:
