@@ -169,33 +169,49 @@ def test_two_forms_at_once_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_fields_are_set_on_the_command_line(tmp_path: Path) -> None:
+def test_a_run_from_plan_to_report_and_further(tmp_path: Path) -> None:
     out = tmp_path / "out"
     file = run_file(tmp_path)
     wrong = cotune("train", file, "--set", "training.max_steps=2")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "did you mean training.steps?" in wrong.stderr
-    assert not out.exists()
 
     given = ("--set", "training.steps=2", "--set", "strategy.population_size=2")
     planned = cotune("plan", file, *given)
-    assert planned.returncode == 0
+    assert (planned.returncode, planned.stderr) == (0, "")
     assert f"{2 * 4 * 2:,} " in planned.stdout
-    trained = cotune("train", file, "--quiet", *given)
+    assert not out.exists()
+
+    trained = cotune("train", file, *given)
     assert (trained.returncode, trained.stderr) == (0, "")
+    assert "step 2/2" in trained.stdout
     run = RunDir.open(out)
     assert run.read_config()["training"]["steps"] == 2
     assert run.read_config()["strategy"]["population_size"] == 2
     assert [row["step"] for row in run.read_metrics()] == [1, 2]
-
-    best = cotune("instructions", out, "--best")
-    assert best.stdout == (run.best_path / "instruction.txt").read_text(encoding="utf-8")
+    summary = run.read_summary()
+    assert summary is not None
+    arm = summary["arms"]["inspo"]
+    assert run.report_path.stat().st_size > 1000
+    best = cotune("instructions", out, "--best").stdout
+    assert best == (run.best_path / "instruction.txt").read_text(encoding="utf-8")
+    assert best.rstrip("\n") == summary["best_instruction"]
     rows = json.loads(cotune("instructions", out, "--json").stdout)
     assert [row["id"] for row in rows] == [row["id"] for row in run.read_instructions()]
     shown = cotune("instructions", out)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "i0" in shown.stdout
 
+    evaluated = cotune("evaluate", out, "--split", "test")
+    assert (evaluated.returncode, evaluated.stderr) == (0, "")
+    (greedy, *_) = (s for s in evaluated.stdout.splitlines() if s.startswith("  greedy"))
+    assert f"{100 * arm['em']:.1f} (" in greedy
+    run.report_path.unlink()
+    assert cotune("report", out).stdout.strip() == str(run.report_path)
+    assert run.report_path.is_file()
+
+    again = cotune("train", file)
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
     refused = cotune("resume", out, "--set", "strategy.population_size=4")
     assert refused.returncode == 2
     assert "strategy is fixed once a run has started" in refused.stderr
@@ -209,46 +225,10 @@ def test_fields_are_set_on_the_command_line(tmp_path: Path) -> None:
     assert resumed["changed"]["llm.kind"] is None
     assert run.read_config()["training"]["steps"] == 3
     assert run.read_config()["strategy"]["population_size"] == 2
-    summary = run.read_summary()
-    assert summary is not None
-    assert summary["arms"]["inspo"]["steps"] == 3
-
-
-@pytest.mark.slow
-def test_a_run_from_plan_to_report(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    file = run_file(tmp_path)
-    planned = cotune("plan", file)
-    assert (planned.returncode, planned.stderr) == (0, "")
-    assert not out.exists()
-
-    trained = cotune("train", file)
-    assert (trained.returncode, trained.stderr) == (0, "")
-    assert "step 3/3" in trained.stdout
-    run = RunDir.open(out)
-    summary = run.read_summary()
-    assert summary is not None
-    arm = summary["arms"]["inspo"]
+    arm = (run.read_summary() or {})["arms"]["inspo"]
+    assert arm["steps"] == 3
     assert arm["policy_rollouts"]["train"] == 3 * 4 * 2
     assert 0 < arm["policy_rollouts"]["verify"] <= 14
-    assert arm["steps"] == 3
-    assert run.report_path.stat().st_size > 1000
-    best = (run.best_path / "instruction.txt").read_text(encoding="utf-8").rstrip("\n")
-    assert best == summary["best_instruction"]
-
-    evaluated = cotune("evaluate", out, "--split", "test")
-    assert (evaluated.returncode, evaluated.stderr) == (0, "")
-    shown = [line for line in evaluated.stdout.splitlines() if line.startswith("  greedy")]
-    assert f"{100 * arm['em']:.1f} (" in shown[0]
-
-    run.report_path.unlink()
-    reported = cotune("report", out)
-    assert reported.stdout.strip() == str(run.report_path)
-    assert run.report_path.is_file()
-
-    again = cotune("train", file)
-    assert again.returncode == 2
-    assert again.stderr.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -23,7 +23,6 @@ from cotune.errors import ConfigError
 from cotune.run.best import BestRecord
 from cotune.run.manifest import MANIFEST
 from cotune.run.record import Record
-from cotune.types import Progress
 from tests.engines.trl.setup import Counting, Run, start
 from tests.helpers import WAITING
 from tests.policy.tiny import tiny_tokenizer
@@ -242,44 +241,6 @@ def test_only_trainer_folders_whose_save_was_cut_off_are_dropped(tmp_path: Path)
 def numbers(run: Run) -> list[dict[str, Any]]:
     rows = run.folder.read_metrics()
     return [{k: v for k, v in row.items() if k not in TIME_LIKE} for row in rows]
-
-
-def test_a_resumed_run_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
-    """Three epochs of three batches; stopped in the second and in the third."""
-    steps = {"max_steps": 9, "save_steps": 3, "save_strategy": "steps", "save_total_limit": 1}
-    unbroken = start(tmp_path / "unbroken", **steps)
-    unbroken.trainer.train()
-    folder = tmp_path / "broken"
-    for stop in (5, 8, 9):
-        resumed_from = choose_checkpoint(folder / "checkpoints").path
-        run = start(folder, resume=resumed_from is not None, **steps)
-        evolve = run.joint.coordinator.evolve
-
-        def until(progress: Progress, stop: int = stop, evolve: Any = evolve) -> Any:
-            if progress.step > stop:
-                raise KeyboardInterrupt
-            return evolve(progress)
-
-        run.joint.coordinator.evolve = until  # type: ignore[method-assign]
-        try:
-            run.trainer.train(resume_from_checkpoint=str(resumed_from) if resumed_from else None)
-        except KeyboardInterrupt:
-            assert stop < 9
-    assert numbers(run) == numbers(unbroken)
-    assert [row["step"] for row in numbers(run)] == list(range(1, 10))
-    assert run.strategy.state_dict() == unbroken.strategy.state_dict()
-    assert {t.assignment.instruction_id for b in run.trajectories for t in b} == {"i6", "i7", "i8"}
-    for one, other in zip(
-        run.trainer.model.parameters(),  # type: ignore[union-attr]
-        unbroken.trainer.model.parameters(),  # type: ignore[union-attr]
-        strict=True,
-    ):
-        assert (one == other).all()
-    names = sorted(p.name for p in (folder / "checkpoints").glob("c*"))
-    assert names == ["checkpoint-9", "cotune-state-9.json"]
-    reopened = start(folder, resume=True, **steps)
-    assert reopened.folder.totals().rollouts == unbroken.folder.totals().rollouts
-    assert reopened.folder.totals().rollouts["train"] == 9 * 6
 
 
 def test_the_state_is_saved_before_the_trainers_half(tmp_path: Path) -> None:

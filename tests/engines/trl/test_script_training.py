@@ -165,6 +165,8 @@ def test_a_stopped_run_is_resumed_as_if_never_stopped(
     assert figures(again) == figures(unbroken)
     assert again.strategy.state_dict() == unbroken.strategy.state_dict()
     assert again.spent() == unbroken.spent()
+    weights = (training.trainer.model.parameters() for training in (again, unbroken))  # type: ignore[union-attr]
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
     assert [row["from_step"] for row in again.events("resumed")] == [4]
 
 
