@@ -1,6 +1,7 @@
 """What several tests share: tasks, a scripted policy and a loop around a strategy."""
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -148,3 +149,29 @@ def add(a: int, b: int) -> int:
         b: two.
     """
     return a + b
+
+
+def check_a_stop_changes_nothing(
+    fresh: Callable[[], Any], rollout: Any, llm: LLM, tasks: Sequence[Task], stop: int, steps: int
+) -> None:
+    """Compare a strategy over some steps with one whose state is taken over by another after `stop`."""
+    whole, first, second = fresh(), fresh(), fresh()
+    all_events, before, after = Events(), Events(), Events()
+    metrics = run(whole, rollout, llm, all_events, range(1, steps + 1), tasks)
+    cut = run(first, rollout, llm, before, range(1, stop + 1), tasks)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.state_dict() == first.state_dict()
+    cut += run(second, rollout, llm, after, range(stop + 1, steps + 1), tasks)
+    assert cut == metrics
+    assert before.rows + after.rows == all_events.rows
+    assert second.state_dict() == whole.state_dict()
+    assert second.choice() == whole.choice()
+
+
+def install(folder: Path, monkeypatch: Any, group: str, *points: str) -> None:
+    """Install a package with entry points."""
+    info = folder / "toy-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *points]))
+    monkeypatch.syspath_prepend(folder)

@@ -11,24 +11,16 @@ from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.config.schema import run_schema
 from cotune.environments.registry import BUILT_IN, GROUP, kind_of
 from cotune.errors import ConfigError
+from tests.helpers import install
 from tests.run_files import environment_of
 
 TOY = "tests.environments.toy_environment"
 LEAST = {"output": "runs/x", "strategy": {"kind": "static"}}
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *points: str) -> None:
-    """Install a package with entry points for environments."""
-    info = folder / "toy-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *points]))
-    monkeypatch.syspath_prepend(folder)
-
-
 @pytest.fixture
 def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path / "site", monkeypatch, f"echo = {TOY}:KIND")
+    install(tmp_path / "site", monkeypatch, GROUP, f"echo = {TOY}:KIND")
 
 
 def parsed(environment: Any) -> RunConfig:
@@ -80,7 +72,7 @@ def test_questions_of_its_own_take_no_dataset() -> None:
 
 def test_a_package_that_adds_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     points = ("broken = no_such_package:KIND", f"other = {TOY}:KIND", f"plain = {TOY}:EchoOptions")
-    install(tmp_path / "site", monkeypatch, *points)
+    install(tmp_path / "site", monkeypatch, GROUP, *points)
     with pytest.raises(ConfigError, match=r"^environment\.kind: 'broken' cannot be loaded"):
         kind_of("broken")
     for name in ("other", "plain"):

@@ -16,6 +16,7 @@ from cotune.errors import ConfigError
 from cotune.methods.method import Method
 from cotune.methods.registry import BUILT_IN, added, method_of
 from cotune.run.run_dir import RunDir
+from tests.helpers import install
 from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 
@@ -28,19 +29,10 @@ SMALL: dict[str, Any] = {
 }
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *points: str) -> None:
-    """Install a package with entry points for methods."""
-    info = folder / "toy-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("\n".join(["[cotune.methods]", *points]))
-    monkeypatch.syspath_prepend(folder)
-
-
 @pytest.fixture
 def bandit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Install a package that adds a method."""
-    install(tmp_path / "site", monkeypatch, f"bandit = {TOY}:METHOD")
+    install(tmp_path / "site", monkeypatch, "cotune.methods", f"bandit = {TOY}:METHOD")
 
 
 def test_each_method_says_what_it_is() -> None:
@@ -93,7 +85,7 @@ def test_what_is_wrong_with_it_is_one_line(changes: dict[str, Any], message: str
 
 def test_a_package_that_adds_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     points = ("broken = no_such_package:METHOD", f"other = {TOY}:METHOD")
-    install(tmp_path / "site", monkeypatch, *points)
+    install(tmp_path / "site", monkeypatch, "cotune.methods", *points)
     with pytest.raises(ConfigError, match=r"^strategy\.kind: 'broken' cannot be loaded"):
         method_of("broken")
     with pytest.raises(ConfigError, match=r"^strategy\.kind: the entry point 'other' .* is not a "):

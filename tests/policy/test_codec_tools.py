@@ -79,6 +79,7 @@ class Family:
 HERMES_CALL = (
     '<tool_call>\n{"name": "look_up", "arguments": {"text": "a 7", "times": 3}}\n</tool_call>'
 )
+LLAMA_CALL = '{"name": "look_up", "parameters": {"text": "a 7", "times": 3}}'
 XML_CALL = (
     "<tool_call>\n<function=look_up>\n<parameter=text>\na 7\n</parameter>\n"
     "<parameter=times>\n3\n</parameter>\n</function>\n</tool_call>"
@@ -90,22 +91,8 @@ FAMILIES = {
     "qwen3_instruct_2507": Family("qwen3_instruct_2507", CHATML, "<|im_end|>", HERMES_CALL, QWEN[:4]),
     "qwen3_5 thinking": Family("qwen3_5_think", CHATML, "<|im_end|>", XML_CALL, QWEN, keeps=False),
     "qwen3_5 not thinking": Family("qwen3_5_nothink", CHATML, "<|im_end|>", XML_CALL, QWEN, {"enable_thinking": False}),
-    "llama3_1": Family(
-        "llama3_1",
-        LLAMA,
-        "<|eot_id|>",
-        '{"name": "look_up", "parameters": {"text": "a 7", "times": 3}}',
-        args={"date_string": "1 Jan 2026"},
-        several=False,
-    ),
-    "llama3_2": Family(
-        "llama3_2",
-        LLAMA,
-        "<|eot_id|>",
-        '{"name": "look_up", "parameters": {"text": "a 7", "times": 3}}',
-        args={"date_string": "1 Jan 2026"},
-        several=False,
-    ),
+    "llama3_1": Family("llama3_1", LLAMA, "<|eot_id|>", LLAMA_CALL, args={"date_string": "1 Jan 2026"}, several=False),
+    "llama3_2": Family("llama3_2", LLAMA, "<|eot_id|>", LLAMA_CALL, args={"date_string": "1 Jan 2026"}, several=False),
     "hermes tool_use": Family("hermes_tool_use", CHATML, "<|im_end|>", HERMES_CALL, QWEN[:4]),
     "mistral v3": Family(
         "mistral_v3",

@@ -148,6 +148,18 @@ class Run:
         """The values of a metric in TRL's history, of training steps."""
         return [row[name] for row in self.trainer.state.log_history if "loss" in row]
 
+    def outputs(self) -> list[Any]:
+        """A list that each batch is added to as TRL prepared it, from here on."""
+        outputs: list[Any] = []
+        generate = self.trainer._generate_and_score_completions
+
+        def noted(inputs: Any) -> Any:
+            outputs.append(generate(inputs))
+            return outputs[-1]
+
+        self.trainer._generate_and_score_completions = noted  # type: ignore[method-assign]
+        return outputs
+
 
 def config(folder: Path, **changes: Any) -> GRPOConfig:
     """Two questions a batch, three rollouts each, on the CPU."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.preflight import Preflight
@@ -23,6 +23,7 @@ from cotune.policy.sampling import CachedSampler, GenerateSampler, policy_sample
 from cotune.types import Distillation, SampleRequest, Sampling
 from tests.engines.trl.setup import Run, config, scored, start
 from tests.engines.trl.test_distillation import LIMITS, TEMPERATURE, EveryOther, GeoOptions, Mixed
+from tests.engines.trl.test_script_training import StopAfter
 from tests.policy.test_adapters import adapted
 from tests.policy.tiny import opens, small_policy, tiny_model, tiny_tokenizer
 from tests.reference_loop import completion_logprobs, policy_loss
@@ -178,14 +179,7 @@ def test_gradient_checkpointing_changes_nothing_but_memory(tmp_path: Path) -> No
 def test_the_reference_of_the_kl_term_is_the_policy_without_its_adapter(tmp_path: Path) -> None:
     run = lora_run(tmp_path, beta=0.1, max_steps=1)
     disturb(run)
-    outputs: list[Any] = []
-    generate = run.trainer._generate_and_score_completions
-
-    def noted(inputs: Any) -> Any:
-        outputs.append(generate(inputs))
-        return outputs[-1]
-
-    run.trainer._generate_and_score_completions = noted  # type: ignore[method-assign]
+    outputs = run.outputs()
     run.trainer.train()
     assert run.trainer.ref_model is None
     (batch,), (output,) = run.trajectories, outputs
@@ -268,14 +262,6 @@ def test_an_adapter_of_ones_own_is_resumed_as_if_never_stopped(tmp_path: Path) -
         "A.default.weight",
         "B.default.weight",
     }
-
-
-class StopAfter(TrainerCallback):
-    def __init__(self, step: int) -> None:
-        self._step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        control.should_training_stop = state.global_step == self._step
 
 
 def test_virtual_tokens_are_refused(tmp_path: Path) -> None:

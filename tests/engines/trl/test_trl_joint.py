@@ -123,14 +123,7 @@ def test_tokens_are_counted_as_trl_counts_them(trained: Any) -> None:
 def test_the_policy_is_sampled_at_the_temperature_that_trl_divides_by(tmp_path: Path) -> None:
     """With two optimizer steps a batch TRL computes log π_old itself, at its temperature."""
     run = start(tmp_path, temperature=0.7, **TWO_STEPS_A_BATCH)
-    outputs: list[Any] = []
-    generate = run.trainer._generate_and_score_completions
-
-    def noted(inputs: Any) -> Any:
-        outputs.append(generate(inputs))
-        return outputs[-1]
-
-    run.trainer._generate_and_score_completions = noted  # type: ignore[method-assign]
+    outputs = run.outputs()
     run.trainer.train()
     assert len(outputs) == len(run.trajectories) == 3
     for output, batch in zip(outputs, run.trajectories, strict=True):
@@ -174,17 +167,10 @@ def test_an_evaluation_is_greedy_unhinted_and_observes_nothing(tmp_path: Path) -
 
 def test_trl_trains_on_the_prompt_without_the_hint(tmp_path: Path) -> None:
     run = start(tmp_path, Counting(hint=HINT))
-    generate = run.trainer._generate_and_score_completions
-    prompts: list[list[int]] = []
-
-    def noted(inputs: Any) -> Any:
-        output = generate(inputs)
-        rows = zip(output["prompt_ids"], output["prompt_mask"], strict=True)
-        prompts.extend(ids[mask == 1].tolist() for ids, mask in rows)
-        return output
-
-    run.trainer._generate_and_score_completions = noted  # type: ignore[method-assign]
+    outputs = run.outputs()
     run.trainer.train()
+    rows = [r for out in outputs for r in zip(out["prompt_ids"], out["prompt_mask"], strict=True)]
+    prompts = [ids[mask == 1].tolist() for ids, mask in rows]
     everyone = [t for batch in run.trajectories for t in batch]
     assert [tuple(ids) for ids in prompts] == [t.prompt_ids for t in everyone]
     decode = run.joint.codec.decode

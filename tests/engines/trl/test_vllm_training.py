@@ -132,17 +132,9 @@ def test_weights_that_are_put_back_are_sent(tmp_path: Path, engine: Engine) -> N
 
 def corrections(run: Run) -> list[torch.Tensor]:
     """Each batch's importance-sampling ratios (B, 1), noted while it trains."""
-    noted: list[torch.Tensor] = []
-    generate = run.trainer._generate_and_score_completions
-
-    def note(inputs: Any) -> Any:
-        output = generate(inputs)
-        noted.append(output["importance_sampling_ratio"].clone())
-        return output
-
-    run.trainer._generate_and_score_completions = note  # type: ignore[method-assign]
+    outputs = run.outputs()
     run.trainer.train()
-    return noted
+    return [output["importance_sampling_ratio"] for output in outputs]
 
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])
@@ -204,14 +196,7 @@ def test_what_the_sampler_records_is_the_policys_at_the_runs_temperature(
     tmp_path: Path, engine: Engine
 ) -> None:
     run = vllm_run(tmp_path, temperature=0.7, max_steps=1)
-    outputs: list[Any] = []
-    generate = run.trainer._generate_and_score_completions
-
-    def noted(inputs: Any) -> Any:
-        outputs.append(generate(inputs))
-        return outputs[-1]
-
-    run.trainer._generate_and_score_completions = noted  # type: ignore[method-assign]
+    outputs = run.outputs()
     run.trainer.train()
     for row, t in enumerate(run.trajectories[0]):
         own = torch.tensor(t.mask) == 1

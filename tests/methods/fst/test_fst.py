@@ -1,4 +1,3 @@
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +18,14 @@ from cotune.types import (
     Trajectory,
 )
 from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
-from tests.helpers import INITIAL, Events, ScriptedRollout, make_tasks, run
+from tests.helpers import (
+    INITIAL,
+    Events,
+    ScriptedRollout,
+    check_a_stop_changes_nothing,
+    make_tasks,
+    run,
+)
 
 TASKS = make_tasks(30)
 REMEDY = {*REMEDIES[Mode.WHOLE_QUESTION], *REMEDIES[Mode.ONE_SEARCH]}
@@ -140,18 +146,7 @@ def test_groups_are_spread_over_the_prompts_and_trained_on_what_they_saw():
 
 @pytest.mark.parametrize("stop", range(1, 8))
 def test_a_run_that_was_stopped_continues_as_if_it_was_not(stop: int):
-    whole, first, second = fst(), fst(), fst()
-    llm, policy = RulesLLM(5), ScriptedRollout(chance)
-    all_events, before, after = Events(), Events(), Events()
-    metrics = run(whole, policy, llm, all_events, range(1, 9), TASKS)
-    cut = run(first, policy, llm, before, range(1, stop + 1), TASKS)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert second.state_dict() == first.state_dict()
-    cut += run(second, policy, llm, after, range(stop + 1, 9), TASKS)
-    assert cut == metrics
-    assert before.rows + after.rows == all_events.rows
-    assert second.state_dict() == whole.state_dict()
-    assert second.choice() == whole.choice()
+    check_a_stop_changes_nothing(fst, ScriptedRollout(chance), RulesLLM(5), TASKS, stop, 8)
 
 
 def test_a_round_that_the_budget_does_not_cover_is_skipped():

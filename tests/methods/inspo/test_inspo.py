@@ -24,7 +24,15 @@ from cotune.types import (
     Trajectory,
 )
 from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
-from tests.helpers import INITIAL, Events, ScriptedRollout, make_tasks, make_trajectory, run
+from tests.helpers import (
+    INITIAL,
+    Events,
+    ScriptedRollout,
+    check_a_stop_changes_nothing,
+    make_tasks,
+    make_trajectory,
+    run,
+)
 
 TASKS = make_tasks(8)
 DECOMPOSING = {*REMEDIES[Mode.WHOLE_QUESTION], *REMEDIES[Mode.ONE_SEARCH]}
@@ -655,18 +663,7 @@ def test_a_run_that_was_stopped_continues_as_if_it_was_not(stop, groups, propose
     def fresh() -> Inspo:
         return inspo(proposer=proposer, groups=groups)
 
-    whole, first, second = fresh(), fresh(), fresh()
-    llm, policy = RulesLLM(5), ScriptedRollout(chance)
-    all_events, before, after = Events(), Events(), Events()
-    metrics = run(whole, policy, llm, all_events, range(1, 12), TASKS)
-    cut = run(first, policy, llm, before, range(1, stop + 1), TASKS)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert second.state_dict() == first.state_dict()
-    cut += run(second, policy, llm, after, range(stop + 1, 12), TASKS)
-    assert cut == metrics
-    assert before.rows + after.rows == all_events.rows
-    assert second.state_dict() == whole.state_dict()
-    assert second.choice() == whole.choice()
+    check_a_stop_changes_nothing(fresh, ScriptedRollout(chance), RulesLLM(5), TASKS, stop, 11)
 
 
 def test_state_of_another_run_is_refused():
