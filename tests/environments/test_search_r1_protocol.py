@@ -76,14 +76,10 @@ def test_a_recorded_transcript(path: Path) -> None:
         else:
             merged.append({kind: text})
     assert {
-        "prompt": CODEC.decode(got.prompt_ids),
-        "completion": runs_of(got),
-        "queries": retriever.queries,
-        "actions": [turn.action for turn in got.turns],
-        "answer": got.answer,
-        "reward": got.reward,
-        "stop": got.stop,
-    } == {**recorded["expected"], "completion": merged}
+        "prompt": CODEC.decode(got.prompt_ids), "completion": runs_of(got),
+        "queries": retriever.queries, "actions": [turn.action for turn in got.turns],
+        "answer": got.answer, "reward": got.reward, "stop": got.stop,
+    } == {**recorded["expected"], "completion": merged}  # fmt: skip
 
 
 def test_there_are_transcripts_of_both_kinds() -> None:

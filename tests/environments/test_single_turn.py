@@ -168,14 +168,9 @@ def test_inspo_evolves_an_instruction_of_ones_own(folder: Path) -> None:
         )
 
     strategy = {
-        "kind": "inspo",
-        "population_size": 3,
-        "prune_every": 2,
-        "evolve_every": 1,
-        "evolve_until": 3,
-        "verification_tasks": 2,
-        "verification_rounds": 2,
-    }
+        "kind": "inspo", "population_size": 3, "prune_every": 2, "evolve_every": 1,
+        "evolve_until": 3, "verification_tasks": 2, "verification_rounds": 2,
+    }  # fmt: skip
     with endpoint(propose) as url:
         llm = {"kind": "openai", "model": "m", "base_url": url}
         file = run_file(

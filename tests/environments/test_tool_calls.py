@@ -37,20 +37,10 @@ SCHEMA = {
     },
 }
 PIECES = [
-    "<tool_call>",
-    "</tool_call>",
-    "<think>",
-    "</think>",
-    "<function=add>",
-    "</function>",
-    "<parameter=n>",
-    "</parameter>",
-    '{"name": "add", "parameters": {',
-    '{"name": "add", "arguments": {}}',
-    "}",
-    "\n",
-    "é",
-]
+    "<tool_call>", "</tool_call>", "<think>", "</think>", "<function=add>", "</function>",
+    "<parameter=n>", "</parameter>", '{"name": "add", "parameters": {',
+    '{"name": "add", "arguments": {}}', "}", "\n", "é",
+]  # fmt: skip
 WRITTEN = st.lists(st.sampled_from(PIECES), max_size=12).map("".join) | st.text()
 
 

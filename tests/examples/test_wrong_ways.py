@@ -33,14 +33,10 @@ def start(example: dict[str, ModuleType], folder: Path, given: dict[str, Any]) -
     args = GRPOConfig(output_dir=str(folder / "run"), **fields | given.get("args", {}))
     options = {"llm": Teacher(), "instruction": task.INSTRUCTION} | given.get("options", {})
     arguments: dict[str, Any] = {
-        "args": args,
-        "processing_class": tokenizer,
-        "train_dataset": task.questions(),
-        "reward_funcs": task.exact,
-        "tools": task.TOOLS,
-        "method": given.get("method", cotune.INSPO)(**options),
-        **given.get("trainer", {}),
-    }
+        "args": args, "processing_class": tokenizer, "train_dataset": task.questions(),
+        "reward_funcs": task.exact, "tools": task.TOOLS,
+        "method": given.get("method", cotune.INSPO)(**options), **given.get("trainer", {}),
+    }  # fmt: skip
     cotune.JointTrainer(str(FOLDER / "policy"), **arguments).train()
 
 

@@ -60,19 +60,12 @@ def tiny_model(
     caches and adapters take three.
     """
     shape: dict[str, Any] = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": False,
-        "initializer_range": 0.2,
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
+        "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64,
+        "num_hidden_layers": layers, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 512, "tie_word_embeddings": False, "initializer_range": 0.2,
+        "pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": None,
-    }
+    }  # fmt: skip
     torch.manual_seed(seed)
     if window is None:
         return Qwen3ForCausalLM(Qwen3Config(**shape, head_dim=8)).eval()
@@ -90,14 +83,10 @@ def small_policy(like: str = "bundled:geo") -> str:
     folder, path = tempfile.mkdtemp(prefix="small-policy-"), policy_path(like)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     shape = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "layer_types": ["full_attention"],
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+        "layer_types": ["full_attention"], "num_attention_heads": 2, "num_key_value_heads": 1,
         "initializer_range": 0.2,
-    }
+    }  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path, **shape))

@@ -193,20 +193,11 @@ def test_equality_as_mathematics(reward: BoxedReward):
         (r"12 \times 13", "156"),
     ]
     unequal = [
-        (r"\frac12", "0.25"),
-        ("5.0001", "5"),
-        ("5, 6", "5"),
-        ("5", "2, 3, 5"),
-        ("2345", "2, 345"),
-        ("x+1", "y+1"),
-        ("hello 5 @@", "5"),
-        (r"\text{The answer is } 5", "5"),
-        (r"5 \text{ or } 6", "5"),
-        (r"\frac{1}{0}", "5"),
-        (r"\frac{", "5"),
-        ("?", "5"),
+        (r"\frac12", "0.25"), ("5.0001", "5"), ("5, 6", "5"), ("5", "2, 3, 5"), ("2345", "2, 345"),
+        ("x+1", "y+1"), ("hello 5 @@", "5"), (r"\text{The answer is } 5", "5"),
+        (r"5 \text{ or } 6", "5"), (r"\frac{1}{0}", "5"), (r"\frac{", "5"), ("?", "5"),
         ("\ud800\x00\n", "5"),
-    ]
+    ]  # fmt: skip
     found = reward.score([(answer, [truth]) for answer, truth in equal + unequal])
     assert found == [1.0] * len(equal) + [0.0] * len(unequal)
     assert reward("1/2", ["7", "x", "0.5"]) == 1.0

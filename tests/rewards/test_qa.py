@@ -74,22 +74,10 @@ def hotpot_f1_score(prediction: str, ground_truth: str) -> float:
 # Words that normalisation acts on, so that overlaps and empty texts are common.
 WORDS = st.sampled_from(
     [
-        "the",
-        "A",
-        "an",
-        "cat",
-        "Cat.",
-        "the-cat",
-        "yes",
-        "No!",
-        "noanswer",
-        "İ",
-        "ß",
-        "'",
-        "\u00a0",
-        "٣",
+        "the", "A", "an", "cat", "Cat.", "the-cat", "yes", "No!", "noanswer", "İ", "ß", "'",
+        "\u00a0", "٣",
     ]
-)
+)  # fmt: skip
 TEXT = st.text() | st.lists(WORDS, max_size=5).map(" ".join)
 GOLDS = st.lists(TEXT, max_size=3)
 

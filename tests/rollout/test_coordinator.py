@@ -148,15 +148,10 @@ def test_a_step_evolves_then_assigns_rolls_out_and_observes() -> None:
         coordinator, TASKS[:2], 3, STEP, before_rollout=lambda: diary.lines.append(("before",))
     )
     assert diary.lines == [
-        ("step", 3),
-        ("evolve", 3),
-        ("event", 3, "evolution", {"why": "due"}),
-        ("rollouts", "verify", 2, 1 + 2),
-        ("before",),
-        ("rollouts", "train", 6, 2 * (1 + 2 + 3)),
-        ("observe", 3, 6),
-        ("trajectories", 3, "train", 6),
-    ]
+        ("step", 3), ("evolve", 3), ("event", 3, "evolution", {"why": "due"}),
+        ("rollouts", "verify", 2, 1 + 2), ("before",), ("rollouts", "train", 6, 2 * (1 + 2 + 3)),
+        ("observe", 3, 6), ("trajectories", 3, "train", 6),
+    ]  # fmt: skip
     assert [t.task.id for t in trajectories] == ["q0"] * 3 + ["q1"] * 3
     assert [t.reward for t in trajectories] == [1.0, 2.0, 3.0] * 2
     assert (metrics["evolved"], metrics["observed"], metrics["reward_mean"]) == (1.0, 6.0, 2.0)
@@ -295,20 +290,12 @@ def test_metrics_of_a_batch_by_hand() -> None:
         completion_ids=(1, 2, 3, 4),
     )
     assert trajectory_metrics(trajectories, 2) == {
-        "reward_mean": 0.75,
-        "zero_advantage_share": 0.5,
-        "turns_mean": 1.75,
-        "prompt_tokens_mean": 1.0,
-        "actions/2_calls": 0.25,
-        "actions/search": 0.5,
-        "actions_failed/search": 0.5,
-        "response_tokens_mean": 1.5,
-        "generated_tokens": 6.0,
-        "completion_tokens_mean": 2.5,
-        "answered_share": 0.25,
-        "truncated_share": 0.0,
+        "reward_mean": 0.75, "zero_advantage_share": 0.5, "turns_mean": 1.75,
+        "prompt_tokens_mean": 1.0, "actions/2_calls": 0.25, "actions/search": 0.5,
+        "actions_failed/search": 0.5, "response_tokens_mean": 1.5, "generated_tokens": 6.0,
+        "completion_tokens_mean": 2.5, "answered_share": 0.25, "truncated_share": 0.0,
         "turn_error_share": 0.25,
-    }
+    }  # fmt: skip
 
 
 def test_environments_draw_the_same_in_all_calls_that_are_compared() -> None:

@@ -31,15 +31,10 @@ TOKENS = 256
 
 def policy(kind: str, dtype: torch.dtype = torch.float32, **shape: int) -> Any:
     values = {
-        "vocab_size": 40,
-        "hidden_size": 64,
-        "intermediate_size": 192,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
+        "vocab_size": 40, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True,
         **({"head_dim": 16} if kind == "qwen3" else {}),
-    }
+    }  # fmt: skip
     config, model = KINDS[kind]
     torch.manual_seed(0)
     return model(config(**(values | shape))).to(dtype)

@@ -91,19 +91,14 @@ class Script:
             "limits": asdict(self.limits),
             "strategy": self.strategy,
             "training": {
-                "steps": self.steps,
-                "questions_per_step": self.questions,
-                "group_size": self.group_size,
-                "mini_batches": 1,
+                "steps": self.steps, "questions_per_step": self.questions,
+                "group_size": self.group_size, "mini_batches": 1,
                 "micro_batch_size": self.questions * self.group_size,
-                "learning_rate": self.learning_rate,
-                "schedule": "constant",
-                "warmup": 0,
-                "kl": 0,
+                "learning_rate": self.learning_rate, "schedule": "constant", "warmup": 0, "kl": 0,
                 **training,
             },
             "evaluation": {"every": 0, "before": False},
-        }
+        }  # fmt: skip
         return parse_config(raw, "the script")
 
     def sampler(self, codec: Codec) -> ScriptedSampler:

@@ -16,15 +16,10 @@ from tests.engines.trl.script_runs import ScriptTraining, begin
 from tests.policy.tiny import Letters
 
 RUN: dict[str, Any] = {
-    "per_device_train_batch_size": 3,
-    "per_device_eval_batch_size": 3,
-    "save_strategy": "steps",
-    "save_steps": 1,
-    "eval_strategy": "steps",
-    "eval_steps": 1,
-    "seed": 3,
+    "per_device_train_batch_size": 3, "per_device_eval_batch_size": 3, "save_strategy": "steps",
+    "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "seed": 3,
     "report_to": ["tensorboard"],
-}
+}  # fmt: skip
 
 
 def train(folder: Path, **changes: Any) -> ScriptTraining:

@@ -164,26 +164,13 @@ class Run:
 def config(folder: Path, **changes: Any) -> GRPOConfig:
     """Two questions a batch, three rollouts each, on the CPU."""
     values: dict[str, Any] = {
-        "output_dir": str(folder / "checkpoints"),
-        "max_steps": 2,
-        "per_device_train_batch_size": 6,
-        "gradient_accumulation_steps": 1,
-        "num_generations": 3,
-        "max_completion_length": LIMITS.trajectory_tokens,
-        "learning_rate": 1e-3,
-        "lr_scheduler_type": "constant",
-        "beta": 0.0,
-        "loss_type": "grpo",
-        "top_k": 0,
-        "shuffle_dataset": False,
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "logging_steps": 1,
-        "save_strategy": "no",
-    }
+        "output_dir": str(folder / "checkpoints"), "max_steps": 2,
+        "per_device_train_batch_size": 6, "gradient_accumulation_steps": 1, "num_generations": 3,
+        "max_completion_length": LIMITS.trajectory_tokens, "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant", "beta": 0.0, "loss_type": "grpo", "top_k": 0,
+        "shuffle_dataset": False, "use_cpu": True, "bf16": False, "gradient_checkpointing": False,
+        "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no",
+    }  # fmt: skip
     return GRPOConfig(**(values | changes))
 
 

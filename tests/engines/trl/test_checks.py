@@ -38,28 +38,15 @@ BEST = EVALUATING | {"load_best_model_at_end": True, "metric_for_best_model": "e
 
 # A value of each refused field that is refused.
 REFUSED: dict[str, Any] = {
-    "accelerator_config.dispatch_batches": True,
-    "accelerator_config.even_batches": False,
-    "accelerator_config.split_batches": True,
-    "auto_find_batch_size": True,
-    "dataloader_in_order": False,
-    "enable_jit_checkpoint": True,
-    "generation_kwargs": {"suppress_tokens": [3]},
-    "ignore_data_skip": True,
-    "min_p": 0.1,
-    "neftune_noise_alpha": 5.0,
-    "parallelism_config": object(),
-    "push_to_hub": True,
-    "repetition_penalty": 1.1,
-    "reward_weights": [2.0],
-    "save_on_each_node": True,
-    "save_only_model": True,
-    "shuffle_dataset": True,
-    "sync_ref_model": True,
-    "top_k": 20,
-    "top_p": 0.9,
-    "vllm_structured_outputs_regex": "a+",
-}
+    "accelerator_config.dispatch_batches": True, "accelerator_config.even_batches": False,
+    "accelerator_config.split_batches": True, "auto_find_batch_size": True,
+    "dataloader_in_order": False, "enable_jit_checkpoint": True,
+    "generation_kwargs": {"suppress_tokens": [3]}, "ignore_data_skip": True, "min_p": 0.1,
+    "neftune_noise_alpha": 5.0, "parallelism_config": object(), "push_to_hub": True,
+    "repetition_penalty": 1.1, "reward_weights": [2.0], "save_on_each_node": True,
+    "save_only_model": True, "shuffle_dataset": True, "sync_ref_model": True, "top_k": 20,
+    "top_p": 0.9, "vllm_structured_outputs_regex": "a+",
+}  # fmt: skip
 
 
 def with_value(args: GRPOConfig, name: str, value: Any) -> GRPOConfig:

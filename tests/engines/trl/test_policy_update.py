@@ -79,24 +79,12 @@ def gradients(
         eos_token_id=2,
     )
     arguments: dict[str, Any] = {
-        "output_dir": str(folder),
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "max_steps": 1,
-        "per_device_train_batch_size": 3,
-        "gradient_accumulation_steps": 2,
-        "num_generations": 2,
-        "beta": 0.0,
-        "loss_type": "grpo",
-        "max_grad_norm": 1e9,
-        "shuffle_dataset": False,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "seed": 3,
-        **changes,
-    }
+        "output_dir": str(folder), "use_cpu": True, "bf16": False, "gradient_checkpointing": False,
+        "max_steps": 1, "per_device_train_batch_size": 3, "gradient_accumulation_steps": 2,
+        "num_generations": 2, "beta": 0.0, "loss_type": "grpo", "max_grad_norm": 1e9,
+        "shuffle_dataset": False, "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
+        "seed": 3, **changes,
+    }  # fmt: skip
 
     def rollout(prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         first = trainer.accelerator.process_index * len(prompts)

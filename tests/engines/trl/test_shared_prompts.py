@@ -21,14 +21,9 @@ from cotune.engines.trl.shared_prompts import completion_logits, score_completio
 from cotune.policy.prompt_cache import can_share
 
 SHAPE: dict[str, Any] = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-}
+    "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
 # Two prompts of two lengths, of which one is shared by three rows, and completions of several lengths.
 PROMPTS = [[0, 0, 7, 8], [3, 4, 5, 6], [0, 0, 7, 8], [0, 0, 7, 8]]
 COMPLETIONS = [[9, 10, 11], [12, 0, 0], [13, 14, 0], [9, 10, 15]]

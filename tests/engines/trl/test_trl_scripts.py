@@ -38,15 +38,10 @@ PREAMBLE = "You have a calculator and must use it. Answer with the number alone.
 def config(folder: Path, **changes: Any) -> GRPOConfig:
     """What these scripts set; all else is TRL's default: its loss, epochs, shuffled data."""
     fields: dict[str, Any] = {
-        "per_device_train_batch_size": 8,
-        "num_generations": 4,
-        "max_completion_length": 16,
-        "logging_steps": 1,
-        "report_to": "none",
-        "use_cpu": True,
-        "bf16": False,
+        "per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 16,
+        "logging_steps": 1, "report_to": "none", "use_cpu": True, "bf16": False,
         "disable_tqdm": True,
-    }
+    }  # fmt: skip
     return GRPOConfig(output_dir=str(folder), **{**fields, **changes})
 
 

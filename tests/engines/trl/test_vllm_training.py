@@ -40,20 +40,10 @@ from tests.run_files import tiny
 
 STOP = Letters.stop
 WANTED = {
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "seed": None,
-    "stop": list(STOP),
-    "include_stop_str_in_output": True,
-    "skip_special_tokens": False,
-    "ignore_eos": True,
-    "n": 1,
-    "logprobs": 0,
-}
+    "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "top_p": 1.0,
+    "top_k": 0, "min_p": 0.0, "seed": None, "stop": list(STOP), "include_stop_str_in_output": True,
+    "skip_special_tokens": False, "ignore_eos": True, "n": 1, "logprobs": 0,
+}  # fmt: skip
 
 
 @pytest.fixture

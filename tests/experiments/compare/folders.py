@@ -18,15 +18,9 @@ STRATA = ("1 hop", "1 hop", "2 hops", "2 hops")
 def suite_file(folder: Path, **changes: Any) -> Path:
     """A suite of two methods on a tiny run file."""
     raw = {
-        "name": "small",
-        "output": str(folder / "out"),
-        "base": tiny(folder / "unused"),
-        "seeds": [0, 1],
-        "budget": 40,
-        "baseline": "grpo",
-        "methods": ["grpo", "inspo"],
-        **changes,
-    }
+        "name": "small", "output": str(folder / "out"), "base": tiny(folder / "unused"),
+        "seeds": [0, 1], "budget": 40, "baseline": "grpo", "methods": ["grpo", "inspo"], **changes,
+    }  # fmt: skip
     file = folder / "suite.yaml"
     file.write_text(yaml.safe_dump(raw))
     return file
@@ -66,15 +60,10 @@ def finish(
         rows = [trajectory(t, r, prompt) for t, r in zip(tasks, found, strict=True)]
         run.rollouts(3, f"evaluate_{when}", rows)
     arm = {
-        "measure": "exact match",
-        "policy_rollouts": dict(rollouts),
-        "generated_tokens": 1000,
-        "llm_calls": 2,
-        "money": 0.5,
-        "seconds": 10.0,
-        "best_instruction": instruction,
+        "measure": "exact match", "policy_rollouts": dict(rollouts), "generated_tokens": 1000,
+        "llm_calls": 2, "money": 0.5, "seconds": 10.0, "best_instruction": instruction,
         **(figures or {}),
-    }
+    }  # fmt: skip
     run.write_summary({"name": config.name, "arms": {"static": arm}, **summary})
 
 

@@ -79,16 +79,9 @@ def test_initial_population_is_the_instruction_and_its_rewrites():
     assert [s.instruction.origin for s in made.standings()] == ["initial"] + ["rewrite"] * 3
     born = events.of("instruction_born")
     assert born[1] | {"text": ""} == {
-        "id": "i1",
-        "text": "",
-        "parent": "i0",
-        "origin": "rewrite",
-        "born": 0,
-        "critique": "It guessed.",
-        "shown": (),
-        "score": None,
-        "parent_score": None,
-    }
+        "id": "i1", "text": "", "parent": "i0", "origin": "rewrite", "born": 0,
+        "critique": "It guessed.", "shown": (), "score": None, "parent_score": None,
+    }  # fmt: skip
     assert f"<ins_0>\n{INITIAL}\n</ins_0>" in llm.prompts[0]
 
 
@@ -341,14 +334,9 @@ def test_verification_rejects_the_worse_and_the_newcomer_starts_from_its_gain():
     assert state[1]["start"] == pytest.approx(parent_weight + 1.0 - born["parent_score"])
     (evolution,) = events.of("evolution")
     assert evolution | {"parents": []} == {
-        "parents": [],
-        "rounds": 5,
-        "proposed": 2,
-        "verified": 2,
-        "accepted": 1,
-        "saved": 0,
+        "parents": [], "rounds": 5, "proposed": 2, "verified": 2, "accepted": 1, "saved": 0,
         "population": 2,
-    }
+    }  # fmt: skip
     assert {e["cause"] for e in events.of("instruction_pruned")} == {"evolution"}
     assert events.of("notice")[-1]["text"] == "population of 2 instead of 3 instructions"
     # The newcomer leads by its start weight, but the best is one that was observed.

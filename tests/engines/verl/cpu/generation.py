@@ -13,18 +13,9 @@ _FIXED: dict[str, tuple[object, ...]] = {
     "n": (1,),
 }
 _KNOWN = {
-    *_FIXED,
-    "temperature",
-    "max_tokens",
-    "max_new_tokens",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "seed",
-    "skip_special_tokens",
-    "include_stop_str_in_output",
-    "logprobs",
-}
+    *_FIXED, "temperature", "max_tokens", "max_new_tokens", "stop", "stop_token_ids", "ignore_eos",
+    "seed", "skip_special_tokens", "include_stop_str_in_output", "logprobs",
+}  # fmt: skip
 
 
 def checked(params: Mapping[str, Any]) -> dict[str, Any]:
