@@ -3,10 +3,12 @@
 TRL_FOLDER = "engines/trl"
 WITH_TRL = (
     "docs/test_reference.py",
-    "docs/test_tool_pages.py",
+    "docs/test_bring_your_own.py",
     "engines/contract/test_contract.py",
     "policy/test_codec_tools.py",
+    "environments/test_prompt_in_data.py",
     "examples/test_own_trainer.py",
+    "examples/test_three_tools.py",
     "examples/test_wrong_ways.py",
     "export/test_model_card.py",
     "policy/test_chat_template.py",
@@ -18,5 +20,6 @@ WITH_TRL = (
     "config/test_gpu_run_files.py",
     "policy/test_policy_files.py",
     "policy/test_precision.py",
+    "rewards/test_like_trl.py",
 )
 WITH_NOTEBOOK = ("docs/test_notebook.py",)

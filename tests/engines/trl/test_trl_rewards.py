@@ -161,9 +161,9 @@ def test_a_script_is_scored_by_functions_that_see_the_trainers_state(tmp_path: P
     weighted = begin(
         tmp_path, trainer_arguments=given, max_steps=2, reward_weights=[1.0, 0.5], **saving
     )
-    assert noted.steps == [0]  # the trial
+    assert noted.steps == []  # not called before training
     weighted.trainer.train()
-    assert noted.steps[:3] == [0, 0, 1]
+    assert noted.steps[:2] == [0, 1]
     for row in weighted.run.read_trajectories(1, "train"):
         parts = row["reward_parts"]
         assert row["reward"] == pytest.approx(parts["Noted"] + 0.5 * parts["length"])
