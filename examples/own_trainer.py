@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--method", choices=("inspo", "p2o", "inspo+p2o", "static"), default="inspo"
     )
     parser.add_argument("--output", default="runs/own-trainer", help="the trainer's folder")
+    parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
     parser.add_argument("--report-to", nargs="*", default=[], help="tensorboard, wandb, trackio")
     chosen = parser.parse_args(argv)
@@ -64,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         lr_scheduler_type="constant",
         logging_steps=1,
         save_steps=1,
+        seed=chosen.seed,
         gradient_checkpointing=False,
         report_to=chosen.report_to or "none",
         use_cpu=not torch.cuda.is_available(),

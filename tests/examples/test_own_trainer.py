@@ -107,7 +107,9 @@ def test_static_is_plain_grpo(
 def test_hints_are_evolved(
     method: str, steps: int, example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example.main(["--method", method, "--steps", str(steps), "--output", str(tmp_path)])
+    # With this seed P²O accepts a hint in its first phase.
+    told = ["--method", method, "--steps", str(steps), "--seed", "0"]
+    example.main([*told, "--output", str(tmp_path)])
     assert "best hint: " in capsys.readouterr().out
     kinds = [event["kind"] for event in cotune.open_run(tmp_path / "cotune").read_events()]
     assert kinds.count("hint_phase_ended") == 1  # an epoch is two steps; none after the last
