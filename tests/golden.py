@@ -174,8 +174,8 @@ def train_own_trainer(name: str, folder: Path) -> dict[str, Any]:
     """Train with the example's own GRPOTrainer for three steps, and resume for two more."""
     script = REPOSITORY / "examples" / "own_trainer.py"
     output = folder / "own-trainer"
-    execute(script, "--steps", 3, "--output", output)
-    execute(script, "--steps", 5, "--output", output, "--resume")
+    execute(script, "--steps", 3, "--seed", "0", "--output", output)
+    execute(script, "--steps", 5, "--seed", "0", "--output", output, "--resume")
     return result_of(output / "cotune", output / "checkpoint-5")
 
 
