@@ -54,8 +54,9 @@ def test_what_a_task_environment_is_without_more() -> None:
     ]
     assert not TaskEnvironment.needs_rewards
     assert SingleTurnEnvironment.needs_rewards
-    with pytest.raises(ConfigError, match="split is 'test'; expected one of train"):
-        env.tasks("test")
+    assert env.tasks("test") == ()
+    with pytest.raises(ConfigError, match="split is 'tests'; expected one of train"):
+        env.tasks("tests")
     with pytest.raises(ConfigError, match=r"environment.train has several tasks with the id 't'"):
         TaskEnvironment({"train": [TASK, TASK]}, "Do.")
 

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from trl import GRPOConfig
 
 from cotune.config.build import build_llm
 from cotune.config.joint_method import JointMethod, Static
-from cotune.data.trl_data import read_rows, tasks_of
+from cotune.data.trl_data import tasks_of
 from cotune.engines.best_policy import BestPolicy
 from cotune.engines.comm import world
 from cotune.engines.conclude import conclude
@@ -35,7 +36,7 @@ from cotune.engines.trl.script import (
     reward_weights,
     script_settings,
 )
-from cotune.engines.trl.script_data import fit_arguments, read_data
+from cotune.engines.trl.script_data import fit_arguments, read_data, read_evaluated
 from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trl_joint import TRLJoint
@@ -163,6 +164,11 @@ class JointTrainer(PolicyUpdate):
             settings = script_settings(args, method, environment, limits, rewards, name)
             # The run keeps the best policy itself, with the instruction that it is best under.
             args.load_best_model_at_end = False
+            if args.metric_for_best_model in (
+                "loss",
+                "eval_loss",
+            ):  # the default; nothing has a loss here
+                args.metric_for_best_model, args.greater_is_better = "eval_reward", True
         self.settings, self.method = settings, method
         prompt = Prompt(initial_instruction(method, environment))
         run = RunDir(settings.folder)
@@ -229,7 +235,13 @@ class JointTrainer(PolicyUpdate):
                 "from the start"
             )
         with self._stoppable(), self.recorded(resume=chosen is not None) as record:
-            if chosen is None and self.settings.run_file is None and world().rank == 0:
+            fresh = chosen is None or chosen.path is None
+            if fresh and self.joint.attempt is not None:
+                raise ConfigError(
+                    "this trainer has already trained, and there is no checkpoint to go on from; make a new one to "
+                    "train from the start"
+                )
+            if fresh and self.settings.run_file is None and world().rank == 0:
                 ask_llm(proposer_of(self.method, self.joint.parts.environment), record)
             checkpoint = self._begin(record, chosen)
             if not self.settings.has_batches:
@@ -262,7 +274,7 @@ class JointTrainer(PolicyUpdate):
             if isinstance(resume, bool):
                 chosen = choose_checkpoint(self.joint.state_folder)
             else:
-                chosen = chosen_by_trainer(Path(resume))
+                chosen = chosen_by_trainer(_checkpoint_in(self.joint.state_folder, Path(resume)))
             if chosen.path is not None:
                 self._evaluation.best.check()
         return world().broadcast(chosen)
@@ -310,8 +322,9 @@ class JointTrainer(PolicyUpdate):
             record.event(
                 "notice", 0, text="no complete checkpoint: the run starts from the beginning"
             )
-            self._evaluation.best.forget()
         if checkpoint is None:
+            # An attempt that was stopped early may have kept a policy.
+            self._evaluation.best.forget()
             kind = self.method.options.kind
             record.event("run_started", 0, config=settings.record["name"], strategy=kind)
             if text := self._rounding():
@@ -406,7 +419,7 @@ class JointTrainer(PolicyUpdate):
         rollouts = joint.coordinator.on_rank_zero(roll_out)
         metrics = _means(rollouts, metric_key_prefix)
         for name in self._eval_names if eval_dataset is None else ():
-            part = [t for t in rollouts if t.task.id.startswith(f"{name}-")]
+            part = [t for t in rollouts if _is_of(t.task, name)]
             metrics |= _means(part, f"{metric_key_prefix}_{name}")
         Trainer.log(self, metrics)  # TRL's own would add the metrics of the last training batch
         self.control = self.callback_handler.on_evaluate(
@@ -416,15 +429,29 @@ class JointTrainer(PolicyUpdate):
 
     def _tasks_of(self, eval_dataset: Any) -> Sequence[Task]:
         environment = self.joint.parts.environment
+        if isinstance(eval_dataset, str) and eval_dataset in self._eval_names:
+            return [t for t in environment.tasks("validation") if _is_of(t, eval_dataset)]
         if eval_dataset is None or isinstance(eval_dataset, str):
-            return environment.tasks(eval_dataset or "validation")
+            split = eval_dataset or "validation"
+            if not (tasks := environment.tasks(split)):
+                raise ConfigError(
+                    f"evaluate: the {split} split has no questions; give eval_dataset="
+                )
+            return tasks
         prompt_format = getattr(environment, "prompt_format", None)
         if not isinstance(prompt_format, PromptInData):
             raise ConfigError(
                 "eval_dataset: rows need a trainer with a train_dataset; name a split of the environment, such as "
                 'evaluate("test")'
             )
-        return tasks_of(read_rows(eval_dataset, "eval_dataset"), "evaluate", prompt_format.text)
+        return tasks_of(read_evaluated(eval_dataset), "evaluate", prompt_format.text)
+
+    def push_to_hub(self, *_: Any, **__: Any) -> str:
+        """Raise ConfigError: the trainer would upload its output folder, with the run in it."""
+        raise ConfigError(
+            "push_to_hub would upload output_dir with the run folder in it: questions, rollouts and costs; save the "
+            "policy by trainer.save_model(FOLDER), then: hf upload OWNER/NAME FOLDER"
+        )
 
     @property
     def _in_training(self) -> bool:
@@ -474,6 +501,23 @@ class JointTrainer(PolicyUpdate):
 def _format_of(environment: Environment | None, instruction: str) -> PromptFormat | None:
     """Return where an environment puts the instruction; None if it writes its own messages."""
     return getattr(environment, "prompt_format", None)
+
+
+def _checkpoint_in(folder: Path, path: Path) -> Path:
+    """Return the folder of a checkpoint; ConfigError if it is none of the trainer's."""
+    step = path.name.removeprefix("checkpoint-")
+    beside = path.is_dir() and path.resolve().parent == folder.resolve()
+    if not (beside and step.isdigit() and load_state(folder, int(step)) is not None):
+        raise ConfigError(
+            f"resume_from_checkpoint is {str(path)!r}; expected a folder checkpoint-N in {folder} with its "
+            "cotune-state-N.json beside it, or True for the newest"
+        )
+    return path
+
+
+def _is_of(task: Task, dataset: str) -> bool:
+    """Return whether a task's id is that of a row of the data set with a name."""
+    return re.fullmatch(re.escape(dataset) + r"-[0-9a-f]{12}(-\d+)?", task.id) is not None
 
 
 def _means(rollouts: Sequence[Trajectory], prefix: str) -> dict[str, float]:

@@ -20,6 +20,7 @@ from cotune.config.run_checks import (
     check_prompts,
 )
 from cotune.config.run_file import EvaluationConfig, RulesConfig
+from cotune.data.splits import SPLITS
 from cotune.engines.joint import initial_instruction
 from cotune.engines.preflight import llm_answers
 from cotune.engines.run_start import RunSettings
@@ -126,7 +127,8 @@ def limits_of(args: GRPOConfig, environment: Environment, context: int | None) -
     length = args.max_completion_length or context // 2
     turns = 1 if isinstance(environment, SingleTurnEnvironment) else Limits().turns
     if environment.tools:
-        turns = 1 + (args.max_tool_calling_iterations or length)
+        calls = args.max_tool_calling_iterations
+        turns = 1 + (length if calls is None else calls)
     return Limits(
         turns=turns,
         turn_tokens=length,
@@ -192,7 +194,8 @@ def check_script(
         raise ConfigError(str(error)) from None
     if rewards is not None:
         rewards.trainer_state = TrainerState(max_steps=args.max_steps)
-    check_columns(rewards, environment, ("train",))
+    splits = [split for split in SPLITS if environment.tasks(split)]
+    check_columns(rewards, environment, splits)
     check_turns(environment, codec, tokenizer)
     check_prompt_texts(environment, instruction, codec)
     check_prompts(
@@ -200,7 +203,7 @@ def check_script(
         codec,
         instruction,
         limits,
-        ("train",),
+        splits,
         strategy=kind,
         context_tokens=context,
         max_completion_length=max_completion_length,
