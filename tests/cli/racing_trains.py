@@ -18,6 +18,7 @@ from rich.console import Console
 
 from cotune.cli import train as command
 from cotune.config.run_file import RunConfig
+from cotune.engines.run_start import RunSettings, opened_run, settings_of
 from cotune.errors import ConfigError
 from cotune.run.run_dir import RunDir
 from tests.run_files import tiny, write
@@ -32,7 +33,7 @@ def race(file: Path, free: Barrier, creating: Barrier, ended: Barrier, result: P
     def passed(config: RunConfig, **_: object) -> mock.Mock:
         check_free(config.output)
         free.wait(60)  # every process has found the folder free
-        return mock.Mock(llm_calls=[])
+        return mock.Mock(engine=Engine(), config=config)
 
     def check_and_wait(folder: Path) -> None:
         check_free(folder)
@@ -40,15 +41,18 @@ def race(file: Path, free: Barrier, creating: Barrier, ended: Barrier, result: P
             creating.wait(0.3)  # those that get so far write at the same time
 
     class Engine:
-        def train(self, config: object, run: RunDir, *_: object) -> None:
-            run.event("run_started", 0)
-            if ended.parties > 1:
-                ended.wait(60)  # hold the lock until the others have given up
+        def prepare(self, checked: mock.Mock, console: Console) -> RunSettings:
+            return settings_of(checked.config, console)
+
+        def train(self, setup: RunSettings, *, resume: bool) -> None:
+            with opened_run(setup, 1, resume=resume) as run:
+                run.event("run_started", 0, config="", strategy="static")
+                if ended.parties > 1:
+                    ended.wait(60)  # hold the lock until the others have given up
 
     with (
         mock.patch.object(command, "passed", passed),
         mock.patch.object(RunDir, "check_free", check_and_wait),
-        mock.patch.object(command, "engine_of", return_value=Engine()),
         mock.patch("cotune.run.locks._PATIENCE", 0.0),
     ):
         try:

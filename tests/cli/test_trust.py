@@ -44,7 +44,6 @@ def test_the_files_of_all_sections_are_found() -> None:
         ("resume", "a:b"),
         ("evaluate", "score"),
         ("export", "score"),
-        ("push", "score"),
     ],
 )
 def test_code_from_elsewhere_is_not_imported_unasked(
@@ -61,7 +60,7 @@ def test_code_from_elsewhere_is_not_imported_unasked(
     mine.mkdir()
     monkeypatch.chdir(mine)
     run = run_of(tmp_path / "run", code, name)
-    arguments = [command, str(run.path), *(["me/it"] if command == "push" else [])]
+    arguments = [command, str(run.path)]
     for added in ([], ["--trust"]):
         monkeypatch.setattr("sys.argv", ["cotune", *arguments, *added])
         with pytest.raises(SystemExit) as stopped:

@@ -7,15 +7,15 @@ from pathlib import Path
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig
-from cotune.engines.engine import Conclude, Measured, newest_numbered
+from cotune.engines.conclude import conclude
+from cotune.engines.engine import Measured, newest_numbered
 from cotune.engines.estimate import Layout
 from cotune.engines.evaluation import Outcome
 from cotune.engines.preflight import Check, Preflight
-from cotune.engines.undamaged import Chosen
+from cotune.engines.run_start import RunSettings, opened_run, settings_of
 from cotune.errors import ConfigError
 from cotune.policy.policy_files import policy_path
 from cotune.run.record import Record
-from cotune.run.run_dir import RunDir
 from cotune.run.scores import score_trajectories
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 
@@ -36,25 +36,23 @@ class Fake:
 
         return [Check("training", known)]
 
-    def prepare(self, checked: Preflight, folder: Path) -> Preflight:
-        return checked
+    def prepare(self, checked: Preflight, console: Console) -> tuple[Preflight, RunSettings]:
+        return checked, settings_of(checked.config, console)
 
-    def choose(self, run: RunDir, setup: Preflight) -> Chosen:
+    def train(self, setup: tuple[Preflight, RunSettings], *, resume: bool) -> None:
+        checked, settings = setup
+        with opened_run(settings, checked.config.training.steps, resume=resume) as run:
+            self._train(checked, settings, run, resume=resume)
+
+    def _train(
+        self, checked: Preflight, settings: RunSettings, run: Record, *, resume: bool
+    ) -> None:
+        config = checked.config
         if (run.path / "damaged").exists():
             raise ConfigError(f"{run.path}/damaged: is damaged")
-        return Chosen()
-
-    def train(
-        self,
-        config: RunConfig,
-        run: Record,
-        setup: Preflight,
-        chosen: Chosen | None,
-        console: Console,
-        conclude: Conclude,
-    ) -> None:
         done = 0
-        if chosen is not None:
+        if resume:
+            run.replace_config(settings.record)
             done = self.checkpoint_step(config, run.checkpoints_path) or 0
         run.begin_attempt(done or None)
         for step in range(done + 1, config.training.steps + 1):
@@ -64,7 +62,7 @@ class Fake:
             run.count("train", 8, 80)
             run.metrics(step, {"reward": step / 10, "loss": 0.0})
             (run.checkpoints_path / f"step-{step}").mkdir(parents=True)
-        conclude(config, run, _outcome(config, run, setup), setup.environment, console)
+        conclude(settings, run, _outcome(config, run, checked), checked.environment)
 
     def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
         return newest_numbered(folder, "step-")
@@ -72,7 +70,7 @@ class Fake:
     def layout(self, config: RunConfig, processes: int = 1) -> Layout:
         return Layout(processes)
 
-    def measure(self, config: RunConfig, run: Record, setup: Preflight, steps: int) -> Measured:
+    def measure(self, setup: object, steps: int) -> Measured:
         raise ConfigError("--steps: a fake has no rate; leave it out")
 
 

@@ -5,7 +5,6 @@ import difflib
 import io
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -147,6 +146,13 @@ def test_two_steps_of_trl_alone(example: dict[str, ModuleType], tmp_path: Path) 
     example["plain_trl"].main(["--steps", "2", "--output", str(tmp_path / "trl")])
 
 
+class EverySettings(script.RunSettings):
+    """Settings that keep the rollouts of every step."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, rollouts_every=1)
+
+
 def trained(
     example: dict[str, ModuleType], folder: Path, method: str
 ) -> tuple[cotune.RunDir, Teacher]:
@@ -159,7 +165,7 @@ def trained(
     }
     with pytest.MonkeyPatch.context() as patch:
         # Rollouts of every step are kept; an epoch is two steps, after which instructions evolve.
-        patch.setattr(script, "RunSettings", partial(script.RunSettings, rollouts_every=1))
+        patch.setattr(script, "RunSettings", EverySettings)
         patch.setattr(example["with_cotune"], "questions", lambda: questions(16))
         patch.setattr(cotune, "INSPO", methods[method])
         example["with_cotune"].main(["--steps", str(STEPS[method]), "--output", str(folder)])

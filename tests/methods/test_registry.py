@@ -112,7 +112,7 @@ def test_it_is_trained_resumed_evaluated_reported_exported_and_compared(
     run = RunDir.open(resume(tmp_path / "run", console, assignments=["training.steps=2"]))
     assert [row["bandit/observed"] for row in run.read_metrics()] == [4, 4]
     assert "bandit on geo" in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    evaluate(run.path, console, EvaluationOptions())
+    evaluate(run.path, console, EvaluationOptions(), False, ())
     assert "Check it." in (run.path / "report.html").read_text(encoding="utf-8")
     exported = export(run.path, output=tmp_path / "exported")
     card = (exported / "README.md").read_text(encoding="utf-8")

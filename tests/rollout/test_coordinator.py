@@ -246,7 +246,7 @@ def test_the_state_round_trips_and_another_schema_is_refused() -> None:
     other = make()
     other.load_state_dict(state)
     assert other.state_dict() == state
-    assert other.step == 3
+    assert other.current_step == 3
     fst = Fst(FstOptions(), Context(instruction="say", tasks=make_tasks(99)))
     with pytest.raises(
         ConfigError, match="no 'lineage', which Fst needs: it is from a run with anot"

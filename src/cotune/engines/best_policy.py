@@ -146,14 +146,20 @@ class BestPolicy:
         shutil.rmtree(self._folder, ignore_errors=True)
         staged.rename(self._folder)
 
-    def restore(self, joint: Joint) -> None:
-        """Load the kept weights into the trainer's policy."""
+    def restore(self, joint: Joint) -> tuple[str, Prompt]:
+        """Load the kept weights into the trainer's policy.
+
+        Returns:
+            The instruction's id, and the prompt (instruction and hint) that was best with these
+            weights.
+        """
         joint.coordinator.comm.broadcast(None)  # wait until rank 0 has written
         known = self.known()
         if known.step != joint.batches:
             if joint.coordinator.comm.rank == 0:
                 check_whole(self._folder)
             self.load_weights(joint, known.step)
+        return known.instruction_id, Prompt(known.instruction, known.hint)
 
     def check(self) -> None:
         """Raise ConfigError if the kept policy is damaged."""

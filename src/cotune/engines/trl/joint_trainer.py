@@ -293,10 +293,15 @@ class JointTrainer(PolicyUpdate):
             raise
 
     @contextmanager
-    def recorded(self, *, resume: bool) -> Iterator[Record]:
-        """Open the run folder, and record the run in it."""
+    def recorded(self, *, resume: bool, steps: int | None = None) -> Iterator[Record]:
+        """Open the run folder, and record the run in it.
+
+        Args:
+            resume: whether the run goes on.
+            steps: how many steps are trained; None is all.
+        """
         settings, joint = self.settings, self.joint
-        with opened_run(settings, joint.total_batches, resume=resume) as record:
+        with opened_run(settings, steps or joint.total_batches, resume=resume) as record:
             # The other ranks never ask the LLM, and making the user's own may load a model.
             first = world().rank == 0
             llm = (

@@ -26,7 +26,7 @@ def measure_steps(trainer: JointTrainer, steps: int) -> Measured:
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    with trainer.recorded(resume=False) as record:
+    with trainer.recorded(resume=False, steps=steps) as record:
         watch = _Stopwatch(steps, record)
         trainer.joint.before_rollout = watch.evolved
         trainer.add_callback(watch)
