@@ -205,7 +205,7 @@ def test_a_run_from_plan_to_report_and_further(tmp_path: Path) -> None:
     evaluated = cotune("evaluate", out, "--split", "test")
     assert (evaluated.returncode, evaluated.stderr) == (0, "")
     (greedy, *_) = (s for s in evaluated.stdout.splitlines() if s.startswith("  greedy"))
-    assert f"{100 * arm['em']:.1f} (" in greedy
+    assert f"{100 * arm['em']:.1f} % (" in greedy
     run.report_path.unlink()
     assert cotune("report", out).stdout.strip() == str(run.report_path)
     assert run.report_path.is_file()

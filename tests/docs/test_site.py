@@ -75,7 +75,7 @@ def test_search_finds_fields_and_messages(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     found = " ".join(entry["text"] for entry in index["docs"])
     assert (site / "search" / "search_index.js").is_file()  # for pages opened from disk
-    for word in ("verification_tasks", "was given tools=", "cotune resume"):
+    for word in ("verification_tasks", "holds an earlier run", "cotune resume"):
         assert word in found, word
 
 

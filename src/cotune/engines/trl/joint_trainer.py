@@ -81,12 +81,14 @@ class JointTrainer(PolicyUpdate):
 
     Args:
         model: the policy, or its name.
-        reward_funcs, reward_processing_classes: reward functions or models as TRL takes them; None if the
-            environment scores.
+        reward_funcs: reward functions or models as TRL takes them; None if the environment scores.
+        reward_processing_classes: the tokenizers of reward models.
         args: GRPOTrainer's configuration; docs/reference/grpo-config.md lists the fields that are refused.
         processing_class: the policy's tokenizer, with a chat template; None loads it by the model's name.
         callbacks: the trainer's callbacks.
-        optimizers, quantization_config, peft_config: as GRPOTrainer takes them.
+        optimizers: as GRPOTrainer takes them.
+        quantization_config: as GRPOTrainer takes it.
+        peft_config: as GRPOTrainer takes it.
         method: `cotune.INSPO(llm="gpt-4.1")` or another one; None is GRPO under a fixed instruction.
         environment: supplies the tasks, answers actions and scores them, in place of `train_dataset`,
             `tools` and `environment_factory`.
@@ -218,7 +220,8 @@ class JointTrainer(PolicyUpdate):
         Args:
             resume_from_checkpoint: True continues from the newest undamaged checkpoint, or from the start
                 if there is none; a folder continues from that checkpoint; None starts a new run.
-            trial, ignore_keys_for_eval: as in transformers.Trainer.
+            trial: as in transformers.Trainer.
+            ignore_keys_for_eval: as in transformers.Trainer.
 
         Returns:
             The trainer's output; None if no step was trained.
