@@ -6,6 +6,7 @@ import random
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from cotune_lab.worlds import arith, arithmetic, extract3, scaffold
 from cotune_lab.worlds.arithmetic import Operation, problem
 
 LAB = Path(__file__).parents[1]
-SMALL = {"train": 24, "validation": 6, "test": 12}
+SMALL: dict[str, Any] = {"train": 24, "validation": 6, "test": 12}
 
 
 # ---- arithmetic

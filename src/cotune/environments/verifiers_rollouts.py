@@ -417,7 +417,7 @@ def _prompt(name: str, data: Any) -> list[Chat]:
             f"{_FIELD}: task {name} has no prompt; expected one: the user cannot speak first"
         )
     text = isinstance(data.prompt, str)
-    messages = [vf.UserMessage(content=data.prompt)] if text else list(data.prompt)
+    messages: list[Any] = [vf.UserMessage(content=data.prompt)] if text else list(data.prompt)
     if messages[-1].role != "user":
         raise ConfigError(
             f"{_FIELD}: the prompt of task {name} ends with a message of the {messages[-1].role}; "

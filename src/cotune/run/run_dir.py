@@ -185,7 +185,7 @@ class RunDir:
         Raises:
             ConfigError: a line is not a row of costs.
         """
-        return _frame(map(asdict, self.read_costs()))
+        return _frame(asdict(row) for row in self.read_costs())
 
     # ---- parts of reading
 

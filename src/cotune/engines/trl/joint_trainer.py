@@ -454,7 +454,7 @@ class JointTrainer(PolicyUpdate):
             )
         return tasks_of(read_evaluated(eval_dataset), "evaluate", prompt_format.text)
 
-    def push_to_hub(self, *_: Any, **__: Any) -> str:
+    def push_to_hub(self, *_: Any, **__: Any) -> Any:
         """Raise ConfigError: the trainer would upload its output folder, with the run in it."""
         raise ConfigError(
             "push_to_hub would upload output_dir with the run folder in it: questions, rollouts and costs; save the "

@@ -39,7 +39,7 @@ best instruction; "plain": after training, under the initial instruction. [] if 
 
 
 def summarise(
-    suite: SuiteConfig, cells: Sequence[Cell], setting: Mapping[str, str]
+    suite: SuiteConfig, cells: Sequence[Cell], setting: Mapping[str, Any]
 ) -> SuiteSummary:
     """Return a suite's summary, over the runs that are finished.
 
