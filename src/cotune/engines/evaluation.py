@@ -74,8 +74,11 @@ class RunEvaluation:
         best: BestPolicy,
         report: Callable[[Any, Mapping[str, float]], None],
     ) -> None:
-        self._options, self._initial, self._report = options, initial, report
-        self._run, self.best = run, best
+        self._options = options
+        self._initial = initial
+        self._report = report
+        self._run = run
+        self.best = best
         self.rollouts: list[Trajectory] = []
         self._measured: list[Trajectory] = []
 
@@ -101,7 +104,6 @@ class RunEvaluation:
         policy into which the gain has moved is kept. This second score is None otherwise, and if the
         initial instruction is the best one.
         """
-        strategy = joint.coordinator.strategy
         # At the end, the policy may just have been validated under this instruction.
         score = self._score_during(joint) if last else None
         if score is None:
@@ -109,12 +111,12 @@ class RunEvaluation:
             self.rollouts = self._measured
         if last:
             score = self._settled(joint, score)
-        strategy, initial = joint.coordinator.strategy, self._initial
+        strategy = joint.coordinator.strategy
         if not strategy.checks_uplift:
             return score, None
-        if strategy.best_prompt().instruction == initial.instruction:
+        if strategy.best_prompt().instruction == self._initial.instruction:
             return score, None
-        return score, self._measure(joint, "validation", "uplift", initial, "i0")
+        return score, self._measure(joint, "validation", "uplift", self._initial, "i0")
 
     def _settled(self, joint: Joint, score: Score) -> Score:
         """Score the instructions that the strategy cannot tell from its best, and settle on the best.
@@ -125,14 +127,16 @@ class RunEvaluation:
         Returns:
             The score of the instruction settled on; ties keep the strategy's.
         """
-        strategy, best = joint.coordinator.strategy, joint.coordinator.strategy.choice()
-        if best is None:
+        strategy = joint.coordinator.strategy
+        choice = strategy.choice()
+        if choice is None:
             return score
-        for one in best.rivals[:RIVALS]:
-            found = self._measure(joint, "validation", "contender", Prompt(one.text), one.id)
-            if found.em > score.em:
-                strategy.settle(one.id)
-                score = found
+        for rival in choice.rivals[:RIVALS]:
+            prompt = Prompt(rival.text)
+            rival_score = self._measure(joint, "validation", "contender", prompt, rival.id)
+            if rival_score.em > score.em:
+                strategy.settle(rival.id)
+                score = rival_score
         return score
 
     def _measure(
@@ -176,27 +180,27 @@ class RunEvaluation:
             )
         on_rank_zero = joint.coordinator.on_rank_zero
         score: Score | None = None
-        plain: Score | None = None
+        uplift: Score | None = None
         if self._options.every:
-            score, plain = on_rank_zero(lambda: self.during(joint, last=True))
-        on_rank_zero(lambda: self._offer(joint, score, plain))
+            score, uplift = on_rank_zero(lambda: self.during(joint, last=True))
+        on_rank_zero(lambda: self._offer(joint, score, uplift))
         self.best.restore(joint)
         kept: BestRecord = on_rank_zero(lambda: self._conclude(joint, score))
         text = kept.instruction
         identity, trained = kept.instruction_id, kept.step
-        after = tested = hinted = None
+        after = plain = hinted = None
         if joint.parts.environment.tasks("test"):
             after = self._measure(joint, "test", "after", Prompt(text), identity, trained)
-            tested = after
+            plain = after
             if text != self._initial.instruction:
-                tested = self._measure(joint, "test", "plain", self._initial, "i0", trained)
+                plain = self._measure(joint, "test", "plain", self._initial, "i0", trained)
             if kept.hint:
                 prompt = Prompt(text, kept.hint)
                 hinted = self._measure(joint, "test", "hinted", prompt, identity, trained)
         return Outcome(
             self._before(),
             after,
-            tested,
+            plain,
             text,
             identity,
             joint.batches,

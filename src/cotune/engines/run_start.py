@@ -111,9 +111,10 @@ def opened_run(settings: RunSettings, total_steps: int, *, resume: bool) -> Gene
         record = Record(folder, silent=True)
         if world().rank == 0:
             record = _open(settings, resume=resume and not new)
-            show = settings.console
-            record.listeners = [ConsoleListener(show, total_steps) if show else LogListener()]
-            record.rollouts_every, record.total_steps = settings.rollouts_every, total_steps
+            console = settings.console
+            record.listeners = [ConsoleListener(console, total_steps) if console else LogListener()]
+            record.rollouts_every = settings.rollouts_every
+            record.total_steps = total_steps
             record.charge_check(settings.llm_checks)
         world().broadcast(None)
         yield record

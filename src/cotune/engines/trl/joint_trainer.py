@@ -134,7 +134,7 @@ class JointTrainer(PolicyUpdate):
         method = method or Static()
         name = model if isinstance(model, str) else str(model.config._name_or_path)
         args = copy.copy(args) if args else GRPOConfig(output_dir=f"{name.split('/')[-1]}-GRPO")
-        evaluates_itself = settings is not None
+        is_run_file = settings is not None
         # A processor of texts and images has a tokenizer inside.
         tokenizer: Any = getattr(processing_class, "tokenizer", processing_class)
         tokenizer = tokenizer or load_tokenizer(name)
@@ -142,13 +142,14 @@ class JointTrainer(PolicyUpdate):
             tokenizer.pad_token = tokenizer.eos_token
         rewards = rewards_of_trainer(reward_funcs, reward_processing_classes, args)
         args.reward_weights = None
-        chat, self._served_format = True, partial(_format_of, environment)
+        chat = True
+        self._served_format = partial(_format_of, environment)
         if environment is None:
             data = read_data(args, method, train_dataset, eval_dataset, tools, environment_factory)
-            environment, chat, self._served_format = data.environment, data.chat, data.served_format
-            method = replace(
-                method, instruction=None
-            )  # the environment has it, as the data writes it
+            environment, chat = data.environment, data.chat
+            self._served_format = data.served_format
+            # The environment has the instruction, as the data writes it.
+            method = replace(method, instruction=None)
         else:
             check_environment(environment)
             refuse_data(train_dataset, eval_dataset, tools, environment_factory)
@@ -158,7 +159,8 @@ class JointTrainer(PolicyUpdate):
         fit_arguments(args, len(environment.tasks("train")))
         if settings is None:
             # The order of the run's own data set, which is in the order of training.
-            shuffle, args.shuffle_dataset = bool(args.shuffle_dataset), False
+            shuffle = bool(args.shuffle_dataset)
+            args.shuffle_dataset = False
             context = context_of(model)
             limits = check_script(
                 args, method, environment, limits, rewards, codec, tokenizer, context
@@ -166,12 +168,12 @@ class JointTrainer(PolicyUpdate):
             settings = script_settings(args, method, environment, limits, rewards, name)
             # The run keeps the best policy itself, with the instruction that it is best under.
             args.load_best_model_at_end = False
-            if args.metric_for_best_model in (
-                "loss",
-                "eval_loss",
-            ):  # the default; nothing has a loss here
-                args.metric_for_best_model, args.greater_is_better = "eval_reward", True
-        self.settings, self.method = settings, method
+            # The default is the loss, which no evaluation here has.
+            if args.metric_for_best_model in ("loss", "eval_loss"):
+                args.metric_for_best_model = "eval_reward"
+                args.greater_is_better = True
+        self.settings = settings
+        self.method = method
         prompt = Prompt(initial_instruction(method, environment))
         run = RunDir(settings.folder)
         self._evaluation = RunEvaluation(
@@ -181,11 +183,11 @@ class JointTrainer(PolicyUpdate):
             run_parts(settings, method, environment, codec, limits or Limits(), rewards),
             tokenizer,
             args,
-            self._evaluation if evaluates_itself else None,
+            self._evaluation if is_run_file else None,
             codec,
             shuffle=shuffle,
         )
-        if not evaluates_itself:
+        if not is_run_file:
             weights = reward_weights(rewards, environment)
             joint.report_rewards(list(weights))
             args.reward_weights = list(weights.values()) or None
@@ -230,7 +232,8 @@ class JointTrainer(PolicyUpdate):
             ConfigError: the run folder holds another run, or a checkpoint does not fit.
             EvolutionError: no call of the LLM brought a proposal.
         """
-        joint, output = self.joint, None
+        joint = self.joint
+        output = None
         chosen = self._choose(resume_from_checkpoint)
         if chosen is not None and chosen.path is not None and not RunDir.is_run(self.run_folder):
             raise ConfigError(
@@ -239,13 +242,13 @@ class JointTrainer(PolicyUpdate):
             )
         with self._stoppable(), self.recorded(resume=chosen is not None) as record:
             fresh = chosen is None or chosen.path is None
-            if fresh and self.joint.attempt is not None:
+            if fresh and joint.attempt is not None:
                 raise ConfigError(
                     "this trainer has already trained, and there is no checkpoint to go on from; make a new one to "
                     "train from the start"
                 )
             if fresh and self.settings.run_file is None and world().rank == 0:
-                ask_llm(proposer_of(self.method, self.joint.parts.environment), record)
+                ask_llm(proposer_of(self.method, joint.parts.environment), record)
             checkpoint = self._begin(record, chosen)
             if not self.settings.has_batches:
                 joint.evolve_only()
@@ -305,15 +308,11 @@ class JointTrainer(PolicyUpdate):
         """
         settings, joint = self.settings, self.joint
         with opened_run(settings, steps or joint.total_batches, resume=resume) as record:
+            llm = NoLLM()
             # The other ranks never ask the LLM, and making the user's own may load a model.
-            first = world().rank == 0
-            llm = (
-                build_llm(
-                    proposer_of(self.method, self.joint.parts.environment), settings.seed, record
-                )
-                if first
-                else NoLLM()
-            )
+            if world().rank == 0:
+                proposer = proposer_of(self.method, joint.parts.environment)
+                llm = build_llm(proposer, settings.seed, record)
             joint.record_in(record, llm)
             try:
                 yield record
@@ -324,7 +323,8 @@ class JointTrainer(PolicyUpdate):
         """Write the first events, and check what the run resumes from; return its checkpoint."""
         joint, settings = self.joint, self.settings
         tensorboard_into(joint, record.path / "tensorboard")
-        joint.chosen, checkpoint = chosen, None if chosen is None else chosen.path
+        joint.chosen = chosen
+        checkpoint = None if chosen is None else chosen.path
         if chosen is not None and checkpoint is None:
             record.cut_back(-1)
             record.event(
