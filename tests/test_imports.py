@@ -47,7 +47,6 @@ STATEMENTS = {
     "configured": "import cotune; cotune.INSPO, cotune.Static, cotune.GeoOptions(train=3)",
     "--help": command("--help"),
     "train --help": command("train", "--help"),
-    "schema": command("schema"),
 }
 
 

@@ -360,3 +360,38 @@ def test_a_trajectory_shorter_than_the_default_turn_is_fine() -> None:
     )
     with pytest.raises(ConfigError, match=r"300, less than .* 301, .* raise it to at least"):
         parse_config(LEAST | {"limits": {"trajectory_tokens": 300, "turn_tokens": 301}}, "t")
+
+
+TEXTS = "<think> </think> <search> </search> <information> </information> <answer> </answer>"
+FORMS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "an instruction as a text": {"instruction": TEXTS},
+    "an instruction with its place": {"instruction": {"text": TEXTS, "role": "system"}},
+    "no instruction": {"instruction": None},
+    "an environment as a kind": {"environment": "geo"},
+    "an object": {"environment": "my.module:Class", "strategy": {"kind": "static"}},
+    "rewards by name and by weight": {
+        "environment": {"kind": "single_turn"}, "dataset": {"path": "x.jsonl"},
+        "rewards": ["exact_match", {"function": "a.b:c", "weight": 2}],
+        "strategy": {"kind": "static"},
+    },
+    "tools by name": {
+        "environment": {"kind": "tools", "tools": ["a:b", {"function": "a:c", "seconds": 2}]},
+        "dataset": {"name": "x"}, "rewards": ["exact_match"], "strategy": {"kind": "static"},
+    },
+    "generated questions by name": {
+        "environment": {"kind": "reasoning-gym", "tasks": ["gcd", {"name": "lcm", "difficulty": [0, 1]}]},
+        "strategy": {"kind": "static"},
+    },
+    "both methods": {"strategy": {"kind": "inspo+p2o", "inspo": {"parents": 1}, "p2o": {}}},
+    "an endpoint": {"llm": {"kind": "openai", "model": "m", "base_url": None}},
+    "no LLM": {"llm": None},
+    "an LLM by name": {"llm": "my.py:MyLLM"},
+    "a bank": {"llm": {"kind": "bank", "path": "texts.txt"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_of_sections(name: str) -> None:
+    config = parse_config(tiny(Path("out"), FORMS[name]), "test")
+    assert parse_config(dump_config(config), "test") == config

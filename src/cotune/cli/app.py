@@ -246,43 +246,6 @@ def doctor(
         raise typer.Exit(1)
 
 
-@_command(_START, "schema > cotune.config.schema.json")
-def schema() -> None:
-    """Write the run file's JSON schema to standard output, for editors.
-
-    Save it (cotune schema > cotune.config.schema.json) and start a run file with the line
-    # yaml-language-server: $schema=cotune.config.schema.json
-    """
-    import json
-
-    from cotune.config.schema import run_schema
-
-    typer.echo(json.dumps(run_schema(), indent=2, ensure_ascii=False))
-
-
-@_command(_RESULTS, "instructions runs/my-agent --best")
-def instructions(
-    run_folder: RunFolder,
-    best: Annotated[
-        bool, typer.Option("--best", metavar="", help="Print only the text of the best one.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", metavar="", help="Print all of them as a JSON list.")
-    ] = False,
-) -> None:
-    """Show a run's instructions, their scores and their lineage."""
-    from cotune.cli import instructions as inspection
-
-    if best and as_json:
-        raise ConfigError("--best and --json were given; expected one of them")
-    if best:
-        inspection.print_best_instruction(run_folder)
-    elif as_json:
-        inspection.print_instructions_json(run_folder)
-    else:
-        inspection.show_instructions(run_folder, _console())
-
-
 @_command(_RESULTS, "export runs/my-agent --format merged")
 def export(
     run_folder: RunFolder,

@@ -1,7 +1,7 @@
 """The record of the pair of policy and instruction that a run keeps: `best/best.json`.
 
-Everything that names the best of a run reads this one record: the console, `cotune instructions`, the
-summary, the report and the model card.
+Everything that names the best of a run reads this one record: the console, the summary,
+the report and the model card.
 """
 
 import json

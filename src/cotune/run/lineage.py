@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cotune.errors import ConfigError
 from cotune.run.best import BestRecord, read_best
 from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
@@ -71,24 +70,6 @@ def instruction_rows(run: RunDir) -> list[InstructionRow]:
         )
         for row in rows
     ]
-
-
-def best_instruction(run: RunDir) -> str:
-    """Return the text that the run reports: of its best policy, else of its best instruction.
-
-    Raises:
-        ConfigError: the run has none yet.
-    """
-    path = run.best_path / "instruction.txt"
-    if path.is_file():
-        return path.read_text(encoding="utf-8").removesuffix("\n")
-    for row in instruction_rows(run):
-        if row.best:
-            return row.text
-    raise ConfigError(
-        f"{run.path}: has no best instruction yet; it has one after the first step of a method that "
-        "evolves instructions, else at the end"
-    )
 
 
 def best_member(members: Iterable[Row]) -> str | None:
