@@ -15,7 +15,6 @@ from cotune.policy.options import PolicyConfig
 from cotune.policy.precision import (
     autocast,
     casting,
-    emulated_bfloat16,
     native_bfloat16,
     weights_dtype,
 )
@@ -64,38 +63,6 @@ def test_the_processor_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda names=names: names, raising=False)
         assert native_bfloat16() is native
     native_bfloat16.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("policy", "asked", "expected"),
-    [
-        ({}, "auto", None),
-        ({}, "bf16", "training.precision is bf16"),
-        ({"dtype": "bfloat16"}, "fp32", "policy.dtype is bfloat16"),
-        (LORA, "bf16", "training.precision is bf16"),
-        (LORA | {"dtype": "float32"}, "bf16", None),
-    ],
-)
-def test_emulation_is_told_with_its_field(
-    policy: dict[str, Any], asked: Any, expected: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(precision, "native_bfloat16", lambda: False)
-    options = PolicyConfig.model_validate(policy)
-    assert (emulated_bfloat16(options, asked) or "").startswith(expected or "")
-    assert (emulated_bfloat16(options, asked) is None) == (expected is None)
-    monkeypatch.setattr(precision, "native_bfloat16", lambda: True)
-    assert emulated_bfloat16(options, asked) is None
-
-
-def test_old_gpus_emulate_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for native in (True, False):
-        monkeypatch.setattr(
-            torch.cuda, "is_bf16_supported", lambda including_emulation, native=native: native
-        )
-        assert (emulated_bfloat16(PolicyConfig(), "auto") is None) is native
-        assert emulated_bfloat16(PolicyConfig(), "fp32") is None
 
 
 @pytest.mark.parametrize(

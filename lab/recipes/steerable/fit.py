@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch.multiprocessing.spawn import spawn
 from transformers import PreTrainedTokenizerFast
 
-from cotune.policy.adapters import compute_as_base, lora_config
+from cotune.policy.adapters import lora_config
 from cotune.policy.local_policy import load
 from cotune.policy.options import LoraOptions
 from cotune_lab.smollm2 import PACKAGE, smollm2
@@ -115,7 +115,6 @@ def _work(rank: int, workers: int, rendezvous: str, out: Path, recipe: Recipe, n
         if number
         else get_peft_model(base, lora_config(options, base))
     )
-    model = compute_as_base(model)
     model.train()
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, betas=(0.9, 0.98), weight_decay=0.0)

@@ -6,11 +6,11 @@ An adapter folder holds `adapter_config.json`, which names the base, and the ada
 
 import importlib.util
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from accelerate.utils import is_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -40,8 +40,7 @@ def lora_config(options: LoraOptions, model: Any) -> Any:
 
     targets = options.target_modules
     if not isinstance(targets, str):
-        for name in targets:
-            _check_target(name, model)
+        _check_targets(targets, model)
     return LoraConfig(
         r=options.rank,
         lora_alpha=options.alpha,
@@ -51,55 +50,24 @@ def lora_config(options: LoraOptions, model: Any) -> Any:
     )
 
 
-def _check_target(name: str, model: Any) -> None:
-    """Check a target as peft matches names: the whole name of a module, or its end after a dot."""
-    found = {path: module for path, module in model.named_modules() if path}
-    matching = [
-        module for path, module in found.items() if path == name or path.endswith(f".{name}")
-    ]
-    head = model.get_output_embeddings()
-    if matching and all(
-        isinstance(m, torch.nn.Linear | Conv1D) and m is not head for m in matching
-    ):
-        return
-    linear = {
-        path.rpartition(".")[2]
-        for path, module in found.items()
-        if isinstance(module, torch.nn.Linear | Conv1D) and module is not head
-    }
-    what = "is not a linear layer that can have an adapter" if matching else "is none of its layers"
-    raise ConfigError(
-        f"policy.lora.target_modules: {name!r} {what}; the policy has {', '.join(sorted(linear))}"
-    )
+def _check_targets(targets: Sequence[str], model: Any) -> None:
+    """Check each target as peft matches it: the whole path of a layer, or its end after a dot.
 
-
-class _InTypeOfInput(torch.nn.Linear):
-    """A linear layer that reads its weights in the type of its input."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if torch.is_autocast_enabled(input.device.type):
-            return super().forward(input)  # autocast casts the weights, and keeps its copy of them
-        bias = None if self.bias is None else self.bias.to(input.dtype)
-        return F.linear(input, self.weight.to(input.dtype), bias)
-
-
-def compute_as_base(model: Any) -> Any:
-    """Compute LoRA adapters in the type of the layers that they are on; return the model, changed in place.
-
-    peft converts the input of each adapter to float32, the type of its weights. With a base in bfloat16 that is
-    slow on a CPU; under autocast it changes no number, but costs two more kernels. Weights and gradients stay in
-    float32.
+    peft itself passes over a misspelt name beside others that match.
     """
-    if not is_peft_model(model):
-        return model
-    from peft.tuners.lora import Linear
-
-    for layer in model.modules():
-        if isinstance(layer, Linear) and not layer.lora_variant:
-            layer.cast_input_dtype_enabled = False
-            for part in (*layer.lora_A.values(), *layer.lora_B.values()):
-                part.__class__ = _InTypeOfInput
-    return model
+    head = model.get_output_embeddings()
+    linear = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear | Conv1D) and module is not head
+    ]
+    for name in targets:
+        if not any(f".{path}".endswith(f".{name}") for path in linear):
+            names = sorted({path.rpartition(".")[2] for path in linear})
+            raise ConfigError(
+                f"policy.lora.target_modules: {name!r} is none of the linear layers that can have an adapter; "
+                f"the policy has {', '.join(names)}"
+            )
 
 
 def adapter_base(path: str | Path) -> str:
@@ -123,7 +91,7 @@ def with_adapter(model: Any, path: str | Path) -> Any:
     check_peft(str(path))
     from peft import PeftModel
 
-    return compute_as_base(PeftModel.from_pretrained(model, str(path)))
+    return PeftModel.from_pretrained(model, str(path))
 
 
 def merged(model: Any) -> Any:

@@ -1,28 +1,24 @@
 """The `policy` section of a run file: the model to train, and LoRA."""
 
-from collections.abc import Sequence
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue
 
 from cotune.utils.validation import Model
 
 
-def _target_modules(given: object) -> object:
-    names = [given] if isinstance(given, str) else given
+def _names(value: object) -> object:
+    """Read a single name, or a list with all-linear alone, as the text that peft takes."""
+    names = [value] if isinstance(value, str) else value
     if (
         not isinstance(names, list | tuple)
         or not names
-        or not all(isinstance(name, str) and name for name in cast(Sequence[object], names))
+        or ("all-linear" in names and len(names) > 1)
     ):
         raise ValueError(
-            f"is {given!r}; expected all-linear, or names of linear layers such as [q_proj, v_proj]"
+            f"is {value!r}; expected all-linear, or names of linear layers such as [q_proj, v_proj]"
         )
-    if "all-linear" in names:
-        if len(cast(Sequence[object], names)) > 1:
-            raise ValueError("names all-linear and other layers; expected only all-linear")
-        return "all-linear"
-    return tuple(cast(Sequence[str], names))
+    return "all-linear" if "all-linear" in names else tuple(names)
 
 
 class LoraOptions(Model):
@@ -34,9 +30,7 @@ class LoraOptions(Model):
     """Their product is scaled by alpha / rank."""
     dropout: float = Field(default=0, ge=0, lt=1)
     """Dropout on an adapter's input in training; rollouts are sampled without it."""
-    target_modules: Annotated[str | tuple[str, ...], BeforeValidator(_target_modules)] = (
-        "all-linear"
-    )
+    target_modules: Annotated[str | tuple[str, ...], BeforeValidator(_names)] = "all-linear"
     """Layers that get an adapter, by name; all-linear: all but the head."""
 
 

@@ -74,25 +74,3 @@ def casting(
     enabled = autocast(policy, precision) if bf16 is None else bf16
     # The trainer's own default is bfloat16.
     return partial(torch.autocast, device, torch.bfloat16, enabled=enabled is not False)
-
-
-def emulated_bfloat16(policy: PolicyConfig, precision: Precision) -> str | None:
-    """Return a clause that names the field asking for bfloat16 on a CPU that only emulates it, or None."""
-    import torch
-
-    if torch.cuda.is_available():
-        if torch.cuda.is_bf16_supported(including_emulation=False) or (
-            autocast(policy, precision) is False
-        ):
-            return None
-        return (
-            "the policy is computed in bfloat16, which this GPU emulates slowly; training.precision: fp32 "
-            "computes in float32"
-        )
-    if native_bfloat16():
-        return None
-    if policy.dtype == "bfloat16":
-        return "policy.dtype is bfloat16, which this CPU emulates many times slower than float32"
-    if precision == "bf16" and (policy.lora is None or policy.dtype == "auto"):
-        return "training.precision is bf16, which this CPU emulates many times slower than float32"
-    return None

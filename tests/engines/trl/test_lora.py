@@ -312,7 +312,9 @@ def test_options_that_do_not_fit_are_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = run_config(tmp_path, lora={"target_modules": ["qkv_proj"]})
-    with pytest.raises(ConfigError, match=r"target_modules: 'qkv_proj' is none of its layers"):
+    with pytest.raises(
+        ConfigError, match=r"target_modules: 'qkv_proj' is none of the linear layers"
+    ):
         built(wrong)
     right = run_config(tmp_path, lora={"rank": 3})
     model: Any = built(right).model

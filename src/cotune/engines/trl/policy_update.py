@@ -24,7 +24,6 @@ from cotune.methods.context_distillation import (
     is_distilled,
 )
 from cotune.methods.teacher_kl import mean_over_rollouts, teaches, token_losses
-from cotune.policy.adapters import compute_as_base
 from cotune.policy.prompt_cache import can_share
 from cotune.types import FilteredDistillation, Trajectory
 
@@ -85,7 +84,6 @@ class PolicyUpdate(GRPOTrainer):
                 rollout_func=cast(Any, joint.rollout_func),
                 **arguments,
             )
-        compute_as_base(self.model)
         joint.bind(self)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -27,13 +27,11 @@ from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.local_policy import load
 from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import is_adapter, policy_path
-from cotune.policy.precision import Precision, autocast, emulated_bfloat16, weights_dtype
+from cotune.policy.precision import Precision, autocast, weights_dtype
 from cotune.policy.tool_templates import check_turns
 from cotune.run.run_dir import RunDir
 from cotune.utils.progress import begin
 from cotune.utils.text import did_you_mean
-
-_LOG = logging.getLogger(__name__)
 
 
 def build_trainer(checked: Preflight, console: Console) -> JointTrainer:
@@ -94,8 +92,6 @@ def load_policy(
             f"policy.path: {path!r} holds an adapter, but training starts from whole weights; merge it "
             "into its base (cotune export RUN_FOLDER --format merged) and name that folder"
         )
-    if reason := emulated_bfloat16(options, precision):
-        _LOG.warning("%s", reason)
     model, tokenizer = load(path, weights_dtype(options, precision))
     use_template(tokenizer, options.chat_template)
     return model, tokenizer
