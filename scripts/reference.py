@@ -4,6 +4,7 @@ They are in the repository, so that a code host shows them; a test fails if they
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,19 +87,22 @@ def cli_page() -> str:
         _overview(group),
         _CLI_STATUS,
         "## Options of cotune itself",
-        _table(_shown(group)),
+        _list(_shown(group)),
     ]
-    return "\n\n".join([*parts, *_commands(group, "cotune")]) + "\n"
+    parts += ["## Options of several commands", _list(_shared(group))]
+    return "\n\n".join([*parts, *_commands(group, _shared(group))]) + "\n"
 
 
 def _overview(group: Any) -> str:
-    """Return a table with the first sentence of each command's help."""
-    rows = [
-        f"| [`cotune {name}`](#cotune-{name}) | {escaped(_first_sentence(command.help or ''))} |"
-        for name, command in group.commands.items()
-        if not command.hidden
-    ]
-    return "\n".join(["| command | what it does |", "| --- | --- |", *rows])
+    """Return a list with the first sentence of each command's help."""
+    return "\n".join(
+        f"- [`cotune {name}`](#cotune-{name}): {escaped(_first_sentence(command.help or ''))}."
+        for name, command in _commands_of(group)
+    )
+
+
+def _commands_of(group: Any) -> list[tuple[str, Any]]:
+    return [(name, command) for name, command in group.commands.items() if not command.hidden]
 
 
 def _first_sentence(text: str) -> str:
@@ -106,41 +110,44 @@ def _first_sentence(text: str) -> str:
     return paragraph.partition(". ")[0].removesuffix(".")
 
 
-def _commands(group: Any, name: str) -> Iterator[str]:
-    for own, command in group.commands.items():
-        if command.hidden:
-            continue
-        full = f"{name} {own}"
-        if hasattr(command, "commands"):
-            yield from _commands(command, full)
-            continue
+def _commands(group: Any, shared: list[Any]) -> Iterator[str]:
+    """Yield the parts of each command: its title, an example, what its help adds, its arguments."""
+    elsewhere = {parameter.name for parameter in shared}
+    for name, command in _commands_of(group):
         shown = _shown(command)
-        arguments = [_shown_name(p) for p in shown if p.param_type_name == "argument"]
-        options = ["[OPTIONS]"] if len(arguments) < len(shown) else []
-        yield f"## {full}"
+        yield f"## cotune {name}"
         yield escaped(inspect.cleandoc(command.help or ""))
-        yield f"```sh\n{' '.join([full, *options, *arguments])}\n```"
         if command.epilog:
-            example = command.epilog.removeprefix("Example: ")
-            yield f"For example:\n\n```sh\n{example}\n```"
+            yield f"```sh\n{command.epilog.removeprefix('Example: ')}\n```"
+        own = [parameter for parameter in shown if parameter.name not in elsewhere]
+        also = [parameter for parameter in shown if parameter.name in elsewhere]
+        names = ", ".join(f"[`{p.opts[0]}`](#options-of-several-commands)" for p in also)
         if shown:
-            yield _table(shown)
+            yield "\n".join(filter(None, [_list(own), f"- Also {names}." if also else ""]))
+
+
+def _shared(group: Any) -> list[Any]:
+    """Return the options that several commands have with the same meaning, in order."""
+    counts: Counter[str] = Counter()
+    options: dict[str, Any] = {}
+    for _, command in _commands_of(group):
+        for parameter in _shown(command):
+            if parameter.param_type_name == "option":
+                counts[parameter.help] += 1
+                options.setdefault(parameter.help, parameter)
+    return [options[text] for text, count in counts.items() if count > 1]
 
 
 def _shown(command: Any) -> list[Any]:
     return [p for p in command.params if not getattr(p, "hidden", False) and p.name != "help"]
 
 
-def _table(parameters: list[Any]) -> str:
-    rows = [
-        f"| {_argument_cell(p)} | {_default(p)} | {escaped(p.help or '')} |" for p in parameters
-    ]
-    head = ["| argument | default | meaning |", "| --- | --- | --- |"]
-    return "\n".join(['<div class="arguments" markdown>\n', *head, *rows, "\n</div>"])
+def _list(parameters: list[Any]) -> str:
+    return "\n".join(f"- {_name(p)}{_default(p)}: {escaped(p.help or '')}" for p in parameters)
 
 
-def _argument_cell(parameter: Any) -> str:
-    """Return the name as code; choices follow it, since `|` within code ends a cell on code hosts."""
+def _name(parameter: Any) -> str:
+    """Return the name as code, then its choices."""
     name, _, choices = _shown_name(parameter).partition(" ")
     if "|" not in choices:
         return f"`{_shown_name(parameter)}`"
@@ -157,11 +164,11 @@ def _shown_name(parameter: Any) -> str:
 
 def _default(parameter: Any) -> str:
     if parameter.required:
-        return "**required**"
+        return " (**required**)"
     default = parameter.default
-    if default is None or callable(default) or default == ():
+    if default is None or default is False or callable(default) or default == ():
         return ""
-    return "off" if default is False else f"`{yaml_text(default)}`"
+    return f" (`{yaml_text(default)}`)"
 
 
 # ---- GRPOConfig

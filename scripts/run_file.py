@@ -5,6 +5,7 @@ import re
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -27,24 +28,24 @@ _NAMES = {
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _ENTRY = re.compile(r"(\w+(?:, \w+)*): (.*)")
 _SHOWN = 60  # characters of a default
+_LONG = 8  # words of a meaning that stands once
 
 _CONFIGURATION = """# Run file
 
 *Generated from the configuration classes.*
 
-A run is one YAML file. Fields that you leave out have the defaults below, which are the papers' values where the
-papers give one; only fields marked **required** have no default. An unknown field is an error.
-`cotune plan RUN.yaml` checks a file without training.
-
-If a section has several forms, `kind` selects one; its fields are listed under that kind.
+A run is one YAML file. Each field stands with its type, its default and its meaning. Defaults are the papers' values where
+the papers give one; a field that may be null is null unless another default stands there. An unknown field is an error;
+`cotune plan RUN.yaml` checks a file without training. If a section has several forms, `kind` selects one, and its title names
+it: `strategy: inspo`.
 """
 
 _SUITE = """# Suite file
 
 *Generated from the configuration classes.*
 
-`cotune compare` runs a suite, which is one YAML file ([how to](../how-to/comparing.md)). An unknown field is an
-error. `cotune compare SUITE.yaml --dry-run` checks the file and every run file it produces, and runs nothing.
+`cotune compare` runs a suite, which is one YAML file ([how to](../how-to/comparing.md)). An unknown field is an error;
+`cotune compare SUITE.yaml --dry-run` checks the file and every run file that it produces.
 """
 
 
@@ -135,21 +136,40 @@ def suite_page() -> str:
 def _page(root: type, opening: str) -> str:
     titles = {section: _title(place, section) for place, section in sections(root)}
     parts = [opening]
+    first_titles: dict[tuple[str, str], str] = {}
     for place, section in sections(root):
         depth = "#" * min(2 + place.count("."), 4)
         parts.append(f"{depth} {titles[section]}")
         if place:
             parts.append(escaped(_summary(section)))
-        rows = [
-            f"| `{field.name}` | {_type_cell(field, titles)} | {_default_cell(field)} "
-            f"| {escaped(_as_yaml(_meaning(field)))} |"
-            for field in fields_of(section)
-            if field.name != "kind"
-        ]
-        head = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
-        table = "\n".join(['<div class="fields" markdown>\n', *head, *rows, "\n</div>"])
-        parts.append(table if rows else "No fields besides `kind`.")
+        shown = [field for field in fields_of(section) if field.name != "kind"]
+        lines = [_line(same, titles, first_titles, titles[section]) for same in _alike(shown)]
+        parts.append("\n".join(lines) if lines else "No fields besides `kind`.")
     return "\n\n".join(parts) + "\n"
+
+
+def _alike(shown: list[Field]) -> Iterator[list[Field]]:
+    """Yield the fields in order, neighbours with the same type and meaning together."""
+    for _, same in groupby(shown, key=lambda field: (field.annotation, field.bounds, field.text)):
+        yield list(same)
+
+
+def _line(
+    same: list[Field],
+    titles: Mapping[type, str],
+    first_titles: dict[tuple[str, str], str],
+    title: str,
+) -> str:
+    """Return the item of fields with one meaning; a meaning that an earlier section has is linked."""
+    names = ", ".join(f"`{field.name}`" for field in same)
+    defaults = ", ".join(filter(None, map(_default_text, same)))
+    kind = "" if same[0].annotation is bool else _type_text(same[0], titles)
+    kinds = ", ".join(filter(None, [kind, defaults]))
+    meaning = escaped(_as_yaml(_meaning(same[0])))
+    earlier = first_titles.setdefault((names, meaning), title)
+    if earlier != title and len(meaning.split()) > _LONG:
+        meaning = f"As in [{earlier}](#{_anchor(earlier)})."
+    return f"- {names} ({kinds}): {meaning}"
 
 
 def type_text(annotation: Any, titles: Mapping[type, str]) -> str:
@@ -264,7 +284,7 @@ def _as_yaml(text: str) -> str:
     return re.sub(r"^(?!null\b)[a-z]{3,}\b", lambda word: word[0].capitalize(), text)
 
 
-def _type_cell(field: Field, titles: Mapping[type, str]) -> str:
+def _type_text(field: Field, titles: Mapping[type, str]) -> str:
     text = type_text(field.annotation, titles)
     if not field.bounds:
         return text
@@ -272,12 +292,15 @@ def _type_cell(field: Field, titles: Mapping[type, str]) -> str:
     return f"{number} {field.bounds}{' or null' if null else ''}"
 
 
-def _default_cell(field: Field) -> str:
+def _default_text(field: Field) -> str:
+    """Return the default as code; "" if it is null, or that of a section's own fields."""
     if field.default is None:
         return "**required**"
+    if field.default == "null":
+        return ""
     whole = field.default == "" or field.default.startswith("{kind: ")
     if whole and len(list(_classes(field.annotation))) == 1:
-        return "its own"
+        return ""
     return f"`{field.default}`"
 
 

@@ -54,10 +54,14 @@ def section(page: str, title: str) -> str:
     return re.split(r"^##", page.split(f"# {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
-def rows(text: str) -> dict[str, list[str]]:
-    """Return the cells of a table by field."""
-    found = re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE)
-    return {name: re.split(r" \| ", cells) for name, cells in found}
+def items(text: str) -> dict[str, tuple[str, str]]:
+    """Return what stands in brackets, and the meaning, by field of a list."""
+    lines = re.findall(r"^- ((?:`\w+`(?:, )?)+) \((.+?)\): (.+)$", text, re.MULTILINE)
+    return {
+        name: (kinds, meaning)
+        for names, kinds, meaning in lines
+        for name in re.findall(r"\w+", names)
+    }
 
 
 def test_every_field_says_what_it_means() -> None:
@@ -66,8 +70,8 @@ def test_every_field_says_what_it_means() -> None:
 
 
 def test_a_suites_fields_have_a_page() -> None:
-    table = rows(section(run_file.suite_page(), "The file"))
-    assert set(table) == set(SuiteConfig.model_fields)
+    listed = items(section(run_file.suite_page(), "The file"))
+    assert set(listed) == set(SuiteConfig.model_fields)
 
 
 def test_a_field_of_which_nothing_is_said_is_found() -> None:
@@ -96,21 +100,26 @@ def test_fields_stand_with_type_default_and_meaning(
         if issubclass(options, BaseModel)
         else {field.name for field in dataclasses.fields(options)} - {"kind"}
     )
-    table = rows(section(configuration, title))
-    assert set(table) == own
-    assert all(len(cells) == 3 and all(cells) for cells in table.values())
+    assert set(items(section(configuration, title))) == own
 
 
-def test_cells_are_what_the_classes_say(configuration: str) -> None:
-    training = rows(section(configuration, "training"))
-    assert training["group_size"] == ["integer ≥ 2", "`5`", "Rollouts per question: G."]
-    assert training["learning_rate"][:2] == ["number > 0", "`5.0e-7`"]
-    assert training["rollout_budget"][:2] == ["integer ≥ 1 or null", "`null`"]
-    inspo = rows(section(configuration, "strategy: inspo"))
-    assert inspo["proposer"][0] == "`reflection` or `paraphrase` or `history`"
-    whole = rows(section(configuration, "The file"))
-    assert whole["output"][1] == "**required**"
+def test_items_are_what_the_classes_say(configuration: str) -> None:
+    training = items(section(configuration, "training"))
+    assert training["group_size"] == ("integer ≥ 2, `5`", "Rollouts per question: G.")
+    assert training["learning_rate"][0] == "number > 0, `5.0e-7`"
+    assert training["rollout_budget"][0] == "integer ≥ 1 or null"
+    assert training["frozen"][0] == "`false`"
+    inspo = items(section(configuration, "strategy: inspo"))
+    assert inspo["proposer"][0].startswith("`reflection` or `paraphrase` or `history`")
+    whole = items(section(configuration, "The file"))
+    assert whole["output"][0] == "path, **required**"
     assert "[inspo](#strategy-inspo)" in whole["strategy"][0]
+
+
+def test_what_several_sections_say_stands_once(configuration: str) -> None:
+    gepa, fst = (items(section(configuration, f"strategy: {kind}")) for kind in ("gepa", "fst"))
+    assert gepa["dev_size"][1].startswith("Training questions")
+    assert fst["dev_size"] == ("integer, `40`", "As in [strategy: gepa](#strategy-gepa).")
 
 
 def test_every_section_has_an_anchor_of_its_own(configuration: str) -> None:
@@ -175,9 +184,7 @@ def test_every_command_with_its_arguments_and_options() -> None:
 def test_the_overview_names_every_command() -> None:
     commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
     named = dict(
-        re.findall(
-            r"^\| \[`cotune ([\w-]+)`\]\(#cotune-[\w-]+\) \| (.+) \|$", reference.cli_page(), re.M
-        )
+        re.findall(r"^- \[`cotune ([\w-]+)`\]\(#cotune-[\w-]+\): (.+)$", reference.cli_page(), re.M)
     )
     assert named.keys() == commands.keys()
     assert all(named.values())
