@@ -9,24 +9,13 @@ from rich.rule import Rule
 from rich.text import Text
 
 from cotune.cli.library_settings import quiet_libraries
-from cotune.cli.show_rollouts import (
-    LEGEND,
-    OBSERVED,
-    OWN,
-    PROMPT,
-    completion_text,
-    outcome_lines,
-    prompt_text,
-    shared_lines,
-)
 from cotune.cli.step_progress import step_progress
 from cotune.config.run_file import RunConfig, load_config
 from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.evaluating import SPLITS
+from cotune.experiments.evaluate.rollout_text import OBSERVED, OWN, prompt_text, show_rollouts
 from cotune.experiments.evaluate.run_policy import run_policy
-from cotune.run.scores import score_trajectories
-from cotune.run.truncation import truncation_fix, truncation_metrics, truncation_summary
 from cotune.types import Assignment, Prompt, Trajectory
 from cotune.utils.importing import uncollected
 
@@ -69,12 +58,7 @@ def try_run(
         if not checked.environment.tasks(split):
             raise ConfigError(f"--split {split} has no questions; expected a split with some")
         trajectories, codec = _rolled_out(checked, count, split, greedy)
-    if console.color_system is not None:
-        console.print(LEGEND)
-    shown = ""
-    for number, trajectory in enumerate(trajectories, 1):
-        shown = _show(number, trajectory, codec, console, shown)
-    _summary(trajectories, console)
+    show_rollouts(trajectories, codec, console)
     return trajectories
 
 
@@ -90,48 +74,6 @@ def _rolled_out(
         for group, task in enumerate(environment.tasks(split)[:count])
     ]
     return coordinator.rollout(assignments, purpose="try", greedy=greedy), codec
-
-
-def _show(
-    number: int, trajectory: Trajectory, codec: "HFCodec", console: Console, before: str
-) -> str:
-    """Print a rollout without the lines that its prompt shares with the one before; return its prompt."""
-    console.print(Rule(Text(f"{number}: {trajectory.task.id}"), align="left"))
-    instruction = trajectory.assignment.sampled.instruction
-    text = codec.decode(trajectory.sampled_prompt_ids)
-    if shared := shared_lines(text, before):
-        console.print(Text(f"[{shared} lines as above]", style=PROMPT))
-    own = "".join(text.splitlines(keepends=True)[shared:])
-    prompt = prompt_text(own, instruction)
-    completion = completion_text(trajectory, codec, labelled=console.color_system is None)
-    console.print(Text.assemble(prompt, completion), soft_wrap=True)
-    for line in outcome_lines(trajectory):
-        console.print(line, markup=False, highlight=False)
-    return text
-
-
-def _summary(trajectories: Sequence[Trajectory], console: Console) -> None:
-    console.print(Rule())
-    count = len(trajectories)
-    mean = score_trajectories(trajectories).em
-    broken = sum(any(turn.error for turn in t.turns) for t in trajectories)
-    answered = sum(t.answer is not None and not t.truncated_by for t in trajectories)
-    console.print(
-        f"{count} rollout{'s' * (count != 1)}: mean reward {mean:.3g}, {answered} with an answer, "
-        f"{broken} with an error in a turn",
-        highlight=False,
-    )
-    if truncated := truncation_summary(trajectories):
-        console.print(truncated, style="yellow", highlight=False)
-    rewards = {t.reward for t in trajectories}
-    if count > 1 and len(rewards) == 1:
-        fix = truncation_fix(truncation_metrics(trajectories))
-        advice = f"{fix} first" if fix else "try more (-n), or look at the reward function"
-        console.print(
-            f"All have the reward {rewards.pop():.3g}: groups of equal rewards give no gradient; "
-            f"{advice}.",
-            highlight=False,
-        )
 
 
 def show_prompt(config: RunConfig, console: Console) -> None:

@@ -1,14 +1,22 @@
-"""Compute upper bounds on what a run spends, from its run file."""
+"""Compute and print upper bounds on what a run spends."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rich.console import Console
+from rich.markup import escape
+
 from cotune.config.build import build_environment
-from cotune.config.run_file import RIVALS, RunConfig
+from cotune.config.run_file import RIVALS, EvaluationConfig, RulesConfig, RunConfig
 from cotune.data.dataset import SPLITS, read_dataset
 from cotune.environments.description import DESCRIPTION_CHARS
+from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions, worst_case_price
+from cotune.methods.method import MethodOptions, RunShape
+from cotune.methods.registry import method_of
+from cotune.types import Limits
+from cotune.utils.tables import plain_table
 
 # The fixed part of a proposer's prompt: our wording and the environment's description.
 _FIXED_CHARS = 2000 + DESCRIPTION_CHARS
@@ -35,7 +43,7 @@ class Plan:
 
 
 def plan_run(config: RunConfig, sizes: Mapping[str, int] | None = None) -> Plan:
-    """Return the most that training to the last step can spend, every round and phase in full.
+    """Return the most that training a run file to its last step can spend.
 
     Args:
         sizes: the questions of each split; None reads the data.
@@ -43,32 +51,104 @@ def plan_run(config: RunConfig, sizes: Mapping[str, int] | None = None) -> Plan:
     Raises:
         ConfigError: a question file cannot be read.
     """
-    training, sizes = config.training, sizes or split_sizes(config)
-    batch = training.questions_per_step * training.group_size
-    steps = training.steps if config.has_batches else 0
-    cost = config.method.cost(config.strategy, config.shape(sizes["train"]))
-    train = steps * batch + cost.rollouts.get("train", 0)
-    if training.rollout_budget is not None:
-        train = min(train, training.rollout_budget)
-    found: dict[str, int] = {**cost.rollouts, "train": train}
+    sizes = sizes or split_sizes(config)
+    return plan_method(
+        config.strategy,
+        config.shape(sizes["train"]),
+        sizes,
+        config.limits,
+        config.evaluation,
+        config.proposer,
+        has_batches=config.has_batches,
+    )
+
+
+def plan_method(
+    options: MethodOptions,
+    shape: RunShape,
+    sizes: Mapping[str, int],
+    limits: Limits,
+    evaluation: EvaluationConfig,
+    llm: object,
+    *,
+    has_batches: bool = True,
+) -> Plan:
+    """Return the most that training with a method can spend, every round and phase in full.
+
+    Args:
+        options: the method's.
+        shape: steps, batches and budget.
+        sizes: the questions of each split.
+        limits: of a rollout, in tokens.
+        evaluation: when questions are evaluated on.
+        llm: the one that proposes, or its options.
+        has_batches: whether training batches are rolled out.
+    """
+    method = method_of(options.kind)
+    steps = shape.steps if has_batches else 0
+    cost = method.cost(options, shape)
+    train = steps * shape.questions_per_step * shape.group_size + cost.rollouts.get("train", 0)
+    if shape.rollout_budget is not None:
+        train = min(train, shape.rollout_budget)
     # Under the best instruction, and under the initial one or with the best hint, or both.
-    closing = 1 + len(config.method.evolves)
-    found["evaluate"] = (closing + config.evaluation.before) * sizes["test"]
-    if config.evaluation.every:
-        evaluations = math.ceil(max(1, steps) / config.evaluation.every)
-        found["evaluate"] += evaluations * cost.validations * sizes["validation"]
-        rivals = min(RIVALS, cost.rivals)
-        found["evaluate"] += rivals * sizes["validation"]
-    price, unretried, llm = None, 0.0, config.proposer
+    closing = 1 + len(method.evolves)
+    evaluate = (closing + evaluation.before) * sizes["test"]
+    if evaluation.every:
+        evaluations = math.ceil(max(1, steps) / evaluation.every)
+        evaluate += evaluations * cost.validations * sizes["validation"]
+        evaluate += min(RIVALS, cost.rivals) * sizes["validation"]
+    price: float | None = None
+    unretried = 0.0
     if isinstance(llm, OpenAIOptions) and cost.proposals:
-        limits, price = config.limits, 0.0
-        episode = CHARS_PER_TOKEN * (limits.prompt_tokens + limits.trajectory_tokens)
-        for p in cost.proposals:
-            chars = _FIXED_CHARS + p.text_chars + p.episodes * episode
-            price += worst_case_price(llm, chars, p.count)
-            unretried += p.count * llm.price(chars // CHARS_PER_TOKEN, llm.max_tokens)
-    calls = sum(p.count for p in cost.proposals)
-    return Plan(found, calls, price, unretried, steps=training.steps)
+        price = 0.0
+        episode_chars = CHARS_PER_TOKEN * (limits.prompt_tokens + limits.trajectory_tokens)
+        for proposals in cost.proposals:
+            chars = _FIXED_CHARS + proposals.text_chars + proposals.episodes * episode_chars
+            price += worst_case_price(llm, chars, proposals.count)
+            unretried += proposals.count * llm.price(chars // CHARS_PER_TOKEN, llm.max_tokens)
+    rollouts: dict[str, int] = {**cost.rollouts, "train": train, "evaluate": evaluate}
+    calls = sum(proposals.count for proposals in cost.proposals)
+    return Plan(rollouts, calls, price, unretried, steps=shape.steps)
+
+
+def show_plan(
+    planned: Plan, name: str, limits: Limits, llm: object, llm_name: str, console: Console
+) -> None:
+    """Print a plan: rollouts and tokens by purpose, calls of the LLM and their price."""
+    table = plain_table(
+        f"{escape(name)}: what it spends at most", [""], ["rollouts", "generated tokens"]
+    )
+    tokens_per_rollout = min(limits.turns * limits.turn_tokens, limits.trajectory_tokens)
+    for purpose, count in planned.rollouts.items():
+        table.add_row(purpose, f"{count:,}", f"{count * tokens_per_rollout:,}")
+    console.print(table)
+    console.print(f"Tokens are upper bounds: {tokens_per_rollout:,} in a rollout.", highlight=False)
+    console.print(
+        f"proposer: {llm_name}; at most {planned.calls:,} proposals{_price_text(llm, planned)}",
+        markup=False,
+    )
+    if planned.price:
+        console.print(
+            f"Without retries, at {CHARS_PER_TOKEN} characters a token, they cost at most {planned.unretried:.2f}: "
+            "the other bound counts every retry, and a token per byte.",
+            highlight=False,
+        )
+
+
+def _price_text(llm: object, planned: Plan) -> str:
+    if llm is not None and not isinstance(llm, OpenAIOptions | BankOptions | RulesConfig):
+        return ", at the cost of your own llm, which cotune does not know"
+    if not isinstance(llm, OpenAIOptions) or planned.price is None:
+        return ", free of charge"
+    if not llm.price(1, 1):
+        return (
+            ", at unknown cost: llm has no prices; set llm.price_per_million_prompt_tokens and "
+            "llm.price_per_million_completion_tokens unless its calls are free"
+        )
+    text = f", at most {planned.price:.2f} at the prices of llm"
+    if llm.budget is not None:
+        text += f"; stopped at the budget of {llm.budget:.2f}"
+    return text
 
 
 def split_sizes(config: RunConfig) -> dict[str, int]:

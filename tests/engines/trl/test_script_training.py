@@ -186,6 +186,27 @@ def test_a_checkpoint_of_what_was_discarded_is_refused(tmp_path: Path) -> None:
         begin(tmp_path, **saving).trainer.train(resume_from_checkpoint=True)
 
 
+def test_a_plan_and_a_try_before_training_change_nothing(
+    plain: Callable[[str], ScriptTraining], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = begin(tmp_path, "inspo", remembers=True)
+    planned = training.trainer.plan()
+    rollouts = training.trainer.try_rollouts(2)
+    assert not training.trainer.run_folder.exists()
+    output = capsys.readouterr().out
+    assert "at the cost of your own llm" in output
+    assert "2 rollouts: mean reward" in output
+    assert [t.task.id for t in rollouts] == [t.id for t in Even().tasks("train")[:2]]
+    training.trainer.train()
+    assert figures(training) == figures(plain("inspo"))
+    # What was planned is an upper bound of what was spent.
+    assert planned.rollouts["train"] == training.spent()["train"]
+    assert planned.rollouts["verify"] >= training.spent()["verify"] > 0
+    assert planned.calls >= training.run.totals().llm_calls > 0
+    with pytest.raises(ConfigError, match="the development split has no questions"):
+        training.trainer.try_rollouts(split="development")
+
+
 @pytest.mark.parametrize("name", ["inspo", "p2o"])
 def test_evaluations_are_counted_and_change_no_step(
     tmp_path: Path, name: str, plain: Callable[[str], ScriptTraining]

@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.step_progress import step_progress
 from cotune.config.build import describe_llm
-from cotune.config.cost import CHARS_PER_TOKEN, Plan, plan_run, split_sizes
+from cotune.config.cost import Plan, plan_run, show_plan, split_sizes
 from cotune.config.run_file import RunConfig, load_config
 from cotune.data.splits import SPLITS
 from cotune.engines.engine import engine_of
@@ -26,8 +25,6 @@ from cotune.engines.estimate import (
     shape_of,
 )
 from cotune.errors import ConfigError
-from cotune.llm.client import OpenAIOptions
-from cotune.llm.own import OwnLLMOptions
 from cotune.policy.update_rounding import rounding_notice
 from cotune.utils.progress import begin
 from cotune.utils.tables import plain_table
@@ -56,26 +53,9 @@ def plan(
         raise ConfigError(f"--gpu is {gpu}; expected {', '.join(GPUS)}")
     config = load_config(path, assignments=assignments)
     quiet_libraries(config)
-    title = f"{escape(config.name)}: what it spends at most"
-    table = plain_table(title, [""], ["rollouts", "generated tokens"])
-    per_rollout = config.limits.turns * config.limits.turn_tokens
     planned = plan_run(config, _sizes(config, questions))
-    for purpose, count in planned.rollouts.items():
-        table.add_row(purpose, f"{count:,}", f"{count * per_rollout:,}")
-    console.print(table)
-    console.print(
-        f"proposer: {describe_llm(config.proposer)}; at most {planned.calls:,} proposals{_price(config, planned)}",
-        markup=False,
-    )
-    if planned.price:
-        console.print(
-            f"Without retries, at {CHARS_PER_TOKEN} characters a token, they cost at most {planned.unretried:.2f}: "
-            "the other bound counts every retry, and a token per byte.",
-            highlight=False,
-        )
-    console.print(
-        f"Tokens are upper bounds: {config.limits.turns} × {config.limits.turn_tokens} in a rollout."
-    )
+    llm = config.proposer
+    show_plan(planned, config.name, config.limits, llm, describe_llm(llm), console)
     if config.training.rollout_budget is not None:
         console.print(
             f"Training ends before a batch that would take training, verification and evolution "
@@ -125,22 +105,6 @@ def plan_prompt(path: Path, console: Console, assignments: Sequence[str] = ()) -
 
     with step_progress(console):
         show_prompt(config, console)
-
-
-def _price(config: RunConfig, planned: Plan) -> str:
-    if isinstance(config.llm, OwnLLMOptions):
-        return ", at the cost of your own llm, which cotune does not know"
-    if not isinstance(config.llm, OpenAIOptions) or planned.price is None:
-        return ", free of charge"
-    if not config.llm.price(1, 1):
-        return (
-            ", at unknown cost: llm has no prices; set llm.price_per_million_prompt_tokens and "
-            "llm.price_per_million_completion_tokens unless its calls are free"
-        )
-    text = f", at most {planned.price:.2f} at the prices of llm"
-    if config.llm.budget is not None:
-        text += f"; stopped at the budget of {config.llm.budget:.2f}"
-    return text
 
 
 def show_estimate(

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from datasets import Dataset
+from rich.console import Console
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 from trl import GRPOConfig
 
 from cotune.config.build import build_llm
+from cotune.config.cost import Plan, plan_method, show_plan
 from cotune.config.joint_method import JointMethod, Static
+from cotune.data.splits import SPLITS
 from cotune.data.trl_data import tasks_of
 from cotune.engines.best_policy import BestPolicy
 from cotune.engines.comm import world
@@ -44,7 +47,9 @@ from cotune.engines.undamaged import Chosen, chosen_by_trainer
 from cotune.environments.base import PromptFormat
 from cotune.environments.prompt_in_data import PromptInData
 from cotune.errors import ConfigError
+from cotune.experiments.evaluate.rollout_text import show_rollouts
 from cotune.llm.client import NoLLM
+from cotune.methods.method import RunShape
 from cotune.policy.adapters import save_weights
 from cotune.policy.chat_template import with_instruction
 from cotune.policy.codec import HFCodec, PlainCodec
@@ -55,7 +60,7 @@ from cotune.rewards.reward_model import rewards_of_trainer
 from cotune.run.json_files import write_atomic
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
-from cotune.types import Limits, Prompt, Task, Trajectory
+from cotune.types import Assignment, Limits, Prompt, Task, Trajectory
 
 _log = logging.getLogger("cotune")
 
@@ -208,6 +213,70 @@ class JointTrainer(PolicyUpdate):
             peft_config=peft_config,
             **({} if quantization_config is None else {"quantization_config": quantization_config}),
         )
+
+    # ---- before training
+
+    def plan(self) -> Plan:
+        """Print the most that training can spend, and return it: rollouts, calls of the LLM, their price.
+
+        Nothing is rolled out, asked or written.
+        """
+        joint = self.joint
+        environment = joint.parts.environment
+        sizes = {split: len(environment.tasks(split)) for split in SPLITS}
+        shape = RunShape(
+            group_size=joint.group_size,
+            steps=joint.total_batches,
+            questions_per_step=joint.questions,
+            rollout_budget=self.settings.rollout_budget,
+            frozen=self.settings.frozen,
+            questions=sizes["train"],
+        )
+        llm = proposer_of(self.method, environment)
+        planned = plan_method(
+            self.method.options,
+            shape,
+            sizes,
+            joint.parts.limits,
+            self.settings.evaluation,
+            llm,
+            has_batches=self.settings.has_batches,
+        )
+        if world().rank == 0:
+            name = self.settings.record["name"]
+            console = Console()
+            show_plan(planned, name, joint.parts.limits, llm, self.settings.llm_name, console)
+        return planned
+
+    def try_rollouts(
+        self, count: int = 4, split: str = "train", *, greedy: bool = False
+    ) -> list[Trajectory]:
+        """Roll out a few questions as training does, print what happens in each, and return them.
+
+        Nothing is trained or written, no LLM is asked, and no later draw changes.
+
+        Args:
+            count: how many questions from the start of the split, one rollout each.
+            split: "train", "validation" or "test".
+            greedy: pick the most likely token each time, as evaluation does.
+
+        Raises:
+            ConfigError: the split has no questions.
+        """
+        joint = self.joint
+        prompt = Prompt(self.best_instruction)
+        if count < 1:
+            raise ConfigError(f"try_rollouts: count is {count}; expected 1 or more")
+        assignments = [
+            Assignment(task, prompt, prompt, "i0", group)
+            for group, task in enumerate(self._tasks_of(split)[:count])
+        ]
+        rollouts: list[Trajectory] = joint.coordinator.rollout(
+            assignments, purpose="try", greedy=greedy
+        )
+        if world().rank == 0:
+            show_rollouts(rollouts, joint.codec, Console())
+        return rollouts
 
     # ---- training
 
@@ -441,9 +510,10 @@ class JointTrainer(PolicyUpdate):
             return [t for t in environment.tasks("validation") if _is_of(t, eval_dataset)]
         if eval_dataset is None or isinstance(eval_dataset, str):
             split = eval_dataset or "validation"
-            if not (tasks := environment.tasks(split)):
+            tasks = environment.tasks(split) if split in SPLITS else ()
+            if not tasks:
                 raise ConfigError(
-                    f"evaluate: the {split} split has no questions; give eval_dataset="
+                    f"the {split} split has no questions; expected one with some, or eval_dataset="
                 )
             return tasks
         prompt_format = getattr(environment, "prompt_format", None)

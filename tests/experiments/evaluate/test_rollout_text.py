@@ -1,6 +1,6 @@
 """What the console shows of prompts and rollouts."""
 
-from cotune.cli.show_rollouts import (
+from cotune.experiments.evaluate.rollout_text import (
     OBSERVED,
     OWN,
     completion_text,

@@ -3,10 +3,18 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby, takewhile
 
+from rich.console import Console
+from rich.rule import Rule
 from rich.text import Text
 
 from cotune.protocols import Codec
-from cotune.run.truncation import limit_name
+from cotune.run.scores import score_trajectories
+from cotune.run.truncation import (
+    limit_name,
+    truncation_fix,
+    truncation_metrics,
+    truncation_summary,
+)
 from cotune.types import StopReason, Trajectory
 from cotune.utils.text import one_line, printable
 
@@ -24,6 +32,57 @@ LEGEND = Text.assemble(
     ", ",
     ("observed, masked", OBSERVED),
 )
+
+
+def show_rollouts(trajectories: Sequence[Trajectory], codec: Codec, console: Console) -> None:
+    """Print rollouts with their outcomes, and what they have in common."""
+    if console.color_system is not None:
+        console.print(LEGEND)
+    previous_prompt = ""
+    for number, trajectory in enumerate(trajectories, 1):
+        previous_prompt = _show(number, trajectory, codec, console, previous_prompt)
+    _show_summary(trajectories, console)
+
+
+def _show(
+    number: int, trajectory: Trajectory, codec: Codec, console: Console, previous_prompt: str
+) -> str:
+    """Print a rollout without the lines that its prompt shares with the one before; return its prompt."""
+    console.print(Rule(Text(f"{number}: {trajectory.task.id}"), align="left"))
+    instruction = trajectory.assignment.sampled.instruction
+    prompt = codec.decode(trajectory.sampled_prompt_ids)
+    if shared := shared_lines(prompt, previous_prompt):
+        console.print(Text(f"[{shared} lines as above]", style=PROMPT))
+    new_lines = "".join(prompt.splitlines(keepends=True)[shared:])
+    completion = completion_text(trajectory, codec, labelled=console.color_system is None)
+    console.print(Text.assemble(prompt_text(new_lines, instruction), completion), soft_wrap=True)
+    for line in outcome_lines(trajectory):
+        console.print(line, markup=False, highlight=False)
+    return prompt
+
+
+def _show_summary(trajectories: Sequence[Trajectory], console: Console) -> None:
+    console.print(Rule())
+    count = len(trajectories)
+    mean = score_trajectories(trajectories).em
+    with_errors = sum(any(turn.error for turn in t.turns) for t in trajectories)
+    answered = sum(t.answer is not None and not t.truncated_by for t in trajectories)
+    console.print(
+        f"{count} rollout{'s' * (count != 1)}: mean reward {mean:.3g}, {answered} with an answer, "
+        f"{with_errors} with an error in a turn",
+        highlight=False,
+    )
+    if truncated := truncation_summary(trajectories):
+        console.print(truncated, style="yellow", highlight=False)
+    rewards = {t.reward for t in trajectories}
+    if count > 1 and len(rewards) == 1:
+        fix = truncation_fix(truncation_metrics(trajectories))
+        advice = f"{fix} first" if fix else "try more rollouts, or look at the reward function"
+        console.print(
+            f"All have the reward {rewards.pop():.3g}: groups of equal rewards give no gradient; "
+            f"{advice}.",
+            highlight=False,
+        )
 
 
 def prompt_text(prompt: str, instruction: str) -> Text:
