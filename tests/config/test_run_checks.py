@@ -1,4 +1,3 @@
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,11 +7,11 @@ import pytest
 
 from cotune.config.prompt_lengths import without_too_long
 from cotune.config.run_checks import (
+    check_columns,
     check_context,
     check_instruction,
     check_prompts,
     check_retriever,
-    check_rewards,
     check_splits,
 )
 from cotune.config.strategy import evolved_room
@@ -232,19 +231,6 @@ def test_what_an_environment_adds_to_the_questions_counts() -> None:
 # ---- rewards
 
 
-class Called:
-    """A reward function that keeps what it was called with."""
-
-    def __init__(self) -> None:
-        self.completions: list[list[str]] = []
-        self.rest: dict[str, Any] = {}
-
-    def __call__(self, completions: list[str], **rest: Any) -> list[float]:
-        self.completions.append(completions)
-        self.rest = rest
-        return [0.0] * len(completions)
-
-
 def single_turn(**splits: list[Task]) -> SingleTurnEnvironment:
     row = {"level": 1}
     tasks = {s: [Task(f"{s}0", "q?", ("a",), columns=row)] for s in ("train", "validation", "test")}
@@ -254,62 +240,27 @@ def single_turn(**splits: list[Task]) -> SingleTurnEnvironment:
 SPLITS = ("train", "validation", "test")
 
 
-def test_rewards_are_tried_once_on_a_blank_and_on_a_short_completion() -> None:
-    called = Called()
-    check_rewards(RewardFunctions([called]), single_turn(), "Do it.", SPLITS)
-    assert called.completions == [["", "I do not know."]]
-    assert called.rest["level"] == [1, 1]
-    assert called.rest["prompts"] == ["Do it.\n\nq?"] * 2
-    assert all(called.rest["completion_ids"])
-
-
-def test_rewards_are_tried_on_the_splits_there_are() -> None:
-    called = Called()
-    env = SingleTurnEnvironment({"train": [Task("t", "q", ())]}, "")
-    check_rewards(RewardFunctions([called]), env, "", ("train",))
-    assert called.completions == [[""]]
-
-
-def test_an_async_reward_is_not_tried_since_it_may_ask_a_paid_judge() -> None:
-    class Judge:
-        async def __call__(self, completions: list[str], level: list[int]) -> list[float]:
-            raise AssertionError
-
-    check_rewards(RewardFunctions([Judge(), functools.partial(Judge())]), single_turn(), "", SPLITS)
-    other = single_turn(test=[Task("t", "q", (), columns={"grade": 1})])
-    with pytest.raises(ConfigError, match="Judge needs the column 'level'"):
-        check_rewards(RewardFunctions([Judge()]), other, "", SPLITS)
-
-
-def test_a_reward_that_fails_on_a_blank_completion() -> None:
-    def first(completions: list[str]) -> list[float]:
-        return [float(c[0] == "I") for c in completions]
-
-    with pytest.raises(ConfigError, match=r"first raised IndexError: .*; fix"):
-        check_rewards(RewardFunctions([first]), single_turn(), "", SPLITS)
-
-
 def test_a_column_that_one_split_lacks() -> None:
     def levelled(completions: list[str], level: list[int]) -> list[float]:
         return [float(n) for n in level]
 
-    check_rewards(RewardFunctions([levelled]), single_turn(), "", SPLITS)
+    check_columns(RewardFunctions([levelled]), single_turn(), SPLITS)
     other = single_turn(test=[Task("t", "q", (), columns={"grade": 1})])
     with pytest.raises(ConfigError, match="levelled needs the column 'level', but the data has gr"):
-        check_rewards(RewardFunctions([levelled]), other, "", SPLITS)
+        check_columns(RewardFunctions([levelled]), other, SPLITS)
 
 
 def test_answers_that_one_split_lacks() -> None:
     rewards = RewardFunctions(["exact_match"])
-    check_rewards(rewards, single_turn(), "", SPLITS)
+    check_columns(rewards, single_turn(), SPLITS)
     with pytest.raises(ConfigError, match="task t of the test split has none"):
-        check_rewards(rewards, single_turn(test=[Task("t", "q", ())]), "", SPLITS)
+        check_columns(rewards, single_turn(test=[Task("t", "q", ())]), SPLITS)
 
 
 def test_an_environment_without_rewards_needs_functions() -> None:
     with pytest.raises(ConfigError, match=r"^rewards: missing; SingleTurnEnvironment gives none"):
-        check_rewards(None, single_turn(), "", SPLITS)
-    check_rewards(None, environment("Who?"), "", SPLITS)
+        check_columns(None, single_turn(), SPLITS)
+    check_columns(None, environment("Who?"), SPLITS)
 
 
 def test_context() -> None:

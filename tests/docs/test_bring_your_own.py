@@ -74,7 +74,9 @@ def test_the_data_of_one_page_with_the_functions_of_the_other(
 
     functions, library = blocks(REWARDS, "python")
     exec(compile(functions, "rewards.md", "exec"), shown)
-    scored = cotune.RewardFunctions([shown["exact"], (shown["brief"], 0.1)])
+    scored = cotune.RewardFunctions(
+        [shown["exact"], cotune.WeightedReward(function=shown["brief"], weight=0.1)]
+    )
     task = shown["tasks"]["train"][0]
     texts = ("It is Paris.", "London " * 100)
     found = scored([rollout(task, text) for text in texts], shown["environment"])

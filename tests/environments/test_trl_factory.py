@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cotune.config.build import build_environment
-from cotune.config.run_checks import check_rewards
+from cotune.config.run_checks import check_columns
 from cotune.data.dataset import DatasetConfig, tasks_from
 from cotune.environments.instruction_config import InstructionConfig
 from cotune.environments.trl_factory import (
@@ -23,7 +23,7 @@ from cotune.environments.trl_factory import (
     trl_environment,
 )
 from cotune.errors import ConfigError
-from cotune.rewards.functions import RewardFunctions
+from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.testing import CharacterCodec, ScriptedSampler
 from cotune.types import Assignment, Limits, Prompt, Sampling, StopReason, Task, Trajectory
@@ -217,14 +217,14 @@ def test_without_get_reward_reward_functions_score_and_see_the_instances() -> No
 
     own = environment(Unscored)
     rewards = RewardFunctions([count])
-    check_rewards(rewards, own, "Guess.", ["train"])
+    check_columns(rewards, own, ["train"])
 
     trajectories = roll_out(own, guessed, rewards=rewards)
 
     assert own.needs_rewards
     assert [t.reward for t in trajectories] == [1.0, 1.1, 1.2]
     with pytest.raises(ConfigError, match="rewards: missing; TrlEnvironment gives none"):
-        check_rewards(None, own, "Guess.", ["train"])
+        check_columns(None, own, ["train"])
 
 
 def test_rollouts_from_elsewhere_get_instances_reset_for_their_own_tasks() -> None:
@@ -240,7 +240,9 @@ def test_get_reward_counts_beside_reward_functions() -> None:
     def half(completions: list[Any], **_: Any) -> list[float]:
         return [0.5] * len(completions)
 
-    (_, second, _) = roll_out(environment(), guessed, rewards=RewardFunctions([(half, 2.0)]))
+    (_, second, _) = roll_out(
+        environment(), guessed, rewards=RewardFunctions([WeightedReward(function=half, weight=2.0)])
+    )
 
     assert not environment().needs_rewards
     assert second.reward == 2.0

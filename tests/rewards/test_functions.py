@@ -79,6 +79,10 @@ def error_of(*functions: Any, rollouts: Sequence[Trajectory] | None = None) -> s
     return text
 
 
+def weighted(function: Any, weight: Any) -> WeightedReward:
+    return WeightedReward(function=function, weight=weight)
+
+
 # ---- what functions are given
 
 
@@ -249,17 +253,18 @@ def test_what_an_environment_of_trl_adds() -> None:
         return [1.0] * len(completions)
 
     world = Game({}, "")
-    (found,) = RewardFunctions([(inspected, 2.0)])([replace(rollout(), reward=0.25)], world)
+    (found,) = RewardFunctions([weighted(inspected, 2.0)])([replace(rollout(), reward=0.25)], world)
     assert seen == [["instance t0"]]
     assert found.reward == 2.25
     assert found.parts == {"inspected": 1.0, "inspected_2": 0.25}
     (without,) = RewardFunctions([inspected])([replace(rollout(), scored=False)], world)
     assert (without.reward, without.parts, without.scored) == (1.0, {"inspected": 1.0}, True)
-    assert RewardFunctions([(inspected, 2.0)]).weights(world) == {
+    assert RewardFunctions([weighted(inspected, 2.0)]).weights(world) == {
         "inspected": 2.0,
         "inspected_2": 1.0,
     }
-    assert "needs the column 'environments'" in error_of(inspected)
+    with pytest.raises(ConfigError, match="needs the column 'environments'"):
+        RewardFunctions([inspected]).check_tasks([Task("t", "q", ())], "train")
 
 
 # ---- feedback
@@ -274,7 +279,7 @@ def test_a_text_beside_a_value_is_feedback() -> None:
 
     alone = scored(exact)
     assert [(t.reward, t.feedback) for t in alone] == [(0.25, "The sum is off by 3."), (1.0, "")]
-    both = scored(exact, (brief, 2.0))
+    both = scored(exact, weighted(brief, 2.0))
     assert [t.reward for t in both] == [1.25, 3.0]
     assert both[0].parts == {"exact": 0.25, "brief": 0.5}
     assert [t.feedback for t in both] == ["exact: The sum is off by 3.\nbrief: Too long.", ""]
@@ -299,7 +304,7 @@ def test_the_sum_is_weighted() -> None:
     def two(completions: list[str]) -> list[float]:
         return [2.0] * len(completions)
 
-    found = scored(one, (two, -0.25), "exact_match")
+    found = scored(one, weighted(two, -0.25), "exact_match")
     assert [t.reward for t in found] == [1.5, 1.5]
     assert found[0].parts == {"one": 1.0, "two": 2.0, "exact_match": 1.0}
     assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301
@@ -314,7 +319,7 @@ def test_a_function_that_returns_none_is_left_out_of_that_sum(
     async def small(completions: list[str], level: list[int]) -> list[Any]:
         return [(0.5, "small") if n < 2 else (None, "large") for n in level]
 
-    functions = RewardFunctions([(even, 2.0), small])
+    functions = RewardFunctions([weighted(even, 2.0), small])
     rows = [rollout(n, columns={"level": n}) for n in range(4)]
     for _ in range(2):
         results = functions(rows, environment())
@@ -454,9 +459,14 @@ def test_a_column_that_the_data_lacks() -> None:
     def graded(completions: list[str], gold: list[str]) -> list[float]:
         return [1.0] * len(completions)
 
-    text = error_of(graded, rollouts=[rollout(0, columns={"question": "q", "answer": "a"})])
-    assert "graded needs the column 'gold', but the data has question, answer" in text
-    assert "the data has no columns" in error_of(graded)
+    functions = RewardFunctions([graded])
+    for columns, names in (
+        ({"question": "q", "answer": "a"}, "question, answer"),
+        ({}, "no columns"),
+    ):
+        expected = f"graded needs the column 'gold', but the data has {names}; rename"
+        with pytest.raises(ConfigError, match=expected):
+            functions.check_tasks([Task("t", "q", (), columns=columns)], "train")
 
 
 def raises(completions: list[str], gold: list[dict[str, str]]) -> list[float]:
@@ -498,6 +508,18 @@ async def exits_async(completions: list[str]) -> list[float]:
     sys.exit(5)
 
 
+class Stop(BaseException):
+    pass
+
+
+def stops(completions: list[str]) -> list[float]:
+    raise Stop("at once")
+
+
+async def cancels(completions: list[str]) -> list[float]:
+    raise asyncio.CancelledError
+
+
 def generates(completions: list[str]) -> Iterator[float]:
     yield 1.0
     raise KeyError("late")
@@ -522,11 +544,21 @@ def gives_huge(completions: list[str]) -> list[int]:
     return [10**400] * len(completions)
 
 
+def gives_too_much(completions: list[str]) -> list[float]:
+    return [1e308] * len(completions)
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [
         (exits, "exits raised SystemExit: 5 (test_functions.py, line"),
         (exits_async, "exits_async raised SystemExit: 5 (test_functions.py, line"),
+        (stops, "stops raised Stop: at once (test_functions.py, line"),
+        (cancels, "cancels raised CancelledError:"),
+        (
+            gives_too_much,
+            "the sum for task t0 is 1e+308 ({'gives_too_much': 1e+308}); expected at most 1e+15",
+        ),
         (generates, "generates raised KeyError: 'late' (test_functions.py, line"),
         (unshowable, "unshowable raised Unshowable: (it cannot be shown)"),
         (gives_unshowable, "gives_unshowable returned <Unshowable"),
@@ -562,8 +594,8 @@ def test_a_function_for_texts_on_messages_is_told_how_to_get_them() -> None:
     ("given", "said"),
     [
         ("exact", ["'exact' is unknown; expected one of exact_match, f1_squad, f1_hotpot, boxed"]),
-        ((len, "much"), ["the weight of len is 'much'"]),
-        ((len, float("nan")), ["the weight of len is nan", "finite"]),
+        (weighted(len, "much"), ["the weight of len is 'much'"]),
+        (weighted(len, float("nan")), ["the weight of len is nan", "finite"]),
         (3, ["int is int; expected a function"]),
         (Length, ["Length is a class"]),
         (torch.nn.Linear(1, 1), ["Linear is a torch module", "wrap it in a function"]),
@@ -637,7 +669,7 @@ def test_our_own_rewards_need_answers() -> None:
     [
         (["exact_match"], "exact match"),
         (["boxed"], "exact match"),
-        ([("exact_match", 2.0)], "mean reward"),
+        ([weighted("exact_match", 2.0)], "mean reward"),
         (["f1_squad"], "mean reward"),
         (["exact_match", "f1_squad"], "mean reward"),
         ([Length(1)], "mean reward"),

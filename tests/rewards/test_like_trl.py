@@ -305,7 +305,7 @@ def test_models_as_rewards(tmp_path: Path) -> None:
     assert scored.names == ("policy",)
     assert rewards_of_trainer(scored, None, args) is scored
     args.reward_weights = None
-    pairs = rewards_of_trainer([(exact, 2.0), WeightedReward(function="f1_squad")], None, args)
+    pairs = rewards_of_trainer([WeightedReward(function=exact, weight=2.0), "f1_squad"], None, args)
     assert pairs is not None
     assert pairs.weights(SingleTurnEnvironment({}, "")) == {"exact": 2, "f1_squad": 1}
     assert rewards_of_trainer(None, None, args) is rewards_of_trainer([], None, args) is None
@@ -318,7 +318,7 @@ def test_models_as_rewards(tmp_path: Path) -> None:
         ([structure, judge], [None], "reward_processing_classes has 1 entries for 2 reward functions"),
         ([structure, "nowhere/at-all"], None, "cannot load the reward model 'nowhere/at-all'"),
         ([structure, torch.nn.Linear(1, 1)], None, "Linear is a torch module"),
-        ([structure, 3], None, "reward_funcs is of type int; expected a function, or a list"),
+        ([structure, 3], None, "int is int; expected a function"),
     ],
 )  # fmt: skip
 def test_what_is_no_reward_of_a_trainer(

@@ -9,10 +9,9 @@ from cotune.errors import ConfigError
 from cotune.methods.registry import method_of
 from cotune.protocols import Codec, Environment, TokenRules
 from cotune.rewards.functions import RewardFunctions, of_environment
-from cotune.types import Assignment, Limits, Prompt, StopReason, Trajectory, Turn
+from cotune.types import Limits
 
 _TOKENS = ("hub_token", "push_to_hub_token")
-_TRIED = ("", "I do not know.")  # completions that rewards are tried on
 
 
 def check_instruction(environment: Environment, instruction: str, strategy: str = "static") -> None:
@@ -136,49 +135,6 @@ def check_prompts(
 
 def _shorter_completions(most: int) -> str:
     return f"lower max_completion_length to {most}, " if most > 0 else ""
-
-
-def check_rewards(
-    rewards: RewardFunctions | None,
-    environment: Environment,
-    instruction: str,
-    splits: Iterable[str],
-) -> None:
-    """Check the reward functions, and call them on two tasks, with an empty completion and a short one.
-
-    Errors in them (a result of the wrong length, NaN) are then reported before a policy is loaded. Async
-    functions are not called.
-
-    Args:
-        rewards: None if the environment scores.
-        instruction: the initial one.
-        splits: splits whose tasks must have the columns needed; the first one is tried.
-
-    Raises:
-        ConfigError: a function fails; and as `check_columns`.
-    """
-    check_columns(rewards, environment, splits)
-    if rewards is None:
-        return
-    tasks = [task for split in splits for task in environment.tasks(split)]
-    prompt = Prompt(instruction)
-    rewards.try_on(
-        [
-            Trajectory(
-                assignment=Assignment(task, prompt, prompt, "i0", group),
-                sampled_prompt_ids=(),
-                prompt_ids=(),
-                completion_ids=tuple(range(len(text) + 1)),
-                mask=(1,) * (len(text) + 1),
-                logprobs=(0.0,) * (len(text) + 1),
-                turns=(Turn(text),),
-                stop=StopReason.ANSWERED,
-                answer=text or None,
-            )
-            for group, (task, text) in enumerate(zip(tasks, _TRIED, strict=False))
-        ],
-        environment,
-    )
 
 
 def check_columns(

@@ -20,12 +20,12 @@ from urllib.request import getproxies
 
 from cotune.config.build import build_llm, build_rewards, initial_instruction, run_environment
 from cotune.config.run_checks import (
+    check_columns,
     check_context,
     check_instruction,
     check_prompt_texts,
     check_prompts,
     check_retriever,
-    check_rewards,
     check_splits,
     check_tokens,
 )
@@ -288,7 +288,7 @@ class Preflight:
         config, rewards, environment = self.config, self.rewards, self.environment
         check_instruction(environment, self.instruction, config.strategy.kind)
         check_splits(environment, validates=bool(config.evaluation.every))
-        check_rewards(rewards, environment, self.instruction, SPLITS)
+        check_columns(rewards, environment, SPLITS)
         if getattr(config.environment, "retriever", None) is None:
             check_retriever(environment)  # a user's own environment
 

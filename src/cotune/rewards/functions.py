@@ -6,11 +6,11 @@ import logging
 import math
 import reprlib
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
@@ -35,10 +35,14 @@ GIVEN = (
 )  # fmt: skip
 """Keyword arguments of a function other than the columns of the data."""
 
+BUILT_IN = (*REWARDS, "boxed")
+"""Names of the rewards that compare a rollout's answer with its task's."""
+
+# The squares of larger rewards overflow in the trainer's 32-bit floats.
+_LARGEST = 1e15
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LOOP = BackgroundLoop()
 _log = logging.getLogger("cotune")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,20 +64,86 @@ class WeightedReward:
 Scored = tuple[float | None, str]
 """A function's value for one rollout, None if it does not apply, and its feedback; "" if it gives none."""
 
-AnyReward = RewardFunction | str | tuple[RewardFunction | str, float] | WeightedReward
-"""Forms of a reward function that `RewardFunctions` accepts."""
-
 
 class AnswerReward:
-    """A built-in reward: compares a rollout's answer with its task's; `exact` if it is 1 or 0."""
+    """A built-in reward, which compares a rollout's answer with its task's.
 
-    def __init__(
-        self, name: str, rewards: Callable[[Sequence[Trajectory]], list[float]], *, exact: bool
-    ) -> None:
-        self.__name__, self.exact, self._rewards = name, exact, rewards
+    Args:
+        name: one of `BUILT_IN`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+        self._boxed = BoxedReward() if name == "boxed" else None
+
+    @property
+    def exact(self) -> bool:
+        """Return whether its values are 1 or 0."""
+        return self.__name__ in ("exact_match", "boxed")
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[float]:
-        return self._rewards(trajectories)
+        if self._boxed is None:
+            reward = REWARDS[self.__name__]
+            return [reward(t.answer, t.task.answers) for t in trajectories]
+        # Ground truths may be whole solutions with a box.
+        return self._boxed.score(
+            [
+                (last_boxed(t.own_text), [last_boxed(truth) or truth for truth in t.task.answers])
+                for t in trajectories
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A reward function that was loaded, under the name of its values."""
+
+    name: str
+    function: RewardFunction
+    weight: float
+    messages: bool | None
+
+    @functools.cached_property
+    def parameters(self) -> list[inspect.Parameter]:
+        try:
+            return list(inspect.signature(self.function).parameters.values())
+        except (TypeError, ValueError):
+            # Some built-in callables have no signature; they get every argument.
+            return [inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)]
+
+    def accepted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that the function accepts: all, if it has **kwargs."""
+        if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self.parameters):
+            return dict(arguments)
+        names = {p.name for p in self.parameters if p.kind in _NAMED}
+        return {name: value for name, value in arguments.items() if name in names}
+
+    def check_columns(self, columns: Sequence[str]) -> None:
+        """Raise ConfigError for a required parameter that nothing provides."""
+        for parameter in self.parameters:
+            required = parameter.kind in _NAMED and parameter.default is inspect.Parameter.empty
+            if required and parameter.name not in (*columns, *GIVEN):
+                raise ConfigError(
+                    f"rewards: {self.name} needs the column {parameter.name!r}, but the data has "
+                    f"{', '.join(columns) or 'no columns'}; rename the parameter or the column"
+                )
+
+    @contextmanager
+    def fault(self, completions: Sequence[Any]) -> Iterator[None]:
+        """Turn what the function raises into a ConfigError, with its line and the form of `completions`."""
+        try:
+            yield
+        except (ConfigError, KeyboardInterrupt):
+            raise
+        except (
+            BaseException
+        ) as error:  # the user's code may raise anything, CancelledError and SystemExit too
+            is_text = isinstance(completions[0], str)
+            form, other = ("texts", "chat messages") if is_text else ("chat messages", "texts")
+            raise ConfigError(
+                f"rewards: {self.name} raised {_with_line(error, self.function)}; fix the function: it gets "
+                f"{form} (messages: {str(is_text).lower()} for it in rewards gives {other})"
+            ) from error
 
 
 class RewardFunctions:
@@ -82,9 +152,10 @@ class RewardFunctions:
     Functions are called as TRL calls them, with `prompts`, `completions`, `completion_ids` and every
     column of the data as lists with one entry for each rollout, and with `trainer_state`,
     `log_metric` and `log_extra`. A function without `**kwargs` gets the arguments that it names.
-    `ground_truths` are the tasks' accepted answers, unless a column has that name. Async functions run at the same time, on one event loop. A TRL environment also gives
-    `environments`, and its own reward is added to the sum. A function that returns None for a rollout is
-    left out of its sum; a rollout for which all do has no reward (`Trajectory.scored`).
+    `ground_truths` are the tasks' accepted answers, unless a column has that name. Async functions run
+    at the same time, on one event loop. A TRL environment also gives `environments`, and its own reward is
+    added to the sum. A function that returns None for a rollout is left out of its sum; a rollout for which
+    all do has no reward (`Trajectory.scored`).
 
     The prompt is the one that is trained on (instruction and question, no hint). The completion is the
     conversation after it: the policy's messages with their `tool_calls`, and the tools'. If the data's
@@ -93,7 +164,7 @@ class RewardFunctions:
     A batch is the rollouts that one process makes together: part of a step or of a verification.
 
     Args:
-        functions: functions, (function, weight) pairs, `WeightedReward`s or references.
+        functions: functions, references as in a run file, or `WeightedReward`s of them.
 
     Attributes:
         trainer_state: passed to functions; the trainer's own state if there is a trainer.
@@ -103,20 +174,21 @@ class RewardFunctions:
             a reference that cannot be imported.
     """
 
-    def __init__(self, functions: Sequence[AnyReward]) -> None:
+    def __init__(self, functions: Sequence[RewardFunction | str | WeightedReward]) -> None:
         if not functions:
             raise ConfigError("rewards: there are none; expected at least one function")
-        self._functions: dict[str, WeightedReward] = {}
-        for form in functions:
-            reward = _loaded(form)
-            self._functions[self._free_name(name_of(_function(reward)))] = reward
+        self._functions: list[_Loaded] = []
+        for function in functions:
+            is_weighted = isinstance(function, WeightedReward)
+            loaded = _load(function if is_weighted else WeightedReward(function=function))
+            self._functions.append(replace(loaded, name=self._free_name(loaded.name)))
         self.trainer_state: Any = SimpleNamespace(global_step=0, max_steps=1, epoch=0.0)
         self._warned = False
 
     @property
     def measure(self) -> str:
         """Return the name of the mean reward: "exact match" if that is the only reward."""
-        reward, *others = self._functions.values()
+        reward, *others = self._functions
         function = reward.function
         exact = isinstance(function, AnswerReward) and function.exact and reward.weight == 1
         return "exact match" if exact and not others else "mean reward"
@@ -124,7 +196,7 @@ class RewardFunctions:
     @property
     def names(self) -> tuple[str, ...]:
         """Return the functions' names, in order; a second one of the same name ends in "_2"."""
-        return tuple(self._functions)
+        return tuple(reward.name for reward in self._functions)
 
     def __call__(
         self, trajectories: Sequence[Trajectory], environment: Environment
@@ -132,28 +204,34 @@ class RewardFunctions:
         """Return the rollouts with their rewards; see `protocols.Rewards`.
 
         Raises:
-            ConfigError: a function needs a column that the data lacks, raises, or does not return a
-                finite number for each rollout.
+            ConfigError: a function raises, or does not return a finite number for each rollout; or a sum
+                is too large.
         """
         if not trajectories:
             return []
         logged, extra = dict[str, list[float]](), dict[str, Sequence[Any]]()
-        scores = self._scores(self._functions, trajectories, environment, logged, extra)
+        scores = self._scores(trajectories, environment, logged, extra)
         means = {name: sum(values) / len(values) for name, values in logged.items()}
         weights = self.weights(environment)
-        own_name = next(iter(weights.keys() - self._functions.keys()), "")
+        own_name = next(iter(weights.keys() - scores.keys()), "")
         results: list[Trajectory] = []
         for i, trajectory in enumerate(trajectories):
-            values = {name: scores[name][i][0] for name in self._functions}
+            values = {name: scored[i][0] for name, scored in scores.items()}
             if own_name and trajectory.scored:
                 values[own_name] = trajectory.reward
             parts = {name: value for name, value in values.items() if value is not None}
+            reward = sum(value * weights[name] for name, value in parts.items())
+            if not abs(reward) <= _LARGEST:
+                raise ConfigError(
+                    f"rewards: the sum for task {trajectory.task.id} is {reward:g} ({parts}); expected at most "
+                    f"{_LARGEST:g}: lower the values or their weights"
+                )
             results.append(
                 replace(
                     trajectory,
-                    reward=sum(value * weights[name] for name, value in parts.items()),
+                    reward=reward,
                     parts=parts,
-                    feedback=_joined({name: scores[name][i][1] for name in self._functions}),
+                    feedback=_join({name: scored[i][1] for name, scored in scores.items()}),
                     logged=means,
                     extra={column: values[i] for column, values in extra.items()},
                     scored=bool(parts),
@@ -167,7 +245,7 @@ class RewardFunctions:
 
         A TRL environment's own reward comes last, with the weight 1.
         """
-        weights = {name: reward.weight for name, reward in self._functions.items()}
+        weights = {reward.name: reward.weight for reward in self._functions}
         if own_name := getattr(environment, "own_reward", ""):
             weights[self._free_name(own_name)] = 1.0
         return weights
@@ -187,8 +265,8 @@ class RewardFunctions:
     def describe(self) -> list[dict[str, object]]:
         """Return plain data that identifies these functions."""
         return [
-            {"function": name, "weight": reward.weight, "messages": reward.messages}
-            for name, reward in self._functions.items()
+            {"function": reward.name, "weight": reward.weight, "messages": reward.messages}
+            for reward in self._functions
         ]
 
     def check_tasks(self, tasks: Sequence[Task], split: str, also: Sequence[str] = ()) -> None:
@@ -197,73 +275,69 @@ class RewardFunctions:
         Args:
             also: names of arguments that the environment gives them.
         """
-        columns = dict.fromkeys([name for task in tasks for name in task.columns] + list(also))
-        for name, reward in self._functions.items():
+        columns = list(dict.fromkeys([name for task in tasks for name in task.columns] + [*also]))
+        without = next((task.id for task in tasks if not task.answers), None)
+        for reward in self._functions:
             if not isinstance(reward.function, AnswerReward):
-                _check_columns(name, _function(reward), list(columns))
-                continue
-            without = next((task.id for task in tasks if not task.answers), None)
-            if without is not None:
+                reward.check_columns(columns)
+            elif without is not None:
                 raise ConfigError(
-                    f"rewards: {name} compares with answers, but task {without} of the {split} split "
+                    f"rewards: {reward.name} compares with answers, but task {without} of the {split} split "
                     "has none; name their column in dataset.columns: {answers: …}, or drop the row"
                 )
 
-    def try_on(self, trajectories: Sequence[Trajectory], environment: Environment) -> None:
-        """Call the functions on rollouts that are made up, but not async ones, which may ask a paid judge.
-
-        Raises:
-            ConfigError: as when they score.
-        """
-        functions = {n: r for n, r in self._functions.items() if not is_async(_function(r))}
-        self._scores(functions, trajectories, environment, {}, {})
-
     def _scores(
         self,
-        functions: Mapping[str, WeightedReward],
         trajectories: Sequence[Trajectory],
         environment: Environment,
         logged: dict[str, list[float]],
         extra: dict[str, Sequence[Any]],
     ) -> dict[str, list[Scored]]:
-        """Return the results of functions; async ones run together, after the others."""
+        """Return the results of the functions, by name; async ones run together, after the others."""
+
+        def log_extra(column: str, values: Sequence[Any]) -> None:
+            if len(values) != len(trajectories):
+                raise ValueError(
+                    f"log_extra({column!r}, …) has {len(values)} values; expected {len(trajectories)}"
+                )
+            extra[column] = values
+
+        def log_metric(name: str, value: float) -> None:
+            if math.isfinite(number := float(value)):
+                logged.setdefault(name, []).append(number)
 
         @functools.cache
         def arguments_for(messages: bool | None) -> dict[str, Any]:
             return _arguments(trajectories, environment, messages) | {
                 "trainer_state": self.trainer_state,
-                "log_extra": functools.partial(_log_extra, extra, len(trajectories)),
-                "log_metric": functools.partial(_log_metric, logged),
+                "log_extra": log_extra,
+                "log_metric": log_metric,
             }
 
-        scores: dict[str, list[Scored]] = {}
         returned: dict[str, Any] = {}
-        for name, reward in functions.items():
-            function = _function(reward)
-            if isinstance(function, AnswerReward):
-                scores[name] = [(value, "") for value in function(trajectories)]
-                continue
+        for reward in self._functions:
             arguments = arguments_for(reward.messages)
-            _check_columns(name, function, [column for column in arguments if column not in GIVEN])
-            call = functools.partial(function, **_accepted(function, arguments))
-            returned[name] = _result(call, name, reward, arguments)
-        waiting: dict[str, Future[Any]] = {
+            if isinstance(reward.function, AnswerReward):
+                returned[reward.name] = reward.function(trajectories)
+                continue
+            with reward.fault(arguments["completions"]):
+                returned[reward.name] = reward.function(**reward.accepted(arguments))
+        waiting = {
             name: _LOOP.submit(_awaited(value))
             for name, value in returned.items()
             if inspect.isawaitable(value)
         }
         ids = [trajectory.task.id for trajectory in trajectories]
+        scores: dict[str, list[Scored]] = {}
         try:
-            for name in returned:
-
-                def check(name: str = name) -> list[Scored]:
+            for reward in self._functions:
+                name = reward.name
+                with reward.fault(arguments_for(reward.messages)["completions"]):
                     values = waiting[name].result() if name in waiting else returned[name]
-                    if isinstance(values, Exception):
+                    if isinstance(values, BaseException):
                         raise values
-                    return _checked(name, values, ids)  # a generator runs only now
-
-                reward = functions[name]
-                scores[name] = _result(check, name, reward, arguments_for(reward.messages))
+                    # A generator runs only now.
+                    scores[name] = _checked(name, values, ids)
         finally:
             for future in waiting.values():
                 future.cancel()
@@ -271,97 +345,49 @@ class RewardFunctions:
 
     def _free_name(self, name: str) -> str:
         count = 1
-        while (free := name if count == 1 else f"{name}_{count}") in self._functions:
+        while (free := name if count == 1 else f"{name}_{count}") in self.names:
             count += 1
         return free
 
 
-def names_a_function(text: str) -> bool:
-    """Return whether a text names a built-in reward or refers to a function, as in a run file."""
-    return text in REWARDS or text == "boxed" or ":" in text
-
-
 def load_reward(reference: str) -> RewardFunction | AnswerReward:
     """Load a reward function by reference, or a built-in one by name; ConfigError for neither."""
-    if reference in REWARDS:
-        reward = REWARDS[reference]
-        return AnswerReward(
-            reference,
-            lambda ts: [reward(t.answer, t.task.answers) for t in ts],
-            exact=reference == "exact_match",
-        )
-    if reference == "boxed":
-        return AnswerReward(reference, boxed_rewards(), exact=True)
+    if reference in BUILT_IN:
+        return AnswerReward(reference)
     if ":" not in reference:
-        names = ", ".join([*REWARDS, "boxed"])
         raise ConfigError(
-            f"rewards: {reference!r} is unknown; expected one of {names}, package.module:name or "
-            "file.py:name"
+            f"rewards: {reference!r} is unknown; expected one of {', '.join(BUILT_IN)}, "
+            "package.module:name or file.py:name"
         )
     return cast(RewardFunction, import_object(reference, "rewards"))
 
 
-def boxed_rewards() -> Callable[[Sequence[Trajectory]], list[float]]:
-    """Return `BoxedReward` of rollouts, for ground truths that may be whole solutions with a box."""
-    reward = BoxedReward()
-
-    def answers(trajectory: Trajectory) -> tuple[str | None, list[str]]:
-        truths = [last_boxed(truth) or truth for truth in trajectory.task.answers]
-        return last_boxed(trajectory.own_text), truths
-
-    return lambda trajectories: reward.score([answers(t) for t in trajectories])
-
-
-def _loaded(form: AnyReward) -> WeightedReward:
+def _load(reward: WeightedReward) -> _Loaded:
     """Load and check a function with its weight."""
-    if isinstance(form, tuple):
-        unweighted, weight = cast("tuple[RewardFunction | str, float]", form)
-        form = WeightedReward(function=unweighted, weight=weight)
-    elif not isinstance(form, WeightedReward):
-        form = WeightedReward(function=form)
-    function, weight = form.function, form.weight
+    function = reward.function
     if isinstance(function, str):
         function = load_reward(function)
-    label = form.function if isinstance(form.function, str) else name_of(function)
-    a_class, a_module = isinstance(function, type), hasattr(function, "named_parameters")
-    if not callable(function) or a_class or a_module:
-        kind = "a class" if a_class else "a torch module" if a_module else type(function).__name__
+    label = reward.function if isinstance(reward.function, str) else _name_of(function)
+    is_class, is_module = isinstance(function, type), hasattr(function, "named_parameters")
+    if not callable(function) or is_class or is_module:
+        kind = "a class" if is_class else "a torch module" if is_module else type(function).__name__
         raise ConfigError(
             f"rewards: {label} is {kind}; expected a function or a callable object: wrap it in a "
             "function that takes completions and gives a number for each"
         )
-    number = None if isinstance(weight, bool) else finite(weight)
-    if number is None:
-        raise ConfigError(f"rewards: the weight of {label} is {weight!r}; expected a finite number")
-    return replace(form, function=function, weight=number)
-
-
-def _function(reward: WeightedReward) -> RewardFunction:
-    """Return the function of a reward that was loaded."""
-    return cast(RewardFunction, reward.function)
-
-
-def _result(
-    call: Callable[[], T], name: str, reward: WeightedReward, arguments: Mapping[str, Any]
-) -> T:
-    """Return a call's value; ConfigError if it raises, with the form of what the function got."""
-    try:
-        return call()
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:  # the user's code may raise anything
-        is_text = isinstance(arguments["completions"][0], str)
-        form, other = ("texts", "chat messages") if is_text else ("chat messages", "texts")
+    weight = None if isinstance(reward.weight, bool) else finite(reward.weight)
+    if weight is None:
         raise ConfigError(
-            f"rewards: {name} raised {_with_line(error, _function(reward))}; fix the function: it gets "
-            f"{form} (messages: {str(is_text).lower()} for it in rewards gives {other})"
-        ) from error
+            f"rewards: the weight of {label} is {reward.weight!r}; expected a finite number"
+        )
+    return _Loaded(_name_of(function), function, weight, reward.messages)
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:
+    """Return the value, or what it raised: asyncio would drop the lines of a TimeoutError or CancelledError."""
     try:
         return await value
-    except Exception as error:  # noqa: BLE001 - asyncio would drop the lines of a TimeoutError
+    except BaseException as error:  # noqa: BLE001
         return error
 
 
@@ -425,19 +451,6 @@ def of_environment(
     return {} if give is None else give(trajectories)
 
 
-def _log_extra(
-    extra: dict[str, Sequence[Any]], count: int, column: str, values: Sequence[Any]
-) -> None:
-    if len(values) != count:
-        raise ValueError(f"log_extra({column!r}, …) has {len(values)} values; expected {count}")
-    extra[column] = values
-
-
-def _log_metric(logged: dict[str, list[float]], name: str, value: float) -> None:
-    if math.isfinite(number := float(value)):
-        logged.setdefault(name, []).append(number)
-
-
 def _unwrapped(function: RewardFunction) -> RewardFunction:
     """Return the function in a partial."""
     while isinstance(function, functools.partial):
@@ -445,26 +458,11 @@ def _unwrapped(function: RewardFunction) -> RewardFunction:
     return function
 
 
-def name_of(function: RewardFunction) -> str:
+def _name_of(function: RewardFunction) -> str:
     """Return a function's name as in TRL: of a partial the wrapped one's, of an object its class's."""
     function = _unwrapped(function)
     name = str(getattr(function, "__name__", type(function).__name__))
     return "lambda" if name == "<lambda>" else name
-
-
-def is_async(function: RewardFunction) -> bool:
-    """Return whether a function, or the object or partial around one, is async."""
-    function = _unwrapped(function)
-    return any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None))))  # noqa: B004
-
-
-def _accepted(function: RewardFunction, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a function accepts: all, if it has **kwargs."""
-    parameters = _parameters(function)
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        return dict(arguments)
-    names = {p.name for p in parameters if p.kind in _NAMED}
-    return {name: value for name, value in arguments.items() if name in names}
 
 
 def _checked(name: str, values: Any, ids: Sequence[str]) -> list[Scored]:
@@ -484,24 +482,10 @@ def _checked(name: str, values: Any, ids: Sequence[str]) -> list[Scored]:
     return [_scored(name, value, id) for value, id in zip(rewards, ids, strict=True)]
 
 
-def _joined(texts: Mapping[str, str]) -> str:
+def _join(texts: Mapping[str, str]) -> str:
     """Return the functions' texts, each after its function's name if there are several functions."""
     named = len(texts) > 1
     return "\n".join(f"{name}: {text}" if named else text for name, text in texts.items() if text)
-
-
-def _check_columns(name: str, function: RewardFunction, columns: Sequence[str]) -> None:
-    """Raise ConfigError for a function with a required parameter that nothing provides."""
-    required = [
-        p.name
-        for p in _parameters(function)
-        if p.kind in _NAMED and p.default is inspect.Parameter.empty
-    ]
-    if missing := [name for name in required if name not in (*columns, *GIVEN)]:
-        raise ConfigError(
-            f"rewards: {name} needs the column {missing[0]!r}, but the data has "
-            f"{', '.join(columns) or 'no columns'}; rename the parameter or the column"
-        )
 
 
 def _scored(name: str, value: Any, id: str) -> Scored:
@@ -517,14 +501,6 @@ def _scored(name: str, value: Any, id: str) -> Scored:
             "does not apply, or a pair of one and a text"
         )
     return number, shorten_middle(feedback.strip(), FEEDBACK_CHARS)
-
-
-def _parameters(function: RewardFunction) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        # Some built-in callables have no signature; they get every argument.
-        return [inspect.Parameter("given", inspect.Parameter.VAR_KEYWORD)]
 
 
 def _shown(value: Any) -> str:

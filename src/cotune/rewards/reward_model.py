@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedTokenizerBase
 
 from cotune.errors import ConfigError
-from cotune.rewards.functions import RewardFunctions, WeightedReward, load_reward, names_a_function
+from cotune.rewards.functions import BUILT_IN, RewardFunctions, WeightedReward, load_reward
 
 _models, _tokenizers = cast(Any, AutoModelForSequenceClassification), cast(Any, AutoTokenizer)
 
@@ -79,7 +79,7 @@ def rewards_of_trainer(
 
     Args:
         reward_funcs: functions, models or texts; several in a list, or `RewardFunctions`. Without
-            `reward_weights` also what `RewardFunctions` takes.
+            `reward_weights` also `WeightedReward`s.
         reward_processing_classes: the tokenizers of the models, one for each function.
         args: the GRPOConfig; its `reward_weights`, `model_init_kwargs` and `device` are used.
 
@@ -88,17 +88,11 @@ def rewards_of_trainer(
     """
     if reward_funcs is None or isinstance(reward_funcs, RewardFunctions):
         return reward_funcs
-    functions = _listed(reward_funcs)
+    functions = _list_of(reward_funcs)
     if not functions:
         return None
-    for function in functions:
-        if not callable(function) and not isinstance(function, str | tuple | WeightedReward):
-            raise ConfigError(
-                f"reward_funcs is of type {type(function).__name__}; expected a function, or a list of functions "
-                "and models"
-            )
-    weights: list[float] | None = args.reward_weights
-    tokenizers = _listed(reward_processing_classes or [None] * len(functions))
+    weights = args.reward_weights
+    tokenizers = _list_of(reward_processing_classes or [None] * len(functions))
     for name, entries in (
         ("GRPOConfig.reward_weights", functions if weights is None else weights),
         ("reward_processing_classes", tokenizers),
@@ -111,48 +105,47 @@ def rewards_of_trainer(
         _function(function, tokenizer, args)
         for function, tokenizer in zip(functions, tokenizers, strict=True)
     ]
-    return RewardFunctions(loaded if weights is None else list(zip(loaded, weights, strict=True)))
+    if weights is not None:
+        loaded = [
+            WeightedReward(function=function, weight=weight)
+            for function, weight in zip(loaded, weights, strict=True)
+        ]
+    return RewardFunctions(loaded)
 
 
-def _listed(value: Any) -> list[Any]:
+def _list_of(value: Any) -> list[Any]:
     return list(cast("Sequence[Any]", value)) if isinstance(value, list | tuple) else [value]
 
 
 def _function(reward: Any, tokenizer: Any, args: Any) -> Any:
     """Return a function, or a model as one."""
-    if isinstance(reward, str) and names_a_function(reward):
+    if isinstance(reward, str) and (reward in BUILT_IN or ":" in reward):
         return load_reward(reward)
+    name = reward if isinstance(reward, str) else getattr(reward, "name_or_path", "")
     options = {"trust_remote_code": args.trust_remote_code} | dict(args.model_init_kwargs or {})
     options.pop("device_map", None)
-    if isinstance(reward, str):
-        name = reward
-        try:
+    try:
+        if isinstance(reward, str):
             reward = _models.from_pretrained(name, num_labels=1, **options)
-            tokenizer = tokenizer or _tokenizer_of(name, options)
-        except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ConfigError(
-                f"reward_funcs: cannot load the reward model {name!r} ({reason}); expected a sequence classifier "
-                "of the hub or in a folder, or a function"
-            ) from error
-    if not isinstance(reward, torch.nn.Module) or not hasattr(reward, "config"):
-        return reward
-    if tokenizer is None and (name := getattr(reward.config, "_name_or_path", "")):
-        tokenizer = _tokenizer_of(name, {"trust_remote_code": args.trust_remote_code})
+        if not isinstance(reward, torch.nn.Module) or not hasattr(reward, "config"):
+            return reward
+        if tokenizer is None and name:
+            asked = {k: options[k] for k in ("revision", "trust_remote_code") if k in options}
+            tokenizer = _tokenizers.from_pretrained(name, **asked)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"reward_funcs: cannot load the reward model {name!r} ({reason}); expected a sequence classifier "
+            "of the hub or in a folder, or a function"
+        ) from error
     if tokenizer is None:
         raise ConfigError(
             f"reward_funcs: the model {type(reward).__name__} has no tokenizer; give it in reward_processing_classes"
         )
-    per_process = args.per_device_train_batch_size * args.steps_per_generation
     return RewardModel(
         reward,
         tokenizer,
         device=args.device,
         template_args=args.chat_template_kwargs,
-        rows=per_process,
+        rows=args.per_device_train_batch_size * args.steps_per_generation,
     )
-
-
-def _tokenizer_of(name: str, options: Mapping[str, Any]) -> PreTrainedTokenizerBase:
-    asked = {key: options[key] for key in ("revision", "trust_remote_code") if key in options}
-    return _tokenizers.from_pretrained(name, **asked)

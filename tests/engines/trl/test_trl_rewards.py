@@ -53,7 +53,7 @@ def test_the_functions_that_come_with_trl() -> None:
         [
             think_format_reward,
             accuracy_reward,
-            (get_cosine_scaled_reward(max_len=8), 0.5),
+            WeightedReward(function=get_cosine_scaled_reward(max_len=8), weight=0.5),
             get_repetition_penalty_reward(ngram_size=2, max_penalty=-1.0),
             get_soft_overlong_punishment(max_completion_len=4, soft_punish_cache=2),
         ]

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from cotune.environments.math import MathEnvironment
 from cotune.rewards import Reward, exact_match
-from cotune.rewards.functions import boxed_rewards
+from cotune.rewards.functions import AnswerReward
 from cotune.run.scores import score_values
 from cotune.types import Trajectory
 
@@ -91,7 +91,7 @@ def metric_functions(f1: Reward) -> dict[str, Values]:
         "reward": lambda ts: [t.reward for t in ts],
         "exact_match": lambda ts: [exact_match(t.answer, t.task.answers) for t in ts],
         "f1": lambda ts: [f1(t.answer, t.task.answers) for t in ts],
-        "boxed": boxed_rewards(),
+        "boxed": AnswerReward("boxed"),
     }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cotune.config.build import build_rewards, initial_instruction
-from cotune.config.run_checks import check_retriever, check_rewards
+from cotune.config.run_checks import check_columns, check_retriever
 from cotune.config.run_file import RunConfig
 from cotune.data.benchmarks import Benchmark, parse_benchmark, read_benchmark
 from cotune.environments.base import TaskEnvironment
@@ -118,7 +118,7 @@ def _benchmark_set(
         # The box marks the answer; its words are compared as words.
         boxed = isinstance(environment, MathEnvironment)
         rewards = RewardFunctions(["exact_match"]) if boxed else build_rewards(config.rewards)
-        check_rewards(rewards, held, initial_instruction(config.instruction, environment), [name])
+        check_columns(rewards, held, [name])
     return QuestionSet(name, benchmark.title, source, held, rewards, tasks, benchmark.f1)
 
 
