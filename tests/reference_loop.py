@@ -14,9 +14,7 @@ from cotune.methods.context_distillation import batch_weights
 from cotune.methods.teacher_kl import mean_over_rollouts, token_losses
 from cotune.rollout.coordinator import Coordinator
 from cotune.types import (
-    AnyDistillation,
     Distillation,
-    FilteredDistillation,
     Progress,
     Task,
     Trajectory,
@@ -76,8 +74,8 @@ def train(
         loss = policy_loss(
             model, trajectories, group_size, settings.clip, temperature, distillation
         )
-        if isinstance(distillation, FilteredDistillation):
-            loss = loss + teacher_loss(model, trajectories, distillation, temperature)
+        if coordinator.strategy.has_teacher:
+            loss = loss + teacher_loss(model, trajectories, temperature)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
         optimizer.step()
@@ -92,7 +90,7 @@ def policy_loss(
     group_size: int,
     clip: float,
     temperature: float = 1.0,
-    distillation: AnyDistillation | None = None,
+    distillation: Distillation | None = None,
 ) -> torch.Tensor:
     """Return GRPO's loss of a batch that has not been updated on yet.
 
@@ -123,17 +121,15 @@ def policy_loss(
 def teacher_loss(
     model: PreTrainedModel,
     trajectories: Sequence[Trajectory],
-    distillation: FilteredDistillation,
     temperature: float = 1.0,
 ) -> torch.Tensor:
-    """Return λ times the distillation loss of a batch: the mean over rollouts of token means.
+    """Return the distillation loss of a batch: the mean over rollouts of token means.
 
     Rollouts without a teacher count as 0.
 
     Args:
         model: the policy, which is also the teacher, under the teacher's prompt.
         trajectories: (B,).
-        distillation: λ.
         temperature: softmax temperature at which the rollouts were sampled.
     """
     taught = [t for t in trajectories if t.teacher_prompt_ids]
@@ -146,7 +142,7 @@ def teacher_loss(
         )
     losses, _gaps = token_losses(logits, theirs, ids)
     share = len(taught) / len(trajectories)
-    return distillation.weight * share * mean_over_rollouts(losses, mask)
+    return share * mean_over_rollouts(losses, mask)
 
 
 def group_advantages(rewards: torch.Tensor, group_size: int) -> torch.Tensor:

@@ -14,7 +14,6 @@ from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.types import (
     Assignment,
     Distillation,
-    FilteredDistillation,
     Limits,
     Prompt,
     Sampling,
@@ -148,15 +147,14 @@ def test_a_teacher_reads_the_rollout_under_its_own_prompt(temperature: float) ->
     with torch.no_grad():
         model.logit *= temperature
     batch = [replace(BATCH[0], teacher_prompt_ids=(5,)), replace(BATCH[0], prompt_ids=(5,))]
-    settings = FilteredDistillation(kind="filtered", weight=3.0)
-    loss = teacher_loss(model, batch, settings, temperature)
+    loss = teacher_loss(model, batch, temperature)
     # The chances of token 1: the policy's 0.1 and 0.4, the teacher's 0.2 and 0.8.
     first = 0.2 * math.log(0.2 / 0.1) + 0.8 * math.log(0.8 / 0.9)
     second = 0.8 * math.log(0.8 / 0.4) + 0.2 * math.log(0.2 / 0.6)
-    assert loss.item() == pytest.approx(3 / 2 * (first + second) / 2, abs=1e-6)
+    assert loss.item() == pytest.approx((first + second) / 4, abs=1e-6)
     loss.backward()
-    each = 3 / 2 / 2 / temperature
+    each = 1 / 4 / temperature
     expected = torch.tensor([each * (0.1 - 0.2), each * (0.4 - 0.8)])
     torch.testing.assert_close(model.logit.grad[0], expected, atol=1e-6, rtol=1e-5)
     assert model.logit.grad[1].tolist() == [0.0, 0.0]
-    assert teacher_loss(model, batch[1:], settings).item() == 0
+    assert teacher_loss(model, batch[1:]).item() == 0

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from cotune.types import Action as Action
     from cotune.types import Completion as Completion
     from cotune.types import Distillation as Distillation
-    from cotune.types import FilteredDistillation as FilteredDistillation
     from cotune.types import Limits as Limits
     from cotune.types import Prompt as Prompt
     from cotune.types import Response as Response
@@ -91,7 +90,7 @@ _NAMES = {
     "protocols": "Environment LLM Retriever",
     "rewards.functions": "RewardFunctions WeightedReward",
     "run.run_dir": "RunDir open_run",
-    "types": "Action Completion Distillation FilteredDistillation Limits Prompt Response Task Trajectory",
+    "types": "Action Completion Distillation Limits Prompt Response Task Trajectory",
     "worlds.geo": "GeoEnvironment GeoOptions",
     "worlds.ladder": "LadderEnvironment LadderOptions",
     "worlds.rules_llm": "RulesLLM",

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 
 from cotune.types import (
     Action,
-    AnyDistillation,
     Assignment,
     Calls,
     Choice,
@@ -83,8 +82,8 @@ class LLM(Protocol):
 class Strategy(ABC):
     """Decides which prompt each rollout is sampled under and trained on, and learns from rewards.
 
-    Each step t calls `evolve_if_due`, `assign`, `observe` and `taught`, in this order. Checkpoints are
-    saved after `observe`, so an evolution that is due then is still due after a resume.
+    Each step t calls `evolve_if_due`, `assign` and `observe`, in this order. Checkpoints are saved
+    after `observe`, so an evolution that is due then is still due after a resume.
 
     A strategy must define `assign`, `best_prompt` and its state; every other method is a hook that does
     nothing by default.
@@ -117,17 +116,15 @@ class Strategy(ABC):
         """Credit prompts with the rewards of step `progress.step`."""
         return {}
 
-    def taught(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the batch to train on: the same rollouts, without a teacher where none reads them.
-
-        Called only if `distillation` has a teacher.
-        """
-        return list(trajectories)
+    @property
+    def distillation(self) -> Distillation:
+        """Return how rollouts that are trained on another prompt than they saw are weighted."""
+        return Distillation()
 
     @property
-    def distillation(self) -> AnyDistillation:
-        """Return how rollouts under one prompt teach the policy under another; by default none does."""
-        return Distillation(ratio="original")
+    def has_teacher(self) -> bool:
+        """Return whether the run ends with a last stage, in which successes have a teacher (`teacher_kl`)."""
+        return False
 
     # ---- the result
 

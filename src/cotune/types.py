@@ -9,11 +9,10 @@ tokens, V entries of the vocabulary.
 """
 
 import copy
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 # ---- questions and prompts
 
@@ -148,7 +147,7 @@ class Assignment:
         instruction_id: the instruction that it is sampled under, and that is credited with the reward.
         group: index of the rollout's group in its batch; a group shares the task and is the unit
             over which advantages are normalised.
-        teacher: the prompt under which a teacher reads the rollout, in a last stage; None without a teacher.
+        teacher: in a last stage the prompt under which a teacher reads the rollout; None without a teacher.
     """
 
     task: Task
@@ -177,7 +176,6 @@ class Distillation:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
-    kind: Literal["substitution"] = "substitution"
     ratio: Literal["original", "masked_signed"] = "original"
     low: float = 0.01
     high: float = 10.0
@@ -185,53 +183,6 @@ class Distillation:
     def __post_init__(self) -> None:
         if not 0 <= self.low < self.high:
             raise ValueError(f"low is {self.low} and high {self.high}; expected 0 <= low < high")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilteredDistillation:
-    """Options of a last stage (`methods.last_stage`): GRPO, and KL(q_t ‖ p_t) on successes.
-
-    Rollouts are sampled under x̃. Successes pull p_t = π_θ(· | x, y_<t) towards its teacher, the live policy
-    q_t = π(· | x̃, y_<t) without a gradient. From HDPO (arXiv 2603.23871); the notes that we worked from
-    give neither its divergence nor its λ.
-
-    Attributes:
-        weight: λ, the factor of the KL, which is added to GRPO's loss.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    kind: Literal["filtered"]
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.weight < math.inf:
-            raise ValueError(f"weight is {self.weight}; expected more than 0")
-
-
-class _ByKind:
-    """Validate a union of options by its `kind`; without one it is "substitution"."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic import Field  # only run files need pydantic
-        from pydantic_core import core_schema
-
-        def with_kind(value: Any) -> Any:
-            if not isinstance(value, Mapping):
-                return value
-            return {"kind": "substitution", **cast("Mapping[str, Any]", value)}
-
-        union = handler.generate_schema(Annotated[source, Field(discriminator="kind")])
-        return core_schema.no_info_before_validator_function(with_kind, union)
-
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
-        found = handler(schema)
-        del found["discriminator"]  # an OpenAPI keyword
-        return found
-
-
-AnyDistillation = Annotated[Distillation | FilteredDistillation, _ByKind()]
-"""A way in which a rollout under one prompt teaches the policy under another."""
 
 
 @dataclass(frozen=True, slots=True)

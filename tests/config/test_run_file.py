@@ -241,13 +241,9 @@ def test_gepas_search_and_the_batch_after_it_must_fit_the_rollout_budget() -> No
 
 
 WRONG_DISTILLATION = [
-    ({"kind": "klx"}, ".kind: 'klx' is unknown; expected one of 'substitution', 'filtered'"),
-    ({"kind": "filtered", "ratio": "masked_signed"}, ".ratio: is not a field of strategy.distillation.kind filtered, but"),
-    ({"weight": 1.0}, ".weight: is not a field of strategy.distillation.kind substitution, but"),
-    ({"kind": "filtered", "wieght": 1}, ".wieght: unknown field (did you mean strategy.distillation.weight"),
-    ({"kind": "filtered", "weight": -1}, ".weight is -1.0; expected more than 0"),
+    ({"weight": 1.0}, ".weight: unknown field"),
     ({"ratio": "x"}, ".ratio: expected 'original' or 'masked_signed'"),
-    (3, ": expected {kind: …}; got 3"),
+    (3, ": expected fields below it, such as ratio, low, high; got 3"),
 ]  # fmt: skip
 
 

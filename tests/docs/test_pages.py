@@ -21,7 +21,7 @@ from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.p2o.hints import HintOptions
 from cotune.methods.p2o.p2o import P2OOptions
 from cotune.run.record import Record
-from cotune.types import Distillation, FilteredDistillation
+from cotune.types import Distillation
 from tests.docs.sources import DOCS, ROOT, blocks, pages
 
 PAGES = {path.relative_to(DOCS).as_posix(): path for path in pages()}
@@ -128,7 +128,6 @@ def test_the_costs_are_read_as_shown(
         ("concepts/p2o.md", P2OOptions),
         ("concepts/p2o.md", HintOptions),
         ("concepts/p2o.md", Distillation),
-        ("concepts/inspo.md", FilteredDistillation),
         ("concepts/composed.md", ComposedOptions),
         ("concepts/gepa.md", GepaOptions),
     ],

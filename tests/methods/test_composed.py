@@ -252,7 +252,7 @@ def test_whose_distillation_weights_the_rollouts():
     ("raw", "message"),
     [
         ({"inspo": {"target": "initial"}, "p2o": {"distillation": {"low": 0.1}}}, "p2o.distillation is set, but with inspo.target 'initial'"),
-        ({"inspo": {"distil_steps": 3, "distillation": {"kind": "filtered"}, "target": "sampled"}}, "inspo.distil_steps is 3; expected 0"),
+        ({"inspo": {"distil_steps": 3, "target": "sampled"}}, "inspo.distil_steps is 3; expected 0"),
         ({"inspo": {"windw": 3}}, "inspo.windw"),
     ],
 )  # fmt: skip

@@ -8,7 +8,7 @@ from cotune.methods.group_plan import planned, spread
 from cotune.methods.inspo import inspo
 from cotune.methods.last_stage import TrainedPromptOptions
 from cotune.methods.method import Context, Method
-from cotune.types import Distillation, FilteredDistillation, Instruction, Prompt
+from cotune.types import Distillation, Instruction, Prompt
 from tests.helpers import make_tasks
 
 FIRST, A, B, C = (Instruction(f"i{n}", f"Text {n}.") for n in range(4))
@@ -41,22 +41,17 @@ def test_what_a_group_is_sampled_under(
     assert {row.trained for row in on_one} == {Prompt("Text 2.")}
 
 
-FILTERED = FilteredDistillation(kind="filtered")
-
-
 @pytest.mark.parametrize(
     ("target", "distillation", "distil_steps", "said"),
     [
-        ("sampled", FILTERED, 0, "kind is 'filtered', the loss of a last stage, but distil_steps"),
-        ("initial", FILTERED, 2, "target is 'initial', whose rollouts need a mask"),
-        ("initial", Distillation(), 2, "distil_steps is 2, a last stage with a teacher, but"),
+        ("initial", None, 2, "distil_steps is 2, but target is 'initial', which moves the gain"),
         ("sampled", Distillation(ratio="masked_signed"), 0, "but target is 'sampled', so nothing"),
     ],
 )
-def test_only_a_last_stage_has_a_teacher(
-    target: Any, distillation: Any, distil_steps: int, said: str
+def test_the_gain_moves_into_the_weights_in_one_way(
+    target: Any, distillation: Distillation | None, distil_steps: int, said: str
 ) -> None:
-    TrainedPromptOptions(distillation=FILTERED, distil_steps=2)
+    TrainedPromptOptions(distil_steps=2)
     with pytest.raises(ValueError, match=said):
         TrainedPromptOptions(target=target, distillation=distillation, distil_steps=distil_steps)
 

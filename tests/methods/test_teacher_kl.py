@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from cotune.methods.teacher_kl import mean_over_rollouts, token_losses, top_k_kl
-from cotune.types import FilteredDistillation
 
 P1 = (0.5, 0.75)  # the policy's chance of token 1 at the first and at the second token
 Q1 = (0.2, 0.25)  # the teacher's
@@ -61,8 +60,3 @@ def test_a_rollout_counts_by_the_mean_of_its_own_tokens() -> None:
     tokens = torch.tensor([[2.0, 4.0, 9.0], [1.0, 9.0, 9.0], [9.0, 9.0, 9.0]])
     mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     assert mean_over_rollouts(tokens, mask).item() == pytest.approx((3 + 1 + 0) / 3)
-
-
-def test_a_weight_without_a_meaning_is_refused() -> None:
-    with pytest.raises(ValueError, match="weight is 0; expected more than 0"):
-        FilteredDistillation(kind="filtered", weight=0)

@@ -8,7 +8,7 @@ from cotune.methods.inspo.inspo import Inspo, InspoOptions
 from cotune.methods.method import Context, Cost, Method, RunShape, arxiv
 from cotune.methods.p2o import p2o
 from cotune.methods.p2o.p2o import P2O, P2OOptions
-from cotune.types import AnyDistillation, Distillation
+from cotune.types import Distillation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class ComposedOptions:
             )
 
     @property
-    def distillation(self) -> AnyDistillation:
+    def distillation(self) -> Distillation:
         """Return how rollouts that are trained on another prompt are weighted."""
         if self.inspo.target == "sampled":
             return self.p2o.distillation
@@ -60,7 +60,7 @@ class InspoP2O(P2O):
         self._distillation = options.distillation
 
     @property
-    def distillation(self) -> AnyDistillation:
+    def distillation(self) -> Distillation:
         return self._distillation
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cotune.types import AnyDistillation, Distillation, Trajectory
+from cotune.types import Distillation, Trajectory
 
 Floats = NDArray[np.float64]
 
@@ -27,15 +27,15 @@ def is_distilled(trajectory: Trajectory) -> bool:
     return trajectory.sampled_prompt_ids != trajectory.prompt_ids
 
 
-def masks(settings: AnyDistillation) -> bool:
+def masks(settings: Distillation) -> bool:
     """Return whether tokens are left out by their context ratio, so that GRPO's loss is not enough.
 
     The loss then needs log-probabilities under both prompts.
     """
-    return isinstance(settings, Distillation) and settings.ratio == "masked_signed"
+    return settings.ratio == "masked_signed"
 
 
-def reweighs(trajectories: Iterable[Trajectory], settings: AnyDistillation) -> bool:
+def reweighs(trajectories: Iterable[Trajectory], settings: Distillation) -> bool:
     """Return whether the loss of these rollouts differs from plain GRPO's on their trained prompts."""
     return masks(settings) and any(map(is_distilled, trajectories))
 
@@ -108,7 +108,7 @@ def batch_weights(
     trajectories: Sequence[Trajectory],
     trained_logprobs: Floats,
     advantages: Sequence[float] | Floats,
-    settings: AnyDistillation,
+    settings: Distillation,
     statistics: RatioStatistics | None = None,
 ) -> Floats:
     """Return the factor of each token's advantage, (B, C); zero for tokens the policy did not write.
@@ -127,7 +127,7 @@ def batch_weights(
     for row, trajectory in enumerate(trajectories):
         own = np.flatnonzero(trajectory.mask)
         weights[row, own] = 1.0
-        if isinstance(settings, Distillation) and reweighs([trajectory], settings):
+        if reweighs([trajectory], settings):
             sampled = np.array(trajectory.logprobs)[own]
             ratios = context_ratios(trained_logprobs[row, own], sampled)
             weights[row, own] = token_weights(ratios, settings, float(advantages[row]))

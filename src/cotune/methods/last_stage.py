@@ -9,18 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from cotune.methods.method import RunShape
-from cotune.methods.text_evolution import SOLVED_AT
 from cotune.protocols import Recorder, Strategy
 from cotune.types import (
-    AnyDistillation,
     Assignment,
     Distillation,
-    FilteredDistillation,
     Instruction,
     Progress,
     Prompt,
     Task,
-    Trajectory,
 )
 
 
@@ -31,46 +27,32 @@ class TrainedPromptOptions:
     Attributes:
         target: the instruction that the gradient is taken on: "sampled" is the papers'; "initial"
             moves the instructions' gain into the weights.
-        distillation: how rollouts that are trained on another instruction are weighted, by default with
-            ratio "masked_signed"; or "filtered", the loss of the last stage.
+        distillation: how rollouts are weighted with target "initial"; null is the signed mask.
         distil_steps: the run's last batches, which distil the best instruction into the weights: they are
             sampled under it, and the policy under the initial one learns the distribution of successes.
-            Nothing evolves in them. 0 is none.
+            Nothing evolves in them. 0 turns the stage off.
     """
 
     target: Literal["sampled", "initial"] = "sampled"
-    distillation: AnyDistillation | None = None
+    distillation: Distillation | None = None
     distil_steps: int = 0
 
     def __post_init__(self) -> None:
         if self.distil_steps < 0:
             raise ValueError(f"distil_steps is {self.distil_steps}; expected 0 or more")
-        weighting, target = self.weighting, self.target
-        filtered = isinstance(weighting, FilteredDistillation)
-        if filtered and target != "sampled":
+        if self.distil_steps and self.target != "sampled":
             raise ValueError(
-                f"target is {target!r}, whose rollouts need a mask (distillation.kind 'substitution'), but "
-                "distillation.kind is 'filtered', which has none; expected target 'sampled' with distil_steps, "
-                "or no distillation"
+                f"distil_steps is {self.distil_steps}, but target is {self.target!r}, which moves the gain into "
+                "the weights in every batch; expected target 'sampled', or distil_steps 0"
             )
-        if filtered and not self.distil_steps:
-            raise ValueError(
-                "distillation.kind is 'filtered', the loss of a last stage, but distil_steps is 0; expected "
-                "distil_steps above 0, or kind 'substitution'"
-            )
-        if self.distil_steps and not filtered:
-            raise ValueError(
-                f"distil_steps is {self.distil_steps}, a last stage with a teacher, but distillation.kind is "
-                f"{weighting.kind!r}; expected 'filtered', or distil_steps 0"
-            )
-        if target == "sampled" and not filtered and weighting != Distillation():
+        if self.target == "sampled" and self.weighting != Distillation():
             raise ValueError(
                 "distillation is set, but target is 'sampled', so nothing is distilled; expected target "
                 "'initial', or no distillation"
             )
 
     @property
-    def weighting(self) -> AnyDistillation:
+    def weighting(self) -> Distillation:
         """Return how rollouts that are trained on another instruction are weighted.
 
         Without a mask nothing bounds how far failures under one instruction are pushed down under another
@@ -111,8 +93,12 @@ class LastStage(Strategy):
         return self.best().id
 
     @property
-    def distillation(self) -> AnyDistillation:
+    def distillation(self) -> Distillation:
         return self._training.weighting
+
+    @property
+    def has_teacher(self) -> bool:
+        return self._stage_steps > 0
 
     @property
     def checks_uplift(self) -> bool:
@@ -144,16 +130,12 @@ class LastStage(Strategy):
                 "than the initial one",
             )
 
-    def taught(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return a batch of the stage with a teacher for its successes alone."""
-        return successes_teach(trajectories) if self._distilling else list(trajectories)
-
 
 def check_last_stage(steps: int, shape: RunShape) -> None:
     """Raise ValueError if a last stage has nothing before it to distil, or no policy to train.
 
     Args:
-        steps: batches of the stage; 0 is none.
+        steps: batches of the stage; 0 turns it off.
     """
     if not steps:
         return
@@ -190,8 +172,3 @@ def taught_groups(
         for group, task in enumerate(tasks)
         for _ in range(size)
     ]
-
-
-def successes_teach(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Return a batch in which no failure has a teacher (`FilteredDistillation`)."""
-    return [t if t.reward >= SOLVED_AT else replace(t, teacher_prompt_ids=()) for t in trajectories]

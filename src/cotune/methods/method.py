@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
 from cotune.protocols import Strategy
-from cotune.types import AnyDistillation, Distillation, Purpose, Task
+from cotune.types import Distillation, Purpose, Task
 
 CISPO_CAP = 5.0
 """Upper bound of the importance ratio in CISPO's loss; ScaleRL's value (arXiv 2510.13786)."""
@@ -137,7 +137,7 @@ class Method(Generic[Options]):
     loss: Literal["grpo", "cispo"] = "grpo"
     check: Callable[[Options, RunShape], None] = lambda options, shape: None
     cost: Callable[[Options, RunShape], Cost] = lambda options, shape: Cost()
-    distillation: Callable[[Options], AnyDistillation] = lambda options: Distillation()
+    distillation: Callable[[Options], Distillation] = lambda options: Distillation()
 
     @property
     def kind(self) -> str:

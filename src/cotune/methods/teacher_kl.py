@@ -1,13 +1,17 @@
 """Distillation from a teacher: pull the policy towards what it writes under an instruction.
 
 p_t = π_θ(· | x, y_<t) is the policy on the trained prompt, q_t = π(· | x̃, y_<t) its teacher, the live policy
-on the sampled prompt, without a gradient. `FilteredDistillation` takes KL(q_t ‖ p_t) at successes of q. The
-reference loop and every engine take their losses from here.
+on the sampled prompt, without a gradient. A last stage (`methods.last_stage`) adds KL(q_t ‖ p_t), averaged
+over tokens and rollouts, to GRPO's loss, at successes of q alone. From HDPO (arXiv 2603.23871); the notes
+that we worked from give neither its divergence nor its factor, which is 1 here.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cotune.types import AnyDistillation, FilteredDistillation
+from cotune.methods.text_evolution import SOLVED_AT
+from cotune.types import Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,9 +21,9 @@ TOP_K = 64
 _NO_TAIL = 1e-7  # the least probability of all tokens outside the top k
 
 
-def teaches(settings: AnyDistillation) -> bool:
-    """Return whether the loss has a teacher, so that GRPO's loss is not enough."""
-    return isinstance(settings, FilteredDistillation)
+def successes_teach(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return the same rollouts, none of whose failures has a teacher."""
+    return [t if t.reward >= SOLVED_AT else replace(t, teacher_prompt_ids=()) for t in trajectories]
 
 
 def token_losses(policy: "Tensor", teacher: "Tensor", ids: "Tensor") -> "tuple[Tensor, Tensor]":

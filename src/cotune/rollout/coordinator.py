@@ -13,7 +13,7 @@ from typing import Any
 
 from cotune.errors import ConfigError, EngineError, EvolutionError
 from cotune.methods.context_distillation import reweighs
-from cotune.methods.teacher_kl import teaches
+from cotune.methods.teacher_kl import successes_teach
 from cotune.protocols import LLM, Codec, Comm, Environment, Rewards, Sampler, State, Strategy
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.rollout.metrics import trajectory_metrics, without_variance
@@ -166,8 +166,8 @@ class Coordinator:
         trajectories = self.rollout(assignments)
         # 4. The strategy credits its prompts with the rewards.
         metrics |= self.observe(trajectories, group_size, evolved)
-        # 5. In a last stage, successes get a teacher.
-        trajectories = self.taught(trajectories)
+        # 5. In a last stage, only successes keep their teacher.
+        trajectories = successes_teach(trajectories)
         return Batch(
             trajectories,
             metrics,
@@ -248,12 +248,6 @@ class Coordinator:
             return metrics
 
         return self.on_rank_zero(work)
-
-    def taught(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the batch to train on: the strategy chooses what a teacher reads, if there is one."""
-        if not teaches(self.strategy.distillation):
-            return list(trajectories)
-        return self.on_rank_zero(lambda: self.strategy.taught(trajectories))
 
     def evaluate(
         self, tasks: Sequence[Task], prompt: Prompt | None = None, instruction_id: str = ""

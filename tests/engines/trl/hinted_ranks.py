@@ -15,10 +15,8 @@ import torch.distributed as dist
 
 from cotune.methods.static import StaticStrategy
 from cotune.types import (
-    AnyDistillation,
     Assignment,
     Distillation,
-    FilteredDistillation,
     Progress,
     Prompt,
     Task,
@@ -30,26 +28,29 @@ from tests.engines.trl.two_ranks import SIZES, fingerprint
 HINTED_ROWS = {"both": (0, 1, 3), "first": (1, 2)}
 MODES = {
     "masked": Distillation(ratio="masked_signed", low=0.3, high=3.0),
-    "filtered": FilteredDistillation(kind="filtered", weight=0.5),
+    "filtered": None,
 }
 
 
 class HintedRows(StaticStrategy):
     """Hints some rows of every batch."""
 
-    def __init__(self, rows: Sequence[int], distillation: AnyDistillation) -> None:
+    def __init__(self, rows: Sequence[int], distillation: Distillation | None) -> None:
         super().__init__("abc de. ")
         self._rows, self._distillation = rows, distillation
 
     @property
-    def distillation(self) -> AnyDistillation:
-        return self._distillation
+    def distillation(self) -> Distillation:
+        return self._distillation or Distillation()
+
+    @property
+    def has_teacher(self) -> bool:
+        return self._distillation is None
 
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
         plain, hinted = Prompt("abc de. "), Prompt("abc de. ", HINT)
-        taught = isinstance(self._distillation, FilteredDistillation)
         return [
             Assignment(
                 tasks[row // group_size],
@@ -57,7 +58,7 @@ class HintedRows(StaticStrategy):
                 plain,
                 "i0",
                 row // group_size,
-                hinted if row in self._rows and taught else None,
+                hinted if row in self._rows and self.has_teacher else None,
             )
             for row in range(len(tasks) * group_size)
         ]

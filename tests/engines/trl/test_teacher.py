@@ -8,16 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from cotune.methods.last_stage import successes_teach
 from cotune.methods.static import StaticStrategy
 from cotune.types import (
-    AnyDistillation,
     Assignment,
-    FilteredDistillation,
     Progress,
     Prompt,
     Task,
-    Trajectory,
 )
 from cotune.worlds.geo import GeoOptions
 from tests.engines.trl.test_distillation import (
@@ -30,8 +26,6 @@ from tests.engines.trl.test_distillation import (
 )
 from tests.reference_loop import teacher_loss
 
-FILTERED = FilteredDistillation(kind="filtered", weight=0.5)
-
 
 class LastStage(StaticStrategy):
     """All rollouts are under the hint and trained without it; successes have a teacher."""
@@ -41,8 +35,8 @@ class LastStage(StaticStrategy):
         self._hinted = Prompt(instruction, GEO_HINT)
 
     @property
-    def distillation(self) -> AnyDistillation:
-        return FILTERED
+    def has_teacher(self) -> bool:
+        return True
 
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
@@ -50,15 +44,12 @@ class LastStage(StaticStrategy):
         plain = super().assign(tasks, group_size, progress)
         return [replace(a, sampled=self._hinted, teacher=self._hinted) for a in plain]
 
-    def taught(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        return successes_teach(trajectories)
-
 
 class TaughtSpy(Spy):
     def loss(self, model: Any) -> torch.Tensor:
         joint = self.run.joint
-        settings, batch = joint.coordinator.strategy.distillation, joint.batch.trajectories
-        return super().loss(model) + teacher_loss(model, batch, settings, joint.args.temperature)
+        batch = joint.batch.trajectories
+        return super().loss(model) + teacher_loss(model, batch, joint.args.temperature)
 
 
 def prepared(folder: Path, strategy: Any = LastStage, **changes: Any) -> Any:
@@ -94,8 +85,8 @@ def test_loss_and_gradient_are_the_loops(changes: dict[str, Any], tmp_path: Path
 
 def test_without_a_teachers_rollouts_it_is_grpo(tmp_path: Path) -> None:
     class Untaught(LastStage):
-        def taught(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-            return [replace(t, teacher_prompt_ids=()) for t in trajectories]
+        def assign(self, *arguments: Any) -> list[Assignment]:
+            return [replace(a, teacher=None) for a in super().assign(*arguments)]
 
     spy = trained(tmp_path, Untaught)
     for got, expected in spy.pairs:

@@ -40,12 +40,12 @@ WRONG = [
 
 
 def test_a_teacher_is_refused(tmp_path: Path) -> None:
-    strategy = {"kind": "inspo", "distil_steps": 1, "distillation": {"kind": "filtered"}}
+    strategy = {"kind": "inspo", "distil_steps": 1}
     with pytest.raises(ConfigError) as caught:
         Preflight(config(tmp_path, {"strategy": strategy})).require_run_file()
     assert str(caught.value) == (
-        "strategy.distillation.kind filtered is not supported by training.engine verl, whose public "
-        "hooks have no teacher; set kind: substitution, or training.engine: trl"
+        "strategy.distil_steps is not supported by training.engine verl, whose public hooks have no teacher; "
+        "set it to 0, or training.engine: trl"
     )
 
 

@@ -11,7 +11,6 @@ from cotune.testing import ScriptedLLM
 from cotune.types import (
     Assignment,
     Distillation,
-    FilteredDistillation,
     Progress,
     Prompt,
     StopReason,
@@ -102,7 +101,7 @@ def test_a_prompt_is_scored_on_questions_that_no_reflection_shows():
 
 
 def test_the_last_stage_teaches_the_initial_instruction_by_the_best_prompt():
-    strategy = fst(distil_steps=3, distillation=FilteredDistillation(kind="filtered"))
+    strategy = fst(distil_steps=3)
     events, policy = Events(), ScriptedRollout(chance)
     run(strategy, policy, RulesLLM(3), events, range(1, 8), TASKS, total=9)
     assert len(events.of("gepa_phase")) == 2  # before steps 1 and 4; 7 belongs to the last stage
@@ -116,7 +115,7 @@ def test_the_last_stage_teaches_the_initial_instruction_by_the_best_prompt():
 
 
 def test_a_last_stage_without_anything_to_distil_says_so():
-    strategy = fst(distil_steps=3, distillation=FilteredDistillation(kind="filtered"))
+    strategy = fst(distil_steps=3)
     events, policy = Events(), ScriptedRollout(lambda _: 0.0)  # no prompt is better
     run(strategy, policy, RulesLLM(3), events, range(1, 10), TASKS, total=9)
     texts = [row["text"] for row in events.of("notice")]
@@ -213,7 +212,7 @@ def test_the_first_round_leaves_rollouts_for_a_batch(budget: int, fits: bool):
 
 
 def test_a_last_stage_has_batches_before_it_and_a_budget():
-    stage = {"distil_steps": 3, "distillation": FilteredDistillation(kind="filtered")}
+    stage = {"distil_steps": 3}
     shape = RunShape(group_size=8, questions_per_step=24, steps=4, rollout_budget=400 + 4 * 192)
     METHOD.check(FstOptions(**stage), shape)
     assert METHOD.cost(FstOptions(**stage), shape).validations == 2
@@ -226,7 +225,7 @@ def test_a_last_stage_has_batches_before_it_and_a_budget():
 
 
 def test_an_llm_of_no_use_ends_the_run_in_the_only_round_before_the_last_stage():
-    strategy = fst(distil_steps=6, distillation=FilteredDistillation(kind="filtered"))
+    strategy = fst(distil_steps=6)
     llm = ScriptedLLM(["none"] * 50)
     with pytest.raises(EvolutionError):
         run(strategy, ScriptedRollout(chance), llm, Events(), range(1, 2), TASKS, total=9)

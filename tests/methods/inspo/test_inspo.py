@@ -11,13 +11,13 @@ from pydantic import TypeAdapter, ValidationError
 from cotune.errors import ConfigError, EvolutionError, LLMError
 from cotune.methods.inspo.inspo import METHOD, Inspo, InspoOptions
 from cotune.methods.method import Context, RunShape
+from cotune.methods.teacher_kl import successes_teach
 from cotune.protocols import Strategy
 from cotune.run.lineage import best_member
 from cotune.testing import ScriptedLLM
 from cotune.types import (
     Assignment,
     Completion,
-    FilteredDistillation,
     Progress,
     Prompt,
     StopReason,
@@ -183,7 +183,7 @@ def test_hinted_rollouts_are_neither_credited_nor_remembered():
 
 def test_the_last_stage_teaches_the_initial_instruction_by_the_best_and_evolves_nothing():
     strategy, events = (
-        inspo(distil_steps=2, distillation=FilteredDistillation(kind="filtered")),
+        inspo(distil_steps=2),
         Events(),
     )
     rollout, llm = ScriptedRollout(chance), RulesLLM(0)
@@ -207,7 +207,7 @@ def test_the_last_stage_teaches_the_initial_instruction_by_the_best_and_evolves_
 
 
 def test_successes_alone_teach_in_the_last_stage():
-    strategy = inspo(distil_steps=1, distillation=FilteredDistillation(kind="filtered"))
+    strategy = inspo(distil_steps=1)
     run(strategy, ScriptedRollout(chance), RulesLLM(0), Events(), range(1, 9), TASKS, total=9)
     best, progress = strategy.best_prompt(), Progress(9, 0, 9)
     assert best.instruction != INITIAL
@@ -219,15 +219,13 @@ def test_successes_alone_teach_in_the_last_stage():
         for row, reward in zip(rows, rewards, strict=True)
     ]
     strategy.observe(batch, progress, Events())
-    trained = strategy.taught(batch)
+    trained = successes_teach(batch)
     assert [bool(t.teacher_prompt_ids) for t in trained] == [r >= 0.5 for r in rewards]
     assert [replace(t, teacher_prompt_ids=(1, 2)) for t in trained] == batch
 
 
 def test_the_last_stage_begins_when_the_budget_pays_for_no_more():
-    strategy = inspo(
-        distil_steps=2, distillation=FilteredDistillation(kind="filtered"), verification_tasks=4
-    )
+    strategy = inspo(distil_steps=2, verification_tasks=4)
     events, rollout, llm = Events(), ScriptedRollout(chance), RulesLLM(0)
     run(strategy, rollout, llm, events, range(1, 5), TASKS)
     batch = 4 * len(TASKS)
@@ -577,18 +575,16 @@ def test_all_proposals_failing_is_an_error_at_the_second_phase(llm, cause, calls
 
 
 def test_the_first_phase_is_the_last_if_the_others_would_fall_into_the_last_stage():
-    strategy = inspo(
-        distil_steps=5, distillation=FilteredDistillation(kind="filtered")
-    )  # evolves after step 4
+    strategy = inspo(distil_steps=5)  # evolves after step 4
     policy = ScriptedRollout(chance)
     with pytest.raises(EvolutionError, match="connection refused"):
         run(strategy, policy, Down(), Events(), range(1, 2), TASKS, total=9)
-    other = inspo(distil_steps=4, distillation=FilteredDistillation(kind="filtered"))
+    other = inspo(distil_steps=4)
     run(other, policy, Down(), Events(), range(1, 2), TASKS, total=9)
 
 
 def test_a_last_stage_needs_batches_before_it_and_a_policy_that_learns():
-    stage = InspoOptions(distil_steps=4, distillation=FilteredDistillation(kind="filtered"))
+    stage = InspoOptions(distil_steps=4)
     shape = RunShape(group_size=2, steps=5)
     METHOD.check(stage, shape)
     with pytest.raises(

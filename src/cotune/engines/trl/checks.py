@@ -20,9 +20,7 @@ from cotune.engines.trl.grpo_fields import REFUSED
 from cotune.engines.trl.sharding import check_sharding, sharding_of
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.context_distillation import masks
-from cotune.methods.teacher_kl import teaches
 from cotune.protocols import Strategy
-from cotune.types import Distillation
 from cotune.utils.text import one_line
 
 if TYPE_CHECKING:
@@ -177,11 +175,7 @@ def check_named_parts(args: TrainingArguments) -> None:
 def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
     """Raise ConfigError if the loss does not support the strategy's weights."""
     settings = strategy.distillation
-    if (
-        isinstance(settings, Distillation)
-        and masks(settings)
-        and args.importance_sampling_level == "sequence"
-    ):
+    if masks(settings) and args.importance_sampling_level == "sequence":
         raise ConfigError(
             f"GRPOConfig.importance_sampling_level is 'sequence', but distillation.ratio {settings.ratio!r} "
             "leaves out single tokens, which the ratio of a sequence would still include; set "
@@ -191,12 +185,11 @@ def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
 
 def check_teacher(trainer: GRPOTrainer, strategy: Strategy) -> None:
     """Raise ConfigError if the weights of a teacher would be sharded over processes."""
-    settings, sharding = strategy.distillation, sharding_of(trainer)
-    if teaches(settings) and sharding != "none":
+    sharding = sharding_of(trainer)
+    if strategy.has_teacher and sharding != "none":
         raise ConfigError(
-            f"distillation.kind is {settings.kind!r}, whose teacher reads rollouts with whole weights, but "
-            f"they or their gradients are sharded ({sharding}); train without FSDP and DeepSpeed, or set "
-            "kind: substitution"
+            "strategy.distil_steps asks for a teacher, which reads rollouts with whole weights, but they or "
+            f"their gradients are sharded ({sharding}); train without FSDP and DeepSpeed, or set it to 0"
         )
 
 

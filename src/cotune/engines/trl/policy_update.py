@@ -23,9 +23,9 @@ from cotune.methods.context_distillation import (
     batch_weights,
     is_distilled,
 )
-from cotune.methods.teacher_kl import mean_over_rollouts, teaches, token_losses
+from cotune.methods.teacher_kl import mean_over_rollouts, token_losses
 from cotune.policy.prompt_cache import can_share
-from cotune.types import FilteredDistillation, Trajectory
+from cotune.types import Trajectory
 
 if TYPE_CHECKING:
     from cotune.engines.trl.trl_joint import TRLJoint
@@ -61,7 +61,7 @@ class PolicyUpdate(GRPOTrainer):
 
     Attributes:
         joint: the run.
-        teaches: whether its distillation has a teacher.
+        teaches: whether the run has a last stage, whose successes have a teacher.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class PolicyUpdate(GRPOTrainer):
         **arguments: Any,
     ) -> None:
         self.joint = joint
-        self.teaches = teaches(joint.coordinator.strategy.distillation)
+        self.teaches = joint.coordinator.strategy.has_teacher
         with starting_vllm(self), _leaving_no_folder(joint.state_folder):
             super().__init__(
                 model,
@@ -264,7 +264,6 @@ class PolicyUpdate(GRPOTrainer):
     def _teacher_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         """Return this micro-batch's share of the teacher's loss, and log what it compares."""
         joint = self.joint
-        settings = cast(FilteredDistillation, joint.coordinator.strategy.distillation)
         total = len(inputs["advantages"])
         rows = inputs["teacher_prompt_mask"].any(1).nonzero()[:, 0]
         if not len(rows):
@@ -296,7 +295,7 @@ class PolicyUpdate(GRPOTrainer):
             [len(rows), total, float(sum(fed)), *map(float, (own.sum(), *sums))], joint
         )
         share = len(rows) / total / self.current_gradient_accumulation_steps
-        return settings.weight * share * mean_over_rollouts(losses, own)
+        return share * mean_over_rollouts(losses, own)
 
     def _log_teacher(self, counts: list[float], joint: "TRLJoint") -> None:
         """Log the counts of all ranks: rows taught, rows, tokens fed, own tokens, and sums over these."""

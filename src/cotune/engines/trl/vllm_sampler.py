@@ -14,7 +14,7 @@ from cotune.methods.context_distillation import is_distilled, masks
 from cotune.policy.sampling import StopFinder
 from cotune.protocols import Codec, Comm
 from cotune.rollout.coordinator import SingleProcess
-from cotune.types import AnyDistillation, Sample, SampleRequest, Sampling, Trajectory
+from cotune.types import Distillation, Sample, SampleRequest, Sampling, Trajectory
 
 Waiting = list[tuple[int, int]] | None
 """A rank's rows that wait for tokens: context length and limit of each; None once it has closed."""
@@ -226,7 +226,7 @@ def sampling_logprobs(
     ]
 
 
-def engine_context(trainer: GRPOTrainer, distillation: AnyDistillation, comm: Comm) -> int:
+def engine_context(trainer: GRPOTrainer, distillation: Distillation, comm: Comm) -> int:
     """Return vLLM's context length, including the prompt; call on all ranks together.
 
     Raises:

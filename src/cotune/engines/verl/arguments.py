@@ -7,7 +7,6 @@ from typing import Any
 from cotune.config.run_file import RunConfig
 from cotune.engines.estimate import Layout
 from cotune.errors import ConfigError
-from cotune.types import AnyDistillation, Distillation
 from cotune.utils.text import flat
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -60,18 +59,13 @@ SCHEDULES = {"cosine": "cosine", "constant": "constant", "constant_with_warmup":
 """veRL's name of each schedule."""
 
 
-def substitution(distillation: AnyDistillation) -> Distillation:
-    """Return the options of context distillation.
-
-    Raises:
-        ConfigError: they are of another kind.
-    """
-    if isinstance(distillation, Distillation):
-        return distillation
-    raise ConfigError(
-        f"strategy.distillation.kind {distillation.kind} is not supported by training.engine verl, whose "
-        "public hooks have no teacher; set kind: substitution, or training.engine: trl"
-    )
+def check_no_teacher(has_teacher: bool) -> None:
+    """Raise ConfigError for a run with a last stage."""
+    if has_teacher:
+        raise ConfigError(
+            "strategy.distil_steps is not supported by training.engine verl, whose public hooks have no teacher; "
+            "set it to 0, or training.engine: trl"
+        )
 
 
 def checked_arguments(config: RunConfig) -> dict[str, Any]:

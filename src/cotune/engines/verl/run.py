@@ -29,7 +29,7 @@ from cotune.engines.joint import initial_instruction, run_parts
 from cotune.engines.preflight import Preflight
 from cotune.engines.run_start import RunSettings, method_of, opened_run, settings_of
 from cotune.engines.undamaged import Chosen
-from cotune.engines.verl.arguments import substitution
+from cotune.engines.verl.arguments import check_no_teacher
 from cotune.engines.verl.checkpoints import VerlBest, choose_checkpoint, drop_later, load_state
 from cotune.engines.verl.cluster import check_copy, on_cluster
 from cotune.engines.verl.hooks import VerlJoint
@@ -86,9 +86,9 @@ def prepare(checked: Preflight, console: Console) -> VerlSetup:
         limits=config.limits,
         tokens=worker.codec,
     )
-    distillation = substitution(strategy.distillation)
+    check_no_teacher(strategy.has_teacher)
     settings = settings_of(config, console, tuple(checked.llm_calls))
-    return VerlSetup(settings, worker, _checked(config, folder, worker, distillation))
+    return VerlSetup(settings, worker, _checked(config, folder, worker, strategy.distillation))
 
 
 def _checked(

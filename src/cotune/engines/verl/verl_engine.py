@@ -82,11 +82,12 @@ class VeRL:
 
 def _arguments(config: RunConfig) -> None:
     """Check the veRL fields of a run file, against veRL's own files if it is installed."""
-    from cotune.engines.verl.arguments import checked_arguments, substitution
+    from cotune.engines.verl.arguments import check_no_teacher, checked_arguments
     from cotune.engines.verl.cluster import check_copy
 
     check_copy(config.output)
-    distillation = substitution(config.method.distillation(config.strategy))
+    distillation = config.method.distillation(config.strategy)
+    check_no_teacher(getattr(config.strategy, "distil_steps", 0) > 0)
     if installed("verl") is None or installed("hydra-core") is None:
         checked_arguments(config)
         return

@@ -15,7 +15,6 @@ from cotune.methods.static import StaticStrategy
 from cotune.methods.text_evolution import MINIBATCH, dev_count
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
 from cotune.types import (
-    AnyDistillation,
     Assignment,
     Choice,
     Distillation,
@@ -108,7 +107,7 @@ class P2O(Strategy):
         self._batch = 0  # rollouts of the last batch
 
     @property
-    def distillation(self) -> AnyDistillation:
+    def distillation(self) -> Distillation:
         return self.options.distillation
 
     @property
