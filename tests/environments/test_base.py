@@ -61,15 +61,36 @@ def test_what_a_task_environment_is_without_more() -> None:
         TaskEnvironment({"train": [TASK, TASK]}, "Do.")
 
 
-def test_the_answer_is_the_last_turn() -> None:
+@pytest.mark.parametrize(
+    ("turns", "answer"),
+    [
+        (("a", " b \n"), "b"),
+        (("  ",), None),
+        ((), None),
+        (("<think>It is in France.</think>Paris",), "Paris"),
+        (("the template opened it</think>\nParis",), "Paris"),
+        (("<think>one</think>Pa<think>two</think>ris",), "Paris"),
+        (("<think>never closed",), None),
+        (("<think>a</think>\n",), None),
+        (("5 <thinking>",), "5 <thinking>"),
+    ],
+)
+def test_the_answer_is_the_last_turn_without_its_thoughts(
+    turns: tuple[str, ...], answer: str | None
+) -> None:
     assignment = Assignment(TASK, PLAIN, PLAIN, "i0", 0)
     trajectory = Trajectory(
-        assignment, (1,), (1,), (), (), (), (Turn("a"), Turn(" b \n")), StopReason.ANSWERED
+        assignment, (1,), (1,), (), (), (), tuple(map(Turn, turns)), StopReason.ANSWERED
     )
+    assert SingleTurnEnvironment({}, "").score(trajectory) == (0.0, answer)
+
+
+def test_a_turn_of_thoughts_alone_is_invalid_where_an_answer_is_needed() -> None:
     env = SingleTurnEnvironment({}, "")
-    assert env.score(trajectory) == (0.0, "b")
-    assert env.score(replace(trajectory, turns=(Turn("  "),))) == (0.0, None)
-    assert env.score(replace(trajectory, turns=())) == (0.0, None)
+    env.no_answer = "no answer"
+    texts = ["<think>a</think>b", "<think>a</think>"]
+    responses = env.respond([Action(TASK, (), text, last=False) for text in texts])
+    assert [response.action for response in responses] == ["answer", "invalid"]
 
 
 def test_missing_texts_are_named() -> None:

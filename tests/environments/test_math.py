@@ -83,16 +83,6 @@ def test_it_is_an_environment():
         env.tasks("dev")
 
 
-def test_messages_put_the_hint_first():
-    env = environment()
-    content = "Solve.\n\nWhat is 12 + 30?"
-    assert env.messages(TASK, PLAIN) == [{"role": "user", "content": content}]
-    assert env.messages(TASK, HINTED) == [
-        {"role": "user", "content": "Add the tens first.\n\n" + content}
-    ]
-    assert env.messages(TASK, Prompt("Solve.", " \n")) == env.messages(TASK, PLAIN)
-
-
 def test_every_turn_is_the_last():
     texts = ["So \\boxed{42}.", "42", "\\boxed{ }", "\\boxed{4", "\\boxed{wrong}"]
     invalid = Response(done=True, action="invalid", error=NO_ANSWER)
@@ -126,7 +116,13 @@ def test_a_batch_is_scored_at_once_unless_a_subclass_scores_otherwise():
 
 @pytest.mark.parametrize(
     ("text", "answer"),
-    [("It is \\boxed{43}.", "43"), ("It is 42.", None), ("\\boxed{42} or \\boxed{43", None)],
+    [
+        ("It is \\boxed{43}.", "43"),
+        ("It is 42.", None),
+        ("\\boxed{42} or \\boxed{43", None),
+        ("<think>\\boxed{42}</think> or not", None),
+        ("<think>\\boxed{42}</think> \\boxed{43}", "43"),
+    ],
 )
 def test_an_episode_that_fails(text: str, answer: str | None):
     got = run([*CODEC.encode(text), EOS])
@@ -164,11 +160,6 @@ def test_score_ignores_prompt_and_observations(text: str, planted: str):
 def test_any_reward_scores():
     env = MathEnvironment({}, reward=lambda answer, truths: float(answer == truths[0][::-1]))
     assert env.score(trajectory("\\boxed{24}")) == (1.0, "24")
-
-
-def test_a_repeated_id_is_a_set_up_error():
-    with pytest.raises(ConfigError, match=r"environment.test has several tasks .* 't1'"):
-        MathEnvironment({"test": [TASK, TASK]})
 
 
 def built(tmp_path: Path, *rows: object, **fields: Any) -> MathEnvironment:

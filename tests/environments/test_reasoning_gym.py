@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import os
 import random
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from cotune.engines.preflight import packages
 from cotune.environments import reasoning_gym as module
 from cotune.environments.reasoning_gym import (
     REFUSED,
+    RUN_ANSWERS,
     ReasoningGymEnvironment,
     ReasoningGymOptions,
     last_answer,
@@ -96,19 +98,6 @@ def test_held_out_questions_depend_on_the_seed_and_not_on_the_training_questions
     assert {t.id for t in first.tasks("train")}.isdisjoint(t.id for t in other.tasks("train"))
 
 
-def test_seeds_of_splits_are_disjoint() -> None:
-    fields = options("chain_sum")
-    (stratum,) = module._strata(fields.tasks[0], fields)
-    seeds = {
-        split: set(range((d := stratum.dataset(split, 500)).seed, d.seed + len(d)))
-        for split in SMALL
-    }
-    assert all(len(found) > 500 for found in seeds.values())
-    assert not seeds["train"] & seeds["test"]
-    assert not seeds["train"] & seeds["validation"]
-    assert not seeds["test"] & seeds["validation"]
-
-
 def test_questions_are_the_same_in_another_process() -> None:
     code = (
         "from cotune.environments.reasoning_gym import *\n"
@@ -118,7 +107,7 @@ def test_questions_are_the_same_in_another_process() -> None:
     )
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        env={"PYTHONHASHSEED": "77", "PATH": ""},
+        env={**os.environ, "PYTHONHASHSEED": "77"},
     )  # fmt: skip
     own = environment("family_relationships", "letter_jumble")
     assert found.stdout.strip() == str([task.id for task in own.tasks("train")])
@@ -159,7 +148,9 @@ def test_the_last_answer_between_tags_counts() -> None:
     assert reward(env, task, f"<answer>1234567</answer> no: <answer> {right} </answer>") == 1
     assert reward(env, task, f"<answer>{right}</answer> no: <answer>1234567</answer>") == 0
     assert reward(env, task, f"{right}") == 0
+    assert reward(env, task, f"<think><answer>{right}</answer></think> I do not know") == 0
     assert rolled_out(env, task, right).answer is None
+    assert env.required == ("<answer>", "</answer>")
 
 
 @pytest.mark.parametrize(
@@ -185,30 +176,22 @@ def test_a_part_of_the_score_is_no_reward() -> None:
     assert 0 < found.parts["verifier"] < 1
 
 
-def test_a_verifier_that_raises_scores_0_and_is_counted() -> None:
-    env = environment("prime_factorization")
-    task = env.tasks("train")[0]
-    found = rolled_out(env, task, "<answer>two times three</answer>")
-    assert (found.reward, found.parts["verifier_failed"]) == (0, 1)
-    right = rolled_out(env, task, f"<answer>{task.answers[0]}</answer>")
-    assert (right.reward, right.parts["verifier_failed"]) == (1, 0)
-
-
 @pytest.mark.parametrize(
-    ("score", "part"), [(7.0, 1.0), (-1.0, 0.0), (float("nan"), 0.0), (0.3, 0.3)]
+    ("score", "part"),
+    [(7.0, 1.0), (-1.0, 0.0), (float("nan"), 0.0), (0.3, 0.3), ("no number", 0.0)],
 )
-def test_scores_are_between_0_and_1(score: float, part: float) -> None:
+def test_scores_are_between_0_and_1_and_0_where_a_verifier_raises(score: Any, part: float) -> None:
     env = environment("chain_sum")
     task = env.tasks("train")[0]
 
     class Verifier:
-        def score_answer(self, answer: str, entry: Any) -> float:
+        def score_answer(self, answer: str, entry: Any) -> Any:
             return score
 
-    env._verifiers[task.stratum] = Verifier()
-    found = rolled_out(env, task, "<answer>1</answer>")
-    assert found.reward == float(part == 1)
-    assert found.parts == {"verifier": part, "verifier_failed": float(score != score)}
+    env._datasets[task.stratum] = Verifier()
+    trajectory = rolled_out(env, task, "<answer>1</answer>")
+    assert trajectory.reward == float(part == 1)
+    assert trajectory.parts == {"verifier": part}
 
 
 @given(st.text(alphabet="<>/answer 7", max_size=60))
@@ -229,6 +212,8 @@ def test_an_answer_holds_no_closing_tag(text: str) -> None:
         (["caesar_cipher"], {"difficulty": 3}, r"refuses caesar_cipher level 3 \(Asser"),
         ([{"name": "gsm_symbolic", "difficulty": 0}], {}, r"refuses gsm_symbolic level 0 \(ValueError: No"),
         ([{"name": "chain_sum", "config": {"min_term": 3}}], {}, r"argument 'min_term'"),
+        ([{"name": "gcd", "config": {"seed": 1}}], {}, "multiple values for keyword argument 'seed'"),
+        ([{"name": "chain_sum", "config": {"size": 1}, "difficulty": 1}], {}, "multiple values for .* 'size'"),
         ([{"name": "chain_sum", "config": {"min_terms": -3}}], {}, "reasoning-gym refuses chain_sum"),
     ],
 )  # fmt: skip
@@ -242,11 +227,9 @@ def test_mistakes_are_said_in_one_line(tasks: list[Any], fields: Any, said: str)
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"tasks": ["n_queens"]}, "n_queens is refused: its verifier evaluates the answer as Python"),
-        ({"tasks": ["word_ladder"]}, "word_ladder is refused: its questions differ from one process"),
-        ({"tasks": ["gcd", "gcd"]}, "environment.tasks names gcd twice"),
+        ({"tasks": ["n_queens"]}, "n_queens is refused: its verifier runs answers as Python"),
+        ({"tasks": ["gcd", "n_primes", "gcd"]}, "environment.tasks names gcd 2 times"),
         ({"tasks": []}, "environment.tasks"),
-        ({"tasks": [{"name": "gcd", "config": {"seed": 1}}]}, "config of gcd sets seed"),
         ({"tasks": ["gcd"], "size": 5}, "environment.size: unknown field"),
         ({"tasks": ["gcd"], "test": 0}, "environment.test"),
     ],
@@ -258,11 +241,6 @@ def test_the_run_file_is_checked_without_the_package(fields: dict[str, Any], sai
     }  # fmt: skip
     with pytest.raises(ConfigError, match=said):
         parse_config(raw, "run.yaml")
-
-
-def test_an_instruction_names_tags_only_if_they_are_needed() -> None:
-    assert environment("gcd", answer="last_number").required == ()
-    assert environment("gcd").required == ("<answer>", "</answer>")
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,17 +288,16 @@ def _runs_code(dataset: type) -> bool:
 
 def test_tasks_whose_verifier_runs_code_are_refused(factory: Any) -> None:
     found = {name for name, (dataset, _) in factory.DATASETS.items() if _runs_code(dataset)}
-    refused = {name for name, reason in REFUSED.items() if "Python code" in reason}
     # These two evaluate what the package itself has generated, and not the answer.
-    assert found == refused | {"number_sorting", "bitwise_arithmetic"}
-    assert set(REFUSED) <= factory.DATASETS.keys() | {"composite"}
+    assert found == RUN_ANSWERS | {"number_sorting", "bitwise_arithmetic"}
+    assert factory.DATASETS.keys() | {"composite"} >= REFUSED
 
 
 @pytest.mark.slow
 def test_every_other_task_is_reproducible_and_accepts_its_own_answer(
     factory: Any, tmp_path: Path
 ) -> None:
-    names = sorted(factory.DATASETS.keys() - REFUSED.keys())
+    names = sorted(factory.DATASETS.keys() - REFUSED)
     code = (
         "import sys, json, hashlib\n"
         "from reasoning_gym.factory import create_dataset\n"
@@ -345,12 +322,12 @@ def test_every_other_task_is_reproducible_and_accepts_its_own_answer(
         if not task.answers:
             continue
         before = repr(task.columns)
-        if env._verify(task, task.answers[0]) != (1.0, False):
+        if env._verify(task, task.answers[0]) != 1:
             wrong.append(name)
-        if env._verify(task, "zzz qqq")[0] == 1 or repr(task.columns) != before:
+        if env._verify(task, "zzz qqq") == 1 or repr(task.columns) != before:
             wrong.append(f"{name} by a wrong answer")
         several = environment(name, train=8, validation=1, test=1).tasks("train")
         for constant in ("0", "1", "nan", "[]", "-"):
-            if all(env._verify(task, constant)[0] == 1 for task in several):
+            if all(env._verify(task, constant) == 1 for task in several):
                 wrong.append(f"{name} by always answering {constant}")
     assert wrong == []

@@ -10,7 +10,6 @@ from cotune.environments.tool_calls import (
     read_hermes,
     read_llama,
     read_xml,
-    spoken,
 )
 from cotune.types import Calls, ToolCall
 
@@ -88,13 +87,6 @@ def test_what_cannot_be_read_is_the_turns_error(text: str, said: str) -> None:
 
 def test_one_call_that_cannot_be_read_spoils_the_turn() -> None:
     assert read_hermes(f"{ADD}<tool_call>?</tool_call>").calls == ()
-
-
-def test_thoughts_are_not_spoken() -> None:
-    assert spoken("<think>a</think>b<think>c</think>d") == "bd"
-    assert spoken("opened by the template</think>\n\nb") == "\n\nb"
-    assert spoken("a<think>never closed") == "a"
-    assert spoken("plain") == "plain"
 
 
 def test_a_call_in_a_thought_is_none() -> None:

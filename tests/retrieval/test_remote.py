@@ -1,9 +1,7 @@
 """The client of a retrieval server, against servers that misbehave in every way."""
 
-import asyncio
 import json
 import socket
-from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -60,10 +58,7 @@ def test_equal_queries_are_sent_once_and_batches_keep_their_order(
         client = retriever(server)
         queries = [f"q{i % 5}" for i in range(23)]
         assert client.search(queries, 1) == [[f'(Title: "{q}") text 0'] for q in queries]
-    assert sorted(q for request in server.asked for q in request["queries"]) == [
-        f"q{i}" for i in range(5)
-    ]
-    assert [len(request["queries"]) for request in server.asked].count(2) == 2
+    assert [request["queries"] for request in server.asked] == [["q0", "q1"], ["q2", "q3"], ["q4"]]
 
 
 def test_what_a_model_writes_is_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,55 +70,35 @@ def test_what_a_model_writes_is_data(monkeypatch: pytest.MonkeyPatch) -> None:
     assert server.asked[0]["topk"] == 1
 
 
-def test_from_within_a_running_loop() -> None:
-    with raw_server(found) as server:
-
-        async def main() -> list[list[str]]:
-            return retriever(server).search(["a"], 1)
-
-        assert asyncio.run(main()) == [['(Title: "a") text 0']]
-
-
 def test_no_query_makes_no_request() -> None:
     assert retriever("http://127.0.0.1:1/retrieve").search([], 3) == []
     with pytest.raises(ValueError, match="top_k is 0"):
         retriever("http://127.0.0.1:1/retrieve").search(["a"], 0)
 
 
-@pytest.mark.parametrize(
-    ("reply", "contents"),
-    [
-        ({"result": [[{"id": 7, "contents": "x"}]]}, [["x"]]),
-        ([[{"id": "7", "contents": "x"}]], [["x"]]),
-        ([[{"document": {"contents": "x"}, "score": 1}]], [["x"]]),
-        ([[{"title": "T", "text": "x"}]], [['"T"\nx']]),
-        ([[]], [[]]),
-        ([[{"contents": c} for c in "abcd"]], [["a", "b"]]),
-        ([[{"contents": "\ud800 x"}]], [["? x"]]),
-    ],
-)
-def test_replies_in_all_their_forms(reply: object, contents: list[list[str]]) -> None:
-    assert read_reply(json.dumps(reply).encode(), 1, 2) == contents
+def test_a_reply_is_cut_to_what_was_asked_and_made_encodable() -> None:
+    reply = {"result": [[{"document": {"contents": text}} for text in ("\ud800 x", "b", "c")], []]}
+    assert read_reply(json.dumps(reply).encode(), 2, 2) == [["? x", "b"], []]
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (b"", "not JSON"),
-        (b"<html>", "not JSON"),
         (b"\xff\xfe[]", "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b"9" * 10_000, "not JSON"),
-        (b"null", 'no list "result"'),
-        (b'{"error": "x"}', 'no list "result"'),
-        (b'{"result": {}}', 'no list "result"'),
-        (b'{"result": []}', "0 results for 1 queries"),
-        (b"[[], []]", "2 results for 1 queries"),
-        (b"[{}]", "result 0 of the reply is not a list"),
-        (b'[["x"]]', "result 0 of the reply: a document has no text"),
-        (b'[[{"document": 3}]]', 'no text "contents"'),
-        (b"[[{}]]", 'no text "contents"'),
-        (b'[[{"contents": null, "text": 3}]]', 'no text "contents"'),
+        (b"null", "begins b'null'; expected"),
+        (b"[[]]", "expected"),
+        (b'{"error": "x"}', "expected"),
+        (b'{"result": {}}', "0 results for 1 queries"),
+        (b'{"result": [[], []]}', "2 results for 1 queries"),
+        (b'{"result": [{}]}', "expected"),
+        (b'{"result": [7]}', "expected"),
+        (b'{"result": [["x"]]}', "expected"),
+        (b'{"result": [[{"document": 3}]]}', "expected"),
+        (b'{"result": [[{"document": {"contents": null}}]]}', "expected"),
+        (b'{"result": [[{"document": {"contents": "' + b"x" * 9999 + b'"}}, 1]]}', "expected"),
     ],
 )
 def test_garbage_is_one_line(data: bytes, message: str) -> None:
@@ -142,18 +117,6 @@ def test_overload_is_tried_again_after_waits_that_double() -> None:
         assert client.search(["a"], 1) == [['(Title: "a") text 0']]
     assert client.waits == [0.5, 1, 2]  # type: ignore[attr-defined]
     assert len(server.asked) == 4
-
-
-def test_a_wait_is_never_long() -> None:
-    with raw_server(body(b"", "503 No")) as server:
-        client = retriever(server, retries=8)
-        with pytest.raises(RetrievalError):
-            client.search(["a"], 1)
-    assert client.waits[-2:] == [30.0, 30.0]  # type: ignore[attr-defined]
-
-
-def silent(over: Callable[[], Any]) -> Answer:
-    return lambda _connection, _request: over()
 
 
 def half(connection: socket.socket, _: dict[str, Any]) -> None:
@@ -175,10 +138,11 @@ def gone(connection: socket.socket, _: dict[str, Any]) -> None:
 )
 def test_what_does_not_get_better_ends_after_the_retries(answer: Answer, message: str) -> None:
     with raw_server(answer) as server:
-        client = retriever(server, retries=2)
-        with pytest.raises(RetrievalError, match=rf"{message}.*, in 3 attempt\(s\)"):
+        client = retriever(server, retries=8)
+        with pytest.raises(RetrievalError, match=rf"{message}.*, in 9 attempt\(s\)"):
             client.search(["a", "b"], 1)
-    assert len(server.asked) == 3
+    assert len(server.asked) == 9
+    assert client.waits[-2:] == [30.0, 30.0]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +150,6 @@ def test_what_does_not_get_better_ends_after_the_retries(answer: Answer, message
     [
         (body(b"", "302 Found", "Location: http://127.0.0.1:1/"), "redirects are not followed"),
         (body(b"", "404 Not Found"), r"status 404 \(is the address right"),
-        (body(b"", "422 No"), "status 422"),
         (body(b"", "204 No Content"), "status 204"),
     ],
 )
@@ -255,21 +218,6 @@ def test_two_gigabytes_are_cut_off(announced: bool, monkeypatch: pytest.MonkeyPa
     assert len(server.asked) == 1
 
 
-def test_the_first_failure_ends_the_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_BATCH", 1)
-
-    def answer(connection: socket.socket, request: dict[str, Any]) -> None:
-        if request["queries"] == ["bad"]:
-            body(b"", "400 Bad")(connection, request)
-        else:
-            connection.recv(1)  # until the client lets go
-
-    with raw_server(answer) as server:
-        client = retriever(server)
-        with pytest.raises(RetrievalError, match="status 400"):
-            client.search(["slow", "bad", "slower"], 1)
-
-
 def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     with raw_server(as_json([])) as proxy, raw_server(found) as server:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
@@ -284,12 +232,8 @@ def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatc
     ("options", "message"),
     [
         ({"url": "ftp://x/retrieve"}, "not of the form"),
-        ({"url": "file:///etc/passwd"}, "not of the form"),
         ({"url": "http://me:secret@x/retrieve"}, "not of the form"),
         ({"url": "http://x/retrieve?key=secret"}, "not of the form"),
-        ({"url": "http://x:99999/"}, "not of the form"),
-        ({"url": "http://x/a\nb"}, "not of the form"),
-        ({"url": ""}, "not of the form"),
         ({"url": "http://x/", "timeout_s": 0}, "timeout_s is 0"),
         ({"url": "http://x/", "timeout_s": float("nan")}, "timeout_s is nan"),
         ({"url": "http://x/", "time_out": 1}, "time_out"),

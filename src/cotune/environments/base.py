@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Self, cast
 
 from cotune.errors import ConfigError
 from cotune.types import Action, Prompt, Response, Task, Trajectory
+from cotune.utils.text import without_thoughts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,21 +141,26 @@ class TaskEnvironment:
         return self.prompt_format.messages(task, prompt)
 
     def read_answer(self, text: str) -> str | None:
-        """Return the answer in the policy's text, here all of it; None if there is none."""
+        """Return the answer in the policy's text without its thoughts, here all of it; None: there is none."""
         return text.strip() or None
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """End every episode after one turn, which is invalid if it must hold an answer and does not."""
         return [
             Response(done=True, action="invalid", error=self.no_answer)
-            if self.no_answer and self.read_answer(action.text) is None
+            if self.no_answer and self.read_answer(without_thoughts(action.text)) is None
             else Response(done=True, action="answer")
             for action in actions
         ]
 
+    def answer_of(self, trajectory: Trajectory) -> str | None:
+        """Return the answer in the last turn, outside its thoughts in <think>; None if there is none."""
+        text = trajectory.turns[-1].text if trajectory.turns else ""
+        return self.read_answer(without_thoughts(text))
+
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return reward 0 and the last turn's answer, which reward functions score."""
-        return 0.0, self.read_answer(trajectory.turns[-1].text if trajectory.turns else "")
+        return 0.0, self.answer_of(trajectory)
 
 
 def _by_split(tasks: Mapping[str, Sequence[Task]]) -> dict[str, tuple[Task, ...]]:

@@ -60,8 +60,8 @@ class MathEnvironment(TaskEnvironment):
         return _answer(text)
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
-        """Return the reward of the last boxed answer in the policy's own text, and that answer."""
-        answer = _answer(trajectory.own_text)
+        """Return the reward of the last boxed answer outside the policy's thoughts, and that answer."""
+        answer = self.answer_of(trajectory)
         return self._reward(answer, trajectory.task.answers), answer
 
     def scores(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, str | None]]:
@@ -71,7 +71,7 @@ class MathEnvironment(TaskEnvironment):
             or type(self).score is not MathEnvironment.score
         ):
             return [self.score(trajectory) for trajectory in trajectories]
-        answers = [_answer(t.own_text) for t in trajectories]
+        answers = [self.answer_of(trajectory) for trajectory in trajectories]
         pairs = [(a, t.task.answers) for a, t in zip(answers, trajectories, strict=True)]
         return list(zip(self._reward.score(pairs), answers, strict=True))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from cotune.types import Calls, ToolCall
+from cotune.utils.text import split_thoughts, without_thoughts
 
 Schema = Mapping[str, Any]
 Reader = Callable[[str, Sequence[Schema]], Calls]
@@ -18,25 +19,10 @@ _TAG = re.compile(r"(</?tool_call>)")
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
 _PARAMETER_END = "</parameter>"
-_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _PYTHON_TAG = "<|python_tag|>"
 _LLAMA = re.compile(r'\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"parameters"\s*:')
 _MISTRAL = "[TOOL_CALLS]"
 _SHOWN = 120  # most characters of a reason
-
-
-def spoken(text: str) -> str:
-    """Return a turn without its thoughts in <think>, which the chat template may have opened.
-
-    A thought that is never closed extends to the end of the turn.
-    """
-    return _split_thoughts(text)[1]
-
-
-def _split_thoughts(text: str) -> tuple[str, str]:
-    """Return a turn's thoughts, with everything before the last one, and the rest of its text."""
-    before, end, said = _THOUGHT.sub("", text).rpartition("</think>")
-    return before + end + "".join(_THOUGHT.findall(text)), said
 
 
 def read_hermes(text: str, tools: Sequence[Schema] = ()) -> Calls:
@@ -57,7 +43,7 @@ def read_llama(text: str, tools: Sequence[Schema] = ()) -> Calls:
 
     JSON without these fields is an answer, not a call.
     """
-    said = spoken(text).strip().removeprefix(_PYTHON_TAG).strip()
+    said = without_thoughts(text).strip().removeprefix(_PYTHON_TAG).strip()
     is_call = _LLAMA.match(said) is not None
     try:
         value: Any = json.loads(said) if said.startswith("{") else None
@@ -73,7 +59,7 @@ def read_mistral(text: str, tools: Sequence[Schema] = ()) -> Calls:
 
     The second form, of the models of 2025, may have a `[CALL_ID]` before `[ARGS]`.
     """
-    said, *calls = spoken(text).split(_MISTRAL)
+    said, *calls = without_thoughts(text).split(_MISTRAL)
     if not calls:
         return Calls(said=text.strip())
     if len(calls) == 1 and calls[0].lstrip().startswith("["):
@@ -83,7 +69,7 @@ def read_mistral(text: str, tools: Sequence[Schema] = ()) -> Calls:
 
 def read_granite(text: str, tools: Sequence[Schema] = ()) -> Calls:
     """Parse <|tool_call|> before a JSON list of calls: Granite 3, Phi-4-mini."""
-    said, mark, calls = spoken(text).partition("<|tool_call|>")
+    said, mark, calls = without_thoughts(text).partition("<|tool_call|>")
     if not mark:
         return Calls(said=text.strip())
     return _calls(said, lambda: _listed(calls.strip().removesuffix("<|/tool_call|>")))
@@ -134,7 +120,7 @@ def _calls(said: str, read: Callable[[], Iterable[ToolCall]]) -> Calls:
 
 def _read_blocks(text: str, read: Callable[[str], ToolCall]) -> Calls:
     """Return the calls of all <tool_call> blocks."""
-    thoughts, said = _split_thoughts(text)
+    thoughts, said = split_thoughts(text)
     # Between the tags: text, block, text, … In one pass, since a policy may repeat a tag thousands
     # of times.
     parts = _TAG.split(said)

@@ -15,12 +15,11 @@ from pydantic.errors import PydanticSchemaGenerationError
 
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.environment_kind import EnvironmentKind, Tasks
-from cotune.environments.tool_calls import spoken
 from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker, is_async
 from cotune.errors import ConfigError
 from cotune.types import Action, Response, Task, ToolCall, Trajectory
 from cotune.utils.importing import import_object
-from cotune.utils.text import message_of, one_line
+from cotune.utils.text import message_of, one_line, without_thoughts
 from cotune.utils.validation import Model, TextOrFields
 
 ToolFunction = Callable[..., Any]
@@ -196,7 +195,7 @@ def answer_of(trajectory: Trajectory) -> str | None:
     last = trajectory.turns[-1] if trajectory.turns else None
     if last is None or last.action != "answer":
         return None
-    return spoken(last.text).strip() or None
+    return without_thoughts(last.text).strip() or None
 
 
 def tool_environment(options: ToolsOptions, tasks: Tasks | None) -> ToolEnvironment:

@@ -20,8 +20,6 @@ with without("jax"):
 
 _REMEMBERED = 2**17
 """The most answers that a retriever remembers: policies keep writing new queries."""
-_GROUPED = 64
-"""Passages in a group; the highest score of each group tells which scores are worth sorting."""
 
 
 class BM25Retriever:
@@ -64,10 +62,10 @@ class BM25Retriever:
         """
         if top_k < 1:
             raise ValueError(f"top_k is {top_k}; expected at least 1")
-        fresh = sorted({q for q in queries if (q, top_k) not in self._memo})
-        if fresh:
-            ranked = _rank(self._index, fresh, min(top_k, len(self.passages)), self._language)
-            for query, rows in zip(fresh, ranked, strict=True):
+        new = sorted({q for q in queries if (q, top_k) not in self._memo})
+        if new:
+            ranked = _rank(self._index, new, min(top_k, len(self.passages)), self._language)
+            for query, rows in zip(new, ranked, strict=True):
                 self._memo[query, top_k] = tuple(self.passages[row] for row in rows)
         answers = [list(self._memo[q, top_k]) for q in queries]
         if len(self._memo) > _REMEMBERED:
@@ -99,26 +97,20 @@ def _indexed(texts: Iterable[str], language: Language) -> bm25s.BM25:
 
 def _rank(index: bm25s.BM25, queries: list[str], top_k: int, language: Language) -> list[list[int]]:
     """Return the rows of each query, best first; none if it shares no term with the corpus."""
-    words = bm25s.tokenize(queries, **_analysis(language), return_ids=False)
-    vocabulary = index.vocab_dict
-    known = [[str(word) for word in row if word in vocabulary] for row in words]
-    return [_best(index.get_scores(row), top_k) if row else [] for row in known]
+    tokenized = bm25s.tokenize(queries, **_analysis(language), return_ids=False)
+    terms = [[str(word) for word in words if word in index.vocab_dict] for words in tokenized]
+    return [_best(index.get_scores(row), top_k) if row else [] for row in terms]
 
 
 def _best(scores: Any, top_k: int) -> list[int]:
     """Return the rows of the `top_k` highest scores, best first; ties go to the lower row.
 
     Which of several equal scores a partition selects (and so `retrieve` of bm25s) depends on the
-    processor. So the partition only finds a score that at least `top_k` rows reach; a stable sort of
-    these rows then selects. It runs over groups, because it is slow if many scores are equal, like zeros.
+    processor. So it only finds a score that at least `top_k` rows reach; a stable sort of these rows
+    then selects. Zeros are left out of it, since many equal scores make it slow.
     """
-    groups = len(scores) // _GROUPED
-    highest = scores
-    if groups > top_k:
-        highest = scores[: groups * _GROUPED].reshape(_GROUPED, groups).max(axis=0)
-    least = np.partition(highest, -top_k)[-top_k]
-    if least > 0:
-        rows = np.flatnonzero(scores >= least)
-    else:  # and the first rows, in case too few score above zero
-        rows = np.union1d(np.flatnonzero(scores), np.arange(top_k))
+    # With the first rows, in case too few score above zero.
+    rows = np.union1d(np.flatnonzero(scores), np.arange(top_k))
+    least = np.partition(scores[rows], -top_k)[-top_k]
+    rows = rows[scores[rows] >= least]
     return rows[np.argsort(-scores[rows], kind="stable")[:top_k]].tolist()

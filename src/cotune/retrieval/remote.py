@@ -1,39 +1,33 @@
 """The client of a retrieval server with Search-R1's `/retrieve`.
 
 A request is `{"queries": […], "topk": k, "return_scores": true}`, the reply `{"result": [[{"document":
-{"id", "contents"}, "score"}, …], …]}`. The server is not trusted: size and duration of a reply are
-limited, redirects are not followed, and replies are checked before they are used.
+{"contents"}, …}, …], …]}`. The server is not trusted: size and duration of a reply are limited, redirects
+are not followed, and replies are checked before they are used.
 """
-
-# A reply may be anything.
-# pyright: basic
 
 import asyncio
 import json
-import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
-from cotune.data.corpus import join_contents, shown_passage
+from cotune.data.corpus import shown_passage
 from cotune.errors import ConfigError, RetrievalError
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.option_checks import check_range, check_url
 from cotune.utils.text import encodable, named
 
 _LOOP = BackgroundLoop()
-_CONNECT_S = 10.0
-_FIRST_WAIT_S, _MAX_WAIT_S = 0.5, 30.0
+_FIRST_WAIT_S = 0.5
+_MAX_WAIT_S = 30.0
 _BATCH = 512
 """The most queries in one request."""
-_AT_ONCE = 4
-"""The most requests of one search that are in progress."""
 _QUERY_CHARS = 8192
 """Longer queries are cut off."""
 _REPLY_BYTES = 64 * 2**20
 """The largest reply that is accepted."""
 _HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
+_FORM = '{"result": [[{"document": {"contents": "…"}}, …], …]}'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +73,10 @@ class RemoteRetriever:
         retries: int = 3,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._options, self._protocol = options, protocol
-        self._retries, self._sleep = retries, sleep
+        self._options = options
+        self._protocol = protocol
+        self._retries = retries
+        self._sleep = sleep
 
     def __repr__(self) -> str:
         return f"RemoteRetriever({self._options!r})"
@@ -112,60 +108,43 @@ class RemoteRetriever:
             ) from error
 
     async def _fetch(self, queries: list[str], top_k: int) -> dict[str, list[str]]:
-        """Return the contents found for distinct queries; the first failure ends the other requests."""
+        """Return the contents of the documents found for each of some distinct queries."""
         import httpx
 
-        batches = [queries[i : i + _BATCH] for i in range(0, len(queries), _BATCH)]
-        slots = asyncio.Semaphore(_AT_ONCE)
         seconds = self._options.timeout_s
-        timeout = httpx.Timeout(seconds, connect=min(_CONNECT_S, seconds))
-        try:
-            async with (
-                httpx.AsyncClient(timeout=timeout, verify=self._tls, trust_env=False) as client,
-                asyncio.TaskGroup() as group,
-            ):
-                requests = [self._request(client, slots, batch, top_k) for batch in batches]
-                tasks = [group.create_task(request) for request in requests]
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return {
-            query: row
-            for batch, task in zip(batches, tasks, strict=True)
-            for query, row in zip(batch, task.result(), strict=True)
-        }
+        # Reading the certificates, which plain http does not need, takes longer than a search.
+        verify = self._options.url.startswith("https")
+        contents: dict[str, list[str]] = {}
+        async with httpx.AsyncClient(timeout=seconds, verify=verify, trust_env=False) as client:
+            for start in range(0, len(queries), _BATCH):
+                batch = queries[start : start + _BATCH]
+                results = await self._request(client, batch, top_k)
+                contents.update(zip(batch, results, strict=True))
+        return contents
 
-    @cached_property
-    def _tls(self) -> ssl.SSLContext:
-        # Created once: reading the certificates takes longer than a search.
-        https = self._options.url.startswith("https")
-        return ssl.create_default_context() if https else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-    async def _request(
-        self, client: Any, slots: asyncio.Semaphore, queries: list[str], top_k: int
-    ) -> list[list[str]]:
+    async def _request(self, client: Any, queries: list[str], top_k: int) -> list[list[str]]:
         """Send one batch, with retries."""
         import httpx
 
         request = json.dumps({"queries": queries, "topk": top_k, "return_scores": True}).encode()
-        seconds, retries = self._options.timeout_s, self._retries
+        seconds = self._options.timeout_s
         failure = ""
-        async with slots:
-            for attempt in range(retries + 1):
-                if attempt:
-                    await self._sleep(min(_MAX_WAIT_S, _FIRST_WAIT_S * 2 ** (attempt - 1)))
-                try:
-                    # httpx limits each read; this limits their sum, against a server that sends slowly.
-                    async with asyncio.timeout(seconds):
-                        return read_reply(await self._reply(client, request), len(queries), top_k)
-                except (TimeoutError, httpx.TimeoutException):
-                    failure = f"no whole reply within {seconds:g} s"
-                except (httpx.TransportError, httpx.InvalidURL, OSError) as error:
-                    failure = named(error)
-                except _OverloadError as error:
-                    failure = str(error)
-                except ValueError as error:
-                    raise self._error(str(error)) from error
-        raise self._error(f"{failure}, in {retries + 1} attempt(s)")
+        for attempt in range(self._retries + 1):
+            if attempt:
+                await self._sleep(min(_MAX_WAIT_S, _FIRST_WAIT_S * 2 ** (attempt - 1)))
+            try:
+                # httpx limits each read; this limits their sum, against a server that sends slowly.
+                async with asyncio.timeout(seconds):
+                    return read_reply(await self._reply(client, request), len(queries), top_k)
+            except (TimeoutError, httpx.TimeoutException):
+                failure = f"no whole reply within {seconds:g} s"
+            except (httpx.TransportError, httpx.InvalidURL, OSError) as error:
+                failure = named(error)
+            except _OverloadError as error:
+                failure = str(error)
+            except ValueError as error:
+                raise self._error(str(error)) from error
+        raise self._error(f"{failure}, in {self._retries + 1} attempt(s)")
 
     async def _reply(self, client: Any, request: bytes) -> bytes:
         """Return the reply's bytes.
@@ -174,13 +153,17 @@ class RemoteRetriever:
             _OverloadError: a status for which the request is repeated.
             ValueError: another status than 200, or too large a reply.
         """
-        url, data = self._options.url, bytearray()
+        url = self._options.url
+        data = bytearray()
         async with client.stream("POST", url, content=request, headers=_HEADERS) as response:
             status = response.status_code
             if status == 429 or status >= 500:
                 raise _OverloadError(f"status {status}")
             if status != 200:
-                raise ValueError(f"status {status}{_hint(status)}")
+                raise ValueError(
+                    f"status {status} (is the address right? It ends in /retrieve, and redirects are not "
+                    "followed)"
+                )
             async for chunk in response.aiter_raw():
                 data += chunk
                 if len(data) > _REPLY_BYTES:
@@ -195,43 +178,24 @@ class _OverloadError(Exception):
     """The server may answer the same request later."""
 
 
-def _hint(status: int) -> str:
-    if 300 <= status < 400:
-        return "; redirects are not followed"
-    return " (is the address right? It ends in /retrieve)" if status in (404, 405) else ""
-
-
 def read_reply(data: bytes, queries: int, top_k: int) -> list[list[str]]:
-    """Parse a server's reply into the contents of each query's documents.
-
-    Accepted are Search-R1's `{"result": [[{"document": {"contents"}, "score"}, …], …]}`, the same
-    without scores (`[[{"contents"}, …], …]`), and either list without the object around it. A document
-    may have `title` and `text` instead of `contents`. Documents beyond `top_k` are dropped.
+    """Parse a server's reply into the contents of each query's documents, at most `top_k`.
 
     Raises:
-        ValueError: anything else, or not one list for each of `queries` queries; one short line.
+        ValueError: it is not of Search-R1's form, or has not one list for each of `queries` queries;
+            one short line.
     """
     try:
         reply: Any = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the reply is not JSON ({type(error).__name__})") from error
-    rows = reply.get("result") if isinstance(reply, dict) else reply
-    if not isinstance(rows, list):
-        raise ValueError('the reply has no list "result"')
-    if len(rows) != queries:
-        raise ValueError(f"the reply has {len(rows)} results for {queries} queries")
-    for number, row in enumerate(rows):
-        if not isinstance(row, list):
-            raise ValueError(f"result {number} of the reply is not a list of documents")
-    return [[_contents(item, number) for item in row[:top_k]] for number, row in enumerate(rows)]
-
-
-def _contents(item: Any, number: int) -> str:
-    document = item.get("document", item) if isinstance(item, dict) else None
-    fields = document if isinstance(document, dict) else {}
-    contents, title, text = fields.get("contents"), fields.get("title", ""), fields.get("text")
-    if contents is None and isinstance(title, str) and isinstance(text, str):
-        contents = join_contents(title, text)
-    if not isinstance(contents, str):
-        raise ValueError(f'result {number} of the reply: a document has no text "contents"')
-    return encodable(contents)
+    try:
+        contents = [
+            [encodable(hit["document"]["contents"]) for hit in row[:top_k]]
+            for row in reply["result"]
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the reply begins {data[:60]!r}; expected {_FORM}") from error
+    if len(contents) != queries:
+        raise ValueError(f"the reply has {len(contents)} results for {queries} queries")
+    return contents

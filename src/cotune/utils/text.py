@@ -101,6 +101,27 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
+_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+
+
+def split_thoughts(text: str) -> tuple[str, str]:
+    """Split a model's text into its thoughts, with all before the end of the last one, and its answer.
+
+    A thought is what stands in <think>, which a chat template may have opened before the text. One that is
+    never closed extends to the end.
+
+    >>> split_thoughts("the template opened it</think> Paris")
+    ('the template opened it</think>', ' Paris')
+    """
+    before, end, answer = _THOUGHT.sub("", text).rpartition("</think>")
+    return before + end + "".join(_THOUGHT.findall(text)), answer
+
+
+def without_thoughts(text: str) -> str:
+    """Return a model's text without its thoughts in <think>; see `split_thoughts`."""
+    return split_thoughts(text)[1]
+
+
 def flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested mappings as one mapping with dotted names.
 
