@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
+import typer
 
-import cotune
-from cotune.config.run_file import parse_config
+from cotune.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -20,10 +19,29 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-def test_the_run_file_is_one() -> None:
-    (text,) = blocks("yaml")
-    config = parse_config(yaml.safe_load(text), "README.md")
-    assert (config.environment.kind, config.strategy.kind) == ("tools", "inspo")
+PROSE = re.sub(r"\]\([^)]*\)", "]", re.sub(r"```.*?```", "", README, flags=re.DOTALL))
+NUMBERS = re.findall(r"(?<![\w.-])\d+(?:[.,]\d+)*", PROSE)
+
+
+def test_it_is_read_in_a_few_minutes() -> None:
+    assert len(README.split()) <= 600
+    assert len(NUMBERS) <= 15
+    assert README.count("![") == 1
+    assert len(blocks("python")) == 1
+
+
+def test_its_scores_stand_in_the_results() -> None:
+    results = (ROOT / "lab" / "results" / "README.md").read_text(encoding="utf-8")
+    scores = [number for number in NUMBERS if number.startswith("0.")]
+    assert len(scores) >= 10
+    assert [score for score in scores if score not in results] == []
+
+
+def test_commands_that_it_names_exist() -> None:
+    commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    named = re.findall(r"`cotune ([\w-]+)", README)
+    assert named
+    assert set(named) <= set(commands)
 
 
 @pytest.mark.slow
@@ -39,16 +57,9 @@ def test_the_script_runs_and_learns(tmp_path: Path) -> None:
     assert (folder / "runs" / "readme" / "cotune" / "report.html").is_file()
 
 
-def test_the_two_lines_name_what_there_is() -> None:
-    (diff,) = blocks("diff")
-    names = re.findall(r"cotune\.(\w+)", diff)
-    assert names
-    assert set(names) <= set(cotune.__all__)
-
-
 def test_make_targets_and_linked_files_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"^make ([\w-]+)", README, re.MULTILINE):
+    for target in re.findall(r"`make ([\w-]+)`", README):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     # Links between the pages of docs/ are checked where they are built (tests/docs).
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
