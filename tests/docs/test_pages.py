@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,7 @@ from cotune.cli.app import app
 from cotune.config import resuming
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.experiments.compare.suite_file import SuiteConfig
-from cotune.methods.composed import ComposedOptions
-from cotune.methods.fst.gepa import GepaOptions
-from cotune.methods.inspo.inspo import InspoOptions
-from cotune.methods.p2o.hints import HintOptions
-from cotune.methods.p2o.p2o import P2OOptions
 from cotune.run.record import Record
-from cotune.types import Distillation
 from tests.docs.sources import DOCS, ROOT, blocks, pages
 
 PAGES = {path.relative_to(DOCS).as_posix(): path for path in pages()}
@@ -119,44 +112,6 @@ def test_the_costs_are_read_as_shown(
     exec(compile(code, "costs.md", "exec"), {})
     *_, sums, money = capsys.readouterr().out.splitlines()
     assert (sums.split(), money) == (["train", "40", "1000", "0", "0"], "0.5")
-
-
-@pytest.mark.parametrize(
-    ("page", "options"),
-    [
-        ("concepts/inspo.md", InspoOptions),
-        ("concepts/p2o.md", P2OOptions),
-        ("concepts/p2o.md", HintOptions),
-        ("concepts/p2o.md", Distillation),
-        ("concepts/composed.md", ComposedOptions),
-        ("concepts/gepa.md", GepaOptions),
-    ],
-)
-def test_every_option_of_a_method_is_explained(page: str, options: Any) -> None:
-    text = text_of(page)
-    named = re.findall(r"`(\w+)", " ".join(re.findall(r"^\| ([^|]*) \|", text, re.MULTILINE)))
-    named += re.findall(r"`(\w+):`", text) + re.findall(r"`(distil_instruction)`", text)
-    for field in fields(options):
-        if field.name not in ("kind", "hints", "distillation"):
-            assert field.name in named, field.name
-
-
-@pytest.mark.parametrize(
-    ("page", "options"),
-    [("concepts/inspo.md", InspoOptions), ("concepts/p2o.md", P2OOptions),
-     ("concepts/p2o.md", HintOptions), ("concepts/p2o.md", Distillation)],
-)  # fmt: skip
-def test_defaults_in_the_tables_are_the_defaults(page: str, options: Any) -> None:
-    """Compare the column "default" with the options, for plain numbers and words."""
-    compared = 0
-    for name, cell in re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]*) \|", text_of(page), re.MULTILINE):
-        if name not in {field.name for field in fields(options)}:
-            continue
-        default = getattr(options(), name)
-        default = list(default) if isinstance(default, tuple) else default
-        assert yaml.safe_load(cell.strip("*` ")) == default, name
-        compared += 1
-    assert compared >= 1
 
 
 def test_what_a_resume_needs_unchanged_is_named() -> None:
