@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cotune.errors import ConfigError
+from cotune.rewards.math_worker import normal_form
 
 MAX_CHARACTERS = 1000
 """Longer answers score 0 without being compared."""
@@ -56,10 +56,9 @@ def last_boxed(text: str) -> str | None:
     >>> last_boxed(r"So \boxed{2}, \boxed{3}.")
     '2, 3'
     """
-    begun = list(_BOX.finditer(text))
     contents: list[str] = []
     following = len(text)
-    for box in reversed(begun):
+    for box in reversed(list(_BOX.finditer(text))):
         end = _closing(text, box.end(), following)
         if end is None:
             break
@@ -111,9 +110,9 @@ class BoxedReward:
     def __init__(self, seconds: float = 5.0, *, plain_integers: bool = False) -> None:
         if not seconds > 0:
             raise ConfigError(f"BoxedReward: seconds is {seconds}; expected more than 0")
-        self._seconds, self._plain_integers = seconds, plain_integers
-        most = min(_MOST_WORKERS, os.cpu_count() or 1)
-        self._workers: list[_Worker | None] = [None] * most
+        self._seconds = seconds
+        self._plain_integers = plain_integers
+        self._idle: list[_Worker] = []
         self._lock = threading.Lock()
 
     def __call__(self, answer: str | None, truths: Sequence[str]) -> float:
@@ -121,18 +120,21 @@ class BoxedReward:
 
     def score(self, pairs: Sequence[tuple[str | None, Sequence[str]]]) -> list[float]:
         """Return the rewards of answers, each with its ground truths, in order."""
-        settled = [self._settled(answer, truths) for answer, truths in pairs]
-        questions = list(dict.fromkeys(one for one in settled if isinstance(one, tuple)))
-        rewards = dict(zip(questions, self._compared(questions), strict=True))
-        return [rewards[one] if isinstance(one, tuple) else one for one in settled]
+        settled = [self._settle(answer, truths) for answer, truths in pairs]
+        questions = list(dict.fromkeys(each for each in settled if isinstance(each, tuple)))
+        rewards: dict[_Question, float] = {}
+        if questions:
+            workers = min(_MOST_WORKERS, os.cpu_count() or 1, -(-len(questions) // _PER_WORKER))
+            with self._lock, ThreadPoolExecutor(workers) as pool:
+                # After an error or Ctrl-C, map cancels the answers that are not begun.
+                rewards = dict(zip(questions, pool.map(self._compare, questions), strict=True))
+        return [rewards[each] if isinstance(each, tuple) else each for each in settled]
 
     def close(self) -> None:
         """End the workers, which otherwise end with this process; a later call starts others."""
         with self._lock:
-            for slot, worker in enumerate(self._workers):
-                if worker is not None:
-                    worker.end()
-                self._workers[slot] = None
+            while self._idle:
+                self._idle.pop().end()
 
     def __enter__(self) -> "BoxedReward":
         return self
@@ -140,51 +142,37 @@ class BoxedReward:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _settled(self, answer: str | None, truths: Sequence[str]) -> float | _Question:
+    def _settle(self, answer: str | None, truths: Sequence[str]) -> float | _Question:
         """Return the reward of an answer, or what only a worker can compare."""
         text = (answer or "").strip()
         if not text or len(text) > MAX_CHARACTERS:
             return 0.0
-        number = _integer(text)
+        normal = normal_form(text)
+        number = _integer(normal)
         unsettled: list[str] = []
         for truth in map(str.strip, truths):
-            expected = _integer(truth)
-            if text == truth or (number is not None and number == expected):
+            if len(truth) > MAX_CHARACTERS:
+                continue
+            normal_truth = normal_form(truth)
+            expected = _integer(normal_truth)
+            if normal == normal_truth or (number is not None and number == expected):
                 return 1.0
             differs = expected is not None and (number is not None or self._plain_integers)
-            if not differs and len(truth) <= MAX_CHARACTERS:
+            if not differs:
                 unsettled.append(truth)
         return (text, tuple(unsettled)) if unsettled else 0.0
 
-    def _compared(self, questions: Sequence[_Question]) -> list[float]:
-        rewards = [0.0] * len(questions)
-        waiting = deque(range(len(questions)))
-        workers = min(len(self._workers), -(-len(questions) // _PER_WORKER))
-
-        def work(slot: int) -> None:
-            while True:
-                try:
-                    i = waiting.popleft()  # safe in several threads
-                except IndexError:
-                    return
-                rewards[i] = self._worker(slot).compare(*questions[i], self._seconds)
-
-        with self._lock:
-            if workers == 1:
-                work(0)
-            elif workers > 1:
-                with ThreadPoolExecutor(workers) as pool:
-                    try:
-                        list(pool.map(work, range(workers)))
-                    finally:  # after an error or Ctrl-C no other answer is begun
-                        waiting.clear()
-        return rewards
-
-    def _worker(self, slot: int) -> "_Worker":
-        worker = self._workers[slot]
-        if worker is None or worker.ended:
-            worker = self._workers[slot] = _Worker()
-        return worker
+    def _compare(self, question: _Question) -> float:
+        try:
+            worker = self._idle.pop()
+        except IndexError:
+            worker = _Worker()
+        if worker.ended:
+            worker = _Worker()
+        try:
+            return worker.compare(*question, self._seconds)
+        finally:
+            self._idle.append(worker)
 
 
 class _Worker:

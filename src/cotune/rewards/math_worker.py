@@ -8,7 +8,9 @@ on any error. It imports nothing of cotune, so that it can be run by its path.
 
 import importlib
 import json
+import math
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +18,15 @@ from contextlib import suppress
 
 MEMORY_BYTES = 2**30
 """Limit of the address space, against answers like 10^(10^9). The libraries need 70 MB."""
+
+_SMALL = 1e-4
+_SPACE = r"(?:\s|~|\\[ ,;:!]|\\q?quad\b)"
+# A full stop that ends neither an ellipsis nor \right. closes a sentence; a backslash is what is left of "\ ".
+_AROUND = re.compile(rf"^(?:{_SPACE}|\\approx\b|≈)+|(?:{_SPACE}|\\|(?<!\.)(?<!\\right)\.)+$")
+_DEGREE = re.compile(r"\s*(?:°|\^?\{?\\degrees?\b\}?)")
+_POWER = re.compile(
+    r"(?<![\w.])(?P<number>\d+\.?\d*|\.\d+)[eE](?P<power>[+-]?\d{1,3})(?![\w.])", re.ASCII
+)
 
 
 def main() -> None:
@@ -46,6 +57,22 @@ def main() -> None:
         reply(equal=verdict)
 
 
+def normal_form(text: str) -> str:
+    r"""Return an answer without what math-verify misreads.
+
+    That is space and a full stop around it, a dollar sign on each side, "approximately", signs of degrees,
+    and powers of ten as programs write them.
+
+    >>> normal_form(r" $17$."), normal_form(r"\approx 3.14\ "), normal_form("-4.5E+33"), normal_form("90°")
+    ('17', '3.14', '-4.5 \\times 10^{33}', '90^\\circ')
+    """
+    text = _AROUND.sub("", text)
+    if len(text) > 2 and text[0] == text[-1] == "$" and "$" not in text[1:-1]:
+        text = _AROUND.sub("", text[1:-1])
+    text = _DEGREE.sub(r"^\\circ", text)
+    return _POWER.sub(lambda m: rf"{m['number']} \times 10^{{{int(m['power'])}}}", text)
+
+
 def comparison() -> Callable[[str, Sequence[str]], bool]:
     """Return math-verify as a function of an answer and its ground truths.
 
@@ -63,12 +90,31 @@ def comparison() -> Callable[[str, Sequence[str]], bool]:
             f"\\boxed{{{text}}}", [latex], extraction_mode="first_match", parsing_timeout=None
         )
 
-    def equal(answer: str, truths: Sequence[str]) -> bool:
-        own = parsed(answer)
+    def same(answer: str, truth: str) -> bool:
+        own, expected = parsed(answer), parsed(truth)
         # The order matters: an equation equals its right side if the ground truth is that side.
-        return any(library.verify(parsed(truth), own, timeout_seconds=None) for truth in truths)
+        return library.verify(expected, own, timeout_seconds=None) and not differ(own, expected)
+
+    def equal(answer: str, truths: Sequence[str]) -> bool:
+        return any(
+            same(*pair)
+            for truth in truths
+            for pair in dict.fromkeys([(normal_form(answer), normal_form(truth)), (answer, truth)])
+        )
 
     return equal
+
+
+def differ(answer: Sequence[object], truth: Sequence[object]) -> bool:
+    """Return whether two parsed answers are small numbers that differ.
+
+    math-verify compares six decimals, so that to it 0.0000001 is 0.0000002.
+    """
+    try:
+        a, b = (float(each[0]) for each in (answer, truth))  # type: ignore[arg-type]
+    except (TypeError, ValueError, IndexError, OverflowError):
+        return False
+    return max(abs(a), abs(b)) < _SMALL and not math.isclose(a, b, rel_tol=_SMALL)
 
 
 def limit_memory() -> None:
