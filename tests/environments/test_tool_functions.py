@@ -1,12 +1,9 @@
-import datetime
-from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pytest
-from pydantic import AfterValidator
 
-from cotune.environments.tools import BadArguments, text_of, tool_of
+from cotune.environments.tools import tool_of
 from cotune.errors import ConfigError
 
 
@@ -49,10 +46,6 @@ class Scale:
         return len(what)
 
 
-def bound(**arguments: Any) -> dict[str, Any]:
-    return dict(tool_of(weigh, 1.0).bind(arguments).arguments)
-
-
 def test_the_schema_is_that_of_the_signature_and_the_docstring() -> None:
     function = tool_of(weigh, 1.0).schema["function"]
 
@@ -70,65 +63,6 @@ def test_a_method_leaves_out_itself() -> None:
     tool = tool_of(Scale().weigh, 1.0)
 
     assert list(tool.schema["function"]["parameters"]["properties"]) == ["what"]
-    assert tool.function(*tool.bind({"what": "abc"}).args) == 3
-
-
-def test_arguments_are_converted_where_their_type_allows() -> None:
-    assert bound(what=7, times="3", unit="lb", parts=["1", 2], dry="true") == {
-        "what": "7",
-        "times": 3,
-        "unit": Unit.LB,
-        "parts": [1.0, 2.0],
-        "dry": True,
-    }
-
-
-def test_defaults_stay_with_the_function() -> None:
-    made = tool_of(weigh, 1.0).bind({"what": "a", "mode": "exact"})
-
-    assert weigh(*made.args, **made.kwargs) == "a 1 Unit.KG None exact False"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({}, "the argument 'what' is missing"),
-        ({"what": "a", "weight": 1}, "there is no argument 'weight'; it takes what, times"),
-        ({"what": "a", "times": "often"}, "the argument 'times' is \"often\": .*integer"),
-        ({"what": "a", "times": 1.5}, "fractional"),
-        ({"what": "a", "mode": "slow"}, "'fast' or 'exact'"),
-        ({"what": ["a"]}, "valid string"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_named(arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadArguments, match=said):
-        bound(**arguments)
-
-
-def raising(value: str) -> str:
-    raise KeyError(value)
-
-
-def checks(what: Annotated[str, AfterValidator(raising)]) -> str:
-    """Checks.
-
-    Args:
-        what: to check.
-    """
-    return what
-
-
-def test_a_validator_that_raises_is_what_the_policy_reads() -> None:
-    with pytest.raises(BadArguments, match="the argument 'what' is \"a\": KeyError: 'a'"):
-        tool_of(checks, 1.0).bind({"what": "a"})
-
-
-def test_an_argument_nested_deeply_is_refused() -> None:
-    deep: list[Any] = []
-    for _ in range(5000):
-        deep = [deep]
-    with pytest.raises(BadArguments, match="the argument 'what' is nested too deeply"):
-        bound(what=deep)
 
 
 def untyped(a, b: int):  # type: ignore[no-untyped-def]
@@ -151,11 +85,6 @@ def half_documented(a: int, b: int) -> int:
         a: one.
     """
     return a + b
-
-
-def variadic(*numbers: int) -> int:
-    """Adds."""
-    return sum(numbers)
 
 
 def custom(scale: Scale) -> int:
@@ -182,7 +111,6 @@ def unresolved(a: "Nowhere") -> int:  # type: ignore[name-defined]  # noqa: F821
         (untyped, "untyped cannot be a tool .*Argument a is missing a type hint.*expected for each parameter"),
         (undocumented, "undocumented has no docstring"),
         (half_documented, "half_documented cannot be a tool .*no description for the argument 'b'"),
-        (variadic, r"variadic takes \*numbers"),
         (custom, "custom cannot be a tool .*Scale"),
         (unresolved, "unresolved cannot be a tool .*Nowhere"),
         (lambda a: a, "not a named function"),
@@ -207,16 +135,3 @@ def test_the_owner_of_a_method_is_named() -> None:
 def test_a_time_out_is_more_than_nothing(seconds: float) -> None:
     with pytest.raises(ConfigError, match="expected more than 0"):
         tool_of(weigh, seconds)
-
-
-def test_results_are_texts_json_or_what_str_makes_of_them() -> None:
-    assert text_of("as it is") == "as it is"
-    assert text_of({"é": [1, None, True]}) == '{"é": [1, null, true]}'
-    assert text_of(0.5) == "0.5"
-    assert text_of(None) == "null"
-    assert text_of({"at": datetime.date(2026, 1, 2)}) == '{"at": "2026-01-02"}'
-    assert text_of(Decimal("1.50")) == "1.50"
-    assert text_of({(1, 2): 3}) == "{(1, 2): 3}"
-    endless: list[Any] = []
-    endless.append(endless)
-    assert text_of(endless) == "[[...]]"

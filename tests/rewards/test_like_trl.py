@@ -254,7 +254,7 @@ def test_tools(tmp_path: Path) -> None:
     theirs, ours = Recorder(), Recorder()
     functions = [structure, judge]
     expected = of_trl(tmp_path, TOOL_REPLIES, rows, [theirs, *functions], tools=[add, later])
-    environment = ToolEnvironment([add, later], tasks(rows), SYSTEM, LAYOUT, as_trl=True)
+    environment = ToolEnvironment([add, later], tasks(rows), SYSTEM, LAYOUT)
     values = of_cotune(environment, TOOL_REPLIES, [ours, *functions])
     check(ours, theirs)
     assert values == without_nan(expected)
@@ -265,7 +265,7 @@ def test_environments(tmp_path: Path) -> None:
     rows = rows_of(len(COUNTER_REPLIES))
     theirs, ours = Recorder(), Recorder()
     expected = of_trl(tmp_path, COUNTER_REPLIES, rows, [theirs], environment_factory=Counter)
-    environment = from_trl(Counter, tasks(rows), SYSTEM, LAYOUT, as_trl=True)
+    environment = from_trl(Counter, tasks(rows), SYSTEM, LAYOUT)
     values = of_cotune(environment, COUNTER_REPLIES, [ours])
     counts = [
         [environment.count for environment in r.given.pop("environments")] for r in (ours, theirs)

@@ -179,12 +179,12 @@ def test_calls_of_the_last_turn_end_the_episode() -> None:
     assert list(trajectory.completion_ids[-len(ADD) :]) == ADD
 
 
-def test_calls_that_cannot_be_read_are_told_as_the_user() -> None:
+def test_a_call_that_cannot_be_read_ends_the_episode_as_its_answer() -> None:
     trajectory = roll_out([CODEC.encode("<tool_call>add"), ANSWER])
 
-    assert trajectory.turns[0].action == "invalid"
-    assert observed(trajectory).startswith(f"{chr(EOS)}[user: Error: a <tool_call> is not closed")
-    assert trajectory.answer == "It is 7."
+    (turn,) = trajectory.turns
+    assert (turn.action, trajectory.stop) == ("answer", StopReason.ANSWERED)
+    assert "not closed" in turn.error
 
 
 def test_an_environment_that_broke_ends_the_episode_without_its_message() -> None:

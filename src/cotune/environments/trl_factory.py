@@ -23,10 +23,9 @@ from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker
 from cotune.environments.tools import (
     Tool,
     answer_of,
-    answered,
+    call_tools,
     text_of_blocks,
     tool_of,
-    trl_text_of,
 )
 from cotune.errors import ConfigError
 from cotune.rollout.coordinator import stable_seed
@@ -97,12 +96,10 @@ class TrlEnvironment(TaskEnvironment):
         prompt_format: PromptFormat | None,
         seconds: float,
         concurrency: int,
-        as_trl: bool = False,
     ) -> None:
         super().__init__(
             _episodes() if tasks is None else tasks, initial_instruction, prompt_format
         )
-        self.as_trl = as_trl
         if not callable(factory):
             several = "; train with one at a time" if isinstance(factory, Mapping) else ""
             raise ConfigError(
@@ -187,9 +184,7 @@ class TrlEnvironment(TaskEnvironment):
                 responses[action.row] = Response(failed=True, action="invalid", error=failure)
         playing = [action for action in actions if action.row not in responses]
         with generators_kept():
-            answers = answered(
-                playing, self._tools_of, self._runner, trl_text_of, True, self.as_trl
-            )
+            answers = call_tools(playing, self._tools_of, self._runner, stateful=True)
         for action, response in zip(playing, answers, strict=True):
             self._live[action.row].broken |= response.failed
             responses[action.row] = response
@@ -321,7 +316,6 @@ def from_trl(
     *,
     seconds: float = 30.0,
     concurrency: int = 32,
-    as_trl: bool = False,
 ) -> TrlEnvironment:
     """Use an environment written for `GRPOTrainer(environment_factory=…)` unchanged.
 
@@ -338,14 +332,11 @@ def from_trl(
         seconds: the timeout of a call.
         concurrency: calls of tools that run at the same time, per process. With 1 each is seeded, for
             tools that draw from the generators of `random`, numpy or torch.
-        as_trl: make calls and show errors as TRL does; see `ToolEnvironment`.
 
     Raises:
         ConfigError: no factory, no `reset`, or a method that cannot be a tool; gives the fix.
     """
-    return TrlEnvironment(
-        factory, tasks, initial_instruction, prompt_format, seconds, concurrency, as_trl
-    )
+    return TrlEnvironment(factory, tasks, initial_instruction, prompt_format, seconds, concurrency)
 
 
 def trl_environment(options: TrlOptions, tasks: Tasks | None) -> TrlEnvironment:

@@ -13,8 +13,8 @@ def check_turns(
 ) -> None:
     """Find out how to parse tool calls, if the environment has tools; warn if turns may not end.
 
-    For a form that the codec does not know, and first if the environment is to do `as_trl`, TRL's table of
-    chat templates may have a response template, which the tokenizer then keeps and saves.
+    A response template that TRL has for the chat template is tried first, as TRL does; the tokenizer then
+    keeps and saves it.
 
     Args:
         codec: the codec of `tokenizer`.
@@ -31,25 +31,15 @@ def check_turns(
                 f"{tokenizer.eos_token!r}, at which rollouts end; if it was trained on that template, save "
                 f"its tokenizer with eos_token {end!r}, or every rollout goes on to limits.turn_tokens"
             )
-        return None
-    given = getattr(tokenizer, "response_template", None) is not None
-    if getattr(environment, "as_trl", False) and not given and _response_template_added(tokenizer):
-        try:
-            return codec.check_tools(environment.tools)
-        except ConfigError:
-            tokenizer.response_template = None
-    try:
-        codec.check_tools(environment.tools)
-    except ConfigError:
-        if given:
-            raise
-        if not _response_template_added(tokenizer):
-            raise
+        return
+    has_template = getattr(tokenizer, "response_template", None) is not None
+    if not has_template and _response_template_added(tokenizer):
         try:
             codec.check_tools(environment.tools)
+            return
         except ConfigError:
             tokenizer.response_template = None
-            raise
+    codec.check_tools(environment.tools)
 
 
 def _response_template_added(tokenizer: PreTrainedTokenizerBase) -> bool:

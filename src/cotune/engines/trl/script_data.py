@@ -104,11 +104,11 @@ def read_data(
     environment: TaskEnvironment
     if environment_factory is not None:
         environment = TrlEnvironment(
-            environment_factory, tasks, place.initial, prompt_format, _TOOL_SECONDS, 32, as_trl=True
+            environment_factory, tasks, place.initial, prompt_format, _TOOL_SECONDS, 32
         )
     elif tools:
         environment = ToolEnvironment(
-            tools, tasks, place.initial, prompt_format, seconds=_TOOL_SECONDS, as_trl=True
+            tools, tasks, place.initial, prompt_format, seconds=_TOOL_SECONDS
         )
     else:
         environment = SingleTurnEnvironment(tasks, place.initial, prompt_format)
