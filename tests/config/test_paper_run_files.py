@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parents[2] / "configs"
 REMOTE = {field.name for field in dataclasses.fields(SearchOptions)} >= {"retriever", "protocol"}
 needs_server = pytest.mark.skipif(not REMOTE, reason="environment.kind search takes no server yet")
 
-# The papers: INSPO's Section 4 and Appendix B and C; P²O's settings. Tables of docs/how-to/papers.md.
+# The papers: INSPO's Section 4 and Appendix B and C; P²O's settings.
 INSPO: dict[str, Any] = {
     "environment.kind": "search",
     "environment.protocol": "search-r1",
@@ -240,31 +240,6 @@ def test_a_gpu_that_is_not_known_or_too_small(
     assert "notice: an rtx4090 of 24 GB does not hold this" in out.getvalue()
 
 
-def test_the_readmes_own_run_file_fits_and_takes_as_long_as_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_cache(monkeypatch, tmp_path, *CONFIGS)
-    readme = (FOLDER.parent / "README.md").read_text(encoding="utf-8")
-    before, _, said = readme.partition(
-        "`cotune plan run.yaml --gpu rtx4090` projects that this fits"
-    )
-    file = tmp_path / "run.yaml"
-    file.write_text(before.rpartition("```yaml\n")[2].partition("```")[0], encoding="utf-8")
-
-    def planned(*fields: str) -> list[str]:
-        out = io.StringIO()
-        plan(file, Console(file=out, width=120), fields, 1, "1000,100,200", "rtx4090")
-        assert "notice" not in out.getvalue()  # it fits
-        lines = [line for line in out.getvalue().splitlines() if line.startswith("in all")]
-        return [cell.strip() for cell in lines[1].split("│")]
-
-    vllm = "use_vllm: true, vllm_gpu_memory_utilization: 0.5"
-    hours, with_vllm = planned(), planned(f"training.engine_args={{{vllm}}}")
-    sentence = " ".join(said.partition(". ")[0].split())
-    assert f"takes {hours[2]} hours" in sentence
-    assert f"or {with_vllm[2]} with" in sentence
-
-
 def layout(name: str, *assignments: str, processes: int = 1) -> Layout:
     config = read(name, *assignments)
     return engine_of(config).layout(config, processes)
@@ -325,29 +300,3 @@ def test_verl_memory_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     whole = memory(f"training.engine_args={{{key}: false}}")
     (activations,) = (label for label in whole.rows if label.startswith("activations"))
     assert whole.rows[activations][1] > 5 * found.rows[activations][1]
-
-
-def test_the_page_has_every_number() -> None:
-    """docs/how-to/papers.md: the table's fields and values are those that are tested here."""
-    page = (FOLDER.parent / "docs" / "how-to" / "papers.md").read_text()
-    rows = [line.split("|") for line in page.splitlines() if line.startswith("| ")]
-    said = {
-        cells[3].strip(" `"): cells[2].strip()
-        for cells in rows
-        if len(cells) == 6 and cells[3].startswith(" `")
-    }
-    known: dict[str, set[str]] = {}
-    for numbers in PAPERS.values():
-        for field, value in numbers.items():
-            known.setdefault(field, set()).add(plain(str(value)))
-    for field, value in said.items():
-        assert set(map(plain, value.split(" / "))) <= known[field], field
-    assert len(said) >= 40
-
-
-def plain(value: str) -> str:
-    """A number in one form, anything else as it is."""
-    try:
-        return str(float(value))
-    except ValueError:
-        return value.strip("`").lower()

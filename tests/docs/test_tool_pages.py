@@ -18,7 +18,7 @@ from cotune.testing import CharacterCodec, ScriptedSampler
 from cotune.types import Action, Assignment, Limits, Prompt, Sampling, Task
 from tests.docs.sources import DOCS, blocks
 
-TOOLS, VERIFIERS = DOCS / "how-to" / "tools.md", DOCS / "how-to" / "verifiers.md"
+TOOLS = DOCS / "how-to" / "tools.md"
 ENVIRONMENTS = DOCS / "how-to" / "environments.md"
 TASKS = {"train": [Task("q0", "Guess.", ("3",), columns={"secret": 3})]}
 
@@ -63,7 +63,7 @@ def test_the_run_files_of_the_pages_are_read(
     environment = trl_environment(TrlOptions.model_validate(own), None)
     (message,) = environment.messages(environment.tasks("train")[0], Prompt("Go."))
     assert message["content"].startswith("Go.\n\nCount to ")
-    (section,) = (yaml.safe_load(block)["environment"] for block in blocks(VERIFIERS, "yaml"))
+    section = yaml.safe_load(blocks(ENVIRONMENTS, "yaml")[1])["environment"]
     assert VerifiersOptions.model_validate(section).environment == "my-taskset"
 
 
@@ -86,7 +86,10 @@ def test_the_verifiers_page_names_what_there_is(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(vf, "load_environment", lambda config: config)
 
     with pytest.raises(ConfigError, match=r"is str; expected an Env of verifiers\.v1"):
-        exec(compile(blocks(VERIFIERS, "python")[0], "verifiers.md", "exec"), {"cotune": cotune})
+        exec(
+            compile(blocks(ENVIRONMENTS, "python")[1], "environments.md", "exec"),
+            {"cotune": cotune},
+        )
 
 
 def test_the_environment_of_the_page_plays_its_game() -> None:
@@ -97,7 +100,7 @@ def test_the_environment_of_the_page_plays_its_game() -> None:
     codec = CharacterCodec()
     prompt = Prompt(environment.initial_instruction)
     assignment = Assignment(environment.tasks("train")[0], prompt, prompt, "i0", 0)
-    (section,) = (yaml.safe_load(block) for block in blocks(ENVIRONMENTS, "yaml"))
+    section = yaml.safe_load(blocks(ENVIRONMENTS, "yaml")[0])
     limits = Limits(**section["limits"])
 
     episodes = new_episodes([assignment], environment, codec, limits)

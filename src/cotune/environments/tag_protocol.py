@@ -118,7 +118,7 @@ class TagProtocol:
 class SearchR1Protocol(TagProtocol):
     """Search-R1's own form, as github.com/PeterGriffinJin/Search-R1 has it.
 
-    It follows generation.py, qa_em.py and the data scripts there; docs/how-to/search-r1.md says where
+    It follows generation.py, qa_em.py and the data scripts there; docs/how-to/retrieval.md says where
     it differs on purpose.
     """
 
