@@ -68,8 +68,12 @@ def test_errors_are_one_line(
     ("number", "status", "says"),
     [
         (errno.ENOSPC, 2, "make room, then: run the command again"),
-        (errno.EACCES, 2, "report.html cannot be used: Permission denied"),
-        (errno.EIO, 1, "report.html cannot be used: Input/output error"),
+        (
+            errno.EACCES,
+            2,
+            "report.html: Permission denied; give this user the right to it, then: run",
+        ),
+        (errno.EIO, 2, "report.html: Input/output error; check the folder and its disk, then: run"),
     ],
 )
 def test_a_disk_that_fails_is_one_line(

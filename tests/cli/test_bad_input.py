@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from cotune.cli import app as cli
 from cotune.cli import train as training
-from cotune.errors import EngineError, EvolutionError
+from cotune.errors import EvolutionError
 from cotune.run.record import Record
 from tests.run_files import tiny, write
 
@@ -334,21 +333,16 @@ def raising(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "free", "what"),
+    "error",
     [
-        (Exception("No space left on device (os error 28)"), 2**31, "could not be written"),
-        (RuntimeError("[enforce fail] . unexpected pos 64 vs 0"), 0, "could not be written"),
-        (OSError(errno.ENOSPC, "No space", "state.json"), 0, "could not be written"),
-        (EngineError("the actor died: No space left on device"), 0, "could not be written"),
-        (RuntimeError("something else"), 1000, "the command failed"),
+        Exception("No space left on device (os error 28)"),
+        OSError(errno.ENOSPC, "No space left on device", "state.json"),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "resume"])
 def test_a_disk_that_fills_while_training(
     command: str,
     error: Exception,
-    free: int,
-    what: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     refused: Refused,
@@ -357,12 +351,10 @@ def test_a_disk_that_fills_while_training(
     file = write(tmp_path / "run.yaml", tiny(out))
     if command == "resume":
         Record.create(out, tiny(out))
-    usage = shutil.disk_usage(tmp_path)._replace(free=free)
     raising(error, monkeypatch)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     said = refused(command, str(out if command == "resume" else file))
-    assert f"{out}: {what}, and its disk has only " in said
-    assert f"({type(error).__name__}: {error})" in said
+    where = getattr(error, "filename", None) or f"a file in {out}"
+    assert said.startswith(f"cotune: {where}: ")
     again = f"cotune resume {out}" if command == "resume" else "start again"
     assert said.endswith(f"; make room, then: {again}\n")
 
@@ -371,8 +363,6 @@ def test_a_disk_that_fills_while_training(
 def test_other_failures_keep_their_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = shutil.disk_usage(tmp_path)._replace(free=2**31)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     raising(RuntimeError("something else"), monkeypatch)
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
     monkeypatch.setattr("sys.argv", ["cotune", "train", str(file)])

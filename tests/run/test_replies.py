@@ -13,7 +13,7 @@ from cotune.methods.static import StaticStrategy
 from cotune.protocols import LLM, Recorder, Rollout
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.run.costs import Totals
-from cotune.run.json_files import append_durably, exact_line, read_jsonl
+from cotune.run.json_files import append, exact_line, read_jsonl
 from cotune.run.record import Record
 from cotune.run.replies import CachedLLM, ReplyCache
 from cotune.testing import CharacterCodec, ScriptedLLM, ScriptedSampler
@@ -32,8 +32,8 @@ ROW = {"step": 1, "costs": [], "completion": {"text": "x"}}
 def test_a_line_that_cannot_be_read_is_ignored(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "log"
     for key in "ab":
-        append_durably(path, exact_line({"key": key, **ROW}))
-    append_durably(path, torn)
+        append(path, exact_line({"key": key, **ROW}))
+    append(path, torn)
     cache = ReplyCache(path)
     assert [cache.find(key) is not None for key in "abc"] == [True, True, False]
     cache.add({"key": "d", **ROW})

@@ -1,6 +1,5 @@
 """The command line: argument parsing. User errors print one line and exit with status 2."""
 
-import errno
 import shlex
 import sys
 from collections.abc import Callable
@@ -20,10 +19,11 @@ from cotune.cli.arguments import (
     WeightsFormat,
 )
 from cotune.errors import ConfigError, CotuneError, EvolutionError, Stopped
-from cotune.run.full_disk import AGAIN
+from cotune.utils.files import file_failure
+from cotune.utils.output import accept_any_text
 from cotune.utils.processes import launched_rank
 from cotune.utils.stopping import stopped_by_sigterm
-from cotune.utils.text import hide_secrets
+from cotune.utils.text import hide_secrets, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -326,35 +326,31 @@ def _console() -> "Console":
     return Console(quiet=launched_rank() != 0)
 
 
-_OF_THE_DISK = frozenset(
-    (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR,
-     errno.ENAMETOOLONG, errno.EIO)
-)  # fmt: skip
-
-
 def main() -> None:
-    """Run the `cotune` command line."""
+    """Run the `cotune` command line; here every command ends."""
+    accept_any_text()
     try:
-        app()
-    except (CotuneError, OSError) as error:
-        if not isinstance(error, CotuneError) and error.errno not in _OF_THE_DISK:
-            raise
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except Exception as error:  # libraries have errors of their own for files
         status, text = _verdict(error)
+        if not text:
+            raise
         # Every process prints the error, because torchrun stops the others after the first failure.
         where = f" (rank {launched_rank()})" if launched_rank() else ""
         typer.echo(f"cotune{where}: {text}", err=True)
         sys.exit(status)
 
 
-def _verdict(error: CotuneError | OSError) -> tuple[int, str]:
-    """Return the exit status and a one-line message for an error."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = error.filename or "a file"
-        return 2, f"{where} cannot be written: {error.strerror}; make room, then: {AGAIN}"
-    if isinstance(error, OSError):
-        status = 1 if error.errno == errno.EIO else 2
-        return status, f"{error.filename or 'a file'} cannot be used: {error.strerror}"
-    text = hide_secrets(" ".join(str(error).split()))
-    if isinstance(error, Stopped):
-        return 130, text
-    return 2 if isinstance(error, ConfigError | EvolutionError) else 1, text
+def _verdict(error: Exception) -> tuple[int, str]:
+    """Return the exit status and a one-line message for an error; "" for one that needs its traceback."""
+    if isinstance(error, CotuneError):
+        if isinstance(error, Stopped):
+            status = 130
+        else:
+            status = 2 if isinstance(error, ConfigError | EvolutionError) else 1
+        return status, hide_secrets(one_line(str(error)))
+    failure = file_failure(error)
+    return 2, f"{failure}, then: run the command again" if failure else ""

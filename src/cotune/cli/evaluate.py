@@ -15,7 +15,6 @@ from cotune.cli.step_progress import step_progress
 from cotune.config.resuming import open_trained, recorded_config
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.run.full_disk import full_disk_explained
 from cotune.run.json_files import plain
 from cotune.run.run_dir import RunDir
 from cotune.utils.progress import begin
@@ -77,8 +76,7 @@ def evaluate_quadrants(
         quadrants = evaluate_quadrants(config, run, options, first)
     place = "not kept, since --limit leaves questions out"
     if options.limit is None:
-        with full_disk_explained(run.path):
-            quadrants.write(run.path)
+        quadrants.write(run.path)
         report = command_on(run.path, "report")
         place = f"written to {run.path / files.FILE}; to show them in the report: {report}"
     if as_json:

@@ -13,11 +13,12 @@ from cotune.config.resuming import open_trained, resumed_config
 from cotune.config.run_file import RunConfig, load_config
 from cotune.engines.engine import engine_of
 from cotune.engines.preflight import Preflight
-from cotune.errors import CotuneError, EvolutionError, Stopped
-from cotune.run.full_disk import full_disk_explained
+from cotune.errors import ConfigError, CotuneError, EvolutionError, Stopped
 from cotune.run.locks import run_locked
 from cotune.run.run_dir import RunDir
+from cotune.utils.files import file_failure
 from cotune.utils.importing import uncollected
+from cotune.utils.output import output_may_be_lost
 from cotune.utils.processes import launched_rank
 from cotune.utils.stopping import stopped_by_sigterm
 from cotune.utils.text import command_on
@@ -99,7 +100,7 @@ def _concluded_late(run: RunDir, config: RunConfig, shown: Console) -> bool:
 
 @contextmanager
 def _stoppable(folder: Path, config: RunConfig, new: bool = False) -> Generator[None]:
-    """Turn a stop, a full disk, a useless LLM or a failed call into one line that says how to resume.
+    """Turn a stop, a failed file operation, a useless LLM or a failed call into one line that says how to resume.
 
     Args:
         new: whether the run is to be created, so that a run that is there already is another one.
@@ -109,11 +110,8 @@ def _stoppable(folder: Path, config: RunConfig, new: bool = False) -> Generator[
     def begun() -> bool:
         return RunDir.is_run(folder) and not another
 
-    def again() -> str:
-        return command_on(folder, "resume") if begun() else "start again"
-
     try:
-        with stopped_by_sigterm(), full_disk_explained(folder, again):
+        with output_may_be_lost(), stopped_by_sigterm():
             yield
     except KeyboardInterrupt:
         if begun():
@@ -125,14 +123,18 @@ def _stoppable(folder: Path, config: RunConfig, new: bool = False) -> Generator[
         if "cotune resume" in str(error) or not (begun() and _has_trained(folder)):
             raise
         raise type(error)(f"{error}; then continue: {command_on(folder, 'resume')}") from error
+    except Exception as error:  # libraries have errors of their own for files
+        failure = file_failure(error, folder)
+        if not failure:
+            raise
+        again = command_on(folder, "resume") if begun() else "start again"
+        raise ConfigError(f"{failure}, then: {again}") from error
 
 
 def _has_trained(folder: Path) -> bool:
     """Return whether a run has finished a step."""
-    try:
-        return bool(RunDir.open(folder).read_metrics())
-    except (OSError, CotuneError):
-        return False
+    metrics = folder / "metrics.jsonl"
+    return metrics.is_file() and metrics.stat().st_size > 0
 
 
 def _without_proposals(folder: Path, config: RunConfig) -> str:

@@ -53,9 +53,9 @@ from cotune.policy.policy_files import (
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions
 from cotune.run.costs import CostRow
-from cotune.run.full_disk import free_space
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
+from cotune.utils.files import free_space
 from cotune.utils.packages import installed
 from cotune.utils.processes import launched_rank
 from cotune.utils.progress import begin

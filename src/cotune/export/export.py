@@ -12,7 +12,6 @@ from cotune.export.complete import completed, write_generation_config
 from cotune.export.model_card import write_card
 from cotune.export.serving import Format, finished
 from cotune.policy.policy_files import is_adapter, policy_path
-from cotune.run.full_disk import full_disk_explained
 from cotune.run.json_files import check_folder
 from cotune.run.run_dir import RunDir
 
@@ -50,16 +49,15 @@ def export(folder: Path, format: str | None = None, output: Path | None = None) 
     filled = target.is_dir() and (target.is_mount() or target.samefile(Path.cwd()))
     staged = target / ".new" if filled else target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
-        with full_disk_explained(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            stage(config, run, kind, staged)
-            if filled:
-                for path in staged.iterdir():
-                    path.rename(target / path.name)
-            else:
-                if target.exists():
-                    target.rmdir()
-                staged.rename(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        stage(config, run, kind, staged)
+        if filled:
+            for path in staged.iterdir():
+                path.rename(target / path.name)
+        else:
+            if target.exists():
+                target.rmdir()
+            staged.rename(target)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return target

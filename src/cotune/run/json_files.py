@@ -50,13 +50,24 @@ def _beside(path: Path, content: str | bytes) -> Generator[Path]:
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with _naming(path), temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    """Give an error of a write its file's name, which the system does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def check_folder(folder: Path, field: str) -> None:
@@ -150,21 +161,24 @@ def exact_line(row: Mapping[str, object]) -> bytes:
     return json.dumps(row).encode() + b"\n"
 
 
-def append_durably(path: Path, data: bytes) -> None:
-    """Append to a file, created if missing, durably even if the power fails."""
+def append(path: Path, data: bytes, *, durably: bool = False) -> None:
+    """Append to a file, created if missing; durably, even if the power fails."""
     new = not path.exists()
-    with path.open("ab") as file:
+    with _naming(path), path.open("ab") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
-    if new:
+        if durably:
+            os.fsync(file.fileno())
+    if new and durably:
         _sync_folder(path.parent)
 
 
 def complete_lines(path: Path) -> list[bytes]:
-    """Return the lines of a JSONL file without a torn last one."""
+    """Return the lines of a JSONL file without a torn last one; [] if there is no file."""
     if not path.exists():
         return []
+    if not path.is_file():  # reading a pipe could wait for ever
+        raise ConfigError(f"{path}: is not a file; remove it")
     return path.read_bytes().split(b"\n")[:-1]
 
 

@@ -15,7 +15,7 @@ from cotune.errors import BudgetError, ConfigError
 from cotune.run.costs import LLM_CALL, CostRow, committed
 from cotune.run.json_files import (
     Row,
-    append_durably,
+    append,
     complete_lines,
     drop_torn_line,
     json_line,
@@ -360,7 +360,7 @@ class Record(RunDir):
         with self._charging:
             if not self._silent:
                 self._repair(self.costs_path)
-                append_durably(self.costs_path, json_line(row.line(), "costs"))
+                append(self.costs_path, json_line(row.line(), "costs"), durably=True)
             self.cost_rows.append(row)
 
     def _row(
@@ -377,8 +377,7 @@ class Record(RunDir):
     def _append(self, path: Path, rows: Iterable[Row], where: str) -> None:
         data = b"".join(json_line(row, where) for row in rows)
         self._repair(path)
-        with path.open("ab") as file:
-            file.write(data)
+        append(path, data)
 
     def _repair(self, path: Path) -> None:
         """Drop the unfinished last line that a kill may have left, before the first line is appended."""

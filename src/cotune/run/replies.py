@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from cotune.protocols import LLM, State
 from cotune.run.json_files import (
     Row,
-    append_durably,
+    append,
     complete_lines,
     drop_torn_line,
     exact_line,
@@ -57,7 +57,7 @@ class ReplyCache:
         """Append the row of a call; it is on disk when this returns."""
         if self._path is not None:
             self._rows[row["key"]] = row
-            append_durably(self._path, exact_line(row))
+            append(self._path, exact_line(row), durably=True)
 
     def forget(self, step: int) -> None:
         """Remove a step's replies, for a phase that would fail again on them."""

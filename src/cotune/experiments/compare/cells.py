@@ -21,7 +21,6 @@ from cotune.config.run_file import RunConfig, dump_config
 from cotune.errors import ConfigError, CotuneError
 from cotune.experiments.compare.stages import Finished, SuiteRow
 from cotune.experiments.evaluate.quadrants import Quadrants, read_quadrants, relative
-from cotune.run.full_disk import nearly_full
 from cotune.run.json_files import read_jsonl, write_atomic
 from cotune.run.run_dir import RunDir
 from cotune.utils.field_yaml import FieldDumper
@@ -214,9 +213,7 @@ class Cell:
     def _fail_by_log(self, status: int) -> None:
         """Fail with the last line that the process printed."""
         text = self._log.read_text("utf-8", errors="replace") if self._log.is_file() else ""
-        # On a full disk not even the log is written.
-        full = "No space left on device" if nearly_full(self.row.folder) else "nothing was printed"
-        lines = text.strip().splitlines() or [full]
+        lines = text.strip().splitlines() or ["nothing was printed; is the disk full?"]
         self.fail(f"stage {self.working}, status {status}: {lines[-1].strip()} (see {self._log})")
 
 

@@ -17,9 +17,9 @@ from cotune.experiments.compare.stages import check_rows, rows_of, setting_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
 from cotune.run.costs import policy_rollouts
-from cotune.run.full_disk import full_disk_explained
 from cotune.run.locks import locked
 from cotune.run.run_dir import RunDir, read_summary, write_summary
+from cotune.utils.output import output_may_be_lost
 from cotune.utils.packages import need_trl
 from cotune.utils.stopping import stopped_by_sigterm
 from cotune.utils.tables import on_console, plain_table
@@ -63,16 +63,15 @@ def compare(
 
     busy = f"output: {suite.output} is being worked on by another cotune compare; wait for it, or stop it"
     _print_heading(suite, setting, console)
-    with full_disk_explained(suite.output, lambda: command):
-        with locked(suite.output / _LOCK, busy):
-            try:
-                with stopped_by_sigterm():
-                    run_cells(cells, suite.at_once, watch)
-            except KeyboardInterrupt:
-                _write(suite, cells, setting)
-                raise Stopped(f"stopped; resume with: {command}") from None
-            summary = _write(suite, cells, setting)
-        _show(summary, suite, console)
+    with output_may_be_lost(), locked(suite.output / _LOCK, busy):
+        try:
+            with stopped_by_sigterm():
+                run_cells(cells, suite.at_once, watch)
+        except KeyboardInterrupt:
+            _write(suite, cells, setting)
+            raise Stopped(f"stopped; resume with: {command}") from None
+        summary = _write(suite, cells, setting)
+    _show(summary, suite, console)
     excluded = [row for row in summary.methods if row.status in ("failed", "unequal")]
     if excluded:
         reasons = "; ".join(f"{row.label}: {row.problem}" for row in excluded)

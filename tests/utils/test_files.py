@@ -1,0 +1,73 @@
+"""Failed file operations in one line, from an errno or from a library's text."""
+
+import errno
+import os
+import shutil
+import socket
+import sqlite3
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from cotune.utils.files import file_failure
+
+
+def system(number: int, *names: str) -> OSError:
+    return OSError(number, os.strerror(number), names[0], None, *names[1:])
+
+
+def caused() -> Exception:
+    error = RuntimeError("generating the data set failed")
+    error.__cause__ = system(errno.EIO, "a")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (system(errno.ENOSPC, "a"), "a: No space left on device; make room"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "a file in out: Disk quota exceeded; make room"),
+        (system(errno.EMFILE, "a"), "a: Too many open files; raise the limit of open files (ulimit -n)"),
+        (system(errno.EROFS, "a"), "a: Read-only file system; give this user the right to it"),
+        (system(errno.ENOTEMPTY, "a", "b"), "a -> b: Directory not empty; check the folder and its disk"),
+        (system(errno.ETIMEDOUT, "a"), "a: Connection timed out; check the folder and its disk"),
+        (system(errno.EPROTO, "a"), "a: Protocol error; check the folder and its disk"),
+        (Exception("No space left on device (os error 28)"), "Exception: No space left on device (os error 28); make room"),
+        (SafetensorError("Error: I/O error: Stale file handle (os error 116)"), "SafetensorError: Error: I/O error"),
+        (RuntimeError("[enforce fail] . unexpected pos 64 vs 0"), "; make room"),
+        (RuntimeError("open file failed with strerror: Permission denied"), "; give this user the right to it"),
+        (sqlite3.OperationalError("database is locked"), "OperationalError: database is locked"),
+        (sqlite3.OperationalError("attempt to write a readonly database"), "; give this user"),
+        (shutil.Error([("a", "b", "[Errno 5] Input/output error: 'b'")]), "[Errno 5] Input/output error"),
+        (caused(), "a: Input/output error"),
+    ],
+)  # fmt: skip
+def test_a_failed_operation_names_file_reason_and_fix(error: Exception, said: str) -> None:
+    text = file_failure(error, Path("out"))
+    assert said in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("a"),
+        ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+        TimeoutError("timed out"),
+        socket.gaierror(-2, "Name or service not known"),
+        RuntimeError("CUDA error: out of memory"),
+    ],
+)
+def test_other_errors_are_none(error: Exception) -> None:
+    assert file_failure(error) == ""
+
+
+def test_what_torch_says_is_known(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError) as nowhere:
+        torch.save({}, tmp_path / "nowhere" / "a.pt")
+    with pytest.raises(RuntimeError) as full:
+        torch.save({"a": torch.zeros(9)}, "/dev/full")
+    for raised in (nowhere, full):
+        assert file_failure(raised.value), raised.value
