@@ -5,7 +5,6 @@ from errno import ENOSPC
 from pathlib import Path
 
 import pytest
-import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -94,52 +93,9 @@ def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         write_atomic(path, text)
 
     monkeypatch.setattr("cotune.cli.starter.write_atomic", full)
-    with pytest.raises(ConfigError, match=r"cannot be written .No space left on device"):
-        write_starter("tools", tmp_path / "x", policy="Qwen/Qwen3-4B")
+    with pytest.raises(OSError, match="No space left on device"):
+        write_starter("tools", tmp_path / "x")
     assert not list((tmp_path / "x").iterdir())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("policy", "template_args"),
-    [
-        ("meta-llama/Llama-3.2-1B-Instruct", {}),
-        ("Qwen/Qwen3-4B", {"enable_thinking": False}),
-        ("bundled:geo", {}),
-        ("123", {}),
-        ("no: {flow} # 'or' \"comment\"", {}),
-    ],
-)
-def test_a_starter_names_the_users_policy(
-    kind: str, policy: str, template_args: dict[str, bool], tmp_path: Path
-) -> None:
-    text = write_starter(kind, tmp_path, policy)[0].read_text(encoding="utf-8")
-    section = yaml.safe_load(text)["policy"]
-    assert section == {"path": policy, "lora": {"rank": 16}} | (
-        {"template_args": template_args} if template_args else {}
-    )
-    assert "# any chat model" in text
-
-
-def test_a_policys_folder_is_named_from_everywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my model").mkdir()
-    monkeypatch.chdir(tmp_path)
-    (run_file, *_) = write_starter("tools", Path("agent"), "my model")
-    named = yaml.safe_load(run_file.read_text(encoding="utf-8"))["policy"]["path"]
-    assert named == str(tmp_path / "my model")
-    with pytest.raises(ConfigError, match=r"^--policy is blank"):
-        write_starter("tools", Path("other"), " ")
-    with pytest.raises(ConfigError, match="there is no such folder"):
-        write_starter("tools", Path("other"), "./mine")
-    assert not Path("other").exists()
-
-
-def test_the_command_takes_a_policy(tmp_path: Path) -> None:
-    given = ["init", str(tmp_path), "--kind", "single-turn", "--policy", "org/model"]
-    assert CliRunner().invoke(app, given).exit_code == 0
-    assert "path: org/model " in (tmp_path / "run.yaml").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -182,8 +138,10 @@ def test_the_offline_starter_holds_together(
     boxed = import_object("rewards.py:boxed", "rewards")
     said = ["\\boxed{1}, so \\boxed{12}", "12", "\\boxed{ 12 }"]
     assert boxed(said, answer=["12"] * 3) == [1.0, 0.0, 1.0]
-    for wrong in (["--kind", "tools"], ["--policy", "a/b"]):
-        result = CliRunner().invoke(app, ["init", "x", "--offline", *wrong])
+    for wrong, says in ((["--offline", "--kind", "tools"], "both"), ([], "neither")):
+        result = CliRunner().invoke(app, ["init", "x", *wrong])
         assert isinstance(result.exception, ConfigError)
-        assert "leave out one" in str(result.exception)
+        assert str(result.exception).startswith(
+            f"{says} of --kind and --offline given; expected one"
+        )
     assert not Path("x").exists()

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from cotune.cli import app as cli
-from cotune.cli import trust
 from cotune.cli.trust import check_trusted, code_references
 from cotune.errors import ConfigError
 from cotune.run.record import Record
@@ -93,32 +92,3 @@ def test_what_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (inside / "evil.py").touch()
     with pytest.raises(ConfigError, match=r"evil\.py; look at it, then add --trust"):
         check_trusted(run.path, False)
-
-
-@pytest.mark.parametrize("answer", [True, False])
-def test_on_a_terminal_the_user_is_asked(
-    answer: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = run_of(tmp_path / "run", tmp_path / "rewards.py")
-    asked: list[str] = []
-    monkeypatch.setattr("sys.stdin", TTY())
-    monkeypatch.setattr("sys.stderr", TTY())
-    monkeypatch.setattr(trust.typer, "confirm", lambda text, err: asked.append(text) or answer)
-    if answer:
-        check_trusted(run.path, False)
-    else:
-        with pytest.raises(ConfigError, match="not run; nothing was loaded"):
-            check_trusted(run.path, False)
-    (text,) = asked
-    assert str(tmp_path / "rewards.py") in text
-
-
-class TTY:
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass

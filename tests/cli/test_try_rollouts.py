@@ -1,4 +1,4 @@
-"""`cotune try` and the prompt that `cotune plan` shows, on the bundled policy."""
+"""`cotune try` on the bundled policy."""
 
 import io
 from pathlib import Path
@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cotune.cli.try_rollouts import show_prompt, try_run
-from cotune.config.run_file import load_config
+from cotune.cli.try_rollouts import try_run
 from cotune.environments.base import TaskEnvironment
 from cotune.errors import ConfigError
 
@@ -74,14 +73,3 @@ def test_a_split_without_questions(run_file: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(TaskEnvironment, "tasks", without)
     with pytest.raises(ConfigError, match="--split validation has no questions"):
         try_run(run_file, console()[0], 1, "validation", assignments=["evaluation.every=0"])
-
-
-def test_a_prompt_is_shown_as_the_policy_sees_it(run_file: Path) -> None:
-    shown, out = console()
-    show_prompt(load_config(run_file), shown)
-    assert "<|im_start|>assistant\n[the policy's turn: trained on][what the env" in out.getvalue()
-    config = load_config(run_file, assignments=["policy.path=nobody/has-this"])
-    shown, out = console()
-    show_prompt(config, shown)
-    said = "prompt: not shown; this machine lacks the tokenizer of nobody/has-this, or what"
-    assert out.getvalue().replace("\n", " ").startswith(said)

@@ -73,13 +73,7 @@ def init(
     ] = Path(),
     kind: Annotated[
         str | None,
-        typer.Option(
-            metavar="single-turn|tools|search", help="What to train. Asked for if not given."
-        ),
-    ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(help="Model to train: a folder, or a name on the hub."),
+        typer.Option(metavar="single-turn|tools|search", help="What to train."),
     ] = None,
     offline: Annotated[
         bool,
@@ -91,21 +85,13 @@ def init(
     """Write a commented starter run file and the files that it names."""
     from cotune.cli.starter import KINDS, OFFLINE, write_starter
 
-    if offline and kind is not None:
+    if offline == (kind is not None):
+        kinds = "; ".join(f"{name}: {text}" for name, text in KINDS.items())
         raise ConfigError(
-            "--kind was given with --offline, which is a kind of its own; leave out one"
+            f"{'both' if offline else 'neither'} of --kind and --offline given; expected one: --kind with "
+            f"{kinds}; or --offline, which trains immediately"
         )
-    if offline:
-        kind = OFFLINE
-    if kind is None:
-        if not sys.stdin.isatty():
-            raise ConfigError(
-                f"--kind is missing; expected one of {', '.join(KINDS)}: cotune init my-agent "
-                "--kind tools; or --offline, which trains immediately"
-            )
-        typer.echo("\n".join(f"{name:<12} {text}" for name, text in KINDS.items()))
-        kind = typer.prompt("What do you want to train?", default="single-turn")
-    for path in write_starter(str(kind), folder, policy):
+    for path in write_starter(kind or OFFLINE, folder):
         typer.echo(f"wrote {path}")
     enter = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
     typer.echo(f"next: {enter}cotune {'train' if offline else 'try'} run.yaml")
@@ -213,7 +199,6 @@ def plan(
 ) -> None:
     """Estimate a run's rollouts, cost, memory and time without running it."""
     from cotune.cli.plan.plan import plan as plan_
-    from cotune.cli.plan.plan import plan_prompt
 
     if questions is not None and steps is not None:
         raise ConfigError(
@@ -221,8 +206,6 @@ def plan(
         )
     console = _console()
     plan_(run_file, console, set_ or (), processes, questions, gpu)
-    if questions is None:
-        plan_prompt(run_file, console, set_ or ())
     if steps is not None:
         from cotune.cli.plan.measured_plan import plan_by_steps
 

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from cotune.utils.progress import Listener, TimeLeft, listening
 
-_WHAT = {
+_NAMES = {
     "train": "rollouts",
     "try": "rollouts",
     "update": "update, micro-batches",
@@ -56,14 +56,18 @@ def described(show: Show, clock: Callable[[], float] = time.monotonic) -> Listen
         nonlocal step, left, token, current
         if what == "step":
             step = f"step {done + 1}/{total}: " if done < total else ""
-            left, token = time_left.after(done, total), ""
+            left = time_left.after(done, total)
+            token = ""
+            current = ("", 0, 0)  # what the step before counted is over
             return
         if what == "tokens":
+            if not current[0]:
+                return
             token = f"token {done} of at most {total}"
         else:
             token = token if what == current[0] else ""
             current = (what, done, total)
-        text = step + _WHAT.get(current[0], current[0])
+        text = step + _NAMES.get(current[0], current[0])
         show(text, *current[1:], ", ".join(filter(None, (token, left))))
 
     return listen
@@ -86,9 +90,7 @@ def _bar(bar: Progress) -> Show:
 
 
 def lines(write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Show:
-    """Return what writes a line when a stage begins, or before the first step's end any work, else every
-    half minute.
-    """
+    """Return what writes a line when a stage or the first step begins, else every half minute."""
     begun = set[str]()
     last = clock()
 

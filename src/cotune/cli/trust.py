@@ -1,12 +1,9 @@
-"""Ask before importing code that a run folder names: its run.yaml may be somebody else's."""
+"""Refuse to import code that a run folder names unasked: its run.yaml may be somebody else's."""
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
-
-import typer
 
 from cotune.errors import ConfigError
 from cotune.run.run_dir import RunDir
@@ -25,8 +22,7 @@ def check_trusted(folder: Path, trust: bool) -> None:
         trust: whether the user has said that its code may run.
 
     Raises:
-        ConfigError: not a run folder; or other code is named, and the user refuses it or cannot be
-            asked.
+        ConfigError: not a run folder; or other code is named, and not trusted.
     """
     here, run = Path.cwd().resolve(), folder.resolve()
     references = list(code_references(RunDir.open(folder).read_config()))
@@ -37,11 +33,6 @@ def check_trusted(folder: Path, trust: bool) -> None:
     if trust or not strange:
         return
     shown = printable(", ".join(dict.fromkeys(map(str, strange))))
-    if sys.stdin.isatty() and sys.stderr.isatty():
-        asked = f"{folder}/run.yaml runs code from outside the current folder: {shown}. Run it?"
-        if typer.confirm(asked, err=True):
-            return
-        raise ConfigError(f"{shown}: not run; nothing was loaded")
     raise ConfigError(
         f"{folder}/run.yaml runs code from outside the current folder: {shown}; look at it, then add "
         "--trust"

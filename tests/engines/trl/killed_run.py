@@ -185,7 +185,7 @@ def fail(operation: str, name: str, call: int) -> None:
     def failing(function: Any, paths: int) -> Any:
         def called(*given: Any, **named: Any) -> Any:
             if due(*given[:paths]):
-                where = (given[0], None, given[1])[: 2 * paths - 1] if paths else ()
+                where = (given[0], None, given[1]) if paths == 2 else given[:paths]
                 raise OSError(number, os.strerror(number), *where)
             return function(*given, **named)
 

@@ -98,15 +98,6 @@ def _at_once(config: RunConfig, planned: Plan) -> RunConfig:
     return config.model_copy(update={"training": training})
 
 
-def plan_prompt(path: Path, console: Console, assignments: Sequence[str] = ()) -> None:
-    """Print one prompt of the run file as its policy will see it."""
-    config = load_config(path, assignments=assignments)
-    from cotune.cli.try_rollouts import show_prompt
-
-    with step_progress(console):
-        show_prompt(config, console)
-
-
 def show_estimate(
     config: RunConfig, planned: Plan, console: Console, processes: int, gpu: str
 ) -> None:
