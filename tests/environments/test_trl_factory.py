@@ -227,15 +227,6 @@ def test_without_get_reward_reward_functions_score_and_see_the_instances() -> No
         check_columns(None, own, ["train"])
 
 
-def test_rollouts_from_elsewhere_get_instances_reset_for_their_own_tasks() -> None:
-    trajectories = roll_out(environment(), guessed)
-
-    for own in (environment(), environment(Unscored)):
-        instances = own.reward_arguments(trajectories)["environments"]
-        assert [one.secret for one in instances] == [t.columns["secret"] for t in TASKS]
-        assert len(set(map(id, instances))) == 3
-
-
 def test_get_reward_counts_beside_reward_functions() -> None:
     def half(completions: list[Any], **_: Any) -> list[float]:
         return [0.5] * len(completions)
@@ -381,34 +372,6 @@ class Counter:
         return self.count
 
 
-class Tiles:
-    """A grid that is drawn at the start and grows at random; every row of the data is the same."""
-
-    def reset(self, **kwargs: Any) -> str:
-        self.grid = [0] * 16
-        self.spawn()
-        return self.shown()
-
-    def move(self, direction: str) -> str:
-        """Moves the tiles.
-
-        Args:
-            direction: left or right.
-        """
-        self.grid = sorted(self.grid, reverse=direction == "left")
-        self.spawn()
-        return self.shown()
-
-    def spawn(self) -> None:
-        """Puts a tile on a free cell."""
-        free = [i for i, value in enumerate(self.grid) if not value]
-        self.grid[int(np.random.choice(free))] = 2 if random.random() < 0.9 else 4
-
-    def shown(self) -> str:
-        """Shows the grid."""
-        return " ".join(map(str, self.grid))
-
-
 class Seeded(Guessing):
     """Sets the seed of the process's generator from a column."""
 
@@ -421,10 +384,6 @@ class Seeded(Guessing):
 def counted(row: int, turn: int, context: str) -> str:
     wanted = context.rpartition("Count to ")[2].partition(".")[0]
     return call("add", step=int(wanted)) if turn == 0 else "Done."
-
-
-def played(row: int, turn: int, context: str) -> str:
-    return call("move", direction="left") if turn < 3 else "Done."
 
 
 def questions(trajectories: list[Trajectory]) -> list[str]:
@@ -456,41 +415,10 @@ def test_rows_with_equal_prompts_are_tasks_of_their_own(tmp_path: Path) -> None:
     file = tmp_path / "data.jsonl"
     row = {"prompt": [{"role": "user", "content": "Play."}]}
     file.write_text(f"{json.dumps(row)}\n" * 40)
-    (tmp_path / "tiles.py").write_text("from tests.environments.test_trl_factory import Tiles\n")
-    options = TrlOptions(factory=f"{tmp_path}/tiles.py:Tiles")
+    options = TrlOptions(factory=f"{__file__}:Counter")
     own = build_environment(options, DatasetConfig(path=file, test=8), InstructionConfig())
     assert [len(own.tasks(s)) for s in ("train", "validation", "test")] == [28, 4, 8]
     assert len({task.id for s in ("train", "validation", "test") for task in own.tasks(s)}) == 40
-
-
-def test_tools_that_draw_draw_the_same_after_a_resume() -> None:
-    def score(environments: list[Tiles], **_: Any) -> list[float]:
-        return [float(sum(e.grid)) for e in environments]
-
-    tasks = [TASKS[0]] * 4
-    random.seed(5)
-    np.random.seed(5)
-    torch.manual_seed(5)
-    expected = random.Random(5).random(), np.random.RandomState(5).rand(), torch.rand(1).item()
-    torch.manual_seed(5)
-
-    def grids(first: int, last: int) -> list[list[str]]:
-        done = roll_out(
-            environment(Tiles, concurrency=1),
-            played,
-            tasks[first:last],
-            RewardFunctions([score]),
-            first,
-        )
-        assert all(t.reward >= 8 for t in done)
-        return [[t.task.question, *(turn.observation for turn in t.turns)] for t in done]
-
-    whole = grids(0, 4)
-    assert grids(0, 2) + grids(2, 4) == whole  # on two ranks
-    assert len({shown[0] for shown in whole}) == 1
-    assert len({shown[3] for shown in whole}) > 1  # each rollout plays its own game
-    # What training draws is left as it was.
-    assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected
 
 
 def test_a_reset_may_seed_the_process() -> None:
@@ -499,37 +427,37 @@ def test_a_reset_may_seed_the_process() -> None:
     assert asked == [f"Guess {i}. {random.Random(i).random()}" for i in range(3)]
 
 
-class DrawsInTools(Guessing):
+class Draws(Guessing):
+    def reset(self, secret: int, **columns: Any) -> str:
+        return f" {random.random()} {np.random.rand()} {torch.rand(1).item()}"
+
     def guess(self, number: int) -> str:
         """Guesses.
 
         Args:
             number: the guess.
         """
-        return str(random.random())
+        return str(random.random() + np.random.rand() + torch.rand(1).item())
 
     def get_reward(self) -> float:
         return random.random()
 
 
-def test_tools_draw_the_same_on_other_ranks_and_after_a_resume() -> None:
-    random.seed(5)
+def test_draws_of_the_users_code_leave_those_of_training() -> None:
+    def seed() -> None:
+        random.seed(5)
+        np.random.seed(5)
+        torch.manual_seed(5)
 
-    def drawn(first: int, last: int) -> list[object]:
-        own = environment(DrawsInTools, concurrency=1)
-        done = roll_out(own, guessed, TASKS[first:last], None, first)
-        return [(t.turns[0].observation, t.reward) for t in done]
+    def draw() -> tuple[float, float, float]:
+        return random.random(), np.random.rand(), torch.rand(1).item()
 
-    whole = drawn(0, 3)
-    assert drawn(0, 1) + drawn(1, 3) == whole
-    assert len(set(whole)) == 3
-    assert random.random() == random.Random(5).random()
-
-
-def test_tools_that_draw_at_the_same_time_leave_the_training_draws() -> None:
-    random.seed(5)
-    roll_out(environment(DrawsInTools), guessed)
-    assert random.random() == random.Random(5).random()
+    seed()
+    expected = draw()
+    seed()
+    first = questions(roll_out(environment(Draws), guessed))
+    assert draw() == expected
+    assert questions(roll_out(environment(Draws), guessed, TASKS[1:], first_row=1)) == first[1:]
 
 
 class NoReset:
@@ -564,7 +492,7 @@ class Odd(Guessing):
 @pytest.mark.parametrize(
     ("factory", "said"),
     [
-        ({"guess": Guessing}, "is dict; expected .* train with one at a time"),
+        ({"guess": Guessing}, "is dict; expected one class or function"),
         (NoReset, r"NoReset has no reset\(\)"),
         (Undocumented, r"tools: Undocumented\.peek has no docstring"),
         (Refuses, "raised OSError: no server"),

@@ -1,6 +1,5 @@
 """Random draws of the user's code from the process's own generators: seed and restore them."""
 
-import inspect
 import random
 import sys
 from collections.abc import Callable, Generator
@@ -11,47 +10,30 @@ from typing import Any
 @contextmanager
 def generators_kept() -> Generator[None]:
     """Restore the states of `random`, numpy and torch, whose draws are the training's."""
-    kept = _states()
+    python = random.getstate()
+    numpy = sys.modules.get("numpy")
+    torch = sys.modules.get("torch")
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    torch_state = None if torch is None else torch.get_rng_state()
     try:
         yield
     finally:
-        random.setstate(kept[0])
-        if kept[1] is not None:
-            sys.modules["numpy"].random.set_state(kept[1])
-        if kept[2] is not None:
-            sys.modules["torch"].set_rng_state(kept[2])
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+        if torch is not None:
+            torch.set_rng_state(torch_state)
 
 
 def seeded(function: Callable[..., Any], seed: int) -> Callable[..., Any]:
-    """Return a function, sync or async, that sets the seeds of all generators before each call."""
-    if inspect.iscoroutinefunction(function):
+    """Return a function that sets the seeds of all generators before each call."""
 
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
-            _seed(seed)
-            return await function(*args, **kwargs)
-
-        return awaited
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        _seed(seed)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        random.seed(seed)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(seed % 2**32)
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.random.default_generator.manual_seed(seed)
         return function(*args, **kwargs)
 
-    return called
-
-
-def _states() -> tuple[Any, Any, Any]:
-    """Return the states of `random`, numpy and torch; None for a library that is not loaded."""
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    return (
-        random.getstate(),
-        None if numpy is None else numpy.random.get_state(),
-        None if torch is None else torch.get_rng_state(),
-    )
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(seed % 2**32)
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.random.default_generator.manual_seed(seed)
+    return call

@@ -4,7 +4,7 @@
 Before each `reset`, the generators of `random`, numpy and torch are seeded for the episode: in training
 by the rollout call and the task, so that a group starts from one state; in evaluations, where nothing is
 drawn, only by the task. Resets are made one after another, as in TRL, so that they draw the same on every
-rank and after a resume. Tools that draw from these generators need `concurrency` 1, which seeds each call.
+rank and after a resume. Tools that draw need a generator of their own, made in `reset`.
 """
 
 import functools
@@ -56,8 +56,7 @@ class TrlOptions(Model):
     seconds: float = Field(default=30.0, gt=0)
     """Timeout of a call, in seconds."""
     concurrency: int = Field(default=32, ge=1)
-    """Calls of tools that run at the same time, per process; 1 seeds each, for tools that draw from the
-    generators of `random`, numpy or torch."""
+    """Calls of tools that run at the same time, per process."""
 
 
 @dataclass
@@ -101,14 +100,14 @@ class TrlEnvironment(TaskEnvironment):
             _episodes() if tasks is None else tasks, initial_instruction, prompt_format
         )
         if not callable(factory):
-            several = "; train with one at a time" if isinstance(factory, Mapping) else ""
             raise ConfigError(
-                f"{_FIELD} is {type(factory).__name__}; expected a class or function that makes one "
-                f"environment{several}"
+                f"{_FIELD} is {type(factory).__name__}; expected one class or function that makes an "
+                "environment"
             )
-        self._factory, self._seconds = factory, seconds
-        self._runner, self._in_order = ToolRunner(concurrency), ToolRunner(1)
-        self._seeds_tools = concurrency == 1
+        self._factory = factory
+        self._seconds = seconds
+        self._runner = ToolRunner(concurrency)
+        self._in_order = ToolRunner(1)
         self._live: dict[int, _Instance] = {}
         self._scored: set[int] = set()
         self._by_id: tuple[dict[str, Task], object] = {}, None
@@ -137,7 +136,7 @@ class TrlEnvironment(TaskEnvironment):
     def begin(self, tasks: Sequence[Task], rows: Sequence[int], seeds: Sequence[int]) -> list[Task]:
         """Reset an instance for each episode, and return its task with the text of `reset`.
 
-        `seeds` decide, with the task, what `reset` draws; with the row, what the tools draw.
+        `seeds` decide, with the task, what `reset` draws.
         """
         for row in self._scored:
             self._give_back(self._live.pop(row))
@@ -146,20 +145,18 @@ class TrlEnvironment(TaskEnvironment):
         for row, task, seed in zip(rows, plain, seeds, strict=True):
             if row in self._live:  # from a rollout that was interrupted
                 self._give_back(self._live.pop(row))
-            self._live[row] = self._taken()
-            self._live[row].seed = stable_seed(seed, task.id)
+            self._live[row] = self._take(stable_seed(seed, task.id))
         episodes = [self._live[row] for row in rows]
-        outcomes = self._reset(list(zip(episodes, plain, strict=True)))
         begun: list[Task] = []
-        for instance, task, outcome, row in zip(episodes, plain, outcomes, rows, strict=True):
+        pairs = list(zip(episodes, plain, strict=True))
+        for (instance, task), outcome in zip(pairs, self._reset(pairs), strict=True):
+            instance.failure = ""
             if outcome.error is not None:
-                instance.failure = f"reset() {_failed(outcome.error)}"
+                instance.failure = f"reset() {_describe(outcome.error)}"
                 begun.append(task)
                 continue
-            instance.failure = ""
             text = self._texts[task.id] = _reset_text(outcome.value)
             begun.append(replace(task, question=task.question + text))
-            instance.seed = stable_seed(instance.seed, row)
         return begun
 
     def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
@@ -178,17 +175,19 @@ class TrlEnvironment(TaskEnvironment):
         """Make the calls of all episodes, at most `concurrency` at the same time."""
         if new := [action for action in actions if action.row not in self._live]:
             self.begin([a.task for a in new], [a.row for a in new], [0] * len(new))
-        responses: dict[int, Response] = {}
-        for action in actions:
-            if failure := self._live[action.row].failure:
-                responses[action.row] = Response(failed=True, action="invalid", error=failure)
-        playing = [action for action in actions if action.row not in responses]
+        playing = [action for action in actions if not self._live[action.row].failure]
         with generators_kept():
-            answers = call_tools(playing, self._tools_of, self._runner, stateful=True)
-        for action, response in zip(playing, answers, strict=True):
-            self._live[action.row].broken |= response.failed
-            responses[action.row] = response
-        return [responses[action.row] for action in actions]
+            answers = iter(call_tools(playing, self._tools_of, self._runner, stateful=True))
+        responses: list[Response] = []
+        for action in actions:
+            instance = self._live[action.row]
+            if instance.failure:
+                response = Response(failed=True, action="invalid", error=instance.failure)
+            else:
+                response = next(answers)
+                instance.broken |= response.failed
+            responses.append(response)
+        return responses
 
     def score(self, trajectory: Trajectory) -> tuple[Any, str | None]:
         """Return the value of `get_reward`, which may be None; 0 without it or if the environment broke.
@@ -201,14 +200,13 @@ class TrlEnvironment(TaskEnvironment):
         if not self.own_reward or trajectory.stop is StopReason.ENVIRONMENT_ERROR:
             return 0.0, answer
         instance = self._live[trajectory.row]
-        get_reward = seeded(
-            instance.environment.get_reward, stable_seed(instance.seed, "get_reward")
-        )
         with generators_kept():
-            outcome = self._runner.call(instance.job(get_reward, self._seconds))
+            outcome = self._runner.call(
+                instance.job(instance.environment.get_reward, self._seconds)
+            )
         where = f"{_FIELD}: get_reward() of {self.own_reward}"
         if outcome.error is not None:
-            raise ConfigError(f"{where} {_failed(outcome.error)}; fix it") from outcome.error
+            raise ConfigError(f"{where} {_describe(outcome.error)}; fix it") from outcome.error
         value = outcome.value
         number = finite(value)
         if number is None and value is not None:
@@ -222,23 +220,8 @@ class TrlEnvironment(TaskEnvironment):
         return {self.own_reward: trajectory.reward} if self.own_reward and trajectory.scored else {}
 
     def reward_arguments(self, trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
-        """Return `environments` for reward functions, as in TRL: each rollout's own instance.
-
-        Rollouts that were not made here (when reward functions are tried out) get an instance that
-        is reset for their task.
-        """
-        instances: list[Any] = []
-        lent: list[_Instance] = []
-        for trajectory in trajectories:
-            instance = self._live.get(trajectory.row)
-            if instance is None:
-                self._first_text(trajectory.task)
-                instance = self._spare.pop()
-                lent.append(instance)
-            instances.append(instance.environment)
-        for instance in lent:
-            self._give_back(instance)
-        return {"environments": instances}
+        """Return `environments` for reward functions, as in TRL: each rollout's own instance."""
+        return {"environments": [self._live[t.row].environment for t in trajectories]}
 
     def _plain(self, task: Task) -> Task:
         """Return a task as the data has it, without the text of `reset`."""
@@ -252,37 +235,35 @@ class TrlEnvironment(TaskEnvironment):
         """Call `reset` of each instance with the columns of a task, seeded for its episode."""
         lanes: list[list[Job]] = []
         for instance, task in pairs:
-            reset = seeded(instance.environment.reset, stable_seed(instance.seed))
+            reset = seeded(instance.environment.reset, instance.seed)
             lanes.append([instance.job(reset, self._seconds, **task.own_columns())])
         with generators_kept():
             return [outcome for (outcome,) in self._in_order.run(lanes)]
 
     def _first_text(self, task: Task) -> str:
-        """Return the text of `reset` for a task; the instance becomes the last spare one."""
-        instance = self._taken()
-        instance.seed = stable_seed(0, task.id)
+        """Return the text of `reset` for a task that no episode asks."""
+        instance = self._take(stable_seed(0, task.id))
         (outcome,) = self._reset([(instance, task)])
         if outcome.error is not None:
             raise ConfigError(
-                f"{_FIELD}: reset() of task {task.id} {_failed(outcome.error)}; it is called with the "
+                f"{_FIELD}: reset() of task {task.id} {_describe(outcome.error)}; it is called with the "
                 f"columns {', '.join(task.columns) or '(none)'}: fix it"
             ) from outcome.error
         self._give_back(instance)
         return _reset_text(outcome.value)
 
-    def _tools_of(self, action: Action) -> Sequence[Tool]:
+    def _tools_of(self, action: Action) -> list[Tool]:
         instance = self._live[action.row]
-        tools: list[Tool] = []
-        for name, tool in self._tools.items():
-            function = getattr(instance.environment, name)
-            if self._seeds_tools:
-                seed = stable_seed(instance.seed, len(action.turns), name)
-                function = seeded(function, seed)
-            tools.append(replace(tool, function=function, worker=instance.worker))
-        return tools
+        return [
+            replace(tool, function=getattr(instance.environment, name), worker=instance.worker)
+            for name, tool in self._tools.items()
+        ]
 
-    def _taken(self) -> _Instance:
-        return self._spare.pop() if self._spare else self._new()
+    def _take(self, seed: int) -> _Instance:
+        """Return an instance that is free, to be reset with a seed."""
+        instance = self._spare.pop() if self._spare else self._new()
+        instance.seed = seed
+        return instance
 
     def _give_back(self, instance: _Instance) -> None:
         if not instance.broken:
@@ -293,7 +274,7 @@ class TrlEnvironment(TaskEnvironment):
         outcome = self._runner.call(Job(self._factory, math.inf, worker=worker))
         if outcome.error is not None:
             raise ConfigError(
-                f"{_FIELD} {_failed(outcome.error)}; fix it, or its arguments"
+                f"{_FIELD} {_describe(outcome.error)}; fix it, or its arguments"
             ) from outcome.error
         return _Instance(outcome.value, worker)
 
@@ -330,8 +311,7 @@ def from_trl(
         initial_instruction: the instruction that training starts from.
         prompt_format: the layout of a prompt.
         seconds: the timeout of a call.
-        concurrency: calls of tools that run at the same time, per process. With 1 each is seeded, for
-            tools that draw from the generators of `random`, numpy or torch.
+        concurrency: calls of tools that run at the same time, per process.
 
     Raises:
         ConfigError: no factory, no `reset`, or a method that cannot be a tool; gives the fix.
@@ -364,7 +344,7 @@ def _reset_text(value: Any) -> str:
     return text
 
 
-def _failed(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and str(error).startswith("took longer"):
         return str(error)
     return f"raised {named(error)}"
