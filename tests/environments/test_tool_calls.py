@@ -1,5 +1,3 @@
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,15 +49,20 @@ def test_calls_are_read_in_order_with_what_is_said_besides() -> None:
     )
 
 
-def test_arguments_may_have_the_other_usual_key() -> None:
-    text = '<tool_call>{"name": "add", "parameters": {"a": 1}}</tool_call>'
-    assert read_hermes(text).calls == (ToolCall("add", {"a": 1}),)
-
-
-def test_arguments_may_be_json_in_a_text() -> None:
-    call = json.dumps({"name": "add", "arguments": '{"a": 1}'})
-
-    assert read_hermes(f"<tool_call>{call}</tool_call>").calls == (ToolCall("add", {"a": 1}),)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '"parameters": {"a": 1}',
+        '"args": {"a": 1}',
+        '"input": {"a": 1}',
+        '"arguments": null, "parameters": {"a": 1}',
+        '"arguments": "{\\"a\\": 1}"',
+        '"id": "x", "type": "function", "parameters": "{\\"a\\": 1}"',
+    ],
+)
+def test_arguments_have_the_usual_names_and_may_be_json_in_a_text(arguments: str) -> None:
+    calls = read_hermes(f'<tool_call>{{"name": "add", {arguments}}}</tool_call>')
+    assert calls.calls == (ToolCall("add", {"a": 1}),)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +76,7 @@ def test_arguments_may_be_json_in_a_text() -> None:
         ("<tool_call>[1]</tool_call>", "expected"),
         ('<tool_call>{"arguments": {}}</tool_call>', '"name" is missing'),
         ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "no object"),
+        ('<tool_call>{"name": "add", "parameters": 3}</tool_call>', "no object"),
         ('<tool_call>{"name": "add", "arguments": "one"}</tool_call>', "Expecting value"),
         (f"<tool_call>{'[' * 100000}</tool_call>", "not valid"),
     ],

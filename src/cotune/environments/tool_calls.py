@@ -19,10 +19,10 @@ _TAG = re.compile(r"(</?tool_call>)")
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>")
 _PARAMETER_END = "</parameter>"
-_PYTHON_TAG = "<|python_tag|>"
 _LLAMA = re.compile(r'\{\s*"name"\s*:\s*"[^"]*"\s*,\s*"parameters"\s*:')
-_MISTRAL = "[TOOL_CALLS]"
-_SHOWN = 120  # most characters of a reason
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
+"""The usual names of a call's arguments."""
+_ERROR_CHARS = 120
 
 
 def read_hermes(text: str, tools: Sequence[Schema] = ()) -> Calls:
@@ -35,7 +35,7 @@ def read_xml(text: str, tools: Sequence[Schema] = ()) -> Calls:
 
     Values are texts; the tools' schemas say which of them are numbers, lists, ….
     """
-    return _read_blocks(text, lambda block: _from_xml(block, tools))
+    return _read_blocks(text, lambda block: _read_function(block, tools))
 
 
 def read_llama(text: str, tools: Sequence[Schema] = ()) -> Calls:
@@ -43,57 +43,35 @@ def read_llama(text: str, tools: Sequence[Schema] = ()) -> Calls:
 
     JSON without these fields is an answer, not a call.
     """
-    said = without_thoughts(text).strip().removeprefix(_PYTHON_TAG).strip()
-    is_call = _LLAMA.match(said) is not None
+    answer = without_thoughts(text).strip().removeprefix("<|python_tag|>").strip()
     try:
-        value: Any = json.loads(said) if said.startswith("{") else None
+        value: Any = json.loads(answer) if answer.startswith("{") else None
     except (ValueError, RecursionError) as error:
+        is_call = _LLAMA.match(answer) is not None
         return Calls(error=_reason(error)) if is_call else Calls(said=text.strip())
     if not isinstance(value, dict) or not {"name", "parameters"} <= value.keys():
         return Calls(said=text.strip())
-    return _calls("", lambda: [call_from(cast("object", value))])
+    return _collect("", lambda: [call_from(cast("object", value))])
 
 
-def read_mistral(text: str, tools: Sequence[Schema] = ()) -> Calls:
-    """Parse [TOOL_CALLS] before a JSON list of calls, or before each `name[ARGS]{…}`: Mistral.
-
-    The second form, of the models of 2025, may have a `[CALL_ID]` before `[ARGS]`.
-    """
-    said, *calls = without_thoughts(text).split(_MISTRAL)
-    if not calls:
-        return Calls(said=text.strip())
-    if len(calls) == 1 and calls[0].lstrip().startswith("["):
-        return _calls(said, lambda: _listed(calls[0]))
-    return _calls(said, lambda: map(_with_args, calls))
-
-
-def read_granite(text: str, tools: Sequence[Schema] = ()) -> Calls:
-    """Parse <|tool_call|> before a JSON list of calls: Granite 3, Phi-4-mini."""
-    said, mark, calls = without_thoughts(text).partition("<|tool_call|>")
-    if not mark:
-        return Calls(said=text.strip())
-    return _calls(said, lambda: _listed(calls.strip().removesuffix("<|/tool_call|>")))
-
-
-READERS: tuple[Reader, ...] = (read_hermes, read_xml, read_llama, read_mistral, read_granite)
+READERS: tuple[Reader, ...] = (read_hermes, read_xml, read_llama)
 """All parsers, in the order in which they are tried on a chat template."""
 
 
 def call_from(value: object) -> ToolCall:
     """Return the call of `{"name": …, "arguments": {…}}`; ValueError says what is wrong with it.
 
-    "parameters" is as good as "arguments".
+    Other usual names of the arguments are as good, and so is JSON in a text.
     """
     if not isinstance(value, dict):
         raise ValueError('expected {"name": …, "arguments": {…}}')
     fields = cast("dict[str, Any]", value)
-    name, arguments = fields.get("name"), fields.get("arguments", fields.get("parameters"))
+    name = fields.get("name")
     if not isinstance(name, str) or not name:
         raise ValueError('"name" is missing')
+    arguments: Any = next((fields[key] for key in _ARGUMENTS if fields.get(key) is not None), {})
     if isinstance(arguments, str):
-        arguments = json.loads(arguments)  # some models write them as JSON in a text
-    if arguments is None:
-        arguments = {}
+        arguments = json.loads(arguments)
     if not isinstance(arguments, dict):
         raise ValueError('"arguments" is no object')
     return ToolCall(name, cast("dict[str, Any]", arguments))
@@ -110,8 +88,8 @@ def turn_message(calls: Calls, text: str) -> dict[str, Any]:
     return message
 
 
-def _calls(said: str, read: Callable[[], Iterable[ToolCall]]) -> Calls:
-    """Return what `read` gives; a call that cannot be parsed is the turn's error."""
+def _collect(said: str, read: Callable[[], Iterable[ToolCall]]) -> Calls:
+    """Return the calls that `read` gives; one that cannot be parsed is the turn's error."""
     try:
         return Calls(tuple(read()), said=said.strip())
     except (ValueError, RecursionError) as error:
@@ -120,62 +98,38 @@ def _calls(said: str, read: Callable[[], Iterable[ToolCall]]) -> Calls:
 
 def _read_blocks(text: str, read: Callable[[str], ToolCall]) -> Calls:
     """Return the calls of all <tool_call> blocks."""
-    thoughts, said = split_thoughts(text)
+    thoughts, answer = split_thoughts(text)
     # Between the tags: text, block, text, … In one pass, since a policy may repeat a tag thousands
     # of times.
-    parts = _TAG.split(said)
+    parts = _TAG.split(answer)
     tags = parts[1::2]
     if len(tags) % 2 or tags != ["<tool_call>", "</tool_call>"] * (len(tags) // 2):
         return Calls(error="a <tool_call> is not closed, or closed twice")
-    return _calls(thoughts + "".join(parts[::4]), lambda: map(read, parts[2::4]))
+    return _collect(thoughts + "".join(parts[::4]), lambda: map(read, parts[2::4]))
 
 
-def _from_xml(block: str, tools: Sequence[Schema]) -> ToolCall:
+def _read_function(block: str, tools: Sequence[Schema]) -> ToolCall:
+    """Parse <function=…>, whose parameters must not have other text between them."""
     function = _FUNCTION.fullmatch(block)
     if function is None:
         raise ValueError("expected <function=name> … </function>")
-    name, body = function[1].strip(), function[2]
+    name = function[1].strip()
+    body = function[2]
     types = _types(name, tools)
-    found = _parameters(body)
-    return ToolCall(name, {key: _typed(value, types.get(key)) for key, value in found.items()})
-
-
-def _parameters(body: str) -> dict[str, str]:
-    """Return the texts of <parameter=…> by name, in one pass.
-
-    Raises:
-        ValueError: there is other text.
-    """
-    found: dict[str, str] = {}
-    at = 0
-    while begun := _PARAMETER.match(body, at):
-        end = body.find(_PARAMETER_END, begun.end())
+    arguments: dict[str, Any] = {}
+    position = 0
+    while opening := _PARAMETER.match(body, position):
+        end = body.find(_PARAMETER_END, opening.end())
         if end < 0:
             break
         # The template puts the value on lines of its own.
-        value = body[begun.end() : end].removeprefix("\n").removesuffix("\n")
-        found[begun[1].strip()] = value
-        at = end + len(_PARAMETER_END)
-    if body[at:].strip():
+        value = body[opening.end() : end].removeprefix("\n").removesuffix("\n")
+        key = opening[1].strip()
+        arguments[key] = _convert(value, types.get(key))
+        position = end + len(_PARAMETER_END)
+    if body[position:].strip():
         raise ValueError("text between its parameters, or one that is not closed")
-    return found
-
-
-def _listed(text: str) -> tuple[ToolCall, ...]:
-    """Return the calls of a JSON list, which must not be empty."""
-    values = json.loads(text)
-    if not isinstance(values, list) or not values:
-        raise ValueError("expected a list of calls")
-    return tuple(call_from(value) for value in cast("list[object]", values))
-
-
-def _with_args(text: str) -> ToolCall:
-    name, mark, arguments = text.partition("[ARGS]")
-    if not mark:
-        raise ValueError("expected a name, [ARGS] and its arguments")
-    return call_from(
-        {"name": name.partition("[CALL_ID]")[0].strip(), "arguments": json.loads(arguments)}
-    )
+    return ToolCall(name, arguments)
 
 
 def _types(name: str, tools: Sequence[Schema]) -> Mapping[str, Any]:
@@ -187,7 +141,7 @@ def _types(name: str, tools: Sequence[Schema]) -> Mapping[str, Any]:
     return {}
 
 
-def _typed(raw: str, schema: Mapping[str, Any] | None) -> Any:
+def _convert(raw: str, schema: Mapping[str, Any] | None) -> Any:
     """Convert a parameter's text to its schema's type; return it unchanged if that fails."""
     schema = schema or {"type": "string"}
     if schema.get("nullable") and raw.strip() in ("null", "None"):
@@ -207,4 +161,4 @@ def _typed(raw: str, schema: Mapping[str, Any] | None) -> Any:
 def _reason(error: Exception) -> str:
     not_json = isinstance(error, json.JSONDecodeError)
     problem = f"not JSON ({error.msg})" if not_json else str(error)
-    return " ".join(f"a tool call is not valid: {problem}".split())[:_SHOWN]
+    return " ".join(f"a tool call is not valid: {problem}".split())[:_ERROR_CHARS]
