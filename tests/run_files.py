@@ -72,7 +72,7 @@ def strategy_of(
     return build_strategy(
         config.strategy,
         environment,
-        instruction=initial_instruction(config.instruction, environment),
+        instruction=initial_instruction(config.instruction.text, environment),
         seed=config.seed,
         limits=config.limits,
         tokens=tokens,

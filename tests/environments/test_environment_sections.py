@@ -102,7 +102,9 @@ def test_an_instruction_is_a_text_or_a_text_and_a_place() -> None:
     assert environment.prompt_format == PromptFormat(
         role="system", system="replace", question_prefix=PROMPT_FORMAT.question_prefix
     )
-    assert initial_instruction(config.instruction, environment) == environment.initial_instruction
+    assert (
+        initial_instruction(config.instruction.text, environment) == environment.initial_instruction
+    )
     plain = environment_of(parsed(environment=world))
     assert isinstance(plain, TaskEnvironment)
     assert plain.prompt_format == PROMPT_FORMAT

@@ -66,15 +66,15 @@ def run_environment(config: RunConfig, codec: Codec | None = None) -> Environmen
     return without_too_long(
         environment,
         codec,
-        initial_instruction(config.instruction, environment),
+        initial_instruction(config.instruction.text, environment),
         config.limits.prompt_tokens,
         config.strategy.kind,
     )
 
 
-def initial_instruction(instruction: InstructionConfig, environment: Environment) -> str:
-    """Return the run file's initial instruction, or else the environment's."""
-    return environment.initial_instruction if instruction.text is None else instruction.text
+def initial_instruction(text: str | None, environment: Environment) -> str:
+    """Return the initial instruction of a run file or a method, or else (None) the environment's."""
+    return environment.initial_instruction if text is None else text
 
 
 def build_rewards(rewards: Sequence[RewardConfig]) -> RewardFunctions | None:

@@ -1,20 +1,15 @@
 """Joint training of weights and prompt on any engine: the run's parts, progress and saved state."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from cotune.config.joint_method import JointMethod
 from cotune.config.resuming import changes
-from cotune.config.strategy import build_strategy
-from cotune.engines.run_start import RunSettings
-from cotune.engines.undamaged import Chosen
 from cotune.errors import ConfigError
 from cotune.llm.client import NoLLM
-from cotune.policy.codec import HFCodec
 from cotune.protocols import LLM, Environment, Rewards, State, Strategy
 from cotune.rollout.coordinator import Coordinator
 from cotune.rollout.task_order import TaskOrder
+from cotune.run.costs import policy_rollouts
 from cotune.run.record import Record
 from cotune.types import Limits, Progress
 
@@ -34,53 +29,12 @@ class Parts:
     rows_per_call: int = 512
     identity: Mapping[str, str] = field(default_factory=dict)
     """By field, the values that must be unchanged on a resume."""
+    rollout_budget: int | None = None
+    """The most rollouts of the policy; None is no limit."""
     frozen: bool = False
     """If set, a `JointTrainer` only rolls out and makes no update."""
     changeable: Mapping[str, str] = field(default_factory=dict)
     """By field, values that a resume may change, and then reports (`cotune.config.resuming`)."""
-
-
-def run_parts(
-    settings: RunSettings,
-    method: JointMethod,
-    environment: Environment,
-    codec: HFCodec,
-    limits: Limits,
-    rewards: Rewards | None = None,
-    **recorded: Any,
-) -> Parts:
-    """Return the parts of a run.
-
-    Args:
-        settings: what the run has beside its trainer's arguments.
-        method: builds the strategy.
-        environment, codec, limits, rewards: what rollouts are made with.
-        recorded: `llm` and `record` of `Parts`; by default the run is silent until it is opened.
-    """
-    return Parts(
-        strategy=build_strategy(
-            method.options,
-            environment,
-            instruction=initial_instruction(method, environment),
-            seed=settings.seed,
-            limits=limits,
-            tokens=codec,
-        ),
-        environment=environment,
-        limits=limits,
-        seed=settings.seed,
-        rewards=rewards,
-        rows_per_call=settings.rows_per_call,
-        identity=settings.identity,
-        frozen=settings.frozen,
-        changeable=settings.changeable,
-        **recorded,
-    )
-
-
-def initial_instruction(method: JointMethod, environment: Environment) -> str:
-    """Return the method's initial instruction, or else the environment's."""
-    return environment.initial_instruction if method.instruction is None else method.instruction
 
 
 class Joint:
@@ -91,24 +45,31 @@ class Joint:
         order: the questions for each step.
         total_batches: T, the total number of steps.
         coordinator: rolls out and consults the strategy.
+        group_size: the rollouts of each question.
 
     Attributes:
         batches: the number of steps trained so far.
         ended: whether a budget has ended training.
-        rollouts_left: the remaining budget of policy rollouts; set by the budget's owner.
-        chosen: the checkpoint that this run resumes from.
+        notices: what to record on a resume about the choice of its checkpoint, a line each.
         attempt: which of the run's attempts this is, once training has begun.
     """
 
     def __init__(
-        self, parts: Parts, order: TaskOrder, total_batches: int, coordinator: Coordinator
+        self,
+        parts: Parts,
+        order: TaskOrder,
+        total_batches: int,
+        coordinator: Coordinator,
+        group_size: int,
     ) -> None:
-        self.parts, self.order, self.total_batches = parts, order, total_batches
+        self.parts = parts
+        self.order = order
+        self.total_batches = total_batches
         self.coordinator = coordinator
+        self.group_size = group_size
         self.batches = 0
         self.ended = False
-        self.rollouts_left: Callable[[], int | None] = lambda: None
-        self.chosen: Chosen | None = None
+        self.notices: Sequence[str] = ()
         self.attempt: int | None = None
 
     def progress(self, step: int) -> Progress:
@@ -119,6 +80,19 @@ class Joint:
             total_steps=self.total_batches,
             rollouts_left=self.rollouts_left(),
         )
+
+    def rollouts_left(self) -> int | None:
+        """Return the remaining budget of rollouts, which only rank 0 knows; None without a budget."""
+        if self.parts.rollout_budget is None:
+            return None
+        return self.parts.rollout_budget - policy_rollouts(self.parts.record.totals().rollouts)
+
+    def budget_is_spent(self) -> bool:
+        """Return whether another batch would exceed the budget; call on all ranks together."""
+        if self.parts.rollout_budget is None:
+            return False
+        left: int = self.coordinator.comm.broadcast(self.rollouts_left())
+        return left < self.order.questions * self.group_size
 
     @property
     def ended_early(self) -> str:
@@ -147,16 +121,6 @@ class Joint:
         """Return, by field, the values that must be unchanged on a resume."""
         return {**self.order.identity, **self.parts.identity}
 
-    def check_identity(self, state: State) -> None:
-        """Raise ConfigError if the state was saved by a different run."""
-        identity = self.identity
-        for name, saved_value in state["identity"].items():
-            if identity.get(name) != saved_value:
-                raise ConfigError(
-                    f"{name}: is not what the saved run began with ({saved_value[:120]}); restore it, or "
-                    "start a new run in another folder"
-                )
-
     def state_dict(self) -> State:
         return {
             "batches": self.batches,
@@ -169,7 +133,7 @@ class Joint:
 
     def load_state_dict(self, state: State) -> None:
         """Raise ConfigError if the state was saved by a different run."""
-        self.check_identity(state)
+        check_identity(state, self.identity)
         self.batches = int(state["batches"])
         self.ended = bool(state["ended"])
         self.coordinator.load_state_dict(state["coordinator"])
@@ -187,5 +151,15 @@ class Joint:
         self.attempt = record.begin_attempt(step, state.get("attempt"))
         changed = changes(state.get("changeable", now), now)
         record.event("resumed", step, from_step=step, changed=changed)
-        for text in self.chosen.notices if self.chosen is not None else ():
+        for text in self.notices:
             record.event("notice", step, text=text)
+
+
+def check_identity(state: State, identity: Mapping[str, str]) -> None:
+    """Raise ConfigError if a state was saved by a run of another identity; name the field."""
+    for name, saved_value in state["identity"].items():
+        if identity.get(name) != saved_value:
+            raise ConfigError(
+                f"{name}: is not what the saved run began with ({saved_value[:120]}); restore it, or "
+                "start a new run in another folder"
+            )

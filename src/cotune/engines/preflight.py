@@ -194,7 +194,7 @@ class Preflight:
 
     @cached_property
     def instruction(self) -> str:
-        return initial_instruction(self.config.instruction, self.environment)
+        return initial_instruction(self.config.instruction.text, self.environment)
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerBase":

@@ -1,6 +1,6 @@
-"""Start or continue a run in its folder, the same for every engine: lock, create, identity, notices."""
+"""Start or continue a run in its folder, the same for every engine: parts, lock, checkpoint, first events."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,17 +8,24 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from cotune.config.build import describe_llm
+from cotune.config.build import describe_llm, initial_instruction
 from cotune.config.joint_method import JointMethod, OtherMethod
 from cotune.config.resuming import changeable, identity
 from cotune.config.run_file import EvaluationConfig, RunConfig, dump_config
+from cotune.config.strategy import build_strategy
+from cotune.engines.best_policy import BestPolicy
 from cotune.engines.comm import world
+from cotune.engines.joint import Parts
+from cotune.engines.undamaged import Chosen, newest_undamaged
 from cotune.errors import ConfigError
+from cotune.policy.codec import HFCodec
+from cotune.protocols import Environment, Rewards
 from cotune.run.console import ConsoleListener, LogListener
 from cotune.run.costs import CostRow
 from cotune.run.locks import run_locked
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
+from cotune.types import Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +99,45 @@ def method_of(config: RunConfig) -> JointMethod:
     )
 
 
+def run_parts(
+    settings: RunSettings,
+    method: JointMethod,
+    environment: Environment,
+    codec: HFCodec,
+    limits: Limits,
+    rewards: Rewards | None = None,
+    **recorded: Any,
+) -> Parts:
+    """Return the parts of a run.
+
+    Args:
+        settings: what the run has beside its trainer's arguments.
+        method: builds the strategy.
+        environment, codec, limits, rewards: what rollouts are made with.
+        recorded: `llm` and `record` of `Parts`; by default the run is silent until it is opened.
+    """
+    return Parts(
+        strategy=build_strategy(
+            method.options,
+            environment,
+            instruction=initial_instruction(method.instruction, environment),
+            seed=settings.seed,
+            limits=limits,
+            tokens=codec,
+        ),
+        environment=environment,
+        limits=limits,
+        seed=settings.seed,
+        rewards=rewards,
+        rows_per_call=settings.rows_per_call,
+        identity=settings.identity,
+        rollout_budget=settings.rollout_budget,
+        frozen=settings.frozen,
+        changeable=settings.changeable,
+        **recorded,
+    )
+
+
 @contextmanager
 def opened_run(settings: RunSettings, total_steps: int, *, resume: bool) -> Generator[Record]:
     """Lock a run's folder while it trains; create it, or open it to resume; on every process.
@@ -145,3 +191,51 @@ def _has_trained(record: Record) -> bool:
         or any(event["kind"] in ("saved", "run_finished") for event in record.read_events())
         or any(row.kind == "train" and row.step > 1 for row in record.cost_rows)
     )
+
+
+def choose_checkpoint(complete: Iterable[Path], best: BestPolicy) -> Chosen:
+    """Return the newest undamaged checkpoint to resume from.
+
+    Call it while the run is locked: it finishes a replacement of the kept policy that a kill cut off.
+
+    Args:
+        complete: folders of checkpoints whose writing had ended, newest first.
+        best: the policy that the run has kept, which must be whole to go on from a checkpoint.
+
+    Raises:
+        ConfigError: all checkpoints or the kept policy is damaged.
+    """
+    chosen = newest_undamaged(complete)
+    if chosen.path is not None:
+        best.check()
+    return chosen
+
+
+def begin_run(
+    record: Record,
+    settings: RunSettings,
+    best: BestPolicy,
+    chosen: Chosen | None,
+    check: Callable[[Path], None],
+) -> None:
+    """Write the first events of a run, or prepare its folder to go on from a checkpoint.
+
+    Args:
+        best: the policy that an earlier attempt has kept; forgotten if the run starts from the beginning.
+        chosen: what to resume from; None for a new run.
+        check: raises ConfigError if a checkpoint is not of this run. Nothing is changed before it.
+    """
+    checkpoint = None if chosen is None else chosen.path
+    if checkpoint is not None:
+        check(checkpoint)
+    else:
+        if chosen is not None:
+            record.cut_back(-1)
+            text = "no complete checkpoint: the run starts from the beginning"
+            record.event("notice", 0, text=text)
+        best.forget()
+        kind = settings.record["strategy"]["kind"]
+        record.event("run_started", 0, config=settings.record["name"], strategy=kind)
+    if chosen is not None and world().rank == 0:
+        chosen.set_aside()
+        record.replace_config(settings.record)

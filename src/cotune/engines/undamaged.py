@@ -55,14 +55,7 @@ def newest_undamaged(complete: Iterable[Path]) -> Chosen:
         notices.append(f"{path.name} is skipped: {wrong} is damaged or missing")
     if wrong is not None:
         raise ConfigError(
-            f"{wrong}: is damaged or missing, and no older checkpoint is whole; restore the file, or "
-            "start a new run in another folder"
+            f"{wrong}: is damaged or missing, and no checkpoint to resume from is whole; restore the file, "
+            "or start a new run in another folder"
         )
     return Chosen()
-
-
-def chosen_by_trainer(checkpoint: Path) -> Chosen:
-    """Return a checkpoint that a trainer chose itself; ConfigError if it is damaged."""
-    if (wrong := damaged_file(checkpoint)) is not None:
-        raise ConfigError(f"{wrong}: is damaged or missing; resume from an older checkpoint")
-    return Chosen(checkpoint)

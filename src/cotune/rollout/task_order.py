@@ -27,6 +27,7 @@ class TaskOrder:
         shuffle: False keeps the tasks' own order in every epoch.
 
     Attributes:
+        questions: tasks per step.
         fingerprint: of the tasks.
     """
 
@@ -45,7 +46,8 @@ class TaskOrder:
                 "another; ids must be different"
             )
         self._ids = list(self.by_id)
-        self._questions, self._seed, self._shuffle = questions, seed, shuffle
+        self.questions = questions
+        self._seed, self._shuffle = seed, shuffle
         self._permutations: dict[int, list[str]] = {}
         self.fingerprint = fingerprint(tasks)
 
@@ -70,9 +72,9 @@ class TaskOrder:
 
     def step(self, step: int) -> list[Task]:
         """Return the tasks of a step, counted from 1."""
-        first = (step - 1) * self._questions
-        return [self.by_id[self.at(first + i)] for i in range(self._questions)]
+        first = (step - 1) * self.questions
+        return [self.by_id[self.at(first + i)] for i in range(self.questions)]
 
     def epoch(self, step: int) -> int:
         """Return the passes over the tasks completed before a step."""
-        return (step - 1) * self._questions // len(self._ids)
+        return (step - 1) * self.questions // len(self._ids)

@@ -192,12 +192,14 @@ def start(
     changeable: dict[str, str] | None = None,
     llm: LLM | None = None,
     seed: int = 1,
+    budget: int | None = None,
     remembers: bool = False,
     **changes: Any,
 ) -> Run:
     """A run that is ready to train; the same arguments give the same run.
 
     Args:
+        budget: the most rollouts of the policy.
         remembers: take what another run has sampled with the same weights from memory.
     """
     tokenizer = policy[1] if policy else tiny_tokenizer()
@@ -210,6 +212,7 @@ def start(
         record=run_dir,
         limits=limits,
         seed=seed,
+        rollout_budget=budget,
         identity=identity or {},
         changeable=changeable or {},
     )

@@ -1,24 +1,24 @@
 """A checkpoint is a pair; only whole pairs are resumed from."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from cotune.engines.run_start import choose_checkpoint
 from cotune.engines.trl.checkpoints import (
-    choose_checkpoint,
     complete_checkpoint,
+    complete_checkpoints,
     drop_orphans,
     drop_torn,
     load_state,
     save_state,
     state_path,
 )
-from cotune.engines.trl.joint_trainer import JointTrainer, TRLBest
-from cotune.engines.undamaged import Chosen
+from cotune.engines.trl.joint_trainer import TRLBest
+from cotune.engines.undamaged import Chosen, newest_undamaged
 from cotune.errors import ConfigError
 from cotune.run.best import BestRecord
 from cotune.run.manifest import MANIFEST
@@ -39,6 +39,10 @@ def whole_pair(folder: Path, step: int) -> Path:
     return trainers
 
 
+def choose(folder: Path) -> Chosen:
+    return newest_undamaged(complete_checkpoints(folder))
+
+
 def test_a_state_round_trips(tmp_path: Path) -> None:
     state = {"batches": 3, "coordinator": {"é": [0.1, None, True]}}
     save_state(tmp_path / "new", 12, state)
@@ -47,12 +51,12 @@ def test_a_state_round_trips(tmp_path: Path) -> None:
 
 
 def test_the_newest_whole_pair_is_taken(tmp_path: Path) -> None:
-    assert choose_checkpoint(tmp_path).path is None
-    assert choose_checkpoint(tmp_path / "absent").path is None
+    assert choose(tmp_path).path is None
+    assert choose(tmp_path / "absent").path is None
     for step in (2, 10, 9):  # by number: neither by name nor by age
         whole_pair(tmp_path, step)
     (tmp_path / "checkpoint-last").mkdir()
-    assert choose_checkpoint(tmp_path).path == tmp_path / "checkpoint-10"
+    assert choose(tmp_path).path == tmp_path / "checkpoint-10"
 
 
 @pytest.mark.parametrize("torn", ["", '{"batches": 1', "[1]", "\x00\x00", None])
@@ -66,7 +70,7 @@ def test_a_pair_with_a_torn_or_missing_half_is_passed_over(
     victim.unlink()
     if torn is not None:
         victim.write_text(torn)
-    assert choose_checkpoint(tmp_path).path == tmp_path / "checkpoint-4"
+    assert choose(tmp_path).path == tmp_path / "checkpoint-4"
 
 
 def of_two_ranks(folder: Path, step: int) -> Path:
@@ -93,14 +97,14 @@ def test_what_the_other_processes_write_must_be_whole(
     of_two_ranks(tmp_path, 4)
     newer = of_two_ranks(tmp_path, 8)
     if victim is None:
-        assert choose_checkpoint(tmp_path).path == newer
+        assert choose(tmp_path).path == newer
         return
     file = newer / victim
     content = file.read_bytes()
     file.unlink()
     if torn:
         file.write_bytes(content[: len(content) // 2])
-    assert choose_checkpoint(tmp_path).path == tmp_path / "checkpoint-4"
+    assert choose(tmp_path).path == tmp_path / "checkpoint-4"
     drop_torn(tmp_path)
     assert not newer.exists()
 
@@ -109,9 +113,9 @@ def test_what_the_other_processes_write_must_be_whole(
 def test_shards_without_their_metadata_are_torn(tmp_path: Path, name: str) -> None:
     folder = whole_pair(tmp_path, 4) / name
     folder.mkdir()
-    assert choose_checkpoint(tmp_path).path is None
+    assert choose(tmp_path).path is None
     (folder / ".metadata").write_bytes(b"whole")
-    assert choose_checkpoint(tmp_path).path == folder.parent
+    assert choose(tmp_path).path == folder.parent
 
 
 def sealed_pair(folder: Path, step: int) -> Path:
@@ -141,9 +145,9 @@ def damage(file: Path, how: str) -> None:
 def test_the_newest_pair_whose_manifest_holds_is_taken(tmp_path: Path, name: str, how: str) -> None:
     sealed_pair(tmp_path, 4)
     newer = sealed_pair(tmp_path, 8)
-    assert choose_checkpoint(tmp_path).notices == ()
+    assert choose(tmp_path).notices == ()
     damage(newer / name, how)
-    chosen = choose_checkpoint(tmp_path)
+    chosen = choose(tmp_path)
     if (name, how) == (MANIFEST, "missing"):  # as an earlier version left it
         assert chosen.path == newer
         (notice,) = chosen.notices
@@ -161,35 +165,25 @@ def test_the_newest_pair_whose_manifest_holds_is_taken(tmp_path: Path, name: str
     ]
     # If no pair is whole the run does not start over, which would remove its logs.
     damage(tmp_path / "checkpoint-4" / "optimizer.pt", "halved")
-    with pytest.raises(ConfigError, match=r"optimizer\.pt: is damaged or missing, and no older"):
-        choose_checkpoint(tmp_path)
-
-
-def chosen_in(checkpoints: Path, best: Path, resume: str | bool = True) -> Chosen:
-    """What a trainer with these folders resumes from."""
-    trainer: Any = SimpleNamespace(
-        joint=SimpleNamespace(state_folder=checkpoints),
-        _evaluation=SimpleNamespace(best=TRLBest(best, tiny_tokenizer())),
-    )
-    chosen = JointTrainer._choose(trainer, resume)
-    assert chosen is not None
-    return chosen
+    with pytest.raises(ConfigError, match=r"optimizer\.pt: is damaged or missing, and no"):
+        choose(tmp_path)
 
 
 def test_a_damaged_checkpoint_that_the_user_chose_is_refused(tmp_path: Path) -> None:
     start(tmp_path, **SAVING).trainer.train()
     folder = tmp_path / "checkpoints"
-    assert choose_checkpoint(folder).path == folder / "checkpoint-2"
-    assert choose_checkpoint(folder).notices == ()
+    assert choose(folder).path == folder / "checkpoint-2"
+    assert choose(folder).notices == ()
     changed = folder / "checkpoint-2" / "config.json"  # the trainer itself does not miss it
     changed.write_text(changed.read_text() + " ")
-    assert choose_checkpoint(folder).path == folder / "checkpoint-1"
-    with pytest.raises(ConfigError, match=r"config\.json: is damaged .* older checkpoint"):
-        chosen_in(folder, tmp_path / "best", resume=str(changed.parent))
+    assert choose(folder).path == folder / "checkpoint-1"
+    with pytest.raises(ConfigError, match=r"config\.json: is damaged or missing, and no"):
+        newest_undamaged([changed.parent])
     run = start(tmp_path, resume=True, **SAVING, max_steps=3)
-    run.joint.chosen = choose_checkpoint(folder)
-    run.joint.chosen.set_aside()
-    run.trainer.train(resume_from_checkpoint=str(run.joint.chosen.path))
+    chosen = choose(folder)
+    chosen.set_aside()
+    run.joint.notices = chosen.notices
+    run.trainer.train(resume_from_checkpoint=str(chosen.path))
     told = [row["text"] for row in run.folder.read_events() if row["kind"] == "notice"]
     assert told == [f"checkpoint-2 is skipped: {changed} is damaged or missing"]
     assert [row["step"] for row in numbers(run)] == [1, 2, 3]
@@ -204,13 +198,14 @@ def test_what_a_resume_needs_is_checked_and_left_as_it_is(tmp_path: Path) -> Non
         (run.best_path / name).write_text("{}")
     save_file({}, run.best_path / "model.safetensors")
     BestRecord(instruction="Do.").write(run.best_path)
-    assert chosen_in(run.checkpoints_path, run.best_path).path == checkpoint
+    best = TRLBest(run.best_path, tiny_tokenizer())
+    assert choose_checkpoint([checkpoint], best).path == checkpoint
     for file in (run.best_path / "model.safetensors", checkpoint / "optimizer.pt"):
         whole = file.read_bytes()
         file.write_bytes(whole[1:])
         before = {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()}
         with pytest.raises(ConfigError, match=file.name):
-            chosen_in(run.checkpoints_path, run.best_path)
+            choose_checkpoint([checkpoint], best)
         assert {p: p.read_bytes() for p in run.path.rglob("*") if p.is_file()} == before
         file.write_bytes(whole)
 
@@ -254,7 +249,7 @@ def test_the_state_is_saved_before_the_trainers_half(tmp_path: Path) -> None:
         run.trainer.train()
     folder = tmp_path / "checkpoints"
     assert load_state(folder, 1) == run.joint.state_dict()
-    assert choose_checkpoint(folder).path is None
+    assert choose(folder).path is None
 
 
 def test_a_checkpoint_without_its_state_is_not_resumed_from(tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from cotune.engines.trl.checkpoints import choose_checkpoint, load_state, save_state
+from cotune.engines.trl.checkpoints import complete_checkpoints, load_state, save_state
 from cotune.engines.trl.joint_trainer import JointTrainer
-from cotune.engines.trl.run_callbacks import RolloutBudget
 from cotune.errors import ConfigError
 from cotune.protocols import State
 from cotune.run.run_dir import RunDir
@@ -81,6 +80,10 @@ def test_a_resume_records_what_changed_since_the_checkpoint(tmp_path: Path) -> N
     assert resumed_events(tmp_path)[-1]["changed"] == {}
 
 
+def newest(folder: Path) -> Path:
+    return complete_checkpoints(folder / "checkpoints")[0]
+
+
 def restored_ended(run: Run, checkpoint: Path) -> bool:
     trainer: Any = SimpleNamespace(joint=run.joint)
     return JointTrainer._restore_ended(trainer, checkpoint)
@@ -88,9 +91,7 @@ def restored_ended(run: Run, checkpoint: Path) -> bool:
 
 def budgeted(folder: Path, budget: int | None, verified: int = 0, **given: Any) -> Run:
     """A run of up to four batches of six rollouts; some more are verified before it."""
-    run = start(folder, **{"max_steps": 4, **SAVING, **given})
-    callback = RolloutBudget(run.joint, budget)
-    run.trainer.callback_handler.callbacks.insert(0, callback)
+    run = start(folder, budget=budget, **{"max_steps": 4, **SAVING, **given})
     if verified:
         begin = run.folder.begin_attempt
 
@@ -144,8 +145,7 @@ def test_a_run_that_its_budget_had_ended_is_taken_up_but_not_trained_on(tmp_path
     first = budgeted(tmp_path, 12)
     first.trainer.train()
     weights = [p.clone() for p in first.trainer.model.parameters()]  # type: ignore[union-attr]
-    checkpoint = choose_checkpoint(tmp_path / "checkpoints").path
-    assert checkpoint is not None
+    checkpoint = newest(tmp_path)
     again = budgeted(tmp_path, 12, resume=True)
     assert restored_ended(again, checkpoint)
     assert (again.joint.batches, again.joint.ended, again.trajectories) == (2, True, [])
@@ -164,22 +164,17 @@ def test_a_run_whose_budget_was_raised_is_trained_on(
     first = budgeted(tmp_path, 12)
     first.trainer.train()
     again = budgeted(tmp_path, budget, resume=True)
-    callback = again.trainer.callback_handler.callbacks[0]
-    assert isinstance(callback, RolloutBudget)
-    assert not callback.spent()
-    again.trainer.train(
-        resume_from_checkpoint=str(choose_checkpoint(tmp_path / "checkpoints").path)
-    )
+    assert not again.joint.budget_is_spent()
+    again.trainer.train(resume_from_checkpoint=str(newest(tmp_path)))
     assert (again.joint.batches, again.joint.ended) == (batches, ended)
     assert state_of(tmp_path, batches)["ended"] is ended
-    assert callback.spent() is ended
+    assert again.joint.budget_is_spent() is ended
 
 
 def test_a_run_that_had_not_ended_is_trained_on(tmp_path: Path) -> None:
     run = start(tmp_path, **SAVING)
     run.trainer.train()
-    checkpoint = choose_checkpoint(tmp_path / "checkpoints").path
-    assert checkpoint is not None
+    checkpoint = newest(tmp_path)
     again = start(tmp_path, resume=True, **SAVING)
     assert not restored_ended(again, checkpoint)
     assert (again.joint.batches, again.folder.attempt, resumed_events(tmp_path)) == (0, 1, [])

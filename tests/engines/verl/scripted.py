@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from cotune.engines import joint
+from cotune.engines import run_start
 from cotune.engines.verl import run
 from cotune.policy.codec import HFCodec
 from cotune.protocols import Strategy
@@ -141,6 +141,6 @@ def _kept(column: Mapping[str, list[float]]) -> list[int]:
 
 
 if SCRIPT in os.environ:
-    _build_strategy = joint.build_strategy
-    joint.build_strategy = _built
+    _build_strategy = run_start.build_strategy
+    run_start.build_strategy = _built
     run.build_llm = _scripted_llm

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from cotune.engines.verl.checkpoints import choose_checkpoint
+from cotune.engines.undamaged import newest_undamaged
+from cotune.engines.verl.checkpoints import complete_checkpoints
 from tests.engines.verl.runs import cotune, events, rows, run_file, start, summary
 from tests.engines.verl.test_learning import INSPO
 
@@ -44,7 +45,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert step_three(run) == third
     assert {row["id"] for row in events(run, "instruction_born")} == before
     assert [row["step"] for row in rows(run / "metrics.jsonl")] == [1, 2, 3, 4]
-    chosen = choose_checkpoint(run / "checkpoints")
+    chosen = newest_undamaged(complete_checkpoints(run / "checkpoints"))
     assert chosen.path == run / "checkpoints" / "global_step_4"
     assert chosen.notices == ()  # with a manifest, which holds
     (arm,) = summary(run)["arms"].values()

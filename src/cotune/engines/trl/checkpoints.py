@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cotune.engines.undamaged import Chosen, newest_undamaged
 from cotune.protocols import State
 from cotune.run.json_files import write_json_atomic
 from cotune.run.manifest import MANIFEST, write_manifest
@@ -38,14 +37,10 @@ def load_state(folder: Path, step: int) -> State | None:
     return _read_json(state_path(folder, step))
 
 
-def choose_checkpoint(folder: Path) -> Chosen:
-    """Return the newest complete and undamaged pair, and what to tell about the others.
-
-    Raises:
-        ConfigError: there are complete pairs, and all are damaged.
-    """
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Return the trainer's folders of the complete pairs, newest first."""
     newest_first = sorted(_trainer_folders(folder), reverse=True)
-    return newest_undamaged(path for step, path in newest_first if _is_complete(folder, step, path))
+    return [path for step, path in newest_first if _is_complete(folder, step, path)]
 
 
 def complete_checkpoint(folder: Path, step: int) -> None:

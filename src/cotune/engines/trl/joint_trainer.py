@@ -15,7 +15,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
 from trl import GRPOConfig
 
-from cotune.config.build import build_llm
+from cotune.config.build import build_llm, initial_instruction
 from cotune.config.cost import Plan, plan_method, show_plan
 from cotune.config.joint_method import JointMethod, Static
 from cotune.data.splits import SPLITS
@@ -24,11 +24,16 @@ from cotune.engines.best_policy import BestPolicy
 from cotune.engines.comm import world
 from cotune.engines.conclude import conclude
 from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.joint import initial_instruction, run_parts
-from cotune.engines.run_start import RunSettings, opened_run
-from cotune.engines.trl.checkpoints import choose_checkpoint, load_state
+from cotune.engines.joint import check_identity
+from cotune.engines.run_start import (
+    RunSettings,
+    begin_run,
+    choose_checkpoint,
+    opened_run,
+    run_parts,
+)
+from cotune.engines.trl.checkpoints import complete_checkpoints, load_state
 from cotune.engines.trl.policy_update import PolicyUpdate
-from cotune.engines.trl.run_callbacks import RolloutBudget
 from cotune.engines.trl.script import (
     ask_llm,
     check_environment,
@@ -43,7 +48,7 @@ from cotune.engines.trl.script_data import fit_arguments, read_data, read_evalua
 from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trl_joint import TRLJoint
-from cotune.engines.undamaged import Chosen, chosen_by_trainer
+from cotune.engines.undamaged import Chosen
 from cotune.environments.base import PromptFormat
 from cotune.environments.prompt_in_data import PromptInData
 from cotune.errors import ConfigError
@@ -179,7 +184,7 @@ class JointTrainer(PolicyUpdate):
                 args.greater_is_better = True
         self.settings = settings
         self.method = method
-        prompt = Prompt(initial_instruction(method, environment))
+        prompt = Prompt(initial_instruction(method.instruction, environment))
         run = RunDir(settings.folder)
         self._evaluation = RunEvaluation(
             settings.evaluation, prompt, run, TRLBest(run.best_path, tokenizer), report_scores
@@ -198,13 +203,11 @@ class JointTrainer(PolicyUpdate):
             args.reward_weights = list(weights.values()) or None
         several = isinstance(eval_dataset, Mapping)
         self._eval_names = tuple(map(str, eval_dataset)) if several else ()
-        self._budget = RolloutBudget(joint, settings.rollout_budget)
         validation = environment.tasks("validation") if settings.evaluation.every else ()
         super().__init__(
             model,
             joint,
-            # The budget precedes the run's own, so that the saved state includes whether it ended the run.
-            callbacks=[*(callbacks or ()), self._budget],
+            callbacks=callbacks or (),
             # Only to satisfy the trainer: `evaluate` reads the environment's tasks.
             eval_dataset=Dataset.from_list([{"prompt": task.id} for task in validation])
             if validation
@@ -303,14 +306,16 @@ class JointTrainer(PolicyUpdate):
         """
         joint = self.joint
         output = None
-        chosen = self._choose(resume_from_checkpoint)
-        if chosen is not None and chosen.path is not None and not RunDir.is_run(self.run_folder):
+        resume = resume_from_checkpoint
+        if resume and not RunDir.is_run(self.run_folder) and self._checkpoints(resume):
             raise ConfigError(
                 f"{self.run_folder}: the checkpoint's run folder is not there (no run.yaml); put it back, or train "
                 "from the start"
             )
-        with self._stoppable(), self.recorded(resume=chosen is not None) as record:
-            fresh = chosen is None or chosen.path is None
+        with self._stoppable(), self.recorded(resume=bool(resume)) as record:
+            chosen = self._choose(resume) if resume else None
+            checkpoint = None if chosen is None else chosen.path
+            fresh = checkpoint is None
             if fresh and joint.attempt is not None:
                 raise ConfigError(
                     "this trainer has already trained, and there is no checkpoint to go on from; make a new one to "
@@ -318,11 +323,11 @@ class JointTrainer(PolicyUpdate):
                 )
             if fresh and self.settings.run_file is None and world().rank == 0:
                 ask_llm(proposer_of(self.method, joint.parts.environment), record)
-            checkpoint = self._begin(record, chosen)
+            self._begin(record, chosen)
             if not self.settings.has_batches:
                 joint.evolve_only()
             # A run that was stopped after its last step is evaluated without another rollout.
-            elif not (checkpoint and self._budget.spent() and self._restore_ended(checkpoint)):
+            elif not (checkpoint and joint.budget_is_spent() and self._restore_ended(checkpoint)):
                 output = super().train(
                     str(checkpoint) if checkpoint else None, trial, ignore_keys_for_eval
                 )
@@ -340,18 +345,18 @@ class JointTrainer(PolicyUpdate):
             with self._template_with_instruction():
                 self.joint.tokenizer.save_pretrained(best)
 
-    def _choose(self, resume: str | bool | None) -> Chosen | None:
-        """Return the checkpoint to resume from, which the first process chooses; None for a new run."""
-        if not resume:
-            return None
+    def _checkpoints(self, resume: str | bool) -> list[Path]:
+        """Return the checkpoints that a run may resume from, newest first."""
+        folder = self.joint.state_folder
+        if isinstance(resume, bool):
+            return complete_checkpoints(folder)
+        return [_checkpoint_in(folder, Path(resume))]
+
+    def _choose(self, resume: str | bool) -> Chosen:
+        """Return the checkpoint to resume from, which the first process chooses."""
         chosen = None
         if world().rank == 0:
-            if isinstance(resume, bool):
-                chosen = choose_checkpoint(self.joint.state_folder)
-            else:
-                chosen = chosen_by_trainer(_checkpoint_in(self.joint.state_folder, Path(resume)))
-            if chosen.path is not None:
-                self._evaluation.best.check()
+            chosen = choose_checkpoint(self._checkpoints(resume), self._evaluation.best)
         return world().broadcast(chosen)
 
     @contextmanager
@@ -388,31 +393,20 @@ class JointTrainer(PolicyUpdate):
             finally:
                 joint.record_in(Record(), NoLLM())
 
-    def _begin(self, record: Record, chosen: Chosen | None) -> Path | None:
-        """Write the first events, and check what the run resumes from; return its checkpoint."""
-        joint, settings = self.joint, self.settings
+    def _begin(self, record: Record, chosen: Chosen | None) -> None:
+        """Write the first events, and check what the run resumes from."""
+        joint = self.joint
         tensorboard_into(joint, record.path / "tensorboard")
-        joint.chosen = chosen
-        checkpoint = None if chosen is None else chosen.path
-        if chosen is not None and checkpoint is None:
-            record.cut_back(-1)
-            record.event(
-                "notice", 0, text="no complete checkpoint: the run starts from the beginning"
-            )
-        if checkpoint is None:
-            # An attempt that was stopped early may have kept a policy.
-            self._evaluation.best.forget()
-            kind = self.method.options.kind
-            record.event("run_started", 0, config=settings.record["name"], strategy=kind)
-            if text := self._rounding():
-                record.event("notice", 0, text=text)
-        if checkpoint is not None and (state := _state_of(checkpoint)) is not None:
-            joint.check_identity(state)
-            check_spread(state, self)  # before the trainer loads weights of a different shape
-        if chosen is not None and world().rank == 0:
-            chosen.set_aside()
-            record.replace_config(settings.record)
-        return checkpoint
+
+        def check(checkpoint: Path) -> None:
+            if (state := _state_of(checkpoint)) is not None:
+                check_identity(state, joint.identity)
+                check_spread(state, self)  # before the trainer loads weights of a different shape
+
+        begin_run(record, self.settings, self._evaluation.best, chosen, check)
+        joint.notices = () if chosen is None else chosen.notices
+        if (chosen is None or chosen.path is None) and (text := self._rounding()):
+            record.event("notice", 0, text=text)
 
     def _restore_ended(self, checkpoint: Path) -> bool:
         """Restore a run whose training had ended by its newest checkpoint; return False otherwise.

@@ -1,4 +1,4 @@
-"""What a joint run does at the events of its trainer: save, log, begin, and end at its budget."""
+"""What a joint run does at the events of its trainer: begin, log, save, and end at its budget."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from cotune.engines.trl.checkpoints import (
 )
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.errors import ConfigError
-from cotune.run.costs import policy_rollouts
 from cotune.utils.progress import report
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointCallback(TrainerCallback):
-    """Begin or resume the run, save cotune's half of every checkpoint, record the trainer's metrics.
+    """Begin or resume the run, end it at its budget, save cotune's half of every checkpoint, record metrics.
 
     `checkpoints` says when a pair is complete.
     """
@@ -63,8 +62,15 @@ class CheckpointCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         self._report(args)
+        # A batch that has been rolled out is trained on to its end.
+        if state.global_step % steps_per_batch(args) == 0:
+            self._joint.ended = self._joint.budget_is_spent()
+            if self._joint.ended:
+                control.should_training_stop = True
+                # As at the last step: a kill while the result is scored must not train it again.
+                control.should_save = args.save_strategy == SaveStrategy.STEPS
         if control.should_save:
-            self._save_state(state)
+            self._save_state(state)  # which holds whether the budget ended the run
 
     def _report(self, args: GRPOConfig) -> None:
         """Report the micro-batches of the current update; rank 0's."""
@@ -112,39 +118,3 @@ class CheckpointCallback(TrainerCallback):
         self._saved_step = state.global_step
         if self._writes:
             save_state(self._joint.state_folder, state.global_step, self._joint.state_dict())
-
-
-class RolloutBudget(TrainerCallback):
-    """End training when another batch would exceed a budget of policy rollouts.
-
-    Args:
-        joint: the run.
-        budget: the most rollouts; None is no limit.
-    """
-
-    def __init__(self, joint: "TRLJoint", budget: int | None) -> None:
-        self._joint, self._budget = joint, budget
-        self._batch = joint.questions * joint.group_size
-        self._steps_per_batch = steps_per_batch(joint.args)
-        joint.rollouts_left = self.left
-
-    def left(self) -> int | None:
-        """Return the remaining budget, which only rank 0 knows; None without a budget."""
-        if self._budget is None:
-            return None
-        return self._budget - policy_rollouts(self._joint.parts.record.totals().rollouts)
-
-    def spent(self) -> bool:
-        """Return whether another batch would exceed the budget; call on all ranks together."""
-        if self._budget is None:
-            return False
-        return self._joint.coordinator.comm.broadcast(self.left()) < self._batch
-
-    def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        if state.global_step % self._steps_per_batch:
-            return  # finish training on a batch that has been rolled out
-        self._joint.ended = self.spent()
-        if self._joint.ended:
-            control.should_training_stop = True
-            # As at the last step: a kill while the result is scored must not train it again.
-            control.should_save = args.save_strategy == SaveStrategy.STEPS

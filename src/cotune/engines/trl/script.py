@@ -10,7 +10,7 @@ from transformers import AutoConfig, TrainerState
 from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
 
-from cotune.config.build import build_llm, describe_llm
+from cotune.config.build import build_llm, describe_llm, initial_instruction
 from cotune.config.joint_method import JointMethod
 from cotune.config.run_checks import (
     check_columns,
@@ -21,7 +21,6 @@ from cotune.config.run_checks import (
 )
 from cotune.config.run_file import EvaluationConfig, RulesConfig
 from cotune.data.splits import SPLITS
-from cotune.engines.joint import initial_instruction
 from cotune.engines.preflight import llm_answers
 from cotune.engines.run_start import RunSettings
 from cotune.engines.trl.checks import check_args, check_trl, steps_per_batch
@@ -177,7 +176,7 @@ def check_script(
         raise ConfigError(f"limits is {_kind(limits)}; expected cotune.Limits(…)")
     check_trl()
     check_args(args)
-    kind, instruction = method.options.kind, initial_instruction(method, environment)
+    kind, instruction = method.options.kind, initial_instruction(method.instruction, environment)
     check_instruction(environment, instruction, kind)
     llm = proposer_of(method, environment)
     if isinstance(llm, OpenAIOptions | BankOptions):
@@ -225,7 +224,7 @@ def script_settings(
     fixed = {
         "seed": args.seed,
         "environment": {"kind": type(environment).__name__},
-        "instruction": initial_instruction(method, environment),
+        "instruction": initial_instruction(method.instruction, environment),
         "limits": asdict(limits),
         "rewards": None if rewards is None else rewards.describe(),
         "strategy": asdict(cast(Any, method.options)),

@@ -93,10 +93,9 @@ class TRLJoint(Joint):
                 f"GRPOConfig.generation_batch_size is {rows}; expected a multiple of "
                 f"num_generations={args.num_generations}"
             )
-        self.group_size = args.num_generations
-        self.questions = rows // args.num_generations
+        questions = rows // args.num_generations
         tasks = parts.environment.tasks("train")
-        order = TaskOrder(tasks, self.questions, parts.seed, shuffle=shuffle)
+        order = TaskOrder(tasks, questions, parts.seed, shuffle=shuffle)
         total_batches = -(-args.max_steps // steps_per_batch(args))
         coordinator = Coordinator(
             strategy=parts.strategy,
@@ -115,8 +114,8 @@ class TRLJoint(Joint):
             comm=world(),
         )
         coordinator.gather = lambda: whole_weights(self.unwrapped)
-        super().__init__(parts, order, total_batches, coordinator)
-        ids = [order.at(i) for i in range(total_batches * self.questions)]
+        super().__init__(parts, order, total_batches, coordinator, args.num_generations)
+        ids = [order.at(i) for i in range(total_batches * questions)]
         self.dataset = Dataset.from_dict({"prompt": ids})
         self.reward_funcs: list[Any] = [self.reward]
         self.callbacks: list[TrainerCallback] = [

@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 
 from cotune.engines.best_policy import BestPolicy
 from cotune.engines.joint import Joint
-from cotune.engines.undamaged import Chosen, newest_undamaged
 from cotune.errors import ConfigError, EngineError
 from cotune.protocols import State
 from cotune.run.best import BestRecord
@@ -40,16 +39,10 @@ def load_state(checkpoint: Path) -> State | None:
     return value if isinstance(value, dict) else None
 
 
-def choose_checkpoint(folder: Path) -> Chosen:
-    """Return the newest complete and undamaged pair, and what to tell about the others.
-
-    Raises:
-        ConfigError: there are complete pairs, and all are damaged.
-    """
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Return veRL's folders of the complete pairs, newest first."""
     newest_first = sorted(_numbered(folder), reverse=True)
-    return newest_undamaged(
-        path for _, path in newest_first if (path / MANIFEST).exists() or load_state(path)
-    )
+    return [path for _, path in newest_first if (path / MANIFEST).exists() or load_state(path)]
 
 
 def keep_newest(folder: Path, count: int) -> None:

@@ -63,11 +63,9 @@ class VerlJoint(Joint):
             ),
             roll_out=lambda *rollouts: self._apart(*rollouts),
         )
-        super().__init__(parts, order, training.steps, coordinator)
+        super().__init__(parts, order, training.steps, coordinator, training.group_size)
         self.worker, self.before_rollout = worker, before_rollout
-        self.group_size = training.group_size
         self.metrics: dict[str, float] = {}
-        self.spent: Callable[[], bool] = lambda: False
         self._sent = 0.0
 
     def bind(self, trainer: "JointTrainer", apart: Callable[..., list[Trajectory]]) -> None:
@@ -108,7 +106,7 @@ class VerlJoint(Joint):
             {**theirs, **named, **self.metrics, "optimizer_step": self._optimizer_steps()},
         )
         metrics.update(self.metrics)
-        self.ended = self.spent()
+        self.ended = self.budget_is_spent()
         return self.ended
 
     def save(self, checkpoint: Path) -> None:

@@ -20,17 +20,30 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
-from cotune.config.build import build_llm
-from cotune.config.run_file import RunConfig, TrainingConfig
+from cotune.config.build import build_llm, initial_instruction
+from cotune.config.run_file import RunConfig
 from cotune.config.strategy import build_strategy
 from cotune.engines.conclude import conclude
 from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.joint import initial_instruction, run_parts
+from cotune.engines.joint import check_identity
 from cotune.engines.preflight import Preflight
-from cotune.engines.run_start import RunSettings, method_of, opened_run, settings_of
+from cotune.engines.run_start import (
+    RunSettings,
+    begin_run,
+    choose_checkpoint,
+    method_of,
+    opened_run,
+    run_parts,
+    settings_of,
+)
 from cotune.engines.undamaged import Chosen
 from cotune.engines.verl.arguments import check_no_teacher
-from cotune.engines.verl.checkpoints import VerlBest, choose_checkpoint, drop_later, load_state
+from cotune.engines.verl.checkpoints import (
+    VerlBest,
+    complete_checkpoints,
+    drop_later,
+    load_state,
+)
 from cotune.engines.verl.cluster import check_copy, on_cluster
 from cotune.engines.verl.hooks import VerlJoint
 from cotune.engines.verl.settings import resume_from, verl_config
@@ -38,9 +51,8 @@ from cotune.engines.verl.worker import SECTION, Worker, make_worker, worker_of
 from cotune.errors import ConfigError, CotuneError, EngineError
 from cotune.llm.own import forget_checked
 from cotune.policy.policy_files import only_local, policy_path
-from cotune.protocols import State
+from cotune.rollout.task_order import TaskOrder
 from cotune.run.console import ConsoleListener
-from cotune.run.costs import policy_rollouts
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Distillation, Prompt
@@ -136,18 +148,6 @@ def _check_ranks(found: DictConfig, checkpoint: Path) -> None:
         )
 
 
-def _choose(run: RunDir, setup: VerlSetup) -> Chosen:
-    """Return the checkpoint to resume from.
-
-    Raises:
-        ConfigError: all checkpoints or the kept policy is damaged.
-    """
-    chosen = choose_checkpoint(run.checkpoints_path.absolute())
-    if chosen.path is not None:
-        _best(run, setup.worker).check()
-    return chosen
-
-
 def _best(run: RunDir, worker: Worker) -> VerlBest:
     return VerlBest(run.best_path, worker.tokenizer, run.checkpoints_path.absolute() / "best")
 
@@ -162,28 +162,35 @@ def train(setup: VerlSetup, *, resume: bool) -> None:
         CotuneError: the error that ended the run, as raised in the actor.
     """
     with opened_run(setup.settings, setup.worker.config.training.steps, resume=resume) as run:
-        chosen = _choose(run, setup) if resume else Chosen()
-        if resume:
-            run.replace_config(setup.settings.record)
-        _train(run, chosen, setup, resume)
+        best = _best(run, setup.worker)
+        folder = run.checkpoints_path.absolute()
+        chosen = choose_checkpoint(complete_checkpoints(folder), best) if resume else None
+        begin_run(run, setup.settings, best, chosen, lambda path: _check_state(setup, path))
+        _train(run, chosen or Chosen(), setup, resume)
+
+
+def _check_state(setup: VerlSetup, checkpoint: Path) -> None:
+    """Raise ConfigError if a checkpoint is of a different run, or of a different number of ranks."""
+    config = setup.worker.config
+    tasks = setup.worker.environment.tasks("train")
+    order = TaskOrder(tasks, config.training.questions_per_step, config.seed)
+    if (state := load_state(checkpoint)) is not None:
+        check_identity(state, {**order.identity, **setup.settings.identity})
+    _check_ranks(setup.verl_config, checkpoint)
 
 
 def _train(run: RunDir, chosen: Chosen, setup: VerlSetup, resume: bool) -> None:
-    folder = run.checkpoints_path.absolute()
     console = setup.settings.console
     assert console is not None  # a run file has one
     checkpoint = chosen.path
     if resume:
-        chosen.set_aside()
-        drop_later(folder, _step_of(checkpoint))
+        drop_later(run.checkpoints_path.absolute(), _step_of(checkpoint))
     found = setup.verl_config
     if checkpoint is not None:
         resume_from(found, checkpoint)
-        _check_ranks(found, checkpoint)
     ours = {
         "run_folder": str(run.path.absolute()),
         "working_folder": os.getcwd(),
-        "resume": resume,
         "checkpoint": None if checkpoint is None else str(checkpoint),
         "notices": list(chosen.notices),
         "terminal": console.is_terminal,
@@ -268,7 +275,7 @@ def _run(
         method_of(config),
         worker.environment,
     )
-    initial = Prompt(initial_instruction(method, environment))
+    initial = Prompt(initial_instruction(method.instruction, environment))
     evaluation = RunEvaluation(config.evaluation, initial, run, _best(run, worker), report_scores)
     parts = run_parts(
         settings,
@@ -281,9 +288,7 @@ def _run(
         record=run,
     )
     joint = VerlJoint(parts, worker, evaluation)
-    joint.chosen = Chosen(checkpoint, tuple(ours.notices))
-    state = _begin(joint, run, evaluation, checkpoint, bool(ours.resume), config)
-    _budget(joint, run, config.training)
+    joint.notices = tuple(ours.notices)
     made: Any = JointTrainer  # veRL registers its base by a decorator that hides the type
     trainer: JointTrainer = made(config=found)
     trainer.joint, failed = joint, True
@@ -299,10 +304,10 @@ def _run(
             ),
         )
         trainer.take_manager(manager)
-        joint.began(state)
+        joint.began(None if checkpoint is None else load_state(checkpoint))
         watch(manager.agent_loop_workers, console)
         # If the budget has been raised since, it is no longer spent.
-        if not (joint.ended and joint.spent()):
+        if not (joint.ended and joint.budget_is_spent()):
             trainer.fit(manager)
         outcome: Outcome = evaluation.finish(joint)
         failed = False
@@ -336,42 +341,6 @@ def watch(workers: Sequence[Any], console: Console) -> None:
                 return  # the run is over
 
     threading.Thread(target=look, daemon=True).start()
-
-
-def _begin(
-    joint: VerlJoint,
-    run: Record,
-    evaluation: RunEvaluation,
-    checkpoint: Path | None,
-    resume: bool,
-    config: RunConfig,
-) -> State | None:
-    """Write the first events; return the saved state to resume from, or None."""
-    if checkpoint is None:
-        if resume:
-            run.cut_back(-1)
-            run.event("notice", 0, text="no complete checkpoint: the run starts from the beginning")
-            evaluation.best.forget()
-        run.event("run_started", 0, config=config.name, strategy=config.strategy.kind)
-        return None
-    state = load_state(checkpoint)
-    if state is not None:
-        joint.check_identity(state)
-    return state
-
-
-def _budget(joint: VerlJoint, record: Record, training: TrainingConfig) -> None:
-    """End training when another batch would exceed `training.rollout_budget`."""
-    budget = training.rollout_budget
-    if budget is None:
-        return
-    batch = training.questions_per_step * training.group_size
-
-    def left() -> int:
-        return budget - policy_rollouts(record.totals().rollouts)
-
-    joint.rollouts_left = left
-    joint.spent = lambda: left() < batch
 
 
 def _step_of(checkpoint: Path | None) -> int:

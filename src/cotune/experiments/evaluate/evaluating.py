@@ -193,7 +193,7 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
     """
     record = best_record(run)
     environment = run_environment(config)
-    instruction = initial_instruction(config.instruction, environment)
+    instruction = initial_instruction(config.instruction.text, environment)
     columns = _columns(record, instruction, options.policy == "initial")
     sets = question_sets(config, environment, options.split, options.benchmarks, options.limit)
     trained_on = record.training_tasks

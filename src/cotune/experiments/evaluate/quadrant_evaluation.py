@@ -58,7 +58,7 @@ def evaluate_quadrants(
     environment = run_environment(config)
     (questions,) = question_sets(config, environment, options.split, (), options.limit)
     k = options.samples_of(len(questions.tasks))
-    initial = initial_instruction(first.instruction, environment)
+    initial = initial_instruction(first.instruction.text, environment)
     prompts = {"plain": Prompt(initial), "prompted": Prompt(best)}
     trained = since is not None or not config.training.frozen
     began = config.model_copy(update={"policy": first.policy})

@@ -104,7 +104,7 @@ def _benchmark_set(
     rewards: RewardFunctions | None = None
     if benchmark.kind == "math":
         held: TaskEnvironment = MathEnvironment(
-            by_split, initial_instruction(config.instruction, environment)
+            by_split, initial_instruction(config.instruction.text, environment)
         )
         if isinstance(environment, TaskEnvironment):
             held.prompt_format = environment.prompt_format
