@@ -32,23 +32,20 @@ def section(title: str) -> str:
     return re.split(r"\n#+ ", rest)[0]
 
 
-def rows(title: str) -> list[list[str]]:
-    """Return the cells of the tables below a heading, without header rows."""
-    lines = [line for line in section(title).splitlines() if line.startswith("|")]
-    cells = [re.split(r"\s*\|\s*", line)[1:-1] for line in lines]
-    heads = ("Field", "Column", "Kind", "File", "Method", "---")
-    return [row for row in cells if not row[0].startswith(heads)]
+def items(title: str) -> list[tuple[str, str]]:
+    """Return the names and the explanation of each item of the list below a heading."""
+    return re.findall(r"^- (`.+?):(?: |<br>)(.+)$", section(title), re.MULTILINE)
 
 
-def documented(title: str) -> dict[str, str]:
-    """Return the type of each field, from tables that begin with these two columns."""
-    return {CELL.fullmatch(row[0])[1]: row[1] for row in rows(title)}  # type: ignore[index]
+def documented(title: str) -> set[str]:
+    """Return the names of the fields below a heading."""
+    return {name for names, _ in items(title) for name in CELL.findall(names)}
 
 
 def documented_events() -> dict[str, dict[str, str]]:
     """Return the explanation of each field, by kind of event."""
     found: dict[str, dict[str, str]] = {}
-    for kind, cell in rows("## events.jsonl"):
+    for kind, cell in items("## events.jsonl"):
         parts = [re.fullmatch(r"`(\w+)`: (.+)", part) for part in cell.split("<br>")]
         found[kind.strip("`")] = {part[1]: part[2] for part in parts if part}
         assert all(parts) or cell.startswith("none: "), kind
@@ -56,14 +53,14 @@ def documented_events() -> dict[str, dict[str, str]]:
 
 
 def documented_metrics() -> set[str]:
-    cells = [line.split("|")[1] for line in METRICS.splitlines() if line.startswith("| `")]
-    return {name for cell in cells for name in CELL.findall(cell)}
+    names = re.findall(r"^- (`.+?): ", METRICS, re.MULTILINE)
+    return {name for cell in names for name in CELL.findall(cell)}
 
 
 def test_the_page_has_the_columns_of_the_frames() -> None:
     columns = {field.name for field in fields(InstructionRow)}
-    assert documented("### instructions_frame").keys() == columns
-    assert documented("## costs.jsonl").keys() == {field.name for field in fields(CostRow)}
+    assert documented("### instructions_frame") == columns
+    assert documented("## costs.jsonl") == {field.name for field in fields(CostRow)}
 
 
 def test_the_page_has_every_kind_of_event_with_its_fields() -> None:
@@ -73,11 +70,9 @@ def test_the_page_has_every_kind_of_event_with_its_fields() -> None:
 
 
 def test_every_line_is_explained() -> None:
-    titles = re.findall(r"^(##+ .+)$", PAGE, re.MULTILINE)
-    tables = [row for title in titles if title != "## The folder" for row in rows(title)]
-    assert len(tables) > 90
-    silent = [row for row in tables if not row[-1]]
-    assert silent == []
+    lines = re.findall(r"^- `.*$", PAGE + METRICS, re.MULTILINE)
+    assert len(lines) > 150
+    assert [line for line in lines if not re.match(r"- `.+?:(?: |<br>)\S", line)] == []
 
 
 def test_versions_are_those_of_the_package() -> None:
@@ -170,13 +165,15 @@ def test_rollouts_of_a_run_have_the_documented_fields(run: RunDir) -> None:
         row for step, purpose in run.trajectory_files()
         for row in run.read_trajectories(step, purpose)
     ]  # fmt: skip
-    purposes = set(re.findall(r'"(\w+)"', section("## trajectories/").partition("| Field")[0]))
+    purposes = set(
+        re.findall(r'"(\w+)"', section("## trajectories/").partition("One rollout per line")[0])
+    )
     assert {purpose for _, purpose in run.trajectory_files()} <= purposes
     flat = {
         name.partition(".")[0] if name.startswith("trained.") else name
         for name in fields_of(stored)
     }
-    assert flat | {"reward_parts", "feedback", "teacher"} == documented("## trajectories/").keys()
+    assert flat | {"reward_parts", "feedback", "teacher"} == documented("## trajectories/")
 
 
 @pytest.mark.slow
@@ -185,11 +182,11 @@ def test_the_other_files_of_a_run_are_documented(run: RunDir) -> None:
     for path in run.path.iterdir():
         assert f"`{path.name}{'/' if path.is_dir() else ''}`" in folder, path.name
     best = json.loads((run.best_path / "best.json").read_bytes())
-    assert best.keys() == documented("## best/").keys()
+    assert best.keys() == documented("## best/")
     (line, *_) = run.read_instructions()
     assert set(CELL.findall(section("## instructions.jsonl"))) == line.keys()
     summary = run.read_summary() or {}
-    named = documented("## summary.json").keys()
+    named = documented("## summary.json")
     (arm,) = summary["arms"].values()
     suffixes = ("_by_stratum", "_n", "_before")
     for key in (*summary, *arm):

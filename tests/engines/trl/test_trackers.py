@@ -97,7 +97,7 @@ def quiet_console() -> Any:
 def documented() -> list[re.Pattern[str]]:
     """The names of docs/reference/metrics.md; what stands in <> is any word."""
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
-    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    cells = re.findall(r"^- (`.+?): ", page, re.MULTILINE)
     names = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
     return [re.compile(re.sub(r"<\w+>", r"[\\w.]+", re.escape(name))) for name in names]
 
