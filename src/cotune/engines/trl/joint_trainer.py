@@ -230,7 +230,7 @@ class JointTrainer(PolicyUpdate):
         shape = RunShape(
             group_size=joint.group_size,
             steps=joint.total_batches,
-            questions_per_step=joint.questions,
+            questions_per_step=joint.order.questions,
             rollout_budget=self.settings.rollout_budget,
             frozen=self.settings.frozen,
             questions=sizes["train"],
