@@ -5,16 +5,20 @@ import logging
 import pickle
 import random
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, Features, Image, Json, Value
 from pydantic import ValidationError
 
 from cotune.data.dataset import DatasetConfig, read_dataset, tasks_from
+from cotune.data.splits import warn
 from cotune.errors import ConfigError
 from cotune.types import Task
 from cotune.utils.validation import describe
@@ -271,9 +275,89 @@ def test_questions_by_default(tmp_path: Path, column: str) -> None:
     assert of_one(tmp_path, {column: "Who?"}).question == "Who?"
 
 
-@pytest.mark.parametrize("column", ["answers", "answer", "golden_answers", "ground_truth"])
-def test_answers_by_default(tmp_path: Path, column: str) -> None:
-    assert of_one(tmp_path, {"question": "Who?", column: 0.5}).answers == ("0.5",)
+@pytest.mark.parametrize(
+    ("columns", "answers"),
+    [
+        *(({column: 0.5}, ("0.5",)) for column in ("answers", "answer", "golden_answers", "ground_truth")),
+        ({"reward_model": {"ground_truth": {"target": ["Ada", "A."]}}}, ("Ada", "A.")),
+        ({"reward_model": {"ground_truth": "34"}}, ("34",)),
+        ({"reward_model": '{"ground_truth": {"target": ["Ada"]}}'}, ("Ada",)),
+        ({"answer": "Ada", "answer_aliases": ["A.", "Ada"]}, ("Ada", "A.")),
+        ({"answer": "Ada", "aliases": "['A.', \"B's\"]"}, ("Ada", "A.", "B's")),
+        ({"answer": "Ada", "answer_aliases": []}, ("Ada",)),
+        ({"answer": '["politician", "political leader"]'}, ("politician", "political leader")),
+        ({"answer": "['a', 1]"}, ("a", "1")),
+        # Intervals and vectors are answers themselves, and so is what only begins as a list.
+        ({"answer": "[0, 1]"}, ("[0, 1]",)),
+        ({"answer": "[0, 1)"}, ("[0, 1)",)),
+        ({"answer": "[sic] yes"}, ("[sic] yes",)),
+        # Numbers are the shortest text that reads back equal.
+        ({"answer": 0.00001}, ("0.00001",)),
+        ({"answer": 1e16}, ("10000000000000000",)),
+        ({"answer": -0.0}, ("0",)),
+        ({"answer": 1e300}, ("1e+300",)),
+        ({"answer": 100.0}, ("100",)),
+        # What is blank is no answer.
+        ({"answer": ["A", "", None, " "]}, ("A",)),
+        ({"answer": " "}, ()),
+        ({"answer": [None]}, ()),
+        ({"answer": []}, ()),
+    ],
+)  # fmt: skip
+def test_answers_by_default(columns: dict[str, Any], answers: tuple[str, ...]) -> None:
+    (task,) = tasks_from([{"question": "Who?", **columns}])["train"]
+    assert task.answers == answers
+    assert task.columns == {"question": "Who?", **columns}
+
+
+def test_an_answer_column_that_is_named_is_read_alone() -> None:
+    row = {"question": "Who?", "answer": "Ada", "answer_aliases": ["A."]}
+    assert tasks_from([row], columns={"answers": "answer"})["train"][0].answers == ("Ada",)
+
+
+def test_what_was_understood_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    warn.cache_clear()
+    rows = [{"question": "Told?", "answer": "['a']", "aliases": ["b"]}]
+    with caplog.at_level(logging.WARNING, "cotune"):
+        tasks_from(rows)
+    assert caplog.messages == [
+        "dataset: the accepted answers are those of answer and of aliases; name one in dataset.columns.answers to "
+        "read it alone",
+        "dataset: answer holds lists written as text, which are read as lists",
+    ]
+
+
+def test_messages_written_as_text() -> None:
+    chat = [{"role": "system", "content": "Hi."}, {"role": "user", "content": "Who?"}]
+    (task,) = tasks_from([{"prompt": json.dumps(chat)}])["train"]
+    assert (task.context, task.question, task.chat) == ((("system", "Hi."),), "Who?", True)
+
+
+def test_a_context_is_put_before_the_question() -> None:
+    row = {"Body": "Two birds.", "Question": "How many?"}
+    (task,) = tasks_from([row], columns={"question": "Question", "context": "Body"})["train"]
+    assert task.question == "Two birds.\n\nHow many?"
+
+
+def test_columns_of_parquet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    columns = {
+        "question": [f"q{i}" for i in range(5)],
+        "answer": pa.array([0.1, 2.5, 3.0, None, 1e-7], pa.float32()),
+        "price": pa.array(
+            [Decimal("100.00"), Decimal(0), *[Decimal("1.50")] * 3], pa.decimal128(9, 2)
+        ),
+        "pairs": pa.array([[("a", 1)]] * 5, pa.map_(pa.string(), pa.int64())),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    file = tmp_path / "a.parquet"
+    for column, expected in (
+        ("answer", [("0.1",), ("2.5",), ("3",), (), ("0.0000001",)]),
+        ("price", [("100",), ("0",), *[("1.5",)] * 3]),
+    ):
+        tasks = read(file, columns={"answers": column}, validation=file, test=file)
+        assert [task.answers for task in tasks["train"]] == expected
+    assert tasks["train"][0].columns["answer"] == 0.1
+    assert "the columns pairs are maps or views and are not read" in caplog.text
 
 
 def test_named_columns(tmp_path: Path) -> None:
@@ -383,9 +467,7 @@ def test_a_prompt_that_is_none(tmp_path: Path, prompt: Any, said: list[str]) -> 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"answer": ["A", ""]}, ["\"answer\" is ['A', '']", "none blank"]),
-        ({"answer": " "}, ["none blank"]),
-        ({"answer": [None]}, ["none blank", "null"]),
+        ({"answer": [["A"]]}, ["\"answer\" is [['A']]", "a list of them, or null"]),
         ({"answer": {"text": ["A"]}}, ["dataset.columns.answers: answer.text"]),
         ({"answer": {}}, ["name another column in dataset.columns.answers"]),
         ({"solution": ["A"]}, ["\"solution\" is ['A']", "dataset.columns.solution"]),

@@ -5,11 +5,9 @@ from typing import Any
 
 import pyarrow
 import pyarrow.parquet as parquet
-import pytest
 
 from cotune.data.dataset import DatasetConfig, read_dataset
 from cotune.environments.tag_protocol import SEARCH_R1
-from cotune.errors import ConfigError
 
 TOLD = "Answer the given question. Use <search> and <answer> Beijing </answer>. Question: "
 
@@ -44,20 +42,10 @@ def rows(count: int, *without: str, **changes: Any) -> list[dict[str, Any]]:
     return [{k: v for k, v in each.items() if k not in without} for each in made]
 
 
-def test_a_merged_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", *rows(9), row("why?", 1, data_source="hotpotqa"))
-    with pytest.raises(ConfigError, match=r"row 10: the id 'train_1' came before.*\(null: a hash"):
-        read(path)
-    tasks = read(path, stratum="data_source", id=None)
-    assert {task.stratum for task in tasks} == {"nq", "hotpotqa"}
-    assert {task.answers for task in tasks} == {("unused",)}
-    tasks = read(path, id=None, answers="reward_model.ground_truth.target")
-    assert {task.answers for task in tasks} == {("Ada", "Ada Lovelace")}
-
-
 def test_a_whole_prompt_is_asked_by_its_question(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", *rows(10, "question", "golden_answers", "id"))
-    tasks = read(path, answers="reward_model.ground_truth.target")
+    tasks = read(path)
+    assert {task.answers for task in tasks} == {("Ada", "Ada Lovelace")}
     assert all(task.question.startswith("Answer the given question.") for task in tasks)
     asked = sorted(SEARCH_R1.asked(task).question for task in tasks)
     assert asked == [f"q {i}?" for i in range(10)]

@@ -167,9 +167,7 @@ def test_prompts_without_an_instruction_stay_as_they_are() -> None:
         (lambda i: [user(f"{S * (i % 2)}{i}?")], S, "2 of 4 prompts lack that text, such as '0\\?'; expected it in all of them or in none"),
         (lambda i: [system(f"Persona {i}"), user("?")], None, "4 different system messages, such as 'Persona 0' and 'Persona 1'; .*" r"INSPO\(instruction=…\)"),
         (lambda i: [system(S), user("?")][i % 2 :], None, "2 different system messages, such as 'You are a terse assistant.' and none"),
-        (lambda i: [user(f"Answer in one word only.\nQuestion: {i}?")], None, "share no system message.*all prompts begin with 'Answer in one word only.'"),
-        (lambda i: f"What is {i}?\n\nPut the answer within a box.", None, "all prompts end with 'Put the answer within a box.', which you could give"),
-        (lambda i: [user(f"What is {i}?")], None, r"instruction=…\)$"),
+        (lambda i: [user(f"What is {i}?")], None, r"share no system message; give one as method=cotune.INSPO\(instruction=…\)$"),
         (lambda i: [user(f"What is {i}?")], " ", "INSPO evolves an instruction"),
     ],
 )  # fmt: skip

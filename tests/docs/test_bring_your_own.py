@@ -10,6 +10,7 @@ import pytest
 import trl
 
 import cotune
+from cotune.data.cells import ALIAS_COLUMNS
 from cotune.data.dataset import DEFAULT_COLUMNS
 from cotune.rewards.functions import GIVEN
 from cotune.rewards.reward_model import rewards_of_trainer
@@ -29,8 +30,10 @@ def table(page: Path, heading: str) -> list[list[str]]:
 
 def test_the_columns_are_those_that_are_read() -> None:
     rows = table(DATA, "Which columns are read")
-    shown = {name.strip("`"): tuple(re.findall(r"`(\w+)`", columns)) for name, columns, _ in rows}
-    assert shown == dict(DEFAULT_COLUMNS)
+    shown = {name.strip("`"): set(re.findall(r"`([\w.]+)`", columns)) for name, columns, _ in rows}
+    read = {role: set(columns) for role, columns in DEFAULT_COLUMNS.items()}
+    read["answers"] |= {*ALIAS_COLUMNS}
+    assert shown == read
 
 
 def test_the_arguments_of_reward_functions_are_listed() -> None:

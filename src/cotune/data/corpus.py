@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from cotune.data.rows import json_rows, plain_text, shortened
+from cotune.data.cells import plain_text, shortened
+from cotune.data.rows import json_rows
 from cotune.errors import ConfigError
 
 Language = Literal[

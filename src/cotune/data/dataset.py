@@ -8,37 +8,29 @@ from typing import Any, Literal, cast
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from cotune.data.rows import (
+from cotune.data.cells import (
+    ALIAS_COLUMNS,
     ANSWER_COLUMNS,
-    Row,
-    Rows,
-    file_rows,
-    given_rows,
-    hub_rows,
     listed,
     nested,
+    parse_lists,
     plain_text,
     plain_value,
     read_messages,
     reference_answers,
     shortened,
 )
-from cotune.data.splits import (
-    SPLITS,
-    hold_out,
-    numbered,
-    sha,
-    warn_if_fewer,
-    warn_of_overlaps,
-)
+from cotune.data.rows import Row, Rows, file_rows, given_rows, hub_rows
+from cotune.data.splits import SPLITS, hold_out, numbered, sha, warn, warn_of_overlaps
 from cotune.errors import ConfigError
 from cotune.types import Task
 from cotune.utils.validation import Model, describe
 
-Column = Literal["question", "answers", "solution", "stratum", "id"]
+Column = Literal["question", "context", "answers", "solution", "stratum", "id"]
 
-DEFAULT_COLUMNS: Mapping[str, tuple[str, ...]] = {
+DEFAULT_COLUMNS: Mapping[Column, tuple[str, ...]] = {
     "question": ("question", "prompt", "problem"),
+    "context": (),
     "answers": ANSWER_COLUMNS,
     "solution": ("solution",),
     "stratum": ("stratum",),
@@ -67,9 +59,10 @@ class DatasetConfig(Model):
     """Number of questions held out for the final evaluation, at most a fifth; or a file or split."""
     columns: dict[Column, str | None] = Field(default_factory=dict[Column, str | None])
     """The column of each role. Without an entry the column of that name is read (for questions also
-    "prompt" and "problem", for answers also "answer", "golden_answers", "ground_truth" and "final_answer"); null
-    reads none. `reward_model.ground_truth` is a field below a column. Only the question is required:
-    a text, or chat messages that end with the user's."""
+    "prompt" and "problem", for answers also "answer", "golden_answers", "ground_truth", "final_answer" and
+    Search-R1's "reward_model.ground_truth", together with "answer_aliases" or "aliases"); null reads none.
+    A dot leads to a field below a column. Only the question is required: a text, or chat
+    messages that end with the user's. `context`, which has no default, is put before the question."""
     limit: int | None = Field(default=None, ge=1)
     """Train on only the first questions that are not held out; null: on all."""
     drop_too_long: bool = False
@@ -89,8 +82,8 @@ class DatasetConfig(Model):
     @model_validator(mode="after")
     def _one_source(self) -> "DatasetConfig":
         if (self.path is None) == (self.name is None):
-            given = "both path and name" if self.path else "neither path nor name"
-            raise ValueError(f"dataset: has {given}; expected one of them")
+            fields = "both path and name" if self.path else "neither path nor name"
+            raise ValueError(f"dataset: has {fields}; expected one of them")
         for name in ("subset", "split"):
             default = type(self).model_fields[name].default
             if self.path is not None and getattr(self, name) != default:
@@ -135,20 +128,21 @@ def _split(
 
     `asked` names the splits whose number is the user's own, not a default.
     """
-    places = hold_out([_asked(task) for task in tasks["train"]], wanted, source)
-    parts = {
-        **tasks,
-        **{split: [tasks["train"][i] for i in rows] for split, rows in places.items()},
-    }
-    sizes = {split: len(rows) for split, rows in parts.items()}
-    warn_if_fewer(sizes, {split: n for split, n in wanted.items() if split in asked})
-    warn_of_overlaps(
-        {split: [_asked(task) for task in parts[split]] for split in ("train", *tasks)}
-    )
+    places = hold_out([_key(task) for task in tasks["train"]], wanted, source)
+    held_out = {split: [tasks["train"][i] for i in rows] for split, rows in places.items()}
+    parts = {**tasks, **held_out}
+    if any(len(parts[split]) < wanted[split] for split in wanted if split in asked):
+        counts = [
+            f"{len(rows)} {split}"
+            + (f" ({wanted[split]} asked)" if split in asked and len(rows) < wanted[split] else "")
+            for split, rows in parts.items()
+        ]
+        warn(f"dataset: {sum(map(len, parts.values()))} questions: {', '.join(counts)}")
+    warn_of_overlaps({split: [_key(task) for task in parts[split]] for split in ("train", *tasks)})
     return {split: _with_ids(parts[split], split, split not in wanted) for split in SPLITS}
 
 
-def _asked(task: Task) -> str:
+def _key(task: Task) -> str:
     """Return what the user asks in a task, which decides whether it is held out."""
     return "\n".join([text for role, text in task.context if role != "system"] + [task.question])
 
@@ -186,7 +180,7 @@ def tasks_from(
     """
     try:
         # The section requires a path; it is not read.
-        config = DatasetConfig(path=Path("dataset"), columns=cast(Any, columns or {}))
+        config = DatasetConfig(path=Path("dataset"), columns=cast(Any, dict(columns or {})))
     except ValidationError as error:
         raise ConfigError(f"dataset.{describe(error, DatasetConfig)}") from error
     tasks = {"train": _tasks(given_rows(dataset, "dataset"), config, "dataset")}
@@ -202,13 +196,11 @@ def tasks_from(
     return _split(tasks, wanted, "dataset", wanted)
 
 
-def tasks_of_rows(rows: Sequence[Row], source: str, split: str) -> list[Task]:
-    """Turn rows into the tasks of one split, with the split's name before their ids.
-
-    Their columns are question, answers, solution, stratum and id; `source` starts error messages.
-    """
-    roles = cast(Any, {role: role for role in DEFAULT_COLUMNS})
-    config = DatasetConfig(path=Path("dataset"), columns=roles)
+def tasks_of_rows(
+    rows: Sequence[Row], columns: Mapping[Column, str | None], source: str, split: str
+) -> list[Task]:
+    """Turn rows into the tasks of one split, with its name before their ids; `source` starts messages."""
+    config = DatasetConfig(path=Path("dataset"), columns=dict(columns))
     return _with_ids(_tasks(rows, config, source), split, True)
 
 
@@ -230,14 +222,33 @@ def _tasks(rows: Sequence[Row], config: DatasetConfig, source: str) -> list[Task
     if not rows:
         raise ConfigError(f"{source} holds no rows; expected one for each question")
     names = list(dict.fromkeys(name for _, row in rows for name in row))
-    columns = _columns(config, names, source)
-    rows_of_ids: dict[str, str] = {}
+    columns = _columns(config, rows, names, source)
+    aliases = None
+    if "answers" in columns and "answers" not in config.columns:
+        aliases = next((name for name in ALIAS_COLUMNS if name in names), None)
+    if aliases is not None:
+        warn(
+            f"{source}: the accepted answers are those of {columns['answers']} and of {aliases}; name one "
+            "in dataset.columns.answers to read it alone"
+        )
+    # Lists that a CSV file or a column of texts holds as JSON, or as Python writes them.
+    lists = {
+        column: parse_lists([row.get(column) for _, row in rows])
+        for column in {columns["question"], columns.get("answers"), aliases} - {None}
+    }
+    if texts := [column for column, values in lists.items() if values is not None]:
+        warn(
+            f"{source}: {listed(sorted(texts))} holds lists written as text, which are read as lists"
+        )
+    first_rows: dict[str, str] = {}
     tasks: list[Task] = []
-    for where, row in rows:
-        task = _task({name: row.get(name) for name in names}, columns, where)
-        if task.id and rows_of_ids.setdefault(task.id, where) != where:
+    for i, (where, row) in enumerate(rows):
+        row = {name: row.get(name) for name in names}
+        parsed = row | {column: values[i] for column, values in lists.items() if values}
+        task = _task(parsed, columns, aliases, where, row)
+        if task.id and first_rows.setdefault(task.id, where) != where:
             raise ConfigError(
-                f"{where}: the id {task.id!r} came before, at {rows_of_ids[task.id]}; give each row its "
+                f"{where}: the id {task.id!r} came before, at {first_rows[task.id]}; give each row its "
                 "own, or name another column in dataset.columns.id (null: a hash of the question)"
             )
         tasks.append(task)
@@ -253,19 +264,22 @@ def _source(config: DatasetConfig, split: str) -> str:
     return f"dataset.name: {config.name}, split {config.split},"
 
 
-def _columns(config: DatasetConfig, names: Sequence[str], source: str) -> dict[str, str]:
+def _columns(
+    config: DatasetConfig, rows: Sequence[Row], names: Sequence[str], source: str
+) -> dict[Column, str]:
     """Return the column of each role that the data has."""
-    column_of: dict[str, str] = {}
+    column_of: dict[Column, str] = {}
     for role, defaults in DEFAULT_COLUMNS.items():
-        if role in config.columns and config.columns[cast(Any, role)] is None:
+        if role in config.columns and config.columns[role] is None:
             continue
-        named = config.columns.get(cast(Any, role))
-        if named is not None and named.partition(".")[0] not in names and named not in names:
+        column = config.columns.get(role)
+        if column is not None and column.partition(".")[0] not in names and column not in names:
             raise ConfigError(
-                f"dataset.columns.{role} is {named!r}, but {source} has the columns {listed(names)}; "
+                f"dataset.columns.{role} is {column!r}, but {source} has the columns {listed(names)}; "
                 "name one of them"
             )
-        column = named or next((name for name in defaults if name in names), None)
+        if column is None:
+            column = next((name for name in defaults if _has(name, rows, names)), None)
         if column is not None:
             column_of[role] = column
     if "question" not in column_of:
@@ -277,8 +291,19 @@ def _columns(config: DatasetConfig, names: Sequence[str], source: str) -> dict[s
     return column_of
 
 
-def _task(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> Task:
-    values: dict[str, Any] = {}
+def _has(column: str, rows: Sequence[Row], names: Sequence[str]) -> bool:
+    return column in names or ("." in column and nested(rows[0][1], column) is not None)
+
+
+def _task(
+    row: Mapping[str, Any],
+    columns: Mapping[Column, str],
+    aliases: str | None,
+    where: str,
+    original: Mapping[str, Any],
+) -> Task:
+    """Return a row's task, which keeps the `original` columns."""
+    values: dict[Column, Any] = {}
     for role, column in columns.items():
         values[role] = value = nested(row, column, _MISSING)
         if value is _MISSING:
@@ -286,24 +311,29 @@ def _task(row: Mapping[str, Any], columns: Mapping[str, str], where: str) -> Tas
                 f'{where}: has no "{column}"; add it, or name another column in '
                 f"dataset.columns.{role}"
             )
-    context, question = read_messages(values["question"], columns["question"], where)
+    messages, question = read_messages(values["question"], columns["question"], where)
     answers, reasoning = _answers(values.get("answers"), columns.get("answers", ""), where)
+    if aliases is not None:
+        answers = tuple(dict.fromkeys(answers + reference_answers(row[aliases])[0]))
+    context = _text(values.get("context"), "context", columns, where)
     return Task(
-        id=_id(values.get("id"), columns.get("id", ""), where),
-        question=question,
+        id=_text(values.get("id"), "id", columns, where),
+        question=f"{context}\n\n{question}" if context else question,
         answers=answers,
         stratum=_text(values.get("stratum"), "stratum", columns, where),
         solution=_text(values.get("solution"), "solution", columns, where) or reasoning,
-        context=context,
+        context=messages,
         chat=isinstance(values["question"], list),
-        columns=row,
+        columns=original,
     )
 
 
 def _answers(value: Any, column: str, where: str) -> tuple[tuple[str, ...], str]:
     """Return the accepted answers, and the reasoning of the first one in GSM8K's form."""
     answers, reasoning = reference_answers(value)
-    if answers or plain_value(value) in (None, []):
+    value = plain_value(value)
+    members = cast("list[object]", value) if isinstance(value, list) else [value]
+    if answers or all(member in (None, "") or isinstance(member, str) for member in members):
         return answers, reasoning
     below = list(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else []
     fix = (
@@ -313,29 +343,20 @@ def _answers(value: Any, column: str, where: str) -> tuple[tuple[str, ...], str]
     )
     raise ConfigError(
         f'{where}: "{column}" is {shortened(cast(object, value))}; expected text, a number, true or false, a '
-        f"list of them, none blank, or null; {fix}"
+        f"list of them, or null; {fix}"
     )
 
 
-def _text(value: Any, role: str, columns: Mapping[str, str], where: str) -> str:
-    """Return a text or number as text; "" if there is none."""
+def _text(value: Any, role: Column, columns: Mapping[Column, str], where: str) -> str:
+    """Return a text or number as text, of an id only a text or an integer; "" if there is none."""
     if value is None or value == "":
         return ""
-    if not (text := plain_text(value)):
+    text = plain_text(value)
+    is_id = isinstance(plain_value(value), str | int) and not isinstance(plain_value(value), bool)
+    if not text or (role == "id" and not is_id):
+        kinds = "text or an integer" if role == "id" else "text"
         raise ConfigError(
-            f'{where}: "{columns[role]}" is {shortened(value)}; expected text, or name another column '
+            f'{where}: "{columns[role]}" is {shortened(value)}; expected {kinds}, or name another column '
             f"in dataset.columns.{role}"
         )
     return text
-
-
-def _id(value: Any, column: str, where: str) -> str:
-    value = plain_value(value)
-    if value is None or value == "":
-        return ""
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ConfigError(
-            f'{where}: "{column}" is {shortened(value)}; expected text or an integer, or name another '
-            "column in dataset.columns.id"
-        )
-    return str(value)

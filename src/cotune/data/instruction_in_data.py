@@ -2,15 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
-from cotune.data.rows import shortened
+from cotune.data.cells import shortened
 from cotune.data.trl_data import holding, last_question, messages_of
 from cotune.errors import ConfigError
-
-_COMPARED = 2000  # rows whose questions are compared for a suggestion
-_SHORTEST = 20  # characters of a common text that is suggested
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ def place_instruction(
     if needs_instruction and not place.initial.strip():
         raise ConfigError(
             f"method: {method_name} evolves an instruction, and the prompts share no system message; "
-            f"give one as {argument}{_suggestion(prompts)}"
+            f"give one as {argument}"
         )
     return place
 
@@ -101,21 +97,3 @@ def _shared(
 
 def _system(messages: Sequence[dict[str, Any]]) -> str:
     return next((str(m["content"]) for m in messages if m["role"] == "system"), "")
-
-
-def _suggestion(prompts: Sequence[list[dict[str, Any]]]) -> str:
-    """Return the lines that all questions begin or end with, for a message; "" without any."""
-    questions = [str(last_question(messages)["content"]) for messages in prompts[:_COMPARED]]
-    lines = [question.strip().split("\n") for question in questions]
-    beginning = "\n".join(_common(lines)).strip()
-    ending = "\n".join(reversed(_common([rows[::-1] for rows in lines]))).strip()
-    for verb, text in (("begin", beginning), ("end", ending)):
-        if len(text) > _SHORTEST and len(questions) > 1:
-            return f": all prompts {verb} with {shortened(text)}, which you could give"
-    return ""
-
-
-def _common(lists: Sequence[Sequence[str]]) -> list[str]:
-    """Return the items that all lists begin with."""
-    same = takewhile(lambda items: len(set(items)) == 1, zip(*lists, strict=False))
-    return [items[0] for items in same]

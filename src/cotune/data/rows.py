@@ -4,13 +4,13 @@
 
 import csv
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from cotune.data.cells import shortened
+from cotune.data.splits import warn
 from cotune.errors import ConfigError
 from cotune.utils.text import named
 
@@ -31,12 +31,6 @@ OTHER_SOURCE = (
 )
 """The fix for a data set that cannot be loaded."""
 
-ANSWER_COLUMNS = ("answers", "answer", "golden_answers", "ground_truth", "final_answer")
-"""Columns with usual names of the accepted answers, in the order in which they are tried."""
-
-_ROLES = ("system", "user", "assistant")
-# GSM8K's answers: reasoning, and the final answer on the last line.
-_FINAL_LINE = re.compile(r"^#### *(?P<final>\S.*)\Z", re.MULTILINE)
 _SPLIT_NAME = re.compile(r"(train|validation|valid|val|dev|eval|test)(?![a-z])", re.IGNORECASE)
 
 
@@ -98,7 +92,7 @@ def hub_rows(
         raise ConfigError(
             f"{field}: cannot load split {split!r} of {name!r} ({named(error)}); {fix}"
         ) from error
-    return _numbered(_plain(loaded), f"{field}: {name}, split {split}")
+    return _number(_plain(loaded), f"{field}: {name}, split {split}")
 
 
 def given_rows(rows: Rows, field: str) -> list[Row]:
@@ -114,19 +108,19 @@ def given_rows(rows: Rows, field: str) -> list[Row]:
         )
     # Duck typing, so that rows of other kinds do not import the library.
     is_dataset = hasattr(rows, "with_format") and hasattr(rows, "to_list")
-    listed: Any = _plain(cast("Dataset", rows)) if is_dataset else rows
+    iterable: Any = _plain(cast("Dataset", rows)) if is_dataset else rows
     try:
-        found = list(listed)
+        mappings = list(iterable)
     except TypeError:
         raise ConfigError(
             f"{field}: is {shortened(rows)}; expected a datasets.Dataset, or a list of mappings"
         ) from None
-    for i, row in enumerate(found, 1):
+    for i, row in enumerate(mappings, 1):
         if not isinstance(row, Mapping):
             raise ConfigError(
                 f"{field}, row {i}: {shortened(row)}; expected a mapping of a column to its value"
             )
-    return _numbered(found, field)
+    return _number(mappings, field)
 
 
 def json_rows(path: Path, field: str) -> Iterator[Row]:
@@ -167,103 +161,6 @@ def _object(line: str, where: str) -> Mapping[str, Any]:
     return cast(dict[str, Any], row)
 
 
-def read_messages(
-    value: object, column: str, where: str
-) -> tuple[tuple[tuple[str, str], ...], str]:
-    """Return the messages before a question, as (role, content), and the question.
-
-    Args:
-        value: a text, or chat messages that end with the user's.
-        column, where: the column and the row, named in errors.
-    """
-    messages = [{"role": "user", "content": value}]
-    if isinstance(value, list):
-        check_messages(value, column, where)
-        messages = [flat_message(message) for message in cast("list[Any]", value)]
-    for i, message in enumerate(messages):
-        if message["role"] not in _ROLES or message.get("tool_calls"):
-            raise ConfigError(
-                f'{where}: message {i} of "{column}": is of role {message["role"]!r} or a tool call; '
-                f"expected text of {', '.join(_ROLES)}: leave out tool calls"
-            )
-    if not messages or messages[-1]["role"] != "user":
-        last = messages[-1]["role"] if messages else "nothing"
-        raise ConfigError(
-            f'{where}: "{column}" ends with {last}; expected messages that end with the user\'s: '
-            "leave out the policy's reply"
-        )
-    *before, asked = messages
-    question: object = asked["content"]
-    if not isinstance(question, str) or not question.strip():
-        raise ConfigError(
-            f'{where}: "{column}" is {shortened(question)}; expected text, or chat messages that end '
-            "with the user's"
-        )
-    context = tuple((str(m["role"]), str(m["content"])) for m in before)
-    try:
-        "".join([question, *(content for _, content in context)]).encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f'{where}: "{column}" cannot be encoded as UTF-8 ({error.reason}); fix the row'
-        ) from error
-    return context, question.strip()
-
-
-def check_messages(messages: Sequence[object], column: str, where: str) -> None:
-    """Raise ConfigError for something that is not a chat message of text, or of tool calls."""
-    for i, message in enumerate(messages):
-        place = f'{where}: message {i} of "{column}"'
-        fields = cast("Mapping[str, Any]", message if isinstance(message, Mapping) else {})
-        if "role" not in fields:
-            raise ConfigError(f"{place}: {shortened(message)}; expected {{role: …, content: …}}")
-        content: object = fields.get("content")
-        if not isinstance(content, str | list | None):
-            raise ConfigError(f"{place}: content is {shortened(content)}; expected text")
-        for part in cast("list[object]", content) if isinstance(content, list) else ():
-            part_fields = cast("Mapping[str, Any]", part if isinstance(part, Mapping) else {})
-            kind = part_fields.get("type", type(part).__name__)
-            if kind != "text" or not isinstance(part_fields.get("text"), str):
-                raise ConfigError(f"{place}: holds content of type {kind}; expected only text")
-
-
-def flat_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message without the fields that Arrow filled with None, its content as one text."""
-    fields = {name: value for name, value in message.items() if value is not None}
-    content = fields.get("content", "")
-    if isinstance(content, list):
-        content = "\n".join(part["text"] for part in cast("list[Any]", content))
-    return {**fields, "content": content}
-
-
-def nested(row: Mapping[str, Any], column: str, default: object = None) -> Any:
-    """Return a column's value; a dotted name that is not a column leads to a nested field.
-
-    A row may have null in place of what holds the field.
-    """
-    if column in row:
-        return row[column]
-    value: Any = row
-    for part in column.split("."):
-        if value is None:
-            return None
-        if not isinstance(value, Mapping) or part not in value:
-            return default
-        value = value[part]
-    return value
-
-
-def shortened(value: object) -> str:
-    """Return a value's repr, of at most 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first column names, for a message."""
-    shown = ", ".join(names[:12])
-    return f"{shown}, …" if len(names) > 12 else shown or "none"
-
-
 def _folder(path: Path, field: str) -> list[Path]:
     files = sorted(path.glob("*.parquet"))
     if not files:
@@ -287,10 +184,21 @@ def _parquet(path: Path, field: str) -> list[Row]:
     from datasets.table import InMemoryTable
 
     try:
-        rows = _plain(Dataset(InMemoryTable(parquet.read_table(path))))
+        table = parquet.read_table(path)
+        # The library has no type for these.
+        odd = [
+            column.name
+            for column in table.schema
+            if str(column.type).startswith(("map<", "list_view<", "large_list_view<"))
+        ]
+        if odd:
+            warn(
+                f"{field}: {path}: the columns {', '.join(odd)} are maps or views and are not read"
+            )
+        rows = _plain(Dataset(InMemoryTable(table.drop_columns(odd))))
     except (OSError, ValueError, TypeError, NotImplementedError) as error:
         raise _unreadable(path, field, "Parquet", error) from error
-    return _numbered(rows, f"{field}: {path}")
+    return _number(rows, f"{field}: {path}")
 
 
 def _csv(path: Path, field: str, separator: str) -> list[Row]:
@@ -313,7 +221,7 @@ def _csv(path: Path, field: str, separator: str) -> list[Row]:
         for i in range(len(names))
     ]
     rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-    return _numbered(rows, f"{field}: {path}")
+    return _number(rows, f"{field}: {path}")
 
 
 def _typed(column: list[str | None]) -> Sequence[object]:
@@ -342,41 +250,7 @@ def _json(path: Path, field: str) -> list[Row]:
             raise ConfigError(
                 f"{field}: {path}, row {i}: {shortened(row)}; expected a JSON object in braces"
             )
-    return _numbered(cast("list[dict[str, Any]]", rows), f"{field}: {path}")
-
-
-def plain_text(value: object) -> str:
-    """Return a text, finite number or boolean as text; "" for anything else."""
-    value = plain_value(value)
-    if isinstance(value, str):
-        return value.strip()
-    if isinstance(value, float):
-        # In a Parquet column, a missing value turns whole numbers into floats.
-        whole = value.is_integer() and abs(value) < 2**53
-        return str(int(value) if whole else value) if math.isfinite(value) else ""
-    return str(value) if isinstance(value, int | Decimal) else ""
-
-
-def plain_value(value: Any) -> Any:
-    """Return a scalar, array or tensor as Python's own number or list; anything else as it is."""
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def reference_answers(value: Any) -> tuple[tuple[str, ...], str]:
-    """Return the accepted answers in a value, and the reasoning of the first in GSM8K's form, "" without.
-
-    They are a text, finite number or boolean, or a list of them; anything else holds none.
-    """
-    value = plain_value(value)
-    members = cast("list[object]", value) if isinstance(value, list) else [value]
-    texts = [plain_text(member) for member in members]
-    if not all(texts):
-        return (), ""
-    finals = [_FINAL_LINE.search(text) for text in texts]
-    reasoning = next((t for t, final in zip(texts, finals, strict=True) if final), "")
-    return tuple(
-        final["final"].strip() if final else text for text, final in zip(texts, finals, strict=True)
-    ), reasoning
+    return _number(cast("list[dict[str, Any]]", rows), f"{field}: {path}")
 
 
 def _loaded(text: str) -> object:
@@ -391,10 +265,20 @@ def _plain(dataset: "Dataset") -> list[dict[str, Any]]:
     """Return all rows: without a set format as plain Python, with JSON columns parsed and media as bytes."""
     if dataset.format["type"] is not None:
         return [dict(row) for row in cast("Iterable[Mapping[str, Any]]", dataset)]
-    return cast("list[dict[str, Any]]", dataset.to_list())
+    import numpy
+
+    rows = cast("list[dict[str, Any]]", dataset.to_list())
+    for name, feature in dataset.features.items():
+        kind = getattr(feature, "dtype", None)
+        if kind in ("float16", "float32"):
+            shorten = numpy.dtype(kind).type
+            for row in rows:
+                # As a double, single precision's 0.1 would be 0.10000000149011612.
+                row[name] = None if row[name] is None else float(str(shorten(row[name])))
+    return rows
 
 
-def _numbered(rows: Sequence[Mapping[str, Any]], where: str) -> list[Row]:
+def _number(rows: Sequence[Mapping[str, Any]], where: str) -> list[Row]:
     return [(f"{where}, row {i}", row) for i, row in enumerate(rows, 1)]
 
 

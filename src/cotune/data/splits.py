@@ -74,17 +74,6 @@ def warn_of_overlaps(keys: Mapping[str, Sequence[str]]) -> None:
             )
 
 
-def warn_if_fewer(sizes: Mapping[str, int], asked: Mapping[str, int]) -> None:
-    """Warn of splits that hold fewer questions than were asked for, with the size of each."""
-    if all(sizes[split] >= count for split, count in asked.items()):
-        return
-    parts = [
-        f"{size} {split}" + (f" ({asked[split]} asked)" if size < asked.get(split, 0) else "")
-        for split, size in sizes.items()
-    ]
-    warn(f"dataset: {sum(sizes.values())} questions: {', '.join(parts)}")
-
-
 def sha(text: str) -> str:
     """Return the SHA-256 of a text, in hex."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -6,17 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, cast
 
-from cotune.data.rows import (
+from cotune.data.cells import (
     ANSWER_COLUMNS,
     check_messages,
     flat_message,
-    given_rows,
     listed,
+    nested,
     plain_text,
     plain_value,
     reference_answers,
     shortened,
 )
+from cotune.data.rows import given_rows
 from cotune.data.splits import numbered, sha
 from cotune.errors import ConfigError
 from cotune.types import Task
@@ -104,8 +105,8 @@ def messages_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def last_question(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the last message of the user; without any, the last one."""
-    asked = [message for message in messages if message["role"] == "user"]
-    return asked[-1] if asked else messages[-1]
+    questions = [message for message in messages if message["role"] == "user"]
+    return questions[-1] if questions else messages[-1]
 
 
 def holding(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
@@ -115,16 +116,18 @@ def holding(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any
     """
     if not text:
         return []
-    read = [m for m in messages if m["role"] not in ("assistant", "tool") and text in m["content"]]
-    return [message for message in read if message["role"] == read[0]["role"]]
+    holders = [
+        m for m in messages if m["role"] not in ("assistant", "tool") and text in m["content"]
+    ]
+    return [message for message in holders if message["role"] == holders[0]["role"]]
 
 
 def question_of(messages: Sequence[dict[str, Any]], text: str) -> str:
     """Return the text that identifies a question for people and proposers, without the instruction."""
     message = last_question(messages)
-    stands_here = any(message is holder for holder in holding(messages, text))
+    has_text = any(message is holder for holder in holding(messages, text))
     content = str(message["content"])
-    return (content.replace(text, "") if stands_here else content).strip()
+    return (content.replace(text, "") if has_text else content).strip()
 
 
 def tasks_of(rows: Sequence[Mapping[str, Any]], split: str, text: str) -> list[Task]:
@@ -160,7 +163,7 @@ def _reference(row: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
 
     The answers stand in a column with a usual name. If there are none, the solution is the answer.
     """
-    columns = (reference_answers(row.get(name)) for name in ANSWER_COLUMNS)
+    columns = (reference_answers(nested(row, name)) for name in ANSWER_COLUMNS)
     answers, reasoning = next((column for column in columns if column[0]), ((), ""))
     if not answers:
         return reference_answers(row.get("solution"))

@@ -85,11 +85,12 @@ def math_environment(options: MathOptions, tasks: Tasks | None) -> MathEnvironme
         ConfigError: a task has neither an answer nor a box in its solution.
     """
     return MathEnvironment(
-        {split: [_with_final(task) for task in rows] for split, rows in (tasks or {}).items()}
+        {split: [with_final(task) for task in rows] for split, rows in (tasks or {}).items()}
     )
 
 
-def _with_final(task: Task) -> Task:
+def with_final(task: Task) -> Task:
+    r"""Return a task whose answers are the last boxes of its answers, or of its solution without any."""
     texts = task.answers or ((task.solution,) if _answer(task.solution) else ())
     if not texts:
         raise without_answer(task, ", or a solution with \\boxed{…} by {solution: …}")

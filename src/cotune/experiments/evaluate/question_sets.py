@@ -8,7 +8,7 @@ from cotune.config.run_checks import check_columns, check_retriever
 from cotune.config.run_file import RunConfig
 from cotune.data.benchmarks import Benchmark, parse_benchmark, read_benchmark
 from cotune.environments.base import TaskEnvironment
-from cotune.environments.math import MathEnvironment
+from cotune.environments.math import MathEnvironment, with_final
 from cotune.environments.search import SearchEnvironment
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.metrics import METRICS, is_boxed
@@ -100,11 +100,12 @@ def _benchmark_set(
     source: str,
 ) -> QuestionSet:
     """Put a benchmark into an environment: mathematics with boxed answers, others the run's own."""
-    name, by_split = benchmark.name, {benchmark.name: tasks}
+    name = benchmark.name
     rewards: RewardFunctions | None = None
     if benchmark.kind == "math":
+        tasks = [with_final(task) for task in tasks]
         held: TaskEnvironment = MathEnvironment(
-            by_split, initial_instruction(config.instruction.text, environment)
+            {name: tasks}, initial_instruction(config.instruction.text, environment)
         )
         if isinstance(environment, TaskEnvironment):
             held.prompt_format = environment.prompt_format
@@ -114,7 +115,7 @@ def _benchmark_set(
             "questions; expected a run on search, geo or questions of a data set"
         )
     else:
-        held = environment.with_tasks(by_split)
+        held = environment.with_tasks({name: tasks})
         # The box marks the answer; its words are compared as words.
         boxed = isinstance(environment, MathEnvironment)
         rewards = RewardFunctions(["exact_match"]) if boxed else build_rewards(config.rewards)
