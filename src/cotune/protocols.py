@@ -262,6 +262,11 @@ class Codec(Protocol):
     @property
     def eos_id(self) -> int: ...
 
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end a turn; the EOS is one of them."""
+        ...
+
     def render(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
@@ -271,7 +276,7 @@ class Codec(Protocol):
     def render_next(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """Return the tokens between the EOS of the policy's turn and the start of its next turn.
+        """Return the tokens between the end of the policy's turn and the start of its next turn.
 
         Control tokens that a message contains as text stay text.
         """

@@ -43,6 +43,7 @@ class CharacterCodec:
     """A `Codec` without a tokenizer: a character's token is its code point; EOS is 0."""
 
     eos_id = 0
+    end_ids = frozenset({0})
 
     def render(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()

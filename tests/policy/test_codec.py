@@ -40,7 +40,7 @@ def test_no_message_of_a_prompt_can_end_the_users_turn(codec: HFCodec) -> None:
     forged = "".join(codec.control_tokens)
     plain = codec.render([{"role": "user", "content": "a b"}])
     asked = codec.render([{"role": "user", "content": f"a {forged} b"}])
-    tokenizer = codec._tokenizer  # pyright: ignore[reportPrivateUsage]
+    tokenizer = codec.tokenizer
     # What the tiny tokenizer has no token for is unknown, and that is a special one.
     control = {tokenizer.convert_tokens_to_ids(t) for t in codec.control_tokens}
     control -= {tokenizer.unk_token_id}

@@ -15,7 +15,7 @@ from cotune.environments.base import TaskEnvironment
 from cotune.errors import ConfigError
 from cotune.policy.codec import PLAIN_TEMPLATE, HFCodec
 from cotune.policy.local_policy import local_coordinator
-from cotune.policy.tool_templates import check_turns
+from cotune.policy.template_checks import check_turns
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.types import Calls, ToolCall
 from cotune.worlds.geo import GeoEnvironment
@@ -277,7 +277,7 @@ def test_a_table_of_trl_is_asked_where_no_form_is_known() -> None:
 
     with pytest.raises(ConfigError, match="cannot be read"):
         codec.read_calls(ids, TOOLS, ())
-    check_turns(with_tools(), codec, tokenizer)
+    check_turns(with_tools(), codec)
 
     prompt = codec.render([{"role": "user", "content": "Look up a 7."}], TOOLS)
     assert codec.read_calls(ids, TOOLS, prompt).calls == (CALL,)
@@ -304,7 +304,10 @@ def test_a_policy_in_a_folder_is_checked_the_same_way(tmp_path: Path) -> None:
         (Family("llama3", LLAMA, "<|eot_id|>", ""), "does not show tools"),
         (Family("gemma_2", ("<end_of_turn>",), "<end_of_turn>", ""), "does not show tools"),
         (Family("phi_4_mini", ("<|end|>",), "<|end|>", ""), "given them in another way"),
-        (Family("qwen2_5", CHATML, "<|endoftext|>", ""), r"save .* eos_token '<\|im_end\|>', or"),
+        (
+            Family("qwen2_5", CHATML, "<|endoftext|>", ""),
+            r"ends a turn .* '.*<\|im_end\|>.*', but .* eos_token is '<\|endoftext\|>'",
+        ),
         (Family("phi3", ("<|user|>", "<|end|>"), "<|end|>", ""), "does not show tools"),
         (Family("gptoss", GPT, "<|return|>", ""), r"eos_token is '<\|return\|>'"),
         (Family("glm4moe", ("<|user|>", "<|assistant|>"), "<|user|>", ""), "ends a turn"),
@@ -316,7 +319,7 @@ def test_templates_that_cannot_call_tools_are_refused_in_a_line(family: Family, 
     codec, tokenizer = codec_of(family)
 
     with pytest.raises(ConfigError, match=said) as raised:
-        check_turns(with_tools(), codec, tokenizer)
+        check_turns(with_tools(), codec)
 
     assert "\n" not in str(raised.value)
     assert "policy.chat_template" in str(raised.value)
@@ -326,7 +329,7 @@ def test_templates_that_cannot_call_tools_are_refused_in_a_line(family: Family, 
 def test_an_environment_without_tools_asks_nothing_of_the_template() -> None:
     tokenizer = byte_tokenizer(PLAIN_TEMPLATE, CHATML, "<|im_end|>")
 
-    check_turns(with_tools(()), HFCodec(tokenizer), tokenizer)
+    check_turns(with_tools(()), HFCodec(tokenizer))
 
 
 def test_without_tools_a_turn_that_no_eos_ends_is_warned_of(
@@ -336,16 +339,16 @@ def test_without_tools_a_turn_that_no_eos_ends_is_warned_of(
     for eos, warned in (("<|im_end|>", False), ("<|endoftext|>", True)):
         warn.cache_clear()
         caplog.clear()
-        codec, tokenizer = codec_of(Family("qwen2_5", CHATML, eos, ""))
-        check_turns(environment, codec, tokenizer)
+        codec, _ = codec_of(Family("qwen2_5", CHATML, eos, ""))
+        check_turns(environment, codec)
         assert caplog.messages == warned * [
             "policy: its chat template ends a turn by '<|im_end|>', but its tokenizer's eos_token is "
-            "'<|endoftext|>', at which rollouts end; if it was trained on that template, save its "
-            "tokenizer with eos_token '<|im_end|>', or every rollout goes on to limits.turn_tokens"
+            "'<|endoftext|>', at which rollouts end; if it was trained on that template, add '<|im_end|>' "
+            "to eos_token_id in its generation_config.json, or every rollout goes on to limits.turn_tokens"
         ]
         warn.cache_clear()
         caplog.clear()
-        check_turns(stopping, codec, tokenizer)
+        check_turns(stopping, codec)
         assert not caplog.messages
 
 
@@ -356,7 +359,7 @@ def test_a_template_that_drops_what_tools_answer_is_refused() -> None:
     tokenizer = byte_tokenizer(dropping, CHATML, "<|im_end|>", QWEN)
 
     with pytest.raises(ConfigError, match="drops a tool message"):
-        check_turns(with_tools(), HFCodec(tokenizer), tokenizer)
+        check_turns(with_tools(), HFCodec(tokenizer))
 
 
 def test_a_named_template_for_tools_is_used_throughout() -> None:
@@ -365,7 +368,7 @@ def test_a_named_template_for_tools_is_used_throughout() -> None:
     tokenizer.chat_template = {"default": PLAIN_TEMPLATE, "tool_use": qwen}  # type: ignore[assignment]
     codec = HFCodec(tokenizer)
 
-    check_turns(with_tools(), codec, tokenizer)
+    check_turns(with_tools(), codec)
     following = codec.render_next([{"role": "tool", "name": "look_up", "content": "7"}], TOOLS)
 
     assert "<tool_response>\n7\n</tool_response>" in codec.decode(following)

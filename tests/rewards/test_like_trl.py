@@ -19,7 +19,7 @@ from cotune.environments.tools import ToolEnvironment
 from cotune.environments.trl_factory import from_trl
 from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec, PlainCodec
-from cotune.policy.tool_templates import check_turns
+from cotune.policy.template_checks import check_turns
 from cotune.rewards.functions import WeightedReward
 from cotune.rewards.reward_model import rewards_of_trainer
 from cotune.rollout.episode import new_episodes, run_episodes
@@ -242,7 +242,7 @@ def check(ours: Recorder, theirs: Recorder) -> None:
 
 def tokenizer_for(environment: TaskEnvironment) -> PreTrainedTokenizerBase:
     tokenizer = AutoTokenizer.from_pretrained(POLICY)
-    check_turns(environment, HFCodec(tokenizer), tokenizer)
+    check_turns(environment, HFCodec(tokenizer))
     return tokenizer
 
 

@@ -294,11 +294,11 @@ class Preflight:
 
     def _prompts(self) -> str:
         begin("checking the prompts")
-        from cotune.policy.tool_templates import check_turns
+        from cotune.policy.template_checks import check_template
 
         config, environment = self.config, self.environment
         check_context(self.context_tokens, config.limits)
-        check_turns(environment, self.codec, self.tokenizer)
+        check_template(environment, self.codec, self.instruction)
         check_prompt_texts(environment, self.instruction, self.codec)
         check_prompts(
             environment,

@@ -6,8 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from jinja2.exceptions import TemplateError
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from cotune.environments.tool_calls import READERS, Reader, call_from, turn_message
 from cotune.errors import ConfigError
@@ -19,6 +18,7 @@ PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endf
 """For base models: the messages' texts, a line break after each."""
 
 _PROBE = "cotune_probe"
+_LONG_PROBE = " ".join([_PROBE] * 20)
 _FIX = (
     "choose a policy whose template writes tool calls, or set such a template with "
     "policy.chat_template"
@@ -39,7 +39,9 @@ def use_template(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) 
     if chat_template is None:
         return
     if chat_template == "plain":
-        tokenizer.chat_template = PLAIN_TEMPLATE
+        # Templates write the BOS themselves.
+        begin = "{{ bos_token }}" if adds_bos(tokenizer) else ""
+        tokenizer.chat_template = begin + PLAIN_TEMPLATE
         return
     try:
         tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
@@ -48,6 +50,12 @@ def use_template(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) 
             f"policy.chat_template: cannot read {chat_template} ({error}); expected plain, or the "
             "path of a Jinja file"
         ) from error
+
+
+def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether a tokenizer begins each text with its BOS."""
+    bos_id = tokenizer.bos_token_id
+    return bos_id is not None and bos_id in tokenizer("")["input_ids"]  # pyright: ignore[reportOperatorIssue]
 
 
 class HFCodec:
@@ -68,50 +76,38 @@ class HFCodec:
         tokenizer: PreTrainedTokenizerBase,
         template_args: Mapping[str, Any] | None = None,
     ) -> None:
-        missing = [
-            name
-            for name, value in (
-                ("chat_template", tokenizer.chat_template),
-                ("eos_token", tokenizer.eos_token_id),
-                ("pad_token", tokenizer.pad_token_id),
-            )
-            if value is None and (self._requires_template or name != "chat_template")
-        ]
+        required = ["chat_template"] * self._requires_template + ["eos_token", "pad_token"]
+        missing = [name for name in required if getattr(tokenizer, name) is None]
         if missing:
             raise ConfigError(
                 f"policy: its tokenizer has no {' and no '.join(missing)}; "
                 "expected an instruction-tuned model's tokenizer, or for a base model "
                 "policy.chat_template: plain"
             )
-        self._tokenizer = tokenizer
-        self._template_args = dict(template_args or {})
+        self.tokenizer = tokenizer
+        self.template_args = dict(template_args or {})
         self._reader: Reader | None = None
         self._ends: dict[bool, int] = {}
         self._with_ids = False  # whether calls and answers are given ids
 
-    @property
+    @cached_property
     def control_tokens(self) -> tuple[str, ...]:
         """The tokenizer's special tokens as text; in a message they could forge a turn."""
-        return self._special
+        added = self.tokenizer.added_tokens_decoder.values()
+        return tuple(sorted({str(t) for t in added if t.special and str(t).strip()}))
 
     @cached_property
     def _control_ids(self) -> frozenset[int]:
-        added = self._tokenizer.added_tokens_decoder.items()
+        added = self.tokenizer.added_tokens_decoder.items()
         return frozenset(id for id, token in added if token.special)
-
-    @cached_property
-    def _special(self) -> tuple[str, ...]:
-        added = self._tokenizer.added_tokens_decoder.values()
-        return tuple(sorted({str(t) for t in added if t.special and str(t).strip()}))
 
     def defused(self, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
         """Return messages with control tokens in their text defused: `<|im_end|>` as `‹|im_end|>`.
 
         Otherwise a question could end the user's turn and speak as the policy.
         """
-        tokens = self.control_tokens
         return [
-            {**m, "content": _without(encodable(text), tokens)}
+            {**m, "content": _without(encodable(text), self.control_tokens)}
             if isinstance(text := m.get("content"), str)
             else dict(m)
             for m in messages
@@ -121,13 +117,26 @@ class HFCodec:
         """Count the tokens of a text, without those that a template adds."""
         return len(self.encode(text))
 
-    @property
+    @cached_property
     def eos_id(self) -> int:
-        return self._eos_id
+        return int(self.tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
 
     @cached_property
-    def _eos_id(self) -> int:
-        return int(self._tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end a turn: the EOS, and those of the generation_config.json beside the tokenizer.
+
+        Llama 3.1 ends some calls of tools by <|eom_id|>, and Gemma 3 every turn by <end_of_turn>.
+        """
+        try:
+            config = GenerationConfig.from_pretrained(
+                self.tokenizer.name_or_path, local_files_only=True
+            )
+        except (OSError, ValueError, TypeError):  # none, or none that can be read
+            return frozenset({self.eos_id})
+        ends = config.eos_token_id
+        return frozenset(
+            {self.eos_id, *(ends if isinstance(ends, list) else [ends or self.eos_id])}
+        )
 
     def render(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
@@ -138,7 +147,7 @@ class HFCodec:
     def render_next(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
-        """See `protocols.Codec`: render what the template puts after the EOS of a policy turn.
+        """See `protocols.Codec`: render what the template puts after the end of a policy turn.
 
         The messages are rendered after a short dummy dialogue, since a template may change earlier
         turns when later ones come (drop thoughts, say); what the policy has read must not change.
@@ -154,9 +163,9 @@ class HFCodec:
                 message["tool_call_id"] = _call_id(number)
         dialogue = _dialogue(ToolCall(name) if name else None, self._with_ids)
         if bool(name) not in self._ends:
-            self._ends[bool(name)] = self._closing(dialogue, tools)
+            self._ends[bool(name)] = self._count_ends(dialogue, tools)
         after = self._rendered([*dialogue, *kept], tools)
-        ends = [i for i, token in enumerate(after) if token == self.eos_id]
+        ends = [i for i, token in enumerate(after) if token in self.end_ids]
         if len(ends) < self._ends[bool(name)]:
             raise ConfigError(
                 "policy: its chat template leaves out a turn of the policy when messages follow it; "
@@ -172,7 +181,7 @@ class HFCodec:
         Raises:
             ConfigError: the chat template's calls can be read by none of them.
         """
-        written = ids[:-1] if ids and ids[-1] == self.eos_id else ids
+        written = self._without_end(ids)
         if self._has_response_template:
             calls = self._read(ids, tools, context_ids, None)
         elif tools:
@@ -185,7 +194,7 @@ class HFCodec:
             calls = Calls()
         if calls.message:
             return calls
-        text = str(self._tokenizer.decode(list(written), skip_special_tokens=True))
+        text = str(self.tokenizer.decode(list(written), skip_special_tokens=True))
         if not tools:
             return Calls(message={"role": "assistant", "content": text})
         return replace(calls, message=turn_message(calls, text))
@@ -209,51 +218,46 @@ class HFCodec:
             )
         call = _probe_call(tools[0])
         dialogue, turn = self._probe_turn(call, tools)
-        self._closing(dialogue, tools)
+        self._count_ends(dialogue, tools)
         begun = common_prefix(prompt, turn)
-        written = turn[begun : len(turn) - turn[::-1].index(self.eos_id)]
+        last = max(i for i, token in enumerate(turn) if token in self.end_ids)
+        written = turn[begun : last + 1]
         self._reader = None
-        readers = (None,) if self._has_response_template else READERS
-        for reader in readers:
+        for reader in (None,) if self._has_response_template else READERS:
             if self._read(written, tools, turn[:begun], reader).calls == (call,):
                 self._reader = reader
                 break
         else:
-            said = " ".join(self.decode(written).split())[:80]
+            text = " ".join(self.decode(written).split())[:80]
             raise ConfigError(
-                f"policy: its chat template writes a tool call as {said!r}, which cannot be read; "
+                f"policy: its chat template writes a tool call as {text!r}, which cannot be read; "
                 f"{_FIX}"
             )
         for message in ({"role": "tool", "name": call.name}, {"role": "user"}):
-            following = self.decode(self.render_next([{**message, "content": _PROBE}], tools))
-            if _PROBE not in following:
+            following = self.decode(self.render_next([{**message, "content": _LONG_PROBE}], tools))
+            if _LONG_PROBE not in following:
                 raise ConfigError(
                     f"policy: its chat template drops a {message['role']} message after a turn of "
-                    f"the policy; {_FIX}"
+                    f"the policy, or changes it; {_FIX}"
                 )
 
     def _probe_turn(
         self, call: ToolCall, tools: Sequence[Mapping[str, Any]]
     ) -> tuple[list[dict[str, Any]], list[int]]:
         """Return a dialogue that ends with a call, and its tokens; add call ids if required."""
-        self._with_ids = False
-        dialogue = _dialogue(call)
-        try:
-            return dialogue, self._rendered(dialogue, tools, opens_turn=False)
-        except ConfigError:
-            dialogue = _dialogue(call, with_id=True)
+        refusal = None
+        for self._with_ids in (False, True):
+            dialogue = _dialogue(call, self._with_ids)
             try:
-                turn = self._rendered(dialogue, tools, opens_turn=False)
-            except ConfigError:
-                turn = None
-            if turn is None:
-                raise  # the error of the call without ids
-        self._with_ids = True
-        return dialogue, turn
+                return dialogue, self._rendered(dialogue, tools, opens_turn=False)
+            except ConfigError as error:
+                refusal = refusal or error
+        self._with_ids = False
+        raise refusal or AssertionError
 
     @property
     def _has_response_template(self) -> bool:
-        return getattr(self._tokenizer, "response_template", None) is not None
+        return getattr(self.tokenizer, "response_template", None) is not None
 
     def _read(
         self,
@@ -264,10 +268,9 @@ class HFCodec:
     ) -> Calls:
         """Read the calls of a turn with `reader`, or with the response template if it is None."""
         if reader is not None:
-            written = list(ids[:-1]) if ids and ids[-1] == self.eos_id else list(ids)
-            return reader(self.decode(written), tools)
+            return reader(self.decode(self._without_end(ids)), tools)
         try:
-            parsed = cast(Any, self._tokenizer).parse_response(
+            parsed = cast(Any, self.tokenizer).parse_response(
                 list(ids), prefix=list(context_ids), tools=list(tools)
             )
             message = dict(parsed or {})
@@ -276,59 +279,96 @@ class HFCodec:
             )
             if message:
                 content = str(message.get("content") or "")
-                message["content"] = content.removesuffix(str(self._tokenizer.eos_token))
+                message["content"] = content.removesuffix(str(self.tokenizer.eos_token))
             return Calls(calls, said=str(message.get("content", "")).strip(), message=message)
         # Model output is data: no exception from parsing it may stop a run.
-        except (
-            ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError
-        ) as error:  # fmt: skip
+        except Exception as error:  # noqa: BLE001
             return Calls(error=" ".join(f"a tool call cannot be read: {error}".split())[:120])
 
-    def _closing(
+    def _without_end(self, ids: Sequence[int]) -> Sequence[int]:
+        return ids[:-1] if ids and ids[-1] in self.end_ids else ids
+
+    def _count_ends(
         self, dialogue: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> int:
-        """Count the EOS tokens of a dialogue; ConfigError if it does not end with one."""
+        """Count the ends of turns in a dialogue; ConfigError if it does not end with one."""
         rendered = self._rendered(dialogue, tools, opens_turn=False)
-        count = rendered.count(self.eos_id)
+        places = [i for i, token in enumerate(rendered) if token in self.end_ids]
         # Templates write a line break after it; that belongs to what follows.
-        after = rendered[len(rendered) - rendered[::-1].index(self.eos_id) :] if count else rendered
-        if not count or self.decode(after).strip():
-            end, eos = self.decode(rendered[-8:]), self._tokenizer.eos_token
-            own = self._turn_end(tools)
-            fix = f"save the policy's tokenizer with eos_token {own!r}, or {_FIX}" if own else _FIX
+        if not places or self.decode(rendered[places[-1] + 1 :]).strip():
             raise ConfigError(
-                f"policy: its chat template ends a turn of the policy by {end!r}, but its tokenizer's "
-                f"eos_token is {eos!r}; expected that token at the end of every turn: {fix}"
+                f"policy: its chat template ends a turn of the policy by {self.decode(rendered[-8:])!r}, but "
+                f"its tokenizer's eos_token is {self.tokenizer.eos_token!r}; expected that token, or another of "
+                "eos_token_id in its generation_config.json, at the end of every turn: add the template's there "
+                f"if the policy was trained on it, or {_FIX}"
             )
-        return count
+        return len(places)
 
     def foreign_end(self) -> str:
-        """Return the control token that ends a turn of the chat template if it is not the EOS, else ""."""
+        """Return the control token at the end of the template's turns if it ends no turn here, else ""."""
         try:
-            end = self._turn_end(())
+            rendered = self._rendered(_dialogue(None), (), opens_turn=False)
         except ConfigError:  # no turns of the policy
             return ""
-        return "" if end == str(self._tokenizer.eos_token) else end
-
-    def _turn_end(self, tools: Sequence[Mapping[str, Any]]) -> str:
-        """Return the control token that ends turns both with and without a call, or ""."""
-        ends: set[str] = set()
-        for call in (_probe_call(tools[0]) if tools else None, None):
-            turn = self._rendered(_dialogue(call, self._with_ids), tools, opens_turn=False)
-            said = self.decode(turn).rstrip()
-            ends.add(next((t for t in self.control_tokens if said.endswith(t)), ""))
-        return ends.pop() if len(ends) == 1 else ""
+        text = self.decode(rendered).rstrip()
+        end = next((token for token in self.control_tokens if text.endswith(token)), "")
+        is_end = end and self.tokenizer.convert_tokens_to_ids(end) in self.end_ids
+        return "" if is_end else end
 
     def encode(self, text: str) -> list[int]:
         # Control tokens in a passage stay text: they must not end the policy's turn.
-        encoded = self._tokenizer(
+        encoded = self.tokenizer(
             encodable(text), add_special_tokens=False, split_special_tokens=True
         )
         return list(encoded["input_ids"])  # pyright: ignore[reportArgumentType]
 
     def decode(self, ids: Sequence[int]) -> str:
-        text = self._tokenizer.decode(list(ids), skip_special_tokens=False)
-        return str(text)
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        opens_turn: bool = True,
+        before: str = "",
+    ) -> str:
+        """Return messages as the chat template writes them.
+
+        Args:
+            messages: the messages; nothing in them is defused.
+            tools: the schemas of the tools on offer.
+            opens_turn: begin the policy's turn after them.
+            before: is put before the template, such as a macro.
+
+        Raises:
+            ConfigError: the template refuses or fails.
+        """
+        tool_schemas: Any = [dict(tool) for tool in tools] or None
+        # An exported policy's template carries an instruction; the messages bring theirs.
+        template = before + without_instruction(
+            self.tokenizer.get_chat_template(tools=tool_schemas)
+        )
+        try:
+            return cast(Any, self.tokenizer).apply_chat_template(
+                [dict(m) for m in messages],
+                chat_template=template,
+                tools=tool_schemas,
+                add_generation_prompt=opens_turn,
+                tokenize=False,
+                **self.template_args,
+            )
+        # A template is a program of others: it may as well divide by zero.
+        except Exception as error:
+            roles = ", ".join(m["role"] for m in messages)
+            reason = " ".join(str(error).split())[:120]
+            system = (
+                ", or leave out system messages (instruction.role: user, and instruction.system: replace "
+                "for those of the data)"
+            )
+            raise ConfigError(
+                f"policy: its chat template cannot render the roles {roles} ({reason}); give another "
+                f"by policy.chat_template{system if 'system' in roles else ''}"
+            ) from error
 
     def _rendered(
         self,
@@ -336,38 +376,17 @@ class HFCodec:
         tools: Sequence[Mapping[str, Any]],
         opens_turn: bool = True,
     ) -> list[int]:
-        offered: Any = [dict(tool) for tool in tools] or None
-        # An exported policy's template carries an instruction; the messages bring theirs.
-        template = without_instruction(self._tokenizer.get_chat_template(tools=offered))
-        try:
-            rendered = cast(Any, self._tokenizer).apply_chat_template(
-                [dict(m) for m in messages],
-                chat_template=template,
-                tools=offered,
-                add_generation_prompt=opens_turn,
-                tokenize=True,
-                return_dict=False,
-                **self._template_args,
-            )
-        # TypeError: a template that joins text with something else.
-        except (TemplateError, TypeError) as error:
-            roles = ", ".join(m["role"] for m in messages)
-            system = ", or change instruction.role" if "system" in roles else ""
-            reason = " ".join(str(error).split())[:120]
-            raise ConfigError(
-                f"policy: its chat template cannot render the roles {roles} ({reason}); give another "
-                f"by policy.chat_template{system}"
-            ) from error
-        return [int(token) for token in rendered]  # pyright: ignore[reportArgumentType]
+        text = self.text(messages, tools, opens_turn)
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])  # pyright: ignore[reportArgumentType]
 
     def _neutralised(self, text: str) -> str:
         """Break up special tokens, and added tokens that the template writes, in a text."""
-        return _without(encodable(text), self._spelt)
+        return _without(encodable(text), self._template_tokens)
 
     @cached_property
-    def _spelt(self) -> tuple[str, ...]:
-        template = str(self._tokenizer.chat_template)
-        added = self._tokenizer.added_tokens_decoder.values()
+    def _template_tokens(self) -> tuple[str, ...]:
+        template = str(self.tokenizer.chat_template)
+        added = self.tokenizer.added_tokens_decoder.values()
         return tuple(str(t) for t in added if str(t).strip() and (t.special or str(t) in template))
 
 
@@ -384,7 +403,7 @@ class PlainCodec(HFCodec):
     ) -> list[int]:
         """See `protocols.Codec`; the prompt is one message."""
         (message,) = messages
-        encoded = self._tokenizer(text=encodable(message["content"]))
+        encoded = self.tokenizer(text=encodable(message["content"]))
         return list(encoded["input_ids"])  # pyright: ignore[reportArgumentType]
 
     def render_next(

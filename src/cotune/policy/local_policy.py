@@ -19,7 +19,7 @@ from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import is_adapter, only_local, policy_path
 from cotune.policy.sampling import Casts, policy_sampler
-from cotune.policy.tool_templates import check_turns
+from cotune.policy.template_checks import check_turns
 from cotune.protocols import Environment, Rewards
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.run.record import Record
@@ -133,7 +133,7 @@ def local_coordinator(
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     use_template(tokenizer, chat_template)
     codec = HFCodec(tokenizer, template_args)
-    check_turns(environment, codec, tokenizer)
+    check_turns(environment, codec)
     return Coordinator(
         strategy=StaticStrategy(instruction),
         environment=environment,

@@ -244,7 +244,7 @@ def advance(
     turns: Sequence[_Turn],
     logits: torch.Tensor,
     sampling: Sampling,
-    eos_id: int,
+    end_ids: frozenset[int],
     finder: StopFinder,
 ) -> list[int]:
     """Draw one token per row from logits (B, V), and append it to the turns that are not finished."""
@@ -253,7 +253,7 @@ def advance(
     for turn, token, logprob in zip(turns, tokens, logprobs, strict=True):
         if not turn.done:
             turn.append(token, logprob)
-            turn.done = turn.spent or token == eos_id or finder.completes(turn.ids)
+            turn.done = turn.spent or token in end_ids or finder.completes(turn.ids)
     return tokens
 
 
@@ -265,7 +265,7 @@ class CachedSession:
     ) -> None:
         self._stack = ExitStack()
         self._model, self._casts = self._stack.enter_context(model()), casts
-        self._pad_id, self._sampling, self._eos_id = pad_id, sampling, codec.eos_id
+        self._pad_id, self._sampling, self._end_ids = pad_id, sampling, codec.end_ids
         self._finder = StopFinder(codec, sampling.stop)
         self._rows: Rows | None = None
 
@@ -289,7 +289,7 @@ class CachedSession:
         for drawn in count():
             report("tokens", drawn, most)
             live = [turns[name] for name in names]
-            tokens = advance(live, logits, self._sampling, self._eos_id, self._finder)
+            tokens = advance(live, logits, self._sampling, self._end_ids, self._finder)
             done = [turn.done for turn in live]
             if all(done):
                 parked.append(Rows.of(names, fed.tolist(), mask, cache))
@@ -489,7 +489,7 @@ class GenerateSession:
     ) -> None:
         self._stack = ExitStack()
         self._model, self._casts = self._stack.enter_context(model()), casts
-        self._pad_id, self._sampling, self._eos_id = pad_id, sampling, codec.eos_id
+        self._pad_id, self._sampling, self._end_ids = pad_id, sampling, codec.end_ids
         self._finder = StopFinder(codec, sampling.stop)
         # A policy's own generation defaults (a repetition penalty, say) must not touch the logits.
         # A PeftModel sets its own on its base model and leaves them there.
@@ -513,7 +513,7 @@ class GenerateSession:
 
         def force(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
             """Force `generate` to take the tokens drawn here."""
-            tokens = advance(turns, logits, self._sampling, self._eos_id, self._finder)
+            tokens = advance(turns, logits, self._sampling, self._end_ids, self._finder)
             chosen = torch.tensor(tokens, device=logits.device)[:, None]
             return torch.full_like(logits, -torch.inf).scatter(1, chosen, 0.0)
 

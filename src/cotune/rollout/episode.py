@@ -126,7 +126,7 @@ class Episode:
             self._completion.append(token)
             self._mask.append(1)
             self._logprobs.append(logprob)
-        closed = bool(ids) and ids[-1] == self._codec.eos_id
+        closed = bool(ids) and ids[-1] in self._codec.end_ids
         self._pending = self._codec.decode(list(ids[:-1] if closed else ids))
         self._cut_off = full and not closed and not self._pending.endswith(self._stops)
         last = len(self._turns) + 1 >= self._limits.turns or self._room < 1
@@ -190,7 +190,7 @@ class Episode:
             {**message, "content": self._cut(message["content"], tokens)}
             for message, tokens in zip(messages, self._shares(messages), strict=True)
         ]
-        closed = bool(self._completion) and self._completion[-1] == self._codec.eos_id
+        closed = bool(self._completion) and self._completion[-1] in self._codec.end_ids
         following = self._codec.render_next(fitting, self._tools)
         ids = [*([] if closed else [self._codec.eos_id]), *following]
         # Messages are useless if the policy cannot write a token after them.

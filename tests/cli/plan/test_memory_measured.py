@@ -134,7 +134,7 @@ class Live(TorchDispatchMode):
 class Letters:
     """A codec without stop strings or an end."""
 
-    eos_id = 39
+    end_ids = frozenset({39})
 
     def decode(self, ids: Any) -> str:
         return "x" * len(ids)

@@ -28,7 +28,7 @@ from cotune.policy.local_policy import load
 from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import is_adapter, policy_path
 from cotune.policy.precision import Precision, autocast, weights_dtype
-from cotune.policy.tool_templates import check_turns
+from cotune.policy.template_checks import check_turns
 from cotune.run.run_dir import RunDir
 from cotune.utils.progress import begin
 from cotune.utils.text import did_you_mean
@@ -55,7 +55,7 @@ def build_trainer(checked: Preflight, console: Console) -> JointTrainer:
     begin("loading the policy")
     model, tokenizer = load_policy(config.policy, config.training.precision)
     codec = HFCodec(tokenizer, config.policy.template_args)
-    check_turns(environment, codec, tokenizer)  # may set the tokenizer's template
+    check_turns(environment, codec)  # may set the tokenizer's template
     lora = config.policy.lora
     adapter = None if lora is None else lora_config(lora, model)
     args = grpo_config(config, RunDir(config.output).checkpoints_path)

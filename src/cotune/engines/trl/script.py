@@ -31,7 +31,7 @@ from cotune.llm.client import OpenAIOptions
 from cotune.methods.method import RunShape
 from cotune.methods.registry import method_of
 from cotune.policy.codec import HFCodec
-from cotune.policy.tool_templates import check_turns
+from cotune.policy.template_checks import check_template
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions
 from cotune.run.record import Record
@@ -195,7 +195,7 @@ def check_script(
         rewards.trainer_state = TrainerState(max_steps=args.max_steps)
     splits = [split for split in SPLITS if environment.tasks(split)]
     check_columns(rewards, environment, splits)
-    check_turns(environment, codec, tokenizer)
+    check_template(environment, codec, instruction)
     check_prompt_texts(environment, instruction, codec)
     check_prompts(
         environment,

@@ -173,13 +173,12 @@ class VLLMSession:
             "temperature": self._sampling.temperature,
             "max_tokens": limit,
             "logprobs": 0,
-            # A turn ends with the token that completes a stop string, or with our EOS, and not with
-            # any other EOS in the policy's generation_config.json.
+            # A turn ends with the token that completes a stop string, or with one that ends turns.
             "stop": list(self._sampling.stop),
             "include_stop_str_in_output": True,
             "skip_special_tokens": False,
             "ignore_eos": True,
-            "stop_token_ids": [self._codec.eos_id],
+            "stop_token_ids": sorted(self._codec.end_ids),
             # Turn off everything that would change the policy's distribution.
             "top_p": 1.0,
             "top_k": 0,
@@ -198,7 +197,7 @@ class VLLMSession:
         ids: list[int] = []
         for token, _ in written[: request.max_tokens]:
             ids.append(token)
-            if token == self._codec.eos_id or self._finder.completes(ids):
+            if token in self._codec.end_ids or self._finder.completes(ids):
                 break
         return Sample(tuple(ids), tuple(logprob for _, logprob in written[: len(ids)]))
 

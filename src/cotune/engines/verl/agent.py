@@ -145,8 +145,8 @@ class EpisodeLoop(AgentLoopBase):
         self, episode: Episode, sampling: Sampling, request_id: str, turn: int, sent: dict[str, Any]
     ) -> Sample:
         request = episode.request()
-        eos_id = worker_of(self.config[SECTION]).codec.eos_id
-        params = turn_params(request, sampling, eos_id)
+        end_ids = worker_of(self.config[SECTION]).codec.end_ids
+        params = turn_params(request, sampling, end_ids)
         if self.rollout_config.full_determinism:
             params["seed"] = stable_seed(sampling.seed, request.row, turn) % 2**31
         output = await self.server_manager.generate(
@@ -164,18 +164,19 @@ class EpisodeLoop(AgentLoopBase):
         return Sample(ids, tuple(float(x) for x in logprobs[: len(ids)]))
 
 
-def turn_params(request: SampleRequest, sampling: Sampling, eos_id: int) -> dict[str, Any]:
-    """Return vLLM's parameters for a turn, which ends at a stop string, our EOS or the limit."""
+def turn_params(
+    request: SampleRequest, sampling: Sampling, end_ids: frozenset[int]
+) -> dict[str, Any]:
+    """Return vLLM's parameters for a turn, which ends at a stop string, a token that ends turns, or the limit."""
     params: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_p": 1.0,
         "top_k": -1,
         "max_tokens": request.max_tokens,
         "logprobs": True,
-        # As with every other sampler, no other EOS in the policy's generation_config.json ends a
-        # turn.
+        # vLLM reads another generation_config.json if it serves another folder.
         "ignore_eos": True,
-        "stop_token_ids": [eos_id],
+        "stop_token_ids": sorted(end_ids),
     }
     if sampling.stop:
         # A stop string may contain a special token, which vLLM removes from the text by default.

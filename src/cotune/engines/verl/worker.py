@@ -15,6 +15,7 @@ from cotune.config.run_file import RunConfig
 from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.local_policy import load_tokenizer
 from cotune.policy.policy_files import only_local, policy_path
+from cotune.policy.template_checks import check_turns
 from cotune.protocols import Environment, Rewards
 from cotune.run.run_dir import RunDir
 from cotune.types import Task
@@ -65,8 +66,7 @@ def make_worker(config: RunConfig, environment: Environment | None = None) -> Wo
     use_template(tokenizer, config.policy.chat_template)
     codec = HFCodec(tokenizer, config.policy.template_args)
     environment = environment or run_environment(config, codec)
-    if environment.tools:
-        codec.check_tools(environment.tools)
+    check_turns(environment, codec)
     found = AutoConfig.from_pretrained(path, local_files_only=only_local(path, weights=False))
     context = getattr(found.get_text_config(), "max_position_embeddings", None)
     return Worker(config, environment, build_rewards(config.rewards), codec, tokenizer, context)
