@@ -88,7 +88,6 @@ class HFCodec:
         self.template_args = dict(template_args or {})
         self._reader: Reader | None = None
         self._ends: dict[bool, int] = {}
-        self._with_ids = False  # whether calls and answers are given ids
 
     @cached_property
     def control_tokens(self) -> tuple[str, ...]:
@@ -157,11 +156,7 @@ class HFCodec:
         """
         kept = [{k: self._neutralised(text) for k, text in m.items()} for m in messages]
         name = next((m["name"] for m in kept if m["role"] == "tool"), "")
-        if self._with_ids:
-            answers = (m for m in kept if m["role"] == "tool")
-            for number, message in enumerate(answers, 1):
-                message["tool_call_id"] = _call_id(number)
-        dialogue = _dialogue(ToolCall(name) if name else None, self._with_ids)
+        dialogue = _dialogue(ToolCall(name) if name else None)
         if bool(name) not in self._ends:
             self._ends[bool(name)] = self._count_ends(dialogue, tools)
         after = self._rendered([*dialogue, *kept], tools)
@@ -217,7 +212,8 @@ class HFCodec:
                 f"is given them in another way; {_FIX}"
             )
         call = _probe_call(tools[0])
-        dialogue, turn = self._probe_turn(call, tools)
+        dialogue = _dialogue(call)
+        turn = self._rendered(dialogue, tools, opens_turn=False)
         self._count_ends(dialogue, tools)
         begun = common_prefix(prompt, turn)
         last = max(i for i, token in enumerate(turn) if token in self.end_ids)
@@ -240,20 +236,6 @@ class HFCodec:
                     f"policy: its chat template drops a {message['role']} message after a turn of "
                     f"the policy, or changes it; {_FIX}"
                 )
-
-    def _probe_turn(
-        self, call: ToolCall, tools: Sequence[Mapping[str, Any]]
-    ) -> tuple[list[dict[str, Any]], list[int]]:
-        """Return a dialogue that ends with a call, and its tokens; add call ids if required."""
-        refusal = None
-        for self._with_ids in (False, True):
-            dialogue = _dialogue(call, self._with_ids)
-            try:
-                return dialogue, self._rendered(dialogue, tools, opens_turn=False)
-            except ConfigError as error:
-                refusal = refusal or error
-        self._with_ids = False
-        raise refusal or AssertionError
 
     @property
     def _has_response_template(self) -> bool:
@@ -432,18 +414,12 @@ def _without(text: str, tokens: Sequence[str]) -> str:
     return text
 
 
-def _call_id(number: int) -> str:
-    """Return an id of nine letters and digits, as Mistral's templates require."""
-    return f"call{number:05d}"
-
-
-def _dialogue(call: ToolCall | None, with_id: bool = False) -> list[dict[str, Any]]:
+def _dialogue(call: ToolCall | None) -> list[dict[str, Any]]:
     """Return a question and a turn with a call or a "." (some templates refuse an empty one)."""
     turn: dict[str, Any] = {"role": "assistant", "content": "" if call else "."}
     if call is not None:
         function = {"name": call.name, "arguments": dict(call.arguments)}
-        given = {"id": _call_id(1)} if with_id else {}
-        turn["tool_calls"] = [{"type": "function", **given, "function": function}]
+        turn["tool_calls"] = [{"type": "function", "function": function}]
     return [{"role": "user", "content": _PROBE}, turn]
 
 
