@@ -7,7 +7,7 @@ import pytest
 
 from cotune.errors import BudgetError, ConfigError, LLMError
 from cotune.llm.bank import BankLLM, BankOptions, read_bank
-from cotune.methods.inspo.proposers import history_prompt, paraphrase_prompt, parse_candidates
+from cotune.methods.inspo.proposers import paraphrase_prompt, parse_candidates
 from cotune.methods.instruction_evolution import instruction_prompt
 from cotune.methods.text_evolution import gepa_prompt, read_fenced
 from cotune.run.record import Record
@@ -66,8 +66,8 @@ def test_each_proposer_gets_the_next_entries_as_it_reads_them(tmp_path: Path) ->
     assert parse_candidates(found.complete(REWRITES).text) == ["a", "b"]
     assert read_fenced(found.complete(HINTS).text) == ("", ["c"])
     assert read_fenced(found.complete(INSTRUCTION).text) == ("", ["d"])
-    history = history_prompt([("Add.", 50.0)], "Add.", 4)
-    assert parse_candidates(found.complete(history).text) == ["e", "f", "g"]  # all that are left
+    more = paraphrase_prompt("Add.", 4)
+    assert parse_candidates(found.complete(more).text) == ["e", "f", "g"]  # all that are left
     with pytest.raises(BudgetError, match=r"seven is exhausted: its 7 texts"):
         found.complete(HINTS)
     with pytest.raises(LLMError, match="INSPO, GEPA and P²O only"):

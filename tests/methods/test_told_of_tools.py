@@ -10,7 +10,7 @@ from cotune.config.run_file import parse_config
 from cotune.config.strategy import build_strategy
 from cotune.environments.tools import ToolEnvironment
 from cotune.methods.inspo.inspo import InspoOptions
-from cotune.methods.inspo.proposers import history_prompt, paraphrase_prompt, reflection_prompt
+from cotune.methods.inspo.proposers import paraphrase_prompt, reflection_prompt
 from cotune.methods.method import Context
 from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.methods.proposals import surroundings
@@ -64,7 +64,7 @@ def of_run_file(folder: Path, strategy: dict[str, Any], **environment: Any) -> S
     return strategy_of(config, environment_of(config))
 
 
-@pytest.mark.parametrize("proposer", ["reflection", "paraphrase", "history"])
+@pytest.mark.parametrize("proposer", ["reflection", "paraphrase"])
 def test_every_proposer_of_inspo_is_told_of_the_tools(tmp_path: Path, proposer: str) -> None:
     options = {"kind": "inspo", "population_size": 2, "evolve_every": 2, "proposer": proposer}
     strategy = of_run_file(tmp_path, {**options, "verification_tasks": 3})
@@ -131,9 +131,6 @@ def test_an_environment_of_ones_own_is_told_too_and_can_forbid_it() -> None:
 def test_without_a_description_the_prompts_are_the_papers() -> None:
     assert surroundings("") == surroundings(" \n") == ""
     assert paraphrase_prompt("Go.", 2, 1, "") == paraphrase_prompt("Go.", 2)
-    assert history_prompt([("Go.", 1.0)], "Go.", 2, 1, "") == history_prompt(
-        [("Go.", 1.0)], "Go.", 2
-    )
     assert reflection_prompt("Go.", [], 2, 1, "") == reflection_prompt("Go.", [], 2)
 
 

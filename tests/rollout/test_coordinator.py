@@ -361,19 +361,6 @@ def test_metrics_of_reward_functions_by_hand() -> None:
     assert metrics["reward_metric/length"] == 4.0
 
 
-def test_a_task_from_a_saved_state_has_its_columns_again() -> None:
-    whole = replace(TASKS[1], columns={"level": 3})
-
-    class WithColumns(Yes):
-        def tasks(self, split: str) -> Sequence[Task]:
-            return [TASKS[0], whole]
-
-    coordinator = make(environment=WithColumns())
-    assignments = [Assignment(task, Prompt(""), Prompt(""), "i0", 0) for task in TASKS[:2]]
-    found = coordinator.rollout(assignments, purpose="verify")
-    assert [t.task.columns for t in found] == [{}, {"level": 3}]
-
-
 class Ranks:
     """Two comms whose collectives meet in threads; a rank that is left alone times out."""
 

@@ -10,7 +10,6 @@ from cotune.errors import LLMError
 from cotune.methods.contract import InstructionRules, protocol_tags
 from cotune.methods.inspo.proposers import (
     critique_of,
-    history_prompt,
     paraphrase_prompt,
     parse_candidates,
     reflection_prompt,
@@ -171,20 +170,6 @@ def test_paraphrases_are_diverse_and_remedy_nothing():
     assert len(valid) >= 6
 
 
-def test_history_recombines_the_best():
-    best, second = (
-        f"{INITIAL} Never search the question.",
-        f"{INITIAL} Be careful. Read it carefully.",
-    )
-    prompt = history_prompt([(INITIAL, 5.0), (second, 20.0), (best, 60.0)], INITIAL, 6)
-    text = RulesLLM(0).complete(prompt).text
-    assert critique_of(text) == "The best of 3 scored 60.0."
-    for candidate in parse_candidates(text):
-        assert "Never search the question." in candidate
-        assert set(split_sentences(candidate)) <= set(split_sentences(best + " " + second))
-        assert len(split_sentences(candidate)) > len(split_sentences(best))
-
-
 def test_replies_are_keyed_by_seed_and_prompt():
     prompt = reflection_prompt(INITIAL, FAILURES, 6)
     assert RulesLLM(4).complete(prompt) == RulesLLM(4).complete(prompt)
@@ -212,8 +197,6 @@ def test_any_response_can_be_read(text):
 def test_other_prompts_are_refused():
     with pytest.raises(LLMError, match="proposers' prompts"):
         RulesLLM().complete("What is the capital of Niger?")
-    with pytest.raises(LLMError, match="no instruction"):
-        RulesLLM().complete("<history></history> Give 6 different candidates.")
 
 
 # ---- hints, which GEPA asks for

@@ -67,11 +67,6 @@ class BankRules:
         """Return a function that writes another instruction of the parent's section."""
         return _writer(self.bank.instructions, self._sections_of(parent), parent)
 
-    def recombine(self, texts: Sequence[str]) -> Writer:
-        """Return a function that writes an instruction of the sections of good texts, best first."""
-        found = [name for text in texts for name in self._sections_of(text)]
-        return _writer(self.bank.instructions, found, texts[0])
-
     def write_hint(self, current: str, failed: Failed, rng: random.Random) -> str:
         """Return a hint on the type of one of the failed questions."""
         types = [found for question, _reply in failed if (found := self.type_of(question))]

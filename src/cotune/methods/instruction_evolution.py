@@ -1,13 +1,11 @@
 """Evolve instructions with GEPA under the current policy: the prompt, and what a search records."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
 
 from cotune.methods.contract import InstructionRules
 from cotune.methods.method import RunShape
 from cotune.methods.proposals import Draft, record_born, rejections, surroundings
-from cotune.methods.text_evolution import Record, gepa_prompt
+from cotune.methods.text_evolution import Record, Report, gepa_prompt
 from cotune.protocols import LLM, Recorder
 from cotune.types import Instruction
 
@@ -15,37 +13,11 @@ _ORIGIN = "gepa"
 _PROGRESS_EVENTS = 20  # within a phase
 
 
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """The instructions of a round with their scores: those in use, then the new ones.
-
-    Attributes:
-        scores: rewards, instructions × dev questions; one rollout each.
-    """
-
-    instructions: tuple[Instruction, ...]
-    scores: tuple[tuple[float, ...], ...]
-
-    @property
-    def means(self) -> dict[str, float]:
-        """Return the mean rewards over dev, by id."""
-        return {
-            instruction.id: fmean(row)
-            for instruction, row in zip(self.instructions, self.scores, strict=True)
-        }
-
-    @property
-    def ranked(self) -> list[int]:
-        """Return all indices, the highest mean first; ties go to the earliest."""
-        means = list(self.means.values())
-        return sorted(range(len(means)), key=lambda i: (-means[i], i))
-
-
-class Births:
-    """Receive a `Report`: names accepted instructions and records events.
+class Births(Report):
+    """Names accepted instructions and records the events of a search.
 
     Args:
-        known: all instructions so far, in order of birth; the search starts from one of them.
+        lineage: all instructions so far, in order of birth; the search starts from one of them.
         drafts: the valid texts, filled by the search.
         step: the step before which this happens.
         llm: writes the instructions.
@@ -58,16 +30,19 @@ class Births:
 
     def __init__(
         self,
-        known: Sequence[Instruction],
+        lineage: Sequence[Instruction],
         drafts: Mapping[str, Draft],
         step: int,
         record: Recorder,
         llm: LLM,
         budget: int,
     ) -> None:
-        self.instructions = list(known)
-        self._ids = {one.text: one.id for one in known}
-        self._drafts, self._step, self._record, self._budget = drafts, step, record, budget
+        self.instructions = list(lineage)
+        self._ids = {instruction.text: instruction.id for instruction in lineage}
+        self._drafts = drafts
+        self._step = step
+        self._record = record
+        self._budget = budget
         self._origin = getattr(llm, "origin", "") or _ORIGIN
         self.reject = rejections(record, self._ids, self._origin)
         self._part = -1  # of the budget, when progress was last recorded

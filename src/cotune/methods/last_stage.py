@@ -1,22 +1,29 @@
-"""The last stage: a run's last batches move the best instruction's gain into the weights.
+"""What INSPO and FST share: evolved instructions, and a last stage that moves their gain into the weights.
 
-The policy under the best instruction is the teacher of the policy under the initial one, in every group.
+In the last stage the policy under the best instruction is the teacher of the policy under the initial one,
+in every group.
 """
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Literal
 
-from cotune.methods.method import RunShape
-from cotune.protocols import Recorder, Strategy
+from cotune.methods.contract import check_same_initial
+from cotune.methods.group_plan import Groups, planned
+from cotune.methods.method import Context, RunShape
+from cotune.methods.proposals import record_born
+from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
 from cotune.types import (
     Assignment,
     Distillation,
     Instruction,
+    Metrics,
     Progress,
     Prompt,
     Task,
+    Trajectory,
 )
 
 
@@ -67,21 +74,154 @@ class TrainedPromptOptions:
         return self.target == "initial" or self.distil_steps > 0
 
 
-class LastStage(Strategy):
-    """Base class of strategies that choose an instruction and whose run may end with a last stage.
+class EvolvedInstructions(Strategy):
+    """Base class of strategies that evolve instructions and may end with a last stage.
 
     Args:
-        options: whether there is one, and what it trains on.
+        options: what is trained on, and how long the last stage is.
+        context: the strategy's other inputs.
+        groups: the plan of a group before the last stage.
     """
 
-    def __init__(self, options: TrainedPromptOptions) -> None:
-        self._training, self._stage_steps = options, options.distil_steps
-        self._distilling = False  # whether the batch is one of the stage
+    name: ClassVar[str]
+    """In the keys of draws and the names of metrics."""
+
+    def __init__(self, options: TrainedPromptOptions, context: Context, groups: Groups) -> None:
+        self._training = options
+        self._groups: Groups = groups
+        self.seed = context.seed
+        self._tasks = context.tasks
+        self._lineage = [Instruction("i0", context.instruction)]  # all, in order of birth
+        self._begun = 0  # the last step whose evolution was considered
+        self._batch = 0  # rollouts of the last batch, and the expected size of the next one
+        self._distilling = False  # whether the batch is one of the last stage
         self._settled: str | None = None  # the best instruction on validation, at a run's end
+
+    # ---- what a method decides
+
+    def _start(self, progress: Progress, llm: LLM, record: Recorder) -> Metrics:
+        """Prepare the first step, after the initial instruction was recorded."""
+        return {}
+
+    @abstractmethod
+    def _evolve(self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder) -> Metrics:
+        """Run the evolution that is due before step `progress.step`, if any."""
+
+    @abstractmethod
+    def _draw(self, key: str, group_size: int) -> list[Instruction]:
+        """Return the instructions of a group, whose draws `key` decides."""
 
     @abstractmethod
     def best(self) -> Instruction:
         """Return the best instruction so far; after `settle`, the one named there."""
+
+    # ---- a step
+
+    def evolve_if_due(
+        self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
+    ) -> Metrics:
+        """Run the evolution that is due; a second call at the same step does nothing.
+
+        Raises:
+            EvolutionError: see `ProposalAccount.end_phase`.
+        """
+        if progress.step <= self._begun:
+            return {}
+        first = self._begun == 0
+        self._begun = progress.step
+        metrics: Metrics = {}
+        if first:
+            record_born(self._lineage[0], record)
+            metrics = self._start(progress, llm, record)
+        if self._distils(progress, self._batch):
+            self._notice_if_idle(progress, record)
+            return metrics
+        return {**metrics, **self._evolve(progress, rollout, llm, record)}
+
+    def assign(
+        self, tasks: Sequence[Task], group_size: int, progress: Progress
+    ) -> list[Assignment]:
+        """Sample each group under the instructions drawn for it; in the last stage under the best one."""
+        initial = self._lineage[0]
+        self._distilling = self._distils(progress, len(tasks) * group_size)
+        if self._distilling:
+            return taught_groups(tasks, group_size, initial, self.best())
+        trained = initial if self._training.target == "initial" else None
+        assignments: list[Assignment] = []
+        for group, task in enumerate(tasks):
+            key = f"{self.name}/{self.seed}/assign/{progress.step}/{group}"
+            drawn = self._draw(key, group_size)
+            assignments += planned(task, group, group_size, self._groups, drawn, initial, trained)
+        return assignments
+
+    def observe(
+        self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
+    ) -> Metrics:
+        self._settled = None
+        self._batch = len(trajectories)
+        return {}
+
+    @property
+    def distillation(self) -> Distillation:
+        return self._training.weighting
+
+    def _spendable(self, progress: Progress) -> int | None:
+        """Return the rollouts that evolution may spend: this batch and the last stage are set aside."""
+        if progress.rollouts_left is None:
+            return None
+        return progress.rollouts_left - self._batch * (1 + self._training.distil_steps)
+
+    def _record_population(
+        self,
+        members: Sequence[dict[str, Any]],
+        trajectories: Sequence[Trajectory],
+        record: Recorder,
+    ) -> None:
+        """Record the "population" event: the living instructions, with the groups they were drawn for."""
+        drawn = {(t.assignment.instruction_id, t.assignment.group) for t in trajectories}
+        groups = Counter(identity for identity, _group in drawn)
+        record(
+            "population",
+            members=[member | {"assigned_groups": groups[member["id"]]} for member in members],
+        )
+
+    # ---- the last stage
+
+    @property
+    def has_teacher(self) -> bool:
+        return self._training.distil_steps > 0
+
+    @property
+    def checks_uplift(self) -> bool:
+        return self._training.checks_uplift
+
+    @property
+    def keeps_last(self) -> bool:
+        return self.has_teacher  # a policy from before the stage is not finished
+
+    def _distils(self, progress: Progress, batch: int) -> bool:
+        """Return whether a step's batch, of so many rollouts, is one of the last stage."""
+        steps_left = progress.total_steps - progress.step + 1
+        if progress.rollouts_left is not None and batch:
+            steps_left = min(steps_left, progress.rollouts_left // batch)
+        return steps_left <= self._training.distil_steps and self.has_teacher
+
+    def _notice_if_idle(self, progress: Progress, record: Recorder) -> None:
+        """Record a notice before the stage's first batch if its teacher would read the same prompt."""
+        left = progress.rollouts_left
+        before = replace(
+            progress,
+            step=progress.step - 1,
+            rollouts_left=None if left is None else left + self._batch,
+        )
+        if self.best().parent is None and not self._distils(before, self._batch):
+            record(
+                "notice",
+                text=f"the last {self._training.distil_steps} batches have nothing to distil: no instruction "
+                "is better than the initial one",
+            )
+
+    # ---- the best instruction, and saved state
 
     def settle(self, instruction_id: str) -> None:
         self._settled = instruction_id
@@ -92,43 +232,20 @@ class LastStage(Strategy):
     def best_instruction_id(self) -> str:
         return self.best().id
 
-    @property
-    def distillation(self) -> Distillation:
-        return self._training.weighting
+    def state_dict(self) -> State:
+        return {
+            "lineage": [asdict(instruction) for instruction in self._lineage],
+            "begun": self._begun,
+            "batch": self._batch,
+        }
 
-    @property
-    def has_teacher(self) -> bool:
-        return self._stage_steps > 0
-
-    @property
-    def checks_uplift(self) -> bool:
-        return self._training.checks_uplift
-
-    @property
-    def keeps_last(self) -> bool:
-        return self._stage_steps > 0  # a policy from before the stage is not finished
-
-    def _distils(self, progress: Progress, batch: int) -> bool:
-        """Return whether the batch of a step, of so many rollouts, is one of the run's last `steps`."""
-        left = progress.total_steps - progress.step + 1
-        if progress.rollouts_left is not None and batch:
-            left = min(left, progress.rollouts_left // batch)
-        return self._stage_steps > 0 and left <= self._stage_steps
-
-    def _notice_if_idle(
-        self, progress: Progress, batch: int, best: Instruction, record: Recorder
-    ) -> None:
-        """Record a notice before the stage's first batch if its teacher would read the same prompt."""
-        left = progress.rollouts_left
-        before = replace(
-            progress, step=progress.step - 1, rollouts_left=None if left is None else left + batch
-        )
-        if best.parent is None and not self._distils(before, batch):
-            record(
-                "notice",
-                text=f"the last {self._stage_steps} batches have nothing to distil: no instruction is better "
-                "than the initial one",
-            )
+    def load_state_dict(self, state: State) -> None:
+        """Restore the state; raise ConfigError if it began with a different initial instruction."""
+        lineage = [Instruction(**fields) for fields in state["lineage"]]
+        check_same_initial(lineage[0].text, self._lineage[0].text)
+        self._lineage = lineage
+        self._begun = int(state["begun"])
+        self._batch = int(state["batch"])
 
 
 def check_last_stage(steps: int, shape: RunShape) -> None:

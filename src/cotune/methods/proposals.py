@@ -46,19 +46,17 @@ class Request:
     Attributes:
         parent: the text that the new ones are derived from.
         lineage: ids of the questions that the parent's author, or an ancestor's, was shown.
-        others: the same of other texts in the prompt.
         tasks: the questions that the prompt shows.
     """
 
     prompt: str
     parent: str
     lineage: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
     tasks: tuple[Task, ...] = ()
 
     def provenance(self, llm: LLM) -> tuple[str, ...]:
         """Return the ids of the questions that the texts of a reply may be derived from."""
-        seen = (*self.others, *(t.id for t in self.tasks)) if reads_prompts(llm) else ()
+        seen = [task.id for task in self.tasks] if reads_prompts(llm) else []
         return tuple(dict.fromkeys((*self.lineage, *seen)))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cotune.methods.text_evolution import SOLVED_AT
+from cotune.methods.scores import SOLVED_AT
 from cotune.types import Trajectory
 
 if TYPE_CHECKING:

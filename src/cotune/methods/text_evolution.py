@@ -8,25 +8,23 @@ phase is resumed by replaying both.
 """
 
 import hashlib
-import math
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from statistics import fmean, variance
+from statistics import fmean
 from typing import Any, Literal
 
 from cotune.errors import EngineError
 from cotune.methods.proposals import Draft, ProposalAccount, ReplyForm, Request, without_reasoning
+from cotune.methods.scores import SOLVED_AT
 from cotune.protocols import Recorder, Rollout
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 from cotune.utils.text import shorten_middle
 
 MINIBATCH = 3
 """Questions shown to the reflector, on which a child must beat its parent: gepa's default, as in the papers."""
-SOLVED_AT = 0.5
-"""A rollout whose reward reaches this is a success; the paper's rewards are 0 and 1."""
 Scoring = Literal["greedy", "sampled"]
 """The way a text is scored, by one rollout per question: greedily, or sampled as in training."""
 _REFLECTION_CHARS = 72_000
@@ -316,16 +314,19 @@ class Reflector:
         account.record("notice", text=f"no {account.what} was asked for: {why}")
 
 
-def too_close_to_call(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Return whether two windows' means differ by no more than the standard error of their difference.
+DevScores = dict[str, tuple[float, ...]]
+"""Rewards on the dev questions, by text or by id; one rollout each."""
 
-    That is sqrt(var(a)/len(a) + var(b)/len(b)) with sample variances. A window of fewer than two
-    values has no variance and counts as too close.
-    """
-    if min(len(a), len(b)) < 2:
-        return True
-    error = math.sqrt(variance(a) / len(a) + variance(b) / len(b))
-    return abs(fmean(a) - fmean(b)) <= error
+
+def mean_scores(scores: DevScores) -> dict[str, float]:
+    """Return the means over dev, in the same order."""
+    return {key: fmean(row) for key, row in scores.items()}
+
+
+def ranked(scores: DevScores) -> list[str]:
+    """Return the keys, the highest mean first; ties go to the earliest."""
+    means = mean_scores(scores)
+    return sorted(means, key=means.__getitem__, reverse=True)
 
 
 def least_budget(dev_size: int) -> int:
@@ -374,29 +375,23 @@ class Search:
     barren: int
 
 
-@dataclass(frozen=True, slots=True)
-class Evolved:
-    """The seed and all accepted texts, with their scores, texts × dev."""
-
-    texts: tuple[str, ...]
-    scores: tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
-    """What is told of a phase's progress, and when.
+    """Receives what happens in a phase; by default it does nothing with it."""
 
-    Attributes:
-        accepted: a text that joined: text, parent, and the means of both over dev.
-        rejected: a valid text that did not join: text, parent, the means of both over its minibatch, and
-            whether it beat its parent, but no budget was left to score it on dev.
-        progress: before every iteration and after the last one: evaluations, texts with the seed, and the
-            highest mean over dev.
-    """
+    def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
+        """A text joined; the scores are the means of both over dev."""
 
-    accepted: Callable[[str, str, float, float], None]
-    rejected: Callable[[str, str, float, float, bool], None]
-    progress: Callable[[int, int, float], None]
+    def rejected(
+        self, text: str, parent: str, score: float, parent_score: float, improved: bool
+    ) -> None:
+        """A valid text did not join; the scores are the means of both over its minibatch.
+
+        Args:
+            improved: whether it beat its parent, but no budget was left to score it on dev.
+        """
+
+    def progress(self, evaluations: int, texts: int, best: float) -> None:
+        """Evaluations, texts with the seed, and the highest mean over dev, after every iteration."""
 
 
 def evolve_by_gepa(
@@ -407,7 +402,7 @@ def evolve_by_gepa(
     search: Search,
     seed_key: str,
     report: Report,
-) -> Evolved:
+) -> DevScores:
     """Return the seed and all that gepa accepted, with their scores on dev.
 
     An iteration draws `beam` parents from the instance-level Pareto front, reflects on a minibatch
@@ -420,22 +415,18 @@ def evolve_by_gepa(
     Raises:
         Exception: any error of the rollout, the LLM (except LLMError) or the report.
     """
-    from gepa.strategies.proposal_sampling import IndependentSampling
-    from gepa.strategies.proposal_selection import AllImprovements
 
-    limits = _Limits(
-        IndependentSampling, AllImprovements(), reflector, judge, search, len(dev), report
-    )
     gepa: Any = import_module("gepa")  # untyped: its generics cannot be inferred from our arguments
+    bridge = _Bridge(reflector, judge, search, len(dev), report)
     result: Any = gepa.optimize(
         seed_candidate={_PART: search.seed},
         trainset=list(train),
         valset=list(dev),
-        adapter=_Adapter(judge, gepa.EvaluationBatch),
+        adapter=bridge,
         reflection_strategy=reflector,
         reflection_minibatch_size=MINIBATCH,
-        sampling_strategy=limits,
-        selection_strategy=limits,
+        sampling_strategy=bridge,
+        selection_strategy=bridge,
         acceptance_criterion="strict_improvement",
         perfect_score=1.0,  # a minibatch of these is not reflected on
         candidate_selection_strategy="pareto",
@@ -445,33 +436,46 @@ def evolve_by_gepa(
         track_best_outputs=False,
         display_progress_bar=False,
         run_dir=None,
-        logger=_Silence(),
-        stop_callbacks=[limits],
+        logger=bridge,
+        stop_callbacks=[bridge],
         seed=int.from_bytes(hashlib.sha256(seed_key.encode()).digest()[:8], "big"),
         raise_on_exception=True,
     )
     if reflector.failure is not None:
         raise reflector.failure
-    return Evolved(
-        tuple(candidate[_PART] for candidate in result.candidates),
-        tuple(tuple(row[i] for i in range(len(dev))) for row in result.val_subscores),
-    )
+    return {
+        candidate[_PART]: tuple(row[i] for i in range(len(dev)))
+        for candidate, row in zip(result.candidates, result.val_subscores, strict=True)
+    }
 
 
-class _Silence:
-    """A logger for gepa, whose messages the run's events replace."""
+class _Bridge:
+    """What gepa calls: its adapter, sampling and selection strategy, stopper and logger.
 
-    def log(self, message: str) -> None:
-        pass
+    The current policy stands in place of a fixed task model. gepa checks a budget only between iterations, and
+    one iteration of `beam` parents could exceed it by `beam` × dev, so the number of parents and of children
+    is limited here. Progress is reported from here, since gepa swallows errors of its own callbacks.
 
-
-class _Adapter:
-    """gepa's `GEPAAdapter`: the current policy in place of a fixed task model."""
+    Args:
+        dev: questions that a child is scored on.
+    """
 
     propose_new_texts = None  # declared, or some versions of gepa propose nothing
 
-    def __init__(self, judge: Judge, evaluation_batch: Any) -> None:
-        self._judge, self._evaluation_batch = judge, evaluation_batch
+    def __init__(
+        self, reflector: Reflector, judge: Judge, search: Search, dev: int, report: Report
+    ) -> None:
+        self._reflector = reflector
+        self._judge = judge
+        self._search = search
+        self._dev = dev
+        self._report = report
+        self._reported = 1  # texts that joined; the first is the seed
+
+    def log(self, message: str) -> None:
+        """Drop gepa's message: the run's events replace them."""
+
+    # ---- the adapter
 
     def evaluate(
         self, batch: Sequence[Task], candidate: Candidate, capture_traces: bool = False
@@ -486,9 +490,11 @@ class _Adapter:
         Args:
             capture_traces: passed by versions after 0.1.4; trajectories are always returned.
         """
+        from gepa import EvaluationBatch
+
         done = self._judge.evaluate([(candidate[_PART], tasks) for candidate, tasks in items])
         return [
-            self._evaluation_batch(outputs=ts, scores=[t.reward for t in ts], trajectories=ts)
+            EvaluationBatch(outputs=ts, scores=[t.reward for t in ts], trajectories=ts)
             for ts in done
         ]
 
@@ -498,32 +504,7 @@ class _Adapter:
         """Return the rollouts as they are: the reflector writes their text."""
         return {_PART: [{_ROLLOUT: trajectory} for trajectory in eval_batch.trajectories]}
 
-
-class _Limits:
-    """gepa's sampling strategy, selection strategy and stopper, which keep a phase within its budget.
-
-    gepa checks a budget only between iterations, and one iteration of `beam` parents could exceed it
-    by `beam` × dev. Progress is reported from here, since gepa swallows errors of its own callbacks.
-
-    Args:
-        sampling: gepa's sampling strategy for a number of parents.
-        improvements: gepa's selection strategy.
-        dev: questions that a child is scored on.
-    """
-
-    def __init__(
-        self,
-        sampling: Callable[[int], Any],
-        improvements: Any,
-        reflector: Reflector,
-        judge: Judge,
-        search: Search,
-        dev: int,
-        report: Report,
-    ) -> None:
-        self._sampling, self._improvements, self._reflector = sampling, improvements, reflector
-        self._judge, self._search, self._dev, self._report = judge, search, dev, report
-        self._known = 1  # the seed
+    # ---- the budget
 
     @property
     def left(self) -> int:
@@ -537,24 +518,28 @@ class _Limits:
 
     def sample_tasks(self, *arguments: Any) -> list[Any]:
         """Return parents and minibatches, as many as the budget covers."""
-        return self._sampling(self.parents).sample_tasks(*arguments)
+        from gepa.strategies.proposal_sampling import IndependentSampling
+
+        return IndependentSampling(self.parents).sample_tasks(*arguments)
 
     def select(self, proposals: list[Any], state: Any, acceptance_criterion: Any) -> list[Any]:
         """Return the improvements to score on dev, the largest first, as far as the budget reaches."""
-        improved: list[Any] = self._improvements.select(proposals, state, acceptance_criterion)
+        from gepa.strategies.proposal_selection import AllImprovements
+
+        improved: list[Any] = AllImprovements().select(proposals, state, acceptance_criterion)
         # Ties keep their order.
         chosen = sorted(
             improved, key=lambda p: sum(p.subsample_scores_before) - sum(p.subsample_scores_after)
         )[: max(0, self.left // self._dev)]
         texts = [candidate[_PART] for candidate in state.program_candidates]
         for proposal in proposals:
-            if not any(proposal is one for one in chosen):
+            if not any(proposal is improvement for improvement in chosen):
                 self._report.rejected(
                     proposal.candidate[_PART],
                     texts[proposal.parent_program_ids[0]],
                     fmean(proposal.subsample_scores_after),
                     fmean(proposal.subsample_scores_before),
-                    any(proposal is one for one in improved),
+                    any(proposal is improvement for improvement in improved),
                 )
         return chosen
 
@@ -564,10 +549,10 @@ class _Limits:
         means: list[float] = [
             fmean(scores.values()) for scores in gepa_state.prog_candidate_val_subscores
         ]
-        for i in range(self._known, len(texts)):
+        for i in range(self._reported, len(texts)):
             parent: int = gepa_state.parent_program_for_candidate[i][0]
             self._report.accepted(texts[i], texts[parent], means[i], means[parent])
-        self._known = len(texts)
+        self._reported = len(texts)
         self._report.progress(self._judge.evaluations, len(texts), max(means))
         # Once the LLM's budget is spent, further rollouts would be wasted.
         reflector = self._reflector

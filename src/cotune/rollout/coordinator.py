@@ -8,7 +8,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from cotune.errors import ConfigError, EngineError, EvolutionError
@@ -138,7 +138,6 @@ class Coordinator:
         self._leads = False  # rank 0 is inside a phase and the others serve
         self._calls: Counter[Purpose] = Counter()
         self._purpose: Purpose = ""  # of the rollouts in progress; rank 0 only
-        self._with_columns: dict[str, Task] | None = None
 
     def step(
         self,
@@ -216,7 +215,7 @@ class Coordinator:
                     f"{type(self.strategy).__name__}.assign gave {len(assignments)} assignments "
                     f"for {len(tasks)} tasks × {group_size}"
                 )
-            return [self._restore_columns(assignment) for assignment in assignments]
+            return assignments
 
         return self.on_rank_zero(work)
 
@@ -347,19 +346,10 @@ class Coordinator:
     def _record_event(self, kind: str, /, **fields: object) -> None:
         self.record.event(kind, self.current_step, **fields)
 
-    def _restore_columns(self, assignment: Assignment) -> Assignment:
-        """Restore a task's columns, which a strategy's saved state does not contain."""
-        if assignment.task.columns:
-            return assignment
-        if self._with_columns is None:
-            self._with_columns = {t.id: t for t in self.environment.tasks("train") if t.columns}
-        known = self._with_columns.get(assignment.task.id)
-        return assignment if known is None else replace(assignment, task=known)
-
     def _roll_out(
         self, assignments: Sequence[Assignment], purpose: Purpose, sampling: Sampling
     ) -> list[Trajectory]:
-        command = _Command("rollout", tuple(map(self._restore_columns, assignments)), sampling)
+        command = _Command("rollout", tuple(assignments), sampling)
         started, self._purpose = time.monotonic(), purpose
         trajectories = self._share(self.comm.broadcast(command))
         self.count(purpose, trajectories, time.monotonic() - started)

@@ -36,8 +36,6 @@ class Rules(Protocol):
 
     def paraphrase(self, parent: str) -> Writer: ...
 
-    def recombine(self, texts: Sequence[str]) -> Writer: ...
-
 
 class Remedies(Generic[L]):
     """The sentences of a world's rules.
@@ -84,23 +82,6 @@ class Remedies(Generic[L]):
             for _ in range(rng.choice((1, 1, 2))):
                 fixed.insert(rng.choice((0, len(fixed))), rng.choice(self._style))
             return list(dict.fromkeys(fixed))
-
-        return write
-
-    def recombine(self, texts: Sequence[str]) -> Writer:
-        """Return a function that writes the first text's sentences with the remedy of any of the texts.
-
-        Some sentences of the texts that ask for nothing are kept.
-        """
-        written = [s for text in texts for s in sentences_of(text)]
-        remedies = [s for s in written if s in self._lack_of]
-        styles = [s for s in written if s in self._style]
-        fixed = [s for s in sentences_of(texts[0]) if s not in self._style]
-
-        def write(rng: random.Random) -> list[str]:
-            kept = rng.sample(styles, min(len(styles), rng.choice((0, 1, 2))))
-            remedy = rng.choice(remedies or list(self._style))
-            return self._with_remedy(" ".join((*fixed, *kept)), remedy, rng)
 
         return write
 

@@ -277,13 +277,10 @@ class RulesLLM:
     def _propose(self, prompt: str, rng: random.Random) -> Completion:
         """Reply to a prompt of `methods.inspo.proposers`."""
         asked = re.search(r"\b[Gg]ive (\d+) different", prompt)
-        history = re.search(r"<history>(.*)</history>", prompt, re.DOTALL)
         parent = re.search(r"<ins_0>\s*(.*?)\s*</ins_0>", prompt, re.DOTALL)
-        if asked is None or (history is None and parent is None):
+        if asked is None or parent is None:
             raise LLMError("RulesLLM reads the proposers' prompts only; configure `llm` for others")
-        if parent is None:
-            critique, write = self._recombine(history[1] if history else "")
-        elif examples := read_examples(prompt):
+        if examples := read_examples(prompt):
             critique, write = self.reflect(parent[1], examples)
         elif rules := self.rules_for_instructions([parent[1]]):
             critique, write = "", rules.paraphrase(parent[1])
@@ -292,31 +289,6 @@ class RulesLLM:
         candidates = [" ".join(write(rng)) for _ in range(int(asked[1]))]
         body = "\n\n".join(f"<ins_{i}>\n{c}\n</ins_{i}>" for i, c in enumerate(candidates, 1))
         return Completion(f"{critique}\n\n{body}".strip())
-
-    def _recombine(self, history: str) -> tuple[str, Writer]:
-        """Return a critique, and a function that adds sentences of the next best instructions to the best."""
-        pattern = r"<ins_(\d+)>\s*(.*?)\s*</ins_\1>\s*<score_\1>\s*([-\d.]+)"
-        rows = [(float(score), text) for _i, text, score in re.findall(pattern, history, re.DOTALL)]
-        if not rows:
-            raise LLMError("RulesLLM found no instruction with its score in the history")
-        rows.sort(key=lambda row: -row[0])
-        critique = f"The best of {len(rows)} scored {rows[0][0]:.1f}."
-        texts = [text for _, text in rows[:4]]
-        if rules := self.rules_for_instructions(texts):
-            return critique, rules.recombine(texts)
-        best = split_sentences(texts[0])
-        pool = [s for text in texts[1:] for s in split_sentences(text)]
-        pool = [s for s in dict.fromkeys(pool) if s not in best]
-
-        def write(rng: random.Random) -> list[str]:
-            written = list(best)
-            for sentence in rng.sample(pool, min(len(pool), rng.choice((1, 2, 3)))):
-                written.insert(rng.randrange(len(written) + 1), sentence)
-            if not pool:
-                return _paraphrase(texts[0], rng)
-            return _bounded(list(dict.fromkeys(written)), rng)
-
-        return critique, write
 
     def reflect(self, parent: str, examples: Sequence[Example]) -> tuple[str, Writer]:
         """Return a critique, and a function that writes a candidate with remedies of 1 to 3 modes."""

@@ -52,7 +52,7 @@ def inspo_state(windows: tuple[list[float], ...]) -> State:
         )
     return {
         **fresh,
-        "phases_run": 2,
+        "begun": 2,
         "population": {"members": members},
         "lineage": [member["instruction"] for member in members],
     }

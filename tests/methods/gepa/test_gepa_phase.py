@@ -92,12 +92,10 @@ def test_a_hint_carries_the_questions_that_it_and_its_ancestors_were_derived_fro
 
 
 def test_adapters_take_the_calls_of_gepa_and_of_later_versions():
-    from gepa import EvaluationBatch
-
-    from cotune.methods.text_evolution import Judge, _Adapter  # pyright: ignore[reportPrivateUsage]
+    from cotune.methods.text_evolution import Judge, _Bridge  # pyright: ignore[reportPrivateUsage]
 
     judge = Judge(lambda hint: Prompt("Solve it.", hint), Policy(), Events())
-    adapter = _Adapter(judge, EvaluationBatch)
+    adapter = _Bridge(None, judge, None, 2, None)  # type: ignore[arg-type]
     tasks = tasks_of_two_kinds(2)
     calls = [
         adapter.batch_evaluate([({"text": ""}, tasks)]),
@@ -166,8 +164,6 @@ def test_two_hard_questions_are_enough(reflection: str):
     policy = Policy()
     result = evolve(policy, Author(one_keyword_each), count=2, reflection=reflection)
     assert len(result.pool.dev) == 1
-    with pytest.raises(ValueError, match="1 hard questions; expected 2"):
-        evolve(policy, Author(one_keyword_each), count=1, reflection=reflection)
 
 
 def test_a_policy_that_solves_all_is_not_reflected_on():

@@ -50,7 +50,7 @@ def options(**changes: Any) -> InspoOptions:
 
 
 def inspo(**changes: Any) -> Inspo:
-    return Inspo(options(**changes), Context(instruction=INITIAL, seed=1))
+    return Inspo(options(**changes), Context(instruction=INITIAL, seed=1, tasks=make_tasks(60)))
 
 
 def reply(*sentences: str) -> str:
@@ -95,7 +95,7 @@ def test_rewrites_go_on_until_the_population_is_full_or_the_rounds_are_spent():
     llm = ScriptedLLM([reply("Be brief in what you write.")] * 3)
     run(inspo(verification_rounds=3), ScriptedRollout(chance), llm, events, range(1, 2), TASKS)
     assert len(llm.prompts) == 3
-    assert events.of("notice") == [{"text": "population of 2 instead of 4 instructions"}]
+    assert events.of("notice")[-1]["text"] == "population of 2 instead of 4 instructions"
 
 
 def test_an_unevolvable_initial_instruction_is_refused():
@@ -384,36 +384,18 @@ def test_the_population_stays_where_nothing_is_accepted():
 def test_nothing_to_reflect_on_is_no_failure():
     made, events = evolved(ScriptedLLM([TWO]), start=1.0)
     assert events.of("evolution")[0]["rounds"] == 0
-    assert "no experience" in events.of("notice")[0]["text"]
+    assert "no experience" in events.of("notice")[1]["text"]
     assert len(made.standings()) == 3
 
 
-@pytest.mark.parametrize("proposer", ["reflection", "paraphrase", "history"])
+@pytest.mark.parametrize("proposer", ["reflection", "paraphrase"])
 def test_the_proposers_see_what_is_theirs(proposer):
     llm = ScriptedLLM([TWO, reply("Be GOOD at all of this.", "Try to be GOOD in that.")])
     _made, events = evolved(llm, proposer=proposer)
     prompt = llm.prompts[1]
     assert ("<example>" in prompt) == (proposer == "reflection")
-    assert ("<ins_0>" in prompt) == (proposer != "history")
-    assert ("<score_3>" in prompt) == (proposer == "history")
+    assert "<ins_0>" in prompt
     assert events.of("instruction_born")[-1]["origin"] == proposer
-    for score in re.findall(r"<score_\d>(.*)</score", prompt):
-        assert 0 <= float(score) <= 100
-
-
-def test_the_history_is_scaled_by_the_rewards_that_were_observed():
-    llm = ScriptedLLM([REWRITES, "none", "none"])
-    strategy = inspo(proposer="history", verification_rounds=1)
-    strategy.evolve_if_due(Progress(1, 0, 9), ScriptedRollout(chance), llm, Events())
-    rewards = {"i0": 2.0, "i1": 8.0, "i2": 5.0, "i3": 3.5}
-    for step in range(1, 5):
-        rows = strategy.assign(make_tasks(60), 1, Progress(step, 0, 9))
-        seen = [make_trajectory(row, rewards[row.instruction_id]) for row in rows]
-        strategy.observe(seen, Progress(step, 0, 9), Events())
-    copy = inspo(proposer="history", verification_rounds=1)
-    copy.load_state_dict(json.loads(json.dumps(strategy.state_dict())))
-    copy.evolve_if_due(Progress(5, 0, 9), ScriptedRollout(chance), llm, Events())
-    assert re.findall(r"<score_\d>(.*)</score", llm.prompts[1]) == ["0.0", "25.0", "50.0", "100.0"]
 
 
 # ---- provenance: nobody is verified on what the author was shown
@@ -447,7 +429,7 @@ class Verified(ScriptedRollout):
         return super().__call__(assignments, purpose=purpose, greedy=greedy)
 
 
-@pytest.mark.parametrize("proposer", ["reflection", "paraphrase", "history"])
+@pytest.mark.parametrize("proposer", ["reflection", "paraphrase"])
 def test_no_instruction_is_verified_on_a_question_that_its_author_was_shown(proposer):
     changes = {"evolve_every": 2, "prune_every": 0, "evolve_until": 99}
     first, second = inspo(**changes), inspo(**changes, proposer=proposer)
@@ -641,7 +623,8 @@ def test_population_event_and_metrics():
 
 @pytest.mark.parametrize("stop", range(1, 11))
 @pytest.mark.parametrize(
-    ("groups", "proposer"), [("own", "reflection"), ("mixed", "history"), ("population", "history")]
+    ("groups", "proposer"),
+    [("own", "reflection"), ("mixed", "reflection"), ("population", "paraphrase")],
 )
 def test_a_run_that_was_stopped_continues_as_if_it_was_not(stop, groups, proposer):
     def fresh() -> Inspo:
@@ -681,3 +664,14 @@ def test_defaults_are_the_papers_and_unknown_fields_are_refused():
     assert got.verification_rounds == 5
     with pytest.raises(ValidationError, match="population"):
         read({"kind": "inspo", "population": 7})
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [(4, "the run of 4 steps ends before its first evolution, due after step 4"), (91, "evolution ends at step 9 of 91"), (90, "")],
+)  # fmt: skip
+def test_a_schedule_that_does_not_fit_the_runs_length_is_noticed(steps: int, text: str) -> None:
+    events = Events()
+    first = Progress(1, 0, steps)
+    inspo().evolve_if_due(first, ScriptedRollout(chance), ScriptedLLM([REWRITES]), events)
+    assert [row["text"].startswith(text) for row in events.of("notice")] == [True] * bool(text)

@@ -11,7 +11,6 @@ from cotune.methods.inspo.proposers import (
     TAGGED,
     candidates_asked,
     critique_of,
-    history_prompt,
     paraphrase_prompt,
     parse_candidates,
     reflection_prompt,
@@ -77,14 +76,11 @@ def test_response_cannot_break_out_of_its_example():
     assert "(/example)\n(ins_1) obey {me} (/ins_1) %s\n[stopped: turn limit]" in prompt
 
 
-def test_paraphrase_and_history_prompts():
+def test_paraphrase_prompt():
     prompt = paraphrase_prompt("Use {braces} in <a> </a>.", 3, attempt=2)
     assert "<ins_0>\nUse {braces} in <a> </a>.\n</ins_0>" in prompt
     assert "request 2" in prompt
     assert "request" not in paraphrase_prompt(INITIAL, 3)
-    prompt = history_prompt([("low", 12.34), ("high", 80.0)], INITIAL, 4)
-    assert "<ins_2>\nhigh\n</ins_2>\n<score_2>80.0</score_2>\n</history>" in prompt
-    assert prompt.index("low") < prompt.index("high")
 
 
 @pytest.mark.parametrize(
@@ -229,10 +225,10 @@ def test_a_talkative_reply_is_cut_to_what_was_asked_for():
 def test_a_draft_knows_its_place_its_critique_and_what_its_author_was_shown():
     reply = f"{'x' * 9999}\n<ins_1>lost</ins_1><ins_2>a</ins_2>"
     llm = ScriptedLLM([reply] * 2)
-    request = Request("p", "parent", ("a", "b"), ("c", "a"), (Task("q", "?", ()),))
+    request = Request("p", "parent", ("a", "b"), (Task("q", "?", ()), Task("a", "!", ())))
     (draft,) = account_of(llm, Events()).ask(request) or []
     assert (draft.text, draft.number, len(draft.critique)) == ("a", 1, 2000)
-    assert draft.shown == ("a", "b", "c", "q")
+    assert draft.shown == ("a", "b", "q")
     llm.origin = "bank"  # pyright: ignore[reportAttributeAccessIssue]  it reads no prompt
     (draft,) = account_of(llm, Events()).ask(request) or []
     assert draft.shown == ("a", "b")

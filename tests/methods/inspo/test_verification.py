@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cotune.methods.inspo.verification import Candidate, accept, chance_of_less, verify
+from cotune.methods.inspo.verification import Candidate, accept, chance_of_less, race, verify
 from cotune.types import Assignment, Instruction, StopReason, Trajectory
 from tests.helpers import ScriptedRollout, make_tasks, make_trajectory
 
@@ -93,9 +93,7 @@ def test_sign_flip_test_by_hand() -> None:
     assert chance_of_less([0.0] * 9) == 1.0
 
 
-def raced(
-    names: Sequence[str], vacancies: int, error: float | None = 0.05
-) -> tuple[list[Candidate], list[int]]:
+def raced(names: Sequence[str], vacancies: int) -> tuple[list[Candidate], list[int]]:
     """Race over 40 questions, in blocks of 8; return the candidates, and the rollouts of each block.
 
     "good" solves all questions, "bad" none, and the parent and "even" every second one.
@@ -111,7 +109,7 @@ def raced(
         return [make_trajectory(a, r) for a, r in zip(assignments, rewards, strict=True)]
 
     parent = Instruction("i3", "parent")
-    found, spent = verify([candidate(n) for n in names], parent, tasks, rollout, vacancies, error)
+    found, spent = race([candidate(n) for n in names], parent, tasks, rollout, vacancies)
     assert spent == sum(paid)
     return found, paid
 
@@ -132,4 +130,3 @@ def test_who_is_above_runs_on_while_others_compete_for_the_vacancy() -> None:
 def test_a_race_that_is_decided_stops() -> None:
     _, paid = raced(["bad"], vacancies=1)
     assert paid == [16, 16]
-    assert raced(["bad"], vacancies=1, error=None)[1] == [80]

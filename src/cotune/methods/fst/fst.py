@@ -9,47 +9,40 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
-from cotune.methods.contract import MAX_CHARS, InstructionRules, check_same_initial
-from cotune.methods.group_plan import planned
-from cotune.methods.instruction_evolution import (
-    Births,
-    Candidates,
-    check_budget,
-    instruction_prompter,
-)
+from cotune.methods.contract import MAX_CHARS, InstructionRules
+from cotune.methods.instruction_evolution import Births, check_budget, instruction_prompter
 from cotune.methods.last_stage import (
-    LastStage,
+    EvolvedInstructions,
     TrainedPromptOptions,
     check_last_stage,
-    taught_groups,
 )
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
-from cotune.methods.proposals import ProposalAccount, record_born
+from cotune.methods.proposals import ProposalAccount
+from cotune.methods.scores import too_close_to_call
 from cotune.methods.text_evolution import (
     FENCED,
     MINIBATCH,
-    Evolved,
+    DevScores,
     GepaSearchOptions,
     Judge,
     Reflector,
-    Report,
     Scoring,
     Search,
     dev_count,
     evolve_by_gepa,
     least_budget,
+    mean_scores,
+    ranked,
     scores_are_lost,
     split,
-    too_close_to_call,
 )
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import (
-    Assignment,
     Choice,
     Instruction,
     Metrics,
@@ -57,7 +50,6 @@ from cotune.types import (
     Prompt,
     Purpose,
     Standing,
-    Task,
     Trajectory,
 )
 
@@ -130,23 +122,21 @@ def covering_prompts(scores: Sequence[Sequence[float]], count: int) -> list[int]
     return chosen
 
 
-class Fst(LastStage):
-    """Run FST around an engine's policy update.
+class Fst(EvolvedInstructions):
+    """Run FST around an engine's policy update: rounds for the fast weights, batches for the slow ones.
 
     The authors' notes leave some points open. We assume that the first round runs before the first step.
-    A round scores the prompts in use again, under the current policy, and evolves from the best of them;
-    the others stay candidates for the cover. Every round uses the same dev questions, which no
-    reflection shows, so no prompt is scored on a question that its author saw. Their notes do not say
-    how prompts are scored; we sample as in training. The best prompt is the
-    one with the highest mean in the last round.
+    Every round uses the same dev questions, which no reflection shows, so no prompt is scored on a question
+    that its author saw. Their notes do not say how prompts are scored; we sample as in training. The best
+    prompt is the one with the highest mean in the last round.
     """
 
-    name = "fst"  # in the keys of draws and the names of metrics
+    name = "fst"
     barren = 3  # consecutive iterations without a valid instruction that end a round
 
     def __init__(self, options: FstOptions, context: Context) -> None:
-        super().__init__(options)
-        self.options, self.seed = options, context.seed
+        super().__init__(options, context, "population")
+        self.options = options
         self._rules = InstructionRules.of(context)
         if len(context.tasks) < 2:
             raise ConfigError(
@@ -166,43 +156,33 @@ class Fst(LastStage):
         self._dev, self._train = split(context.tasks, options.dev_size, self._key)
         self._prompter = instruction_prompter(self._rules, context.description)
         self._account = ProposalAccount("instruction", FENCED, needed=True)
-        self._lineage = [Instruction("i0", context.instruction)]
-        self._prompts = ["i0"]  # in use, the best first
         self._means: dict[str, float] = {}  # last mean dev score by id
-        self._rows: dict[str, tuple[float, ...]] = {}  # dev scores of the prompts in use
+        self._rows: DevScores = {}  # of the prompts in use, the best first; none before a round
         self._rounds = 0
         self._observed: Counter[str] = Counter()  # training rollouts by id
         self._steps: Counter[str] = Counter()  # steps with such rollouts by id
-        self._evolved_before = 0  # the step before which evolution was last considered
-        self._batch = 0  # rollouts of the last batch
+
+    @property
+    def _prompts(self) -> list[str]:
+        """Return the ids of the prompts in use, the best first."""
+        return list(self._rows) or ["i0"]
+
+    def _used(self) -> list[Instruction]:
+        by_id = {instruction.id: instruction for instruction in self._lineage}
+        return [by_id[identity] for identity in self._prompts]
 
     # ---- fast weights
 
-    def evolve_if_due(
-        self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
-    ) -> Metrics:
-        """Run the round that is due before a step; a second call at the same step does nothing.
-
-        Raises:
-            EvolutionError: see `ProposalAccount.end_phase`.
-        """
+    def _evolve(self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder) -> Metrics:
+        """Run the round that is due before a step."""
         step, options = progress.step, self.options
-        if step <= self._evolved_before:
-            return {}
-        if not self._evolved_before:
-            record_born(self._lineage[0], record)
-        self._evolved_before = step
-        if self._distils(progress, self._batch):
-            self._notice_if_idle(progress, self._batch, self._used()[0], record)
-            return {}
         if not options.is_due(step):
             return {}
-        left = progress.rollouts_left
-        rest = None if left is None else left - self._batch * (1 + options.distil_steps)
-        if rest is not None and options.budget > rest:
+        spendable = self._spendable(progress)
+        if spendable is not None and options.budget > spendable:
             record(
                 "notice",
-                text=f"a round of {options.budget} evaluations is more than the {max(0, rest)} that "
+                text=f"a round of {options.budget} evaluations is more than the {max(0, spendable)} that "
                 "rollout_budget leaves for one: no prompts are evolved",
             )
             return {}
@@ -213,42 +193,46 @@ class Fst(LastStage):
     def _round(
         self, step: int, rollout: Rollout, llm: LLM, record: Recorder, last: bool
     ) -> Metrics:
-        """Score the prompts in use, evolve from the best, and keep those that cover the front."""
         options, used = self.options, self._used()
+        # 1. Score the prompts in use again, under the current policy. A single one is scored by the search.
         judge = Judge(Prompt, rollout, record, scoring=options.scoring)
-        # A single prompt is scored by the search.
         again = used if options.prompts > 1 else []
         scored = judge.evaluate([(prompt.text, self._dev) for prompt in again])
+        # 2. GEPA evolves from the best of them; the others stay candidates for the cover.
         means = [fmean(t.reward for t in row) for row in scored]
         best = max(range(len(again)), key=means.__getitem__, default=0)
         rollouts = {again[best].text: {t.task.id: t for t in scored[best]}} if again else {}
         searching = Judge(Prompt, rollout, record, rollouts, options.scoring)
         budget = options.budget - judge.evaluations
-        new, evolved = self._search(used[best], budget, searching, step, llm, record, last)
+        born = len(self._lineage)
+        evolved = self._search(used[best], budget, searching, step, llm, record, last)
         self._rounds += 1
-        rows = [tuple(t.reward for t in row) for row in scored] or [evolved.scores[0]]
-        pool = Candidates((*used, *new), (*rows, *evolved.scores[1:]))
+        seed_row, *new_rows = evolved.values()
+        rows = [tuple(t.reward for t in row) for row in scored] or [seed_row]
+        prompts = [*used, *self._lineage[born:]]
+        scores = dict(zip((prompt.id for prompt in prompts), [*rows, *new_rows], strict=True))
+        # 3. The prompts in use are those that cover the Pareto front of all.
         spent = judge.evaluations + searching.evaluations
         lost = judge.lost + searching.lost
+        cause = "not in the cover"
         if scores_are_lost(lost, spent, record, "the prompts in use stay"):
             cause = "its scores were lost"
-            self._means = pool.means | self._means
+            self._means = mean_scores(scores) | self._means
             self._rows = {
-                prompt.id: self._rows.get(prompt.id, rows[i]) for i, prompt in enumerate(used)
+                prompt.id: self._rows.get(prompt.id, scores[prompt.id]) for prompt in used
             }
         else:
-            cause = "not in the cover"
-            self._means |= pool.means
-            cover = covering_prompts(pool.scores, options.prompts)
-            ids = [prompt.id for prompt in pool.instructions]
-            self._rows = {ids[i]: pool.scores[i] for i in sorted(cover, key=pool.ranked.index)}
-        self._prompts = list(self._rows)
-        self._report_round(pool, cause, record)
+            self._means |= mean_scores(scores)
+            cover = [prompts[i].id for i in covering_prompts([*scores.values()], options.prompts)]
+            self._rows = {
+                identity: scores[identity] for identity in ranked(scores) if identity in cover
+            }
+        self._report_round(scores, cause, record)
         front = [max(column) for column in zip(*self._rows.values(), strict=True)]
         metrics = {
             "evaluations": spent,
-            "accepted": len(new),
-            "prompts": len(self._prompts),
+            "accepted": len(new_rows),
+            "prompts": len(self._rows),
             "best_dev_score": self._means[self._prompts[0]],
             "covered_dev_score": fmean(front),
         }
@@ -263,18 +247,18 @@ class Fst(LastStage):
         llm: LLM,
         record: Recorder,
         last: bool,
-    ) -> tuple[list[Instruction], Evolved]:
-        """Evolve instructions from one by GEPA; return the accepted ones, and all texts with their scores.
+    ) -> DevScores:
+        """Evolve instructions from one by GEPA; return all texts with their scores, the seed first.
 
-        Records "gepa_phase", "gepa_progress" and "gepa_phase_ended"; accepted instructions as
-        "instruction_born" with critique and mean dev score, the others as "instruction_rejected".
+        The accepted ones join the lineage. Records "gepa_phase", "gepa_progress" and "gepa_phase_ended";
+        accepted instructions as "instruction_born", the others as "instruction_rejected".
         """
-        options, account, earlier = self.options, self._account, self._lineage
+        options, account = self.options, self._account
         record("gepa_phase", dev=len(self._dev), train=len(self._train), budget=budget)
-        shown = {instruction.text: instruction.shown for instruction in earlier}
+        shown = {instruction.text: instruction.shown for instruction in self._lineage}
         reflector = Reflector(account, self._prompter, options.show_answers, shown)
-        born = Births(earlier, reflector.drafts, step, record, llm, budget)
-        account.begin(llm, record, self._rules.check, born.reject, tried=shown)
+        births = Births(self._lineage, reflector.drafts, step, record, llm, budget)
+        account.begin(llm, record, self._rules.check, births.reject, tried=shown)
         evolved = evolve_by_gepa(
             self._dev,
             self._train,
@@ -282,10 +266,10 @@ class Fst(LastStage):
             reflector,
             Search(seed=seed.text, budget=budget, beam=options.beam, barren=self.barren),
             self._search_key(step),
-            Report(born.accepted, born.rejected, born.progress),
+            births,
         )
         reflector.end_phase(last)
-        means = [fmean(row) for row in evolved.scores]
+        means = [*mean_scores(evolved).values()]
         record(
             "gepa_phase_ended",
             evaluations=judge.evaluations,
@@ -293,78 +277,55 @@ class Fst(LastStage):
             asked=account.asked,
             proposed=account.answered,
             valid=account.valid,
-            accepted=len(evolved.texts) - 1,
+            accepted=len(evolved) - 1,
             initial_dev_score=means[0],
             best_dev_score=max(means),
         )
-        new = born.instructions[len(earlier) :]
-        self._lineage = born.instructions
-        return new, evolved
+        self._lineage = births.instructions
+        return evolved
 
     def _search_key(self, step: int) -> str:
         return f"{self._key}/{step}"
 
-    def _report_round(self, pool: Candidates, cause: str, record: Recorder) -> None:
+    def _report_round(self, scores: DevScores, cause: str, record: Recorder) -> None:
         """Record the instructions of a round that are not in use after it."""
-        for prompt in pool.instructions:
-            if prompt.id not in self._rows:
-                count, weight = self._observed[prompt.id], self._means[prompt.id]
+        for identity in scores:
+            if identity not in self._rows:
+                count, weight = self._observed[identity], self._means[identity]
                 record(
                     "instruction_pruned",
-                    id=prompt.id, weight=weight, observed_rollouts=count, cause=cause,
+                    id=identity, weight=weight, observed_rollouts=count, cause=cause,
                 )  # fmt: skip
-
-    def _used(self) -> list[Instruction]:
-        by_id = {instruction.id: instruction for instruction in self._lineage}
-        return [by_id[identity] for identity in self._prompts]
 
     # ---- slow weights
 
-    def assign(
-        self, tasks: Sequence[Task], group_size: int, progress: Progress
-    ) -> list[Assignment]:
-        """Spread each question's group over the prompts, in an order drawn for the group."""
-        used, initial = self._used(), self._lineage[0]
-        self._distilling = self._distils(progress, len(tasks) * group_size)
-        if self._distilling:
-            return taught_groups(tasks, group_size, initial, used[0])
-        trained = initial if self.options.target == "initial" else None
-        assignments: list[Assignment] = []
-        for group, task in enumerate(tasks):
-            # The first prompts of the order get the rollouts that cannot be shared evenly.
-            order = random.Random(f"fst/{self.seed}/assign/{progress.step}/{group}")
-            drawn = order.sample(used, min(len(used), group_size))
-            assignments += planned(task, group, group_size, "population", drawn, initial, trained)
-        return assignments
+    def _draw(self, key: str, group_size: int) -> list[Instruction]:
+        """Return the prompts in use, in an order drawn for the group.
+
+        The first ones get the rollouts that cannot be shared evenly.
+        """
+        used = self._used()
+        return random.Random(key).sample(used, min(len(used), group_size))
 
     def observe(
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
     ) -> Metrics:
-        """Count rollouts by prompt and record the "population" event; rewards change no prompt."""
-        self._batch, self._settled = len(trajectories), None
+        """Count rollouts by prompt; rewards change no prompt."""
+        super().observe(trajectories, progress, record)
         seen = Counter(t.assignment.instruction_id for t in trajectories)
         self._observed += seen
         self._steps.update(seen.keys())
-        groups = Counter(
-            identity
-            for identity, _ in {
-                (t.assignment.instruction_id, t.assignment.group) for t in trajectories
+        members = [
+            {
+                "id": identity,
+                "weight": self._means.get(identity),
+                "probability": 1 / len(self._prompts),
+                "observed": self._means.get(identity),
+                "observed_rollouts": self._observed[identity],
             }
-        )
-        record(
-            "population",
-            members=[
-                {
-                    "id": identity,
-                    "weight": self._means.get(identity),
-                    "probability": 1 / len(self._prompts),
-                    "observed": self._means.get(identity),
-                    "observed_rollouts": self._observed[identity],
-                    "assigned_groups": groups[identity],
-                }
-                for identity in self._prompts
-            ],
-        )
+            for identity in self._prompts
+        ]
+        self._record_population(members, trajectories, record)
         return {}
 
     # ---- the best prompt, and saved state
@@ -404,30 +365,24 @@ class Fst(LastStage):
         ]
 
     def state_dict(self) -> State:
-        return {
-            "lineage": [asdict(instruction) for instruction in self._lineage],
-            "prompts": list(self._prompts),
+        return super().state_dict() | {
             "means": dict(self._means),
-            "rows": {identity: list(row) for identity, row in self._rows.items()},
+            # A list: JSON may be saved with sorted keys.
+            "rows": [[identity, list(row)] for identity, row in self._rows.items()],
             "rounds": self._rounds,
             "observed": dict(self._observed),
             "steps": dict(self._steps),
             "health": self._account.state_dict(),
-            "evolved_before": self._evolved_before,
-            "batch": self._batch,
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Raise ConfigError if the state is from a run with a different initial instruction."""
-        lineage = [Instruction(**fields) for fields in state["lineage"]]
-        check_same_initial(lineage[0].text, self._lineage[0].text)
-        self._lineage, self._prompts = lineage, list(state["prompts"])
+        super().load_state_dict(state)
         self._means = dict(state["means"])
-        self._rows = {identity: tuple(row) for identity, row in state["rows"].items()}
-        self._rounds, self._observed = int(state["rounds"]), Counter(state["observed"])
+        self._rows = {identity: tuple(row) for identity, row in state["rows"]}
+        self._rounds = int(state["rounds"])
+        self._observed = Counter(state["observed"])
         self._steps = Counter(state["steps"])
         self._account.load_state_dict(state["health"])
-        self._evolved_before, self._batch = int(state["evolved_before"]), int(state["batch"])
 
 
 # ---- the method's entry in the registry

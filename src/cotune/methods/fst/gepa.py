@@ -1,16 +1,14 @@
 """GEPA on the instruction, before any training: the prompt-only baseline (arXiv 2507.19457)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from cotune.methods.fst import fst
 from cotune.methods.fst.fst import Fst, FstOptions
-from cotune.methods.instruction_evolution import Candidates
 from cotune.methods.method import Context, Method, arxiv
-from cotune.methods.text_evolution import GepaSearchOptions, too_close_to_call
+from cotune.methods.scores import too_close_to_call
+from cotune.methods.text_evolution import DevScores, GepaSearchOptions, ranked
 from cotune.protocols import Recorder
-from cotune.types import Metrics, Progress, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,33 +53,22 @@ class Gepa(Fst):
     def _search_key(self, step: int) -> str:
         return self._key
 
-    def _report_round(self, pool: Candidates, cause: str, record: Recorder) -> None:
+    def _report_round(self, scores: DevScores, cause: str, record: Recorder) -> None:
         """Record the best instruction, which the run keeps."""
-        rows = dict(
-            zip((instruction.id for instruction in pool.instructions), pool.scores, strict=True)
-        )
         first = self._prompts[0]
-        others = [pool.instructions[i].id for i in pool.ranked]
-        others.remove(first)
+        others = [identity for identity in ranked(scores) if identity != first]
         record(
             "best_instruction",
             id=first,
             weight=self._means[first],
             observed_steps=0,
-            observed_rollouts=len(rows[first]),
+            observed_rollouts=len(scores[first]),
             runner_up=others[0] if others else None,
-            too_close_to_call=bool(others) and too_close_to_call(rows[first], rows[others[0]]),
+            too_close_to_call=bool(others) and too_close_to_call(scores[first], scores[others[0]]),
         )
 
-    def observe(
-        self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
-    ) -> Metrics:
-        """Count rollouts; one instruction is no population to record."""
-
-        def silent(kind: str, /, **fields: object) -> None:
-            pass
-
-        return super().observe(trajectories, progress, silent)
+    def _record_population(self, *arguments: Any) -> None:
+        """Record nothing: one instruction is no population."""
 
     def choice(self) -> None:
         """Return None: the best instruction was recorded with the search."""

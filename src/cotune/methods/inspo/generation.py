@@ -2,14 +2,14 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from cotune.methods.contract import InstructionRules
 from cotune.methods.inspo.proposers import PROPOSERS, TAGGED, Brief, ProposerKind
 from cotune.methods.inspo.replay import Experience, ReplayBuffer
-from cotune.methods.inspo.verification import RACE_ERROR, Candidate, accept, verify
+from cotune.methods.inspo.verification import Candidate, accept, race, verify
 from cotune.methods.proposals import ProposalAccount, Request, reads_prompts, rejections
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import Instruction, Task
@@ -18,22 +18,24 @@ if TYPE_CHECKING:
     from cotune.methods.inspo.inspo import InspoOptions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Generation:
-    """The result of a phase.
+    """What the rounds of a phase have brought.
 
     Attributes:
-        accepted: at most the number of candidates wanted, in order of acceptance.
+        accepted: the new instructions, in order of acceptance.
         rounds: number of proposals requested.
         proposed: candidates read from the replies.
         verified: candidates rolled out.
+        paid: rollouts of verification.
         saved: rollouts that full verification would have cost in addition.
     """
 
-    accepted: tuple[Candidate, ...] = ()
+    accepted: list[Candidate] = field(default_factory=list[Candidate])
     rounds: int = 0
     proposed: int = 0
     verified: int = 0
+    paid: int = 0
     saved: int = 0
 
 
@@ -55,35 +57,34 @@ class Generator:
         seed: int,
         description: str,
     ) -> None:
-        self._rules, self._replay, self._options = rules, replay, options
-        self._seed, self._description = seed, description
+        self._rules = rules
+        self._replay = replay
+        self._options = options
+        self._seed = seed
+        self._description = description
         self._account = ProposalAccount("instruction", TAGGED, needed=True)
-        self._error = RACE_ERROR if options.verification == "racing" else None
 
     def generate(
         self,
         parents: Sequence[Instruction],
-        wanted: int,
+        vacancies: int,
         proposer: ProposerKind,
         *,
         step: int,
         llm: LLM,
         rollout: Rollout | None,
         record: Recorder,
-        history: Sequence[tuple[Instruction, float]] = (),
         origin: str = "",
         last: bool = False,
         affordable: int | None = None,
     ) -> Generation:
-        """Run rounds until `wanted` candidates are accepted or the rounds are spent.
+        """Run rounds until `vacancies` candidates are accepted or the rounds are spent.
 
         A round whose call fails is the last one.
 
         Args:
             step: the step before which this happens; 0 at the start. Keys the draws.
             rollout: the current policy; None to accept without verification.
-            history: (instruction, score from 0 to 100), worst first, for the history proposer. Its
-                candidates inherit the provenance of all.
             origin: label of the candidates' origin, unless the LLM has one; the proposer's kind if
                 empty.
             last: whether this is the run's last phase.
@@ -98,61 +99,67 @@ class Generator:
         ids = {parent.text: parent.id for parent in parents}
         reject = rejections(record, ids, source)
         account.begin(llm, record, self._rules.check, reject, tried=ids)
-        accepted: list[Candidate] = []
-        rounds = verified = paid = saved = 0
-        sparing = rollout is not None and reads_prompts(llm)
+        phase = Generation()
         # Line 18: until the population is full.
-        while len(accepted) < wanted and rounds < options.verification_rounds:
-            rng = random.Random(f"inspo/{self._seed}/generate/{step}/{rounds}")
-            # Line 19: sample a parent, and failures from the replay buffer.
+        while len(phase.accepted) < vacancies and phase.rounds < options.verification_rounds:
+            rng = random.Random(f"inspo/{self._seed}/generate/{step}/{phase.rounds}")
+            # Line 19: sample a parent, failures of it and questions to verify on from the replay buffer.
             parent = rng.choice(parents)
-            brief = Brief(
-                parent=parent,
-                failures=partial(self._failures, parent, rng, sparing),
-                history=history,
-                original=self._rules.original,
-                form=(options.candidates, rounds + 1, self._description, self._rules.required),
-            )
-            request = PROPOSERS[proposer].ask(brief)
+            spares_questions = rollout is not None and reads_prompts(llm)
+            failures = partial(self._failures, parent, rng, spares_questions)
+            form = (options.candidates, phase.rounds + 1, self._description, self._rules.required)
+            request = PROPOSERS[proposer](Brief(parent=parent, failures=failures, form=form))
             shown = request.provenance(llm) if request else parent.shown
             tasks = self._replay.recent_tasks(options.verification_tasks, rng, shown)
-            left = None if affordable is None else affordable - paid
-            reason = self._why_not(request, tasks if rollout else None, left)
-            if request is None or reason:
-                record("notice", text=f"{reason} before step {step}")
+            left = None if affordable is None else affordable - phase.paid
+            obstacle = self._obstacle(request, tasks if rollout else None, left)
+            if request is None or obstacle:
+                record("notice", text=f"{obstacle} before step {step}")
                 break
             # Line 20: the LLM generates new instructions; the contract filters them.
-            rounds += 1
+            phase.rounds += 1
             drafts = account.ask(request, options.candidates)
             if drafts is None:
                 break
             candidates = [
                 Candidate(
-                    f"c{step}.{rounds}.{draft.number}", draft.text, parent.id, source,
+                    f"c{step}.{phase.rounds}.{draft.number}", draft.text, parent.id, source,
                     draft.critique, shown=draft.shown,
                 )
                 for draft in drafts
             ]  # fmt: skip
-            # Line 21: verify them on questions of the buffer, and add the best.
+            # Line 21: verify them, and take the best.
+            open_places = vacancies - len(phase.accepted)
             if rollout is not None and candidates:
-                if not verified:
+                if not phase.verified:
                     self._notice_if_few(len(tasks), step, record)
-                vacancies = wanted - len(accepted)
-                candidates, spent = verify(
-                    candidates, parent, tasks, rollout, vacancies, self._error
-                )
-                verified += len(candidates)
-                paid += spent
-                saved += (len(candidates) + 1) * len(tasks) - spent
-            best, rejected = accept(candidates, wanted - len(accepted))
-            accepted += best
+                candidates, paid = self._verify(candidates, parent, tasks, rollout, open_places)
+                phase.verified += len(candidates)
+                phase.paid += paid
+                phase.saved += (len(candidates) + 1) * len(tasks) - paid
+            # Line 22: add them to the population.
+            best, rejected = accept(candidates, open_places)
+            phase.accepted += best
             for c, reason in rejected:
                 reject(c.text, parent.text, reason, c.score, c.parent_score)
-        if rounds:
+        phase.proposed = account.proposed
+        if phase.rounds:
             account.end_phase(last)
-        return Generation(tuple(accepted), rounds, account.proposed, verified, saved)
+        return phase
 
-    def _why_not(
+    def _verify(
+        self,
+        candidates: Sequence[Candidate],
+        parent: Instruction,
+        tasks: Sequence[Task],
+        rollout: Rollout,
+        vacancies: int,
+    ) -> tuple[list[Candidate], int]:
+        if self._options.verification == "racing":
+            return race(candidates, parent, tasks, rollout, vacancies)
+        return verify(candidates, parent, tasks, rollout)
+
+    def _obstacle(
         self, request: Request | None, verified_on: Sequence[Task] | None, left: int | None
     ) -> str:
         """Return why a round cannot start; "" if it can. `verified_on` is None without verification."""
@@ -165,30 +172,30 @@ class Generator:
                 "every question in the buffer was shown to the candidates' authors, so none is left to "
                 "verify on"
             )
-        if left is None:
-            return ""
         most = (self._options.candidates + 1) * len(verified_on)  # plus their parent
-        return "too few rollouts are left to verify" if most > left else ""
+        return "too few rollouts are left to verify" if left is not None and most > left else ""
 
-    def _notice_if_few(self, left: int, step: int, record: Recorder) -> None:
+    def _notice_if_few(self, count: int, step: int, record: Recorder) -> None:
         """Record a notice if provenance left fewer questions to verify on than the buffer has."""
-        wanted = min(self._options.verification_tasks, len(self._replay.tasks()))
-        if left < wanted:
+        usual = min(self._options.verification_tasks, len(self._replay.tasks()))
+        if count < usual:
             record(
                 "notice",
-                text=f"verification on {left} instead of {wanted} questions before step {step}: "
+                text=f"verification on {count} instead of {usual} questions before step {step}: "
                 "the authors of the candidates were shown the others",
             )
 
-    def _failures(self, parent: Instruction, rng: random.Random, sparing: bool) -> list[Experience]:
-        """Draw the failures to show; `sparing` keeps questions to verify on that the lineage was not shown.
+    def _failures(
+        self, parent: Instruction, rng: random.Random, spares_questions: bool
+    ) -> list[Experience]:
+        """Draw the failures to show, and spare questions to verify on, which the lineage was not shown.
 
-        It keeps `verification_tasks` of them, but at most half of the buffer's questions. If there are no
+        It spares `verification_tasks` of them, but at most half of the buffer's questions. If there are no
         more than these, it draws only from questions that were shown before; if none of those failed, it
-        keeps just one.
+        spares just one.
         """
         count, options = self._options.failures_per_reflection, self._options
-        if not sparing:
+        if not spares_questions:
             return self._replay.failures(count, rng, parent.id)
         questions = self._replay.tasks()
         unseen = sum(task.id not in parent.shown for task in questions)

@@ -1,30 +1,28 @@
 """INSPO: Instruction-Policy Co-Evolution (arXiv 2512.01945), Algorithm 1."""
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from cotune.methods.contract import MAX_CHARS, InstructionRules, check_same_initial
-from cotune.methods.group_plan import Groups, planned
+from cotune.methods.contract import MAX_CHARS, InstructionRules
+from cotune.methods.group_plan import Groups
 from cotune.methods.inspo.generation import Generator
 from cotune.methods.inspo.population import Member, Population
-from cotune.methods.inspo.proposers import HISTORY, PROPOSERS, ProposerKind
+from cotune.methods.inspo.proposers import ProposerKind
 from cotune.methods.inspo.replay import ReplayBuffer
 from cotune.methods.inspo.verification import Candidate, Verification
 from cotune.methods.last_stage import (
-    LastStage,
+    EvolvedInstructions,
     TrainedPromptOptions,
     check_last_stage,
-    taught_groups,
 )
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.proposals import record_born
 from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import (
-    Assignment,
     Choice,
     Instruction,
     Metrics,
@@ -32,7 +30,6 @@ from cotune.types import (
     Purpose,
     Standing,
     StopReason,
-    Task,
     Trajectory,
 )
 
@@ -46,8 +43,8 @@ class InspoOptions(TrainedPromptOptions):
         parents: N_parent, instructions kept at an evolution and never pruned below.
         selection_temperature: tau_s of Eq. 4.
         window: n of Eq. 6, in observed steps.
-        prune_every: K_p, steps; 0 is never.
-        evolve_every: K_e, steps; 0 is never. Both 0: a constant population.
+        prune_every: K_p, steps; 0 turns pruning off.
+        evolve_every: K_e, steps; 0 turns evolution off. Both 0: a constant population.
         evolve_until: T_e; no evolution and no pruning from this step on.
         verification_tasks: |D_B|, questions a candidate is verified on; never those that its
             author, or an ancestor's, was shown.
@@ -57,8 +54,8 @@ class InspoOptions(TrainedPromptOptions):
             contract then join without any rollout.
         failures_per_reflection: failed rollouts shown to the reflection proposer.
         candidates: instructions requested per proposal.
-        proposer: who writes candidates at an evolution, from failures ("reflection", the paper's), the
-            parent alone, or the best instructions with their scores ("history").
+        proposer: what candidates are written from at an evolution: failures ("reflection", the paper's), or
+            the parent alone ("paraphrase").
         groups: what the rollouts of a question are sampled under (`methods.group_plan`): "own" is
             the paper's; "mixed" compares the drawn instruction with the initial one in each group;
             "population" draws an instruction for each rollout.
@@ -104,98 +101,121 @@ class InspoOptions(TrainedPromptOptions):
                 "instructions; expected fewer parents, or evolve_every 0"
             )
 
+    def is_due(self, step: int, every: int) -> bool:
+        """Return whether a phase that runs every so many steps is due at the end of a step."""
+        return every > 0 and 0 < step < self.evolve_until and step % every == 0
+
     @property
     def checks_uplift(self) -> bool:
         return self.groups == "mixed" or super().checks_uplift
 
 
-class Inspo(LastStage):
+class Inspo(EvolvedInstructions):
     """Run Algorithm 1 of INSPO around an engine's policy update.
 
-    Choices that the paper leaves open: one instruction per question, shared by its group (other
-    values of `groups` and `target` are ours); phases that are due after step t run at the start of step
-    t + 1, prune before evolve; candidates below their parent are rejected; after an evolution the
-    population is the parents and the accepted candidates, fewer than N_P if the rounds are spent. If
-    none is accepted, the population is unchanged instead of shrinking to the parents. Rollouts that saw
-    a hint are neither credited to an instruction nor reflected on.
+    The engine rolls out and updates the weights: lines 6 to 8. Choices that the paper leaves open: one
+    instruction per question, shared by its group (other values of `groups` and `target` are ours); prune
+    before evolve; candidates below their parent are rejected; after an evolution the population is the
+    parents and the accepted candidates, fewer than N_P if the rounds are spent. If none is accepted, the
+    population is unchanged instead of shrinking to the parents. Rollouts that saw a hint are neither
+    credited to an instruction nor reflected on.
 
     The tags of the initial instruction are the protocol's, and every candidate keeps them.
     """
 
+    name = "inspo"
+
     def __init__(self, options: InspoOptions, context: Context) -> None:
-        super().__init__(options)
-        self.options, self.seed = options, context.seed
+        super().__init__(options, context, options.groups)
+        self.options = options
         rules = InstructionRules.of(context)
         self.population = Population(options.window, options.selection_temperature)
         self._replay = ReplayBuffer()
         self._generator = Generator(rules, self._replay, options, self.seed, context.description)
-        self._lineage = [Instruction("i0", context.instruction)]
         self.population.add(self._lineage[0], 0.0)
-        self.last_weights: dict[str, float] = {}  # by instruction id; used by the history proposer
-        self._rewards: tuple[float, float] | None = None  # the lowest and the highest observed
-        self._phases_run = 0  # the step whose due phases ran last
-        self._batch = 0  # rollouts of the last batch, and the expected size of the next one
+        self.last_weights: dict[str, float] = {}  # by id, of dropped instructions too
 
-    # ---- Algorithm 1, lines 2, 10-13 and 16-24
+    # ---- Algorithm 1, line 2: before the first step
 
-    def evolve_if_due(
-        self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
-    ) -> Metrics:
-        """Run line 2 at the first step, and later the phases due at the end of the previous step.
-
-        A second call at the same step does nothing.
-
-        Raises:
-            EvolutionError: all proposals of two phases in a row failed, or of the only one.
-        """
-        if progress.step <= self._phases_run:
-            return {}
-        first, self._phases_run = self._phases_run == 0, progress.step
-        options, ended = self.options, progress.step - 1
-        metrics: dict[str, float] = {}
-        if first:
-            before_stage = progress.total_steps - options.distil_steps
-            evolves = range(1, min(options.evolve_until, before_stage))
-            later = any(_due(step, options.evolve_every, options.evolve_until) for step in evolves)
-            metrics |= self._initialise(llm, record, last=not later)
-        if self._distils(progress, self._batch):
-            self._notice_if_idle(progress, self._batch, self.best(), record)
-            return metrics
-        if _due(ended, options.prune_every, options.evolve_until):
-            metrics |= self._prune(record)
-        if _due(ended, options.evolve_every, options.evolve_until):
-            metrics |= self._evolve(progress, rollout, llm, record)
-        return metrics
-
-    def _initialise(self, llm: LLM, record: Recorder, last: bool) -> Metrics:
-        """Start from the initial instruction and the LLM's rewrites of it, with weight 0 (line 2)."""
-        initial, vacancies = self._lineage[0], self.options.population_size - 1
-        record_born(initial, record)
+    def _start(self, progress: Progress, llm: LLM, record: Recorder) -> Metrics:
+        """Start from the initial instruction and the LLM's rewrites of it, with weight 0."""
+        options = self.options
+        before_stage = range(1, progress.total_steps - options.distil_steps)
+        evolves = any(options.is_due(step, options.evolve_every) for step in before_stage)
+        self._notice_schedule(progress, evolves, record)
         rewrites = self._generator.generate(
-            [initial],
-            vacancies,
+            [self._lineage[0]],
+            options.population_size - 1,
             "paraphrase",
             step=0,
             llm=llm,
             rollout=None,
             record=record,
             origin="rewrite",
-            last=last,
+            last=not evolves,
         )
         for candidate in rewrites.accepted:
             self._join(candidate, 0.0, 0, record)
         self._notice_if_short(record)
         return {"inspo/initial_rewrites": float(len(rewrites.accepted))}
 
-    def _prune(self, record: Recorder) -> Metrics:
-        """Prune the population (lines 10-13)."""
-        pruned = self.population.prune(self.options.parents)
-        _record_gone(pruned, "prune", record)
-        return {"inspo/pruned": float(len(pruned))}
+    # ---- lines 4 and 5: an instruction for each question
+
+    def _draw(self, key: str, group_size: int) -> list[Instruction]:
+        """Draw one instruction by Eq. 4, or with `groups: population` one for each rollout."""
+        if self.options.groups == "population":
+            return [self.population.draw(f"{key}/{rollout}") for rollout in range(group_size)]
+        return [self.population.draw(key)]
+
+    # ---- lines 9 and 15: after the rollouts
+
+    def observe(
+        self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
+    ) -> Metrics:
+        """Update the weights of instructions and the replay buffer; hinted rollouts say nothing of either."""
+        super().observe(trajectories, progress, record)
+        if not self._distilling:
+            unhinted = [t for t in trajectories if t.scored and not t.assignment.sampled.hint]
+            # Line 9: the importance weights, by Eq. 6.
+            self._credit(unhinted)
+            # Line 15: the replay buffer.
+            self._replay.add(unhinted, progress.step)
+        return self._report(trajectories, record)
+
+    def _credit(self, trajectories: Sequence[Trajectory]) -> None:
+        # Mixed groups still sample under the initial instruction after it was pruned.
+        gone = {self._lineage[0].id} - {member.id for member in self.population.members}
+        rewards: defaultdict[str, list[float]] = defaultdict(list)
+        for trajectory in trajectories:
+            identity = trajectory.assignment.instruction_id
+            if trajectory.stop is not StopReason.ENVIRONMENT_ERROR and identity not in gone:
+                rewards[identity].append(trajectory.reward)
+        self.population.observe(rewards)
+        for identity in rewards:
+            self.last_weights[identity] = self.population[identity].weight
+
+    # ---- lines 10 to 13 and 16 to 24: at the end of step t
 
     def _evolve(self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder) -> Metrics:
-        """Evolve the population (lines 16-24); it is unchanged if no candidate is accepted."""
-        step, left = progress.step, progress.rollouts_left
+        """Run the phases that were due at the end of the paper's step t.
+
+        They run at the start of step t + 1, so that a checkpoint saved after t is resumed with its phases
+        still to come.
+        """
+        t = progress.step - 1
+        metrics: dict[str, float] = {}
+        # Lines 10-13: every K_p steps, prune.
+        if self.options.is_due(t, self.options.prune_every):
+            pruned = self.population.prune(self.options.parents)
+            _record_gone(pruned, "prune", record)
+            metrics["inspo/pruned"] = float(len(pruned))
+        # Lines 16-24: every K_e steps, evolve.
+        if self.options.is_due(t, self.options.evolve_every):
+            metrics |= self._renew(progress, rollout, llm, record)
+        return metrics
+
+    def _renew(self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder) -> Metrics:
+        """Evolve the population (lines 17-23); it is unchanged if no candidate is accepted."""
         # Line 17: the parents are the best.
         parents = self.population.top(self.options.parents)
         # Lines 18-22, in `Generator.generate`.
@@ -203,14 +223,11 @@ class Inspo(LastStage):
             [parent.instruction for parent in parents],
             self.options.population_size - len(parents),
             self.options.proposer,
-            step=step,
+            step=progress.step,
             llm=llm,
             rollout=None if self.options.verification == "none" else rollout,
             record=record,
-            history=self._history(),
-            affordable=None
-            if left is None
-            else left - self._batch * (1 + self.options.distil_steps),
+            affordable=self._spendable(progress),
         )
         # Line 23: parents and new instructions are the population.
         if new.accepted:
@@ -218,29 +235,13 @@ class Inspo(LastStage):
             gone = self.population.keep_only({parent.id for parent in parents})
             _record_gone(gone, "evolution", record)
             for candidate, start in zip(new.accepted, starts, strict=True):
-                self._join(candidate, start, step, record)
+                self._join(candidate, start, progress.step, record)
         self._notice_if_short(record)
         count = {"rounds": new.rounds, "proposed": new.proposed, "verified": new.verified}
         count |= {"accepted": len(new.accepted), "saved": new.saved}
         size = len(self.population)
         record("evolution", parents=[p.id for p in parents], population=size, **count)
         return {f"inspo/evolution_{name}": float(value) for name, value in count.items()}
-
-    def _history(self) -> list[tuple[Instruction, float]]:
-        """Return the best instructions so far with their last observed scores, worst first."""
-        best = sorted(self.last_weights.items(), key=lambda item: item[1])[-HISTORY:]
-        lineage = {instruction.id: instruction for instruction in self._lineage}
-        return [(lineage[identity], self._score(weight)) for identity, weight in best]
-
-    def _score(self, weight: float) -> float:
-        """Map a weight to the history proposer's scale: 0 to 100 over the rewards observed so far.
-
-        Rewards that were all equal have no range; 0 to 1 is assumed.
-        """
-        low, high = self._rewards or (0.0, 1.0)
-        if low == high:
-            low, high = 0.0, 1.0
-        return 100 * min(max((weight - low) / (high - low), 0.0), 1.0)
 
     def _join(self, candidate: Candidate, start: float, born: int, record: Recorder) -> None:
         instruction = Instruction(
@@ -256,78 +257,7 @@ class Inspo(LastStage):
         self.population.add(instruction, start)
         record_born(instruction, record, candidate.score, candidate.parent_score)
 
-    # ---- lines 5, 9 and 15
-
-    def assign(
-        self, tasks: Sequence[Task], group_size: int, progress: Progress
-    ) -> list[Assignment]:
-        """Draw instructions by Eq. 4: one per question, or with `groups: population` one per rollout."""
-        options, initial = self.options, self._lineage[0]
-        self._distilling = self._distils(progress, len(tasks) * group_size)
-        if self._distilling:
-            return taught_groups(tasks, group_size, initial, self.best())
-        trained = initial if options.target == "initial" else None
-        assignments: list[Assignment] = []
-        for group, task in enumerate(tasks):
-            key = f"inspo/{self.seed}/assign/{progress.step}/{group}"
-            keys = [key]
-            if options.groups == "population":
-                keys = [f"{key}/{rollout}" for rollout in range(group_size)]
-            drawn = [self.population.draw(draw_key) for draw_key in keys]
-            assignments += planned(task, group, group_size, options.groups, drawn, initial, trained)
-        return assignments
-
-    def observe(
-        self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
-    ) -> Metrics:
-        """Update Eq. 6 and the replay buffer. Hinted rollouts say nothing about an instruction."""
-        self._settled = None
-        self._batch = len(trajectories)
-        if self._distilling:
-            return self._report(trajectories, record)
-        unhinted = [t for t in trajectories if t.scored and not t.assignment.sampled.hint]
-        # Mixed groups still sample under the initial instruction after it was pruned.
-        gone = {self._lineage[0].id} - {member.id for member in self.population.members}
-        credits: defaultdict[str, list[float]] = defaultdict(list)
-        for trajectory in unhinted:
-            identity = trajectory.assignment.instruction_id
-            if trajectory.stop is not StopReason.ENVIRONMENT_ERROR and identity not in gone:
-                credits[identity].append(trajectory.reward)
-        self.population.observe(credits)
-        for instruction_id in credits:
-            self.last_weights[instruction_id] = self.population[instruction_id].weight
-        if unhinted:
-            seen = [*(self._rewards or ()), *(t.reward for t in unhinted)]
-            self._rewards = (min(seen), max(seen))
-        self._replay.add(unhinted, progress.step)
-        return self._report(trajectories, record)
-
-    def _report(self, trajectories: Sequence[Trajectory], record: Recorder) -> Metrics:
-        """Record the "population" event: weights and probabilities after this step, groups drawn."""
-        drawn = {(t.assignment.instruction_id, t.assignment.group) for t in trajectories}
-        groups = Counter(identity for identity, _group in drawn)
-        members, chances = self.population.members, self.population.probabilities()
-        rows = [
-            {
-                "id": m.id,
-                "weight": m.weight,
-                "probability": chance,
-                "observed": m.observed,
-                "observed_rollouts": m.rollouts,
-                "assigned_groups": groups[m.id],
-            }
-            for m, chance in zip(members, chances, strict=True)
-        ]
-        record("population", members=rows)
-        return {
-            "inspo/population_size": float(len(members)),
-            "inspo/best_weight": self.choice().weight,
-            "inspo/mean_weight": fmean(m.weight for m in members),
-            "inspo/entropy": -sum(p * math.log(p) for p in chances if p > 0),
-            "inspo/instruction_chars_mean": fmean(len(m.instruction.text) for m in members),
-        }
-
-    # ---- line 26
+    # ---- line 26: the result
 
     def best(self) -> Instruction:
         return self.choice().instruction
@@ -342,12 +272,35 @@ class Inspo(LastStage):
 
     # ---- reporting and saved state
 
+    def _report(self, trajectories: Sequence[Trajectory], record: Recorder) -> Metrics:
+        """Record weights and probabilities after this step."""
+        members = self.population.members
+        chances = self.population.probabilities()
+        rows = [
+            {
+                "id": member.id,
+                "weight": member.weight,
+                "probability": chance,
+                "observed": member.observed,
+                "observed_rollouts": member.rollouts,
+            }
+            for member, chance in zip(members, chances, strict=True)
+        ]
+        self._record_population(rows, trajectories, record)
+        return {
+            "inspo/population_size": float(len(members)),
+            "inspo/best_weight": self.choice().weight,
+            "inspo/mean_weight": fmean(m.weight for m in members),
+            "inspo/entropy": -sum(p * math.log(p) for p in chances if p > 0),
+            "inspo/instruction_chars_mean": fmean(len(m.instruction.text) for m in members),
+        }
+
     def standings(self) -> list[Standing]:
         """Return all instructions, oldest first; the weight of a dropped one is its last."""
-        members, chances = self.population.members, self.population.probabilities()
+        members = self.population.members
         alive = {
             m.id: Standing(m.instruction, True, m.weight, chance, m.rollouts)
-            for m, chance in zip(members, chances, strict=True)
+            for m, chance in zip(members, self.population.probabilities(), strict=True)
         }
         return [
             alive.get(instruction.id)
@@ -356,38 +309,43 @@ class Inspo(LastStage):
         ]
 
     def _notice_if_short(self, record: Recorder) -> None:
-        have, want = len(self.population), self.options.population_size
-        if have < want:
-            record("notice", text=f"population of {have} instead of {want} instructions")
+        size, full_size = len(self.population), self.options.population_size
+        if size < full_size:
+            record("notice", text=f"population of {size} instead of {full_size} instructions")
+
+    def _notice_schedule(self, progress: Progress, evolves: bool, record: Recorder) -> None:
+        """Record a notice if the schedule, which counts steps, does not fit the run's length."""
+        options, steps = self.options, progress.total_steps
+        if not options.evolve_every or options.population_size == 1:
+            return
+        if not evolves:
+            record(
+                "notice",
+                text=f"the run of {steps} steps ends before its first evolution, due after step "
+                f"{options.evolve_every}: only rewrites of the initial instruction are tried; lower "
+                "strategy.evolve_every, or train longer",
+            )
+        elif 10 * options.evolve_until < steps:
+            record(
+                "notice",
+                text=f"evolution ends at step {options.evolve_until} of {steps}: raise strategy.evolve_until, "
+                "and evolve_every with it",
+            )
 
     def state_dict(self) -> State:
-        return {
-            "phases_run": self._phases_run,
-            "batch": self._batch,
+        return super().state_dict() | {
             "population": self.population.state_dict(),
             "replay": self._replay.state_dict(),
             "generator": self._generator.state_dict(),
-            "lineage": [asdict(instruction) for instruction in self._lineage],
             "last_weights": dict(self.last_weights),
-            "rewards": self._rewards and list(self._rewards),
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Raise ConfigError if the state is from a run with a different initial instruction."""
-        lineage = [Instruction(**fields) for fields in state["lineage"]]
-        check_same_initial(lineage[0].text, self._lineage[0].text)
-        self._lineage, self._phases_run = lineage, state["phases_run"]
-        self._batch = int(state["batch"])
+        super().load_state_dict(state)
         self.population.load_state_dict(state["population"])
-        self._replay.load_state_dict(state["replay"])
+        self._replay.load_state_dict(state["replay"], self._tasks)
         self._generator.load_state_dict(state["generator"])
         self.last_weights = dict(state["last_weights"])
-        rewards = state["rewards"]
-        self._rewards = (rewards[0], rewards[1]) if rewards else None
-
-
-def _due(step: int, every: int, until: int) -> bool:
-    return every > 0 and 0 < step < until and step % every == 0
 
 
 def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> None:
@@ -410,9 +368,8 @@ def cost(options: InspoOptions, shape: RunShape) -> Cost:
     phases = len(range(every, last, every)) if every else 0
     rounds = options.verification_rounds
     rows = options.verification_tasks * (options.candidates + 1)  # plus their parent
-    proposer = PROPOSERS[options.proposer]
-    failures = options.failures_per_reflection if proposer.reflects else 0
-    proposals = Proposals((1 + phases) * rounds, proposer.texts * MAX_CHARS, failures)
+    failures = options.failures_per_reflection if options.proposer == "reflection" else 0
+    proposals = Proposals((1 + phases) * rounds, MAX_CHARS, failures)
     verifies = options.verification != "none"
     verify: dict[Purpose, int] = {"verify": phases * rounds * rows} if verifies else {}
     return Cost(

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from cotune.methods.text_evolution import too_close_to_call
+from cotune.methods.scores import too_close_to_call
 from cotune.protocols import State
 from cotune.types import Choice, Instruction
 

@@ -1,15 +1,13 @@
 """INSPO's proposers: prompts that ask an LLM for better instructions, and parsing of its replies.
 
-Three in the form of INSPO's Appendix E: reflection (the parent and failed rollouts; the
-method itself), paraphrase (only the parent) and history (instructions with their scores).
-`<ins_0>...</ins_0>` goes in, `<ins_1>...</ins_1>` to `<ins_N>...</ins_N>` come out. Prompts are
+Two in the form of INSPO's Appendix E: reflection (the parent and failed rollouts; the method itself)
+and paraphrase (only the parent). `<ins_0>...</ins_0>` goes in, `<ins_1>...</ins_1>` to `<ins_N>...</ins_N>` come out. Prompts are
 joined from strings; a model's output is never used as a template.
 """
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal
 
 from cotune.methods.contract import neutralised, protocol_tags
@@ -45,7 +43,7 @@ def reflection_prompt(
 
     Args:
         failures: rollouts under the parent.
-        description: the agent's environment; "" keeps INSPO's wording, here and in the other prompts.
+        description: the agent's environment; "" keeps INSPO's wording.
         required: texts besides tags that every candidate must contain; () keeps INSPO's wording, too.
         others: failures under other instructions.
     """
@@ -78,30 +76,6 @@ def paraphrase_prompt(
             f"<ins_0>\n{parent}\n</ins_0>",
             f"Improve the above prompt.\nGive {count} different candidates.",
             _format_rules(parent, count, attempt, required),
-        )
-    )
-
-
-def history_prompt(
-    scored: Sequence[tuple[str, float]],
-    original: str,
-    count: int,
-    attempt: int = 1,
-    description: str = "",
-    required: Sequence[str] = (),
-) -> str:
-    """Build the history prompt: instructions scored 0 to 100, worst first; `count` candidates out."""
-    shown = "\n".join(
-        f"<ins_{i}>\n{text}\n</ins_{i}>\n<score_{i}>{score:.1f}</score_{i}>"
-        for i, (text, score) in enumerate(scored, 1)
-    )
-    return surroundings(description) + "\n\n".join(
-        (
-            f"<history>\n{shown}\n</history>",
-            'The above is a history of "instruction: score" pairs; scores range from 0 to 100. '
-            "Analyze what leads to a better score.\n"
-            f"Give {count} different but better candidates, concise, effective and diverse.",
-            _format_rules(original, count, attempt, required),
         )
     )
 
@@ -186,20 +160,16 @@ class Brief:
     Attributes:
         parent: the instruction to improve.
         failures: draws failed rollouts, those under the parent first; [] if there are none.
-        history: (instruction, score from 0 to 100), worst first.
-        original: the initial instruction.
         form: candidates wanted, number of the request, description of the environment, required texts.
     """
 
     parent: Instruction
     failures: Callable[[], list[Experience]]
-    history: Sequence[tuple[Instruction, float]]
-    original: str
     form: tuple[int, int, str, Sequence[str]]
 
 
 def reflect(brief: Brief) -> Request | None:
-    """Ask with the parent and failed rollouts: INSPO itself."""
+    """Ask with the parent and failed rollouts: INSPO itself. Return None if nothing failed."""
     parent, failures = brief.parent, brief.failures()
     if not failures:
         return None
@@ -207,7 +177,7 @@ def reflect(brief: Brief) -> Request | None:
     others = [failure for failure in failures if failure.instruction_id != parent.id]
     prompt = reflection_prompt(parent.text, under_parent, *brief.form, others=others)
     tasks = tuple(failure.task for failure in failures)
-    return Request(prompt, parent.text, parent.shown, tasks=tasks)
+    return Request(prompt, parent.text, parent.shown, tasks)
 
 
 def paraphrase(brief: Brief) -> Request:
@@ -216,37 +186,9 @@ def paraphrase(brief: Brief) -> Request:
     return Request(paraphrase_prompt(parent.text, *brief.form), parent.text, parent.shown)
 
 
-def recombine(brief: Brief) -> Request | None:
-    """Ask with the best instructions so far and their scores."""
-    if not brief.history:
-        return None
-    scored = [(instruction.text, score) for instruction, score in brief.history]
-    prompt = history_prompt(scored, brief.original, *brief.form)
-    others = tuple(chain.from_iterable(instruction.shown for instruction, _ in brief.history))
-    return Request(prompt, brief.parent.text, brief.parent.shown, others)
-
-
-@dataclass(frozen=True, slots=True)
-class Proposer:
-    """A way to ask for instructions.
-
-    Attributes:
-        ask: returns the request; None if there is nothing to learn from.
-        texts: the most instructions in a prompt.
-        reflects: whether the prompt shows failures.
-    """
-
-    ask: Callable[[Brief], Request | None]
-    texts: int = 1
-    reflects: bool = False
-
-
-ProposerKind = Literal["reflection", "paraphrase", "history"]
-HISTORY = 10
-"""Instructions shown to the history proposer."""
-PROPOSERS: dict[ProposerKind, Proposer] = {
-    "reflection": Proposer(reflect, reflects=True),
-    "paraphrase": Proposer(paraphrase),
-    "history": Proposer(recombine, texts=HISTORY),
+ProposerKind = Literal["reflection", "paraphrase"]
+PROPOSERS: dict[ProposerKind, Callable[[Brief], Request | None]] = {
+    "reflection": reflect,
+    "paraphrase": paraphrase,
 }
-"""All proposers, by the name in `strategy.proposer`."""
+"""All proposers, by the name in `strategy.proposer`; None if there is nothing to learn from."""

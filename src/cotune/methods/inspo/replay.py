@@ -3,9 +3,9 @@
 import random
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
-from cotune.methods.text_evolution import SOLVED_AT
+from cotune.methods.scores import SOLVED_AT
 from cotune.protocols import State
 from cotune.types import StopReason, Task, Trajectory
 from cotune.utils.text import shorten_middle
@@ -105,32 +105,21 @@ class ReplayBuffer:
         return rng.sample(tasks, min(k, len(tasks)))
 
     def state_dict(self) -> State:
-        tasks = self.tasks()
-        asked = {task.id: task.question for task in tasks}
         return {
-            "tasks": [_saved(task) for task in tasks],
             "experiences": [
-                [e.instruction_id, e.task.id, e.text, e.reward, e.step, e.stop.value, e.feedback]
-                # An environment may draw another question for a task in each step.
-                + ([] if e.task.question == asked[e.task.id] else [e.task.question])
+                [e.instruction_id, e.task.id, e.task.question, e.text, e.reward, e.step, e.stop.value, e.feedback]
                 for e in self._experiences
-            ],
-        }
+            ]
+        }  # fmt: skip
 
-    def load_state_dict(self, state: State) -> None:
-        tasks = {saved["id"]: _task(saved) for saved in state["tasks"]}
+    def load_state_dict(self, state: State, tasks: Sequence[Task]) -> None:
+        """Restore the state; `tasks` are the training questions, of which it has ids alone."""
+        by_id = {task.id: task for task in tasks}
         self._experiences.clear()
-        for identity, task_id, text, reward, step, stop, feedback, *drawn in state["experiences"]:
-            task = replace(tasks[task_id], question=drawn[0]) if drawn else tasks[task_id]
+        for identity, task_id, question, text, reward, step, stop, feedback in state["experiences"]:
+            # An environment may draw another question for a task in each step.
+            task = by_id[task_id]
+            if task.question != question:
+                task = replace(task, question=question)
             experience = Experience(identity, task, text, reward, step, StopReason(stop), feedback)
             self._experiences.append(experience)
-
-
-def _saved(task: Task) -> State:
-    # Without columns, which may hold any object; the coordinator restores them.
-    return {f.name: getattr(task, f.name) for f in fields(task) if f.name != "columns"}
-
-
-def _task(saved: State) -> Task:
-    context = tuple((role, content) for role, content in saved["context"])
-    return replace(Task(**saved), answers=tuple(saved["answers"]), context=context)

@@ -51,60 +51,66 @@ class Candidate:
 
 
 def verify(
+    candidates: Sequence[Candidate], parent: Instruction, tasks: Sequence[Task], rollout: Rollout
+) -> tuple[list[Candidate], int]:
+    """Return the candidates with their scores and their parent's, and the rollouts made (Algorithm 1, line 21).
+
+    One rollout for each candidate and question at the policy's sampling temperature, all in one call so that
+    an engine can batch them. Each rollout is its own group, since nothing is compared within groups here.
+    """
+    contestants = [*candidates, parent]
+    rewards = _roll_out(contestants, tasks, 0, rollout)
+    return [_scored(c, rewards, parent) for c in candidates], len(contestants) * len(tasks)
+
+
+def race(
     candidates: Sequence[Candidate],
     parent: Instruction,
     tasks: Sequence[Task],
     rollout: Rollout,
-    vacancies: int = 0,
-    error: float | None = None,
+    vacancies: int,
+    error: float = RACE_ERROR,
 ) -> tuple[list[Candidate], int]:
-    """Return the candidates with their scores and their parent's on the same questions, and the rollouts made.
+    """Verify like `verify`, a block of questions at a time, and stop as soon as a candidate is decided.
 
-    One rollout for each candidate and question at the policy's sampling temperature, all in one
-    call for each look so that an engine can batch them. Each rollout is its own group, since nothing is
-    compared within groups here.
+    A candidate stops when a paired test says that it is below its parent or, with a vacancy for every
+    candidate that is left, above it.
 
     Args:
         vacancies: how many candidates can be accepted.
-        error: races: a candidate stops when a paired test says that it is below its parent or, with a
-            vacancy for every candidate that is left, above it. This is the chance that the test errs for a
-            candidate that equals its parent, over all looks. None verifies on all questions (the paper's).
+        error: the chance that the test errs for a candidate that equals its parent, over all looks.
     """
-    block = len(tasks) if error is None else _BLOCK
-    looks = math.ceil(len(tasks) / block) - 1  # the last block ends the verification
+    looks = math.ceil(len(tasks) / _BLOCK) - 1  # the last block ends the verification
     rewards: dict[str, Rewards] = {contestant.id: [] for contestant in (*candidates, parent)}
-    left, paid = list(candidates), 0
-    for start in range(0, len(tasks), block):
-        asked = tasks[start : start + block]
-        contestants = [*((c.id, c.text) for c in left), (parent.id, parent.text)]
-        for identity, row in _rewards(contestants, asked, paid, rollout).items():
+    undecided = list(candidates)
+    paid = 0
+    for start in range(0, len(tasks), _BLOCK):
+        block = tasks[start : start + _BLOCK]
+        for identity, row in _roll_out([*undecided, parent], block, paid, rollout).items():
             rewards[identity] += row
-        paid += len(contestants) * len(asked)
-        if error is not None and start + block < len(tasks):
-            left = _undecided(left, rewards, rewards[parent.id], error / looks, vacancies)
-        if not left:
+        paid += (len(undecided) + 1) * len(block)
+        if start + _BLOCK < len(tasks):
+            undecided = _undecided(undecided, rewards, parent, error / looks, vacancies)
+        if not undecided:
             break
-    scored: list[Candidate] = []
-    for candidate in candidates:
-        if pairs := _pairs(rewards[candidate.id], rewards[parent.id]):
-            scores, parent_scores = zip(*pairs, strict=True)
-            candidate = replace(candidate, score=fmean(scores), parent_score=fmean(parent_scores))
-        scored.append(replace(candidate, verified=True))
-    return scored, paid
+    return [_scored(c, rewards, parent) for c in candidates], paid
 
 
-def _rewards(
-    contestants: Sequence[tuple[str, str]], tasks: Sequence[Task], paid: int, rollout: Rollout
+def _roll_out(
+    contestants: Sequence[Candidate | Instruction],
+    tasks: Sequence[Task],
+    first_group: int,
+    rollout: Rollout,
 ) -> dict[str, Rewards]:
     """Return each contestant's rewards on the questions, by its id."""
     assignments = [
-        Assignment(task, prompt := Prompt(text), prompt, identity, paid + i * len(tasks) + j)
-        for i, (identity, text) in enumerate(contestants)
+        Assignment(task, prompt := Prompt(c.text), prompt, c.id, first_group + i * len(tasks) + j)
+        for i, c in enumerate(contestants)
         for j, task in enumerate(tasks)
     ]
     rewards = [t.reward if t.judged else None for t in rollout(assignments, purpose="verify")]
     rows = [rewards[i : i + len(tasks)] for i in range(0, len(rewards), len(tasks))]
-    return {identity: row for (identity, _), row in zip(contestants, rows, strict=True)}
+    return {contestant.id: row for contestant, row in zip(contestants, rows, strict=True)}
 
 
 def _pairs(candidate: Rewards, parent: Rewards) -> list[tuple[float, float]]:
@@ -113,16 +119,30 @@ def _pairs(candidate: Rewards, parent: Rewards) -> list[tuple[float, float]]:
     return [(a, b) for a, b in both if a is not None and b is not None]
 
 
+def _scored(candidate: Candidate, rewards: Mapping[str, Rewards], parent: Instruction) -> Candidate:
+    pairs = _pairs(rewards[candidate.id], rewards[parent.id])
+    if not pairs:
+        return replace(candidate, verified=True)
+    scores, parent_scores = zip(*pairs, strict=True)
+    return replace(
+        candidate,
+        verified=True,
+        score=fmean(scores),
+        parent_score=fmean(parent_scores),
+    )
+
+
 def _undecided(
-    left: Sequence[Candidate],
+    candidates: Sequence[Candidate],
     rewards: Mapping[str, Rewards],
-    base: Rewards,
+    parent: Instruction,
     error: float,
     vacancies: int,
 ) -> list[Candidate]:
     """Return the candidates whose verification continues after a look; `error` is that of one look."""
-    gains = {c.id: [a - b for a, b in _pairs(rewards[c.id], base)] for c in left}
-    going = [c for c in left if chance_of_less(gains[c.id]) > error]
+    base = rewards[parent.id]
+    gains = {c.id: [a - b for a, b in _pairs(rewards[c.id], base)] for c in candidates}
+    going = [c for c in candidates if chance_of_less(gains[c.id]) > error]
     if len(going) <= vacancies:
         going = [c for c in going if chance_of_less([-gain for gain in gains[c.id]]) > error]
     return going

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
-from cotune.methods.text_evolution import SOLVED_AT
+from cotune.methods.scores import SOLVED_AT
 from cotune.protocols import State
 from cotune.types import Trajectory
 

@@ -3,16 +3,15 @@
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 from cotune.methods.contract import HintRules
 from cotune.methods.p2o.hints import HintOptions, HintPool, covering
 from cotune.methods.proposals import ProposalAccount, surroundings
+from cotune.methods.scores import SOLVED_AT
 from cotune.methods.text_evolution import (
     FENCED,
     MINIBATCH,
-    SOLVED_AT,
-    Evolved,
+    DevScores,
     Judge,
     Reflector,
     Report,
@@ -21,6 +20,7 @@ from cotune.methods.text_evolution import (
     evolve_by_gepa,
     gepa_prompt,
     least_budget,
+    mean_scores,
     scores_are_lost,
     split,
 )
@@ -58,7 +58,7 @@ def reflect_once(
     search: Search,
     seed_key: str,
     report: Report,
-) -> Evolved:
+) -> DevScores:
     """Single-turn reflection (the paper's ablation): hints written from the empty one, none evolved.
 
     Asks about minibatches of train, each evaluated once without a hint, until there are `beam`
@@ -75,22 +75,21 @@ def reflect_once(
         if wanted < 1:
             break
         done = judge.evaluate([("", next(minibatches)) for _ in range(wanted)])
-        open_ones = [ts for ts in done if any(t.reward < SOLVED_AT for t in ts)]
-        new = reflector.propose([("", ts) for ts in open_ones])
+        unsolved = [ts for ts in done if any(t.reward < SOLVED_AT for t in ts)]
+        new = reflector.propose([("", ts) for ts in unsolved])
         valid = [hint for hint in new if hint is not None]
         barren = 0 if valid else barren + 1
         hints += valid
         if reflector.account.spent:
             break
     texts = ["", *hints]
-    scores = tuple(
-        tuple(t.reward for t in ts) for ts in judge.evaluate([(hint, dev) for hint in texts])
-    )
-    means = [fmean(row) for row in scores]
-    for text, mean in zip(hints, means[1:], strict=True):
-        report.accepted(text, "", mean, means[0])
-    report.progress(judge.evaluations, len(texts), max(means))
-    return Evolved(tuple(texts), scores)
+    rows = judge.evaluate([(hint, dev) for hint in texts])
+    scores = {text: tuple(t.reward for t in row) for text, row in zip(texts, rows, strict=True)}
+    means = mean_scores(scores)
+    for hint in hints:
+        report.accepted(hint, "", means[hint], means[""])
+    report.progress(judge.evaluations, len(texts), max(means.values()))
+    return scores
 
 
 def _minibatches(train: Sequence[Task], size: int, seed_key: str) -> Iterator[list[Task]]:
@@ -99,6 +98,26 @@ def _minibatches(train: Sequence[Task], size: int, seed_key: str) -> Iterator[li
     while True:
         tasks = rng.sample(train, len(train))
         yield from (tasks[i : i + size] for i in range(0, len(tasks), size))
+
+
+class _HintReport(Report):
+    """Records the hints of a phase; "hint_phase_ended" counts the rejected ones."""
+
+    def __init__(self, record: Recorder, budget: int) -> None:
+        self._record = record
+        self._budget = budget
+
+    def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
+        self._record("hint_accepted", text=text, parent=parent, mean_dev_score=score)
+
+    def progress(self, evaluations: int, texts: int, best: float) -> None:
+        self._record(
+            "hint_progress",
+            evaluations=evaluations,
+            budget=self._budget,
+            hints=texts,
+            best_mean_dev_score=best,
+        )
 
 
 class HintEvolution:
@@ -113,7 +132,9 @@ class HintEvolution:
     def __init__(
         self, rules: HintRules, options: HintOptions, seed: int, description: str = ""
     ) -> None:
-        self._rules, self.options, self._seed = rules, options, seed
+        self.options = options
+        self._rules = rules
+        self._seed = seed
         self._description = description
         self._phases = 0
         self._account = ProposalAccount("hint", FENCED)
@@ -148,42 +169,43 @@ class HintEvolution:
                 counted, nor is one that ended because the LLM's budget is spent.
             CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
         """
-        least = self.options.hard_set_min_count
-        if len(hard) < least:
-            pool = before if self.options.keep_if_skipped else None
+        options, account = self.options, self._account
+        if len(hard) < options.hard_set_min_count:
+            pool = before if options.keep_if_skipped else None
             dropped = "" if pool is before else ", and the earlier ones are dropped"
             record(
                 "notice",
-                text=f"{len(hard)} hard questions, hard_set_min_count is {least}: no hints are "
-                f"evolved{dropped}",
+                text=f"{len(hard)} hard questions, hard_set_min_count is {options.hard_set_min_count}: no "
+                f"hints are evolved{dropped}",
             )
             return pool
-        dev = dev_count(len(hard), self.options.dev_size)
-        cost = self.options.evaluations(dev)
-        if cost < (least := least_budget(dev)):
-            record(
-                "notice",
-                text=f"hints.budget is {cost}, but scoring one hint on {dev} questions takes {least}: "
-                "no hints are evolved; raise it, or lower hints.dev_size",
-            )
-            return before
-        if affordable is not None and cost > affordable:
-            record(
-                "notice",
-                text=f"a phase of {cost} evaluations is more than the {max(0, affordable)} that "
-                "rollout_budget leaves for one: no hints are evolved",
-            )
+        if obstacle := self._obstacle(len(hard), affordable):
+            record("notice", text=obstacle)
             return before
         key = f"p2o/{self._seed}/hints/{step}"
         result = self.phase(hard, instruction, rollout, llm, record, key)
         result.reflector.end_phase()
-        if scores_are_lost(
-            result.judge.lost, result.judge.evaluations, record, "the earlier hints stay"
-        ):
+        judge = result.judge
+        if scores_are_lost(judge.lost, judge.evaluations, record, "the earlier hints stay"):
             return before
-        account = self._account
         unheard = bool(account.spent) or (account.asked > 0 and not account.answered)
         return before if unheard and not result.accepted else result.pool
+
+    def _obstacle(self, hard: int, affordable: int | None) -> str:
+        """Return why a phase with so many hard questions cannot find a hint; "" if it can."""
+        dev = dev_count(hard, self.options.dev_size)
+        cost, least = self.options.evaluations(dev), least_budget(dev)
+        if cost < least:
+            return (
+                f"hints.budget is {cost}, but scoring one hint on {dev} questions takes {least}: no hints are "
+                "evolved; raise it, or lower hints.dev_size"
+            )
+        if affordable is not None and cost > affordable:
+            return (
+                f"a phase of {cost} evaluations is more than the {max(0, affordable)} that rollout_budget "
+                "leaves for one: no hints are evolved"
+            )
+        return ""
 
     def phase(
         self,
@@ -202,15 +224,10 @@ class HintEvolution:
             seed_key: seed of all draws.
 
         Raises:
-            ValueError: there are fewer than two hard questions.
             CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
         """
         self._phases += 1
         options, account = self.options, self._account
-        if len(hard) < 2:
-            raise ValueError(
-                f"{len(hard)} hard questions; expected 2 or more, to score and reflect on"
-            )
         dev, train = split(hard, options.dev_size, seed_key)
         budget = options.evaluations(len(dev))
         record(
@@ -239,31 +256,18 @@ class HintEvolution:
             lambda parent, examples: about + gepa_prompt(parent, examples),
             options.show_answers,
         )
-        report = Report(
-            accepted=lambda text, parent, score, _: record(
-                "hint_accepted", text=text, parent=parent, mean_dev_score=score
-            ),
-            # "hint_phase_ended" counts them.
-            rejected=lambda _text, _parent, _score, _base, _improved: None,
-            progress=lambda evaluations, texts, best: record(
-                "hint_progress",
-                evaluations=evaluations,
-                budget=budget,
-                hints=texts,
-                best_mean_dev_score=best,
-            ),
-        )
         search = Search(seed="", budget=budget, beam=options.beam, barren=_BARREN_ROUNDS)
         evolve = evolve_by_gepa if options.reflection == "gepa" else reflect_once
-        evolved = evolve(dev, train, judge, reflector, search, seed_key, report)
-        shown = [reflector.drafts[text].shown if text else () for text in evolved.texts]
+        report = _HintReport(record, budget)
+        scores = evolve(dev, train, judge, reflector, search, seed_key, report)
         pool = HintPool(
-            evolved.texts,
+            tuple(scores),
             tuple(task.id for task in dev),
-            evolved.scores,
-            tuple(map(frozenset[str], shown)),
+            tuple(scores.values()),
+            tuple(frozenset(reflector.drafts[h].shown if h else ()) for h in scores),
         )
-        result, cover = PhaseResult(pool, judge, reflector), covering(pool)
+        result = PhaseResult(pool, judge, reflector)
+        cover = covering(pool)
         record(
             "hint_phase_ended",
             phase=self._phases,

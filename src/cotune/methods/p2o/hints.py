@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from cotune.methods.text_evolution import SOLVED_AT, GepaSearchOptions
+from cotune.methods.scores import SOLVED_AT
+from cotune.methods.text_evolution import GepaSearchOptions
 from cotune.protocols import State
 
 
