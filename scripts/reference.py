@@ -40,17 +40,13 @@ _GRPO = """# GRPOConfig fields
 
 *Generated from the table that cotune checks fields against.*
 
-In a script, `cotune.JointTrainer` reads these fields from its `args`. In a run file, `training.engine_args` sets them.
+In a script, `cotune.JointTrainer` reads these fields from its `args`; in a run file, `training.engine_args` sets them. Fields
+that are not listed here work as TRL documents them: cotune passes them on unchanged. This also holds for fields of a later TRL,
+which is why only reviewed minor releases are accepted.
 
-Fields that are not listed here work as TRL documents them: cotune passes them on unchanged. This also holds for fields
-of a later TRL, which is why only reviewed minor releases are accepted. For a field that TRL does not know, TRL raises the
-error; in a run file, `cotune` names the nearest field.
-
-A run file sets `output_dir`, batch sizes, steps and saving from its own sections
-([configuration](configuration.md)); `training.engine_args` may not set them again, nor `eval_strategy`, `eval_on_start` and
-`load_best_model_at_end`, because a run keeps checkpoints in its folder and runs its own evaluations.
-
-`accelerate launch`'s configuration counts like `fsdp` and `deepspeed` here; Megatron-LM is refused.
+A run file sets `output_dir`, batch sizes, steps and saving from its own sections ([configuration](configuration.md));
+`training.engine_args` may not set them again, nor `eval_strategy`, `eval_on_start` and `load_best_model_at_end`: a run keeps
+checkpoints in its folder and runs its own evaluations. `accelerate launch`'s configuration counts like `fsdp` and `deepspeed`.
 """
 
 _API = """# Python
@@ -220,23 +216,20 @@ ADJUSTED = {
 
 
 def grpo_page() -> str:
-    """Return the page of GRPOConfig: a table of refused fields, and one of adjusted fields."""
+    """Return the page of GRPOConfig: lists of refused and of adjusted fields."""
     refused = {
-        name: f"| `{name}` | {field.why} | {field.fix(name)} |" for name, field in REFUSED.items()
+        name: f"- `{name}`: {field.why}; {field.fix(name)}." for name, field in REFUSED.items()
     }
     in_run_files = [refused.pop(name) for name in _ONLY_IN_RUN_FILES]
-    adjusted = [f"| `{name}` | {line} |" for name, line in ADJUSTED.items()]
+    adjusted = [f"- `{name}`: {line}" for name, line in ADJUSTED.items()]
     return "\n".join(
         [
             _GRPO,
             "## Refused\n\nA one-line error, before anything is written.\n",
-            "| field | reason | fix |\n| --- | --- | --- |",
             *refused.values(),
             "\n## Refused in a run file\n\nA script may set them.\n",
-            "| field | reason | fix |\n| --- | --- | --- |",
             *in_run_files,
             "\n## Adjusted, or with a condition\n",
-            "| field | condition, or what cotune does |\n| --- | --- |",
             *adjusted,
             "",
         ]
@@ -247,7 +240,7 @@ def grpo_page() -> str:
 
 
 def api_page() -> str:
-    """Return each public name in groups: a table of summaries, and mkdocstrings directives."""
+    """Return each public name in groups: a list of summaries, and mkdocstrings directives."""
     groups: dict[str, list[str]] = {}
     for name in cotune.__all__:
         groups.setdefault(_group(name), []).append(name)
@@ -256,16 +249,14 @@ def api_page() -> str:
         if names := groups.get(title):
             names.sort(key=str.lower)
             parts.append(f"## {title}")
-            parts.append(
-                "\n".join(["| name | what it is |", "| --- | --- |", *map(_summary_row, names)])
-            )
+            parts.append("\n".join(map(_summary_item, names)))
             parts += [f"::: cotune.{name}" for name in names]
     return "\n\n".join(parts) + "\n"
 
 
-def _summary_row(name: str) -> str:
+def _summary_item(name: str) -> str:
     paragraph = inspect.getdoc(getattr(cotune, name)).split("\n\n")[0]  # pyright: ignore[reportOptionalMemberAccess]
-    return f"| `{name}` | {escaped(' '.join(paragraph.split()))} |"
+    return f"- `{name}`: {escaped(' '.join(paragraph.split()))}"
 
 
 _GROUPS = (
