@@ -136,7 +136,7 @@ def test_the_pages_commands_are_right(line: str) -> None:
 
 
 def test_the_pages_run_files_exist() -> None:
-    named = re.findall(r"^\| `(\S+\.yaml)`", PAGE, re.MULTILINE)
+    named = re.findall(r"^- `(\S+\.yaml)`", PAGE, re.MULTILINE)
     assert set(named) == {file.name for file in (ROOT / "configs").glob("inspo-*.yaml")}
     assert len(named) == len(set(named))
 
