@@ -1,6 +1,7 @@
 """The command line as a person uses it: whole runs, a stop in the middle, several processes."""
 
 import errno
+import io
 import os
 import shlex
 import subprocess
@@ -12,9 +13,12 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
+from rich.console import Console
 from typer.testing import CliRunner
 
 from cotune.cli import app as cli
+from cotune.cli.train import train
 from cotune.errors import BudgetError, ConfigError, CotuneError, Stopped
 from cotune.run.run_dir import RunDir
 from tests.engines.trl.kills import KILLED_RUN
@@ -230,6 +234,37 @@ def test_quiet_shows_nothing(tmp_path: Path) -> None:
         check=False,
     )
     assert (trained.returncode, trained.stdout, trained.stderr) == (0, "", "")
+
+
+MOVING = """
+import os
+
+def score(completions, **_):
+    os.chdir(os.path.dirname(os.path.abspath(__file__)) + "/elsewhere")
+    return [float(i % 2) for i, _ in enumerate(completions)]
+"""
+
+
+@pytest.mark.slow
+def test_code_that_changes_the_current_folder_moves_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "moving.py").write_text(MOVING)
+    changes = {
+        "name": "odd \x1b[2J name",
+        "strategy": {"kind": "static"},
+        "rewards": ["moving.py:score"],
+        "training": {"steps": 2, "save_every": 1},
+    }
+    raw = {**yaml.safe_load(run_file(tmp_path, changes).read_text()), "output": "out"}
+    out = io.StringIO()
+    train(write(tmp_path / "run.yaml", raw), Console(file=out, width=300))
+    assert RunDir.open(tmp_path / "out").read_summary() is not None
+    assert (tmp_path / "out" / "checkpoints" / "checkpoint-2").is_dir()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert "odd [2J name: static on geo" in out.getvalue()
 
 
 @pytest.mark.slow

@@ -91,6 +91,18 @@ def test_only_a_run_that_fetches_nothing_is_kept_from_the_network(
         assert os.environ.get("HF_HUB_OFFLINE") == ("1" if offline else None)
 
 
+def test_the_environments_precision_does_not_replace_the_run_files(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("no", "bf16"):
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", name)
+        with mock.patch.dict(os.environ):
+            quiet_libraries(parse_config(tiny(Path("out")), "test"))
+            assert "ACCELERATE_MIXED_PRECISION" not in os.environ
+    (message,) = caplog.messages
+    assert "ACCELERATE_MIXED_PRECISION is ignored" in message
+
+
 def test_plan_shows_names_as_they_are(tmp_path: Path) -> None:
     assert "[bold]odd[/]" in plan_text(tmp_path, {"name": "[bold]odd[/]"})
 

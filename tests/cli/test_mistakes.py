@@ -73,7 +73,6 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     "a run file for a run": ("resume run.yaml", ["is not a run folder: it is a file"]),
     "no such run": ("evaluate nope", ["is not a run folder: there is no such folder"]),
     "a starter for a run": ("report .", ["its run.yaml is a run file that was not trained"]),
-    "episodes shorter than a turn": ("plan run.yaml --set limits.trajectory_tokens=8", ["limits.trajectory_tokens is 8", "limits.turn_tokens 64"]),
     "data that is not JSON": ("train run.yaml --set dataset.path=bad.jsonl", ["bad.jsonl, line 1: not JSON (JSONDecodeError: ", " at character "]),
     "a reward that returns nothing": ("train run.yaml --set rewards=[bad.py:nothing]", ["rewards: nothing returned None; expected a list"]),
     "an endpoint that is down": ("train run.yaml --set llm.max_tokens=8", ["llm: a first call failed", "Connection refused", "set llm.optional: true"]),

@@ -58,9 +58,9 @@ def test_a_key_that_yaml_read_as_a_number_is_found() -> None:
         ("training..steps=3", "--set does not begin with a field"),
         (f"llm.api_key_env={{{KEY}", "--set llm.api_key_env: what follows '=' is not YAML"),
         (f"llm.SK{KEY[8:]}={{x", "--set: what follows '=' is not YAML"),
-        ("seed.x=1", "--set seed.x: seed holds one value, which has no fields; set seed as a whole"),
-        ("name.x=1", "name holds a text"),
-        ("rewards.0=1", "rewards holds a list"),
+        ("seed.x=1", "--set seed.x: seed holds a value, which has no fields; set seed as a whole"),
+        ("name.x=1", "name holds a value"),
+        ("rewards.0=1", "rewards holds a value"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_one_line_without_the_value(assignment: str, said: str) -> None:

@@ -350,14 +350,6 @@ def test_a_truth_value_is_no_number(section: str, field: str, value: bool) -> No
         parse_config(raw, "run.yaml")
 
 
-def test_a_trajectory_shorter_than_the_default_turn_is_fine() -> None:
-    assert (
-        parse_config(LEAST | {"limits": {"trajectory_tokens": 300}}, "t").limits.turn_tokens == 500
-    )
-    with pytest.raises(ConfigError, match=r"300, less than .* 301, .* raise it to at least"):
-        parse_config(LEAST | {"limits": {"trajectory_tokens": 300, "turn_tokens": 301}}, "t")
-
-
 TEXTS = "<think> </think> <search> </search> <information> </information> <answer> </answer>"
 FORMS: dict[str, dict[str, Any]] = {
     "as it is": {},

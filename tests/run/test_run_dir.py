@@ -73,7 +73,20 @@ def test_what_a_kill_while_a_run_was_created_left_is_no_obstacle(tmp_path: Path)
     path = tmp_path / "run"
     path.mkdir()
     (path / ".run.yaml.71.tmp").write_text("name: of the first try")
-    assert Record.is_run(Record.create(path, CONFIG).path)
+    run = Record.create(path, CONFIG)
+    assert Record.is_run(path)
+    (path / "best").mkdir()
+    (path / "best" / ".best.json.71.tmp").touch()
+    run.begin_attempt(None)
+    run.count("train", 1, 1)
+    run.begin_attempt(0)
+    assert not list(path.rglob(".*.tmp"))
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(run: Record) -> None:
+    os.mkfifo(run.events_path)
+    with pytest.raises(ConfigError, match=r"events\.jsonl: is not a file; remove it"):
+        Record.open(run.path)
 
 
 def test_half_a_utf_16_pair_is_read_back(tmp_path: Path) -> None:

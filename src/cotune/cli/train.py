@@ -21,7 +21,7 @@ from cotune.utils.importing import uncollected
 from cotune.utils.output import output_may_be_lost
 from cotune.utils.processes import launched_rank
 from cotune.utils.stopping import stopped_by_sigterm
-from cotune.utils.text import command_on
+from cotune.utils.text import command_on, one_line
 
 
 def train(
@@ -90,7 +90,7 @@ def _concluded_late(run: RunDir, config: RunConfig, shown: Console) -> bool:
     from cotune.experiments.report import write_report
     from cotune.export.complete import complete_best, is_complete
 
-    if is_complete(run):
+    if is_complete(run) and run.report_path.is_file():
         return False
     with _stoppable(run.path, config), run_locked(run.path):
         complete_best(config, run)
@@ -153,4 +153,5 @@ def _show_headline(config: RunConfig, console: Console) -> None:
     proposals = "" if llm == "none" else f"proposals by {llm}; "
     method = f"{config.strategy.kind} on {config.environment.kind}"
     text = f"{config.name}: {method}, seed {config.seed}; {proposals}folder {config.output}"
-    console.print(text, markup=False, highlight=False)
+    # A run folder may be somebody else's, and hold what a terminal would act on.
+    console.print(one_line(text), markup=False, highlight=False)

@@ -71,7 +71,7 @@ def _set(section: dict[str, Any], path: Sequence[str], value: Any) -> None:
         if not isinstance(below, dict):
             holder = _shown(".".join(path[:depth])).strip() or "the field above"
             raise ConfigError(
-                f"--set{_shown('.'.join(path))}: {holder} holds {_kind(below)}, which has no fields; "
+                f"--set{_shown('.'.join(path))}: {holder} holds a value, which has no fields; "
                 f"set {holder} as a whole"
             )
         section = below
@@ -83,9 +83,3 @@ def _set(section: dict[str, Any], path: Sequence[str], value: Any) -> None:
 def _key(section: Mapping[Any, Any], name: str) -> Any:
     """Return the existing key that is written like `name`; YAML reads some keys as numbers."""
     return next((key for key in section if str(key) == name), name)
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, str):
-        return "a text"
-    return "a list" if isinstance(value, list) else "one value"

@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from cotune.config.overrides import with_overrides
 from cotune.config.run_file import RunConfig, check_values, dump_config, parse_recorded
@@ -13,6 +12,7 @@ from cotune.run.best import FILE as BEST
 from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
 from cotune.utils.importing import import_from
+from cotune.utils.text import flat
 
 _FIXED = (
     "policy", "dataset", "environment", "rewards", "instruction", "limits", "strategy", "seed",
@@ -93,13 +93,9 @@ def resumed_config(
 
 
 def _nothing_left(was: RunConfig, config: RunConfig, summary: Row, trained: int | None) -> str:
-    """Return why a finished run has nothing to continue, and what to do; "" if it has.
-
-    Args:
-        summary: with the steps and the budget of the run file of that time; run.yaml may have those of a
-            resume that failed before it began.
-    """
+    """Return why a finished run has nothing to continue, and what to do; "" if it has."""
     training = config.training
+    # run.yaml may have the steps and the budget of a resume that failed before it began.
     steps = summary.get("asked_steps", was.training.steps)
     budget = summary.get("rollout_budget", was.training.rollout_budget)
     more_rollouts = budget is not None and (
@@ -142,12 +138,13 @@ def identity(config: RunConfig) -> dict[str, str]:
 def changeable(config: RunConfig) -> dict[str, str]:
     """Return the fields that may change on a resume, as JSON; hashes for silent ones."""
     dumped = dump_config(config)
-    plain = {name: part for name, part in dumped.items() if name not in _FIXED}
-    if server := dumped["environment"].get("retriever"):
-        plain["environment"] = {"retriever": server}
+    free = {name: part for name, part in dumped.items() if name not in _FIXED}
+    if retriever := dumped["environment"].get("retriever"):
+        free["environment"] = {"retriever": retriever}
+    values = {name: json.dumps(value, sort_keys=True) for name, value in flat(free).items()}
     return {
-        field: hashlib.sha256(value.encode()).hexdigest() if _is_silent(field) else value
-        for field, value in _leaves("", plain)
+        name: hashlib.sha256(value.encode()).hexdigest() if _is_silent(name) else value
+        for name, value in values.items()
     }
 
 
@@ -194,12 +191,3 @@ def _is_silent(field: str) -> bool:
 
 def _value(fields: Mapping[str, str], field: str) -> object:
     return json.loads(fields.get(field, "null"))
-
-
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield (dotted field, JSON) for every value that is not a mapping."""
-    if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from _leaves(f"{name}.{key}" if name else str(key), part)
-    else:
-        yield name, json.dumps(value, sort_keys=True)

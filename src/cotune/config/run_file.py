@@ -383,8 +383,8 @@ def load_config(path: str | Path, assignments: Sequence[str] = ()) -> RunConfig:
             f"{path} is a suite file, as it has methods and no strategy; expected a run file; start the "
             f"suite with cotune compare {path}"
         )
-    given = with_overrides(raw, assignments)
-    return parse_config(given, f"{path} with --set" if assignments else str(path))
+    source = f"{path} with --set" if assignments else str(path)
+    return parse_config(with_overrides(raw, assignments), source)
 
 
 def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
@@ -392,7 +392,6 @@ def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
     check_values(raw, source)
     config = _config_of(raw, source)
     _check_booleans(raw, config, source)
-    _check_turns(raw, config.limits, source)
     return config
 
 
@@ -412,25 +411,12 @@ def _config_of(raw: Mapping[str, Any], source: str) -> RunConfig:
 def _check_booleans(raw: Mapping[str, Any], parsed: Any, source: str, section: str = "") -> None:
     """Raise ConfigError for true or false in place of a number; pydantic would read it as 1 or 0."""
     for name, value in raw.items():
-        found = getattr(parsed, name, None)
+        field = getattr(parsed, name, None)
         if isinstance(value, Mapping):
-            inner = cast(Mapping[str, Any], value)
-            _check_booleans(inner, found, source, f"{section}{name}.")
-        elif isinstance(value, bool) and type(found) in (int, float):
-            text = "true" if value else "false"
-            raise ConfigError(f"{source}: {section}{name}: expected a number; got {text}")
-
-
-def _check_turns(raw: Mapping[str, Any], limits: Limits, source: str) -> None:
-    """Raise ConfigError if a turn is given more tokens than the trajectory; defaults are not checked."""
-    given, turn, trajectory = raw.get("limits"), limits.turn_tokens, limits.trajectory_tokens
-    both = isinstance(given, Mapping) and {"turn_tokens", "trajectory_tokens"} <= given.keys()
-    if both and trajectory < turn:
-        raise ConfigError(
-            f"{source}: limits.trajectory_tokens is {trajectory}, less than limits.turn_tokens {turn}, so "
-            "that no turn could be that long; raise it to at least limits.turn_tokens, or lower "
-            "limits.turn_tokens"
-        )
+            _check_booleans(cast("Mapping[str, Any]", value), field, source, f"{section}{name}.")
+        elif isinstance(value, bool) and type(field) in (int, float):
+            came = "true" if value else "false"
+            raise ConfigError(f"{source}: {section}{name}: expected a number; got {came}")
 
 
 _UNWRITABLE = re.compile(r"[\x00\ud800-\udfff]")
@@ -438,7 +424,7 @@ _UNWRITABLE = re.compile(r"[\x00\ud800-\udfff]")
 
 def _texts(value: Any) -> list[str]:
     if isinstance(value, list):
-        return [text for one in cast("list[Any]", value) for text in _texts(one)]
+        return [text for item in cast("list[Any]", value) for text in _texts(item)]
     if isinstance(value, dict):
         return _texts([*cast("dict[Any, Any]", value), *cast("dict[Any, Any]", value).values()])
     return [value] if isinstance(value, str) else []

@@ -72,7 +72,7 @@ def settings_of(
 ) -> RunSettings:
     """Return the settings of a run file."""
     return RunSettings(
-        folder=config.output,
+        folder=config.output.absolute(),  # a tool may change the current folder
         record=dump_config(config),
         seed=config.seed,
         evaluation=config.evaluation,

@@ -21,32 +21,6 @@ _PROBE = 2**16  # bytes
 
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Replace `path` by `content` (text as UTF-8). A reader sees the old file or the new one."""
-    with _beside(path, content) as temporary:
-        os.replace(temporary, path)
-    _sync_folder(path.parent)
-
-
-def write_new(path: Path, content: str | bytes) -> None:
-    """Create `path` with all of `content` in one step.
-
-    Raises:
-        FileExistsError: it exists; if several processes create it, all but one get this.
-    """
-    with _beside(path, content) as temporary:
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without hard links
-            if path.exists():
-                raise FileExistsError(path) from None
-            os.replace(temporary, path)
-    _sync_folder(path.parent)
-
-
-@contextmanager
-def _beside(path: Path, content: str | bytes) -> Generator[Path]:
-    """Write a temporary file in the folder of `path`; remove it afterwards."""
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -54,9 +28,10 @@ def _beside(path: Path, content: str | bytes) -> Generator[Path]:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        yield temporary
+        os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
 
 
 @contextmanager

@@ -30,12 +30,14 @@ def run_locked(folder: Path, *, new: bool = False) -> Generator[None]:
         yield
         return
     busy = f"{folder} is being trained by another process; wait for it, or stop it"
-    missing = [one for one in (folder, *folder.parents) if not one.exists()] if new else []
+    missing = [path for path in (folder, *folder.parents) if not path.exists()] if new else []
     try:
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as lock:
             try:
-                held.enter_context(locked(folder / RUN_LOCK, busy, _PATIENCE))
+                lock.enter_context(locked(folder / RUN_LOCK, busy, _PATIENCE))
             except OSError as error:
+                if not new:
+                    raise
                 raise ConfigError(
                     f"output: {folder} cannot be written ({error.strerror or error}); choose another "
                     "output"
@@ -46,9 +48,9 @@ def run_locked(folder: Path, *, new: bool = False) -> Generator[None]:
                 if new and not (folder / "run.yaml").exists():
                     (folder / RUN_LOCK).unlink(missing_ok=True)
     finally:
-        with contextlib.suppress(OSError):  # one of them is not empty
-            for made in missing:
-                made.rmdir()
+        with contextlib.suppress(OSError):  # one that a run is in
+            for path in missing:
+                path.rmdir()
 
 
 @contextlib.contextmanager

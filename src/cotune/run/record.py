@@ -22,7 +22,6 @@ from cotune.run.json_files import (
     plain,
     read_jsonl,
     write_atomic,
-    write_new,
 )
 from cotune.run.replies import ReplyCache
 from cotune.run.run_dir import SCHEMA_VERSION, RunDir, write_summary
@@ -84,7 +83,8 @@ class Record(RunDir):
         # No folder can be inside the null device, so that reading finds nothing.
         super().__init__(Path(devnull if path is None else path))
         self.listeners: list[Listener] = list(listeners)
-        self.rollouts_every, self.total_steps = rollouts_every, total_steps
+        self.rollouts_every = rollouts_every
+        self.total_steps = total_steps
         self.step = 0
         self.cost_rows: list[CostRow] = []
         self._silent = self._begun = silent or path is None
@@ -94,7 +94,7 @@ class Record(RunDir):
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, object], **settings: Any) -> Self:
-        """Create a run folder with its run.yaml; of several processes at most one succeeds.
+        """Create a run folder with its run.yaml; the caller holds the folder's lock.
 
         Args:
             path: a new or empty folder; it may hold an empty `checkpoints`.
@@ -105,18 +105,11 @@ class Record(RunDir):
             ConfigError: the folder is not empty or cannot be written; nothing is written then.
             TypeError: `config` holds a value that is not plain data.
         """
-        record, content = cls(path, **settings), _run_yaml(config)
+        record = cls(path, **settings)
+        content = _run_yaml(config)
         cls.check_free(record.path)
-        try:
-            record.path.mkdir(parents=True, exist_ok=True)
-            write_new(record.config_path, content)
-        except FileExistsError:
-            cls.check_free(record.path)
-            raise
-        except OSError as error:
-            raise ConfigError(
-                f"output: {path} cannot be written ({error.strerror or error}); choose another output"
-            ) from error
+        record.path.mkdir(parents=True, exist_ok=True)
+        write_atomic(record.config_path, content)
         return record
 
     @classmethod
@@ -126,8 +119,10 @@ class Record(RunDir):
         Raises:
             ConfigError: not a run folder of this schema_version.
         """
-        record, folder = cls(path, **settings), RunDir.open(path)
-        record.attempt, record.cost_rows = folder.attempt, folder.read_costs()
+        record = cls(path, **settings)
+        folder = RunDir.open(path)
+        record.attempt = folder.attempt
+        record.cost_rows = folder.read_costs()
         record._cuts = folder.read_cuts()
         return record
 
@@ -174,6 +169,8 @@ class Record(RunDir):
                     path.unlink()
             mark = {"time": _now(), "attempt": attempt, "step": step, "kind": "cut_back"}
             self._cut(self.events_path, step, [mark])
+            for left_behind in self.path.rglob(".*.tmp"):  # by a kill while a file was replaced
+                left_behind.unlink(missing_ok=True)
         self._cuts.append((attempt, step))
         self.attempt = attempt
 
@@ -207,6 +204,7 @@ class Record(RunDir):
     def rollouts(self, step: int, purpose: Purpose, trajectories: Iterable[Trajectory]) -> None:
         """Append rollouts to trajectories/{purpose}-{step:06d}.jsonl; those of training if they are due."""
         every = self.rollouts_every
+        # The first and the last step show what training changed.
         due = every > 0 and (step % every == 0 or step in (1, self.total_steps))
         if self._silent or (purpose == "train" and not due):
             return
@@ -366,9 +364,10 @@ class Record(RunDir):
     def _row(
         self, step: int, where: str, columns: Mapping[str, object], fields: Mapping[str, object]
     ) -> Row:
-        taken = sorted((_ROW_KEYS | columns.keys()) & fields.keys())
-        if taken:
-            raise ValueError(f"{where} has the field {taken[0]!r}, the name of a column; rename it")
+        if clashes := sorted((_ROW_KEYS | columns.keys()) & fields.keys()):
+            raise ValueError(
+                f"{where} has the field {clashes[0]!r}, the name of a column; rename it"
+            )
         return {
             "time": _now(), "attempt": self.attempt, "step": step,
             **columns, **plain(fields, where),

@@ -130,7 +130,15 @@ class RunDir:
         Raises:
             ConfigError: a line is not a row of costs.
         """
-        return committed(self._read_cost_lines(), self.read_cuts())
+        rows: list[CostRow] = []
+        for number, line in enumerate(read_jsonl(self.costs_path), 1):
+            try:
+                rows.append(CostRow.of(line))
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"{self.costs_path}, line {number}: not a row of costs ({error}); fix the line"
+                ) from error
+        return committed(rows, self.read_cuts())
 
     def totals(self) -> Totals:
         """Return the cost of the run so far."""
@@ -174,8 +182,8 @@ class RunDir:
 
         rows: list[Row] = []
         for file_step, file_purpose in self.trajectory_files():
-            wanted = purpose in (None, file_purpose) or file_purpose.startswith(f"{purpose}_")
-            if wanted and step in (None, file_step):
+            matches = purpose in (None, file_purpose) or file_purpose.startswith(f"{purpose}_")
+            if matches and step in (None, file_step):
                 rows += self.read_trajectories(file_step, file_purpose)
         return pd.json_normalize(rows, sep="_")
 
@@ -189,17 +197,6 @@ class RunDir:
 
     # ---- parts of reading
 
-    def _read_cost_lines(self) -> list[CostRow]:
-        rows: list[CostRow] = []
-        for number, line in enumerate(read_jsonl(self.costs_path), 1):
-            try:
-                rows.append(CostRow.of(line))
-            except (TypeError, ValueError) as error:
-                raise ConfigError(
-                    f"{self.costs_path}, line {number}: not a row of costs ({error}); fix the line"
-                ) from error
-        return rows
-
     def read_cuts(self) -> list[tuple[int, int]]:
         """Return (attempt, last step that it kept) of the attempts that began at the end of a step."""
         return [
@@ -209,25 +206,25 @@ class RunDir:
     def _load_yaml(self) -> Row:
         path = self.config_path
         if not path.is_file():
-            lacks = "it has no run.yaml" if self.path.is_dir() else "there is no such folder"
-            found = "it is a file" if self.path.is_file() else lacks
-            raise ConfigError(
-                f"{self.path} is not a run folder: {found}; give the `output` folder of a run"
-            )
+            if self.is_run(self.path / "cotune"):
+                fix = f"give {self.path / 'cotune'}, where a script's trainer keeps its run"
+            else:
+                fix = "give the `output` folder of a run"
+            reason = "it has no run.yaml" if self.path.is_dir() else "there is no such folder"
+            if self.path.is_file():
+                reason = "it is a file"
+            raise ConfigError(f"{self.path} is not a run folder: {reason}; {fix}")
         try:
             config = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             reason = hide_secrets(" ".join(str(error).split()))
             raise ConfigError(f"{path} is not YAML ({reason}); restore the file") from error
-        found = config.get("schema_version") if isinstance(config, dict) else None
         if isinstance(config, dict) and "schema_version" not in config and "output" in config:
             raise ConfigError(
                 f"{self.path} is not a run folder: its run.yaml is a run file that was not trained here; "
                 "give the `output` folder of a run"
             )
-        if found != SCHEMA_VERSION:
-            raise ConfigError(_version_message(path, found))
-        return cast("Row", config)
+        return _checked_version(path, config)
 
     def _trajectory_file(self, step: int, purpose: Purpose) -> Path:
         if not _PURPOSE.fullmatch(purpose):
@@ -267,11 +264,15 @@ def _may_be_there(entry: Path) -> bool:
     return entry.name == RUN_LOCK or entry.match(".run.yaml.*.tmp")
 
 
-def _version_message(path: Path, found: object) -> str:
-    return (
-        f"{path}: schema_version is {found!r}, expected {SCHEMA_VERSION}; "
-        f"open it with the version of cotune that wrote it"
-    )
+def _checked_version(path: Path, content: object) -> Row:
+    """Return a file's fields; raise ConfigError if they are of another schema_version."""
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if version != SCHEMA_VERSION:
+        raise ConfigError(
+            f"{path}: schema_version is {version!r}, expected {SCHEMA_VERSION}; "
+            f"open it with the version of cotune that wrote it"
+        )
+    return cast("Row", content)
 
 
 def write_summary(folder: Path, summary: Mapping[str, object]) -> None:
@@ -292,7 +293,4 @@ def read_summary(folder: Path) -> Row | None:
         summary = json.loads(path.read_bytes())
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON ({error}); remove it") from error
-    found = summary.get("schema_version") if isinstance(summary, dict) else None
-    if found != SCHEMA_VERSION:
-        raise ConfigError(_version_message(path, found))
-    return cast("Row", summary)
+    return _checked_version(path, summary)

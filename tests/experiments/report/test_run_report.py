@@ -244,10 +244,15 @@ def test_a_resumed_run_says_so_and_ignores_the_old_summary(tmp_path: Path) -> No
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no run"):
+    for folder, reason in (
+        (tmp_path, "it has no run.yaml"),
+        (tmp_path / "missing", "no such folder"),
+    ):
+        with pytest.raises(ConfigError, match=f"is not a run folder: .*{reason}"):
+            write_report(folder)
+    Record.create(tmp_path / "cotune", CONFIG)
+    with pytest.raises(ConfigError, match=f"give {tmp_path / 'cotune'}, where a script's trainer"):
         write_report(tmp_path)
-    with pytest.raises(ConfigError, match="holds no run"):
-        write_report(tmp_path / "missing")
 
 
 EVIL = "<script>alert(1)</script>{{ 7*7 }}{% raw %}\"'&amp;</style></details><!--"

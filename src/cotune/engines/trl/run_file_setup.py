@@ -58,7 +58,7 @@ def build_trainer(checked: Preflight, console: Console) -> JointTrainer:
     check_turns(environment, codec)  # may set the tokenizer's template
     lora = config.policy.lora
     adapter = None if lora is None else lora_config(lora, model)
-    args = grpo_config(config, RunDir(config.output).checkpoints_path)
+    args = grpo_config(config, RunDir(config.output.absolute()).checkpoints_path)
     begin("setting up the trainer")
     logging.getLogger("trl.trainer.grpo_trainer").addFilter(_not_about_reference)
     trainer = JointTrainer(

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from cotune.errors import ConfigError
 from cotune.experiments.evaluate.quadrants import read_quadrants
 from cotune.experiments.report.charts import Point
 from cotune.run.best import read_best
@@ -30,10 +29,6 @@ class RecordedRun:
 
     def __init__(self, folder: Path) -> None:
         """Read the folder. Raises ConfigError if it is no run's, or one of its files is broken."""
-        if not RunDir.is_run(folder):
-            raise ConfigError(
-                f"{folder} holds no run; give the `output` folder of a run or a suite"
-            )
         self.folder = RunDir.open(folder)
         self.config = self.folder.read_config()
         self.events, self.metrics = self.folder.read_events(), self.folder.read_metrics()
