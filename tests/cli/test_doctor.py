@@ -174,6 +174,9 @@ def test_a_folder_with_a_part_missing(folder: Path, tmp_path: Path, gone: str, s
     assert "4.0 MiB of weights" in policy(given)()
     (folder / gone).unlink()
     assert said in lacking(policy(given))
+    index = '{"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}'
+    (folder / "model.safetensors.index.json").write_text(index)
+    assert "model-00002-of-00002.safetensors" in lacking(policy(given))
 
 
 def test_a_damaged_file_of_weights(folder: Path, tmp_path: Path) -> None:
@@ -208,14 +211,6 @@ def test_wandb_without_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
             preflight.packages(given)
-
-
-def test_a_shard_that_was_not_fetched(folder: Path, tmp_path: Path) -> None:
-    (folder / "model.safetensors.index.json").write_text(
-        '{"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}'
-    )
-    said = lacking(policy(config(tmp_path, policy={"path": str(folder)})))
-    assert "has no model-00002-of-00002.safetensors" in said
 
 
 def test_a_model_in_the_hub_s_cache(

@@ -74,7 +74,6 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     "no such run": ("evaluate nope", ["is not a run folder: there is no such folder"]),
     "a starter for a run": ("report .", ["its run.yaml is a run file that was not trained"]),
     "data that is not JSON": ("train run.yaml --set dataset.path=bad.jsonl", ["bad.jsonl, line 1: not JSON (JSONDecodeError: ", " at character "]),
-    "a reward that returns nothing": ("train run.yaml --set rewards=[bad.py:nothing]", ["rewards: nothing returned None; expected a list"]),
     "an endpoint that is down": ("train run.yaml --set llm.max_tokens=8", ["llm: a first call failed", "Connection refused", "set llm.optional: true"]),
     "a field of another section": ("train run.yaml --set steps=3", ["mean training.steps?"]),
 }  # fmt: skip
@@ -109,9 +108,7 @@ def put_files(folder: Path) -> None:
     (folder / "nested.yaml").write_text(f"output: out\nstrategy: {'[' * 2000}{']' * 2000}\n")
     (folder / "colon.yaml").write_text("output: out\ninstruction: Problem: solve it.\n")
     (folder / "bad.jsonl").write_text('{"question": "x"')
-    (folder / "bad.py").write_text(
-        "def nothing(completions, **_): ...\ndef silent(city: str) -> str:\n    return city\n"
-    )
+    (folder / "bad.py").write_text("def silent(city: str) -> str:\n    return city\n")
     (folder / "file").touch()
     for file in ("bare/config.json", "bare/model.safetensors"):
         (folder / file).parent.mkdir(exist_ok=True)

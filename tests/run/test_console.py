@@ -19,42 +19,42 @@ def shown(markup: str) -> str:
     return out.getvalue()
 
 
-@given(st.text(max_size=60))
-def test_what_a_model_wrote_is_shown_as_it_is(text: str) -> None:
-    line = describe_event("instruction_born", {"id": "i1", "origin": "rewrite", "text": text})
+@pytest.mark.parametrize("kind", ["instruction_born", "hint_accepted"])
+@given(text=st.text(max_size=60))
+def test_what_a_model_wrote_is_shown_as_it_is(kind: str, text: str) -> None:
+    line = describe_event(kind, {"id": "i1", "text": text, "mean_dev_score": 0.5})
     printable = " ".join(text.split())
     if printable.isprintable():
-        assert printable in shown(line)
+        assert f": {printable}" in shown(line)
 
 
-def test_steps_without_any_gradient_are_pointed_out_once(tmp_path: Path) -> None:
+def of_steps(*steps: dict[str, float], total: int = 9) -> list[str]:
+    """What the console shows after the metrics of each of some steps, in all so far."""
     out = io.StringIO()
-    listener = ConsoleListener(Console(file=out, width=200), 9)
-    for step, share in enumerate([1.0, 1.0, 0.9, 1.0, 1.0, 1.0, 1.0], 1):
-        listener.metrics(step, {"zero_advantage_share": share})
-        assert ("nothing to learn" in out.getvalue()) == (step >= 6)
-    assert out.getvalue().count("nothing to learn") == 1
+    listener = ConsoleListener(Console(file=out, width=200), total)
+    texts: list[str] = []
+    for step, values in enumerate(steps, 1):
+        listener.metrics(int(values.pop("step", step)), values)
+        texts.append(out.getvalue())
+    return texts
 
 
-def test_mini_batches_of_a_step_are_one_line_and_one_step(tmp_path: Path) -> None:
-    out = io.StringIO()
-    listener = ConsoleListener(Console(file=out, width=200), 9)
-    for step in (1, 1, 2, 2):
-        listener.metrics(step, {"zero_advantage_share": 1.0})
-    assert [out.getvalue().count(f"step {step}/9") for step in (1, 2)] == [1, 1]
-    assert "nothing to learn" not in out.getvalue()
-    listener.metrics(3, {"zero_advantage_share": 1.0})
-    assert "nothing to learn" in out.getvalue()
+def test_steps_without_any_gradient_are_pointed_out_once() -> None:
+    texts = of_steps(*({"zero_advantage_share": s} for s in (1.0, 1.0, 0.9, 1.0, 1.0, 1.0, 1.0)))
+    assert [text.count("nothing to learn") for text in texts] == [0, 0, 0, 0, 0, 1, 1]
 
 
-def test_a_teacher_is_a_gradient_too(tmp_path: Path) -> None:
-    out = io.StringIO()
-    listener = ConsoleListener(Console(file=out, width=200), 9)
-    for step in range(1, 6):
-        told = {"zero_advantage_share": 1.0, "distil/share": 1.0, "distil/loss": 0.25}
-        listener.metrics(step, told)
-    assert "nothing to learn" not in out.getvalue()
-    assert "distillation loss 0.250" in out.getvalue()
+def test_mini_batches_of_a_step_are_one_line_and_one_step() -> None:
+    texts = of_steps(*({"step": s, "zero_advantage_share": 1.0} for s in (1, 1, 2, 2, 3)))
+    assert [texts[-1].count(f"step {step}/9") for step in (1, 2, 3)] == [1, 1, 1]
+    assert ["nothing to learn" in text for text in texts] == [False] * 4 + [True]
+
+
+def test_a_teacher_is_a_gradient_too() -> None:
+    metrics = {"zero_advantage_share": 1.0, "distil/share": 1.0, "distil/loss": 0.25}
+    text = of_steps(*(dict(metrics) for _ in range(5)))[-1]
+    assert "nothing to learn" not in text
+    assert "distillation loss 0.250" in text
 
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07a\x9b31mb\x7f\u202ec\ud83d\rd \x00e\tf\ng"
@@ -143,16 +143,6 @@ def test_hint_events_in_words() -> None:
     assert describe_event("hint_rejected", {"reason": "x", "text": "y"}) == ""
 
 
-@given(st.text(max_size=60))
-def test_a_hint_is_shown_as_it_is(text: str) -> None:
-    fields = {"text": text, "parent": "", "mean_dev_score": 0.5}
-    printable = " ".join(text.split())
-    if printable.isprintable():
-        assert f"+ hint (0.50 on dev): {printable}" in shown(
-            describe_event("hint_accepted", fields)
-        )
-
-
 def test_a_record_is_written_and_shown(tmp_path: Path) -> None:
     out = io.StringIO()
     listener = ConsoleListener(Console(file=out, width=200), total_steps=9)
@@ -219,30 +209,31 @@ def test_a_step_is_one_line_in_a_file_and_indented_on_a_terminal(
         assert first.endswith("best weight 0.75")
 
 
-def test_an_outage_is_pointed_out_once_until_it_is_over(tmp_path: Path) -> None:
-    out = io.StringIO()
-    listener = ConsoleListener(Console(file=out, width=200), 9)
-    said = []
-    for step, share in enumerate([0.05, 0.5, 1.0, 0.0, 0.5], 1):
-        listener.metrics(step, {"failed_search_share": share})
-        said.append(out.getvalue().count("check environment.retriever"))
-    assert said == [0, 1, 1, 1, 2]
-    assert "a search failed in 50% of the rollouts" in out.getvalue()
-    listener.metrics(6, {})
-    listener.metrics(7, {"environment_error_share": 0.2})
-    assert "20% of the rollouts ended in an error of the environment" in out.getvalue()
-    listener.metrics(8, {"actions/price": 0.05, "actions_failed/price": 1.0})  # too few calls
-    listener.metrics(9, {"actions/price": 1.0, "actions_failed/price": 0.5})
-    assert "calls of price" not in out.getvalue()
-    listener.metrics(10, {"actions/price": 1.0, "actions_failed/price": 0.95})
-    assert "95% of the calls of price failed" in out.getvalue()
+def test_an_outage_is_pointed_out_once_until_it_is_over() -> None:
+    texts = of_steps(*({"failed_search_share": s} for s in (0.05, 0.5, 1.0, 0.0, 0.5)))
+    assert [text.count("check environment.retriever") for text in texts] == [0, 1, 1, 1, 2]
+    assert "a search failed in 50% of the rollouts" in texts[-1]
 
 
-def test_truncation_is_in_the_step_line_and_pointed_out_once(tmp_path: Path) -> None:
-    out = io.StringIO()
-    listener = ConsoleListener(Console(file=out, width=200), 9)
-    for step, share in enumerate([0.0, 0.5, 0.75, 0.8], 1):
-        listener.metrics(step, {"truncated_share": share, "truncated/turns": share})
-        assert (f"truncated {share:.0%}" in out.getvalue()) == (share > 0)
-        assert ("raise limits.turns" in out.getvalue()) == (step >= 3)
-    assert out.getvalue().count("raise limits.turns") == 1
+@pytest.mark.parametrize(
+    ("metrics", "notice"),
+    [
+        ({"environment_error_share": 0.2}, "20% of the rollouts ended in an error of the environment"),
+        ({"actions/price": 1.0, "actions_failed/price": 0.95}, "95% of the calls of price failed"),
+        ({"actions/price": 1.0, "actions_failed/price": 0.5}, ""),
+        ({"actions/price": 0.05, "actions_failed/price": 1.0}, ""),  # too few calls
+    ],
+)  # fmt: skip
+def test_which_failures_are_an_outage(metrics: dict[str, float], notice: str) -> None:
+    (text,) = of_steps(metrics)
+    assert notice in text
+    assert ("read the errors" in text) == bool(notice)
+
+
+def test_truncation_is_in_the_step_line_and_pointed_out_once() -> None:
+    shares = (0.0, 0.5, 0.75, 0.8)
+    texts = of_steps(*({"truncated_share": s, "truncated/turns": s} for s in shares))
+    assert [f"truncated {s:.0%}" in text for s, text in zip(shares, texts, strict=True)] == [
+        False, True, True, True,
+    ]  # fmt: skip
+    assert [text.count("raise limits.turns") for text in texts] == [0, 0, 1, 1]

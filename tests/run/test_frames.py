@@ -3,11 +3,11 @@
 from dataclasses import asdict
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 import cotune
 from cotune.errors import ConfigError
+from cotune.run.lineage import instruction_rows
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir, open_run
 from cotune.types import Prompt
@@ -67,22 +67,14 @@ def test_events_of_a_kind_have_its_columns(empty: RunDir, record: Record) -> Non
     assert everything["text"].tolist()[2] == "x"
 
 
-def test_instructions_know_what_became_of_them(empty: RunDir, record: Record) -> None:
-    for number, parent in ((0, None), (1, "i0"), (2, "i1")):
-        record.event("instruction_born", number, id=f"i{number}", text=f"Do {number}.", born=number,
-                    parent=parent, origin="initial" if parent is None else "reflection",
-                    critique="", score=None if parent is None else 0.75, parent_score=None)  # fmt: skip
-    record.event("population", 3, members=[
-        {"id": "i0", "weight": 0.25, "observed": 0.25, "observed_rollouts": 40},
-        {"id": "i1", "weight": 0.5, "observed": 0.5, "observed_rollouts": 8},
-    ])  # fmt: skip
-    record.event("instruction_pruned", 4, id="i0", weight=0.25, cause="prune")
-    frame = empty.instructions_frame().set_index("id")
-    assert frame["best"].tolist() == [False, True, False]
-    assert frame["pruned"].dropna().tolist() == [4]
-    assert frame.loc["i1", ["weight", "observed_rollouts", "score"]].tolist() == [0.5, 8, 0.75]
-    assert frame["parent"].dropna().tolist() == ["i0", "i1"]
-    assert pd.isna(frame.loc["i2", "weight"])
+def test_instructions_are_the_rows_of_the_lineage(empty: RunDir, record: Record) -> None:
+    for number, parent in ((0, None), (1, "i0")):
+        record.event("instruction_born", number, id=f"i{number}", text="Do.", parent=parent)
+    rows = [asdict(row) for row in instruction_rows(empty)]
+    frame = empty.instructions_frame()
+    assert frame.columns.tolist() == list(rows[0])
+    assert frame["id"].tolist() == ["i0", "i1"]
+    assert frame["parent"].isna().tolist() == [True, False]
 
 
 def test_trajectories_are_chosen_by_step_and_purpose(empty: RunDir, record: Record) -> None:

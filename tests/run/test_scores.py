@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cotune.run.scores import Score, measure_of, score_trajectories, wilson
+from cotune.run.scores import measure_of, score_trajectories, wilson
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 
 
@@ -32,9 +32,11 @@ def test_score_by_hand() -> None:
     assert score.interval == wilson(1 / 3, 3)
 
 
-def test_no_rollouts_have_no_score() -> None:
+def test_nothing_has_no_score() -> None:
     with pytest.raises(ValueError, match="no rollouts"):
         score_trajectories([])
+    with pytest.raises(ValueError, match="expected at least 1"):
+        wilson(0.5, 0)
 
 
 def test_wilson_by_hand() -> None:
@@ -47,34 +49,22 @@ def test_wilson_by_hand() -> None:
     assert high == pytest.approx(3.841459 / 13.841459, abs=1e-6)
 
 
-def test_wilson_needs_a_trial() -> None:
-    with pytest.raises(ValueError, match="expected at least 1"):
-        wilson(0.5, 0)
-
-
-def test_interval_holds_the_mean() -> None:
-    interval = Score(0.25, 40, {}).interval
-    assert interval is not None
-    assert interval[0] < 0.25 < interval[1]
-
-
-def test_rewards_that_are_not_0_or_1_have_the_interval_of_their_mean() -> None:
-    score = score_trajectories([rollout("", r) for r in (-1.0, 0.0, 4.0, -1.0, 3.0)], "mean reward")
-    assert (score.em, score.measure) == (1.0, "mean reward")
-    # s² = (4 + 1 + 9 + 4 + 4) / 4 = 5.5; t of four degrees is 2.776445.
-    spread = 2.776445 * (5.5 / 5) ** 0.5
-    assert score.interval == pytest.approx((1 - spread, 1 + spread), rel=1e-6)
-
-
-def test_few_rewards_have_no_interval_beyond_the_possible() -> None:
-    assert score_trajectories([rollout("", r) for r in (0.2, 1.0)]).interval == (0.0, 1.0)
-    assert score_trajectories([rollout("", r) for r in (0.2, 1.4)]).interval is None
-
-
-def test_equal_rewards_have_no_spread_and_a_single_one_no_interval() -> None:
-    assert score_trajectories([rollout("", 0.5)] * 2).interval == (0.5, 0.5)
-    assert score_trajectories([rollout("", 0.5)]).interval is None
-    assert score_trajectories([rollout("", 1.0)]).interval == wilson(1.0, 1)
+@pytest.mark.parametrize(
+    ("rewards", "interval"),
+    [
+        # s² = (4 + 1 + 9 + 4 + 4) / 4 = 5.5; t of four degrees is 2.776445.
+        ((-1.0, 0.0, 4.0, -1.0, 3.0), (1 - 2.776445 * 1.1**0.5, 1 + 2.776445 * 1.1**0.5)),
+        ((0.2, 1.0), (0.0, 1.0)),  # cut to the possible
+        ((0.2, 1.4), None),  # too few
+        ((0.5, 0.5), (0.5, 0.5)),
+        ((0.5,), None),
+        ((1.0,), wilson(1.0, 1)),
+    ],
+)
+def test_intervals(rewards: tuple[float, ...], interval: tuple[float, float] | None) -> None:
+    score = score_trajectories([rollout("", reward) for reward in rewards], "mean reward")
+    assert (score.n, score.measure) == (len(rewards), "mean reward")
+    assert score.interval == (interval if interval is None else pytest.approx(interval, rel=1e-6))
 
 
 def test_what_a_score_is_of() -> None:

@@ -35,9 +35,10 @@ app = typer.Typer(
     help="Trains an LLM agent's weights and its prompt together.",
 )
 
-_START, _RUN, _RESULTS, _SUITES = (
-    "Set up and check", "Train", "Look at results and ship", "Compare methods, serve a corpus"
-)  # fmt: skip
+_START = "Set up and check"
+_RUN = "Train"
+_RESULTS = "Look at results and ship"
+_SUITES = "Compare methods"
 
 
 def _command(panel: str, example: str, name: str | None = None) -> Callable[[Any], Any]:
@@ -45,8 +46,8 @@ def _command(panel: str, example: str, name: str | None = None) -> Callable[[Any
     return app.command(name, rich_help_panel=panel, epilog=f"Example: cotune {example}")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         typer.echo(f"cotune {version('cotune')}")
@@ -177,15 +178,15 @@ def evaluate(
 
     if not quadrants and since is not None:
         raise ConfigError("--since was given without --quadrants; remove it, or add --quadrants")
-    asked = EvaluationOptions(
+    evaluation = EvaluationOptions(
         split=split, benchmarks=benchmark or (), samples=samples or ("4" if quadrants else "0"),
         temperature=temperature, limit=limit, policy=policy,
     )  # fmt: skip
     check_trusted(run_folder, trust)
     if quadrants:
-        evaluate_quadrants(run_folder, _console(), asked, since, as_json, set_ or ())
+        evaluate_quadrants(run_folder, _console(), evaluation, since, as_json, set_ or ())
     else:
-        evaluate_(run_folder, _console(), asked, as_json, set_ or ())
+        evaluate_(run_folder, _console(), evaluation, as_json, set_ or ())
 
 
 @_command(_START, "plan run.yaml --steps 2")
@@ -322,8 +323,8 @@ def main() -> None:
         if not text:
             raise
         # Every process prints the error, because torchrun stops the others after the first failure.
-        where = f" (rank {launched_rank()})" if launched_rank() else ""
-        typer.echo(f"cotune{where}: {text}", err=True)
+        rank = f" (rank {launched_rank()})" if launched_rank() else ""
+        typer.echo(f"cotune{rank}: {text}", err=True)
         sys.exit(status)
 
 

@@ -33,11 +33,11 @@ def show(run_file: Path | None, console: Console, assignments: Sequence[str] = (
     """
     well = True
     with step_progress(console), uncollected():
-        for found in examine(run_file, assignments):
-            missing = isinstance(found, Exception | Notice)
+        for outcome in examine(run_file, assignments):
+            missing = isinstance(outcome, Exception | Notice)
             well &= not missing
             mark = ("not ok ", "red") if missing else ("ok     ", "green")
-            line = Text.assemble(mark, f"  {hide_secrets(one_line(str(found)))}")
+            line = Text.assemble(mark, f"  {hide_secrets(one_line(str(outcome)))}")
             console.print(line, soft_wrap=True)
     return well
 
@@ -62,20 +62,23 @@ def examine(run_file: Path | None, assignments: Sequence[str] = ()) -> Iterator[
         return
     quiet_libraries(config)
     yield f"run file: {run_file} is valid"
-    for _, found in Preflight(config, ask_llm=True).outcomes():
-        if found is not None:
-            yield found
+    for _, outcome in Preflight(config, ask_llm=True).outcomes():
+        if outcome is not None:
+            yield outcome
 
 
 def installation() -> Iterator[str | Exception]:
     """Show Python, cotune, and its packages."""
     yield f"python {platform.python_version()} on {platform.system()}; cotune {version('cotune')}"
-    needed = [Requirement(text) for text in requires("cotune") or ()]
-    needed = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
-    wrong = [text for requirement in needed if (text := not_fitting(requirement))]
-    yield from map(ConfigError, wrong)
-    names = [*(one.name for one in needed), *OPTIONAL]
-    yield f"packages: {', '.join(f'{name} {found}' for name in names if (found := installed(name)))}"
+    requirements = [
+        requirement
+        for requirement in map(Requirement, requires("cotune") or ())
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+    ]
+    yield from map(ConfigError, filter(None, map(not_fitting, requirements)))
+    names = [*(requirement.name for requirement in requirements), *OPTIONAL]
+    versions = [f"{name} {number}" for name in names if (number := installed(name))]
+    yield f"packages: {', '.join(versions)}"
 
 
 def engines() -> Iterator[str | Exception]:

@@ -36,12 +36,12 @@ def allow_hub() -> None:
 
 def _may_fetch(config: RunConfig) -> bool:
     """Return whether a run may need the Hugging Face hub for its policy, data or user code."""
-    policy, dataset = config.policy.path, config.dataset
+    dataset = config.dataset
     of_hub = dataset is not None and dataset.name is not None and not Path(dataset.name).is_dir()
-    own = config.environment_kind.runs_user_code or isinstance(config.proposer, OwnLLMOptions)
+    user_code = config.environment_kind.runs_user_code or isinstance(config.proposer, OwnLLMOptions)
     return (
-        not is_local(policy)
+        not is_local(config.policy.path)
         or of_hub
-        or own
+        or user_code
         or any(":" in reward.function for reward in config.rewards)
     )

@@ -52,21 +52,21 @@ def described(show: Show, clock: Callable[[], float] = time.monotonic) -> Listen
     step = left = token = ""
     current = ("", 0, 0)
 
-    def listen(what: str, done: int, total: int) -> None:
+    def listen(counted: str, done: int, total: int) -> None:
         nonlocal step, left, token, current
-        if what == "step":
+        if counted == "step":
             step = f"step {done + 1}/{total}: " if done < total else ""
             left = time_left.after(done, total)
             token = ""
             current = ("", 0, 0)  # what the step before counted is over
             return
-        if what == "tokens":
+        if counted == "tokens":
             if not current[0]:
                 return
             token = f"token {done} of at most {total}"
         else:
-            token = token if what == current[0] else ""
-            current = (what, done, total)
+            token = token if counted == current[0] else ""
+            current = (counted, done, total)
         text = step + _NAMES.get(current[0], current[0])
         show(text, *current[1:], ", ".join(filter(None, (token, left))))
 

@@ -29,9 +29,9 @@ def train(
 ) -> Path:
     """Train a run file from the start, after setting some fields; return the run folder."""
     config = load_config(path, assignments=assignments)
-    shown = Console(quiet=True) if quiet else console
+    progress = Console(quiet=True) if quiet else console
     with _stoppable(config.output, config, new=True):
-        _train(config, shown, resume=False)
+        _train(config, progress, resume=False)
     return config.output
 
 
@@ -44,14 +44,14 @@ def resume(
     gets what is missing: a complete best/, and the report.
     """
     run, recorded = open_trained(folder)
-    shown = Console(quiet=True) if quiet else console
-    if not assignments and _concluded_late(run, recorded, shown):
+    progress = Console(quiet=True) if quiet else console
+    if not assignments and _conclude_late(run, recorded, progress):
         return run.path
     step = engine_of(recorded).checkpoint_step(recorded, run.checkpoints_path)
     config = resumed_config(run, recorded, assignments, step)
     # The folder may have been moved since its run file was written.
     with _stoppable(folder, config):
-        _train(config.model_copy(update={"output": run.path}), shown, resume=True)
+        _train(config.model_copy(update={"output": run.path}), progress, resume=True)
     return run.path
 
 
@@ -82,7 +82,7 @@ def passed(
     return Preflight(config, new=new).require()
 
 
-def _concluded_late(run: RunDir, config: RunConfig, shown: Console) -> bool:
+def _conclude_late(run: RunDir, config: RunConfig, console: Console) -> bool:
     """Do what `conclude` does after the summary if a stop came in between; return whether one did."""
     if run.read_summary() is None or not (run.best_path / "best.json").is_file():
         return False
@@ -94,7 +94,7 @@ def _concluded_late(run: RunDir, config: RunConfig, shown: Console) -> bool:
         return False
     with _stoppable(run.path, config), run_locked(run.path):
         complete_best(config, run)
-        shown.out(result_files(run, write_report(run.path)), highlight=False)
+        console.out(result_files(run, write_report(run.path)), highlight=False)
     return True
 
 

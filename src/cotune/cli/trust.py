@@ -24,17 +24,17 @@ def check_trusted(folder: Path, trust: bool) -> None:
     Raises:
         ConfigError: not a run folder; or other code is named, and not trusted.
     """
-    here, run = Path.cwd().resolve(), folder.resolve()
+    project = Path.cwd().resolve()
     references = list(code_references(RunDir.open(folder).read_config()))
-    files = [Path(where).resolve() for where in references if is_file(where)]
-    modules = [file.resolve() for where in references for file in _module_files(where)]
-    strange = [file for file in files if not file.is_relative_to(here)]
-    strange += [file for file in (*files, *modules) if file.is_relative_to(run)]
+    files = [Path(reference).resolve() for reference in references if is_file(reference)]
+    modules = [file.resolve() for name in references for file in _module_files(name)]
+    strange = [file for file in files if not file.is_relative_to(project)]
+    strange += [file for file in (*files, *modules) if file.is_relative_to(folder.resolve())]
     if trust or not strange:
         return
-    shown = printable(", ".join(dict.fromkeys(map(str, strange))))
+    paths = printable(", ".join(dict.fromkeys(map(str, strange))))
     raise ConfigError(
-        f"{folder}/run.yaml runs code from outside the current folder: {shown}; look at it, then add "
+        f"{folder}/run.yaml runs code from outside the current folder: {paths}; look at it, then add "
         "--trust"
     )
 
@@ -45,10 +45,11 @@ def code_references(run_file: Mapping[str, object]) -> Iterator[str]:
     A verifiers environment, and modules that veRL imports (`external_lib`), are named without an object.
     """
     for text in _texts([value for name, value in run_file.items() if name != "instruction"]):
-        where, name = split_reference(text)
-        if where and name:
-            yield where
-    environment, training = run_file.get("environment"), run_file.get("training")
+        module, name = split_reference(text)
+        if module and name:
+            yield module
+    environment = run_file.get("environment")
+    training = run_file.get("training")
     if isinstance(environment, Mapping) and environment.get("kind") == "verifiers":
         yield str(environment.get("environment")).replace("-", "_")
     if isinstance(training, Mapping):

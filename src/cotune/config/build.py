@@ -107,11 +107,11 @@ def build_llm(options: "LLM | LLMConfig | None", seed: int, record: Record) -> L
     if isinstance(options, BankOptions):
         return BankLLM(options)
     if isinstance(options, OwnLLMOptions):
-        own = own_llm(options)
-        if hasattr(own, "seed"):
-            own.seed = seed  # pyright: ignore[reportAttributeAccessIssue]
-        optional = options.optional or bool(getattr(own, "optional", False))
-        return MeteredLLM(own, record, options.describe(), optional=optional)
+        llm = own_llm(options)
+        if hasattr(llm, "seed"):
+            llm.seed = seed  # pyright: ignore[reportAttributeAccessIssue]
+        optional = options.optional or bool(getattr(llm, "optional", False))
+        return MeteredLLM(llm, record, options.describe(), optional=optional)
     if isinstance(options, OpenAIOptions):
         return OpenAIClient(options, record)
     return MeteredLLM(options, record, model=type(options).__name__)

@@ -39,16 +39,20 @@ def _parsed(assignment: str) -> tuple[tuple[str, ...], Any]:
     field = field.strip()
     if not equals or not _FIELD.fullmatch(field):
         wrong = "does not begin with a field" if equals else "has no '='"
-        raise ConfigError(f"--set{_shown(field)} {wrong}; expected FIELD=VALUE, as in {_EXAMPLE}")
+        raise ConfigError(
+            f"--set{_safe_name(field)} {wrong}; expected FIELD=VALUE, as in {_EXAMPLE}"
+        )
     try:
         return tuple(field.split(".")), yaml.load(text, FieldLoader)
     except yaml.YAMLError:
         raise ConfigError(
-            f"--set{_shown(field)}: what follows '=' is not YAML; quote a text that YAML would "
+            f"--set{_safe_name(field)}: what follows '=' is not YAML; quote a text that YAML would "
             "misread, as in --set 'name=\"a: b\"'"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--set{_shown(field)}: {too_much(error)}; expected a value") from None
+        raise ConfigError(
+            f"--set{_safe_name(field)}: {too_much(error)}; expected a value"
+        ) from None
 
 
 def too_much(error: ValueError | RecursionError) -> str:
@@ -58,7 +62,7 @@ def too_much(error: ValueError | RecursionError) -> str:
     return "holds a number or a date that cannot be read"
 
 
-def _shown(field: str) -> str:
+def _safe_name(field: str) -> str:
     return f" {field}" if _SHOWN.fullmatch(field) else ""
 
 
@@ -69,9 +73,9 @@ def _set(section: dict[str, Any], path: Sequence[str], value: Any) -> None:
         if below is None:
             below = section[key] = {}
         if not isinstance(below, dict):
-            holder = _shown(".".join(path[:depth])).strip() or "the field above"
+            holder = _safe_name(".".join(path[:depth])).strip() or "the field above"
             raise ConfigError(
-                f"--set{_shown('.'.join(path))}: {holder} holds a value, which has no fields; "
+                f"--set{_safe_name('.'.join(path))}: {holder} holds a value, which has no fields; "
                 f"set {holder} as a whole"
             )
         section = below

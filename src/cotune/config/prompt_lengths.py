@@ -45,8 +45,8 @@ def prompt_length(
     evolves = method_of(strategy).evolves
     if not evolves:
         return PromptLength(task, tokens, tokens, tokens)
-    kept = "" if "instruction" in evolves else instruction
-    fixed = _tokens(environment, codec, task, kept)
+    unevolved = "" if "instruction" in evolves else instruction
+    fixed = _tokens(environment, codec, task, unevolved)
     # The least limit L with tokens + L // (2 × kinds) <= L.
     beside = tokens + (tokens - 1) // (2 * len(evolves) - 1) if len(evolves) > 1 else tokens
     return PromptLength(task, tokens, fixed, max(beside, 2 * fixed))
@@ -83,20 +83,20 @@ def without_too_long(
 
     Logs how many of each split are left out.
     """
-    kept: dict[str, list[Task]] = {}
+    fitting: dict[str, list[Task]] = {}
     for split in SPLITS:
         tasks = environment.tasks(split)
-        kept[split] = [
+        fitting[split] = [
             task
             for task in tasks
             if prompt_length(environment, codec, task, instruction, strategy).needed <= limit
         ]
-        if left := len(tasks) - len(kept[split]):
+        if left := len(tasks) - len(fitting[split]):
             warn(
                 f"dataset.drop_too_long: {left} of {len(tasks)} {split} questions are left out; "
                 f"their prompts need more than limits.prompt_tokens {limit}"
             )
-    return environment.with_tasks(kept)
+    return environment.with_tasks(fitting)
 
 
 def _tokens(environment: Environment, codec: Codec, task: Task, instruction: str) -> int:

@@ -156,7 +156,8 @@ def check_resumable(was: RunConfig, now: RunConfig, source: str) -> None:
         now: the same with some fields changed.
         source: the origin of the changes; named in the error.
     """
-    before, after = identity(was), identity(now)
+    before = identity(was)
+    after = identity(now)
     for field in before | after:
         if after.get(field) != before.get(field):
             raise ConfigError(

@@ -44,9 +44,9 @@ def check_prompt_texts(environment: Environment, instruction: str, tokens: Token
         instruction: the initial one.
         tokens: the policy's codec; a control token written out in an instruction would stay text.
     """
-    if found := [token for token in tokens.control_tokens if token in instruction]:
+    if spelled := [token for token in tokens.control_tokens if token in instruction]:
         raise ConfigError(
-            f"instruction spells out {', '.join(found)}, control tokens of the policy; the policy "
+            f"instruction spells out {', '.join(spelled)}, control tokens of the policy; the policy "
             "would see a different text instead: remove them"
         )
     description_of(environment)
@@ -101,40 +101,42 @@ def check_prompts(
         max_completion_length: GRPOConfig's, if the limit is what it leaves of the context; None if the
             limit was set.
     """
-    found = longest_prompt(environment, codec, instruction, splits, strategy)
-    limit, evolves = limits.prompt_tokens, method_of(strategy).evolves
-    if found is None or found.needed <= limit:
+    longest = longest_prompt(environment, codec, instruction, splits, strategy)
+    limit = limits.prompt_tokens
+    evolves = method_of(strategy).evolves
+    if longest is None or longest.needed <= limit:
         return
     texts = " and ".join("instructions" if text == "instruction" else text for text in evolves)
     half = f", half of which is left for evolved {texts}" if evolves else ""
-    without = "" if found.fixed == found.tokens else f", {found.fixed} without the instruction"
+    without = (
+        "" if longest.fixed == longest.tokens else f", {longest.fixed} without the instruction"
+    )
     prompt = (
-        f"the prompt of task {found.task.id} has {found.tokens} tokens{without}; expected at least "
-        f"{found.needed}"
+        f"the prompt of task {longest.task.id} has {longest.tokens} tokens{without}; expected at least "
+        f"{longest.needed}"
     )
     if max_completion_length is not None and context_tokens is not None:
+        room = context_tokens - longest.needed
+        lower = f"lower max_completion_length to {room}, " if room > 0 else ""
         raise ConfigError(
             f"GRPOConfig.max_completion_length is {max_completion_length} and leaves {limit} tokens of the "
             f"policy's context of {context_tokens} for the prompt{half}, but {prompt}: "
-            f"{_shorter_completions(context_tokens - found.needed)}shorten the instruction, or leave long "
-            "questions out of the data"
+            f"{lower}shorten the instruction, or leave long questions out of the data"
         )
-    text = f"limits.prompt_tokens is {limit}{half}, but {prompt}"
-    if context_tokens is not None and found.needed + limits.trajectory_tokens > context_tokens:
-        text += (
+    if context_tokens is not None and longest.needed + limits.trajectory_tokens > context_tokens:
+        beyond = (
             f", but the policy's context holds {context_tokens}, limits.trajectory_tokens "
-            f"({limits.trajectory_tokens}) included"
+            f"({limits.trajectory_tokens}) included; "
         )
-        other = ""
     else:
-        text, other = f"{text}: raise it to {found.needed}", "or "
-    bare = found.tokens - len(codec.encode(instruction))
+        beyond = f": raise it to {longest.needed}; or "
+    # A shorter instruction helps only if the question alone would fit.
+    bare = longest.tokens - len(codec.encode(instruction))
     shorten = "" if bare > limit // (2 if evolves else 1) else "shorten the instruction, or "
-    raise ConfigError(f"{text}; {other}{shorten}leave long questions out {leave_out}")
-
-
-def _shorter_completions(most: int) -> str:
-    return f"lower max_completion_length to {most}, " if most > 0 else ""
+    raise ConfigError(
+        f"limits.prompt_tokens is {limit}{half}, but {prompt}{beyond}{shorten}leave long questions out "
+        f"{leave_out}"
+    )
 
 
 def check_columns(
@@ -175,10 +177,10 @@ def check_context(context_tokens: int | None, limits: Limits) -> None:
     Args:
         context_tokens: the policy's context length; None if unlimited.
     """
-    asked = limits.prompt_tokens + limits.trajectory_tokens
-    if context_tokens is not None and asked > context_tokens:
+    episode = limits.prompt_tokens + limits.trajectory_tokens
+    if context_tokens is not None and episode > context_tokens:
         raise ConfigError(
             f"limits.prompt_tokens + limits.trajectory_tokens is {limits.prompt_tokens} + "
-            f"{limits.trajectory_tokens} = {asked}, but the policy's context holds "
+            f"{limits.trajectory_tokens} = {episode}, but the policy's context holds "
             f"{context_tokens} tokens; lower one of the two, in the run file or in cotune.Limits(…)"
         )

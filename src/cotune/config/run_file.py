@@ -253,12 +253,12 @@ class RunConfig(Model):
     def _shorthands(cls, raw: Any) -> Any:
         if not isinstance(raw, Mapping):
             return raw
-        given = dict(cast("Mapping[str, Any]", raw))
-        for section in ("environment", "llm"):
-            if isinstance(text := given.get(section), str):
-                own = ":" in text
-                given[section] = {"kind": "python", "object": text} if own else {"kind": text}
-        return given
+        sections = dict(cast("Mapping[str, Any]", raw))
+        for name in ("environment", "llm"):
+            if isinstance(text := sections.get(name), str):
+                is_object = ":" in text
+                sections[name] = {"kind": "python", "object": text} if is_object else {"kind": text}
+        return sections
 
     @field_validator("output")
     @classmethod
@@ -267,22 +267,26 @@ class RunConfig(Model):
 
     @model_validator(mode="after")
     def _computes_in_one_type(self) -> "RunConfig":
-        precision, args = self.training.precision, self.training.engine_args
+        precision = self.training.precision
+        args = self.training.engine_args
         if precision == "fp32" and self.policy.dtype not in ("auto", "float32"):
             raise ValueError(
                 f"training.precision is fp32, but policy.dtype is {self.policy.dtype}; expected policy.dtype "
                 "auto or float32, or precision auto"
             )
-        if precision != "auto" and (named := [name for name in ("bf16", "fp16") if name in args]):
+        if precision != "auto" and (
+            repeated := [name for name in ("bf16", "fp16") if name in args]
+        ):
             raise ValueError(
-                f"training.precision is {precision}, and training.engine_args.{named[0]} sets it again; "
+                f"training.precision is {precision}, and training.engine_args.{repeated[0]} sets it again; "
                 "remove one of them"
             )
         return self
 
     @model_validator(mode="after")
     def _has_data_and_rewards(self) -> "RunConfig":
-        kind, entry = self.environment.kind, self.environment_kind
+        kind = self.environment.kind
+        entry = self.environment_kind
         if self.dataset is None and entry.dataset == "required":
             raise ValueError(
                 f"dataset: missing; environment.kind {kind} brings no questions: name a file by "
@@ -354,10 +358,10 @@ class RunConfig(Model):
         ):
             return self
         if not self.environment_kind.offline_rules:
-            known = [kind for kind in environments.BUILT_IN if kind_of(kind).offline_rules]
+            worlds = [kind for kind in environments.BUILT_IN if kind_of(kind).offline_rules]
             raise ValueError(
                 f"llm is {'missing' if self.llm is None else 'rules'}, and the offline rules know only "
-                f"{' and '.join(known)}; environment.kind is {self.environment.kind}; set llm to an "
+                f"{' and '.join(worlds)}; environment.kind is {self.environment.kind}; set llm to an "
                 "OpenAI-compatible endpoint, {kind: openai, model: …, base_url: …}, to your own, "
                 "my_llm.py:MyLLM, or to a file of texts to try, {kind: bank, path: …}"
             )
@@ -454,12 +458,12 @@ def dump_config(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
-def read_fields(path: Path, what: str, such_as: str) -> dict[str, Any]:
+def read_fields(path: Path, expected: str, such_as: str) -> dict[str, Any]:
     """Read a YAML file of fields, without checking their names; ConfigError if it is not one."""
     try:
         raw = yaml.load(path.read_text(encoding="utf-8"), FieldLoader)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}; expected {what}") from error
+        raise ConfigError(f"{path}: {error.strerror or error}; expected {expected}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text ({error.reason}); expected YAML") from error
     except yaml.YAMLError as error:

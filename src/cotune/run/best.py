@@ -65,13 +65,13 @@ class BestRecord:
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Self:
         """Parse the fields of best.json; unknown ones are ignored."""
-        known = {one.name: row[one.name] for one in fields(cls) if one.name in row}
+        known_fields = {field.name: row[field.name] for field in fields(cls) if field.name in row}
         for name in ("interval", "initial_interval"):
-            if known.get(name) is not None:
-                known[name] = tuple(known[name])
-        if known.get("found") is not None:
-            known["found"] = cls.of(known["found"])
-        return cls(**known)
+            if known_fields.get(name) is not None:
+                known_fields[name] = tuple(known_fields[name])
+        if known_fields.get("found") is not None:
+            known_fields["found"] = cls.of(known_fields["found"])
+        return cls(**known_fields)
 
     @property
     def as_found(self) -> "BestRecord":
@@ -89,8 +89,9 @@ class BestRecord:
         if self.instruction_id:
             pair += f" with instruction {self.instruction_id}"
         if self.observed_rollouts is not None:
-            steps, rollouts = self.observed_steps or 0, self.observed_rollouts
-            pair += f" (observed in {_count(steps, 'step')}, {_count(rollouts, 'rollout')}"
+            steps = _count(self.observed_steps or 0, "step")
+            rollouts = _count(self.observed_rollouts, "rollout")
+            pair += f" (observed in {steps}, {rollouts}"
             close = f"; too close to {self.runner_up} to call" if self.too_close_to_call else ""
             pair += f"{close if self.runner_up else ''})"
         if self.validated is None:
@@ -132,13 +133,12 @@ def read_best(folder: Path) -> BestRecord | None:
         return None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"{path}: cannot be read ({reason}); {_fix(folder)}") from error
+        raise ConfigError(
+            f"{path}: cannot be read ({reason}); restore the file, or remove {folder} and resume the run "
+            "without what it had kept"
+        ) from error
     return record
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
-
-
-def _fix(folder: Path) -> str:
-    return f"restore the file, or remove {folder} and resume the run without what it had kept"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"

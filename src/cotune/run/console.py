@@ -31,7 +31,8 @@ class _Notices:
     def after(self, values: Mapping[str, float]) -> list[str]:
         """Return the notices after a step, as plain text."""
         notices: list[str] = []
-        truncation, outage = truncation_notice(values), outage_notice(values)
+        truncation = truncation_notice(values)
+        outage = outage_notice(values)
         if truncation and not self._truncated:
             self._truncated = True
             notices.append(truncation)
@@ -58,7 +59,8 @@ class ConsoleListener:
     """
 
     def __init__(self, console: Console, total_steps: int) -> None:
-        self._console, self._total = console, total_steps
+        self._console = console
+        self._total = total_steps
         self._started = time.monotonic()
         self._time_left = TimeLeft()
         self._notices = _Notices()

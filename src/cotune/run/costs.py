@@ -8,6 +8,7 @@ compute is the sum of committed rows; money is the sum of all rows, since a resu
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from cotune.run.json_files import Row
 from cotune.types import Purpose
@@ -105,26 +106,29 @@ def committed(rows: Iterable[CostRow], cuts: Sequence[tuple[int, int]]) -> list[
         rows: in any order.
         cuts: (attempt, last step that it kept) of each attempt that began at the end of a step.
     """
-    marked: list[CostRow] = []
-    for row in rows:
-        kept = row.attempt > 0 and all(
-            row.step <= step for attempt, step in cuts if attempt > row.attempt
-        )
-        marked.append(replace(row, committed=kept))
-    return marked
+
+    def is_committed(row: CostRow) -> bool:
+        later_cuts = [step for attempt, step in cuts if attempt > row.attempt]
+        return row.attempt > 0 and all(row.step <= step for step in later_cuts)
+
+    return [replace(row, committed=is_committed(row)) for row in rows]
 
 
 def sum_costs(rows: Sequence[CostRow]) -> Totals:
     """Return the totals of rows whose `committed` is computed."""
-    kept = [row for row in rows if row.committed]
-    by_purpose = {purpose: [r for r in kept if r.kind == purpose] for purpose in PURPOSES}
-    calls = [row for row in kept if row.kind == LLM_CALL]
+    committed_rows = [row for row in rows if row.committed]
+    calls = [row for row in committed_rows if row.kind == LLM_CALL]
+
+    def by_purpose(name: str) -> dict[Purpose, Any]:
+        return {
+            purpose: sum(getattr(row, name) for row in committed_rows if row.kind == purpose)
+            for purpose in PURPOSES
+        }
+
     return Totals(
-        rollouts={name: sum(r.rollouts for r in some) for name, some in by_purpose.items()},
-        generated_tokens={
-            name: sum(r.generated_tokens for r in some) for name, some in by_purpose.items()
-        },
-        seconds={name: sum(r.seconds for r in some) for name, some in by_purpose.items()},
+        rollouts=by_purpose("rollouts"),
+        generated_tokens=by_purpose("generated_tokens"),
+        seconds=by_purpose("seconds"),
         llm_calls=len(calls),
         llm_failed=sum(bool(row.error) for row in calls),
         llm_prompt_tokens=sum(row.prompt_tokens for row in calls),

@@ -66,8 +66,9 @@ class _Value:
             return format(self._value, spec)
         if self._value is None:
             return "–"
-        text, most = one_line(str(self._value)), int(spec) if spec.isdigit() else None
-        return escape(text if most is None or len(text) <= most else f"{text[:most]}…")
+        text = one_line(str(self._value))
+        limit = int(spec) if spec.isdigit() else len(text)
+        return escape(text if len(text) <= limit else f"{text[:limit]}…")
 
 
 def _count(event: Fields, name: str) -> int:
@@ -89,9 +90,9 @@ _EVALUATED = {
 
 
 def _evaluated(event: Fields) -> str:
-    what = _EVALUATED.get(str(event.get("when")), "{instruction_id}")
+    subject = _EVALUATED.get(str(event.get("when")), "{instruction_id}")
     measure = "{measure}" if event.get("measure") else "exact match"
-    return f"[cyan]{what}: {measure} {{em:.2f}}[/] on {{n}} {{split}} questions"
+    return f"[cyan]{subject}: {measure} {{em:.2f}}[/] on {{n}} {{split}} questions"
 
 
 def _born(event: Fields) -> str:
@@ -101,8 +102,8 @@ def _born(event: Fields) -> str:
 
 
 def _pruned(event: Fields) -> str:
-    drawn = event.get("observed_rollouts") != 0
-    return "[red]- {id}[/] pruned " + ("at weight {weight:.2f}" if drawn else "(never drawn)")
+    never_drawn = event.get("observed_rollouts") == 0
+    return "[red]- {id}[/] pruned " + ("(never drawn)" if never_drawn else "at weight {weight:.2f}")
 
 
 def _best(event: Fields) -> str:

@@ -89,11 +89,11 @@ def _sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def plain(value: object, where: str) -> Any:
+def plain(value: object, place: str) -> Any:
     """Return `value` as JSON types: tuples as lists, NaN and infinities as None, numpy scalars as Python's.
 
     Raises:
-        TypeError: any other type; the message names its place, starting with `where`.
+        TypeError: any other type; the message names its place, starting with `place`.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -105,19 +105,19 @@ def plain(value: object, where: str) -> Any:
         return float(value) if math.isfinite(value) else None
     if isinstance(value, Mapping):
         items = cast("Mapping[object, object]", value).items()
-        return {_key(key, where): plain(item, f"{where}.{key}") for key, item in items}
+        return {_key(key, place): plain(item, f"{place}.{key}") for key, item in items}
     if isinstance(value, (list, tuple)):
         members = cast("Sequence[object]", value)
         if _INTEGERS.issuperset(map(type, members)):
             return list(members)  # token ids and masks, by the million
-        return [plain(item, f"{where}[{i}]") for i, item in enumerate(members)]
-    raise TypeError(f"{where} is a {type(value).__name__}; expected a value that JSON can hold")
+        return [plain(item, f"{place}[{i}]") for i, item in enumerate(members)]
+    raise TypeError(f"{place} is a {type(value).__name__}; expected a value that JSON can hold")
 
 
-def _key(key: object, where: str) -> str:
+def _key(key: object, place: str) -> str:
     if isinstance(key, str):
         return str(key)
-    raise TypeError(f"{where} has the key {key!r}; JSON keys are strings")
+    raise TypeError(f"{place} has the key {key!r}; JSON keys are strings")
 
 
 def _encode(value: Any, indent: int | None = None) -> bytes:
@@ -126,9 +126,9 @@ def _encode(value: Any, indent: int | None = None) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
-def json_line(row: Mapping[str, object], where: str) -> bytes:
+def json_line(row: Mapping[str, object], place: str) -> bytes:
     """Return `row` as one line of a JSONL file. Raises TypeError as `plain` does."""
-    return _encode(plain(row, where))
+    return _encode(plain(row, place))
 
 
 def exact_line(row: Mapping[str, object]) -> bytes:

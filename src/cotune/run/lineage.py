@@ -46,13 +46,16 @@ def instruction_rows(run: RunDir) -> list[InstructionRow]:
 
     A run whose instruction does not evolve has one, known once it keeps a best policy.
     """
-    events, kept = run.read_events(), read_best(run.best_path)
-    best = _best_id(events, kept)
+    events = run.read_events()
+    kept_pair = read_best(run.best_path)
+    best = _best_id(events, kept_pair)
     members = _last_members(events)
     pruned = {row["id"]: row for row in events if row["kind"] == "instruction_pruned"}
     rows: list[Mapping[str, Any]] = list(run.read_instructions())
-    if not rows and kept is not None:
-        rows = [{"id": kept.instruction_id, "text": kept.instruction, "origin": "initial"}]
+    if not rows and kept_pair is not None:
+        rows = [
+            {"id": kept_pair.instruction_id, "text": kept_pair.instruction, "origin": "initial"}
+        ]
     return [
         InstructionRow(
             id=row["id"],
@@ -77,16 +80,16 @@ def best_member(members: Iterable[Row]) -> str | None:
 
     Before any is observed it is the first, the initial instruction.
     """
-    known = list(members)
-    if not known:
+    population = list(members)
+    if not population:
         return None
-    observed = [m for m in known if m["observed_rollouts"] and m["observed"] is not None]
-    return max(observed, key=lambda member: member["observed"], default=known[0])["id"]
+    observed = [m for m in population if m["observed_rollouts"] and m["observed"] is not None]
+    return max(observed, key=lambda member: member["observed"], default=population[0])["id"]
 
 
-def _best_id(events: Iterable[Row], kept: BestRecord | None) -> str | None:
-    if kept is not None:
-        return kept.instruction_id
+def _best_id(events: Iterable[Row], kept_pair: BestRecord | None) -> str | None:
+    if kept_pair is not None:
+        return kept_pair.instruction_id
     members: list[Row] = []
     for event in events:
         if event["kind"] == "best_instruction":

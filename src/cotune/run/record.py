@@ -150,7 +150,8 @@ class Record(RunDir):
             self.cut_back(resumed_from)
         elif any(row.committed for row in self.read_costs()):
             self.cut_back(-1)
-        self._begun, self.step = True, resumed_from or 0
+        self._begun = True
+        self.step = resumed_from or 0
         return self.attempt
 
     def cut_back(self, step: int) -> None:
@@ -341,11 +342,11 @@ class Record(RunDir):
                 "run's file back, or start a new run"
             )
         saved_in = self.attempt if saved_in is None else saved_in
-        for attempt, kept in self._cuts:
-            if attempt > saved_in and kept < resumed_from:
+        for attempt, last_kept in self._cuts:
+            if attempt > saved_in and last_kept < resumed_from:
                 raise ConfigError(
                     f"the checkpoint of step {resumed_from} was saved by attempt {saved_in}, whose steps "
-                    f"after {kept} were discarded by attempt {attempt}: resume from a checkpoint that was kept"
+                    f"after {last_kept} were discarded by attempt {attempt}: resume from a checkpoint that was kept"
                 )
 
     def _add(self, **values: Any) -> None:
@@ -362,19 +363,19 @@ class Record(RunDir):
             self.cost_rows.append(row)
 
     def _row(
-        self, step: int, where: str, columns: Mapping[str, object], fields: Mapping[str, object]
+        self, step: int, place: str, columns: Mapping[str, object], fields: Mapping[str, object]
     ) -> Row:
         if clashes := sorted((_ROW_KEYS | columns.keys()) & fields.keys()):
             raise ValueError(
-                f"{where} has the field {clashes[0]!r}, the name of a column; rename it"
+                f"{place} has the field {clashes[0]!r}, the name of a column; rename it"
             )
         return {
             "time": _now(), "attempt": self.attempt, "step": step,
-            **columns, **plain(fields, where),
+            **columns, **plain(fields, place),
         }  # fmt: skip
 
-    def _append(self, path: Path, rows: Iterable[Row], where: str) -> None:
-        data = b"".join(json_line(row, where) for row in rows)
+    def _append(self, path: Path, rows: Iterable[Row], place: str) -> None:
+        data = b"".join(json_line(row, place) for row in rows)
         self._repair(path)
         append(path, data)
 
@@ -388,8 +389,8 @@ class Record(RunDir):
         if not path.exists() and not extra:
             return
         lines = zip(complete_lines(path), read_jsonl(path), strict=True)
-        kept = [line + b"\n" for line, row in lines if row["step"] <= step]
-        write_atomic(path, b"".join((*kept, *(json_line(row, path.name) for row in extra))))
+        lines_kept = [line + b"\n" for line, row in lines if row["step"] <= step]
+        write_atomic(path, b"".join((*lines_kept, *(json_line(row, path.name) for row in extra))))
 
 
 def trajectory_row(trajectory: Trajectory) -> Row:

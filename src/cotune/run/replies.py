@@ -78,7 +78,9 @@ class CachedLLM:
     """
 
     def __init__(self, llm: LLM, record: "Record", step: int) -> None:
-        self._llm, self._record, self._step = llm, record, step
+        self._llm = llm
+        self._record = record
+        self._step = step
         self._times_asked = Counter[str]()
         self._recalled = self._live_calls = 0
         self._waited = 0.0
@@ -103,13 +105,14 @@ class CachedLLM:
     def _ask(self, key: str, prompt: str) -> Completion:
         self._live_calls += 1
         report("llm", self._live_calls - 1, self._live_calls)  # how many there will be is unknown
-        begun, counted = time.monotonic(), len(self._record.cost_rows)
+        begun = time.monotonic()
+        rows_before = len(self._record.cost_rows)
         try:
             completion = self._llm.complete(prompt)
         finally:
             self._waited += time.monotonic() - begun
         state = llm_state(self._llm)
-        costs = [row.line() for row in self._record.cost_rows[counted:]]
+        costs = [row.line() for row in self._record.cost_rows[rows_before:]]
         row = {"key": key, "step": self._step, "costs": costs, "completion": asdict(completion)}
         self._record.replies.add(row if state is None else {**row, "llm": state})
         return completion
@@ -119,8 +122,9 @@ class CachedLLM:
         if self._recalled:
             text = f"{self._recalled} replies of the evolution that was cut off are used again"
             self._record.event("notice", self._step, text=text)
-        asked = self._recalled or self._live_calls
-        return {"llm/waited_seconds": self._waited} if asked else {}
+        if not (self._recalled or self._live_calls):
+            return {}
+        return {"llm/waited_seconds": self._waited}
 
 
 def llm_state(llm: LLM) -> State | None:

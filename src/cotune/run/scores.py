@@ -9,7 +9,8 @@ from statistics import stdev
 from cotune.protocols import Environment, Rewards
 from cotune.types import Trajectory
 
-EXACT_MATCH, MEAN_REWARD = "exact match", "mean reward"
+EXACT_MATCH = "exact match"
+MEAN_REWARD = "mean reward"
 _FEWEST = 5
 _Z = 1.959964  # normal quantile of a 95 % interval
 
@@ -89,8 +90,9 @@ def t_interval(
     from scipy.special import stdtrit
 
     spread = float(stdtrit(n - 1, 0.975)) * deviation / math.sqrt(n)
-    low, high = mean - spread, mean + spread
-    return (max(0.0, low), min(1.0, high)) if bounded else (low, high)
+    if not bounded:
+        return mean - spread, mean + spread
+    return max(0.0, mean - spread), min(1.0, mean + spread)
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:

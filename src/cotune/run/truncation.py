@@ -25,8 +25,8 @@ def truncation_summary(trajectories: Sequence[Trajectory]) -> str:
     hit = ", ".join(f"{limit_name(limit)} ({n})" for limit, n in limits.most_common())
     hit = limit_name(next(iter(limits))) if len(limits) == 1 else hit
     fix = truncation_fix(truncation_metrics(trajectories))
-    said = f"truncated: {limits.total()} of {len(trajectories)} rollouts hit {hit}"
-    return f"{said}; {fix}" if fix else said
+    summary = f"truncated: {limits.total()} of {len(trajectories)} rollouts hit {hit}"
+    return f"{summary}; {fix}" if fix else summary
 
 
 def truncation_fix(metrics: Mapping[str, float]) -> str:

@@ -83,15 +83,16 @@ def project(measured: Measured, planned: Plan, rollouts_per_step: int) -> dict[s
     "train" includes the updates. Evaluation and any purpose not measured count as fast as training
     rollouts. LLM calls are made one after the other; None if none was measured.
     """
-    totals, steady = measured.totals, measured.steady
+    totals = measured.totals
+    steady = measured.steady
     per_step = math.fsum(step.training for step in steady) / len(steady)
     rollout = math.fsum(step.rollouts for step in steady) / len(steady) / rollouts_per_step
     seconds: dict[str, float | None] = {}
     for purpose, count in planned.rollouts.items():
         if purpose == "train":
             seconds[purpose] = count / rollouts_per_step * per_step
-        elif made := totals.rollouts.get(purpose):
-            seconds[purpose] = count * totals.seconds[purpose] / made
+        elif measured_rollouts := totals.rollouts.get(purpose):
+            seconds[purpose] = count * totals.seconds[purpose] / measured_rollouts
         else:
             seconds[purpose] = count * rollout
     if planned.calls:
@@ -127,11 +128,11 @@ def rates(measured: Measured) -> list[str]:
 def _projection_table(config: RunConfig, planned: Plan, seconds: dict[str, float | None]) -> Table:
     title = f"The whole run, {config.training.steps:,} steps, at this rate"
     table = plain_table(title, [""], ["rollouts at most", "time projected"])
-    for part, taken in seconds.items():
+    for part, projected in seconds.items():
         count = planned.rollouts.get(part)
-        cells = "" if count is None else f"{count:,}", "?" if taken is None else duration(taken)
-        table.add_row(part, *cells)
-    table.add_row("all", "", duration(math.fsum(taken or 0.0 for taken in seconds.values())))
+        time = "?" if projected is None else duration(projected)
+        table.add_row(part, "" if count is None else f"{count:,}", time)
+    table.add_row("all", "", duration(math.fsum(filter(None, seconds.values()))))
     return table
 
 

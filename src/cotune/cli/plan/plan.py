@@ -90,10 +90,11 @@ def _sizes(config: RunConfig, questions: str | None) -> Mapping[str, int]:
 
 def _at_once(config: RunConfig, planned: Plan) -> RunConfig:
     """Return the run file with `rows_per_call` lowered if rollouts never come in as large a batch."""
-    training, most = config.training, dict(planned.rollouts)
-    if "train" in most:
-        most["train"] = min(most["train"], training.questions_per_step * training.group_size)
-    rows = min(training.rows_per_call, max(1, *most.values()))
+    training = config.training
+    batches = dict(planned.rollouts)
+    if "train" in batches:
+        batches["train"] = min(batches["train"], training.questions_per_step * training.group_size)
+    rows = min(training.rows_per_call, max(1, *batches.values()))
     training = training.model_copy(update={"rows_per_call": rows})
     return config.model_copy(update={"training": training})
 
