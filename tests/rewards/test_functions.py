@@ -596,7 +596,7 @@ def test_a_function_for_texts_on_messages_is_told_how_to_get_them() -> None:
         ("exact", ["'exact' is unknown; expected one of exact_match, f1_squad, f1_hotpot, boxed"]),
         (weighted(len, "much"), ["the weight of len is 'much'"]),
         (weighted(len, float("nan")), ["the weight of len is nan", "finite"]),
-        (3, ["int is int; expected a function"]),
+        (3, ["a function is int; expected a function"]),
         (Length, ["Length is a class"]),
         (torch.nn.Linear(1, 1), ["Linear is a torch module", "wrap it in a function"]),
         ("math:pi", ["math:pi is float; expected a function"]),

@@ -45,9 +45,10 @@ class RunSettings:
         rows_per_call: rollouts that are sampled together, per process.
         llm_name: names what proposes, for reports.
         rollouts_every: steps between files of training rollouts; 0 keeps those of evaluations only.
-        console: shows progress; None logs it to the logger "cotune".
+        console: shows progress; None, in a script, logs it to the logger "cotune".
         run_file: the run file, if there is one.
-        llm_checks: calls that checked the LLM before the run began, to be counted with its costs.
+        llm_checks: calls that checked the LLM before the run began, to be counted with its costs; None if
+            it was not asked yet.
     """
 
     folder: Path
@@ -64,7 +65,7 @@ class RunSettings:
     rollouts_every: int = 10
     console: Console | None = None
     run_file: RunConfig | None = None
-    llm_checks: tuple[CostRow, ...] = ()
+    llm_checks: tuple[CostRow, ...] | None = None
 
 
 def settings_of(
@@ -161,7 +162,7 @@ def opened_run(settings: RunSettings, total_steps: int, *, resume: bool) -> Gene
             record.listeners = [ConsoleListener(console, total_steps) if console else LogListener()]
             record.rollouts_every = settings.rollouts_every
             record.total_steps = total_steps
-            record.charge_check(settings.llm_checks)
+            record.charge_check(settings.llm_checks or ())
         world().broadcast(None)
         yield record
 
@@ -170,9 +171,9 @@ def _open(settings: RunSettings, *, resume: bool) -> Record:
     folder = settings.folder
     if resume:
         return Record.open(folder)
-    if settings.run_file is not None or not RunDir.is_run(folder):
+    if not RunDir.is_run(folder):
         return Record.create(folder, settings.record)
-    # A script that was stopped before the end of its first step may begin again.
+    # A run that was stopped before the end of its first step may begin again.
     record = Record.open(folder)
     if _has_trained(record):
         raise ConfigError(

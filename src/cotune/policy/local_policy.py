@@ -59,11 +59,19 @@ def load(
     return merged(model) if merge else model, tokenizer
 
 
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer as `load` does. Raises ConfigError if it cannot be loaded."""
+def load_tokenizer(path: str | Path, **loading: Any) -> PreTrainedTokenizerBase:
+    """Load the tokenizer as `load` does.
+
+    Args:
+        path: its folder, or a name on the hub.
+        loading: further arguments of from_pretrained, such as `revision`.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
     local = only_local(path, weights=False)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=local)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=local, **loading)
     except (OSError, ValueError) as error:
         raise _cannot_load(repr(str(path)), error) from error
     if tokenizer.pad_token_id is None:

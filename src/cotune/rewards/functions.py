@@ -371,8 +371,9 @@ def _load(reward: WeightedReward) -> _Loaded:
     is_class, is_module = isinstance(function, type), hasattr(function, "named_parameters")
     if not callable(function) or is_class or is_module:
         kind = "a class" if is_class else "a torch module" if is_module else type(function).__name__
+        subject = label if callable(function) or isinstance(reward.function, str) else "a function"
         raise ConfigError(
-            f"rewards: {label} is {kind}; expected a function or a callable object: wrap it in a "
+            f"rewards: {subject} is {kind}; expected a function or a callable object: wrap it in a "
             "function that takes completions and gives a number for each"
         )
     weight = None if isinstance(reward.weight, bool) else finite(reward.weight)

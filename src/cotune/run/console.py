@@ -45,7 +45,7 @@ class _Notices:
         if self._without_gradient == _WARNED_AFTER:
             notices.append(
                 f"the rewards of every group were equal in {_WARNED_AFTER} steps in a row: "
-                "there is nothing to learn from; look at rollouts with cotune try"
+                "there is nothing to learn from; look at rollouts in trajectories/"
             )
         return notices
 

@@ -17,10 +17,10 @@ def outage_notice(metrics: Mapping[str, float]) -> str:
     if (share := metrics.get(ENVIRONMENT_ERROR_SHARE, 0.0)) > _MOST:
         return (
             f"{share:.0%} of the rollouts ended in an error of the environment or its tools; read the "
-            "errors with cotune try"
+            "errors in trajectories/"
         )
     for name, share in metrics.items():
         tool = name.removeprefix(FAILED_CALLS)
         if tool != name and share > _NEARLY_ALL and metrics[f"actions/{tool}"] > _MOST:
-            return f"{share:.0%} of the calls of {tool} failed; read the errors with cotune try"
+            return f"{share:.0%} of the calls of {tool} failed; read the errors in trajectories/"
     return ""

@@ -136,7 +136,7 @@ def test_the_policy_is_sampled_at_the_temperature_that_trl_divides_by(tmp_path: 
 
 def test_strategy_time_counts_batches_not_optimizer_steps(tmp_path: Path) -> None:
     run = start(tmp_path, save_strategy="steps", save_steps=2, **TWO_STEPS_A_BATCH)
-    assert (run.joint.questions, run.joint.total_batches) == (2, 3)
+    assert (run.joint.order.questions, run.joint.total_batches) == (2, 3)
     run.trainer.train()
     assert run.trainer.state.global_step == 6
     assert (run.joint.batches, run.strategy.batches) == (3, 3)

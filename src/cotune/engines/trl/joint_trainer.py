@@ -33,6 +33,7 @@ from cotune.engines.run_start import (
     run_parts,
 )
 from cotune.engines.trl.checkpoints import complete_checkpoints, load_state
+from cotune.engines.trl.checks import check_args, check_trl
 from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.engines.trl.script import (
     ask_llm,
@@ -147,7 +148,8 @@ class JointTrainer(PolicyUpdate):
         is_run_file = settings is not None
         # A processor of texts and images has a tokenizer inside.
         tokenizer: Any = getattr(processing_class, "tokenizer", processing_class)
-        tokenizer = tokenizer or load_tokenizer(name)
+        loading = _loading_arguments(args)
+        tokenizer = tokenizer or load_tokenizer(name, **loading)
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         rewards = rewards_of_trainer(reward_funcs, reward_processing_classes, args)
@@ -165,13 +167,15 @@ class JointTrainer(PolicyUpdate):
             refuse_data(train_dataset, eval_dataset, tools, environment_factory)
         template_args = cast("dict[str, Any] | None", args.chat_template_kwargs)
         codec = HFCodec(tokenizer, template_args) if chat else PlainCodec(tokenizer)
-        shuffle = True
+        # Each epoch of a run file has an order of its own; a script says whether its data has.
+        shuffle = settings is not None or bool(args.shuffle_dataset)
+        # The run's own data set is in the order of training.
+        args.shuffle_dataset = False
         fit_arguments(args, len(environment.tasks("train")))
+        check_trl()
+        check_args(args)
         if settings is None:
-            # The order of the run's own data set, which is in the order of training.
-            shuffle = bool(args.shuffle_dataset)
-            args.shuffle_dataset = False
-            context = context_of(model)
+            context = context_of(model, **loading)
             limits = check_script(
                 args, method, environment, limits, rewards, codec, tokenizer, context
             )
@@ -321,7 +325,7 @@ class JointTrainer(PolicyUpdate):
                     "this trainer has already trained, and there is no checkpoint to go on from; make a new one to "
                     "train from the start"
                 )
-            if fresh and self.settings.run_file is None and world().rank == 0:
+            if fresh and self.settings.llm_checks is None and world().rank == 0:
                 ask_llm(proposer_of(self.method, joint.parts.environment), record)
             self._begin(record, chosen)
             if not self.settings.has_batches:
@@ -365,7 +369,7 @@ class JointTrainer(PolicyUpdate):
         try:
             yield
         except KeyboardInterrupt:
-            if self.settings.run_file is None and world().rank == 0:
+            if self.settings.console is None and world().rank == 0:
                 _log.warning(
                     "stopped; train(resume_from_checkpoint=True) in the same script goes on from the newest "
                     "checkpoint, or from the start if there is none"
@@ -573,6 +577,13 @@ class JointTrainer(PolicyUpdate):
 def _format_of(environment: Environment | None, instruction: str) -> PromptFormat | None:
     """Return where an environment puts the instruction; None if it writes its own messages."""
     return getattr(environment, "prompt_format", None)
+
+
+def _loading_arguments(args: GRPOConfig) -> dict[str, Any]:
+    """Return what selects the files of a model by name, as GRPOTrainer reads it from its arguments."""
+    selecting = ("revision", "trust_remote_code")
+    options = {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
+    return {name: options[name] for name in selecting if options.get(name)}
 
 
 def _checkpoint_in(folder: Path, path: Path) -> Path:

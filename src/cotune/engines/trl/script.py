@@ -23,7 +23,7 @@ from cotune.config.run_file import EvaluationConfig, RulesConfig
 from cotune.data.splits import SPLITS
 from cotune.engines.preflight import llm_answers
 from cotune.engines.run_start import RunSettings
-from cotune.engines.trl.checks import check_args, check_trl, steps_per_batch
+from cotune.engines.trl.checks import steps_per_batch
 from cotune.environments.base import SingleTurnEnvironment
 from cotune.errors import ConfigError, LLMError
 from cotune.llm.bank import BankOptions
@@ -109,9 +109,16 @@ def ask_llm(llm: Any, record: Record) -> None:
     record.charge_check(calls)
 
 
-def context_of(model: Any) -> int | None:
-    """Return the policy's context length in tokens; None if its configuration has none."""
-    config = AutoConfig.from_pretrained(model) if isinstance(model, str) else model.config
+def context_of(model: Any, **loading: Any) -> int | None:
+    """Return the policy's context length in tokens; None if its configuration has none.
+
+    Args:
+        model: the policy, or its name.
+        loading: arguments of from_pretrained for a name.
+    """
+    config = (
+        AutoConfig.from_pretrained(model, **loading) if isinstance(model, str) else model.config
+    )
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -174,8 +181,6 @@ def check_script(
         max_completion_length = limits.trajectory_tokens
     if not isinstance(limits, Limits):
         raise ConfigError(f"limits is {_kind(limits)}; expected cotune.Limits(…)")
-    check_trl()
-    check_args(args)
     kind, instruction = method.options.kind, initial_instruction(method.instruction, environment)
     check_instruction(environment, instruction, kind)
     llm = proposer_of(method, environment)

@@ -17,12 +17,10 @@ from trl import GRPOConfig
 from cotune.engines.comm import TorchComm, world
 from cotune.engines.joint import Joint, Parts
 from cotune.engines.trl.checks import (
-    check_args,
     check_sleep,
     check_strategy,
     check_teacher,
     check_trainer,
-    check_trl,
     steps_per_batch,
 )
 from cotune.engines.trl.learning_rate import ResumedRate
@@ -54,7 +52,7 @@ class TRLJoint(Joint):
     Args:
         parts: strategy, environment, LLM and outputs.
         tokenizer: the policy's tokenizer; also the trainer's `processing_class`.
-        args: the trainer's configuration; every field is checked here.
+        args: the trainer's configuration, checked by `checks.check_args`.
         before_rollout: a hook before each step's rollouts, such as an evaluation.
         codec: turns messages into the policy's tokens; None uses the tokenizer's chat template.
         shuffle: whether each epoch has an order of its own; else it is the data's.
@@ -79,8 +77,6 @@ class TRLJoint(Joint):
         *,
         shuffle: bool = True,
     ) -> None:
-        check_trl()
-        check_args(args)
         check_strategy(args, parts.strategy)
         avoid_cudnn_attention()  # also if vLLM samples
         self.args, self.tokenizer = args, tokenizer
