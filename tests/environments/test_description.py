@@ -1,12 +1,13 @@
 """What proposers are told of an environment."""
 
+import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import pytest
 
 from cotune.environments.base import SingleTurnEnvironment, TaskEnvironment
-from cotune.environments.description import DESCRIPTION_CHARS, described_tools, description_of
+from cotune.environments.description import DESCRIPTION_CHARS, describe_tools, description_of
 from cotune.environments.search import SearchEnvironment
 from cotune.environments.tools import ToolEnvironment
 from cotune.errors import ConfigError
@@ -28,16 +29,6 @@ def price(article: str, unit: Literal["piece", "dozen"] = "piece") -> float:
     return 1.0
 
 
-def total(prices: list[float], currency: str | None = None) -> float:
-    """The sum.
-
-    Args:
-        prices: of all articles.
-        currency: what to convert to.
-    """
-    return sum(prices)
-
-
 def schema(name: str, said: str, parameters: int = 1) -> Mapping[str, Any]:
     properties = {f"p{i}": {"type": "string", "description": said} for i in range(parameters)}
     inner = {"type": "object", "properties": properties, "required": ["p0"]}
@@ -47,19 +38,16 @@ def schema(name: str, said: str, parameters: int = 1) -> Mapping[str, Any]:
     }
 
 
-def test_tools_are_shown_with_signature_docstring_and_parameters() -> None:
-    lines = description_of(ToolEnvironment([price, total], {})).splitlines()
+def test_tools_are_shown_with_docstring_and_parameters() -> None:
+    first, tool = description_of(ToolEnvironment([price], {})).splitlines()
 
-    assert lines[0].startswith("The agent calls these tools")
-    assert lines[1:4] == [
-        "- price(article: string, unit: 'piece' or 'dozen' (optional)) -> number: "
-        "The price of an article.",
-        '    article: its name, such as "lamp".',
-        "    unit: of how many pieces.",
-    ]
-    assert lines[4] == (
-        "- total(prices: array of number, currency: string or null (optional)) -> number: The sum."
-    )
+    assert first.startswith("The agent calls these tools")
+    assert json.loads(tool)["description"] == "The price of an article."
+    assert json.loads(tool)["parameters"]["properties"]["unit"] == {
+        "type": "string",
+        "enum": ["piece", "dozen"],
+        "description": "of how many pieces.",
+    }
 
 
 def test_a_description_of_ones_own_stands_in_their_place() -> None:
@@ -93,28 +81,22 @@ def test_what_is_no_text_is_refused() -> None:
         description_of(environment)
 
 
-@pytest.mark.parametrize(("tools", "words"), [(3, 20), (12, 60), (40, 60), (50, 200), (900, 9)])
+@pytest.mark.parametrize(("tools", "words"), [(3, 20), (12, 60), (900, 9)])
 def test_much_is_cut_least_important_first_and_never_exceeds_the_limit(
     tools: int, words: int
 ) -> None:
-    text = described_tools([schema(f"tool_{i}", "word " * words, 3) for i in range(tools)])
-    shown = description_of_schemas(tools, words)
-
-    assert len(shown) <= DESCRIPTION_CHARS
-    if tools <= 50:  # as many as signatures fit
-        assert all(f"tool_{i}(" in shown for i in range(tools))
-        assert shown == text
-    else:
-        assert shown.endswith("…")
-
-
-def description_of_schemas(tools: int, words: int) -> str:
     class Many(TaskEnvironment):
         @property
         def tools(self) -> tuple[Mapping[str, Any], ...]:
             return tuple(schema(f"tool_{i}", "word " * words, 3) for i in range(tools))
 
-    return description_of(Many({}, "Go."))
+    text = description_of(Many({}, "Go."))
+
+    assert len(text) <= DESCRIPTION_CHARS
+    if tools < 900:
+        assert all(f"tool_{i}" in text for i in range(tools))
+    assert ("p0" in text) == (tools == 3)
+    assert text.endswith("…") == (tools == 900)
 
 
 @pytest.mark.parametrize(
@@ -126,4 +108,4 @@ def description_of_schemas(tools: int, words: int) -> str:
     ],
 )
 def test_schemas_of_other_libraries_may_lack_parts(odd: Mapping[str, Any]) -> None:
-    assert described_tools([odd]).splitlines()[1] == "- now()"
+    assert '"name": "now"' in describe_tools([odd]).splitlines()[1]

@@ -203,7 +203,7 @@ def test_an_environment_that_breaks_ends_its_episode_alone(own: Any) -> None:
     ("mode", "words"),
     [
         ("rewrites", "rewrites the conversation"),
-        ("prefixes", "changes a row's prompt when a rollout begins"),
+        ("prefixes", "or a row's prompt when a rollout begins"),
         ("silent", "answers a turn with nothing"),
         ("shows", "more than text"),
         ("more tools", r"offers the tools \(none\), the environment add"),
@@ -222,8 +222,8 @@ def test_rollouts_that_no_policy_can_be_trained_on_are_refused(
     ("mode", "count", "words"),
     [
         ("", 4, "has 4 different questions; expected at least"),
-        ("silent user", 20, "task 0 has no prompt"),
-        ("assistant first", 20, "ends with a message of the assistant"),
+        ("silent user", 20, "the prompt of task 0 has messages of: none; expected"),
+        ("assistant first", 20, "messages of: assistant; expected texts"),
     ],
 )
 def test_environments_that_cannot_be_trained_in_are_refused(

@@ -35,7 +35,7 @@ def price(article: str) -> float:
 def one(completions, **columns):
     return [1.0] * len(completions)
 '''
-SHOWN = "- price(article: string) -> number: The price of an article."
+SHOWN = '"name": "price", "description": "The price of an article."'
 NEW = "<ins_1>Answer each question now. Call price for every single article.</ins_1>"
 
 

@@ -10,12 +10,12 @@ Needs `verifiers`; imported only by `environments.verifiers`.
 # verifiers has no types that say what it takes.
 
 import asyncio
-import itertools
 import json
 import math
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -33,10 +33,14 @@ from cotune.utils.text import named, one_line
 
 _FIELD = "environment.environment"
 _MODEL = "policy"  # the model's name in requests
-_MOST_TASKS = 10_000  # of a taskset that never ends
+_MAX_TASKS = 10_000  # of a taskset that never ends
 _REFUSALS = 4  # refused requests after which a rollout is cancelled
 _PATIENCE = 2.0  # seconds in which a loop that is not blocked answers
 
+_REWRITES = (
+    "it rewrites the conversation, or a row's prompt when a rollout begins; policies are trained on one that "
+    "only grows: choose another environment, or put what it adds into the data"
+)
 _MESSAGES = {
     "user": vf.UserMessage,
     "assistant": vf.AssistantMessage,
@@ -100,7 +104,8 @@ class VerifiersEnvironment(TaskEnvironment):
         prompt_format: PromptFormat,
     ) -> None:
         super().__init__(tasks, initial_instruction, prompt_format)
-        self._served, self._loop = served, served.loop
+        self._served = served
+        self._loop = served.loop
         self._rollouts: dict[int, Rollout] = {}
         # If a run ends before its episodes, their tasks must not warn at exit.
         weakref.finalize(self, _end, self._loop, self._rollouts)
@@ -120,7 +125,7 @@ class VerifiersEnvironment(TaskEnvironment):
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return the reward of the environment's task; 0 if the environment broke."""
-        reward = self._output(trajectory).get("reward", 0.0)
+        reward = self._output(trajectory).reward
         if not math.isfinite(reward):
             raise ConfigError(
                 f"{_FIELD}: it gave the reward {reward} for task {trajectory.task.id}; expected a "
@@ -130,12 +135,11 @@ class VerifiersEnvironment(TaskEnvironment):
 
     def reward_parts(self, trajectory: Trajectory) -> dict[str, float]:
         """Return the values of the task's rewards and metrics, by name."""
-        metrics = self._output(trajectory).get("metrics") or {}
-        return {name: float(value) for name, value in metrics.items()}
+        return dict(self._output(trajectory).parts)
 
-    def _output(self, trajectory: Trajectory) -> Mapping[str, Any]:
+    def _output(self, trajectory: Trajectory) -> "_Output":
         rollout = self._rollouts.get(trajectory.row)
-        return {} if rollout is None else self._loop.run(rollout.ended())
+        return _Output() if rollout is None else self._loop.run(rollout.end())
 
     async def _respond(self, actions: Sequence[Action]) -> list[Response]:
         return list(await asyncio.gather(*(self._answer(action) for action in actions)))
@@ -143,8 +147,8 @@ class VerifiersEnvironment(TaskEnvironment):
     async def _answer(self, action: Action) -> Response:
         try:
             if not action.turns:
-                if (left := self._rollouts.pop(action.row, None)) is not None:
-                    await left.drop()
+                if (interrupted := self._rollouts.pop(action.row, None)) is not None:
+                    await interrupted.drop()
                 prompt = self.messages(action.task, action.prompt)
                 self._rollouts[action.row] = self._served.start(action.task, prompt)
             return await self._rollouts[action.row].answer(action)
@@ -160,7 +164,7 @@ class Served:
 
     Args:
         environment: the environment.
-        tasks: as `read_tasks` returns them.
+        tasks: its tasks by name.
 
     Attributes:
         tools: the tools that it offers, for chat templates.
@@ -168,22 +172,38 @@ class Served:
 
     def __init__(self, environment: Any, tasks: Mapping[str, Any]) -> None:
         self.loop = BackgroundLoop()
-        self._environment, self._tasks = environment, tasks
+        self._environment = environment
+        self._tasks = tasks
         self.loop.run(_serve(self, environment))
         fields = {"name", "description", "parameters"}
         self.tools: tuple[Mapping[str, Any], ...] = tuple(
             {"type": "function", "function": tool.model_dump(include=fields)}
-            for tool in self.loop.run(self._offered())
+            for tool in self.loop.run(self._offered_tools())
         )
 
     def start(self, task: Task, prompt: Sequence[Chat]) -> "Rollout":
         """Start a rollout of a task from a prompt, on the event loop that calls this."""
-        asked = _with_prompt(self._tasks[task.columns["task"]], prompt)
+        prompted = _with_prompt(self._tasks[task.columns["task"]], prompt)
         names = [tool["function"]["name"] for tool in self.tools]
-        return Rollout(self._environment, asked, prompt, names)
+        return Rollout(self._environment, prompted, prompt, names)
 
-    async def _offered(self) -> Sequence[Any]:
-        return await Rollout(self._environment, self._tasks["0"], [], None).first()
+    async def _offered_tools(self) -> Sequence[Any]:
+        """Return the tools that a first rollout offers."""
+        rollout = Rollout(self._environment, next(iter(self._tasks.values())), [], [])
+        request = await rollout.next_request()
+        output = await rollout.end()
+        if request is None:
+            raise ConfigError(f"{_FIELD}: a rollout ends without a request ({output.error})")
+        return request[1] or ()
+
+
+@dataclass(frozen=True)
+class _Output:
+    """The end of a rollout: its reward, rewards and metrics by name, and what broke it; "" if nothing did."""
+
+    reward: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    error: str = ""
 
 
 class Rollout:
@@ -193,19 +213,20 @@ class Rollout:
         environment: the environment.
         task: one of its tasks, with the prompt.
         prompt: the messages that it must start from.
-        offered: names of the tools that it must offer; None until the first request.
+        tool_names: names of the tools that it must offer.
     """
 
     def __init__(
-        self, environment: Any, task: Any, prompt: Sequence[Chat], offered: Sequence[str] | None
+        self, environment: Any, task: Any, prompt: Sequence[Chat], tool_names: Sequence[str]
     ) -> None:
-        self._prompt, self._offered = prompt, offered
+        self._tool_names = tool_names
         self._requests: asyncio.Queue[tuple[list[Any], Sequence[Any] | None]] = asyncio.Queue()
         self._reply: asyncio.Future[Any] | None = None
-        self._seen: list[Any] = []
-        self._calls: dict[str, str] = {}
+        # What the next request must begin with: the prompt, then what the last request had.
+        self._history: list[Chat] = [dict(message) for message in prompt]
+        self._call_names: dict[str, str] = {}
         self._trace: Any = None
-        self._begun = int(time.time())
+        self._created = int(time.time())
         self._task = asyncio.ensure_future(self._run(environment, task))
         # A dropped rollout's exception is never retrieved otherwise.
         self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -216,77 +237,80 @@ class Rollout:
         self._requests.put_nowait((list(messages), tools))
         return await self._reply
 
-    async def first(self) -> Sequence[Any]:
-        """Return the tools that the first request offers, and end the rollout."""
-        request = await self._request()
-        if request is None:
-            raise ConfigError(
-                f"{_FIELD}: a rollout ends without a request ({_error_of(self._task)})"
-            )
-        await self.ended()
-        return request[1] or ()
+    async def next_request(self) -> tuple[list[Any], Sequence[Any] | None] | None:
+        """Return the next request, its messages and tools; None if the rollout has ended."""
+        waiting = asyncio.ensure_future(self._requests.get())
+        await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            return waiting.result()
+        waiting.cancel()
+        return None
 
     async def answer(self, action: Action) -> Response:
         """Pass the policy's turn to the loop, and return its next request or the episode's end."""
-        if not self._seen:
-            self._seen = await self._asked() or []
-            if self._seen and [_chat(m, {}) for m in self._seen] != [dict(m) for m in self._prompt]:
-                raise ConfigError(
-                    f"{_FIELD}: it changes a row's prompt when a rollout begins; expected the row's "
-                    "own: put what it adds into the data"
-                )
-        if self._task.done():
-            return self._last(action)
-        self._send(self._turn(action))
-        asked = await self._asked()
-        if asked is None:
-            return self._last(action)
-        if action.last:
-            await self.ended()
-            return Response(done=True, action=self._named(action), error=OUT_OF_TURNS)
-        return Response(
-            action=self._named(action), error=action.calls.error, messages=tuple(self._new(asked))
-        )
+        if not action.turns:
+            request = await self.next_request()
+            if request is not None and self._new_messages(request):
+                raise ConfigError(f"{_FIELD}: {_REWRITES}")
+        if not self._task.done():
+            self._send_turn(action)
+            request = await self.next_request()
+            if request is not None and action.last:
+                await self.end()
+                return Response(done=True, action=self._name(action), error=OUT_OF_TURNS)
+            if request is not None:
+                # After the policy's turn.
+                messages = self._new_messages(request)[1:]
+                if not messages or any(m["role"] == "assistant" for m in messages):
+                    raise ConfigError(
+                        f"{_FIELD}: it answers a turn with nothing, or with a turn of the policy's; "
+                        "expected messages of a tool or the user"
+                    )
+                error = action.calls.error
+                return Response(action=self._name(action), error=error, messages=tuple(messages))
+        output = self._task.result()
+        if output.error:
+            return Response(failed=True, action=self._name(action), error=output.error)
+        return Response(done=True, action=self._name(action), error=action.calls.error)
 
-    async def ended(self) -> Mapping[str, Any]:
-        """Return the rollout's output: reward, metrics, error and stop condition.
-
-        If it still sends requests, its trace is stopped, which is scored as it stands.
-        """
+    async def end(self) -> _Output:
+        """Return the rollout's output. If it still sends requests, it is scored as it stands."""
         for _ in range(_REFUSALS):
             if self._task.done():
-                broke = self._task.cancelled() or self._task.exception() is not None
-                return {} if broke else self._task.result()
+                break
             if self._trace is not None:
                 self._trace.stop("limits")
             # Not shown to the harness.
             self._send(self._response(0, "", ()))
-            await self._asked()
-        self._task.cancel()
-        return {}
+            await self.next_request()
+        if not self._task.done():
+            self._task.cancel()
+            return _Output()
+        if self._task.cancelled():
+            return _Output(error="cancelled")
+        error = self._task.exception()
+        return self._task.result() if error is None else _Output(error=named(error, 120))
 
     async def drop(self) -> None:
         """Cancel the rollout if it still runs."""
         self._task.cancel()
         await asyncio.wait({self._task}, timeout=_PATIENCE)
 
-    async def _run(self, environment: Any, task: Any) -> Mapping[str, Any]:
+    async def _run(self, environment: Any, task: Any) -> _Output:
         context = vf.ModelContext(model=_MODEL, client=_PolicyConfig(multiplex=1))
         episode = await environment.run_episode(task, context, on_trace=self._traced)
         trace = self._trace
         errors = [*episode.errors, *(() if trace is None else trace.errors)]
-        if errors or trace is None:
-            reason = f"{errors[0].type}: {errors[0].message}" if errors else "no agent ran"
-            return {"error": RuntimeError(reason)}
-        rewards = {
-            name: reward.value for name, reward in trace.rewards.items() if reward is not None
+        if errors:
+            return _Output(error=one_line(f"{errors[0].type}: {errors[0].message}")[:120])
+        if trace is None:
+            return _Output(error="no agent ran")
+        values = {
+            **trace.metrics,
+            **{name: getattr(reward, "value", None) for name, reward in trace.rewards.items()},
         }
-        metrics = {name: value for name, value in trace.metrics.items() if value is not None}
-        return {
-            "reward": trace.reward,
-            "metrics": {**metrics, **rewards},
-            "late": bool(getattr(trace, "is_timeout", False)),
-        }
+        parts = {name: float(value) for name, value in values.items() if value is not None}
+        return _Output(trace.reward, parts)
 
     def _traced(self, trace: Any) -> None:
         self._trace = trace
@@ -296,59 +320,28 @@ class Rollout:
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(response)
 
-    async def _request(self) -> tuple[list[Any], Sequence[Any] | None] | None:
-        """Return the loop's next request, its messages and tools; None if it has ended."""
-        waiting = asyncio.ensure_future(self._requests.get())
-        await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
-        if waiting.done():
-            return waiting.result()
-        waiting.cancel()
-        return None
-
-    async def _asked(self) -> list[Any] | None:
-        """Return the messages of the next request, whose tools must be those of the first one."""
-        request = await self._request()
-        if request is None:
-            return None
-        messages, tools = request
-        names = [tool.name for tool in tools or ()]
-        if self._offered is not None and names != self._offered:
-            raise ConfigError(
-                f"{_FIELD}: a rollout offers the tools {', '.join(names) or '(none)'}, the "
-                f"environment {', '.join(self._offered) or '(none)'}; expected the same in all"
-            )
-        return messages
-
-    def _last(self, action: Action) -> Response:
-        """Return the end of an episode from the loop's output."""
-        output = self._task.result()
-        if error := output.get("error"):
-            reason = named(error, 120)
-            return Response(failed=True, action=self._named(action), error=reason)
-        error = "the environment's time is up" if output["late"] else action.calls.error
-        return Response(done=True, action=self._named(action), error=error)
-
-    def _named(self, action: Action) -> str:
+    def _name(self, action: Action) -> str:
         """Return the name of a turn's action: an answer, its tool, or the number of calls."""
         names = [call.name for call in action.calls.calls]
         if not names:
             return "invalid" if action.calls.error else "answer"
-        return named_action(action, [name for name in names if name in (self._offered or ())])
+        return named_action(action, [name for name in names if name in self._tool_names])
 
-    def _turn(self, action: Action) -> Any:
+    def _send_turn(self, action: Action) -> None:
         calls = [
             (f"call_{len(action.turns)}_{i}", call.name, json.dumps(dict(call.arguments)))
             for i, call in enumerate(action.calls.calls)
         ]
-        self._calls = {id: name for id, name, _ in calls}
-        return self._response(len(action.turns), action.calls.said if calls else action.text, calls)
+        self._call_names = {id: name for id, name, _ in calls}
+        text = action.calls.said if calls else action.text
+        self._send(self._response(len(action.turns), text, calls))
 
     def _response(self, turn: int, text: str, calls: Sequence[tuple[str, str, str]]) -> Any:
         """Return a turn as a server would send it; calls are (id, name, arguments as JSON)."""
         tool_calls = [vf.ToolCall(id=id, name=name, arguments=json) for id, name, json in calls]
         response = vf.Response(
             id=f"turn-{turn}",
-            created=self._begun,
+            created=self._created,
             model=_MODEL,
             message=vf.AssistantMessage(content=text, tool_calls=tool_calls or None),
             finish_reason="tool_calls" if tool_calls else "stop",
@@ -356,23 +349,25 @@ class Rollout:
         response.raw = serialize_completion(response, _MODEL)
         return response
 
-    def _new(self, asked: list[Any]) -> list[Chat]:
-        """Return the messages that the loop has added after the policy's turn."""
-        length = len(self._seen) + 1
-        before = [_plain(m) for m in self._seen]
-        if [_plain(m) for m in asked[: length - 1]] != before or len(asked) < length:
+    def _new_messages(self, request: tuple[list[Any], Sequence[Any] | None]) -> list[Chat]:
+        """Return the messages of a request that the one before did not have.
+
+        Raises:
+            ConfigError: it offers other tools, or leaves out or changes earlier messages.
+        """
+        messages, tools = request
+        names = [tool.name for tool in tools or ()]
+        if names != self._tool_names:
             raise ConfigError(
-                f"{_FIELD}: it rewrites the conversation between turns; policies are trained on one "
-                "that only grows: choose another environment"
+                f"{_FIELD}: a rollout offers the tools {', '.join(names) or '(none)'}, the "
+                f"environment {', '.join(self._tool_names) or '(none)'}; expected the same in all"
             )
-        self._seen = asked
-        new = [_chat(m, self._calls) for m in asked[length:]]
-        if not new or any(m["role"] == "assistant" for m in new):
-            what = "nothing" if not new else "a turn of the policy's"
-            raise ConfigError(
-                f"{_FIELD}: it answers a turn with {what}; expected messages of a tool or the user"
-            )
-        return new
+        chats = [_chat(message, self._call_names) for message in messages]
+        length = len(self._history)
+        if [_identity(m) for m in chats[:length]] != [_identity(m) for m in self._history]:
+            raise ConfigError(f"{_FIELD}: {_REWRITES}")
+        self._history = chats
+        return chats[length:]
 
 
 def load(id: str, arguments: Mapping[str, Any]) -> Any:
@@ -398,8 +393,7 @@ def check(environment: Any) -> None:
 
 def read_tasks(environment: Any) -> dict[str, Any]:
     """Return the taskset's tasks by their position."""
-    tasks = itertools.islice(environment.taskset, _MOST_TASKS)
-    return {str(i): task for i, task in enumerate(tasks)}
+    return dict(zip(map(str, range(_MAX_TASKS)), environment.taskset, strict=False))
 
 
 def questions_of(tasks: Mapping[str, Any]) -> tuple[list[tuple[Task, str]], str]:
@@ -411,22 +405,21 @@ def questions_of(tasks: Mapping[str, Any]) -> tuple[list[tuple[Task, str]], str]
 
 
 def _prompt(name: str, data: Any) -> list[Chat]:
-    """Return the messages of a task; ConfigError for one without a text of the user's at the end."""
-    if not data.prompt:
-        raise ConfigError(
-            f"{_FIELD}: task {name} has no prompt; expected one: the user cannot speak first"
-        )
+    """Return the messages of a task; ConfigError unless they are texts that end with the user's."""
     text = isinstance(data.prompt, str)
-    messages: list[Any] = [vf.UserMessage(content=data.prompt)] if text else list(data.prompt)
-    if messages[-1].role != "user":
+    messages: list[Any] = [vf.UserMessage(content=data.prompt)] if text else list(data.prompt or ())
+    if (
+        not messages
+        or messages[-1].role != "user"
+        or any(m.role not in _MESSAGES or getattr(m, "tool_calls", None) for m in messages)
+    ):
+        roles = ", ".join(message.role for message in messages) or "none"
         raise ConfigError(
-            f"{_FIELD}: the prompt of task {name} ends with a message of the {messages[-1].role}; "
-            "expected the user's"
+            f"{_FIELD}: the prompt of task {name} has messages of: {roles}; expected texts without calls "
+            "of tools, the user's at the end"
         )
     if data.system_prompt:
         messages.insert(0, vf.SystemMessage(content=data.system_prompt))
-    if any(m.role not in _MESSAGES or getattr(m, "tool_calls", None) for m in messages):
-        raise ConfigError(f"{_FIELD}: the prompt of task {name} calls tools; expected only texts")
     return [_chat(message, {}) for message in messages]
 
 
@@ -459,22 +452,24 @@ def _with_prompt(task: Any, prompt: Sequence[Chat]) -> Any:
 
 async def _serve(served: Served, environment: Any) -> None:
     """Bring up what the environment's rollouts share, until `served` is garbage-collected."""
-    loop, ready, end = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    end = asyncio.Event()
+    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def serving() -> None:
-        async with environment.serving():
-            ready.set()
-            await end.wait()
+        try:
+            async with environment.serving():
+                ready.set_result(None)
+                await end.wait()
+        except Exception as error:  # noqa: BLE001 - of the user's environment
+            if not ready.done():
+                reason = f"what its rollouts share does not start ({named(error)})"
+                ready.set_exception(ConfigError(f"{_FIELD}: {reason}"))
 
     task = asyncio.ensure_future(serving())
-    waiting = asyncio.ensure_future(ready.wait())
-    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    if not ready.is_set():
-        waiting.cancel()
-        error = task.exception()
-        reason = named(error) if error else "it ended"
-        raise ConfigError(f"{_FIELD}: what its rollouts share does not start ({reason})")
-    weakref.finalize(served, loop.call_soon_threadsafe, end.set)
+    await ready
+    loop = task.get_loop()
+    # It also holds the task, of which the loop has only a weak reference.
+    weakref.finalize(served, lambda: task.done() or loop.call_soon_threadsafe(end.set))
 
 
 def _end(loop: BackgroundLoop, rollouts: Mapping[int, Rollout]) -> None:
@@ -486,24 +481,15 @@ def _end(loop: BackgroundLoop, rollouts: Mapping[int, Rollout]) -> None:
         loop.run(end())
 
 
-def _error_of(task: "asyncio.Future[Mapping[str, Any]]") -> str:
-    if task.cancelled():
-        return "cancelled"
-    error = task.exception() or task.result().get("error") or "no error"
-    return named(error) if isinstance(error, BaseException) else one_line(str(error))[:200]
+def _identity(message: Chat) -> tuple[str, str]:
+    return message["role"], message["content"]
 
 
-def _plain(message: Any) -> tuple[str, str, list[tuple[str, str]]]:
-    """Return what identifies a message: role, text and calls."""
-    calls = getattr(message, "tool_calls", None) or ()
-    return message.role, _text(message), [(call.name, call.arguments) for call in calls]
-
-
-def _chat(message: Any, calls: Mapping[str, str]) -> Chat:
+def _chat(message: Any, call_names: Mapping[str, str]) -> Chat:
     """Return a message for the chat template; a tool's message has its name."""
     chat = {"role": str(message.role), "content": _text(message)}
     if chat["role"] == "tool":
-        chat["name"] = calls.get(message.tool_call_id, "tool")
+        chat["name"] = call_names.get(message.tool_call_id, "tool")
     return chat
 
 
