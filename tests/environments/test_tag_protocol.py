@@ -98,7 +98,7 @@ def test_a_call_is_read_back_whatever_it_holds(before: str, argument: str, name:
         ([], None),
         (["<search>a</search>", "Oslo"], None),
         (["<answer>Oslo"], None),
-        (["Oslo</answer>", "<answer>Oslo</answer>"], None),
+        (["Oslo</answer>", "<answer>Oslo</answer>"], "Oslo"),
         (["<answer>Oslo</answer>", "<answer>Oslo</answer>"], None),
         (["<answer>Oslo</answer><answer>Bergen</answer>", "<answer>Oslo</answer>"], None),
         (["<answer>a<answer>Oslo</answer></answer>"], None),

@@ -69,6 +69,9 @@ class TaskEnvironment:
         initial_instruction: the instruction that training starts from.
 
     Attributes:
+        stop: strings that end a turn.
+        required: texts that every instruction must contain, such as the tags by which the policy acts.
+        tools: JSON schemas of the tools that the chat template offers.
         prompt_format: the layout of a prompt; a run file's `instruction` section replaces parts.
         needs_rewards: whether reward functions are required, because `score` returns no reward.
         no_answer: what is wrong with a turn in which `read_answer` finds none; "" accepts every turn.
@@ -79,6 +82,9 @@ class TaskEnvironment:
         ConfigError: a task id is repeated in a split.
     """
 
+    stop: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
     needs_rewards: bool = False
     no_answer: str = ""
     takes_any_tasks: bool = True
@@ -96,24 +102,8 @@ class TaskEnvironment:
                 "cotune.tasks_from(dataset)"
             )
         self._tasks = _by_split(tasks)
-        self._initial_instruction = initial_instruction
+        self.initial_instruction = initial_instruction
         self.prompt_format = prompt_format or PromptFormat()
-
-    @property
-    def stop(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return ()
-
-    @property
-    def initial_instruction(self) -> str:
-        return self._initial_instruction
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks of a split, in a fixed order; ConfigError for an unknown split."""

@@ -41,6 +41,7 @@ class MathEnvironment(TaskEnvironment):
 
     measure: ClassVar[str] = "exact match"
     no_answer = NO_ANSWER
+    required = REQUIRED
 
     def __init__(
         self,
@@ -50,10 +51,6 @@ class MathEnvironment(TaskEnvironment):
     ) -> None:
         super().__init__(tasks, initial_instruction)
         self._reward = BoxedReward() if reward is None else reward
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        return REQUIRED
 
     def read_answer(self, text: str) -> str | None:
         """Return the last boxed answer, stripped; None if there is none or it is blank."""

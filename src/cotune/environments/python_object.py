@@ -43,10 +43,10 @@ def python_environment(options: PythonOptions, tasks: Tasks | None) -> Environme
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        below = traceback.extract_tb(error.__traceback__)[1:]  # empty for arguments that do not fit
-        where = f" ({Path(below[-1].filename).name}, line {below[-1].lineno})" if below else ""
+        frames = traceback.extract_tb(error.__traceback__)[1:]  # none for arguments that do not fit
+        place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
         raise ConfigError(
-            f"{_FIELD}: {options.object} raised {named(error)}{where}; fix it, or change "
+            f"{_FIELD}: {options.object} raised {named(error)}{place}; fix it, or change "
             "environment.args"
         ) from error
     missing = [name for name in _MEMBERS if not hasattr(environment, name)]

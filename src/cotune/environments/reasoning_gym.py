@@ -128,6 +128,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
                 f"install 'cotune[{PACKAGE}]'"
             )
         self._form: AnswerForm = options.answer
+        self.required = ANSWER_TAGS if options.answer == "tags" else ()
         instruction, self.no_answer = _FORMS[options.answer]
         with generators_kept():  # some draw from the process's own generators
             self._datasets = dict(
@@ -136,10 +137,6 @@ class ReasoningGymEnvironment(TaskEnvironment):
                 for level in _levels(task, options)
             )
             super().__init__(_splits(options, self._datasets), instruction)
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        return ANSWER_TAGS if self._form == "tags" else ()
 
     def read_answer(self, text: str) -> str | None:
         """Return the last text between the answer tags, or the last number."""

@@ -66,6 +66,9 @@ class SearchEnvironment(TaskEnvironment):
         ConfigError: no such protocol, or a task id is repeated in a split.
     """
 
+    stop = STOP
+    required = CALL_TAGS
+
     def __init__(
         self,
         tasks: Mapping[str, Sequence[Task]],
@@ -90,14 +93,6 @@ class SearchEnvironment(TaskEnvironment):
     def measure(self) -> str:
         """Return the name of the mean reward."""
         return "exact match" if self._reward is exact_match else "mean reward"
-
-    @property
-    def stop(self) -> tuple[str, ...]:
-        return STOP
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        return CALL_TAGS
 
     def with_tasks(self, tasks: Mapping[str, Sequence[Task]]) -> Self:
         return super().with_tasks(self._asked(tasks))

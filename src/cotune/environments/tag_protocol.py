@@ -30,7 +30,6 @@ _INFORMATION_TAG = re.compile(r"<(/?)information>")
 # Looser than the parser: a passage must not even appear to close its block.
 _FOREIGN_TAG = re.compile(r"<(?=[\s/]*(?:think|search|information|answer)\b)", re.IGNORECASE)
 _CLOSING = re.compile(r"</(search|answer)>")
-_SEARCH_R1_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 PROMPT_FORMAT = PromptFormat(question_prefix="Question: ")
 
@@ -82,15 +81,16 @@ class TagProtocol:
     def answer(self, turn_texts: Sequence[str]) -> str | None:
         """Return the final answer in an episode's turns, or None if it has none or more than one.
 
-        It is the answer of the only turn with a closing `</answer>` outside forged blocks, if that
+        It is the answer of the only turn with `<answer>` and `</answer>` outside forged blocks, if that
         turn is valid. An episode cannot hedge with several answers; an answer that was left unclosed
         may be repeated in a later turn.
         """
-        closed = [text for text in turn_texts if "</answer>" in without_forged(text)]
+        texts = [without_forged(text) for text in turn_texts]
+        closed = [text for text in texts if "<answer>" in text.rpartition("</answer>")[0]]
         if len(closed) != 1:
             return None
         parsed = self.parse(closed[0])
-        return parsed.argument if parsed.action == "answer" else None
+        return parsed.argument or None if parsed.action == "answer" else None
 
     def correction(self, error: str) -> str:
         """Return the observation after an invalid turn; `error` as in `Parsed.error`."""
@@ -119,7 +119,8 @@ class SearchR1Protocol(TagProtocol):
     """Search-R1's own form, as github.com/PeterGriffinJin/Search-R1 has it.
 
     It follows generation.py, qa_em.py and the data scripts there; docs/how-to/retrieval.md says where
-    it differs on purpose.
+    it differs on purpose: Search-R1 takes the last `<answer>` of prompt and response together, if there
+    are two or more.
     """
 
     # One user message: the instruction, a space, "Question: ", the question and a line break.
@@ -148,23 +149,6 @@ class SearchR1Protocol(TagProtocol):
         if not opening:
             return Parsed("invalid", error=f"stray </{name}>")
         return Parsed(name, argument.strip())
-
-    def answer(self, turn_texts: Sequence[str]) -> str | None:
-        """Return the final answer of an episode, or None if it has none, a blank one, or several.
-
-        Search-R1 takes the last `<answer>` of prompt and response together, if there are two or more.
-        Here answers count only in the policy's own turns, outside forged `<information>` blocks; there
-        must be exactly one, and it must be its turn's action.
-        """
-        found = [
-            (text, match[1].strip())
-            for text in turn_texts
-            for match in _SEARCH_R1_ANSWER.finditer(_up_to_the_last_answer(text))
-        ]
-        if len(found) != 1:
-            return None
-        text, answer = found[0]
-        return answer or None if self.parse(text).action == "answer" else None
 
     def correction(self, error: str) -> str:
         """Return exactly the text that Search-R1's policies were trained on, which gives no error."""
@@ -229,9 +213,3 @@ def _malformed(tags: Sequence[re.Match[str]]) -> str:
 def _escaped(passage: str) -> str:
     """Return a passage with its protocol tags made harmless."""
     return _FOREIGN_TAG.sub("‹", passage)
-
-
-def _up_to_the_last_answer(text: str) -> str:
-    """Return a turn up to its last `</answer>`; beyond, each `<answer>` would be searched to the end."""
-    before, closing, _ = without_forged(text).rpartition("</answer>")
-    return before + closing

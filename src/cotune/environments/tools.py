@@ -118,11 +118,8 @@ class ToolEnvironment(TaskEnvironment):
         names = [tool.name for tool in self._tools]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"tools: two are called {twice[0]}; rename one of them")
+        self.tools = tuple(tool.schema for tool in self._tools)
         self._runner = ToolRunner(CONCURRENCY)
-
-    @property
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return tuple(tool.schema for tool in self._tools)
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Make the calls of all episodes at the same time; return responses in order."""

@@ -128,10 +128,7 @@ class TrlEnvironment(TaskEnvironment):
             for name in names
             if not name.startswith("_") and name not in _OWN
         }
-
-    @property
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return tuple(tool.schema for tool in self._tools.values())
+        self.tools = tuple(tool.schema for tool in self._tools.values())
 
     def begin(self, tasks: Sequence[Task], rows: Sequence[int], seeds: Sequence[int]) -> list[Task]:
         """Reset an instance for each episode, and return its task with the text of `reset`.

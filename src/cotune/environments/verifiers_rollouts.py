@@ -105,14 +105,11 @@ class VerifiersEnvironment(TaskEnvironment):
     ) -> None:
         super().__init__(tasks, initial_instruction, prompt_format)
         self._served = served
+        self.tools = served.tools
         self._loop = served.loop
         self._rollouts: dict[int, Rollout] = {}
         # If a run ends before its episodes, their tasks must not warn at exit.
         weakref.finalize(self, _end, self._loop, self._rollouts)
-
-    @property
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return self._served.tools
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Give each rollout the policy's turn; the next request of its loop is the observation.
