@@ -51,7 +51,8 @@ checkpoints in its folder and runs its own evaluations. `accelerate launch`'s co
 
 _API = """# Python
 
-*Generated from the docstrings. The whole descriptions are in the pages that `make docs` builds.*
+*Generated from the docstrings. `make docs` builds a page with signatures and whole descriptions, which `help(cotune.INSPO)` also
+shows.*
 
 `import cotune` does not load torch, transformers or trl; a name loads what it needs on first use. Names that are not
 on this page are not public and may change without notice.
@@ -240,7 +241,7 @@ def grpo_page() -> str:
 
 
 def api_page() -> str:
-    """Return each public name in groups: a list of summaries, and mkdocstrings directives."""
+    """Return each public name with its summary, in groups; scripts/site_links.py puts the docstrings there."""
     groups: dict[str, list[str]] = {}
     for name in cotune.__all__:
         groups.setdefault(_group(name), []).append(name)
@@ -250,7 +251,6 @@ def api_page() -> str:
             names.sort(key=str.lower)
             parts.append(f"## {title}")
             parts.append("\n".join(map(_summary_item, names)))
-            parts += [f"::: cotune.{name}" for name in names]
     return "\n\n".join(parts) + "\n"
 
 

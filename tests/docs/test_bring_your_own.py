@@ -37,9 +37,9 @@ def test_the_columns_are_those_that_are_read() -> None:
 
 
 def test_the_arguments_of_reward_functions_are_listed() -> None:
-    shown = {name for row in table(REWARDS, "What a function is given") for name in row[:1]}
-    names = {match[1] for cell in shown if (match := re.match(r"`(\w+)", cell))}
-    assert names == set(GIVEN)
+    text = REWARDS.read_text(encoding="utf-8").partition("\n## What a function is given\n")[2]
+    names = re.findall(r"^- `(\w+)", text.partition("\n## ")[0], re.MULTILINE)
+    assert set(names) == set(GIVEN)
 
 
 def rollout(task: Task, text: str) -> Trajectory:

@@ -202,8 +202,8 @@ def test_every_checked_field_of_grpo_config_is_on_its_page() -> None:
 
 def test_every_public_name_once_and_in_a_group() -> None:
     page = reference.api_page()
-    assert sorted(re.findall(r"^::: cotune\.(\w+)$", page, re.MULTILINE)) == sorted(cotune.__all__)
+    assert sorted(re.findall(r"^- `(\w+)`: \S", page, re.MULTILINE)) == sorted(cotune.__all__)
     errors = page.split("## Errors\n", 1)[1].split("\n## ")[0]
-    assert {"ConfigError", "BudgetError"} <= set(re.findall(r"cotune\.(\w+)", errors))
+    assert {"ConfigError", "BudgetError"} <= set(re.findall(r"- `(\w+)`", errors))
     brought = page.split("## What you can bring\n", 1)[1].split("\n## ")[0]
-    assert {"Environment", "LLM", "Retriever"} <= set(re.findall(r"cotune\.(\w+)", brought))
+    assert {"Environment", "LLM", "Retriever"} <= set(re.findall(r"- `(\w+)`", brought))

@@ -90,6 +90,6 @@ def test_the_transformers_snippet_runs(served: Path, capsys: pytest.CaptureFixtu
 
 
 def test_the_files_are_those_of_the_folder(served: Path) -> None:
-    rows = re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE)
+    rows = re.findall(r"^- (`.*?): ", PAGE, re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
     assert {path.name for path in served.iterdir()} == named - {"hint.txt"}
