@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cotune.run.scores import measure_of, score_trajectories, wilson
+from cotune.run.scores import difference_interval, measure_of, score_trajectories, wilson
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 
 
@@ -56,7 +56,10 @@ def test_wilson_by_hand() -> None:
         ((-1.0, 0.0, 4.0, -1.0, 3.0), (1 - 2.776445 * 1.1**0.5, 1 + 2.776445 * 1.1**0.5)),
         ((0.2, 1.0), (0.0, 1.0)),  # cut to the possible
         ((0.2, 1.4), None),  # too few
-        ((0.5, 0.5), (0.5, 0.5)),
+        # Equal rewards are no certainty.
+        ((0.0, 0.0, 0.0), wilson(0, 3)),
+        ((0.5, 0.5), wilson(0.5, 2)),
+        ((-1.5,) * 9, None),
         ((0.5,), None),
         ((1.0,), wilson(1.0, 1)),
     ],
@@ -65,6 +68,26 @@ def test_intervals(rewards: tuple[float, ...], interval: tuple[float, float] | N
     score = score_trajectories([rollout("", reward) for reward in rewards], "mean reward")
     assert (score.n, score.measure) == (len(rewards), "mean reward")
     assert score.interval == (interval if interval is None else pytest.approx(interval, rel=1e-6))
+
+
+@pytest.mark.parametrize(
+    ("differences", "interval"),
+    [
+        # A deviation of ½ over two: ±3.182446 · ¼.
+        ([1.0, 1.0, 1.0, 0.0], (0.75 - 0.7956, 1.0)),
+        ([0.0] * 3, (-wilson(0, 3)[1], wilson(0, 3)[1])),
+        ([1.0] * 3, (wilson(1, 3)[0] - wilson(0, 3)[1], 1.0)),
+        ([-1.0], (-1.0, wilson(0, 1)[1] - wilson(1, 1)[0])),
+        ([0.25] * 3, None),
+        ([0.3 - 0.1, 0.2, 0.2], None),
+        ([0.5], None),
+    ],
+)
+def test_a_difference_that_is_always_the_same_is_no_certainty(
+    differences: list[float], interval: Any
+) -> None:
+    found = difference_interval(differences)
+    assert found == (interval and pytest.approx(interval, abs=1e-4))
 
 
 def test_what_a_score_is_of() -> None:

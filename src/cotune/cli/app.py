@@ -179,7 +179,7 @@ def evaluate(
     if not quadrants and since is not None:
         raise ConfigError("--since was given without --quadrants; remove it, or add --quadrants")
     evaluation = EvaluationOptions(
-        split=split, benchmarks=benchmark or (), samples=samples or ("4" if quadrants else "0"),
+        split=split, benchmarks=benchmark or (), samples=(4 if quadrants else 0) if samples is None else samples,
         temperature=temperature, limit=limit, policy=policy,
     )  # fmt: skip
     check_trusted(run_folder, trust)
@@ -254,11 +254,9 @@ def export(
 
 @_command(_RESULTS, "report runs/my-agent")
 def report(
-    run_folder: Annotated[
-        Path, typer.Argument(metavar="RUN_OR_SUITE", help="Folder of a run or a suite.")
-    ],
+    run_folder: RunFolder,
 ) -> None:
-    """Write the report of a run, finished or unfinished, or of a suite."""
+    """Write the report of a run, finished or unfinished. cotune compare writes a suite's."""
     from cotune.experiments.report import write_report
 
     typer.echo(write_report(run_folder))

@@ -64,11 +64,11 @@ Benchmarks = Annotated[
     ),
 ]
 Samples = Annotated[
-    str | None,
+    int | None,
     typer.Option(
         metavar="K",
-        help="Sampled rollouts per question, in addition to the greedy one, for avg@K and pass@K; "
-        "auto: 16 for sets of fewer than 100 questions, else 1. Default: 0; with --quadrants 4.",
+        help="Sampled rollouts per question, in addition to the greedy one, for avg@K and pass@K. "
+        "Default: 0; with --quadrants 4.",
     ),
 ]
 Temperature = Annotated[

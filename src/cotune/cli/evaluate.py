@@ -19,7 +19,7 @@ from cotune.run.json_files import plain
 from cotune.run.run_dir import RunDir
 from cotune.utils.progress import begin
 from cotune.utils.tables import on_console
-from cotune.utils.text import command_on
+from cotune.utils.text import command_on, one_line
 
 if TYPE_CHECKING:
     from cotune.experiments.evaluate.evaluating import EvaluationOptions
@@ -62,7 +62,6 @@ def evaluate_quadrants(
     """
     from cotune.experiments.evaluate import quadrants as files
     from cotune.experiments.evaluate.quadrant_evaluation import check_options, evaluate_quadrants
-    from cotune.experiments.evaluate.quadrant_table import quadrant_table
 
     check_options(options)
     run, config = _opened(folder, assignments)
@@ -82,9 +81,9 @@ def evaluate_quadrants(
     if as_json:
         _print_json(plain(files.as_json(quadrants), "quadrants"))
         return
-    table = quadrant_table(quadrants)
+    table = files.quadrant_table(quadrants)
     console.print(on_console(table))
-    for line in (table.notes, place):
+    for line in map(one_line, (table.notes, place)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

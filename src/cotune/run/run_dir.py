@@ -117,6 +117,20 @@ class RunDir:
         """Return the rollouts of a step and purpose as `trajectory_row` wrote them; [] if none."""
         return read_jsonl(self._trajectory_file(step, purpose))
 
+    def read_evaluation(self, when: str) -> list[Row]:
+        """Return the rollouts of an evaluation on test questions; [] if there was none.
+
+        Args:
+            when: as in its "evaluated" event: "before" or "after" training, or "plain", after it under the initial
+                instruction.
+        """
+        steps = [
+            e["step"]
+            for e in self.read_events()
+            if e["kind"] == "evaluated" and e.get("when") == when
+        ]
+        return self.read_trajectories(steps[-1], f"evaluate_{when}") if steps else []
+
     def read_summary(self) -> Row | None:
         """Return summary.json; None until this attempt has one (an earlier attempt's is out of date)."""
         summary = read_summary(self.path)

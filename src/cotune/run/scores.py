@@ -39,10 +39,13 @@ class Score:
     def interval(self) -> tuple[float, float] | None:
         """The 95 % confidence interval of the mean: Wilson's for rewards of 0 and 1, else Student's t.
 
-        None for a single reward that is neither 0 nor 1, and for few that are not all in [0, 1].
+        Equal rewards in [0, 1] have Wilson's too, so that no interval is zero wide. None for a single reward that
+        is neither 0 nor 1, for few that are not all in [0, 1], and for equal ones outside.
         """
         if self.deviation is None:
             return wilson(self.em, self.n)
+        if self.deviation == 0:
+            return wilson(self.em, self.n) if self.bounded and self.n > 1 else None
         return t_interval(self.em, self.deviation, self.n, bounded=self.bounded)
 
 
@@ -75,17 +78,38 @@ def score_values(values: Sequence[float], strata: Sequence[str], measure: str) -
     )
 
 
+def difference_interval(differences: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the mean of differences, one a question: Student's t.
+
+    It is cut to [-1, 1] if all differences are in it. Equal differences of -1, 0 or 1 have that of the shares of
+    questions that were gained and lost (Wilson's, at their far ends), so that it is not zero wide; other equal ones
+    have none.
+    """
+    n = len(differences)
+    deviation = stdev(differences) if n > 1 else 0.0
+    if deviation > 1e-12:  # not the noise of subtracting
+        ends = t_interval(sum(differences) / n, deviation, n, bounded=False, fewest=2)
+        within = max(map(abs, differences)) <= 1
+        return (max(-1.0, ends[0]), min(1.0, ends[1])) if ends and within else ends
+    if not set(differences) <= {-1.0, 0.0, 1.0}:
+        return None
+    gained = wilson(float(differences[0] > 0), n)
+    lost = wilson(float(differences[0] < 0), n)
+    return gained[0] - lost[1], gained[1] - lost[0]
+
+
 def t_interval(
-    mean: float, deviation: float, n: int, *, bounded: bool
+    mean: float, deviation: float, n: int, *, bounded: bool, fewest: int = _FEWEST
 ) -> tuple[float, float] | None:
     """Return the 95 % interval of a mean by Student's t; None if `n` values are too few for one.
 
     Args:
         deviation: the values' sample standard deviation.
-        bounded: whether the values are in [0, 1], and the interval is cut to that. Otherwise fewer than
-            five values have no interval: it would be too wide to be useful.
+        bounded: whether the values are in [0, 1], and the interval is cut to that; it is then that of two values
+            or more.
+        fewest: the fewest values of others that have an interval: with less it would be too wide to be useful.
     """
-    if n < (2 if bounded else _FEWEST):
+    if n < (2 if bounded else fewest):
         return None
     from scipy.special import stdtrit
 

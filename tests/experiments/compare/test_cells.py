@@ -1,6 +1,5 @@
 """Cells: stages one after the other, what is finished is not run again, failures stay their own."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -106,68 +105,6 @@ def test_stages_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run(cells, at_once=1)
     assert seen[1:] == [("prompt", None, 20), ("train", TEXT, 24)]
     assert [one.folder.name for one in cells[1].finished] == ["prompt", "train"]
-
-
-def adapted(config: RunConfig, words: tuple[str, ...]) -> int:
-    """A finished run that trained an adapter, or its export."""
-    if words[0] == "export":
-        Path(words[-1]).mkdir()
-        return 0
-    status = finished(config, words)
-    (config.output / "best").mkdir()
-    (config.output / "best/adapter_config.json").write_text("{}")
-    return status
-
-
-def test_a_stage_begins_with_the_adapter_before_it_in_whole_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[str, str, str]] = []
-
-    def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
-        seen.append((words[0], config.output.name, config.policy.path))
-        return adapted(config, words)
-
-    Processes(monkeypatch, outcome)
-    changes = {"methods": ["w-p-w"], "baseline": "w-p-w", "seeds": [0], "budget": 80}
-    cells = cells_of(tmp_path, set={"policy.lora.rank": 2}, **changes)
-    run(cells)
-    assert (cells[0].state, cells[0].problem) == (State.DONE, "")
-    folder, base = tmp_path / "out/w-p-w/seed-0", seen[0][2]
-    (first,), (prompt,) = (list((folder / name).glob("merged-*")) for name in ("first", "prompt"))
-    assert seen == [
-        ("train", "first", base),
-        ("export", "first", base),
-        ("train", "prompt", str(first)),
-        ("export", "prompt", str(first)),
-        ("train", "train", str(prompt)),
-    ]
-    again = cells_of(tmp_path, set={"policy.lora.rank": 2}, **changes)
-    run(again)
-    assert again[0].state == State.DONE
-    assert len(seen) == 5
-    # A stage that was gone on with has another policy.
-    summary = folder / "prompt/summary.json"
-    summary.write_text(summary.read_text(encoding="utf-8") + "\n", encoding="utf-8")
-    stale = cells_of(tmp_path, set={"policy.lora.rank": 2}, **changes)
-    run(stale)
-    assert f"{folder / 'train'} holds a run with another value of policy.path" in stale[0].problem
-    shutil.rmtree(folder / "train")
-    run(cells_of(tmp_path, set={"policy.lora.rank": 2}, **changes))
-    assert [words[:2] for words in seen[5:]] == [("export", "prompt"), ("train", "train")]
-
-
-def test_an_export_that_fails_is_its_stage_s_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Processes(monkeypatch, lambda config, words: words[0] == "export" or adapted(config, words))
-    cells = cells_of(
-        tmp_path, set={"policy.lora.rank": 2}, methods=["prompt-after-rl"], seeds=[0],
-        baseline="prompt-after-rl",
-    )  # fmt: skip
-    run(cells)
-    assert cells[0].state == State.FAILED
-    assert cells[0].problem.startswith("stage merge, status 1: ValueError: it broke (see ")
 
 
 def test_a_run_that_was_gone_on_with_is_not_finished(

@@ -13,7 +13,7 @@ from cotune.experiments.compare.running import demo
 from cotune.experiments.compare.stages import rows_of
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.compare.suite_summary import SuiteSummary
-from cotune.experiments.compare.suite_table import best_instruction, console_tables
+from cotune.experiments.compare.suite_table import suite_tables
 from cotune.run.locks import locked
 from cotune.run.record import Record
 from cotune.utils import packages
@@ -131,15 +131,6 @@ def test_a_missing_trl_is_named_before_anything_is_written(
     assert not any(tmp_path.iterdir())
 
 
-def test_the_best_instruction_is_one_that_was_found() -> None:
-    static = method("static", "trained", 0.99, plain=spread(0.99, 0.9, 1.0))
-    other = method(
-        "inspo", "ours", 0.98, plain=spread(0.31, 0.2, 0.4), instruction="Look up [one]."
-    )
-    told = SuiteSummary.model_validate(summary(static, other))
-    assert best_instruction(told) == "best instruction (inspo): Look up [one]."
-
-
 def test_many_strata_and_costs_have_tables_of_their_own() -> None:
     strata = {f"{n} hops": 0.5 for n in range(5)}
     score = spread(0.5, 0.4, 0.6, strata)
@@ -148,8 +139,8 @@ def test_many_strata_and_costs_have_tables_of_their_own() -> None:
         method("inspo", "ours", 0.5, score=score),
         strata=dict.fromkeys(strata, 10),
     )
-    tables = console_tables(SuiteSummary.model_validate(told))
-    result, by_stratum, costs = (printed(on_console(table)) for table in tables)
+    tables = suite_tables(SuiteSummary.model_validate(told), brief=True)
+    result, by_stratum, costs = (printed(on_console(table)) for table in tables.values())
     assert "1 hops" not in result
     assert by_stratum.count("50.0") == 10
     row = next(line for line in costs.splitlines() if line.strip().startswith("inspo"))

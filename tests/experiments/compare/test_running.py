@@ -14,9 +14,8 @@ from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.compare import cells
 from cotune.experiments.compare.running import SuiteFailed, compare
-from cotune.experiments.report.suite_report import write_suite_report
 from cotune.run.json_files import read_jsonl
-from cotune.run.run_dir import RunDir, read_summary
+from cotune.run.run_dir import read_summary
 from tests.experiments.compare.folders import HALF, Processes, finish, good, suite_file
 from tests.forked import run_module
 from tests.helpers import is_locked
@@ -65,7 +64,7 @@ def test_a_failure_is_told_after_the_others_are_reported(
     with pytest.raises(SuiteFailed) as error:
         run(suite_file(tmp_path))
     assert str(error.value).startswith(
-        "1 of 2 methods are not in the comparison: INSPO: seed 0: stage train, status 1: "
+        "1 of 2 methods are not in the comparison: INSPO: seed 0: failed: stage train, status 1: "
         "ValueError: it broke"
     )
     summary = json.loads((tmp_path / "out/summary.json").read_text())
@@ -124,16 +123,18 @@ def test_a_running_suite_is_reported_so_far(
         if config.strategy.kind != "inspo":
             return good(config)
         if config.seed == 1:
-            pages.append(write_suite_report(out).read_text())
+            pages.append((out / "report.html").read_text())
         return 1
 
     Processes(monkeypatch, outcome)
     with pytest.raises(SuiteFailed):
         run(suite_file(tmp_path, at_once=1, seeds=[0, 1, 2]))
-    assert (
-        "4 of 6 runs are missing: GRPO at seed 2 (not begun); INSPO at seed 0 (failed: " in pages[0]
-    )
-    assert "seed 1 (begun), seed 2 (not begun)." in pages[0]
+    assert "2 of 2 methods have no complete or comparable result." in pages[0]
+    assert "GRPO (unfinished): seed 2: not begun</li>" in pages[0]
+    assert "INSPO (failed): seed 0: failed: stage train, status 1: " in pages[0]
+    assert "seed 1: begun; seed 2: not begun</li>" in pages[0]
+    assert '<meta http-equiv="refresh"' in pages[0]
+    assert '<meta http-equiv="refresh"' not in (out / "report.html").read_text()
 
 
 def test_no_key_of_a_run_file_gets_into_the_folder(
@@ -194,30 +195,3 @@ def test_a_killed_suite_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
         40,
         38,
     ]  # no batch more for INSPO
-
-
-@pytest.mark.slow
-def test_a_stage_trains_on_from_an_adapter(tmp_path: Path) -> None:
-    """The policy's second stage has whole weights, the first one's adapter in them."""
-    from safetensors.torch import load_file
-
-    from cotune.policy.adapters import adapter_base
-
-    alone = {"methods": ["prompt-after-rl"], "baseline": "prompt-after-rl", "seeds": [0]}
-    # The seed draws one-hop questions, which the policy solves now and then: else nothing is trained.
-    easy = {"policy.lora.rank": 2, "environment.train": 4, "environment.seed": 236}
-    done = run_module(FORKED_COMPARE, suite_file(tmp_path, set=easy, **alone))
-    assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads((tmp_path / "out/summary.json").read_text())
-    assert [row["status"] for row in summary["methods"]] == ["ok"]
-    folder = tmp_path / "out/prompt-after-rl/seed-0"
-    (merged,) = (folder / "train").glob("merged-*")
-    assert not (merged / "adapter_config.json").exists()
-    second = RunDir.open(folder / "prompt").read_config()["policy"]
-    assert (second["path"], second["lora"]["rank"]) == (str(merged), 2)
-    adapter = json.loads((folder / "prompt/best/adapter_config.json").read_text())
-    assert adapter["base_model_name_or_path"] == str(merged)
-    before = adapter_base(folder / "train/best")
-    weights, base = (load_file(Path(at) / "model.safetensors") for at in (merged, before))
-    assert weights.keys() == base.keys()
-    assert any((weights[name] != base[name]).any() for name in base)

@@ -1,14 +1,10 @@
-"""Intervals and probabilities against numbers worked by hand."""
+"""Intervals and gains against numbers worked by hand."""
 
 import numpy as np
 import pytest
 
-from cotune.experiments.compare.statistics import (
-    Samples,
-    gain,
-    interval,
-    probability_of_improvement,
-)
+from cotune.experiments.compare.statistics import Samples, gain, interval
+from cotune.run.scores import wilson
 
 
 def samples(
@@ -22,9 +18,28 @@ def samples(
     return Samples(values, np.array(ids), np.array([names] * seeds))
 
 
-def test_nothing_to_resample_is_a_point() -> None:
-    assert interval(samples([[1.0]])) == (1.0, 1.0)
-    assert interval(samples([[1.0, 1.0], [1.0, 1.0]])) == (1.0, 1.0)
+def test_one_seed_has_the_interval_of_every_other_table() -> None:
+    assert interval(samples([[1.0] * 50 + [0.0] * 50])) == wilson(0.5, 100)
+    assert interval(samples([[1.0] * 10 + [0.0] * 10], ["easy"] * 10 + ["hard"] * 10)) == wilson(
+        0.5, 20
+    )
+    assert interval(samples([[1.5]])) is None
+
+
+@pytest.mark.parametrize(
+    ("rewards", "own", "n"),
+    [
+        ([[0.0] * 3], False, 3),
+        ([[0.0] * 3] * 2, False, 3),
+        ([[0.0] * 3] * 2, True, 6),
+        ([[1.0] * 4] * 3, False, 4),
+        ([[0.5] * 4] * 3, False, 4),
+    ],
+)
+def test_equal_rewards_are_no_certainty(rewards: list[list[float]], own: bool, n: int) -> None:
+    """Seeds that agree on the same questions say no more of others than one seed does."""
+    assert interval(samples(rewards, own=own)) == wilson(rewards[0][0], n)
+    assert interval(samples([[2.5] * 9] * 2)) is None
 
 
 def test_seeds_alone() -> None:
@@ -32,43 +47,32 @@ def test_seeds_alone() -> None:
     assert interval(samples([[0.0], [1.0]])) == (0.0, 1.0)
 
 
-def test_one_seeds_questions_have_the_binomial_interval() -> None:
-    low, high = interval(samples([[1.0] * 50 + [0.0] * 50]))
-    # 1.96 × √(¼ / 100) = 0.098
-    assert low == pytest.approx(0.402, abs=0.012)
-    assert high == pytest.approx(0.598, abs=0.012)
-
-
 def test_strata_are_resampled_within() -> None:
-    # Questions differ between the strata alone, so nothing varies.
-    rewards = [[1.0] * 10 + [0.0] * 10]
-    assert interval(samples(rewards, ["easy"] * 10 + ["hard"] * 10)) == (0.5, 0.5)
-    low, high = interval(samples(rewards))
-    assert low < 0.4
+    # Questions differ between the strata, and one seed's first question.
+    rewards = [[1.0] * 10 + [0.0] * 10, [0.0] + [1.0] * 9 + [0.0] * 10]
+    low, high = interval(samples(rewards, ["easy"] * 10 + ["hard"] * 10)) or (0, 1)
+    assert 0.35 < low < high <= 0.5
+    low, high = interval(samples(rewards)) or (0, 1)
+    assert low < 0.35
     assert high > 0.6
 
 
 def test_questions_that_seeds_share_are_resampled_together() -> None:
     # Every seed is right on the same half. Shared, the seeds tell nothing new; of one's own, they do.
     rewards = [[1.0] * 20 + [0.0] * 20] * 8
-    shared, own = interval(samples(rewards)), interval(samples(rewards, own=True))
+    shared = interval(samples(rewards)) or (0, 0)
+    own = interval(samples(rewards, own=True)) or (0, 1)
     assert shared[1] - shared[0] > 1.5 * (own[1] - own[0])
 
 
 def test_a_gain_is_paired() -> None:
     baseline = samples([[1.0, 0.0] * 10, [0.0, 1.0] * 10])
     better = Samples(baseline.rewards + 0.25, baseline.questions, baseline.strata)
-    assert gain(better, baseline) == (0.25, (0.25, 0.25))
+    assert gain(better, baseline) == (0.25, None)
     assert gain(samples([[1.0, 0.0] * 10] * 3), baseline) is None
     assert gain(samples(baseline.rewards.tolist(), own=True), baseline) is None
-
-
-def test_probability_of_improvement() -> None:
-    # Seeds' means on "a": ours 1, 1 against 0, 1 (wins 2, ties 2 of 4: ¾); on "b": all equal (½).
-    ours = samples([[1.0, 0.5], [1.0, 0.5]], ["a", "b"])
-    theirs = samples([[0.0, 0.5], [1.0, 0.5]], ["a", "b"])
-    assert probability_of_improvement(ours, theirs) == pytest.approx((0.75 + 0.5) / 2)
-    assert probability_of_improvement(theirs, ours) == pytest.approx((0.25 + 0.5) / 2)
+    one = samples([[1.0, 0.0] * 10])
+    assert gain(one, one) == (0.0, (-wilson(0, 20)[1], wilson(0, 20)[1]))
 
 
 def test_a_focus_keeps_the_questions_of_its_strata() -> None:

@@ -70,6 +70,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a field of the run file": ({"set": {"training.stepz": 1}}, r"training\.stepz: unknown field"),
     "a budget below one batch": ({"budget": 4}, "less than one batch of 8; raise budget"),
     "a name that is no folder's": ({"methods": ["grpo", {"method": "inspo", "name": "方法"}]}, "name is '方法'; expected one with a letter a-z or a digit"),
+    "an adapter before another stage": ({"methods": ["grpo", "w-p-w"], "budget": 80, "set": {"policy.lora.rank": 2}}, "w-p-w trains an adapter .* before its stage prompt, .*remove policy.lora"),
     "a focus without questions": ({"focus": "9"}, r"focus is '9', and \[0\] test questions"),
 }  # fmt: skip
 

@@ -1,23 +1,18 @@
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from cotune.errors import ConfigError
-from cotune.experiments.compare.suite_summary import SuiteSummary, read_suite
-from cotune.experiments.compare.suite_table import console_tables
+from cotune.experiments.compare.suite_summary import SuiteSummary
+from cotune.experiments.compare.suite_table import suite_tables
 from cotune.utils.tables import on_console
 from tests.experiments.report.pages import printed
-from tests.experiments.report.suite_pages import method, spread, stage, summary
+from tests.experiments.report.suite_pages import method, spread, summary
 
 
 def tables(told: dict[str, Any]) -> list[str]:
     """A suite's tables as the console shows them."""
-    return [
-        printed(on_console(table)) for table in console_tables(SuiteSummary.model_validate(told))
-    ]
+    suite = SuiteSummary.model_validate(told)
+    return [printed(on_console(table)) for table in suite_tables(suite, brief=True).values()]
 
 
 TOLD = summary(
@@ -35,7 +30,7 @@ def test_the_console_table_groups_methods_and_says_what_failed() -> None:
         "Trained", "GRPO (baseline)", "Prompt only", "gepa (failed)", "Ours", "INSPO",
     ]  # fmt: skip
     assert [cell.strip() for cell in lines[-1].split("│")] == [
-        "INSPO", "97.6 % (93–100)", "+64.6 (+59 to +71)", "1.00", "33.0 % (27–38)", "1x (3 088)",
+        "INSPO", "97.6 % (93–100)", "+64.6 (+59 to +71)", "33.0 % (27–38)", "1x (3 088)",
     ]  # fmt: skip
 
 
@@ -71,12 +66,6 @@ def test_nothing_in_a_name_is_markup() -> None:
 def test_rewards_are_no_shares() -> None:
     told = summary(method("m", "ours", 1.5, score=spread(1.5, -0.5, 1.75)), measure="mean reward")
     assert "1.500 (−0.500 to 1.750)" in tables(told)[0]
-
-
-def test_a_run_is_no_suite(tmp_path: Path) -> None:
-    run = stage(tmp_path / "run", 2, (0.1, 0.2))
-    with pytest.raises(ConfigError, match="holds no suite's summary"):
-        read_suite(run.path)
 
 
 def test_the_table_needs_no_template_engine() -> None:

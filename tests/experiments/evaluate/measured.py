@@ -32,4 +32,4 @@ def quadrants(**changes: Any) -> Quadrants:
             "prompted": ((1.0, 2), (2.0, 4), (0.5, 1), (0.5, 1)),
         },
     }
-    return Quadrants.measured(**given | changes)
+    return Quadrants(**given | changes)

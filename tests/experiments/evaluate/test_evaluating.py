@@ -182,13 +182,6 @@ def test_a_math_benchmark_by_boxed_answers(
         assert boxed["mean"] == figures(own, column)["reward", "greedy"]["mean"] > 0
 
 
-def test_auto_samples_on_few_questions(arithmetic: RunConfig, evaluate: Evaluate) -> None:
-    (result,) = evaluate(arithmetic, "--samples", "auto", "--limit", 2)["sets"]
-    assert result["samples"] == 16
-    statistics = [statistic for _, statistic in figures(result, "best")]
-    assert statistics == ["greedy", "avg@16", "pass@16"]
-
-
 def test_a_math_benchmark_on_a_run_that_boxes_nothing_says_so(
     geo: RunConfig, evaluate: Evaluate, tmp_path: Path
 ) -> None:
@@ -266,8 +259,7 @@ def test_a_best_policy_that_is_replaced_meanwhile_is_not_scored_under_its_instru
 
 REFUSED: dict[str, tuple[Sequence[str], str]] = {
     "split": (["--split", "dev"], "--split is 'dev'; expected one of test, validation, train"),
-    "samples": (["--samples", "many"], "--samples is 'many'; expected 0 or more, or auto"),
-    "negative": (["--samples=-1"], "--samples is '-1'"),
+    "samples": (["--samples=-1"], "--samples is -1; expected 0 or more"),
     "temperature": (["--samples", "2", "--temperature", "0"], "--temperature is 0.0; expected more"),
     "nothing sampled": (["--temperature", "1"], "--temperature is set, but nothing is sampled"),
     "limit": (["--limit", "0"], "--limit is 0; expected 1 or more"),

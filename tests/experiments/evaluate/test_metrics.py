@@ -23,7 +23,7 @@ def test_intervals_count_questions_and_not_samples() -> None:
     low, high = interval(1.2, -0.4, 1.2, -0.4, 0.4) or (0, 0)
     assert low < 0 < 1 < high
     (sampled,) = figures_of("f1", "F1", {"sampled": [[0.0, 1.0], [0.5, 0.5]]}, ["", ""])
-    assert (sampled.n, sampled.interval) == (2, (0.5, 0.5))
+    assert (sampled.n, sampled.interval) == (2, wilson(0.5, 2))
 
 
 def greedy(metric: str, values: Sequence[float], strata: Sequence[str]) -> Figure:

@@ -13,14 +13,19 @@ from transformers import AutoModelForCausalLM
 from cotune.cli import app as cli
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.experiments.evaluate.quadrant_table import quadrant_table
+from cotune.experiments.evaluate.metrics import figures_of
 from cotune.experiments.evaluate.quadrants import (
     FILE,
+    GAINS,
+    QUADRANTS,
     Quadrants,
+    as_json,
     hash_of_best,
     per_question,
+    quadrant_table,
     read_quadrants,
 )
+from cotune.run.scores import difference_interval, wilson
 from cotune.utils.tables import on_console
 from cotune.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.experiments.evaluate.folders import BETTER, GEO, finished
@@ -29,11 +34,10 @@ from tests.experiments.evaluate.measured import quadrants
 
 def test_scores_and_gains_by_hand() -> None:
     found = quadrants()
-    means = {name: of["greedy"].mean for name, of in found.scores.items()}
-    assert means == {
+    assert {name: found.score(name, "greedy").mean for name in QUADRANTS} == {
         "initial_plain": 0.25, "initial_prompted": 0.5, "trained_plain": 0.5, "trained_prompted": 1.0,
     }  # fmt: skip
-    gains = {name: (of["greedy"].mean, of["sampled"].mean) for name, of in found.gains.items()}
+    gains = {name: tuple(found.gain(name, d).mean for d in ("greedy", "sampled")) for name in GAINS}
     assert gains == {
         "both": (0.75, 0.375),
         "weights_plain": (0.25, 0.125),
@@ -41,21 +45,30 @@ def test_scores_and_gains_by_hand() -> None:
         "prompt_initial": (0.25, 0.125),
         "prompt_trained": (0.5, 0.25),
     }
-    score = found.scores["initial_prompted"]["greedy"]
-    low, high = score.interval
-    assert 0 <= low < 0.5 < high <= 1
-    assert score.n == 4
-    # Gains are paired: the one question that was solved before adds no spread, and all others gain.
-    assert found.gains["both"]["greedy"].interval[0] > 0
-    assert found.scores["trained_prompted"]["greedy"].interval == (1.0, 1.0)
+    # The intervals of every other table; gains are paired.
+    assert found.score("trained_prompted", "greedy").interval == wilson(1.0, 4)
+    assert found.gain("both", "greedy").interval == difference_interval([1, 1, 1, 0])
+    row = as_json(found)
+    assert row["scores"]["initial_plain"]["greedy"] == {"mean": 0.25, "interval": wilson(0.25, 4)}
+    assert row["gains"]["both"]["sampled"]["mean"] == 0.375
+    assert row["divergence"]["plain"]["mean"] == 0.5
+
+
+def test_three_zeros_have_the_same_interval_as_in_evaluate() -> None:
+    zeros = {name: {"greedy": (0.0,) * 3, "sampled": (0.0,) * 3} for name in QUADRANTS}
+    found = quadrants(rewards=zeros, questions=("a", "b", "c"), strata=("",) * 3)
+    (figure, *_) = figures_of("reward", "exact match", {"greedy": [[0.0]] * 3}, [""] * 3)
+    assert found.score("trained_plain", "greedy").interval == figure.interval == wilson(0, 3)
+    low, high = found.gain("both", "greedy").interval or (0, 0)
+    assert low < 0 < high
 
 
 def test_a_divergence_is_a_mean_over_tokens() -> None:
     found = quadrants()
-    assert found.divergence["plain"].mean == pytest.approx(2.0 / 4)
-    # Each question has 0.5 nats a token, so there is no spread although the numbers of tokens differ.
-    assert found.divergence["prompted"].mean == pytest.approx(4.0 / 8)
-    assert found.divergence["prompted"].interval == pytest.approx((0.5, 0.5))
+    assert found.divergence("plain").mean == pytest.approx(2.0 / 4)
+    # Each question has 0.5 nats a token, so nothing is known of the spread.
+    assert found.divergence("prompted").mean == pytest.approx(4.0 / 8)
+    assert found.divergence("prompted").interval is None
     assert per_question(((1.0, 1), (2.0, 5))) == pytest.approx([2 / 3, 1 / 3])
 
 
@@ -72,7 +85,7 @@ def test_the_file_is_of_the_policy_that_it_was_measured_with(tmp_path: Path) -> 
     for damaged in (
         "{",
         json.dumps({**row, "schema_version": 2}),
-        json.dumps({**row, "scores": 1}),
+        json.dumps({**row, "rewards": 1}),
     ):
         (tmp_path / FILE).write_text(damaged)
         with pytest.raises(ConfigError, match=r"quadrants\.json: cannot be read .*--quadrants"):
@@ -91,12 +104,12 @@ def test_the_table_has_the_gains_at_its_margins() -> None:
     lines = printed(quadrants())
     assert lines[0] == "Held-out exact match"
     assert lines[3] == "greedy"
-    assert lines[4].startswith("initial weights 25.0 % (0–75) 50.0 % (0–100) +25.0 (+0 to +75)")
-    assert lines[6].startswith("gain +25.0 (+0 to +75) +50.0 (+0 to +100) +75.0 (")
+    assert lines[4].startswith("initial weights 25.0 % (5–70) 50.0 % (15–85) +25.0 (−55 to +100)")
+    assert lines[6].startswith("gain +25.0 (−55 to +100) +50.0 (−42 to +100) +75.0 (")
     assert lines[7] == "avg@2"
-    assert lines[11:13] == ["KL to initial", "nats per token 0.5 (0–1.1) 0.5 (0.5–0.5)"]
+    assert lines[11:13] == ["KL to initial", "nats per token 0.5 (0–1.6) 0.5"]
     assert lines[13] == (
-        "4 test questions; 2 sampled rollouts of each at temperature 1; 95 % intervals over questions."
+        "4 test questions; 2 sampled rollouts of each at temperature 1; 95 % intervals over questions, one seed."
     )
 
 
@@ -105,7 +118,7 @@ def test_quadrants_that_coincide_are_shown_once() -> None:
     assert any("The best instruction is the initial one. 4 test" in line for line in same)
     assert sum(line.startswith("trained weights") for line in same) == 2
     assert not any("+50.0" in line for line in same)  # a gain of the instruction
-    frozen = printed(replace(quadrants(), trained=False, divergence={}))
+    frozen = printed(replace(quadrants(), trained=False, divergences={}))
     assert any("The weights were not trained. 4 test" in line for line in frozen)
     assert not any(line.startswith(("trained weights", "KL")) for line in frozen)
 
@@ -142,8 +155,8 @@ def test_a_run_from_the_command_line(
     assert found is not None
     assert (found.initial, found.best, found.samples) == (SEARCH, BETTER, 2)
     assert found.rollouts == 4 * 3 * (1 + 2)
-    for divergence in found.divergence.values():
-        assert 1e-4 < divergence.mean < 1
+    for prompt in found.prompts:
+        assert 1e-4 < found.divergence(prompt).mean < 1
     assert "Held-out exact match" in out
     assert f"to show them in the report: cotune report {run.output}" in out
     _, kept = evaluate(run, monkeypatch, "--quadrants", "--limit", "2", "--samples", "1")
@@ -162,8 +175,8 @@ def test_a_run_from_the_command_line(
         "untrained_best": "initial_prompted", "untrained_initial": "initial_plain",
     }  # fmt: skip
     for column, name in names.items():
-        assert means[column, "greedy"] == found.scores[name]["greedy"].mean
-        assert means[column, "avg@2"] == pytest.approx(found.scores[name]["sampled"].mean)
+        assert means[column, "greedy"] == found.score(name, "greedy").mean
+        assert means[column, "avg@2"] == pytest.approx(found.score(name, "sampled").mean)
     # All of a split replace more questions of another, and what cannot be read.
     _, other = evaluate(run, monkeypatch, "--quadrants", "--split", "validation", "--samples", "1")
     assert other is not None
@@ -211,7 +224,7 @@ def test_a_run_that_went_on_from_another_is_compared_with_its_beginning(
     _, found = evaluate(later, monkeypatch, "--quadrants", "--since", str(run.output), *arguments)
     assert found is not None
     assert (found.initial, found.best, found.trained) == (SEARCH, BETTER, True)
-    assert found.divergence["plain"].mean > 1e-4
+    assert found.divergence("plain").mean > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -219,7 +232,7 @@ def test_a_run_that_went_on_from_another_is_compared_with_its_beginning(
     [
         (("--benchmark", "nq"), "--benchmark does not go with --quadrants"),
         (("--policy", "initial"), "--policy initial does not go with --quadrants"),
-        (("--samples", "0"), "--samples is 0; with --quadrants expected 1 or more, or auto"),
+        (("--samples", "0"), "--samples is 0; with --quadrants expected 1 or more"),
     ],
 )
 def test_what_quadrants_do_not_have(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from cotune.run.record import Record
-from cotune.run.run_dir import write_summary
 
 STRATA = ("1 hop", "2 hops", "3 hops")
 COSTS: dict[str, float] = {
@@ -66,12 +65,12 @@ def method(name: str, group: str, mean: float | None, **more: Any) -> dict[str, 
             "score": spread(mean, max(0.0, mean - 0.05), min(1.0, mean + 0.03), by_stratum),
             "gain": spread(mean - 0.33, mean - 0.39, mean - 0.27),
             "plain": spread(0.33, 0.27, 0.38),
-            "probability_of_improvement": 1.0, "instruction": PLAIN, "costs": COSTS,
+            "instruction": PLAIN, "costs": COSTS,
             "rollouts_by_purpose": {"train": 2600, "verify": 488},
         } | more  # fmt: skip
     return {
         "name": name, "label": name, "group": group, "compute": "1x", "status": "ok", "problem": "",
-        "by_seed": by_seed, "finished": len(by_seed), "missing": {}, "runs": {}, **more,
+        "by_seed": by_seed, "finished": len(by_seed), "runs": {}, **more,
     }  # fmt: skip
 
 
@@ -87,7 +86,7 @@ def summary(*methods: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """
     names = [str(each["name"]) for each in methods]
     baseline = "search-r1" if "search-r1" in names else names[0]
-    alone = {"gain": None, "probability_of_improvement": None}
+    alone = {"gain": None}
     return {
         "schema_version": 1, "kind": "suite", "name": "table1-geo",
         "caption": "A check of the mechanisms on a bundled policy.",
@@ -120,7 +119,7 @@ def build_suite(folder: Path, **more: Any) -> dict[str, Any]:
                 path = f"{name}/seed-{seed}/{part}"
                 stage(folder / path, steps, scores, seed=seed, **options)
                 runs.setdefault(name, {}).setdefault(str(seed), []).append(path)
-    told = summary(
+    return summary(
         method("direct", "prompt", 0.1, label="Direct", costs=COSTS | {"rollouts": 0}, rollouts_by_purpose={}),
         method("search-r1", "trained", 0.33, label="Search-R1",
                runs=runs["search-r1"]),
@@ -130,6 +129,3 @@ def build_suite(folder: Path, **more: Any) -> dict[str, Any]:
                runs=runs["inspo"]),
         **more,
     )  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
-    write_summary(folder, told)
-    return told

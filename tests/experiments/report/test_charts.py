@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.experiments.report.charts import Series, line_chart, moving_average, thinned, ticks
+from cotune.experiments.report.charts import Series, averaged, line_chart, thinned, ticks
 
 
 def test_ticks_are_round_and_cover_the_range() -> None:
@@ -36,15 +36,20 @@ def test_whole_ticks_cover_and_hold_zero(low: float, high: float) -> None:
     assert 2 <= len(found) <= 9
 
 
-def test_moving_average_by_hand() -> None:
-    assert moving_average([(1, 1), (2, 3), (3, 8)], 2) == [(1, 1), (2, 2), (3, 5.5)]
+def test_long_lines_are_averaged() -> None:
+    points = [(float(x), float(x % 5)) for x in range(1, 21)]
+    line, window = averaged("x", points, "s0")
+    assert (window, line.raw) == (5, points)
+    assert line.points[:2] == [(1, 1), (2, 1.5)]
+    assert line.points[4:] == [(float(x), 2) for x in range(5, 21)]
+    assert averaged("x", points[:19], "s0")[0].points == points[:19]
 
 
 def test_a_chart_puts_points_where_they_belong() -> None:
     chart = line_chart("A & B", [Series("x", [(0, 0), (10, 1)], "s0")], share=True)
     assert chart is not None
     (line,) = chart.series
-    assert chart.path(line.points) == "44.0,162.0 438.0,8.0"
+    assert chart.path(line.points) == "44.0,162.0 438.0,14.0"
     assert line.dots == line.points
     assert (chart.x_text(chart.x_ticks[0]), chart.x_ticks[-1]) == ("0", 10)
     assert [chart.y_text(chart.y_ticks[i]) for i in (0, -1)] == ["0\u2009%", "100\u2009%"]
@@ -63,9 +68,9 @@ def test_grey_lines_lie_behind_and_have_no_legend() -> None:
 
 
 def test_long_curves_are_thinned_to_their_end() -> None:
-    points = [(float(i), 0.0) for i in range(1, 1001)]
-    kept = thinned(points, 300)
-    assert len(kept) == 250
+    points = [(float(i), 0.0) for i in range(1, 2001)]
+    kept = thinned(points)
+    assert len(kept) == 500
     assert kept[-1] == points[-1]
-    assert thinned(points[:300], 300) == points[:300]
-    assert thinned([], 300) == []
+    assert thinned(points[:500]) == points[:500]
+    assert thinned([]) == []

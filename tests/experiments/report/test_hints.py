@@ -63,36 +63,18 @@ def only(phases: list[HintPhase]) -> HintPhase:
     return found
 
 
-def test_a_phase_is_read_back_with_its_cover_and_its_failures(run: Record) -> None:
+def test_a_phase_is_read_back_with_its_failures(run: Record) -> None:
     events = run.read_events()
     found = only(hint_phases(events))
-    accepted = [event for event in events if event["kind"] == "hint_accepted"]
-    assert [h.text for h in found.hints] == ["", *(e["text"] for e in accepted)]
-    assert [h.mean for h in found.hints[1:]] == [e["mean_dev_score"] for e in accepted]
-    assert found.hints[0].mean == found.ended["solved_without"] == 0.0
-    assert [h.text for h in found.hints if h.covering] != []
-    assert {h.text for h in found.hints if h.covering} == set(found.ended["covering_texts"])
-    parents = {n: h.parent for n, h in enumerate(found.hints)}
-    assert parents[0] is None
-    assert all(parent is not None and parent < n for n, parent in parents.items() if n)
+    assert [event for event, _ in found.hints] == [
+        e for e in events if e["kind"] == "hint_accepted"
+    ]
     failed = found.ended["asked"] - found.ended["proposed"]
     assert found.failed == [("LLMError: the endpoint said <i>no</i>", failed)]
     rejected = found.ended["proposed"] - found.ended["valid"]
     assert sum(n for _, n in found.reasons) == len(found.rejected) == rejected > 0
-
-
-def test_what_each_hint_solved_is_drawn_question_by_question(run: Record) -> None:
-    found = only(hint_phases(run.read_events()))
-    dev = found.started["dev"]
-    assert sorted(found.order) == list(range(dev))
-    assert all(len(h.solved) == round(h.mean * dev) for h in found.hints if h.mean is not None)
-    often = [sum(place in h.solved for h in found.hints) for place in found.order]
-    assert often == sorted(often, reverse=True)
-    assert len(found.covered) / dev == found.ended["solved_by_cover"]
-    page = check(write_report(run))
-    assert f"The cover together {len(found.covered)} of {dev}" in page.words
-    strips = sum(value == "strip" for _, _, value in page.attributes)
-    assert strips == len(found.hints) + 1  # and the cover's
+    covering = len(found.ended["covering_texts"])
+    assert covering == check(write_report(run)).words.count("in cover") > 0
 
 
 def test_failures_outside_of_phases_are_inspos(run: Record) -> None:
@@ -108,10 +90,8 @@ def test_a_phase_that_was_cut_off_has_no_end() -> None:
     ]
     found = only(hint_phases(events))
     assert found.ended == {}
-    assert (found.order, found.covered) == ((), frozenset())
-    assert [(h.parent, h.mean, h.covering, h.solved) for h in found.hints] == [
-        (None, None, None, frozenset()),
-        (0, 0.5, None, frozenset()),
+    assert [(event["text"], segments) for event, segments in found.hints] == [
+        ("Do.", [("same", "Do.")])
     ]
     assert outside_phases(events, "proposal_failed") == events[2:]
 
@@ -134,7 +114,7 @@ def test_the_page_tells_what_the_hints_went_through(run: Record) -> None:
     for text in (
         "Hard questions by epoch",
         "Phase 1, before step 5",
-        f"Hints ({len(found.hints) - 1})",
+        f"Hints ({len(found.hints)})",
         f"Rejected proposals ({len(found.rejected)})",
         "× LLMError: the endpoint said <i>no</i>",
         "The answer is <b>secret3</b>.",
@@ -145,7 +125,7 @@ def test_the_page_tells_what_the_hints_went_through(run: Record) -> None:
         assert text in page.words, text
     assert page.words.count("× LLMError") == 1
     assert "0.0_% without a hint, 100.0_% by some hint of the cover" in page.words
-    assert all(hint.text in page.words for hint in found.hints)
+    assert all(event["text"] in page.words for event, _ in found.hints)
 
 
 def test_failed_calls_of_hints_make_no_section_of_instructions(tmp_path: Path) -> None:
@@ -157,23 +137,13 @@ def test_failed_calls_of_hints_make_no_section_of_instructions(tmp_path: Path) -
     assert "Instructions" not in page.words
 
 
-def figures(hard: float, evolve: int) -> dict[str, Any]:
-    strata = {"short addition": 1.0} | dict.fromkeys(
-        map("long {}".format, ("addition", "subtraction", "multiplication", "story")), hard
-    )
-    return {
-        "em": (1 + 4 * hard) / 5, "em_before": 0.2, "em_by_stratum": strata,
-        "em_before_by_stratum": dict.fromkeys(strata, 0.0),
-        "policy_rollouts": {"train": 7000 - evolve, "verify": 0, "evolve": evolve, "evaluate": 0},
-        "generated_tokens": 9, "llm_calls": 0, "money": 0.0, "seconds": 3.0,
-    }  # fmt: skip
-
-
 def test_the_share_of_evolution_is_shown(run: Record) -> None:
-    run.write_summary({"name": "p2o", "arms": {"p2o": figures(0.625, 1400)}})
+    run.begin_attempt(None)
+    run.count("train", 5600, 9)
+    run.count("evolve", 1400, 9)
     page = check(write_report(run))
-    assert "Evolution, share of all rollouts 20.0_%" in page.words
-    assert "Verification" not in page.words
+    assert "· train 5_600 (80.0_%) · evolve 1_400 (20.0_%)" in page.words
+    assert "verify" not in page.words
 
 
 def test_a_phase_without_failures_says_nothing_of_any(tmp_path: Path) -> None:

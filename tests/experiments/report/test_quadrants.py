@@ -14,16 +14,15 @@ from tests.experiments.evaluate.measured import quadrants
 from tests.experiments.report.pages import check
 from tests.experiments.report.suite_pages import method, summary
 
-RESULT = {"em": 0.75, "em_before": 0.25, "em_initial_instruction": 0.5, "em_n": 4}
-
 
 def page(folder: Path, kind: str = "inspo", **config: Any) -> str:
     """A finished run's page from its result on, with the text of its tables."""
     run = Record.create(folder, {"name": "it", "strategy": {"kind": kind}, **config})
     run.event("best_instruction", 3, id="i1")
-    run.event("evaluated", 3, split="test", when="after", prompt="best", instruction_id="i1", em=0.75,
-              n=4, trained=2, by_stratum={})  # fmt: skip
-    run.write_summary({"name": "it", "arms": {kind: RESULT}})
+    for when, em in (("before", 0.25), ("plain", 0.5), ("after", 0.75)):
+        run.event("evaluated", 3, split="test", when=when, prompt="best", instruction_id="i1", em=em,
+                  n=4, trained=2, by_stratum={})  # fmt: skip
+    run.write_summary({"name": "it", "arms": {kind: {}}})
     return words(folder)
 
 
@@ -39,8 +38,8 @@ def test_they_come_first(tmp_path: Path) -> None:
     assert text.startswith(
         "initial instruction best instruction gain greedy initial weights 25.0_% "
     )
-    assert "trained weights 50.0_% 0–100 100.0_% 100–100 +50.0 +0 to +100 gain +25.0" in text
-    assert "KL to initial nats per token 0.5 0–1.1 0.5 0.5–0.5" in text
+    assert "trained weights 50.0_% 15–85 100.0_% 51–100 +50.0 −42 to +100 gain +25.0" in text
+    assert "KL to initial nats per token 0.5 0–1.6 0.5" in text
     # Those of another policy are not shown.
     quadrants(of="another").write(tmp_path / "run")
     assert "greedy" not in words(tmp_path / "run")

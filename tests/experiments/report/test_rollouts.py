@@ -7,7 +7,6 @@ from pathlib import Path
 from cotune.experiments.report import write_report
 from cotune.experiments.report.rollouts import (
     MOST_COLUMNS,
-    MOST_GROUPS,
     MOST_TURNS,
     some_evaluated,
     some_groups,
@@ -41,7 +40,7 @@ CONFIG = {"name": "geo", "strategy": {"kind": "p2o"}, "seed": 3}
 
 
 def make_run(folder: Path) -> Record:
-    """Steps 1, 5 and 10: an even group, an uneven one, a failed one, a solved one; hints at 5."""
+    """Steps 1 and 10: an even group, an uneven one, a failed one, a solved one; hints at 1."""
     run = Record.create(folder, CONFIG)
 
     def store(step: int, hinted: bool) -> None:
@@ -52,33 +51,36 @@ def make_run(folder: Path) -> Record:
             for g, group in enumerate(rewards) for i, reward in enumerate(group)
         ])  # fmt: skip
 
-    store(1, False)
-    store(5, True)
+    store(1, True)
     store(10, False)
     return run
 
 
-def test_mixed_groups_come_first_and_one_with_hints(tmp_path: Path) -> None:
+def test_mixed_groups_come_first_then_one_that_failed(tmp_path: Path) -> None:
     groups = some_groups(make_run(tmp_path / "run"))
-    assert [(g.step, g.rollouts[0]["task"]["question"], g.hinted) for g in groups] == [
-        (10, "step 10 group 0?", 0),  # the most even
-        (10, "step 10 group 1?", 0),
-        (5, "step 5 group 1?", 2),
-        (10, "step 10 group 2?", 0),  # all failed
-        (1, "step 1 group 0?", 0),
-        (1, "step 1 group 2?", 0),
+    assert [(g.step, g.rollouts[0]["task"]["question"], g.mixed) for g in groups] == [
+        (10, "step 10 group 0?", True),  # the most even
+        (10, "step 10 group 1?", True),
+        (10, "step 10 group 2?", False),  # all failed
+        (1, "step 1 group 1?", True),  # with hints
+        (1, "step 1 group 0?", True),
+        (1, "step 1 group 2?", False),
     ]
-    assert len(groups) <= MOST_GROUPS
-    assert [g.mixed for g in groups] == [True, True, True, False, True, False]
     assert groups[1].rewards == [0, 0, 0, 1]
     assert [row["reward"] for row in groups[0].rollouts] == [0, 0, 1, 1]
 
 
-def test_where_all_is_solved_solved_groups_are_shown(tmp_path: Path) -> None:
+def test_a_group_with_hints_comes_first_and_without_failures_solved_ones_are_shown(
+    tmp_path: Path,
+) -> None:
     run = Record.create(tmp_path / "run", CONFIG)
     assert some_groups(run) == []
-    run.rollouts(1, "train", [rollout(1.0, group=i // 2) for i in range(8)])
-    assert [g.rewards for g in some_groups(run)] == [[1, 1]] * 2
+    solved = [rollout(1.0, group=i // 2) for i in range(6)]
+    hinted = [rollout(float(i > 3), group=9, hint="Hint.") for i in range(5)]
+    run.rollouts(1, "train", [*solved, rollout(0.0, group=8), rollout(1.0, group=8), *hinted])
+    groups = some_groups(run)
+    assert [g.rewards for g in groups] == [[0, 0, 0, 0, 1], [0, 1], [1, 1]]
+    assert [g.hinted for g in groups] == [5, 0, 0]
 
 
 def test_of_a_large_group_both_ends_are_shown(tmp_path: Path) -> None:

@@ -1,4 +1,3 @@
-import json
 import re
 import shutil
 from pathlib import Path
@@ -7,11 +6,20 @@ from typing import Any
 import pytest
 
 from cotune.errors import ConfigError
+from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
 from cotune.experiments.report import write_report
-from cotune.experiments.report.suite_report import write_suite_report
-from cotune.run.run_dir import write_summary
+from cotune.experiments.report.suite_report import Course, read_course, write_suite_report
+from cotune.run.record import Record
 from tests.experiments.report.pages import Checker
-from tests.experiments.report.suite_pages import STRATA, build_suite, method, spread, stage, summary
+from tests.experiments.report.suite_pages import (
+    PLAIN,
+    STRATA,
+    build_suite,
+    method,
+    spread,
+    stage,
+    summary,
+)
 
 
 class Page(Checker):
@@ -78,25 +86,17 @@ def page(path: Path) -> Page:
 
 def written(folder: Path, told: dict[str, Any]) -> Page:
     folder.mkdir(exist_ok=True)
-    write_summary(folder, told)
-    return page(write_suite_report(folder))
+    return page(write_suite_report(folder, SuiteSummary.model_validate(told)))
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Page:
     folder = tmp_path_factory.mktemp("suite")
-    build_suite(folder)
-    return folder
+    return written(folder, build_suite(folder))
 
 
-def test_write_report_knows_a_suite_by_its_summary(suite: Path) -> None:
-    path = write_report(suite)
-    assert path == suite / "report.html"
-    assert "cotune · suite" in page(path).words
-
-
-def test_the_first_screen_says_what_was_run_and_what_came_of_it(suite: Path) -> None:
-    found = page(write_suite_report(suite))
+def test_the_first_screen_says_what_was_run_and_what_came_of_it(suite: Page) -> None:
+    found = suite
     head = found.words[: found.words.index("Result")]
     assert "table1-geo" in head
     assert "INSPO beat Search-R1." in head
@@ -105,23 +105,26 @@ def test_the_first_screen_says_what_was_run_and_what_came_of_it(suite: Path) -> 
                  "Time, summed over runs 14 min 40 s"):  # fmt: skip
         assert fact in head
     assert "no complete or comparable result" not in found.words
+    assert "cotune · suite" in found.words
+    assert "95 % over seeds and questions, n" in found.words
+    assert "difference is larger than seeds and questions can explain" in found.words
 
 
-def test_the_main_table_has_scores_intervals_seeds_strata_and_gains(suite: Path) -> None:
-    found = page(write_suite_report(suite))
+def test_the_main_table_has_scores_intervals_seeds_strata_and_gains(suite: Page) -> None:
+    found = suite
     headings = [row[0] for row in found.rows if len(row) == 1][:4]
     assert headings == ["Trained", "Prompt only", "Staged", "Ours"]
     assert found.row("INSPO") == [
         "INSPO", "97.6_% 93–100", "97.6 97.6", "98.0_%", "97.6_%", "97.6_%", "+64.6 +59 to +71",
-        "1.00", "33.0_% 27–38", "1x 3_088",
+        "33.0_% 27–38", "1x 3_088",
     ]  # fmt: skip
     baseline = found.row("Search-R1 baseline")
-    assert baseline[6:8] == ["–", "–"]
+    assert baseline[6] == "–"
     assert found.row("Direct")[-1] == "1x 0"
 
 
-def test_each_score_has_a_bar_with_its_interval_and_its_seeds(suite: Path) -> None:
-    found = page(write_suite_report(suite))
+def test_each_score_has_a_bar_with_its_interval_and_its_seeds(suite: Page) -> None:
+    found = suite
     bars = re.findall(r'<span class="bar [^>]*>(.*?)</span>', found.html, re.DOTALL)
     assert len(bars) == 4
     low, right = map(float, re.findall(r'<i style="left:([\d.]+)%;right:([\d.]+)%">', bars[3])[0])
@@ -152,8 +155,8 @@ def test_a_gain_is_coloured_where_its_interval_excludes_zero(tmp_path: Path) -> 
     assert (found.count("up"), found.count("down")) == (1, 1)
 
 
-def test_costs_are_shown_by_method_and_in_total(suite: Path) -> None:
-    found = page(write_suite_report(suite))
+def test_costs_are_shown_by_method_and_in_total(suite: Page) -> None:
+    found = suite
     costs = [row for row in found.rows if row and row[0] == "INSPO"][1]
     assert costs == [
         "INSPO", "3_088", "2_600", "488", "1_200", "165_000", "11", "$0.00", "1 min 50 s",
@@ -173,89 +176,104 @@ def test_methods_without_a_sound_result_stay_with_their_reason(tmp_path: Path) -
     )  # fmt: skip
     head = found.words[: found.words.index("Result")]
     assert "3 of 4 methods have no complete or comparable result." in head
-    assert "gepa (failed, 0 of 2 seeds finished): seed 1: no LLM answered" in head
+    assert "gepa (failed): seed 1: no LLM answered" in head
     assert "dapo (unequal compute): paid 3,900 of 3,120" in head
-    assert "inspo (unfinished, 1 of 2 seeds finished): seed 1 is at step 4" in head
-    assert found.row("gepa failed")[1:] == ["–", "– –", "–", "–", "–", "–", "–", "–", "1x –"]
+    assert "inspo (unfinished): seed 1 is at step 4" in head
+    assert found.row("gepa failed")[1:] == ["–", "– –", "–", "–", "–", "–", "–", "1x –"]
     assert found.row("inspo unfinished")[2] == "90.0 –"
 
 
-def test_curves_show_each_method_against_the_baseline(suite: Path) -> None:
-    found = page(write_suite_report(suite))
-    panels = re.findall(r'<svg class="chart".*?</svg>', found.html, re.DOTALL)
+def course_of(folder: Path, **runs: list[str]) -> Course:
+    by_seed = {key.removeprefix("s"): names for key, names in runs.items()}
+    return read_course(folder, SuiteMethod(**method("m", "ours", None, runs=by_seed)))
+
+
+def test_rollouts_count_training_and_verification_and_no_evaluation(tmp_path: Path) -> None:
+    stage(tmp_path / "a", 8, (0.2, 0.9), verify=True)
+    (line,) = course_of(tmp_path, s0=["a"]).lines
+    assert [x for x, _ in line] == [*(96 * step for step in range(1, 8)), 8 * 96 + 48]
+
+
+def test_rollouts_that_a_resume_dropped_do_not_count(tmp_path: Path) -> None:
+    run = Record.create(tmp_path / "a", {"name": "a"})
+    run.begin_attempt(None)
+    for step in (1, 2):
+        run.set_step(step)
+        run.count("train", 100, 0)
+    run.begin_attempt(1)
+    run.set_step(2)
+    run.count("train", 7, 0)
+    for step in (1, 2):
+        run.metrics(step, {"reward_mean": 0.5})
+    assert course_of(tmp_path, s0=["a"]).lines == [[(100, 0.5), (107, 0.5)]]
+
+
+def test_stages_and_the_instructions_in_force_are_laid_end_to_end(tmp_path: Path) -> None:
+    search = stage(tmp_path / "prompt", 4, (0.2, 0.5))
+    for name, text in (("i0", PLAIN), ("i1", f"{PLAIN} Be brief."), ("i2", "Search.")):
+        search.event("instruction_born", 1, id=name, text=text, parent=None, origin="", born=0)
+    # One that leads for a single step is left out.
+    for step, leader in enumerate(("i2", "i0", "i1", "i1"), 1):
+        members = [
+            {"id": n, "probability": 0.8 if n == leader else 0.1, "weight": 0.5}
+            for n in ("i0", "i1", "i2")
+        ]
+        search.event("population", step, members=members)
+    stage(tmp_path / "train", 8, (0.5, 0.9), instruction=f"{PLAIN} Be brief.")
+    course = course_of(tmp_path, s0=["prompt", "train"])
+    assert [(c.rollouts, c.stage, c.label) for c in course.changes] == [
+        (0, "prompt, ", "i0"), (3 * 96, "prompt, ", "i1"), (4 * 96, "train, ", "i0"),
+    ]  # fmt: skip
+    (line,) = course.lines
+    assert [line[i][0] for i in (0, 4, 11)] == [96, 5 * 96, 12 * 96]
+    assert course.texts() == [
+        ("prompt, i0, from rollout 0", [("same", PLAIN)]),
+        ("prompt, i1, from rollout 288", [("same", PLAIN), ("same", " "), ("new", "Be brief.")]),
+        ("train, i0, from rollout 384", [("same", f"{PLAIN} Be brief.")]),
+    ]
+    told = method("m", "ours", 0.9, runs={"0": ["prompt", "train"]})
+    found = written(tmp_path, summary(method("search-r1", "trained", 0.5), told))
+    assert re.findall(r'class="guide" .*?<text[^>]*>([^<]*)<', found.html) == ["i1", "i0"]
+    assert "<mark>Be brief.</mark>" in found.html
+
+
+def test_charts_show_each_method_against_the_baseline_on_one_scale(suite: Page) -> None:
+    panels = re.findall(r'<svg class="chart".*?</svg>', suite.html, re.DOTALL)
     titles = [re.search("<title>(.*?)</title>", panel)[1] for panel in panels]  # pyright: ignore
     assert titles == ["Search-R1", "Prompt, then GRPO", "INSPO"]
     assert [panel.count('<g class="muted">') for panel in panels] == [0, 2, 2]
     assert [panel.count('class="guide"') for panel in panels] == [0, 1, 0]
-    assert "Each method's validation score, a line a seed" in found.words
-    assert "No curve: Direct." in found.words
-
-
-def test_training_reward_stands_in_where_nothing_was_validated(tmp_path: Path) -> None:
-    stage(tmp_path / "a" / "0", 12, (0.2, 0.4))
-    stage(tmp_path / "b" / "0", 12, (0.2, 0.9), during=False)
-    found = written(
-        tmp_path,
-        summary(
-            method("a", "trained", 0.4, runs={"0": ["a/0"]}),
-            method("b", "ours", 0.9, runs={"0": ["b/0"]}),
-            baseline="a",
-        ),
-    )
-    assert "Each method's validation score or training reward" in found.words
-    b = found.html[found.html.index("<title>b, training reward</title>") :]
-    assert '<g class="muted">' in b[: b.index("</svg>")]  # the baseline's training reward
-
-
-def test_instructions_of_first_seeds_are_shown_once(suite: Path) -> None:
-    found = page(write_suite_report(suite))
-    words = found.words[
-        found.words.index("Best instructions") : found.words.index("Runs search-r1")
-    ]
-    assert words.count("Search for one entity at a time. 0") == 1
-    assert "Search-R1, Direct" in words
+    assert all("100\u2009%</text>" in panel for panel in panels)
 
 
 def test_links_lead_to_the_reports_that_are_there(tmp_path: Path) -> None:
     told = build_suite(tmp_path)
-    assert told["methods"][3]["runs"]["1"] == ["inspo/seed-1/train"]
     (tmp_path / "inspo/seed-1/train/report.html").unlink()
     shutil.rmtree(tmp_path / "prompt-first/seed-0/train")
-    found = page(write_suite_report(tmp_path))
+    found = written(tmp_path, told)
     assert "./inspo/seed-0/train/report.html" in found.links
-    assert "./prompt-first/seed-1/prompt/report.html" in found.links
+    assert "./inspo/seed-1/train/report.html" not in found.links
     assert all((tmp_path / link).is_file() for link in found.links)
-    assert "inspo/seed-1/train (no report)" in found.words
-    assert "prompt-first/seed-0/train: no run folder" in found.words
+    assert "prompt-first/seed-0/train" in found.words
 
 
 def test_a_broken_run_is_named_and_the_rest_is_shown(tmp_path: Path) -> None:
-    build_suite(tmp_path)
+    told = build_suite(tmp_path)
     (tmp_path / "inspo/seed-0/train/costs.jsonl").write_text("no costs\n", encoding="utf-8")
-    found = page(write_suite_report(tmp_path))
+    found = written(tmp_path, told)
     assert "costs.jsonl, line 1: not JSON" in found.words
     assert "<title>INSPO</title>" in found.html  # of seed 1
 
 
-def test_run_folders_outside_the_suite_are_neither_read_nor_linked(tmp_path: Path) -> None:
-    stage(tmp_path / "elsewhere", 4, (0.1, 0.2), instruction="a secret")
-    runs = {"0": ["../elsewhere"], "1": [str(tmp_path / "elsewhere")]}
-    found = written(tmp_path / "suite", summary(method("search-r1", "trained", 0.3, runs=runs)))
-    assert found.links == []
-    assert "a secret" not in found.words
-    assert "../elsewhere: no run folder" in found.words
-
-
 def test_texts_of_models_and_users_are_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script><img src=x onerror=alert(1)>{{ 7*7 }}\ud800"
-    runs = {"0": ["javascript:alert(1)"]}
+    stage(tmp_path / "r", 4, (0.1, 0.2), instruction=evil)
+    score = spread(0.3, 0.2, 0.4, {evil: 0.2, "b": 0.4})
     entry = method("search-r1", "ours", 0.3, label=evil, status="failed", problem=evil,
-                   instruction=evil, compute=evil, runs=runs)  # fmt: skip
-    entry["by_stratum"] = {evil: 0.2, "b": 0.4}
+                   score=score, compute=evil, runs={"0": ["r"]})  # fmt: skip
     told = summary(entry, name=evil, caption=evil, verdict=evil, environment=evil,
                    policy=evil, llm=evil, measure=evil, strata={evil: 3, "b": 2})  # fmt: skip
-    (tmp_path / "summary.json").write_text(json.dumps(told), encoding="utf-8")
-    found = page(write_suite_report(tmp_path))
+    found = written(tmp_path, told)
     assert found.words.count("alert(1)") > 10
     assert "{{ 7*7 }}" in found.words
     assert "49" not in found.words
@@ -267,42 +285,21 @@ def test_a_suite_that_has_finished_nothing_has_a_page_of_dashes(tmp_path: Path) 
     assert "Runs 0 of 2" in found.words
     assert found.row("search-r1")[1] == "–"
     assert "None" not in found.words
-    assert "Curves" not in found.words
-    assert "Best instructions" not in found.words
+    assert "moving average" not in found.words
 
 
-def test_one_method_of_one_seed_alone(tmp_path: Path) -> None:
-    stage(tmp_path / "inspo" / "train", 6, (0.2, 0.9))
-    only = method("inspo", "ours", 0.9, by_seed={"3": 0.9}, runs={"3": ["inspo/train"]})
+def test_one_seed_claims_nothing_of_others(tmp_path: Path) -> None:
+    only = method("inspo", "ours", 0.9, by_seed={"3": 0.9})
     found = written(tmp_path, summary(only, seeds=[3]))
-    assert len(found.row("inspo")) == 2 + len(STRATA) + 4
+    assert len(found.row("inspo")) == 2 + len(STRATA) + 3
+    assert "95 % over questions, one seed, n" in found.words
+    assert "It says nothing about other seeds, whose scores may lie outside." in found.words
+    assert "larger than the choice of questions can explain" in found.words
+    assert "seeds and questions" not in found.words
 
 
-def test_many_strata_get_a_table_of_their_own(tmp_path: Path) -> None:
-    strata = {f"kind {i}": 20 for i in range(6)}
-    entry = method(
-        "search-r1", "trained", 0.3, score=spread(0.3, 0.2, 0.4, dict.fromkeys(strata, 0.25))
-    )
-    found = written(tmp_path, summary(entry, strata=strata))
-    assert "By stratum" in found.words
-    assert [row for row in found.rows if row[0] == "search-r1 baseline"][1] == [
-        "search-r1 baseline", *["25.0_%"] * 6,
-    ]  # fmt: skip
-
-
-def test_rewards_are_shown_with_three_digits(tmp_path: Path) -> None:
-    entry = method("inspo", "ours", 1.5, score=spread(1.5, -0.25, 1.7), gain=spread(0.5, 0.25, 0.7))
-    found = written(
-        tmp_path, summary(method("search-r1", "trained", 1.0), entry, measure="mean reward")
-    )
-    assert found.row("inspo")[1] == "1.500 −0.250 to 1.700"
-    assert found.row("inspo")[6] == "+0.500 +0.250 to +0.700"
-
-
-def test_a_file_that_is_no_suites_is_refused_with_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no suite's summary"):
-        write_suite_report(tmp_path)
-    write_summary(tmp_path, summary({**method("m", "ours", 0.5), "status": "lost"}))
-    with pytest.raises(ConfigError, match=r"summary\.json: methods\.0\.status is not a suite's"):
+def test_a_suite_folder_is_no_runs(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"holds no run; .*a suite's page is written by cotune compare"
+    ):
         write_report(tmp_path)
-    assert not (tmp_path / "report.html").exists()

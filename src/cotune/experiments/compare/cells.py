@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from cotune.experiments.evaluate.quadrants import Quadrants, read_quadrants, rel
 from cotune.run.json_files import read_jsonl, write_atomic
 from cotune.run.run_dir import RunDir
 from cotune.utils.field_yaml import FieldDumper
-from cotune.utils.text import flat, one_line
+from cotune.utils.text import flat, named, one_line
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _FAILURES = (CotuneError, OSError, KeyError, ValueError)
@@ -39,6 +40,21 @@ class State(StrEnum):
     FAILED = "failed"
 
 
+@dataclass(frozen=True)
+class Command:
+    """A `cotune` command that a cell needs next.
+
+    Attributes:
+        name: what it does: the name of a stage, or "quadrants".
+        words: the arguments after `cotune`.
+        config: the run file of the stage that it works on.
+    """
+
+    name: str
+    words: Sequence[str]
+    config: RunConfig
+
+
 class Cell:
     """One row at one seed.
 
@@ -46,19 +62,17 @@ class Cell:
         problem: why it failed.
         finished: its finished stages, as found in their folders.
         gpu: the only GPU that its processes see; None for all.
-        working: the name of what its process does: a stage, "merge" or "quadrants"; "" without one.
-        steps: the steps of the stage that runs.
+        command: what runs now, or ran last; None before the first.
     """
 
     def __init__(self, row: SuiteRow) -> None:
-        self.row, self.state, self.problem, self.working = row, State.WAITING, "", ""
-        self.steps = 0
+        self.row = row
+        self.state = State.WAITING
+        self.problem = ""
         self.finished: list[Finished] = []
         self.gpu: str | None = None
+        self.command: Command | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = row.folder / "none"
-        self._complete: Callable[[], bool] = lambda: True
-        self._progress: tuple[object, tuple[int, float | None]] = (None, (0, None))
 
     @property
     def name(self) -> str:
@@ -66,39 +80,47 @@ class Cell:
 
     @property
     def stage(self) -> int:
-        """The index of the stage that runs now or next."""
+        """The index of the stage that runs now or next; the number of stages if all are finished."""
         return len(self.finished)
+
+    @property
+    def _folder(self) -> Path:
+        return self.row.stage_folder(self.stage)
 
     def look(self) -> None:
         """Take over the stages that are finished in the folder; start nothing."""
         try:
-            while self.stage < len(self.row.method.stages) and self._take_over():
-                pass
-            if self.stage == len(self.row.method.stages) and not self._lacks_quadrants():
+            if self._next_command() is None:
                 self.state = State.DONE
         except _FAILURES as error:
-            self.fail(in_one_line(error))
+            self.fail(error)
 
     def proceed(self) -> None:
         """Check the process, if there is one; start what is missing next."""
         self.state = State.RUNNING
+        status = 0
+        ended = ""
+        if self._process is not None and self.command is not None:
+            running = self._process.poll()
+            if running is None:
+                return
+            status = running
+            ended = self.command.name
+            self._process = None
         try:
-            if self._process is not None:
-                status = self._process.poll()
-                if status is None:
-                    return
-                self._process = None
-                if status != 0 or not self._complete():
-                    self._fail_by_log(status)
-                    return
-            self.look()
-            if self.state == State.RUNNING:
-                self._start()
+            command = None if status else self._next_command()
+            if status or (command is not None and command.name == ended):
+                raise ConfigError(self._last_words(ended, status))
+            if command is None:
+                self.state = State.DONE
+            else:
+                self._start(command)
         except _FAILURES as error:  # in this cell's folder: the others continue
-            self.fail(in_one_line(error))
+            self.fail(error)
 
-    def fail(self, problem: str) -> None:
-        self.state, self.problem = State.FAILED, problem
+    def fail(self, error: Exception) -> None:
+        self.state = State.FAILED
+        self.problem = one_line(str(error)) if isinstance(error, CotuneError) else named(error)
 
     def stop(self) -> None:
         """End the process, if there is one; its run can be resumed."""
@@ -112,22 +134,16 @@ class Cell:
         """Return the current stage's last step, and the mean reward of the last three."""
         if self.stage == len(self.row.method.stages):
             return 0, None
-        file = self._folder / "metrics.jsonl"
-        size = file.stat().st_size if file.is_file() else 0
-        if (file, size) != self._progress[0]:  # asked every second; the log may be long
-            rows = read_jsonl(file)
-            rewards = [r["reward_mean"] for r in rows[-3:] if r.get("reward_mean") is not None]
-            reward = sum(rewards) / len(rewards) if rewards else None
-            self._progress = ((file, size), (int(rows[-1]["step"]) if rows else 0, reward))
-        return self._progress[1]
+        rows = read_jsonl(self._folder / "metrics.jsonl")
+        rewards = [row["reward_mean"] for row in rows[-3:] if row.get("reward_mean") is not None]
+        reward = sum(rewards) / len(rewards) if rewards else None
+        return int(rows[-1]["step"]) if rows else 0, reward
 
     @property
     def standing(self) -> str:
-        """The state in a few words: "begun, stage train", "failed: …", "not begun"."""
-        if self.state == State.DONE:
-            return "finished"
+        """Why there is no result yet, in a few words: "begun, stage train", "failed: …", "not begun"."""
         if self.state == State.FAILED:
-            return f"failed: {self.problem or 'no reason recorded'}"
+            return f"failed: {self.problem}"
         stages = self.row.method.stages
         if self.stage == len(stages):
             return "without its quadrants"
@@ -137,7 +153,8 @@ class Cell:
 
     def quadrants(self) -> Quadrants | None:
         """Return the quadrants of the last stage; None if they do not match the suite file."""
-        last, first = self.finished[-1], self.row.stage_folder(0)
+        last = self.finished[-1]
+        first = self.row.stage_folder(0)
         quadrants = read_quadrants(last.folder)
         since = "" if first == last.folder else relative(first, last.folder)
         expected = (self.row.suite.quadrant_samples, "test", since)
@@ -145,76 +162,54 @@ class Cell:
             return None
         return quadrants if len(quadrants.questions) == last.figures.get("em_n") else None
 
-    @property
-    def _folder(self) -> Path:
-        return self.row.stage_folder(self.stage)
-
-    def _lacks_quadrants(self) -> bool:
-        return self.row.suite.quadrant_samples > 0 and self.quadrants() is None
-
-    def _take_over(self) -> bool:
-        """Take over the next stage if it is finished; return whether it is.
+    def _next_command(self) -> Command | None:
+        """Take over what is finished, and return what is due; None if nothing is missing.
 
         Raises:
-            ConfigError: the folder holds a run of another configuration.
+            ConfigError: a folder holds a run of another configuration.
         """
-        if not RunDir.is_run(self._folder):
-            return False
-        if problem := other_settings(self._folder, self.row.config(self.stage, self.finished)):
-            raise ConfigError(problem)
-        if (finished := Finished.read(self._folder)) is None:
-            return False
-        self.finished.append(finished)
-        return True
+        row = self.row
+        config = row.planned[-1]
+        for index in range(self.stage, len(row.method.stages)):
+            stage = row.method.stages[index]
+            config = row.config(index, self.finished)
+            folder = self._folder
+            if not RunDir.is_run(folder):
+                return Command(stage.name, ["train", f"{folder}.yaml", "--quiet"], config)
+            if problem := other_settings(folder, config):
+                raise ConfigError(problem)
+            finished = Finished.read(folder)
+            if finished is None:
+                # The suite is the user's own, so its code is trusted.
+                return Command(stage.name, ["resume", str(folder), "--trust", "--quiet"], config)
+            self.finished.append(finished)
+        if not row.suite.quadrant_samples or self.quadrants() is not None:
+            return None
+        first = row.stage_folder(0)
+        last_folder = self.finished[-1].folder
+        words = ["evaluate", str(last_folder), "--trust", "--quadrants"]
+        words += ["--samples", str(row.suite.quadrant_samples)]
+        return Command(
+            "quadrants", words + ["--since", str(first)] * (first != last_folder), config
+        )
 
-    def _start(self) -> None:
-        """Start the next stage, resume it, merge the adapter that it starts from, or score the quadrants."""
-        last = self.finished[-1] if self.finished else None
-        if self.stage == len(self.row.method.stages):
-            assert last is not None
-            words = ["evaluate", str(last.folder), "--trust", "--quadrants"]
-            words += ["--samples", str(self.row.suite.quadrant_samples)]
-            if (first := self.row.stage_folder(0)) != last.folder:
-                words += ["--since", str(first)]
-            self._run("quadrants", words, lambda: not self._lacks_quadrants())
-            return
-        stage = self.row.method.stages[self.stage]
-        folder = self._folder
-        if stage.continues_policy and last is not None and last.lacks_merged:
-            words = ["export", str(last.folder), "--trust", "--format", "merged"]
-            self._run("merge", [*words, "--output", str(last.policy)], last.policy.is_dir)
-            return
-        config = self.row.config(self.stage, self.finished)
-        self.steps = config.training.steps
-        if RunDir.is_run(folder):
-            words = ["resume", str(folder), "--trust", "--quiet"]  # the suite is the user's own
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            file = folder.with_name(folder.name + ".yaml")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            text = yaml.dump(
-                dump_config(config), Dumper=FieldDumper, sort_keys=False, allow_unicode=True
-            )
-            write_atomic(file, text)
-            words = ["train", str(file), "--quiet"]
-        self._run(stage.name, words, lambda: Finished.read(folder) is not None)
+    def _start(self, command: Command) -> None:
+        if command.words[0] == "train":
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raw = dump_config(command.config)
+            text = yaml.dump(raw, Dumper=FieldDumper, sort_keys=False, allow_unicode=True)
+            self.row.folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(Path(command.words[1]), text)
+        self.command = command
+        log = self.row.folder / f"{command.name}.log"
+        self._process = start(command.words, log, command.config.threads, self.gpu)
 
-    def _run(self, working: str, words: Sequence[str], complete: Callable[[], bool]) -> None:
-        """Start a process.
-
-        Args:
-            complete: whether what it should write is there.
-        """
-        self.working, self._complete = working, complete
-        self._log = self.row.folder / f"{working}.log"
-        threads = self.row.planned[min(self.stage, len(self.row.planned) - 1)].threads
-        self._process = start(words, self._log, threads, self.gpu)
-
-    def _fail_by_log(self, status: int) -> None:
-        """Fail with the last line that the process printed."""
-        text = self._log.read_text("utf-8", errors="replace") if self._log.is_file() else ""
+    def _last_words(self, name: str, status: int) -> str:
+        """Return how a process ended, with the last line that it printed."""
+        log = self.row.folder / f"{name}.log"
+        text = log.read_text("utf-8", errors="replace") if log.is_file() else ""
         lines = text.strip().splitlines() or ["nothing was printed; is the disk full?"]
-        self.fail(f"stage {self.working}, status {status}: {lines[-1].strip()} (see {self._log})")
+        return f"stage {name}, status {status}: {lines[-1].strip()} (see {log})"
 
 
 def check_settings(rows: Iterable[SuiteRow]) -> None:
@@ -237,9 +232,10 @@ def check_settings(rows: Iterable[SuiteRow]) -> None:
 def other_settings(folder: Path, config: RunConfig) -> str:
     """Say which setting of a run folder is not a run file's; "" if none. `threads` may differ."""
     # Read with this version, so that new fields have their defaults.
-    was = dump_config(recorded_config(RunDir.open(folder)))
+    recorded = dump_config(recorded_config(RunDir.open(folder)))
     old, new = (
-        {key: repr(value) for key, value in flat(raw).items()} for raw in (was, dump_config(config))
+        {key: repr(value) for key, value in flat(raw).items()}
+        for raw in (recorded, dump_config(config))
     )
     differing = sorted(key for key, _ in old.items() ^ new.items() if key != "threads")
     if not differing:
@@ -248,18 +244,6 @@ def other_settings(folder: Path, config: RunConfig) -> str:
         f"{folder} holds a run with another value of {differing[0]}; restore the suite file, "
         "give it another output, or remove the folder"
     )
-
-
-def in_one_line(error: Exception) -> str:
-    """Return an error's text in one line, with its type unless it is one of cotune's own."""
-    text = str(error) if isinstance(error, CotuneError) else f"{type(error).__name__}: {error}"
-    return one_line(text)
-
-
-def listed_gpus() -> list[str]:
-    """Return the GPUs of CUDA_VISIBLE_DEVICES, if it lists several."""
-    listed = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()]
-    return listed if len(listed) > 1 else []
 
 
 def start(
@@ -308,7 +292,7 @@ def run_cells(
     """
     for cell in cells:
         cell.look()
-    gpus = listed_gpus()
+    listed = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()]
     if all(cell.state in (State.DONE, State.FAILED) for cell in cells):
         watch(cells)
     try:
@@ -316,9 +300,9 @@ def run_cells(
             # Running cells first, so that they keep their places.
             unfinished.sort(key=lambda cell: cell.state == State.WAITING)
             for cell in unfinished[:at_once]:
-                if gpus and cell.state == State.WAITING:
+                if len(listed) > 1 and cell.state == State.WAITING:
                     busy = [other.gpu for other in cells if other.state == State.RUNNING]
-                    cell.gpu = min(gpus, key=busy.count)
+                    cell.gpu = min(listed, key=busy.count)
                 cell.proceed()
             watch(cells)
             if any(cell.state == State.RUNNING for cell in cells):

@@ -8,14 +8,8 @@ from typing import Any
 import numpy as np
 
 from cotune.errors import ConfigError, CotuneError
-from cotune.experiments.compare.cells import Cell, State, in_one_line
-from cotune.experiments.compare.stages import Finished
-from cotune.experiments.compare.statistics import (
-    Samples,
-    gain,
-    interval,
-    probability_of_improvement,
-)
+from cotune.experiments.compare.cells import Cell, State
+from cotune.experiments.compare.statistics import Samples, gain, interval
 from cotune.experiments.compare.suite_file import SuiteConfig, slug
 from cotune.experiments.compare.suite_summary import Spread, SuiteMethod, SuiteSummary
 from cotune.experiments.evaluate.quadrants import (
@@ -33,9 +27,10 @@ TOLERANCE = 0.05
 """The share by which a row's rollouts may differ from its compute class."""
 _COMPARED = 4  # the verdict names the first ones, so that it stays a sentence
 
-Evaluations = dict[str, list[tuple[float, str, str]]]
-"""(reward, id, stratum) of a run's test questions: "before" training; "after" training, under the
-best instruction; "plain": after training, under the initial instruction. [] if not evaluated."""
+Figures = dict[str, Samples]
+"""What a finished cell scored on its test questions, each of one seed: "before" training; "score", after it under
+the best instruction; "plain", after it under the initial one; its quadrants ("trained_plain greedy") and their
+divergences ("KL plain")."""
 
 
 def summarise(
@@ -49,14 +44,14 @@ def summarise(
         entry.key: [cell for cell in cells if cell.row.entry.key == entry.key]
         for entry in suite.methods
     }
-    evaluations: dict[Cell, Evaluations] = {}
+    figures: dict[Cell, Figures] = {}
     for row_cells in by_key.values():
-        evaluations |= _evaluations(suite, row_cells)
-    baseline = [cell for cell in by_key[slug(suite.baseline)] if cell in evaluations]
+        figures |= _read_figures(suite, row_cells)
+    baseline = [cell for cell in by_key[slug(suite.baseline)] if cell in figures]
     if unequal(baseline):
         baseline = []
-    measures = {str(cell.finished[-1].figures.get("measure") or "") for cell in evaluations} - {""}
-    first = next((_samples([cell], evaluations) for cell in cells if cell in evaluations), None)
+    measures = {str(cell.finished[-1].figures.get("measure") or "") for cell in figures} - {""}
+    first = next((figures[cell]["score"] for cell in cells if cell in figures), None)
     strata = Counter(first.strata[0].tolist()) if first else Counter[str]()
     summary = SuiteSummary(
         name=suite.name,
@@ -71,120 +66,150 @@ def summarise(
         measure=measures.pop() if len(measures) == 1 else "mean reward",
         strata={name: strata[name] for name in sorted(strata) if name},
         n=int(first.focused(suite.focus).rewards.shape[1]) if first else None,
-        methods=[_row(suite, cells, evaluations, baseline) for cells in by_key.values()],
+        methods=[_row(suite, cells, figures, baseline) for cells in by_key.values()],
     )
     return summary.model_copy(update={"verdict": _verdict(summary)})
 
 
-def _evaluations(suite: SuiteConfig, cells: Sequence[Cell]) -> dict[Cell, Evaluations]:
-    """Read the evaluations of a row's finished cells; all have the same number of questions.
+def _read_figures(suite: SuiteConfig, cells: Sequence[Cell]) -> dict[Cell, Figures]:
+    """Read the figures of a row's finished cells; all have the same number of questions.
 
     A cell whose evaluation is unusable fails; the others are kept.
     """
-    by_cell: dict[Cell, Evaluations] = {}
+    by_cell: dict[Cell, Figures] = {}
     expected: tuple[int, int] | None = None
     for cell in cells:
         if cell.state != State.DONE:
             continue
         try:
-            evaluations = _read(cell.finished)
-            for questions in filter(None, evaluations.values()):
-                scored = sum(stratum.startswith(suite.focus or "") for _, _, stratum in questions)
-                counts = len(questions), scored
-                if not scored or counts != (expected or counts):
+            figures = _figures(cell, suite.focus)
+            for name in figures.keys() & {"before", "score"}:
+                strata = figures[name].strata[0].tolist()
+                counts = len(strata), sum(name.startswith(suite.focus or "") for name in strata)
+                if not counts[1] or counts != (expected or counts):
                     total, some = expected or ("some", "some")
                     raise ConfigError(
-                        f"{cell.finished[-1].folder}: was tested on {counts[0]} questions, {scored} "
+                        f"{cell.finished[-1].folder}: was tested on {counts[0]} questions, {counts[1]} "
                         f"of them to be scored; expected {total} and {some}, the same for each seed"
                     )
                 expected = counts
-            by_cell[cell] = evaluations
+            by_cell[cell] = figures
         except (CotuneError, OSError, KeyError, TypeError) as error:
-            cell.fail(in_one_line(error))
+            cell.fail(error)
     return by_cell
 
 
-def _read(stages: Sequence[Finished]) -> Evaluations:
-    """Read the rewards on the test questions, before the first stage and after the last.
+def _figures(cell: Cell, focus: str | None) -> Figures:
+    """Read what a finished cell scored, before its first stage and after its last.
 
     Raises:
         ConfigError: the last stage was not evaluated.
     """
-
-    def rows(stage: Finished, at: str, when: str) -> list[tuple[float, str, str]]:
-        run = RunDir.open(stage.folder)
-        steps = {e.get("when"): e["step"] for e in run.read_events() if e["kind"] == "evaluated"}
-        read = run.read_trajectories(steps[at], f"evaluate_{when}") if at in steps else []
-        return [(row["reward"], row["task"]["id"], row["task"]["stratum"]) for row in read]
-
-    last = stages[-1]
-    after = rows(last, "after", "after")
-    if not after:
+    row = cell.row
+    first, last = (RunDir.open(cell.finished[i].folder) for i in (0, -1))
+    figures: Figures = {}
+    for name, run, when in (
+        ("before", first, "before"),
+        ("score", last, "after"),
+        ("plain", last, "plain"),
+    ):
+        rows = run.read_evaluation(when)
+        if rows:
+            tasks = [each["task"] for each in rows]
+            figures[name] = _of_one_seed(
+                [each["reward"] for each in rows],
+                [task["id"] for task in tasks],
+                [task["stratum"] for task in tasks],
+            )
+    if "score" not in figures:
         raise ConfigError(
-            f"{last.folder}: was not evaluated on test questions at its end; remove the folder, and "
+            f"{last.path}: was not evaluated on test questions at its end; remove the folder, and "
             "run it again"
         )
-    plain, before = rows(last, "after", "plain"), rows(stages[0], "before", "before")
-    return {"before": before, "after": after, "plain": plain}
+    # Without a "plain" evaluation, the best instruction is the run's initial one.
+    figures.setdefault("plain", figures["score"])
+    quadrants = cell.quadrants() if row.suite.quadrant_samples else None
+    if quadrants is not None:
+        figures |= _quadrant_figures(quadrants, focus or "")
+    if row.takes_instruction(len(row.method.stages) - 1):
+        # That was not evaluated under the suite's own instruction, but for its quadrants.
+        del figures["plain"]
+        if quadrants is not None:
+            figures["plain"] = figures["trained_plain greedy"]
+    return figures
 
 
-def _samples(
-    cells: Sequence[Cell], evaluations: Mapping[Cell, Evaluations], *whens: str
+def _quadrant_figures(quadrants: Quadrants, focus: str) -> Figures:
+    focused = [i for i, name in enumerate(quadrants.strata) if name.startswith(focus)]
+    questions = [quadrants.questions[i] for i in focused]
+    strata = [quadrants.strata[i] for i in focused]
+    values = {
+        f"{name} {decoding}": [rewards[i] for i in focused]
+        for name, by_decoding in quadrants.rewards.items()
+        for decoding, rewards in by_decoding.items()
+    }
+    for prompt, divergences in quadrants.divergences.items():
+        values[f"KL {prompt}"] = per_question([divergences[i] for i in focused])
+    return {name: _of_one_seed(each, questions, strata) for name, each in values.items()}
+
+
+def _of_one_seed(
+    rewards: Sequence[float], questions: Sequence[str], strata: Sequence[str]
+) -> Samples:
+    return Samples(np.array([rewards], dtype=float), np.array([questions]), np.array([strata]))
+
+
+def _over_seeds(
+    cells: Sequence[Cell], figures: Mapping[Cell, Figures], name: str
 ) -> Samples | None:
-    """Return held-out rewards, a seed a row.
-
-    `whens` are tried in order for each cell, "after" by default. None if there is no cell, or if one was
-    evaluated at none of them.
-    """
-    whens = whens or ("after",)
-    rows = [
-        next((evaluations[cell][when] for when in whens if evaluations[cell][when]), [])
-        for cell in cells
-    ]
-    if not rows or not all(rows):
+    """Return a figure of some cells, a seed a row; None if there is no cell, or one lacks it."""
+    samples = [figures[cell][name] for cell in cells if name in figures[cell]]
+    if not samples or len(samples) < len(cells):
         return None
-    rewards, questions, strata = (
-        np.array([[question[i] for question in row] for row in rows]) for i in range(3)
-    )
-    return Samples(rewards.astype(float), questions, strata)
+    arrays = zip(*((each.rewards, each.questions, each.strata) for each in samples), strict=True)
+    rewards, questions, strata = map(np.vstack, arrays)
+    return Samples(rewards, questions, strata)
 
 
 def _row(
     suite: SuiteConfig,
     cells: Sequence[Cell],
-    evaluations: Mapping[Cell, Evaluations],
+    figures: Mapping[Cell, Figures],
     baseline: Sequence[Cell],
 ) -> SuiteMethod:
     """Return the summary of one row: what it is, what it cost, what it scored."""
-    row, finished = cells[0].row, [cell for cell in cells if cell in evaluations]
+    row = cells[0].row
+    finished = [cell for cell in cells if cell in figures]
     unequal_rollouts = unequal(finished)
-    failed = [f"seed {c.row.seed}: {c.problem}" for c in cells if c.state == State.FAILED]
-    status, problem = "ok", "; ".join(filter(None, [*failed, unequal_rollouts]))
-    if problem:
-        status = "failed" if failed else "unequal"
-    elif len(finished) < len(cells):
-        status, problem = "unfinished", f"{len(finished)} of {len(cells)} seeds are finished"
+    without = [f"seed {c.row.seed}: {c.standing}" for c in cells if c.state != State.DONE]
+    status = "ok"
+    if any(cell.state == State.FAILED for cell in cells):
+        status = "failed"
+    elif unequal_rollouts:
+        status = "unequal"
+    elif without:
+        status = "unfinished"
     return SuiteMethod(
         name=row.entry.key,
         label=row.label,
         group=row.method.group,
         compute=row.entry.compute,
         status=status,
-        problem=problem,
-        runs={
-            str(cell.row.seed): [
-                str(stage.folder.relative_to(suite.output)) for stage in cell.finished
-            ]
-            for cell in cells
-            if cell.finished
-        },
+        problem="; ".join(filter(None, [*without, unequal_rollouts])),
+        runs={str(cell.row.seed): folders for cell in cells if (folders := _run_folders(cell))},
         costs=_means([_cost(cell) for cell in finished]),
         rollouts_by_purpose=_means([_purposes(cell) for cell in finished]),
         finished=len(finished),
-        missing={str(cell.row.seed): cell.standing for cell in cells if cell.state != State.DONE},
         instruction=finished[0].finished[-1].instruction if finished else None,
-        **_scores(suite, [] if unequal_rollouts else finished, evaluations, baseline),
+        **_scores(suite, [] if unequal_rollouts else finished, figures, baseline),
     )
+
+
+def _run_folders(cell: Cell) -> list[str]:
+    """Return the run folders of the stages that have begun, relative to the suite's folder."""
+    row = cell.row
+    folders = map(row.stage_folder, range(len(row.method.stages)))
+    return [str(f.relative_to(row.suite.output)) for f in folders if RunDir.is_run(f)]
 
 
 def unequal(cells: Sequence[Cell]) -> str:
@@ -229,94 +254,54 @@ def _means(costs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _scores(
     suite: SuiteConfig,
     cells: Sequence[Cell],
-    evaluations: Mapping[Cell, Evaluations],
+    figures: Mapping[Cell, Figures],
     baseline: Sequence[Cell],
 ) -> dict[str, Any]:
     """Return held-out figures over the finished seeds; those that are not known are left out."""
-    scores: dict[str, Any] = {}
-    for name, whens in (
-        ("score", ("after",)),
-        ("plain", ("plain", "after")),
-        ("before", ("before",)),
-    ):
-        if samples := _samples(cells, evaluations, *whens):
-            scores[name] = _spread(samples, suite.focus)
-    if after := _samples(cells, evaluations):
-        seeds = [str(cell.row.seed) for cell in cells]
-        means = after.focused(suite.focus).rewards.mean(axis=1).tolist()
-        scores["by_seed"] = dict(zip(seeds, means, strict=True))
-    scores |= _quadrants(suite, cells)
-    # A run that took over an instruction was not evaluated under the suite's own, but for its quadrants.
-    if cells and cells[0].row.takes_instruction:
-        scores["plain"] = scores.get("quadrants", {}).get("trained_plain", {}).get("greedy")
-    return {**scores, **_against(suite, cells, evaluations, baseline)}
-
-
-def _spread(samples: Samples, focus: str | None = None) -> Spread:
-    """Return the mean over the questions that a focus leaves, and the mean of each stratum."""
-    focused = samples.focused(focus)
-    mean = float(focused.rewards.mean())
-    return Spread(mean=mean, interval=interval(focused), by_stratum=samples.by_stratum())
-
-
-def _quadrants(suite: SuiteConfig, cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return the scores of each quadrant and the divergence under each prompt, over the seeds.
-
-    {} if the suite does not want them, or a seed has none.
-    """
-    read = [cell.quadrants() for cell in cells] if suite.quadrant_samples else []
-    by_seed = [quadrants for quadrants in read if quadrants is not None]
-    if not by_seed or len(by_seed) < len(cells):
+    score = _over_seeds(cells, figures, "score")
+    if score is None:
         return {}
-
-    def focused(seed: Quadrants, values: Sequence[Any]) -> list[Any]:
-        focus = suite.focus or ""
-        return [v for v, name in zip(values, seed.strata, strict=True) if name.startswith(focus)]
-
-    questions = np.array([focused(seed, seed.questions) for seed in by_seed])
-    strata = np.array([focused(seed, seed.strata) for seed in by_seed])
-
-    def spread(values: Sequence[Sequence[float]]) -> Spread:
-        return _spread(Samples(np.array(values, dtype=float), questions, strata))
-
+    spreads: dict[str, Spread] = {}
+    for name in figures[cells[0]]:
+        if samples := _over_seeds(cells, figures, name):
+            focused = samples.focused(suite.focus)
+            mean = float(focused.rewards.mean())
+            spreads[name] = Spread(
+                mean=mean, interval=interval(focused), by_stratum=samples.by_stratum()
+            )
+    means = score.focused(suite.focus).rewards.mean(axis=1).tolist()
     return {
+        **{name: spreads[name] for name in ("score", "plain", "before") if name in spreads},
+        "by_seed": dict(zip((str(cell.row.seed) for cell in cells), means, strict=True)),
+        "gain": _gain(suite, cells, figures, baseline),
         "quadrants": {
-            name: {
-                decoding: spread([focused(q, q.rewards[name][decoding]) for q in by_seed])
-                for decoding in DECODINGS
-            }
+            name: {decoding: spreads[f"{name} {decoding}"] for decoding in DECODINGS}
             for name in QUADRANTS
+            if f"{name} {DECODINGS[0]}" in spreads
         },
         "divergence": {
-            prompt: spread([per_question(focused(q, q.divergences[prompt])) for q in by_seed])
-            for prompt in PROMPTS
-            if all(q.trained for q in by_seed)
+            prompt: spreads[f"KL {prompt}"] for prompt in PROMPTS if f"KL {prompt}" in spreads
         },
     }
 
 
-def _against(
+def _gain(
     suite: SuiteConfig,
     cells: Sequence[Cell],
-    evaluations: Mapping[Cell, Evaluations],
+    figures: Mapping[Cell, Figures],
     baseline: Sequence[Cell],
-) -> dict[str, Any]:
+) -> Spread | None:
     """Return the gain over the baseline on the seeds that both have finished."""
-    if not cells or cells[0].row.entry.key == slug(suite.baseline):
-        return {}
+    if cells[0].row.entry.key == slug(suite.baseline):
+        return None
     by_seed = {cell.row.seed: cell for cell in baseline}
-    both = [cell for cell in cells if cell.row.seed in by_seed]
-    ours = _samples(both, evaluations)
-    theirs = _samples([by_seed[cell.row.seed] for cell in both], evaluations)
-    if ours is None or theirs is None:
-        return {}
-    ours, theirs = ours.focused(suite.focus), theirs.focused(suite.focus)
-    if (difference := gain(ours, theirs)) is None:
-        return {}
-    return {
-        "gain": Spread(mean=difference[0], interval=difference[1]),
-        "probability_of_improvement": probability_of_improvement(ours, theirs),
-    }
+    paired = [cell for cell in cells if cell.row.seed in by_seed]
+    scores = _over_seeds(paired, figures, "score")
+    baseline_scores = _over_seeds([by_seed[cell.row.seed] for cell in paired], figures, "score")
+    if scores is None or baseline_scores is None:
+        return None
+    difference = gain(scores.focused(suite.focus), baseline_scores.focused(suite.focus))
+    return Spread(mean=difference[0], interval=difference[1]) if difference else None
 
 
 def _verdict(suite: SuiteSummary) -> str:
@@ -327,17 +312,18 @@ def _verdict(suite: SuiteSummary) -> str:
         return "No comparison yet: too few runs are finished."
     ours = [row for row in others if row.group == "ours"][:_COMPARED]
     compared = ours or [max(others, key=lambda row: row.gain.mean if row.gain else 0.0)]
-    clauses = [_gained(row, baseline.label, suite.shares) for row in compared]
+    clauses = [_gain_in_words(row, baseline.label, suite.shares) for row in compared]
     paired = {len(row.by_seed.keys() & baseline.by_seed.keys()) for row in compared}
     seeds = " to ".join(map(str, sorted({min(paired), max(paired)})))
-    what = f"{suite.measure} on the strata {suite.focus}…" if suite.focus else suite.measure
+    strata = f" on the strata {suite.focus}…" if suite.focus else ""
+    seeds = "one seed, which says nothing of others" if seeds == "1" else f"{seeds} seeds"
     return (
-        f"{'; '.join(clauses)}: held-out {what} over {seeds} seed{'s' * (seeds != '1')}, at a "
-        f"budget of {suite.budget:,} policy rollouts."
+        f"{'; '.join(clauses)}: held-out {suite.measure}{strata}, at a budget of {suite.budget:,} policy "
+        f"rollouts, over {seeds}."
     )
 
 
-def _gained(row: SuiteMethod, baseline: str, shares: bool) -> str:
+def _gain_in_words(row: SuiteMethod, baseline: str, shares: bool) -> str:
     """Say what a row gained: "INSPO ends 64.9 points (95 %: 59.2 to 70.4) above Search-R1"."""
 
     def size(value: float, sign: str = "") -> str:
@@ -345,10 +331,10 @@ def _gained(row: SuiteMethod, baseline: str, shares: bool) -> str:
         return text.replace("-", "−")
 
     assert row.gain is not None
-    low, high = row.gain.interval
+    low, high = row.gain.interval or (0.0, 0.0)
     if low <= 0 <= high:
-        ends = f"{size(low, '+')} to {size(high, '+')}"
-        return f"{row.label} cannot be told apart from {baseline} (95 %: {ends})"
+        ends = f" (95 %: {size(low, '+')} to {size(high, '+')})" if row.gain.interval else ""
+        return f"{row.label} cannot be told apart from {baseline}{ends}"
     near, far = sorted((abs(low), abs(high)))
     points = " points" if shares else ""
     return (

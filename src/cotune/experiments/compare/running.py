@@ -15,7 +15,7 @@ from cotune.experiments.compare.cells import Cell, State, check_settings, run_ce
 from cotune.experiments.compare.methods import method_named, method_names
 from cotune.experiments.compare.stages import check_rows, rows_of, setting_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
-from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
+from cotune.experiments.compare.suite_summary import SuiteSummary
 from cotune.run.costs import policy_rollouts
 from cotune.run.locks import locked
 from cotune.run.run_dir import RunDir, read_summary, write_summary
@@ -23,6 +23,7 @@ from cotune.utils.output import output_may_be_lost
 from cotune.utils.packages import need_trl
 from cotune.utils.stopping import stopped_by_sigterm
 from cotune.utils.tables import on_console, plain_table
+from cotune.utils.text import one_line
 
 _LOCK = "suite.lock"
 
@@ -50,16 +51,15 @@ def compare(
     check_rows(rows)
     _check_folder(suite.output)
     check_settings(rows)
-    cells, setting = [Cell(row) for row in rows], setting_of(rows)
-    lines, states = _Lines(console), list[str]()
+    cells = [Cell(row) for row in rows]
+    setting = setting_of(rows)
+    printed = set[str]()
     fields = (word for assignment in assignments for word in ("--set", assignment))
     command = again or shlex.join(["cotune", "compare", str(path), *fields])
 
-    def watch(now: Sequence[Cell]) -> None:
-        nonlocal states
-        if states != (states := [f"{cell.state} {cell.stage}" for cell in now]):
-            _write(suite, now, setting, page=False)  # for cotune report
-        lines(now)
+    def watch(cells: Sequence[Cell]) -> None:
+        if _print_progress(cells, printed, console):
+            _write(suite, cells, setting)  # for a reader while it runs
 
     busy = f"output: {suite.output} is being worked on by another cotune compare; wait for it, or stop it"
     _print_heading(suite, setting, console)
@@ -144,13 +144,12 @@ def list_methods(console: Console) -> None:
 
 def _print_heading(suite: SuiteConfig, setting: Mapping[str, str], console: Console) -> None:
     llm = "" if setting["llm"] == "none" else f"; proposals by {setting['llm']}"
-    console.print(
+    heading = (
         f"{suite.name}: {len(suite.methods)} methods on {setting['environment']}, "
         f"seeds {', '.join(map(str, suite.seeds))}, {suite.budget:,} policy rollouts each{llm}; "
-        f"folder {suite.output}",
-        markup=False,
-        highlight=False,
+        f"folder {suite.output}"
     )
+    console.print(one_line(heading), markup=False, highlight=False)
 
 
 def _check_folder(folder: Path) -> None:
@@ -163,64 +162,68 @@ def _check_folder(folder: Path) -> None:
         raise ConfigError(f"output: {folder} holds something else; choose another folder")
 
 
-def _write(
-    suite: SuiteConfig, cells: Sequence[Cell], setting: Mapping[str, str], *, page: bool = True
-) -> SuiteSummary:
+def _write(suite: SuiteConfig, cells: Sequence[Cell], setting: Mapping[str, str]) -> SuiteSummary:
     """Write the summary of the runs that are finished, and its page."""
     from cotune.experiments.compare.results import summarise
     from cotune.experiments.report.suite_report import write_suite_report
 
     summary = summarise(suite, cells, setting)
     write_summary(suite.output, summary.model_dump())
-    if page:
-        write_suite_report(suite.output, summary)
+    write_suite_report(suite.output, summary)
     return summary
 
 
 def _show(summary: SuiteSummary, suite: SuiteConfig, console: Console) -> None:
-    from cotune.experiments.compare.suite_table import best_instruction, console_tables
+    from cotune.experiments.compare.suite_table import suite_tables
 
-    for table in console_tables(summary):
+    def line(text: str, style: str = "") -> None:
+        if text:
+            console.print(one_line(text), style=style, markup=False, highlight=False)
+
+    for table in suite_tables(summary, brief=True).values():
         console.print(on_console(table))
         console.print()
-    for line in filter(None, (summary.missing, *map(SuiteMethod.complaint, summary.methods))):
-        console.print(line, style="yellow", markup=False, highlight=False)
-    console.print(summary.verdict, style="bold", markup=False, highlight=False)
-    if suite.caption:
-        console.print(suite.caption, style="dim", markup=False, highlight=False)
-    report = suite.output / "report.html"
-    for line in filter(
-        None, (best_instruction(summary), f"folder: {suite.output}   report: {report}")
-    ):
-        console.print(line, markup=False, highlight=False)
+    for method in summary.methods:
+        line(method.complaint, "yellow")
+    line(summary.verdict, "bold")
+    line(suite.caption, "dim")
+    changed = [m for m in summary.methods if m.score and m.plain and m.plain.mean != m.score.mean]
+    if changed:
+        best = max(changed, key=lambda method: method.score.mean if method.score else 0.0)
+        line(f"best instruction ({best.label}): {best.instruction}")
+    line(f"folder: {suite.output}   report: {suite.output / 'report.html'}")
 
 
-class _Lines:
-    """Progress as lines, each printed once: a start, every tenth step, an end."""
+def _print_progress(cells: Sequence[Cell], printed: set[str], console: Console) -> bool:
+    """Print what is new of each cell: a start, every tenth step, an end. Return whether one began or ended.
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._printed = set[tuple[str, str]]()
-
-    def __call__(self, cells: Sequence[Cell]) -> None:
-        finished = sum(cell.state == State.DONE for cell in cells)
-        for cell in cells:
-            line, details = self._line(cell)
-            if line and (cell.name, line) not in self._printed:
-                self._printed.add((cell.name, line))
-                count = f" ({finished} of {len(cells)})" if cell.state == State.DONE else ""
-                text = f"{cell.name}: {line}{details}{count}"
-                self._console.print(text, markup=False, highlight=False)
-
-    @staticmethod
-    def _line(cell: Cell) -> tuple[str, str]:
-        """Return what is printed once, and what to add to it."""
+    Args:
+        printed: what was printed before; added to.
+    """
+    finished = sum(cell.state == State.DONE for cell in cells)
+    began_or_ended = False
+    for cell in cells:
+        step = 0
+        details = ""
         if cell.state == State.FAILED:
-            return f"failed: {cell.problem}", ""
-        if cell.state != State.RUNNING:
-            return "done" if cell.state == State.DONE else "", ""
-        step, reward = cell.progress()
-        if step == 0:
-            return f"{cell.working} begins", ""
-        details = "" if reward is None else f", reward {reward:.2f}"
-        return ("" if step % 10 else f"{cell.working}, step {step} of {cell.steps}"), details
+            text = f"failed: {cell.problem}"
+        elif cell.state == State.DONE:
+            text = "done"
+            details = f" ({finished} of {len(cells)})"
+        elif cell.state == State.RUNNING and cell.command is not None:
+            step, reward = cell.progress()
+            steps = cell.command.config.training.steps
+            text = (
+                f"{cell.command.name}, step {step} of {steps}"
+                if step
+                else f"{cell.command.name} begins"
+            )
+            details = f", reward {reward:.2f}" if reward is not None else ""
+        else:
+            continue
+        line = one_line(f"{cell.name}: {text}")
+        if step % 10 == 0 and line not in printed:
+            printed.add(line)
+            console.print(f"{line}{details}", markup=False, highlight=False)
+            began_or_ended = began_or_ended or step == 0
+    return began_or_ended

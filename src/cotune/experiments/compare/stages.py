@@ -1,6 +1,5 @@
 """Run files of the stages of a suite's rows, and what a finished stage passes to the next."""
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from cotune.config.build import build_environment, describe_llm
 from cotune.config.run_checks import check_tokens
 from cotune.config.run_file import RunConfig, TrainingConfig, parse_config
 from cotune.errors import ConfigError
-from cotune.experiments.compare.methods import Method, Stage, method_named
+from cotune.experiments.compare.methods import Method, method_named
 from cotune.experiments.compare.suite_file import (
     MethodEntry,
     SuiteConfig,
@@ -20,7 +19,6 @@ from cotune.experiments.compare.suite_file import (
     merged,
 )
 from cotune.methods.registry import method_of
-from cotune.policy.policy_files import is_adapter
 from cotune.run.costs import policy_rollouts
 from cotune.run.run_dir import RunDir
 
@@ -60,24 +58,6 @@ class Finished:
         """The best instruction."""
         return self.figures["best_instruction"]
 
-    @property
-    def policy(self) -> Path:
-        """The folder of its policy as whole weights, from which training starts.
-
-        For an adapter it exists once `cotune export --format merged` has written it. Its name changes with
-        the run: a later stage of an earlier policy has another `policy.path`, and is refused.
-        """
-        best = self.folder / "best"
-        if not is_adapter(best):
-            return best
-        version = hashlib.sha256((self.folder / "summary.json").read_bytes()).hexdigest()
-        return self.folder / f"merged-{version[:8]}"
-
-    @property
-    def lacks_merged(self) -> bool:
-        """True if it trained an adapter that is not yet merged into whole weights."""
-        return self.policy.name != "best" and not self.policy.is_dir()
-
 
 @dataclass(frozen=True)
 class SuiteRow:
@@ -101,17 +81,20 @@ class SuiteRow:
         return self.entry.name or self.method.label
 
     @property
-    def takes_instruction(self) -> bool:
-        """True if its last stage starts with an instruction other than the suite's."""
-        return self.method.stages[-1].continues_instruction
-
-    @property
     def allowance(self) -> float:
         """Policy rollouts of its compute class."""
         return float(self.entry.compute.removesuffix("x")) * self.suite.budget
 
     def stage_folder(self, index: int) -> Path:
         return self.folder / self.method.stages[index].name
+
+    def takes_policy(self, index: int) -> bool:
+        """Return whether a stage starts from a policy that an earlier one trained."""
+        return any(not stage.frozen for stage in self.method.stages[:index])
+
+    def takes_instruction(self, index: int) -> bool:
+        """Return whether a stage starts from an instruction that an earlier one found."""
+        return any(stage.frozen for stage in self.method.stages[:index])
 
     def config(self, index: int, before: Sequence[Finished]) -> RunConfig:
         """Return the run file of one stage.
@@ -139,18 +122,22 @@ class SuiteRow:
         if not method_of(stage.strategy).evolves:
             raw["llm"] = None
         raw = merged(raw, entry.set)
-        raw = merged(raw, self._budgeted(raw, stage, before))
-        if before and stage.continues_policy:
-            raw = merged(raw, {"policy": {"path": str(before[-1].policy)}})
-        if before and stage.continues_instruction:
+        raw = merged(raw, self._budgeted(raw, index, before))
+        if before and self.takes_policy(index):
+            raw = merged(raw, {"policy": {"path": str(before[-1].folder / "best")}})
+        if before and self.takes_instruction(index):
             raw = merged(raw, {"instruction": {"text": before[-1].instruction}})
         raw = merged(raw, entry.set)  # its own steps, for example
         for name in suite.seed_fields:
-            seeded = expanded({name: self.seed})
-            assert isinstance(seeded, dict)
-            raw = merged(raw, seeded)
+            raw = merged(raw, expanded({name: self.seed}))
         raw |= {"name": f"{self.label}, seed {self.seed}", "output": str(self.stage_folder(index))}
-        return parse_config(raw, f"methods: {entry.key}, stage {stage.name}")
+        config = parse_config(raw, f"methods: {entry.key}, stage {stage.name}")
+        if self.takes_policy(index) and config.policy.lora is not None:
+            raise ConfigError(
+                f"methods: {entry.key} trains an adapter (policy.lora) before its stage {stage.name}, which starts "
+                "from whole weights; remove policy.lora for it, or the row"
+            )
+        return config
 
     @cached_property
     def planned(self) -> list[RunConfig]:
@@ -158,14 +145,19 @@ class SuiteRow:
         return [self.config(index, ()) for index in range(len(self.method.stages))]
 
     def _budgeted(
-        self, raw: Mapping[str, Any], stage: Stage, before: Sequence[Finished]
+        self, raw: Mapping[str, Any], index: int, before: Sequence[Finished]
     ) -> dict[str, Any]:
-        """Return the stage's part of the budget, and the steps that it is enough for."""
-        alike = sum(other.frozen == stage.frozen for other in self.method.stages)
-        share = self.entry.share if stage.frozen else 1 - self.entry.share
-        equal = self.allowance * share / alike
-        rest = self.allowance - sum(stage.paid for stage in before)
-        budget = int(equal if stage.equal else rest)
+        """Return the part of the budget of the stage at `index`, and the steps that it is enough for."""
+        stages = self.method.stages
+        stage = stages[index]
+        if index < len(stages) - 1:
+            # Searches share `share` equally, trainings the rest.
+            alike = sum(other.frozen == stage.frozen for other in stages)
+            share = self.entry.share if stage.frozen else 1 - self.entry.share
+            budget = int(self.allowance * share / alike)
+        else:
+            # What the earlier stages left, since one may end early.
+            budget = int(self.allowance - sum(earlier.paid for earlier in before))
         sizes = ("questions_per_step", "group_size")
         defaults = {name: TrainingConfig.model_fields[name].default for name in sizes}
         batch = math.prod((defaults | raw.get("training", {}))[name] for name in sizes)

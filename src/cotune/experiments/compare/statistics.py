@@ -1,21 +1,22 @@
-"""Intervals and comparisons over seeds and questions."""
+"""Intervals and differences over seeds and questions."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+
+from cotune.run.scores import EXACT_MATCH, difference_interval, score_values
 
 Rewards = NDArray[np.float64]
 Indices = NDArray[np.int64]
+Ends = tuple[float, float]
 RESAMPLES = 4000
+_NOISE = 1e-12  # of sums of equal numbers
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Held-out rewards of one method.
+    """Held-out rewards of one method, or their differences from a baseline's.
 
     Attributes:
         rewards: (S seeds, Q questions).
@@ -50,21 +51,51 @@ class Samples:
         return {name: float(self.rewards[self.strata == name].mean()) for name in names}
 
 
-def interval(samples: Samples, values: Rewards | None = None) -> tuple[float, float]:
-    """Return the 95 % interval of the mean reward: a stratified bootstrap's percentiles.
+def interval(samples: Samples) -> Ends | None:
+    """Return the 95 % interval of the mean reward, over what was varied: questions, and seeds if several.
+
+    Of one seed it is the interval that every other table shows (`run.scores.Score`). None if nothing is known of
+    the spread.
+    """
+    ends = _bootstrap(samples)
+    if ends is None:
+        values = _of_one_seed(samples)
+        ends = score_values(values, [""] * len(values), EXACT_MATCH).interval
+    return ends
+
+
+def gain(method: Samples, baseline: Samples) -> tuple[float, Ends | None] | None:
+    """Return the mean difference of rewards and its interval, paired by seed and question.
+
+    None if the two do not have the same questions.
+    """
+    if method.questions.shape != baseline.questions.shape or not bool(
+        (method.questions == baseline.questions).all()
+    ):
+        return None
+    differences = replace(method, rewards=method.rewards - baseline.rewards)
+    ends = _bootstrap(differences)
+    if ends is None:
+        ends = difference_interval(_of_one_seed(differences))
+    return float(differences.rewards.mean()), ends
+
+
+def _of_one_seed(samples: Samples) -> list[float]:
+    """Return the values by question: equal results of several seeds say no more than one of other questions."""
+    return (samples.rewards[0] if samples.shared else samples.rewards.ravel()).tolist()
+
+
+def _bootstrap(samples: Samples) -> Ends | None:
+    """Return the percentiles of a stratified bootstrap; None for one seed, or if no resample differs.
 
     Seeds are resampled, and questions within their strata: the same ones for every seed if all seeds
-    have the same questions (crossed), otherwise each seed's own (nested). With several seeds the interval is
-    conservative: what is random in a single rollout is counted up to three times (Owen 2007, the pigeonhole
-    bootstrap), so that it is up to 1.7 times too wide if little else differs. With one seed, only questions
-    are resampled.
-
-    Args:
-        samples: the seeds and questions that are resampled.
-        values: the values to average, (S, Q); the rewards by default. With the differences of two
-            methods' rewards, this is the interval of the gain.
+    have the same questions (crossed), otherwise each seed's own (nested). The interval is conservative: what is
+    random in a single rollout is counted up to three times (Owen 2007, the pigeonhole bootstrap), so that it is up
+    to 1.7 times too wide if little else differs.
     """
-    values = samples.rewards if values is None else values
+    values = samples.rewards
+    if len(values) == 1:
+        return None
     random = np.random.default_rng(0)
 
     def resampled(indices: Indices) -> Indices:
@@ -82,46 +113,8 @@ def interval(samples: Samples, values: Rewards | None = None) -> tuple[float, fl
     frame_of = seeds if len(frames) > 1 else np.zeros_like(seeds)
     # A resample at a time: all at once would take gigabytes.
     means = [
-        values[rows[:, None], [questions[frame][i] for frame in own]].mean()
-        for i, (rows, own) in enumerate(zip(seeds, frame_of, strict=True))
+        values[rows[:, None], [questions[frame][i] for frame in own_frames]].mean()
+        for i, (rows, own_frames) in enumerate(zip(seeds, frame_of, strict=True))
     ]
     low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
-def gain(method: Samples, baseline: Samples) -> tuple[float, tuple[float, float]] | None:
-    """Return the mean difference of rewards and its interval, paired by seed and question.
-
-    None if the two do not have the same questions.
-    """
-    if method.questions.shape != baseline.questions.shape or not bool(
-        (method.questions == baseline.questions).all()
-    ):
-        return None
-    differences = method.rewards - baseline.rewards
-    return float(differences.mean()), interval(method, differences)
-
-
-def probability_of_improvement(method: Samples, baseline: Samples) -> float:
-    """Return P(a run of the method scores above a run of the baseline), averaged over strata.
-
-    Agarwal et al. 2021 (arXiv 2108.13264): Mann-Whitney's U over the seeds' mean rewards, ties
-    counted as half, divided by the number of pairs; strata take the place of their tasks.
-    """
-    names = sorted(set(method.strata.ravel().tolist()))
-    return float(np.mean([_chance(_means(method, name), _means(baseline, name)) for name in names]))
-
-
-def _means(samples: Samples, stratum: str) -> Rewards:
-    """Return the mean reward of each seed on a stratum, (S,)."""
-    mine = samples.strata == stratum
-    pairs = zip(samples.rewards, mine, strict=True)
-    return np.array([row[keep].mean() for row, keep in pairs if keep.any()])
-
-
-def _chance(ours: Rewards, theirs: Rewards) -> float:
-    pairs: Sequence[int] = (len(ours), len(theirs))
-    if not all(pairs):
-        return float("nan")
-    u = cast(float, stats.mannwhitneyu(ours, theirs).statistic)
-    return u / (pairs[0] * pairs[1])
+    return (float(low), float(high)) if high - low > _NOISE else None

@@ -35,21 +35,21 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
-def expanded(changes: object) -> object:
+def expanded(changes: Any) -> Any:
     """Return nested fields for dotted paths: {"training.steps": 1} is {"training": {"steps": 1}}.
 
     Anything but a mapping, and keys other than strings, are left to be rejected by validation.
     """
     if not isinstance(changes, Mapping):
         return changes
-    result: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for key, value in cast("Mapping[Any, Any]", changes).items():
-        parts = key.split(".") if isinstance(key, str) else [key]
-        below = expanded(value) if isinstance(value, Mapping) else value
-        for part in reversed(parts[1:]):
-            below = {part: below}
-        result = merged(result, {parts[0]: below})
-    return result
+        first, *path = key.split(".") if isinstance(key, str) else [key]
+        section = expanded(value)
+        for name in reversed(path):
+            section = {name: section}
+        nested = merged(nested, {first: section})
+    return nested
 
 
 Changes = Annotated[dict[str, Any], BeforeValidator(expanded)]

@@ -31,9 +31,6 @@ from cotune.utils.text import command_on
 SPLITS = ("test", "validation", "train")
 Scores = dict[str, dict[str, list[list[float]]]]
 """By metric and decoding ("greedy", "sampled"), the values of each question's rollouts."""
-AUTO_SAMPLES, AUTO_BELOW = 16, 100
-"""`--samples auto`: 16 on sets of fewer than 100 questions, as in P²O's evaluation, otherwise 1."""
-
 _ROWS = 2048  # rolled out at a time: the trajectories of a set need not fit into memory
 
 
@@ -44,8 +41,7 @@ class EvaluationOptions:
     Attributes:
         split: a split of the run's own questions; None for test, or for none if benchmarks are given.
         benchmarks: each NAME or NAME=PATH.
-        samples: sampled rollouts per question, after the greedy one: a number, "0" for none, or "auto"
-            for 16 on sets of fewer than 100 questions and 1 on others.
+        samples: sampled rollouts per question, after the greedy one; 0 for none.
         temperature: of sampled rollouts; None for the run's.
         limit: use only the first questions of each set; None for all.
         policy: "initial" also evaluates the policy that the run started from.
@@ -56,7 +52,7 @@ class EvaluationOptions:
 
     split: str | None = None
     benchmarks: Sequence[str] = ()
-    samples: str = "0"
+    samples: int = 0
     temperature: float | None = None
     limit: int | None = None
     policy: str = "best"
@@ -64,24 +60,18 @@ class EvaluationOptions:
     def __post_init__(self) -> None:
         if self.split is not None and self.split not in SPLITS:
             raise ConfigError(f"--split is {self.split!r}; expected one of {', '.join(SPLITS)}")
-        if self.samples != "auto" and not self.samples.isdecimal():
-            raise ConfigError(f"--samples is {self.samples!r}; expected 0 or more, or auto")
+        if self.samples < 0:
+            raise ConfigError(f"--samples is {self.samples}; expected 0 or more")
         if self.policy not in ("best", "initial"):
             raise ConfigError(f"--policy is {self.policy!r}; expected best or initial")
         if self.temperature is not None and not 0 < self.temperature < float("inf"):
             raise ConfigError(f"--temperature is {self.temperature}; expected more than 0")
-        if self.temperature is not None and self.samples == "0":
+        if self.temperature is not None and self.samples == 0:
             raise ConfigError("--temperature is set, but nothing is sampled; add --samples")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"--limit is {self.limit}; expected 1 or more")
         for benchmark in self.benchmarks:
             parse_benchmark(benchmark)
-
-    def samples_of(self, n: int) -> int:
-        """Return the sampled rollouts per question on a set of `n`."""
-        if self.samples == "auto":
-            return AUTO_SAMPLES if n < AUTO_BELOW else 1
-        return int(self.samples)
 
 
 @dataclass(frozen=True)
@@ -99,20 +89,25 @@ class SetResult:
     """The figures of a question set, by column."""
 
     questions: QuestionSet
-    samples: int
     figures: Mapping[str, Sequence[Figure]]
     notices: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of `evaluate_run`; `temperature` is of sampled rollouts, `created` Unix time."""
+    """The result of `evaluate_run`.
+
+    Attributes:
+        temperature: of sampled rollouts, `samples` of each question.
+        created: Unix time.
+    """
 
     name: str
     strategy: str
     policy: str
     seed: int
     temperature: float
+    samples: int
     columns: Sequence[Column]
     sets: Sequence[SetResult]
     created: float = field(default_factory=time.time)
@@ -204,7 +199,7 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
     ]
     figures: list[dict[str, Sequence[Figure]]] = [{} for _ in sets]
     for trained in dict.fromkeys(column.trained for column in columns):
-        some = [column for column in columns if column.trained is trained]
+        columns_of_policy = [column for column in columns if column.trained is trained]
         best = run.best_path if trained else None
         policy = run_policy(config, environment, best=best, temperature=options.temperature)
         if trained and read_best(run.best_path) != record:
@@ -216,19 +211,15 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
             functions = metric_functions(REWARDS[questions.f1])
             if is_boxed(questions.environment) and questions.rewards is None:
                 functions["boxed"] = functions["reward"]  # as the environment compares them
-            scores = evaluate(
-                policy,
-                [column.prompt for column in some],
-                questions,
-                options.samples_of(len(questions.tasks)),
-                {name: functions[name] for name in titles},
-            )
+            prompts = [column.prompt for column in columns_of_policy]
+            metrics = {name: functions[name] for name in titles}
+            scores = evaluate(policy, prompts, questions, options.samples, metrics)
             strata = [task.stratum for task in questions.tasks]
-            for column in some:
+            for column in columns_of_policy:
                 by_column[column.name] = [
-                    each
+                    figure
                     for name, values in scores[column.prompt].items()
-                    for each in figures_of(name, titles[name], values, strata)
+                    for figure in figures_of(name, titles[name], values, strata)
                 ]
     return Evaluation(
         name=config.name,
@@ -237,8 +228,9 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
         seed=config.seed,
         temperature=options.temperature or config.training.temperature,
         columns=columns,
+        samples=options.samples,
         sets=[
-            SetResult(q, options.samples_of(len(q.tasks)), f, [*notices, *_notices(q, columns)])
+            SetResult(q, f, [*notices, *_boxless(q, columns)])
             for q, f in zip(sets, figures, strict=True)
         ],
     )
@@ -279,12 +271,13 @@ _OTHER_DATA = (
 )
 
 
-def _notices(questions: QuestionSet, columns: Sequence[Column]) -> list[str]:
-    """Return warnings about the figures of a set."""
-    boxed = is_boxed(questions.environment)
+def _boxless(questions: QuestionSet, columns: Sequence[Column]) -> list[str]:
+    """Return a notice for each prompt that does not ask for the box that answers are read from."""
+    if not is_boxed(questions.environment):
+        return []
     return [
         f"{column.label}: does not mention {REQUIRED[0]}{{}}, from which answers are read on "
         f"{questions.title}"
         for column in columns
-        if boxed and REQUIRED[0] not in column.prompt.instruction + column.prompt.hint
+        if REQUIRED[0] not in column.prompt.instruction + column.prompt.hint
     ]

@@ -9,6 +9,7 @@ from cotune.experiments.evaluate.evaluating import Column, Evaluation, SetResult
 from cotune.experiments.evaluate.metrics import METRICS, Figure
 from cotune.run.json_files import plain
 from cotune.utils.tables import Cell, Scores, Table, on_console
+from cotune.utils.text import one_line
 
 SCHEMA_VERSION = 1
 
@@ -31,19 +32,19 @@ def as_json(evaluation: Evaluation) -> dict[str, Any]:
                 }
                 for column in evaluation.columns
             ],
-            "sets": [_set_json(result) for result in evaluation.sets],
+            "sets": [_set_json(result, evaluation.samples) for result in evaluation.sets],
         },
         "evaluation",
     )
 
 
-def _set_json(result: SetResult) -> dict[str, Any]:
+def _set_json(result: SetResult, samples: int) -> dict[str, Any]:
     questions = result.questions
     return {
         "name": questions.name,
         "source": questions.source,
         "n": len(questions.tasks),
-        "samples": result.samples,
+        "samples": samples,
         "notices": list(result.notices),
         "figures": [
             {
@@ -66,13 +67,11 @@ def show(evaluation: Evaluation, console: Console) -> None:
         rows = list(_rows(result, evaluation.columns))
         console.print(on_console(Table([Cell(f"On {result.questions.title}"), *heads], rows)))
         sampled = ""
-        if result.samples:
-            sampled = (
-                f"; sampled: {result.samples} per question, temperature {evaluation.temperature}"
-            )
+        if evaluation.samples:
+            sampled = f"; sampled: {evaluation.samples} per question, temperature {evaluation.temperature}"
         basis = f"{len(result.questions.tasks):,} questions; 95 % intervals over questions{sampled}"
         console.print(basis, markup=False, highlight=False, soft_wrap=True)
-        for notice in result.notices:
+        for notice in map(one_line, result.notices):
             console.print(notice, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -28,8 +28,8 @@ def check_options(options: EvaluationOptions) -> None:
             f"{other} does not go with --quadrants, which score both policies on the run's own questions; "
             "leave one of them out"
         )
-    if options.samples == "0":
-        raise ConfigError("--samples is 0; with --quadrants expected 1 or more, or auto")
+    if options.samples == 0:
+        raise ConfigError("--samples is 0; with --quadrants expected 1 or more")
 
 
 def evaluate_quadrants(
@@ -57,7 +57,7 @@ def evaluate_quadrants(
     first = config if since is None else recorded_config(since)
     environment = run_environment(config)
     (questions,) = question_sets(config, environment, options.split, (), options.limit)
-    k = options.samples_of(len(questions.tasks))
+    k = options.samples
     initial = initial_instruction(first.instruction.text, environment)
     prompts = {"plain": Prompt(initial), "prompted": Prompt(best)}
     trained = since is not None or not config.training.frozen
@@ -88,7 +88,16 @@ def evaluate_quadrants(
     if trained:
         at = temperature or config.training.temperature
         divergences = {prompt: _divergences(policies, sampled[prompt], at) for prompt in sampled}
-    return Quadrants.measured(
+    rewards = {
+        f"{weights}_{name}": {
+            decoding: [sum(row) / len(row) for row in rows]
+            for decoding, rows in scores.get(weights, scores["initial"])[prompt]["reward"].items()
+        }
+        for weights in WEIGHTS
+        for name, prompt in prompts.items()
+    }
+    by_prompt = {name: divergences[p] for name, p in prompts.items() if p in divergences}
+    return Quadrants(
         split=questions.name,
         measure=measure_of(environment, questions.rewards),
         samples=k,
@@ -96,19 +105,10 @@ def evaluate_quadrants(
         initial=initial,
         best=best,
         trained=trained,
-        questions=[task.id for task in questions.tasks],
-        strata=[task.stratum for task in questions.tasks],
-        rewards={
-            f"{weights}_{name}": {
-                decoding: [sum(row) / len(row) for row in rows]
-                for decoding, rows in scores.get(weights, scores["initial"])[prompt][
-                    "reward"
-                ].items()
-            }
-            for weights in WEIGHTS
-            for name, prompt in prompts.items()
-        },
-        divergences={name: divergences[p] for name, p in prompts.items() if p in divergences},
+        questions=tuple(task.id for task in questions.tasks),
+        strata=tuple(task.stratum for task in questions.tasks),
+        rewards=cast(Any, rewards),  # pydantic makes tuples of the lists
+        divergences=cast(Any, by_prompt),
         since="" if since is None else relative(since.path, run.path),
         **cost,
         of=hash_of_best(run.path),

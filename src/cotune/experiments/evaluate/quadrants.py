@@ -1,17 +1,16 @@
 """Locate a joint method's gain: scores of {initial, trained weights} × {initial, best instruction}.
 
-`Quadrants` holds the rewards question by question; means, gains and their intervals are derived. The
-file quadrants.json of a run folder contains both.
+`Quadrants` holds the rewards question by question, as quadrants.json of a run folder does; means, gains and their
+intervals follow from them.
 """
 
 import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field
 from pathlib import Path
-from typing import Any, Self, cast
 
 import numpy as np
 from pydantic.dataclasses import dataclass
@@ -19,6 +18,8 @@ from pydantic.dataclasses import dataclass
 from cotune.errors import ConfigError
 from cotune.run.best import FILE as BEST
 from cotune.run.json_files import Row, write_json_atomic
+from cotune.run.scores import EXACT_MATCH, difference_interval, score_values
+from cotune.utils.tables import Cell, Scores, Table
 from cotune.utils.text import command_on, one_line
 
 FILE = "quadrants.json"
@@ -37,20 +38,26 @@ GAINS: Mapping[str, tuple[str, str]] = {
 }
 """Differences of quadrants: the whole gain; the gain of the weights under each instruction; the gain of the
 best instruction with the initial and with the trained weights."""
+_DERIVED = ("schema_version", "kind", "scores", "gains", "divergence")
+_HEADINGS = {
+    "initial": "initial weights",
+    "trained": "trained weights",
+    "plain": "initial instruction",
+    "prompted": "best instruction",
+}
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over `n` questions with its 95 % interval, by the bootstrap over questions."""
+    """A mean over questions with its 95 % interval; None if nothing is known of the spread."""
 
     mean: float
-    interval: tuple[float, float]
-    n: int
+    interval: tuple[float, float] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quadrants:
-    """The scores of a run's four quadrants on held-out questions.
+    """The rewards of a run's four quadrants on held-out questions.
 
     A quadrant is named "{weights}_{prompt}": "trained_plain" are the trained weights under the initial
     instruction. `rewards` and `divergences` have one entry a question.
@@ -65,9 +72,6 @@ class Quadrants:
         divergences: by prompt, the sum of KL(π_trained ‖ π_initial) over the own tokens of one sampled
             rollout of the trained policy, in nats, and the number of these tokens. Empty if the
             weights were not trained.
-        scores: mean rewards by quadrant and decoding.
-        gains: the differences of `GAINS`, paired by question, by name and decoding.
-        divergence: by prompt, the mean KL of a token.
         since: the run folder, relative to this one, whose policy and instruction the initial ones are;
             "" for this run's own.
         rollouts, generated_tokens: the cost of the evaluation.
@@ -86,82 +90,51 @@ class Quadrants:
     strata: tuple[str, ...]
     rewards: Mapping[str, Mapping[str, tuple[float, ...]]]
     divergences: Mapping[str, tuple[tuple[float, int], ...]]
-    scores: Mapping[str, Mapping[str, Estimate]]
-    gains: Mapping[str, Mapping[str, Estimate]]
-    divergence: Mapping[str, Estimate]
     since: str = ""
     rollouts: int = 0
     generated_tokens: int = 0
     of: str = ""
     created: float = field(default_factory=time.time)
 
-    @classmethod
-    def measured(
-        cls,
-        *,
-        questions: Sequence[str],
-        strata: Sequence[str],
-        rewards: Mapping[str, Mapping[str, Sequence[float]]],
-        divergences: Mapping[str, Sequence[tuple[float, int]]],
-        **others: Any,
-    ) -> Self:
-        """Compute the scores of some rewards. The arguments are the attributes."""
-
-        def estimates(values: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
-            return {name: mean_estimate(each, questions, strata) for name, each in values.items()}
-
-        def gained(one: str, other: str) -> dict[str, list[float]]:
-            return {
-                decoding: np.subtract(rewards[one][decoding], rewards[other][decoding]).tolist()
-                for decoding in DECODINGS
-            }
-
-        others["scores"] = {name: estimates(each) for name, each in rewards.items()}
-        others["gains"] = {name: estimates(gained(*pair)) for name, pair in GAINS.items()}
-        per_prompt = {prompt: per_question(each) for prompt, each in divergences.items()}
-        return cls(
-            questions=tuple(questions),
-            strata=tuple(strata),
-            rewards=cast(Any, rewards),  # pydantic makes tuples of the lists
-            divergences=cast(Any, divergences),
-            divergence=estimates(per_prompt),
-            **others,
-        )
-
     @property
     def prompts(self) -> tuple[str, ...]:
-        """Return the prompts that differ."""
+        """The prompts that differ."""
         return PROMPTS if self.best != self.initial else PROMPTS[:1]
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Return the weights that differ."""
+        """The weights that differ."""
         return WEIGHTS if self.trained else WEIGHTS[:1]
+
+    def score(self, quadrant: str, decoding: str) -> Estimate:
+        """Return the mean reward of a quadrant."""
+        score = score_values(self.rewards[quadrant][decoding], self.strata, self.measure)
+        return Estimate(score.em, score.interval)
+
+    def gain(self, name: str, decoding: str) -> Estimate:
+        """Return a difference of `GAINS`, paired by question."""
+        above, below = (self.rewards[quadrant][decoding] for quadrant in GAINS[name])
+        differences = np.subtract(above, below).tolist()
+        return Estimate(float(np.mean(differences)), difference_interval(differences))
+
+    def divergence(self, prompt: str) -> Estimate:
+        """Return the mean KL of a token, in nats."""
+        values = per_question(self.divergences[prompt])
+        ends = difference_interval(values) if any(values) else None
+        return Estimate(float(np.mean(values)), ends and (max(0.0, ends[0]), ends[1]))
 
     def write(self, folder: Path) -> None:
         """Replace quadrants.json in a run folder."""
         write_json_atomic(folder / FILE, as_json(self))
 
 
-def mean_estimate(
-    values: Sequence[float], questions: Sequence[str], strata: Sequence[str]
-) -> Estimate:
-    """Return the mean of a value a question, with its interval by the stratified bootstrap."""
-    from cotune.experiments.compare.statistics import Samples, interval  # loads scipy
-
-    array = np.array([values], dtype=float)
-    ends = interval(Samples(array, np.array([questions]), np.array([strata])))
-    return Estimate(float(array.mean()), ends, len(questions))
-
-
 def per_question(divergences: Sequence[tuple[float, int]]) -> list[float]:
     """Return a value for each question whose mean is Σ sums / Σ tokens.
 
-    A question's value is the ratio plus its own part of the ratio's first-order deviation
-    (Σ sums − ratio · tokens, over the mean number of tokens), so that an interval of the mean
-    is also one of the ratio.
+    A question's value is the ratio plus its own part of the ratio's first-order deviation (the
+    linearised ratio estimator), so that an interval of the mean is one of the ratio.
 
-    >>> per_question(((1.0, 1), (2.0, 5)))
+    >>> per_question([(1.0, 1), (2.0, 5)])
     [0.6666666666666666, 0.33333333333333337]
     """
     tokens = sum(count for _, count in divergences) / len(divergences)
@@ -170,8 +143,19 @@ def per_question(divergences: Sequence[tuple[float, int]]) -> list[float]:
 
 
 def as_json(quadrants: Quadrants) -> Row:
-    """Return the content of quadrants.json."""
-    return {"schema_version": SCHEMA_VERSION, "kind": "quadrants", **asdict(quadrants)}
+    """Return the content of quadrants.json: the attributes, and the means and gains that follow from them."""
+
+    def by_decoding(estimate: Callable[[str, str], Estimate], name: str) -> Row:
+        return {decoding: asdict(estimate(name, decoding)) for decoding in DECODINGS}
+
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "kind": "quadrants",
+        **asdict(quadrants),
+        "scores": {name: by_decoding(quadrants.score, name) for name in QUADRANTS},
+        "gains": {name: by_decoding(quadrants.gain, name) for name in GAINS},
+        "divergence": {p: asdict(quadrants.divergence(p)) for p in quadrants.divergences},
+    }
 
 
 def read_quadrants(folder: Path) -> Quadrants | None:
@@ -185,9 +169,9 @@ def read_quadrants(folder: Path) -> Quadrants | None:
         return None
     try:
         row = json.loads(path.read_bytes())
-        if row.pop("schema_version") != SCHEMA_VERSION:
+        if row["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"its schema_version is not {SCHEMA_VERSION}")
-        quadrants = Quadrants(**row)
+        quadrants = Quadrants(**{key: row[key] for key in row.keys() - {*_DERIVED}})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path}: cannot be read ({one_line(str(error))}); write it again with: "
@@ -207,3 +191,46 @@ def hash_of_best(folder: Path) -> str:
 def relative(folder: Path, run: Path) -> str:
     """Return the path of a folder relative to a run's, which stays the same if both are moved."""
     return Path(os.path.relpath(folder.resolve(), run.resolve())).as_posix()
+
+
+def quadrant_table(quadrants: Quadrants) -> Table:
+    """Return the scores of each decoding, with the gains at their margins, and the divergence."""
+    headings = [_HEADINGS[prompt] for prompt in quadrants.prompts]
+    headings += ["gain"] * (len(headings) > 1)
+    same = "The best instruction is the initial one. " * (len(quadrants.prompts) == 1)
+    frozen = "The weights were not trained. " * (not quadrants.trained)
+    notes = (
+        f"{same}{frozen}{len(quadrants.questions):,} {quadrants.split} questions; {quadrants.samples} sampled "
+        f"rollout{'s' * (quadrants.samples != 1)} of each at temperature {quadrants.temperature:g}; "
+        "95 % intervals over questions, one seed."
+    )
+    head = [Cell(f"Held-out {quadrants.measure}"), *map(Cell, headings)]
+    return Table(head, list(_rows(quadrants)), notes)
+
+
+def _rows(quadrants: Quadrants) -> Iterator[list[Cell]]:
+    prompts = quadrants.prompts
+    two_prompts = len(prompts) > 1
+    form = Scores(quadrants.measure == EXACT_MATCH)
+    for decoding, heading in (("greedy", "greedy"), ("sampled", f"avg@{quadrants.samples}")):
+
+        def cell(estimate: Estimate, change: bool = False) -> Cell:
+            return form.cell(estimate.mean, estimate.interval, change)
+
+        def gain(name: str, decoding: str = decoding) -> Cell:
+            return cell(quadrants.gain(name, decoding), change=True)
+
+        yield [Cell(heading)]
+        for weights in quadrants.weights:
+            scores = (quadrants.score(f"{weights}_{prompt}", decoding) for prompt in prompts)
+            gains = [gain(f"prompt_{weights}")] * two_prompts
+            yield [Cell(_HEADINGS[weights]), *map(cell, scores), *gains]
+        if quadrants.trained:
+            both = [gain("both")] * two_prompts
+            yield [Cell("gain"), *(gain(f"weights_{prompt}") for prompt in prompts), *both]
+    if quadrants.divergences:
+        yield [Cell("KL to initial")]
+        divergences = [quadrants.divergence(prompt) for prompt in prompts]
+        ends = ["{:.2g}–{:.2g}".format(*kl.interval) if kl.interval else "" for kl in divergences]
+        cells = [Cell(f"{kl.mean:.2g}", note) for kl, note in zip(divergences, ends, strict=True)]
+        yield [Cell("nats per token"), *cells, *[Cell("")] * two_prompts]

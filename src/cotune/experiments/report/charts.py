@@ -9,17 +9,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 Point = tuple[float, float]
-Size = tuple[int, int]
 
 COLOURS = 8
 """Number of series colours in the style sheet (classes s0 to s7)."""
-HALF, WIDE, PANEL = (450, 200), (900, 280), (280, 170)
-"""Sizes: two side by side, the width of the page, one of many small ones."""
-_MOST_POINTS = 500  # of a curve; longer ones are thinned, so that pages stay small
-_SMOOTHED_FROM, _DOTTED_BELOW = 20, 8  # points of a curve
+HALF, WIDE = (450, 200), (900, 280)
+"""Sizes: two side by side, and the width of the page."""
+_LONGEST = 500  # points of a curve; longer ones are thinned, so that pages stay small
+_SMOOTHED_FROM = 20  # points
+_DOTTED_BELOW = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Series:
     """One line.
 
@@ -40,7 +40,7 @@ class Series:
         return self.points if len(self.points) < _DOTTED_BELOW else ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Chart:
     """A drawing of lines over axes; its methods place points in it.
 
@@ -48,24 +48,24 @@ class Chart:
         series: those that lie behind first.
         share: y is written as per cent.
         x_ticks, y_ticks: values; the y axis ends at its ticks.
-        guides: x of dotted vertical lines.
+        guides: (x, label) of dotted vertical lines.
         legend: (CSS class, name) of each series that its colour identifies.
         note: how to read it.
     """
 
     title: str
-    size: Size
+    size: tuple[int, int]
     x_label: str
     share: bool
     x_range: Point
     x_ticks: Sequence[float]
     y_ticks: Sequence[float]
-    guides: Sequence[float]
+    guides: Sequence[tuple[float, str]]
     series: Sequence[Series]
     legend: Sequence[tuple[str, str]]
     note: str
     left: int = 44
-    top: int = 8
+    top: int = 14
 
     @property
     def right(self) -> int:
@@ -111,38 +111,43 @@ def ticks(low: float, high: float, about: int = 4, least: float = 0.0) -> list[f
     rough = max(span / about, least)
     exponent = math.floor(math.log10(rough))
     step = next(m * 10.0**exponent for m in (1, 2, 5, 10) if m * 10.0**exponent >= rough * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
     return [round(i * step, 2 - exponent) for i in range(first, max(last, first + 1) + 1)]
 
 
-def moving_average(points: Sequence[Point], window: int) -> list[Point]:
-    """Return at each point the mean of the last `window` values (fewer at the start)."""
-    values = [y for _, y in points]
-    recent = (values[max(0, i + 1 - window) : i + 1] for i in range(len(points)))
-    return [(x, math.fsum(ys) / len(ys)) for (x, _), ys in zip(points, recent, strict=True)]
-
-
-def thinned(points: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
-    """Return at most `most` of the points, evenly apart, the last one included."""
-    apart = max(1, -(-len(points) // most))
+def thinned(points: Sequence[Point]) -> list[Point]:
+    """Return some of many points, evenly apart, the last one included."""
+    apart = max(1, -(-len(points) // _LONGEST))
     return [point for i, point in enumerate(points) if (len(points) - 1 - i) % apart == 0]
 
 
+def averaged(name: str, points: Sequence[Point], style: str) -> tuple[Series, int]:
+    """Return a line, if it is long as its moving average; and the number of values averaged, 0 for none."""
+    if len(points) < _SMOOTHED_FROM:
+        return Series(name, points, style), 0
+    window = max(5, round(len(points) / 20))
+    recent = (points[max(0, i + 1 - window) : i + 1] for i in range(len(points)))
+    means = [(part[-1][0], math.fsum(y for _, y in part) / len(part)) for part in recent]
+    return Series(name, thinned(means), style, raw=thinned(points)), window
+
+
 def curves_chart(
-    title: str, curves: Sequence[tuple[str, Sequence[Point]]], *, share: bool = False
+    title: str,
+    curves: Iterable[tuple[str, Sequence[Point]]],
+    *,
+    share: bool = False,
+    guides: Iterable[tuple[float, str]] = (),
 ) -> Chart | None:
     """Draw named curves over the steps, long ones averaged; None if no curve has a point."""
     series: list[Series] = []
     window = 0
     for i, (name, points) in enumerate(curves):
-        if len(points) < _SMOOTHED_FROM:
-            series.append(Series(name, points, style(i)))
-        else:
-            window = max(5, round(len(points) / 20))
-            averaged = thinned(moving_average(points, window))
-            series.append(Series(name, averaged, style(i), raw=thinned(points)))
+        line, values = averaged(name, points, style(i))
+        series.append(line)
+        window = max(window, values)
     note = f"Faint: each step. Line: mean of the last {window} steps." if window else ""
-    return line_chart(title, series, share=share, note=note)
+    return line_chart(title, series, share=share, note=note, guides=guides)
 
 
 def line_chart(
@@ -152,28 +157,29 @@ def line_chart(
     share: bool = False,
     x_label: str = "step",
     note: str = "",
-    guides: Iterable[float] = (),
+    guides: Iterable[tuple[float, str]] = (),
     x_range: Point | None = None,
-    y_range: Point | None = None,
-    size: Size = HALF,
+    y_top: float = 0.0,
+    size: tuple[int, int] = HALF,
 ) -> Chart | None:
-    """Draw lines over axes; the y axis includes 0 and all points. None if no series has a point.
+    """Draw lines over axes; the y axis includes 0, `y_top` and all points. None if no series has a point.
 
     Args:
-        share: write y as per cent.
-        guides: x of dotted vertical lines.
-        x_range, y_range: ends of axes that several charts share; None takes them from the points, whose
+        share: write y as per cent; the axis ends at 1 if it comes near.
+        guides: (x, label) of dotted vertical lines.
+        x_range: ends of an axis that several charts share; None takes them from the points, whose
             x must then be whole numbers.
     """
-    series = [s for s in series if s.points]
-    drawn = [point for s in series for point in (*s.points, *s.raw)]
+    series = [line for line in series if line.points]
+    drawn = [point for line in series for point in (*line.points, *line.raw)]
     if not drawn:
         return None
     xs, ys = zip(*drawn, strict=True)
     x_low, x_high = x_range or (min(xs), max(xs))
-    y_low, y_high = y_range or (min(0.0, *ys), max(0.0, *ys))
+    y_high = max(y_top, 0.0, *ys)
     if share and y_high > 0.8:
         y_high = max(y_high, 1.0)
+    x_ticks = ticks(x_low, x_high, 5, 0.0 if x_range else 1.0)
     coloured = list(dict.fromkeys((s.style, s.name) for s in series if s.style != "muted"))
     return Chart(
         title=title,
@@ -181,12 +187,8 @@ def line_chart(
         x_label=x_label,
         share=share,
         x_range=(x_low, x_high),
-        x_ticks=[
-            tick
-            for tick in ticks(x_low, x_high, 5, 0.0 if x_range else 1.0)
-            if x_low <= tick <= x_high
-        ],
-        y_ticks=ticks(y_low, y_high),
+        x_ticks=[tick for tick in x_ticks if x_low <= tick <= x_high],
+        y_ticks=ticks(min(0.0, *ys), y_high),
         guides=list(guides),
         series=sorted(series, key=lambda s: (s.style != "muted", s.strong)),
         legend=coloured if len(coloured) > 1 else [],

@@ -1,6 +1,5 @@
 """P²O's hints in a report: which questions were hard, and what each phase of evolution produced."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,52 +10,36 @@ from cotune.experiments.report.recorded_run import RecordedRun, values
 from cotune.run.json_files import Row
 
 _PHASE_KINDS = ("hint_accepted", "hint_rejected", "proposal_failed", "hint_phase_ended")
+_HARD = {
+    "hard": "hard",
+    "newly_hard": "newly hard",
+    "graduated": "graduated",
+    "solved_by_hint": "graduated under hints",
+}
+_GROUPS = {
+    "zero_advantage_share_hinted": "groups with hints",
+    "zero_advantage_share_plain": "groups without hints",
+    "hinted_share": "hinted rollouts, share of all",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
-    """One accepted hint of a phase, or the empty one that it started from.
-
-    Attributes:
-        parent: the number of the hint it was derived from; None for the empty one.
-        mean: mean reward on dev; None if the phase did not end.
-        covering: it is in the cover that hard questions draw from; None as above.
-        segments: the text, marked against its parent's.
-        solved: places of the dev questions that it solves; empty as above.
-    """
-
-    text: str
-    parent: int | None
-    mean: float | None
-    covering: bool | None
-    segments: list[Segment]
-    solved: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HintPhase:
     """One phase of hint evolution.
 
     Attributes:
         started, ended: its first and its last event; `ended` is {} if it has not ended.
-        hints: the empty one first; a hint's number is its place.
-        rejected: its "hint_rejected" events, with their texts marked against the parents'.
+        hints: its "hint_accepted" events, with their texts marked against the parents'.
+        rejected: its "hint_rejected" events, likewise.
         reasons, failed: why proposals were rejected and calls returned none, and how often.
-        order: places of the dev questions, those that most hints solve first; () if it has not ended.
     """
 
     started: Row
     ended: Row
-    hints: list[Hint]
+    hints: list[tuple[Row, list[Segment]]]
     rejected: list[tuple[Row, list[Segment]]]
     reasons: list[tuple[str, int]]
     failed: list[tuple[str, int]]
-    order: tuple[int, ...]
-
-    @property
-    def covered(self) -> frozenset[int]:
-        """The dev questions that some hint of the cover solves."""
-        return frozenset[int]().union(*(hint.solved for hint in self.hints if hint.covering))
 
 
 def hints_of(run: RecordedRun) -> dict[str, Any] | None:
@@ -96,68 +79,29 @@ def _grouped(events: Sequence[Row]) -> Iterator[list[Row]]:
 
 
 def _phase(members: Sequence[Row]) -> HintPhase:
-    def of(kind: str) -> list[Row]:
-        return [event for event in members if event["kind"] == kind]
-
-    ended: Row = next(iter(of("hint_phase_ended")), {})
-    solved = {row["text"]: frozenset(row["dev"]) for row in ended.get("solved", ())}
-    often = Counter(place for places in solved.values() for place in places)
-    # The empty hint first. No event holds its mean; the share it solved is that for rewards 0 and 1.
-    empty: Row = {"text": "", "parent": "", "mean_dev_score": ended.get("solved_without")}
-    hints: list[Hint] = []
-    numbers: dict[str, int] = {}
-    for number, event in enumerate([empty, *of("hint_accepted")]):
-        text = event["text"]
-        numbers.setdefault(text, number)
-        hints.append(
-            Hint(
-                text,
-                numbers.get(event["parent"]) if number else None,
-                event["mean_dev_score"],
-                text in ended["covering_texts"] if ended else None,
-                _marked(event),
-                solved.get(text, frozenset()),
-            )
-        )
-    rejected = of("hint_rejected")
-    dev = range(members[0]["dev"] if ended else 0)
+    by_kind = {kind: [e for e in members if e["kind"] == kind] for kind in _PHASE_KINDS}
+    hints, rejected = (
+        [(event, sentence_diff(event["parent"], event["text"])) for event in by_kind[kind]]
+        for kind in ("hint_accepted", "hint_rejected")
+    )
     return HintPhase(
         members[0],
-        ended,
+        next(iter(by_kind["hint_phase_ended"]), {}),
         hints,
-        [(event, _marked(event)) for event in rejected],
-        reasons(rejected),
-        reasons(of("proposal_failed")),
-        tuple(sorted(dev, key=lambda place: -often[place])),
+        rejected,
+        reasons(by_kind["hint_rejected"]),
+        reasons(by_kind["proposal_failed"]),
     )
-
-
-def _marked(event: Row) -> list[Segment]:
-    """Return a hint's text, with what its parent lacks marked; nothing is if the parent is empty."""
-    parent, text = event["parent"], event["text"]
-    return sentence_diff(parent, text) if parent.strip() else [("same", text)]
 
 
 def hint_charts(run: RecordedRun) -> list[Chart]:
     """Draw a run's hard questions, groups without advantage, and masked tokens."""
     hard = [{**event, "step": event["epoch"] + 1} for event in run.of_kind("hard_samples")]
-    hard_names = {
-        "hard": "hard",
-        "newly_hard": "newly hard",
-        "graduated": "graduated",
-        "solved_by_hint": "graduated under hints",
-    }
     counts = [
-        Series(name, values(hard, key), style(i))
-        for i, (key, name) in enumerate(hard_names.items())
+        Series(name, values(hard, key), style(i)) for i, (key, name) in enumerate(_HARD.items())
     ]
-    steps = [{**row, **_by_hint(row)} for row in run.metrics]
-    group_names = {
-        "zero_advantage_share_hinted": "groups with hints",
-        "zero_advantage_share_plain": "groups without hints",
-        "hinted_share": "hinted rollouts, share of all",
-    }
-    groups = [(name, values(steps, key)) for key, name in group_names.items()]
+    steps = [{**row, **_without_hints(row)} for row in run.metrics]
+    groups = [(name, values(steps, key)) for key, name in _GROUPS.items()]
     masked = [("masked", run.values("p2o/ratio_masked_share"))]
     charts = (
         line_chart("Hard questions by epoch", counts, x_label="epoch"),
@@ -167,7 +111,7 @@ def hint_charts(run: RecordedRun) -> list[Chart]:
     return [chart for chart in charts if chart]
 
 
-def _by_hint(row: Row) -> Row:
+def _without_hints(row: Row) -> Row:
     """Return what a step without any hint says about groups with and without one."""
     if "hinted_share" in row or "zero_advantage_share" not in row:
         return {}

@@ -1,6 +1,7 @@
-"""A run's instructions in a report: their family tree, what each one changed, and their weights."""
+"""A run's instructions in a report: their family tree, what each one changed, which one was in force."""
 
 import difflib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,9 +24,13 @@ _SENTENCE = re.compile(r"\s*\S.*?(?:(?<!\d)[.!?]+[\"')\]]*(?=\s)|(?=\n)|\Z)", re
 def sentence_diff(parent: str, child: str) -> list[Segment]:
     """Return `child` as segments that its parent has or lacks, with the parent's that are gone.
 
-    The "same" and "new" segments joined are `child` without trailing white space.
+    The "same" and "new" segments joined are `child` without trailing white space. Nothing is marked if the parent
+    is empty.
     """
-    old, new = _SENTENCE.findall(parent.rstrip()), _SENTENCE.findall(child.rstrip())
+    if not parent.strip():
+        return [("same", child.rstrip())]
+    old = _SENTENCE.findall(parent.rstrip())
+    new = _SENTENCE.findall(child.rstrip())
     matcher = difflib.SequenceMatcher(
         None, [s.strip() for s in old], [s.strip() for s in new], autojunk=False
     )
@@ -47,7 +52,25 @@ def reasons(events: Iterable[Row]) -> list[tuple[str, int]]:
     return Counter(event["reason"] for event in events).most_common()
 
 
-@dataclass(frozen=True, slots=True)
+def in_force(events: Iterable[Row]) -> list[tuple[int, str]]:
+    """Return (step, id) wherever another instruction begins to lead its population for two steps or more.
+
+    The leader is that which rollouts are most likely drawn under. [] if the instruction never changes.
+    """
+    leaders: list[tuple[int, str]] = []
+    for event in events:
+        if event["kind"] == "population" and event["members"]:
+            best = max(event["members"], key=lambda member: member.get("probability") or 0.0)
+            leaders.append((event["step"], best["id"]))
+    changes: list[tuple[int, str]] = []
+    for (step, name), (_, following) in itertools.pairwise(leaders):
+        # One that leads for a single step has drawn few rollouts.
+        if name == following and (not changes or changes[-1][1] != name):
+            changes.append((step, name))
+    return changes
+
+
+@dataclass(frozen=True)
 class Member:
     """A node of the family tree: an instruction, its generations below a root, its text marked
     against its parent's.
@@ -70,9 +93,7 @@ def family(rows: Sequence[InstructionRow]) -> list[Member]:
         while waiting:
             row, depth = waiting.pop()
             parent = by_id.get(row.parent or "")
-            yield Member(
-                row, depth, sentence_diff(parent.text, row.text) if parent else [("same", row.text)]
-            )
+            yield Member(row, depth, sentence_diff(parent.text if parent else "", row.text))
             waiting += [(child, depth + 1) for child in reversed(children.get(row.id, []))]
 
     return list(walk())
@@ -124,6 +145,6 @@ def _weights_chart(run: RecordedRun) -> Chart | None:
         Series(name, thinned(curves[name]), colours.get(name, "muted"), strong=name in best)
         for name in (*(curves.keys() - colours), *colours)
     ]
-    phases = [event["step"] for event in run.of_kind("evolution")]
+    phases = [(event["step"], "") for event in run.of_kind("evolution")]
     note = "Thick: the best. Grey: pruned." + " Dotted: evolution phases." * bool(phases)
     return line_chart("Weight of each instruction", series, note=note, guides=phases, size=WIDE)

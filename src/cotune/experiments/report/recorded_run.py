@@ -1,7 +1,8 @@
 """Read what a run's folder has recorded, as its report needs it."""
 
-import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from cotune.experiments.evaluate.quadrants import read_quadrants
@@ -10,36 +11,54 @@ from cotune.run.best import read_best
 from cotune.run.json_files import Row
 from cotune.run.lineage import instruction_rows
 from cotune.run.run_dir import RunDir
-from cotune.run.scores import EXACT_MATCH
+from cotune.run.scores import EXACT_MATCH, Score, difference_interval, score_values
 from cotune.utils.tables import Scores
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation on held-out questions.
+
+    Attributes:
+        rewards: by question; {} if its rollouts are not stored.
+    """
+
+    score: Score
+    rewards: Mapping[str, float]
+
+    def gain_interval(self, before: "Evaluation") -> tuple[float, float] | None:
+        """Return the 95 % interval of the gain over an earlier one; None if they have not the same questions."""
+        if not self.rewards or self.rewards.keys() != before.rewards.keys():
+            return None
+        return difference_interval([self.rewards[q] - before.rewards[q] for q in self.rewards])
 
 
 class RecordedRun:
     """A run folder, read, finished or not.
 
     Attributes:
-        name: the name in its summary; the folder's before there is one.
-        summary: summary.json; {} before there is one.
-        result: its figures, from the summary if there is one, else from events and metrics.
-        finished: whether the summary has its result.
+        name: the name in its run file; the folder's without one.
+        finished: whether it has its result.
         instructions: all that it ever had, by birth.
         kept: which pair of policy and instruction is kept, and why; None without one.
         quadrants: the scores of `cotune evaluate --quadrants`; None without them.
+        measure: the name of its scores: "exact match" or "mean reward".
     """
 
     def __init__(self, folder: Path) -> None:
         """Read the folder. Raises ConfigError if it is no run's, or one of its files is broken."""
         self.folder = RunDir.open(folder)
         self.config = self.folder.read_config()
-        self.events, self.metrics = self.folder.read_events(), self.folder.read_metrics()
+        self.events = self.folder.read_events()
+        self.metrics = self.folder.read_metrics()
         self.instructions = instruction_rows(self.folder)
+        self.name = self.config.get("name") or folder.resolve().name
         self.summary = self.folder.read_summary() or {}
-        unnamed = folder.resolve().name, None
-        self.name, arm = next(iter((self.summary.get("arms") or {}).items()), unnamed)
-        self.finished = arm is not None
-        figures = {key: value for key, value in (arm or {}).items() if value is not None}
-        self.result = self._result_so_far() | figures
-        self.kept, self.quadrants = read_best(self.folder.best_path), read_quadrants(folder)
+        self.finished = bool(self.summary)
+        self.kept = read_best(self.folder.best_path)
+        self.quadrants = read_quadrants(folder)
+        measures = [event.get("measure") for event in self.of_kind("evaluated")]
+        self.measure = next(filter(None, reversed(measures)), EXACT_MATCH)
 
     def of_kind(self, kind: str) -> list[Row]:
         return [event for event in self.events if event["kind"] == kind]
@@ -53,28 +72,31 @@ class RecordedRun:
         return max((row["step"] for row in self.metrics), default=0)
 
     @property
-    def measure(self) -> str:
-        """The name of its scores: "exact match" or "mean reward"."""
-        recorded = (event.get("measure") for event in reversed(self.of_kind("evaluated")))
-        return self.result.get("measure") or next(filter(None, recorded), EXACT_MATCH)
-
-    @property
     def scores(self) -> Scores:
         return Scores(self.measure == EXACT_MATCH)
 
-    def _result_so_far(self) -> Row:
-        """Return what events and metrics say about the result, under the keys of a summary's arm."""
-        result: Row = {}
-        for event in self.of_kind("evaluated"):
-            name = {"before": "em_before", "after": "em"}.get(event.get("when", ""))
-            if name:
-                result[name] = event.get("em")
-                result[f"{name}_by_stratum"] = event.get("by_stratum") or {}
-        for key in ("generated_tokens", "seconds"):
-            recorded = [row[key] for row in self.metrics if row.get(key) is not None]
-            if recorded:
-                result[key] = math.fsum(recorded)
-        return result
+    @cached_property
+    def evaluations(self) -> dict[str, Evaluation]:
+        """The evaluations that it has of "before", "plain" and "after"."""
+        read = ((when, self._evaluation(when)) for when in ("before", "plain", "after"))
+        return {when: evaluation for when, evaluation in read if evaluation is not None}
+
+    def _evaluation(self, when: str) -> Evaluation | None:
+        events = [event for event in self.of_kind("evaluated") if event.get("when") == when]
+        if not events or events[-1].get("em") is None:
+            return None
+        rows = self.folder.read_evaluation(when)
+        if rows:
+            rewards = [float(row["reward"] or 0.0) for row in rows]
+            score = score_values(rewards, [row["task"]["stratum"] for row in rows], self.measure)
+            ids = (row["task"]["id"] for row in rows)
+            return Evaluation(score, dict(zip(ids, rewards, strict=True)))
+        event = events[-1]
+        n = event.get("n") or 0
+        strata = {name: (mean, of) for name, (mean, of) in (event.get("by_stratum") or {}).items()}
+        # Without the rewards, only a share has an interval.
+        deviation = None if self.measure == EXACT_MATCH and n else 0.0
+        return Evaluation(Score(event["em"], n, strata, self.measure, deviation), {})
 
 
 def values(rows: Iterable[Row], key: str) -> list[Point]:

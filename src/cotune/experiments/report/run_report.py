@@ -1,58 +1,63 @@
 """The report of a run: result, cost, curves, instructions, hints, rollouts."""
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from cotune.experiments.evaluate.quadrant_table import quadrant_table
+from cotune.experiments.evaluate.quadrants import quadrant_table
 from cotune.experiments.report.charts import Chart, Point, Series, curves_chart, line_chart, style
 from cotune.experiments.report.hints import hints_of, outside_phases
-from cotune.experiments.report.instructions import population
+from cotune.experiments.report.instructions import in_force, population
 from cotune.experiments.report.pages import label, moment, write_page
 from cotune.experiments.report.recorded_run import RecordedRun, values
 from cotune.experiments.report.rollouts import MOST_TURNS, some_evaluated, some_groups
 from cotune.run.events import EVENTS, describe_event
 from cotune.run.json_files import Row
-from cotune.run.scores import wilson
+from cotune.run.scores import Score, wilson
 from cotune.run.truncation import SHARE, truncation_notice
-from cotune.utils.tables import NONE, Cell, Table, count, duration, money, percent
+from cotune.utils.tables import NONE, Cell, Scores, Table, count, duration, money, percent
 from cotune.utils.text import command_on
 
-_PURPOSES = ("train", "verify", "evolve")
 # Evaluations that do not use the best instruction of their time, or not the best policy.
 _OTHER_PROMPTS = ("plain", "uplift", "hinted", "last")
-_SCORES = {
-    "em_before": "before training, initial instruction",
-    "em_initial_instruction": "trained, initial instruction",
-    "em": "trained, best instruction",
+_EVALUATIONS = {
+    "before": "before training, initial instruction",
+    "plain": "trained, initial instruction",
+    "after": "trained, best instruction",
 }
-_CURVES = (
-    ("Prompt length in tokens", "prompt_tokens_mean"),
-    ("Share of groups without advantage", "zero_advantage_share"),
-    ("Share of rollouts that were truncated", SHARE),
-)
-_MORE_CURVES = (
-    ("Loss", "loss"),
-    ("Entropy of the policy (nats per token)", "entropy"),
-    ("Gradient norm", "grad_norm"),
-)
+_CURVES = {
+    "Prompt length in tokens": "prompt_tokens_mean",
+    "Share of groups without advantage": "zero_advantage_share",
+    "Share of rollouts that were truncated": SHARE,
+}
+_MORE_CURVES = {
+    "Loss": "loss",
+    "Entropy of the policy (nats per token)": "entropy",
+    "Gradient norm": "grad_norm",
+}
 
 
 def write_run_report(folder: Path) -> Path:
     """Write report.html into a run folder; see `write_report`."""
     run = RecordedRun(folder)
     evaluated, evaluated_from = some_evaluated(run.folder)
+    by_script = "library" in run.config
     content: dict[str, Any] = {
-        "title": run.config.get("name") or folder.resolve().name,
-        "resume": command_on(folder, "resume"),
-        "measure_quadrants": command_on(folder, "evaluate", "--quadrants"),
+        "title": run.name,
+        "resume": "" if by_script else command_on(folder, "resume"),
+        "measure_quadrants": "" if by_script else command_on(folder, "evaluate", "--quadrants"),
         "run": run,
+        "refresh": not run.finished,
         "facts": _facts(run),
         "verdict": _verdict(run),
-        "tables": [*([quadrant_table(run.quadrants)] if run.quadrants else []), *results(run)],
+        "tables": [
+            *([quadrant_table(run.quadrants)] if run.quadrants else []),
+            *results(run),
+        ],
         "costs": costs(run),
         "shipped": _shipped(run),
         "kept": run.kept.statement() if run.kept else "",
@@ -71,15 +76,13 @@ def write_run_report(folder: Path) -> Path:
 
 def _facts(run: RecordedRun) -> list[tuple[str, str]]:
     """Return what the header says was run: method, model, seed, length and time."""
-    named = {key: label(value) for key, value in run.summary.items()}
-    configured = {key: label(value) for key, value in run.config.items()}
     times = [row["time"] for row in (*run.events, *run.metrics)]
     facts = [
-        ("Method", configured.get("strategy")),
-        ("Environment", configured.get("environment")),
-        ("Model", configured.get("policy")),
-        ("Proposer", named.get("llm")),
-        ("Seed", configured.get("seed")),
+        ("Method", label(run.config.get("strategy"))),
+        ("Environment", label(run.config.get("environment"))),
+        ("Model", label(run.config.get("policy"))),
+        ("Proposer", label(run.summary.get("llm"))),
+        ("Seed", label(run.config.get("seed"))),
         ("Steps", str(run.steps or "")),
         (
             "When",
@@ -91,100 +94,87 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
 
 def _verdict(run: RecordedRun) -> str:
     """Return one sentence on the outcome."""
-    before, after = run.result.get("em_before"), run.result.get("em")
-    score, what = run.scores.score, f"Held-out {run.measure}"
-    if after is not None and before is not None:
-        if after == before:
-            return f"{what} stayed at {score(after)}."
-        return (
-            f"{what} {'rose' if after > before else 'fell'} from {score(before)} to {score(after)}."
-        )
-    if after is not None:
-        return f"{what} is {score(after)}."
-    for event in reversed(run.of_kind("evaluated")):
-        when = event.get("when")
-        if event.get("em") is not None and when not in (*_OTHER_PROMPTS, "contender"):
-            step = f"at step {event.get('trained', event['step'])}"
-            return f"{what} was {score(event['em'])} {'before training' if when == 'before' else step}."
-    return "No held-out result yet."
+    score = run.scores.score
+    measure = f"Held-out {run.measure}"
+    before = run.evaluations.get("before")
+    after = run.evaluations.get("after")
+    if after is None:
+        for event in reversed(run.of_kind("evaluated")):
+            when = event.get("when")
+            if event.get("em") is not None and when not in (*_OTHER_PROMPTS, "contender"):
+                step = f"at step {event.get('trained', event['step'])}"
+                when = "before training" if when == "before" else step
+                return f"{measure} was {score(event['em'])} {when}."
+        return "No held-out result yet."
+    if before is None:
+        return f"{measure} is {score(after.score.em)}."
+    if after.score.em == before.score.em:
+        return f"{measure} stayed at {score(after.score.em)}."
+    values = f"from {score(before.score.em)} to {score(after.score.em)}"
+    ends = after.gain_interval(before)
+    if ends is None:
+        return f"{measure} went {values}."
+    if ends[0] <= 0 <= ends[1]:
+        n = count(after.score.n)
+        return f"{measure} went {values}; {n} questions cannot tell this from no change."
+    return f"{measure} {'rose' if ends[0] > 0 else 'fell'} {values}."
 
 
 def results(run: RecordedRun) -> list[Table]:
     """Return the table of scores by stratum, before and after training; [] if there are none."""
-    evaluated = run.of_kind("evaluated")
-    final = [event for event in evaluated if event.get("when") == "after"] or evaluated or [{}]
-    by_stratum = (final[-1].get("by_stratum") or {}).items()
-    sizes = {n: v[1] for n, v in by_stratum if isinstance(v, list) and len(v) > 1}
-    sizes |= {"": final[-1].get("n")}
-    scores: dict[str, dict[str, float | None]] = {}
-    for key in _SCORES:
-        cells = {"": run.result.get(key), **(run.result.get(f"{key}_by_stratum") or {})}
-        scores[key] = {name: _score(value) for name, value in cells.items()}
-        if not any(value is not None for value in scores[key].values()):
-            del scores[key]
-    if not scores:
+    measured = run.evaluations
+    if not measured:
         return []
-    names = sorted({name for row in scores.values() for name in row})  # "", all questions, first
-
-    def cell(key: str, name: str) -> Cell:
-        score, n = scores[key].get(name), sizes.get(name)
-        interval = wilson(score, n) if run.scores.shares and score is not None and n else None
-        stored = run.result.get("em_interval") if (key, name) == ("em", "") else None
-        return run.scores.cell(score, stored or interval)
-
-    def change(name: str) -> Cell:
-        before = scores["em_before"].get(name)
-        after = scores["em"].get(name)
-        if before is None or after is None:
-            return Cell()
-        gain = after - before
-        text = run.scores.cell(gain, change=True).text
-        return Cell(text, css="up" if gain > 0 else "down" if gain < 0 else "")
-
-    rows = [[Cell(_SCORES[key]), *(cell(key, name) for name in names)] for key in scores]
-    if {"em", "em_before"} <= scores.keys():
-        points = ", in percentage points" if run.scores.shares else ""
-        rows.append([Cell(f"change{points}"), *map(change, names)])
-    heads = [
-        Cell(n or "Overall", f"n\u00a0=\u00a0{count(sizes[n])}" if sizes.get(n) else "")
-        for n in names
+    form = run.scores
+    strata: dict[str, int] = {}
+    for each in measured.values():
+        strata |= {name: n for name, (_, n) in each.score.by_stratum.items()}
+    rows = [
+        [
+            Cell(_EVALUATIONS[when]),
+            form.cell(each.score.em, each.score.interval),
+            *(_stratum_cell(form, each.score, name) for name in strata),
+        ]
+        for when, each in measured.items()
     ]
-    notes = "Small: 95 % intervals over questions, which do not cover seeds."
+    if {"before", "after"} <= measured.keys():
+        before = measured["before"]
+        after = measured["after"]
+        points = ", in percentage points" if form.shares else ""
+        gain = form.cell(after.score.em - before.score.em, after.gain_interval(before), change=True)
+        rows.append([Cell(f"change{points}"), gain, *(Cell("") for _ in strata)])
+    sizes = {"Overall": max(each.score.n for each in measured.values()), **strata}
+    heads = [Cell(name, f"n\u00a0=\u00a0{count(n)}" if n else "") for name, n in sizes.items()]
+    notes = "Small: 95 % intervals over questions. One seed: another may end elsewhere."
     if not run.finished:
         notes = f"Training has not finished. {notes}"
     return [Table([Cell(f"Held-out {run.measure}"), *heads], rows, notes)]
 
 
-def _score(value: object) -> float | None:
-    """Return a score that is stored alone or as [score, n]."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        value = value[0] if value else None
-    return float(value) if isinstance(value, (int, float)) else None
+def _stratum_cell(form: Scores, score: Score, name: str) -> Cell:
+    if name not in score.by_stratum:
+        return Cell()
+    mean, n = score.by_stratum[name]
+    return form.cell(mean, wilson(mean, n) if form.shares and n else None)
 
 
 def costs(run: RecordedRun) -> list[tuple[str, str]]:
     """Return what is counted, and its value. Evaluation is counted apart: no method pays for it."""
-    by_purpose = run.result.get("policy_rollouts") or {}
-    spent = {name: n for name, n in by_purpose.items() if name != "evaluate"}
-    total = sum(spent.values()) if spent else None
-    used = [name for name in (*_PURPOSES, *sorted(spent.keys() - {*_PURPOSES})) if spent.get(name)]
-    rows = [("Policy rollouts", count(total))]
-    rows += [(f"· {name}", count(spent[name])) for name in used]
-    if total:
-        if "verify" in used or "evolve" not in used:
-            share = percent(spent.get("verify", 0) / total)
-            rows.append(("Verification, share of all rollouts", share))
-        if "evolve" in used:
-            rows.append(("Evolution, share of all rollouts", percent(spent["evolve"] / total)))
+    totals = run.folder.totals()
+    spent = {name: n for name, n in totals.rollouts.items() if n and name != "evaluate"}
+    paid = sum(spent.values())
+    rows = [("Policy rollouts", count(paid or None))]
+    rows += [(f"· {name}", f"{count(n)} ({percent(n / paid)})") for name, n in spent.items()]
     waited = run.values("llm/waited_seconds")
+    seconds = [row["seconds"] for row in run.metrics if row.get("seconds") is not None]
     rows += [
-        ("Rollouts of evaluations, not counted above", count(by_purpose.get("evaluate"))),
-        ("Generated tokens", count(run.result.get("generated_tokens"))),
-        ("LLM calls", count(run.result.get("llm_calls"))),
+        ("Rollouts of evaluations, not counted above", count(totals.rollouts["evaluate"] or None)),
+        ("Generated tokens", count(sum(totals.generated_tokens.values()) or None)),
+        ("LLM calls", count(totals.llm_calls)),
         ("· waited for", duration(sum(y for _, y in waited) if waited else None)),
-        ("Phases without a useful proposal", count(run.result.get("failed_phases") or None)),
-        ("Money", money(run.result.get("money"))),
-        ("Time", duration(run.result.get("seconds"))),
+        ("Phases without a useful proposal", count(len(run.of_kind("phase_failed")) or None)),
+        ("Money", money(totals.money)),
+        ("Time of all steps", duration(math.fsum(seconds) if seconds else None)),
     ]
     return [row for row in rows if row[1] != NONE]
 
@@ -229,21 +219,32 @@ def _notices(run: RecordedRun) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def training_charts(run: RecordedRun) -> list[Chart]:
     """Draw reward, held-out score, behaviour (INSPO Fig. 2) and zero-advantage share over the steps."""
-    reward = [(run.name, run.values("reward_mean"))]
+    shares = run.scores.shares
+    reward = curves_chart(
+        "Training reward per step",
+        [(run.name, run.values("reward_mean"))],
+        share=shares,
+        guides=in_force(run.events),
+    )
+    written = run.values("response_tokens_mean")
+    lengths = [("written by the policy", written)]
+    all_tokens = run.values("completion_tokens_mean")
+    if any(y > own * 1.05 for (_, y), (_, own) in zip(all_tokens, written, strict=False)):
+        lengths.append(("with observations", all_tokens))
     charts = (
-        curves_chart("Training reward per step", reward, share=run.scores.shares),
+        reward,
         _held_out_chart(run),
-        _calls_chart(run),
-        _response_chart(run),
+        curves_chart("Turns per rollout, by action", _actions(run)),
+        curves_chart("Response length in tokens", lengths),
     )
     return [chart for chart in charts if chart] + _charts(run, _CURVES)
 
 
-def _charts(run: RecordedRun, curves: Sequence[tuple[str, str]]) -> list[Chart]:
+def _charts(run: RecordedRun, curves: Mapping[str, str]) -> list[Chart]:
     """Draw the metrics that were recorded, by title and name."""
     charts = (
         curves_chart(title, [(run.name, run.values(key))], share=title.startswith("Share"))
-        for title, key in curves
+        for title, key in curves.items()
     )
     return [chart for chart in charts if chart]
 
@@ -263,36 +264,24 @@ def _held_out_chart(run: RecordedRun) -> Chart | None:
     for rows in by_split.values():
         rows.sort(key=lambda row: row.get("em") or 0.0)
     curves = [(split, values(rows, "em")) for split, rows in sorted(by_split.items())]
-    curves = [(split, points) for split, points in curves if points]
     if not any(x > 0 for _, points in curves for x, _ in points):
         return None  # nothing was trained: before and after would coincide
     series = [Series(split, points, style(i)) for i, (split, points) in enumerate(curves)]
     return line_chart(f"Held-out {run.measure}", series, share=run.scores.shares)
 
 
-def _calls_chart(run: RecordedRun) -> Chart | None:
-    """Draw turns that call a tool: the tools called most, and turns that could not be used."""
-    prefix, others = "actions/", ("answer", "invalid")
+def _actions(run: RecordedRun) -> list[tuple[str, list[Point]]]:
+    """Return how often a rollout takes each action of a tool, those taken most first, and unusable turns."""
+    prefix = "actions/"
     rows = [row for row in run.metrics if any(key.startswith(prefix) for key in row)]
     kinds = {key.removeprefix(prefix) for row in rows for key in row if key.startswith(prefix)}
-    calls: dict[str, list[Point]] = {
+    calls = {
         # 0 at steps that took other actions only
         kind: values([{prefix + kind: 0.0, **row} for row in rows], prefix + kind)
-        for kind in sorted(kinds)
+        for kind in sorted(kinds - {"answer"})
     }
-    if tools := [kind for kind in calls if kind not in others]:
-        most = sorted(tools, key=lambda kind: -sum(y for _, y in calls[kind]))[:7]
-        curves = [(kind, calls[kind]) for kind in most]
-        curves += [("unusable turns", calls[kind]) for kind in others[1:] if kind in calls]
-        return curves_chart("Turns per rollout, by action", curves)
-    if any(y > 1 for _, y in run.values("turns_mean")):
-        return curves_chart("Turns per rollout", [(run.name, run.values("turns_mean"))])
-    return None
-
-
-def _response_chart(run: RecordedRun) -> Chart | None:
-    written, all_tokens = run.values("response_tokens_mean"), run.values("completion_tokens_mean")
-    curves = [("written by the policy", written)]
-    if any(a[1] > b[1] * 1.05 for a, b in zip(all_tokens, written, strict=False)):
-        curves.append(("with observations", all_tokens))
-    return curves_chart("Response length in tokens", curves)
+    unusable = calls.pop("invalid", [])
+    if not calls:
+        return []
+    most = sorted(calls, key=lambda kind: -sum(y for _, y in calls[kind]))[:7]
+    return [*((kind, calls[kind]) for kind in most), ("unusable turns", unusable)]
