@@ -223,7 +223,9 @@ class RunDir:
             if self.is_run(self.path / "cotune"):
                 fix = f"give {self.path / 'cotune'}, where a script's trainer keeps its run"
             else:
-                fix = "give the `output` folder of a run"
+                fix = (
+                    "give the `output` folder of a run (of a suite, cotune compare writes the page)"
+                )
             reason = "it has no run.yaml" if self.path.is_dir() else "there is no such folder"
             if self.path.is_file():
                 reason = "it is a file"

@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from cotune.errors import ConfigError
 from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
-from cotune.experiments.report import write_report
 from cotune.experiments.report.suite_report import Course, read_course, write_suite_report
 from cotune.run.record import Record
 from tests.experiments.report.pages import Checker
@@ -296,10 +294,3 @@ def test_one_seed_claims_nothing_of_others(tmp_path: Path) -> None:
     assert "It says nothing about other seeds, whose scores may lie outside." in found.words
     assert "larger than the choice of questions can explain" in found.words
     assert "seeds and questions" not in found.words
-
-
-def test_a_suite_folder_is_no_runs(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"holds no run; .*a suite's page is written by cotune compare"
-    ):
-        write_report(tmp_path)
