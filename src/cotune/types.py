@@ -96,20 +96,16 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Record where an instruction stands in a strategy; None is unknown.
+    """Record where an instruction stands in a strategy.
 
     Attributes:
         alive: whether rollouts can still be sampled under it.
-        weight: what the strategy ranks it by.
-        probability: how likely it is drawn for a question.
-        observed_rollouts: the rollouts that the weight is based on.
+        weight: what the strategy ranks it by, of a dropped one the last; None is unknown.
     """
 
     instruction: Instruction
     alive: bool = True
     weight: float | None = None
-    probability: float | None = None
-    observed_rollouts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from cotune.errors import BudgetError, ConfigError, LLMError
 from cotune.llm.client import (
+    OPENAI_URL,
     MeteredLLM,
     OpenAIClient,
     OpenAIOptions,
@@ -159,23 +160,37 @@ def test_a_reply_is_returned_and_entered(server: Server) -> None:
     assert row.money == pytest.approx(COST)
 
 
-def test_a_dialogue_is_sent_with_its_stop_strings(server: Server) -> None:
-    server.replies = [chat(finish_reason="length"), chat(finish_reason="stop")]
-    b = bench(server)
-    dialogue = [{"role": "user", "content": PROMPT}, {"role": "assistant", "content": "\ud800"}]
-    cut = b.client.chat(dialogue, ("</search>", "</answer>"))
-    sent = json.loads(server.requests[0].body)
-    assert sent["messages"] == [dialogue[0], {"role": "assistant", "content": "?"}]
-    assert sent["stop"] == ["</search>", "</answer>"]
-    assert cut == Completion("a proposal", 60, 25, truncated=True)
-    assert not b.client.chat(dialogue).truncated
-    assert "stop" not in json.loads(server.requests[1].body)
+@pytest.mark.parametrize("reason", ["stop", "end_turn", "eos", None])
+def test_a_reply_is_whole_if_its_finish_reason_says_so(server: Server, reason: str | None) -> None:
+    server.replies = [chat(finish_reason=reason)]
+    assert bench(server).client.complete(PROMPT) == Completion("a proposal", 60, 25)
 
 
-def test_each_message_of_a_dialogue_counts_where_no_usage_is_reported(server: Server) -> None:
-    server.replies = [chat(usage=None)]
-    dialogue = [{"role": "user", "content": PROMPT}, {"role": "assistant", "content": "x"}]
-    assert bench(server).client.chat(dialogue).prompt_tokens == 69 + 65
+@pytest.mark.parametrize("reason", ["length", "max_tokens", "incomplete"])
+def test_a_reply_that_was_cut_off_is_marked(server: Server, reason: str) -> None:
+    server.replies = [chat(finish_reason=reason)]
+    assert bench(server).client.complete(PROMPT).truncated
+
+
+@pytest.mark.parametrize("reason", ["error", "content_filter", "safety", "tool_calls", 7])
+def test_a_reply_that_is_not_whole_is_asked_for_again(server: Server, reason: object) -> None:
+    server.replies = [chat(finish_reason=reason)] * 2
+    with pytest.raises(LLMError, match=rf"not whole \(finish_reason '{reason}'\)"):
+        bench(server, retries=1).client.complete(PROMPT)
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("address", ["http://localhost:8000/v1", "https://api.openai.com/v2"])
+def test_an_address_in_the_environment_is_not_ignored(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("OPENAI_BASE_URL", address)
+    with pytest.raises(ConfigError, match=r"OPENAI_BASE_URL is set, but llm\.base_url is not"):
+        OpenAIClient(OpenAIOptions(model="m"), Record())
+    OpenAIClient(OpenAIOptions(model="m", base_url=OPENAI_URL), Record())
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{OPENAI_URL}/")
+    OpenAIClient(OpenAIOptions(model="m"), Record())
 
 
 def test_the_token_limit_and_the_temperature_go_as_the_endpoint_wants_them(server: Server) -> None:

@@ -9,7 +9,7 @@ import pytest
 from cotune.cli.library_settings import quiet_libraries
 from cotune.config.run_file import parse_config
 from cotune.errors import ConfigError
-from cotune.llm.own import OwnLLMOptions, forget_checked, own_llm
+from cotune.llm.own import OwnLLMOptions, own_llm
 from tests.run_files import tiny
 
 CODE = """
@@ -47,15 +47,6 @@ def test_a_class_is_made_and_an_object_is_used() -> None:
     assert own_llm(named("Mine")).complete("a") == "A"
     assert own_llm(named("Mine")) is not own_llm(named("Mine"))
     assert own_llm(named("one")) is own_llm(named("one"))
-
-
-def test_what_was_made_for_a_check_is_the_runs() -> None:
-    checked = own_llm(named("Mine"), keep=True)
-    assert own_llm(named("Mine")) is checked
-    assert own_llm(named("Mine")) is not checked
-    checked = own_llm(named("Mine"), keep=True)
-    forget_checked()  # by an engine whose run is another process
-    assert own_llm(named("Mine")) is not checked
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,11 @@ def test_a_good_candidate_passes():
 @pytest.mark.parametrize(
     ("candidate", "reason"),
     [
-        ("  \n", "empty"),
+        ("...", "fewer than 3 words"),
+        ("I'm sorry, but I can't help with that request.", "a refusal"),
+        ("Unfortunately, I cannot write this prompt.", "a refusal"),
+        ("As an AI language model, I have no opinion.", "a refusal"),
+        ("  \n", "fewer than 3 words"),
         (GOOD + " \ud83d Search again.", "half of a UTF-16 pair"),
         (GOOD.replace("</answer>", ""), "lost </answer>"),
         (GOOD.replace("<search>", "<query>"), "lost <search>"),

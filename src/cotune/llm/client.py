@@ -8,7 +8,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
@@ -37,6 +37,9 @@ _UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "Unsup
 # Allowance for a chat template: role markers and, for some models, a system message.
 _TEMPLATE_TOKENS = 64
 _BYTES_PER_CHARACTER = 4
+# Reasons of endpoints for the end of a reply; one that gives none is trusted.
+_WHOLE = (None, "", "stop", "eos", "eos_token", "end_turn", "stop_sequence")
+_CUT_OFF = ("length", "max_tokens", "max_output_tokens", "model_length", "incomplete")
 # What the client itself writes or reads, and what would multiply the price of a call.
 _OWN_FIELDS = (
     "model", "messages", "stop", "temperature", "max_tokens", "max_completion_tokens", "stream", "n",
@@ -147,7 +150,7 @@ class Outcome:
         text: the reply; "" on failure.
         usage: (prompt tokens, completion tokens) as reported, or None.
         error: what went wrong, in one line; "" on success.
-        unusable: whether a reply came, but without a text.
+        unusable: whether a reply came, but without a whole text.
         free: whether the request was refused or never sent, so that no token was charged.
         truncated: whether the reply was cut off at its token limit.
     """
@@ -164,7 +167,7 @@ class OpenAIClient:
     """An `LLM` at an OpenAI-compatible endpoint; each reply or failure is one row of the run's costs.
 
     openai's client repeats a request that breaks off, times out or has status 408, 409, 429 or 5xx,
-    as long as Retry-After says. A reply without usable text is asked for again, as often. Other
+    as long as Retry-After says. A reply without a whole text is asked for again, as often. Other
     statuses are final, and no redirect is followed. What was refused or never sent costs nothing; what
     comes without a usage report is counted at its upper bound and marked as such.
 
@@ -178,11 +181,15 @@ class OpenAIClient:
     """
 
     def __init__(self, options: OpenAIOptions, record: Record, retries: int = RETRIES) -> None:
-        self._options, self._record, self._retries = options, record, retries
-        self.identity, self.optional = options.describe(), options.optional
+        self.identity = options.describe()
+        self.optional = options.optional
+        self._options = options
+        self._record = record
+        self._retries = retries
+        self._url = options.base_url or _openai_url()
         self._key = _read_key(options.api_key_env)
         self._absent_headers = [] if self._key else ["Authorization"]
-        if options.base_url not in (None, OPENAI_URL):
+        if self._url != OPENAI_URL:
             # openai reads them from OPENAI_ORG_ID and OPENAI_PROJECT_ID; they are for OpenAI only.
             self._absent_headers += ["OpenAI-Organization", "OpenAI-Project"]
         # Headers that openai takes from OPENAI_CUSTOM_HEADERS may hold a key, too.
@@ -193,15 +200,6 @@ class OpenAIClient:
     def __repr__(self) -> str:
         return f"OpenAIClient({self._options!r})"
 
-    def complete(self, prompt: str) -> Completion:
-        """Return the model's reply to one user message.
-
-        Raises:
-            LLMError: refused, or all attempts failed; the message gives the last failure.
-            BudgetError: the budget is used up; no request was made.
-        """
-        return self.chat([{"role": "user", "content": prompt}])
-
     def check(self) -> None:
         """Make one small call, so that an endpoint that does not answer is found before training.
 
@@ -210,24 +208,23 @@ class OpenAIClient:
         """
         self.complete(CHECK)
 
-    def chat(self, messages: Sequence[Mapping[str, str]], stop: Sequence[str] = ()) -> Completion:
-        """Return the model's reply to a dialogue; raise the errors of `complete`.
+    def complete(self, prompt: str) -> Completion:
+        """Return the model's reply to one user message.
 
-        Args:
-            messages: {"role", "content"} each.
-            stop: strings that end the reply; endpoints omit them from it.
+        Raises:
+            LLMError: refused, or all attempts failed; the message gives the last failure.
+            BudgetError: the budget is used up; no request was made.
         """
         options = self._options
-        sent = [{name: encodable(text) for name, text in message.items()} for message in messages]
-        # Each message is bounded with a template allowance of its own.
-        upper_prompt = sum(prompt_token_bound(len(m["content"].encode())) for m in sent)
+        prompt = encodable(prompt)
         outcome = Outcome()
         for _ in range(1 + self._retries):
             self._record.check_budget(options.budget)
             begun = time.monotonic()
-            outcome = _LOOP.run(self._ask(sent, stop))
+            outcome = _LOOP.run(self._ask(prompt))
             estimated = outcome.usage is None and not outcome.free
-            usage = outcome.usage or ((upper_prompt, options.max_tokens) if estimated else (0, 0))
+            most = (prompt_token_bound(len(prompt.encode())), options.max_tokens)
+            usage = outcome.usage or (most if estimated else (0, 0))
             self._record.charge(
                 options.model,
                 prompt_tokens=usage[0],
@@ -241,22 +238,19 @@ class OpenAIClient:
                 return Completion(outcome.text, *usage, outcome.truncated)
             if not outcome.unusable:
                 break
-        url = options.base_url or OPENAI_URL
-        raise LLMError(f"no reply from {options.model} at {url}: {outcome.error}")
+        raise LLMError(f"no reply from {options.model} at {self._url}: {outcome.error}")
 
-    async def _ask(self, messages: Sequence[Mapping[str, str]], stop: Sequence[str]) -> Outcome:
+    async def _ask(self, prompt: str) -> Outcome:
         import openai
 
         options = self._options
-        seconds = options.timeout_s * (1 + self._retries)
         create = cast(Any, self._openai.chat.completions.with_raw_response.create)
         try:
             # openai's timeout only limits the pause between two parts of a reply.
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(options.timeout_s * (1 + self._retries)):
                 reply = await create(
                     model=options.model,
-                    messages=messages,
-                    stop=list(stop) or openai.omit,
+                    messages=[{"role": "user", "content": prompt}],
                     temperature=openai.omit if options.temperature is None else options.temperature,
                     extra_headers={name: openai.Omit() for name in self._absent_headers},
                     extra_body=options.extra_body or None,
@@ -292,7 +286,7 @@ class OpenAIClient:
         return openai.AsyncOpenAI(
             # Not None, for which openai would use OPENAI_API_KEY; the header is left out.
             api_key=self._key or "none",
-            base_url=options.base_url or OPENAI_URL,
+            base_url=self._url,
             timeout=options.timeout_s,
             max_retries=self._retries,
             http_client=http,
@@ -415,14 +409,19 @@ def parse_reply(body: str, hide: Callable[[str], str] = str) -> Outcome:
     if isinstance(text, list):  # parts, of which those of type "thinking" are not the reply
         parts = [p for p in cast("list[object]", text) if _field(p, "type") == "text"]
         text = "".join(str(_field(part, "text") or "") for part in parts)
+    quoted_reason = f"finish_reason {_shown(hide(str(reason)))!r}"
+    error = ""
     if not isinstance(text, str) or not text.strip():
-        error = f"the reply has no text (finish_reason {_shown(hide(str(reason)))!r})"
-        if reason == "length":
+        error = f"the reply has no text ({quoted_reason})"
+        if reason in _CUT_OFF:
             error += ": llm.max_tokens may be too low"
         if isinstance(refusal := _field(message, "refusal"), str) and refusal:
             error += f": it refused: {_shown(hide(refusal))!r}"
+    elif reason not in (*_WHOLE, *_CUT_OFF):
+        error = f"the reply is not whole ({quoted_reason})"
+    if error:
         return Outcome(error=error, usage=usage, unusable=True)
-    return Outcome(text=encodable(text), usage=usage, truncated=reason == "length")
+    return Outcome(text=encodable(str(text)), usage=usage, truncated=reason in _CUT_OFF)
 
 
 def _field(value: object, name: str) -> object:
@@ -478,6 +477,17 @@ def _check_extra(body: Mapping[str, Any]) -> None:
             "extra_body holds a value that JSON has no form for (the value is not shown); expected "
             "texts, numbers, true, false, null, lists and mappings"
         ) from None
+
+
+def _openai_url() -> str:
+    """Return OpenAI's address; ConfigError if the environment names another, to which nothing would go."""
+    address = os.environ.get("OPENAI_BASE_URL", "").strip().rstrip("/")
+    if address not in ("", OPENAI_URL):
+        raise ConfigError(
+            "environment variable OPENAI_BASE_URL is set, but llm.base_url is not: set llm.base_url to that "
+            f"address, or to {OPENAI_URL}"
+        )
+    return OPENAI_URL
 
 
 def _read_key(variable: str | None) -> str | None:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 from cotune.errors import ConfigError, LLMError
 from cotune.protocols import LLM
@@ -11,7 +11,6 @@ from cotune.utils.importing import import_object
 from cotune.utils.text import named
 
 _OBJECT = re.compile(r"[^\s:]+:[A-Za-z_][\w.]*")
-_made: dict[str, LLM] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,44 +48,43 @@ class OwnLLMOptions:
         return Path(self.object).name
 
 
-def own_llm(options: OwnLLMOptions, *, keep: bool = False) -> LLM:
+def own_llm(options: OwnLLMOptions) -> LLM:
     """Return the object, made from its class if it is one.
-
-    Args:
-        keep: whether the next call returns the same one; making it may load a model.
 
     Raises:
         ConfigError: it cannot be imported or made, or has no `complete`.
     """
-    found: Any = _made.pop(options.object, None)
-    if found is None:
-        found = imported(options)
-        if isinstance(found, type):
-            found = _instance(cast("type[Any]", found), options.object)
-    if keep:
-        _made[options.object] = found
-    return cast("LLM", found)
+    llm = imported(options)
+    if not isinstance(llm, type):
+        return cast("LLM", llm)
+    try:
+        return cast("LLM", llm())
+    except Exception as error:  # its own code may raise anything
+        raise ConfigError(
+            f"llm.object: {options.object}() raised {named(error)}; expected "
+            "a class without required arguments, or an object"
+        ) from error
 
 
 def imported(options: OwnLLMOptions) -> object:
     """Return the object or the class, which has `complete`; raise the errors of `own_llm`."""
-    found = import_object(options.object, "llm.object")
-    if not callable(getattr(found, "complete", None)):
+    llm = import_object(options.object, "llm.object")
+    if not callable(getattr(llm, "complete", None)):
         raise ConfigError(
-            f"llm.object: {options.object} is of {type(found).__name__}, which has no "
+            f"llm.object: {options.object} is of {type(llm).__name__}, which has no "
             "complete(prompt); expected an object or a class that has it"
         )
-    return found
+    return llm
 
 
 def check_own(options: OwnLLMOptions) -> bool:
-    """Call the object's `check`; return whether it has one. The next `own_llm` returns the object.
+    """Call the object's `check`; return whether it has one.
 
     Raises:
         LLMError: the check raised.
         ConfigError: see `own_llm`.
     """
-    check = getattr(own_llm(options, keep=True), "check", None)
+    check = getattr(own_llm(options), "check", None)
     if check is None:
         return False
     try:
@@ -96,18 +94,3 @@ def check_own(options: OwnLLMOptions) -> bool:
     except Exception as error:  # its own code may raise anything
         raise LLMError(f"{type(error).__name__}: {error}") from error
     return True
-
-
-def forget_checked() -> None:
-    """Release the objects that were made for a check; the next `own_llm` makes new ones."""
-    _made.clear()
-
-
-def _instance(made: type[Any], name: str) -> Any:
-    try:
-        return made()
-    except Exception as error:  # its own code may raise anything
-        raise ConfigError(
-            f"llm.object: {name}() raised {named(error)}; expected "
-            "a class without required arguments, or an object"
-        ) from error

@@ -22,6 +22,13 @@ _RESERVED = re.compile(r"<\s*(?:/\s*)?(?:ins_\d+|score_\d+|example|history)\s*>"
 _THINK_TAG = re.compile(r"</?think>")
 # Of gepa's prompt; in a parent they would be filled in.
 _PLACEHOLDERS = ("<curr_param>", "<side_info>")
+_LEAST_WORDS = 3  # an ellipsis of an echoed format, or a dash, is no text
+_REFUSAL = re.compile(
+    r"\W*((i['’]m|i am|we are|we['’]re)( very| so| truly)? sorry|sorry|i apologi[sz]e|(my )?apologies|as an ai\b|"
+    r"(unfortunately,? |regrettably,? )?i( cannot|['’ ]?can['’]?t| can not|['’ ]?won['’]?t| am unable|['’]m unable|"
+    r" am not able|['’]m not able| must decline| have to decline)\b)",
+    re.IGNORECASE,
+)
 MAX_CHARS = 4000
 """Length limit of an instruction or a hint, in characters."""
 
@@ -126,8 +133,10 @@ class InstructionRules:
         """
         if placed := [p for p in _PLACEHOLDERS if p in candidate]:
             return f"holds {', '.join(placed)}, which only the reflection prompt may"
-        if not candidate.strip():
-            return "empty"
+        if len(words_of(candidate)) < _LEAST_WORDS:
+            return f"fewer than {_LEAST_WORDS} words"
+        if _REFUSAL.match(candidate):
+            return "a refusal"
         if any("\ud800" <= character <= "\udfff" for character in candidate):
             return "holds half of a UTF-16 pair, which no tokenizer takes"
         if missing := [text for text in self.kept_texts if text not in candidate]:

@@ -180,7 +180,7 @@ class ProposalAccount:
                 self._reject(text, request.parent, reason)
         self.valid += len(drafts)
         if not drafts:
-            self._blame(f"broke the contract: {reasons[0]}")
+            self._blame(f"the {self.what} {self._form.place} broke the contract: {reasons[0]}")
         return drafts
 
     def end_phase(self, last: bool = False) -> None:
@@ -215,10 +215,7 @@ class ProposalAccount:
             return
         advice = getattr(self.llm, "advice", "") or _ADVICE
         phases = "the only phase" if health.failed == 1 else f"{health.failed} phases in a row"
-        raise EvolutionError(
-            f"every {self.what} of {phases} failed ({causes}); expected a valid {self.what} "
-            f"{self._form.place}: {advice}"
-        )
+        raise EvolutionError(f"every {self.what} of {phases} failed ({causes}): {advice}")
 
     def _fail(self, reason: str) -> None:
         self._blame(reason)
@@ -290,20 +287,27 @@ def surroundings(description: str) -> str:
     )
 
 
-def without_reasoning(reply: str, candidates: re.Pattern[str]) -> str:
-    """Return the rest of a reply after its leading think block; "" if the block is not closed.
+def without_reasoning(reply: str, texts: re.Pattern[str]) -> str:
+    """Return the rest of a reply after its leading thoughts; "" if they do not end.
 
-    Some servers send the block without its opening tag. Reasoning may itself mention "<think> and
-    </think>", so tags are counted, except in the parts of the reply that may keep such tags.
+    Thoughts may name the tag, and hold drafts. They end at the first closing tag after which the rest holds a
+    text and no closing tag outside of its texts, which may keep such tags. Some servers send thoughts without
+    their opening tag.
 
     Args:
-        candidates: matches these parts.
+        texts: matches the texts that a reply proposes.
     """
-    outside = candidates.sub(lambda match: " " * len(match.group()), reply)
-    opened = reply.lstrip().startswith("<think>")
-    depth = 0 if opened else 1
-    for tag in _THINK_TAG.finditer(outside):
+    ends = [tag.end() for tag in _THINK_TAG.finditer(reply) if tag.group() == "</think>"]
+    if reply.lstrip().startswith("<think>"):
+        rests = [reply[end:] for end in ends]
+        clean = (
+            rest for rest in rests if texts.search(rest) and "</think>" not in texts.sub("", rest)
+        )
+        holding = (rest for rest in rests if texts.search(rest))
+        return next(clean, None) or next(holding, rests[-1] if rests else "")
+    depth = 1
+    for tag in _THINK_TAG.finditer(texts.sub(lambda match: " " * len(match.group()), reply)):
         depth += 1 if tag.group() == "<think>" else -1
         if depth == 0:
             return reply[tag.end() :]
-    return "" if opened else reply
+    return reply

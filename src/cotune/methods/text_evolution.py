@@ -197,21 +197,22 @@ def gepa_prompt(parent: str, examples: Sequence[Record], **more: str) -> str:
     return prompt
 
 
-_FENCED = re.compile(r"```.*?```", re.DOTALL)
+_FENCE = "```"
+_FENCED = re.compile(r"```[^`].*?```", re.DOTALL)
 
 
 def read_fenced(reply: str) -> tuple[str, list[str]]:
     """Return the critique before the first ``` block of a reply, and the text within, by gepa's extraction.
 
-    There is no text if the reply ends within its reasoning, or has no block; never raises.
+    There is no text if the reply ends within its reasoning, or has no block or an open one; never raises.
     """
     from gepa.strategies.instruction_proposal import InstructionProposalSignature
 
     answer = without_reasoning(reply.strip(), _FENCED).strip()
-    if not _FENCED.search(answer):
+    if not _FENCED.search(answer) or answer.count(_FENCE) % 2:
         return "", []
     text = InstructionProposalSignature.output_extractor(answer)["new_instruction"]
-    return answer.partition("```")[0].strip(), [text] if text.strip() else []
+    return answer.partition(_FENCE)[0].strip(), [text] if text.strip() else []
 
 
 FENCED = ReplyForm(read_fenced, "within ``` blocks")

@@ -105,7 +105,11 @@ def test_paraphrase_prompt():
         ("hm, <ins_1>?\n</think>\n<ins_1>after</ins_1>", ["after"]),
         ("hm: <ins_1>draft</ins_1>\n<ins_2>no</ins_2></think>\n<ins_1>after</ins_1>", ["after"]),
         ("<think>hm: <ins_1>draft</ins_1>", []),
-        ("<think>keep <think> and </think>: <ins_1>draft</ins_1>", []),
+        ("<think>It omits the <think> tag.</think> So: <ins_1>a</ins_1>", ["a"]),
+        ("<think>a <think> b</think> c</think><ins_1>d</ins_1>", ["d"]),
+        ("<think>two </think> and </think><ins_1>a </think></ins_1>", ["a </think>"]),
+        ("<think>x</think><ins_1>a</ins_1> Keep <think></think>.", ["a"]),
+        ("<think><ins_1>draft</ins_1></think> nothing", []),
         ("<think><ins_1>use <think></ins_1></think><ins_1>a</ins_1>", ["a"]),
         ("It forgot </think>. <ins_1>in <think> and </think></ins_1>", ["in <think> and </think>"]),
         ("<ins_1>{0} {x.__class__} %s</ins_1>", ["{0} {x.__class__} %s"]),
@@ -192,7 +196,7 @@ def test_an_llm_that_dies_after_a_useful_phase_ends_the_run() -> None:
         EvolutionError, match=r"2 phases in a row failed \(LLMError: 401\).*optional"
     ):
         phases([GOOD, BAD, BAD])
-    with pytest.raises(EvolutionError, match=r"; expected [^:]*: add texts$"):
+    with pytest.raises(EvolutionError, match=r"\(LLMError: 401\): add texts$"):
         phases([BAD, BAD], advice="add texts")  # of an LLM that cannot be optional
     assert len(phases([GOOD, BAD, GOOD, BAD, BROKEN, BAD]).of("phase_failed")) == 3
 

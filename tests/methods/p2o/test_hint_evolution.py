@@ -25,7 +25,7 @@ from tests.methods.p2o.hint_fakes import (
 
 BAD_REFLECTORS: dict[str, tuple[Callable[[int, str], str], str, str]] = {
     "errs": (raising(LLMError("timed out after 3 tries")), "proposal_failed", "LLMError: timed out"),
-    "garbage": (lambda n, prompt: f"```{'x' * 10_000}```", "hint_rejected", "10000 characters"),
+    "garbage": (lambda n, prompt: f"```{'x y ' * 2_500}```", "hint_rejected", "9999 characters"),
     "cut off": (lambda n, prompt: "<think> a ```Try``` is", "proposal_failed", "holds no hint"),
     "unclosed": (lambda n, prompt: "```\n<think> Go on\n```", "hint_rejected", "think tag"),
     "seed": (lambda n, prompt: "```\n```", "proposal_failed", "holds no hint within"),
@@ -86,7 +86,7 @@ def test_failed_phases_count_in_a_row():
     for step, author in enumerate([bad, good, bad], start=1):
         runner(evolution, Policy(), author, record)(step)
     assert [e["phase"] for e in record.of("hint_phase")] == [1, 2, 3]
-    with pytest.raises(EvolutionError, match=r"no hint within.*expected a valid hint"):
+    with pytest.raises(EvolutionError, match=r"no hint within ``` blocks\)"):
         runner(evolution, Policy(), bad, record)(4)
 
 

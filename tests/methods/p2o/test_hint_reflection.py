@@ -95,6 +95,10 @@ def test_a_long_response_is_shortened_in_the_middle():
         ("```Carry.", ("", [])),
         ("```\n \n```", ("", [])),
         ("", ("", [])),
+        ("<think>Put it in ``` blocks.</think>\n```\nhint\n```", ("", ["hint"])),
+        ("<think>```\ndraft\n```</think>\n```\nhint\n```", ("", ["hint"])),
+        ("So.\n```\nleft open", ("", [])),
+        ("```\na\n``` and ```\nleft open", ("", [])),
     ],
 )  # fmt: skip
 def test_read_fenced(reply: str, expected: tuple[str, list[str]]):

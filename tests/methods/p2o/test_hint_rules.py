@@ -25,7 +25,7 @@ def check(text: str, parent: str = "", others: tuple[str, ...] = (), **rules: ob
     "text",
     [
         VALID,
-        "Carry.",  # two words from nothing are no copy of it
+        "Carry the ten.",  # few words from nothing are no copy of it
         "Think inside <think> and </think> first.",
         "The sum of 8 and 5 is 13; of 85 nothing is said.",  # two digits are not judged
         "Boxes hold answers such as 999 and steps 1, 2, 3.",
@@ -40,13 +40,13 @@ def test_valid(text: str):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("  \n", "empty"),
+        ("  \n", "fewer than 3 words"),
         ("<think> first I", "unclosed or stray think tag"),
         ("reasoning </think> do it", "unclosed or stray think tag"),
         ("</think> and <think>", "unclosed or stray think tag"),
         ("Answer in <ins_1> tags", "holds <ins_1>, which only proposals may"),
         ("See <side_info> here", "holds <side_info>, which only the reflection prompt may"),
-        ("x" * 10_000, "10000 characters; 4000 allowed"),
+        ("x y " * 2_500, "10000 characters; 4000 allowed"),
         ("If asked, it is in Ouagadougou.", "brings in the answer 'Ouagadougou'"),
         ("Note that the result is 612.", "brings in the answer '612' of a training question"),
         ("The product equals 1230.", "brings in the answer '1,230'"),

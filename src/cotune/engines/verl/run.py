@@ -49,7 +49,6 @@ from cotune.engines.verl.hooks import VerlJoint
 from cotune.engines.verl.settings import resume_from, verl_config
 from cotune.engines.verl.worker import SECTION, Worker, make_worker, worker_of
 from cotune.errors import ConfigError, CotuneError, EngineError
-from cotune.llm.own import forget_checked
 from cotune.policy.policy_files import only_local, policy_path
 from cotune.rollout.task_order import TaskOrder
 from cotune.run.console import ConsoleListener
@@ -87,7 +86,6 @@ def prepare(checked: Preflight, console: Console) -> VerlSetup:
     """
     config = checked.config
     folder = RunDir(config.output).checkpoints_path
-    forget_checked()  # the run makes its own in another process
     check_copy(folder.parent)
     worker = make_worker(config, checked.environment)
     strategy = build_strategy(

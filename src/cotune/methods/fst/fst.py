@@ -49,7 +49,6 @@ from cotune.types import (
     Progress,
     Prompt,
     Purpose,
-    Standing,
     Trajectory,
 )
 
@@ -350,19 +349,8 @@ class Fst(EvolvedInstructions):
             first, weight, self._steps[first.id], rollouts, second, second in rivals, rivals
         )
 
-    def standings(self) -> list[Standing]:
-        """Return all instructions, oldest first, weighted by their last mean dev score."""
-        share = 1 / len(self._prompts)
-        return [
-            Standing(
-                instruction,
-                alive=instruction.id in self._prompts,
-                weight=self._means.get(instruction.id),
-                probability=share if instruction.id in self._prompts else None,
-                observed_rollouts=self._observed[instruction.id],
-            )
-            for instruction in self._lineage
-        ]
+    def _weights(self) -> tuple[set[str], dict[str, float]]:
+        return set(self._prompts), self._means
 
     def state_dict(self) -> State:
         return super().state_dict() | {

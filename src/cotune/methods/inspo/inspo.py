@@ -28,7 +28,6 @@ from cotune.types import (
     Metrics,
     Progress,
     Purpose,
-    Standing,
     StopReason,
     Trajectory,
 )
@@ -295,18 +294,9 @@ class Inspo(EvolvedInstructions):
             "inspo/instruction_chars_mean": fmean(len(m.instruction.text) for m in members),
         }
 
-    def standings(self) -> list[Standing]:
-        """Return all instructions, oldest first; the weight of a dropped one is its last."""
-        members = self.population.members
-        alive = {
-            m.id: Standing(m.instruction, True, m.weight, chance, m.rollouts)
-            for m, chance in zip(members, self.population.probabilities(), strict=True)
-        }
-        return [
-            alive.get(instruction.id)
-            or Standing(instruction, False, self.last_weights.get(instruction.id))
-            for instruction in self._lineage
-        ]
+    def _weights(self) -> tuple[set[str], dict[str, float]]:
+        alive = {member.id: member.weight for member in self.population.members}
+        return set(alive), self.last_weights | alive
 
     def _notice_if_short(self, record: Recorder) -> None:
         size, full_size = len(self.population), self.options.population_size
