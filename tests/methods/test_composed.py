@@ -12,9 +12,9 @@ from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.method import Context
 from cotune.methods.p2o.hints import HintOptions
 from cotune.methods.p2o.p2o import P2OOptions
-from cotune.types import Assignment, Distillation, Instruction, Progress, Prompt, Trajectory
+from cotune.types import Assignment, Distillation, Progress, Prompt, Trajectory
 from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
-from tests.helpers import INITIAL, Events, ScriptedRollout, make_tasks, make_trajectory
+from tests.helpers import INITIAL, Events, ScriptedRollout, make_tasks
 
 TASKS = make_tasks(24)
 GROUP = 4
@@ -142,45 +142,7 @@ def test_verification_of_the_same_step_is_no_longer_left_for_hints():
     assert "more than the 79 that rollout_budget leaves" in skipped.events.of("notice")[-1]["text"]
 
 
-def test_hinted_rollouts_credit_no_instruction():
-    made = strategy(hinted_per_group="half")
-    run = Run(made)
-    assignments = run.steps([1, 2, 3])
-    before = {m["instruction"]["id"]: m["window"] for m in members(made)}
-    progress = Progress(4, 1, 20)
-    # Under a hint all succeed, without one all fail.
-    seen = [make_trajectory(a, float(a.sampled.hint != "")) for a in assignments]
-    hinted = [t for t in seen if t.assignment.sampled.hint]
-    assert 0 < len(hinted) < len(seen)
-    made.observe(hinted, progress, run.events)
-    assert {m["instruction"]["id"]: m["window"] for m in members(made)} == before
-    made.observe(seen, progress, run.events)
-    credited = {a.instruction_id for a in assignments if not a.sampled.hint}
-    for member in members(made):
-        identity = member["instruction"]["id"]
-        if identity in credited:
-            assert member["window"][-1] == 0.0
-        else:
-            assert member["window"] == before[identity]
-
-
-def members(made: InspoP2O) -> list[dict[str, Any]]:
-    return made.state_dict()["base"]["population"]["members"]
-
-
 # ---- mixed groups, one target
-
-
-def test_half_a_mixed_group_is_plain_and_all_are_trained_on_the_initial_instruction():
-    run = Run(strategy(groups="mixed", target="initial"))
-    drawn, plain = Prompt("Drawn."), Prompt(INITIAL)
-    population = run.strategy.base.population  # type: ignore[attr-defined]
-    population.add(Instruction("i1", drawn.instruction), 100.0)  # always drawn
-    assignments = run.strategy.assign(TASKS[:1], 5, Progress(1, 0, 20))
-    assert [a.sampled for a in assignments] == [drawn, drawn, drawn, plain, plain]
-    assert [a.instruction_id for a in assignments] == ["i1", "i1", "i1", "i0", "i0"]
-    assert {a.trained for a in assignments} == {plain}
-    assert run.strategy.distillation == Distillation(ratio="masked_signed")
 
 
 def test_hints_go_to_the_drawn_half_of_a_mixed_group():

@@ -39,6 +39,7 @@ def test_a_good_candidate_passes():
         (GOOD.replace("</answer>", ""), "lost </answer>"),
         (GOOD.replace("<search>", "<query>"), "lost <search>"),
         (GOOD + " Or <ins_2> so.", "holds <ins_2>"),
+        (GOOD + " Or <curr_param>.", "holds <curr_param>, which only the reflection prompt may"),
         (GOOD + " Or <INS_3 > so.", "holds <INS_3 >"),
         (GOOD + " Or </ ins_0 > so.", "holds </ ins_0 >"),
         (GOOD + " Always <think> first.", "unclosed <think>"),

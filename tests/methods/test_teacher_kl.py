@@ -1,12 +1,15 @@
 """A teacher's losses and their gradients, against numbers worked out by hand on two tokens."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from cotune.methods.teacher_kl import mean_over_rollouts, token_losses, top_k_kl
+from cotune.methods.teacher_kl import mean_over_rollouts, successes_teach, token_losses, top_k_kl
+from cotune.types import Assignment, Prompt
+from tests.helpers import make_tasks, make_trajectory
 
 P1 = (0.5, 0.75)  # the policy's chance of token 1 at the first and at the second token
 Q1 = (0.2, 0.25)  # the teacher's
@@ -60,3 +63,12 @@ def test_a_rollout_counts_by_the_mean_of_its_own_tokens() -> None:
     tokens = torch.tensor([[2.0, 4.0, 9.0], [1.0, 9.0, 9.0], [9.0, 9.0, 9.0]])
     mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     assert mean_over_rollouts(tokens, mask).item() == pytest.approx((3 + 1 + 0) / 3)
+
+
+def test_successes_alone_have_a_teacher() -> None:
+    assignment = Assignment(make_tasks(1)[0], Prompt("Best."), Prompt("First."), "i1", 0)
+    rewards = [1.0, 0.0, 0.4, 0.5]
+    batch = [replace(make_trajectory(assignment, r), teacher_prompt_ids=(1, 2)) for r in rewards]
+    trained = successes_teach(batch)
+    assert [bool(t.teacher_prompt_ids) for t in trained] == [r >= 0.5 for r in rewards]
+    assert [replace(t, teacher_prompt_ids=(1, 2)) for t in trained] == batch

@@ -100,8 +100,8 @@ class BankLLM:
             LLMError: the prompt asks for no form that is known.
         """
         if (count := candidates_asked(prompt)) is not None:
-            found = self._entries.take(count)
-            candidates = (f"<ins_{i}>\n{text}\n</ins_{i}>" for i, text in enumerate(found, 1))
+            texts = self._entries.take(count)
+            candidates = (f"<ins_{i}>\n{text}\n</ins_{i}>" for i, text in enumerate(texts, 1))
             return Completion("\n\n".join(candidates))
         if _OF_GEPA not in prompt:
             raise LLMError(
@@ -126,19 +126,20 @@ class _Entries:
     """
 
     def __init__(self, path: Path, field: str) -> None:
-        self._path, self.used = path, set[str]()
+        self._path = path
+        self.used = set[str]()
         self.texts = read_bank(path, field)
 
     def take(self, count: int) -> Sequence[str]:
         """Return the next entries, at most `count`; raise BudgetError if there is none."""
-        left = [text for text in self.texts if _hash(text) not in self.used][:count]
-        if not left:
+        unused = [text for text in self.texts if _hash(text) not in self.used][:count]
+        if not unused:
             raise BudgetError(
                 f"the bank {self._path.name} is exhausted: its {len(self.texts)} texts have all been "
                 "proposed"
             )
-        self.used |= {_hash(text) for text in left}
-        return left
+        self.used |= {_hash(text) for text in unused}
+        return unused
 
 
 def read_bank(path: Path, field: str) -> list[str]:
@@ -153,8 +154,8 @@ def read_bank(path: Path, field: str) -> list[str]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        said = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError(f"{field}: cannot read {path}: {said}; name a text file") from error
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError(f"{field}: cannot read {path}: {reason}; name a text file") from error
     separator = _RULE if _RULE.search(text) else _BLANK
     entries = list(dict.fromkeys(part.strip() for part in separator.split(text) if part.strip()))
     if not entries:
@@ -163,9 +164,9 @@ def read_bank(path: Path, field: str) -> list[str]:
             "of ---"
         )
     for number, entry in enumerate(entries, 1):
-        if found := _ENDS.search(entry):
+        if mark := _ENDS.search(entry):
             raise ConfigError(
-                f"{field}: text {number} of {path} contains {found.group()}, which a proposal cannot; "
+                f"{field}: text {number} of {path} contains {mark.group()}, which a proposal cannot; "
                 "remove it"
             )
     return entries

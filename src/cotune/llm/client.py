@@ -223,8 +223,8 @@ class OpenAIClient:
             begun = time.monotonic()
             outcome = _LOOP.run(self._ask(prompt))
             estimated = outcome.usage is None and not outcome.free
-            most = (prompt_token_bound(len(prompt.encode())), options.max_tokens)
-            usage = outcome.usage or (most if estimated else (0, 0))
+            upper_bound = (prompt_token_bound(len(prompt.encode())), options.max_tokens)
+            usage = outcome.usage or (upper_bound if estimated else (0, 0))
             self._record.charge(
                 options.model,
                 prompt_tokens=usage[0],
@@ -263,8 +263,8 @@ class OpenAIClient:
             return Outcome(error=f"timed out: no complete reply in {attempts}")
         except openai.OpenAIError as error:
             cause = error.__cause__ or error
-            what = f"{type(cause).__name__.lstrip('_')}: {_shown(self._hide(str(cause)))}"
-            return Outcome(error=what, free=type(cause).__name__ in _UNSENT)
+            reason = f"{type(cause).__name__.lstrip('_')}: {_shown(self._hide(str(cause)))}"
+            return Outcome(error=reason, free=type(cause).__name__ in _UNSENT)
         outcome = parse_reply(reply.content.decode("utf-8", "replace"), self._hide)
         return replace(outcome, text=self._hide(outcome.text, _SHORTEST_SECRET))
 
@@ -465,9 +465,9 @@ def prompt_token_bound(prompt_bytes: int) -> int:
 
 
 def _check_extra(body: Mapping[str, Any]) -> None:
-    if own := [name for name in _OWN_FIELDS if name in body]:
+    if reserved := [name for name in _OWN_FIELDS if name in body]:
         raise ValueError(
-            f"extra_body holds {own[0]}, which cotune sends or reads itself; remove it, and see the other "
+            f"extra_body holds {reserved[0]}, which cotune sends or reads itself; remove it, and see the other "
             "fields of llm"
         )
     try:

@@ -42,11 +42,11 @@ def protocol_tags(text: str) -> list[str]:
     return list(dict.fromkeys(_TAG.findall(text)))
 
 
-def check_same_initial(saved: str, own: str) -> None:
+def check_same_initial(saved: str, current: str) -> None:
     """Raise ConfigError if a saved run began with another instruction than this one."""
-    if saved != own:
+    if saved != current:
         raise ConfigError(
-            f"the saved run's initial instruction is {saved!r}, this run's {own!r}; expected the same: "
+            f"the saved run's initial instruction is {saved!r}, this run's {current!r}; expected the same: "
             "restore the run file's"
         )
 
@@ -68,15 +68,15 @@ def is_near_copy(a: str, b: str) -> bool:
     words, not as a ratio: one short sentence can change all, and in a long instruction a ratio
     would call that a copy.
     """
-    left, right = words_of(a), words_of(b)
-    most = 4 if is_dense(left) else 2
-    difference = Counter(left)
-    difference.subtract(right)
-    if sum(map(abs, difference.values())) > most:
+    words_a, words_b = words_of(a), words_of(b)
+    allowed = 4 if is_dense(words_a) else 2
+    difference = Counter(words_a)
+    difference.subtract(words_b)
+    if sum(map(abs, difference.values())) > allowed:
         return False
-    matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
+    matcher = difflib.SequenceMatcher(None, words_a, words_b, autojunk=False)
     shared = sum(block.size for block in matcher.get_matching_blocks())
-    return len(left) + len(right) - 2 * shared <= most
+    return len(words_a) + len(words_b) - 2 * shared <= allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +184,11 @@ class HintRules(InstructionRules):
         opened = accumulate(1 if tag == "<think>" else -1 for tag in _THINK_TAG.findall(candidate))
         if min(depths := [0, *opened]) < 0 or depths[-1]:
             return "unclosed or stray think tag"
-        known, tasks = f"{self.instruction}\n{parent}", list(tasks)
+        not_new = f"{self.instruction}\n{parent}"
+        tasks = list(tasks)
         # A text of a few words is always within two words of the empty hint; that is not a copy.
         earlier = [text for text in (parent, *others) if text.strip()]
-        if reason := InstructionRules.check(self, candidate, known, earlier, tasks):
+        if reason := InstructionRules.check(self, candidate, not_new, earlier, tasks):
             return reason
         if (quoted := quoted_solution(candidate, self.instruction, tasks)) is not None:
             return f"quotes the solution of a shown question: {quoted!r}"

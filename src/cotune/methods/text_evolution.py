@@ -75,8 +75,8 @@ class Judge:
     Args:
         prompt: builds the prompt from a candidate text.
         record: told once if rollouts end in an environment error; they count as their reward, 0.
-        known: by text and question, such rollouts under the current policy that were made before and are
-            not repeated.
+        earlier: rollouts under the current policy that were made before and are not repeated, by text and by
+            question.
         scoring: whether rollouts are greedy, or sampled as in training.
 
     Attributes:
@@ -89,39 +89,41 @@ class Judge:
         prompt: Callable[[str], Prompt],
         rollout: Rollout,
         record: Recorder,
-        known: Mapping[str, Mapping[str, Trajectory]] | None = None,
+        earlier: Mapping[str, Mapping[str, Trajectory]] | None = None,
         scoring: Scoring = "greedy",
     ) -> None:
-        self._prompt, self._rollout, self._known = prompt, rollout, known or {}
+        self._prompt = prompt
+        self._rollout = rollout
+        self._earlier = earlier or {}
         self._greedy = scoring == "greedy"
         self._record = record
         self.evaluations = self.lost = 0
 
     def evaluate(self, items: Sequence[tuple[str, Sequence[Task]]]) -> list[list[Trajectory]]:
         """Return the trajectories of each (text, questions), all made in one rollout call."""
-        known = self._known
+        earlier = self._earlier
         pairs = [
             (self._prompt(text), task)
             for text, tasks in items
             for task in tasks
-            if task.id not in known.get(text, ())
+            if task.id not in earlier.get(text, ())
         ]
         assignments = [Assignment(task, p, p, "", i) for i, (p, task) in enumerate(pairs)]
-        done = (
-            self._rollout(assignments, purpose="evolve", greedy=self._greedy) if assignments else []
-        )
-        self.evaluations += len(done)
-        failed = sum(t.stop is StopReason.ENVIRONMENT_ERROR for t in done)
+        new: list[Trajectory] = []
+        if assignments:
+            new = self._rollout(assignments, purpose="evolve", greedy=self._greedy)
+        self.evaluations += len(new)
+        failed = sum(t.stop is StopReason.ENVIRONMENT_ERROR for t in new)
         if failed and not self.lost:
             self._record(
                 "notice",
-                text=f"{failed} of {len(done)} rollouts that score texts ended in an environment error "
+                text=f"{failed} of {len(new)} rollouts that score texts ended in an environment error "
                 "and count as 0, so the scores may be too low",
             )
         self.lost += failed
-        rest = iter(done)
+        in_order = iter(new)
         return [
-            [known.get(text, {}).get(task.id) or next(rest) for task in tasks]
+            [earlier.get(text, {}).get(task.id) or next(in_order) for task in tasks]
             for text, tasks in items
         ]
 
@@ -280,21 +282,22 @@ class Reflector:
         Rollouts that are not `judged` are not shown. The text is None if there are no others, the call failed
         or the reply breaks the contract.
         """
-        return [self._proposed(parent, rollouts) for parent, rollouts in jobs]
+        return [self._propose(parent, rollouts) for parent, rollouts in jobs]
 
-    def _proposed(self, parent: str, rollouts: Sequence[Trajectory]) -> str | None:
-        shown = [t for t in rollouts if t.judged]
-        if not shown:
+    def _propose(self, parent: str, rollouts: Sequence[Trajectory]) -> str | None:
+        judged = [t for t in rollouts if t.judged]
+        if not judged:
             self._broken |= bool(rollouts)
             return None
-        chars = _REFLECTION_CHARS // len(shown)
-        prompt = self._prompt(parent, [example(t, self._show_answers, chars) for t in shown])
-        tasks, lineage = tuple(t.task for t in shown), self._lineage.get(parent, ())
-        for draft in self.account.ask(Request(prompt, parent, lineage, tasks=tasks)) or ():
-            self.drafts[draft.text] = draft
-            self._lineage[draft.text] = draft.shown
-            return draft.text
-        return None
+        chars = _REFLECTION_CHARS // len(judged)
+        prompt = self._prompt(parent, [example(t, self._show_answers, chars) for t in judged])
+        lineage = self._lineage.get(parent, ())
+        drafts = self.account.ask(Request(prompt, parent, lineage, tuple(t.task for t in judged)))
+        if not drafts:
+            return None
+        self.drafts[drafts[0].text] = drafts[0]
+        self._lineage[drafts[0].text] = drafts[0].shown
+        return drafts[0].text
 
     def end_phase(self, last: bool = False) -> None:
         """End the phase.

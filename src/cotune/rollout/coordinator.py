@@ -260,11 +260,10 @@ class Coordinator:
         """
 
         def work() -> list[Trajectory]:
-            under, of = prompt, instruction_id
-            if under is None:
-                under, of = self.strategy.best_prompt(), self.strategy.best_instruction_id()
+            chosen = prompt or self.strategy.best_prompt()
+            name = instruction_id if prompt else self.strategy.best_instruction_id()
             assignments = [
-                Assignment(task, under, under, of, group) for group, task in enumerate(tasks)
+                Assignment(task, chosen, chosen, name, group) for group, task in enumerate(tasks)
             ]
             return self.rollout(assignments, purpose="evaluate", greedy=True)
 
@@ -372,9 +371,9 @@ class Coordinator:
         size, rank = self.comm.size, self.comm.rank
         per_rank = -(-len(command.assignments) // size)
         first = min(rank * per_rank, len(command.assignments))
-        mine = command.assignments[first : first + per_rank]
+        share = command.assignments[first : first + per_rank]
         try:
-            outcome = self._roll_out_here(mine, first, command.sampling)
+            outcome = self._roll_out_here(share, first, command.sampling)
         except Exception as error:
             if size > 1:
                 self._raise_if_failed(self.comm.gather(f"{type(error).__name__}: {error}"))
@@ -392,10 +391,10 @@ class Coordinator:
     def _in_lock_step(
         self, assignments: Sequence[Assignment], first_row: int, sampling: Sampling
     ) -> list[Trajectory]:
-        done: list[Trajectory] = []
+        trajectories: list[Trajectory] = []
 
         def finished(count: int) -> None:
-            report(self._purpose, len(done) + count, len(assignments))
+            report(self._purpose, len(trajectories) + count, len(assignments))
 
         # One session on every rank, even on one without rows: a sampler may need all ranks in step.
         session = self.sampler.open(sampling)
@@ -412,10 +411,12 @@ class Coordinator:
                     self.settings.context_tokens,
                     sampling.episode_seed,
                 )
-                done += run_episodes(episodes, self.environment, session, self.rewards, finished)
+                trajectories += run_episodes(
+                    episodes, self.environment, session, self.rewards, finished
+                )
         finally:
             session.close()
-        return done
+        return trajectories
 
 
 def stable_seed(*parts: object) -> int:

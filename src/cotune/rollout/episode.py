@@ -182,8 +182,8 @@ class Episode:
     def _append_messages(self, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
         """Append chat messages as the template renders them, after an EOS if the policy wrote none.
 
-        Returns them as the policy sees them. The contents share the limit of an observation. If they do not all fit, nothing is appended and
-        the episode ends for lack of room: messages are never cut in half.
+        Returns them as the policy sees them. The contents share the limit of an observation. If they do not
+        all fit, nothing is appended and the episode ends for lack of room: messages are never cut in half.
         """
         messages = [{**m, "content": self._bounded(m["content"])} for m in messages]
         fitting = [
@@ -204,10 +204,10 @@ class Episode:
         """Return the token limit of each message; long ones get what short ones leave unused."""
         sizes = [len(self._codec.encode(message["content"])) for message in messages]
         shares = [0] * len(sizes)
-        left = self._limits.observation_tokens
-        for done, i in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
-            shares[i] = min(sizes[i], left // (len(sizes) - done))
-            left -= shares[i]
+        tokens_left = self._limits.observation_tokens
+        for served, i in enumerate(sorted(range(len(sizes)), key=sizes.__getitem__)):
+            shares[i] = min(sizes[i], tokens_left // (len(sizes) - served))
+            tokens_left -= shares[i]
         return shares
 
     def _bounded(self, text: str) -> str:
@@ -351,8 +351,8 @@ def run_episodes(
             episode.observe(response)
         live = [episode for episode in live if not episode.done]
         finished(len(episodes) - len(live))
-    done = score_all([episode.trajectory() for episode in episodes], environment)
-    return done if rewards is None else rewards(done, environment)
+    scored = score_all([episode.trajectory() for episode in episodes], environment)
+    return scored if rewards is None else rewards(scored, environment)
 
 
 def responses(environment: Environment, actions: Sequence[Action]) -> Sequence[Response]:
@@ -361,19 +361,19 @@ def responses(environment: Environment, actions: Sequence[Action]) -> Sequence[R
     Raises:
         ConfigError: it returned anything else.
     """
-    what = f"environment: {type(environment).__name__}.respond"
+    method = f"environment: {type(environment).__name__}.respond"
     with _may_not_exit(environment, "respond"):
         result: Any = environment.respond(actions)  # of the user's own class
     listed = cast("Sequence[object]", result if isinstance(result, list | tuple) else ())
     if len(listed) != len(actions):
         raise ConfigError(
-            f"{what} returned {cast(object, result)!r:.80} for {len(actions)} actions; expected a list with a "
+            f"{method} returned {cast(object, result)!r:.80} for {len(actions)} actions; expected a list with a "
             "cotune.Response for each, in order"
         )
     for response in listed:
         if not isinstance(response, Response) or not _renders(response):
             raise ConfigError(
-                f"{what} gave {response!r:.80}; expected a cotune.Response whose observation is text "
+                f"{method} gave {response!r:.80}; expected a cotune.Response whose observation is text "
                 "and whose messages have role and content, and of a tool its name"
             )
     return cast("Sequence[Response]", listed)
@@ -381,13 +381,9 @@ def responses(environment: Environment, actions: Sequence[Action]) -> Sequence[R
 
 def _renders(response: Response) -> bool:
     """Return whether a response has what chat templates need."""
-    needed = [
-        {"role", "content"} | ({"name"} if message.get("role") == "tool" else set[str]())
-        for message in response.messages
-    ]
-    given = zip(needed, response.messages, strict=True)
     return isinstance(cast(object, response.observation), str) and all(
-        n <= set(m) for n, m in given
+        {"role", "content", *(("name",) if message.get("role") == "tool" else ())} <= set(message)
+        for message in response.messages
     )
 
 
@@ -422,26 +418,25 @@ def score_all(trajectories: Sequence[Trajectory], environment: Environment) -> l
     may_not_score = bool(getattr(environment, "own_reward", ""))
     scored: list[Trajectory] = []
     for trajectory, pair in zip(trajectories, pairs, strict=True):
-        what = f"environment: {type(environment).__name__}.{name} gave"
+        result_of = f"environment: {type(environment).__name__}.{name} gave"
+        task_id = trajectory.task.id
         try:
             score, answer = pair
         except (TypeError, ValueError):
             raise ConfigError(
-                f"{what} {pair!r:.80} for task {trajectory.task.id}; expected (reward, answer); fix `{name}`"
+                f"{result_of} {pair!r:.80} for task {task_id}; expected (reward, answer); fix `{name}`"
             ) from None
         unscored = score is None and may_not_score
         reward = 0.0 if unscored else finite(score)
         if reward is None:
             raise ConfigError(
-                f"{what} the reward {score!r:.80} for task {trajectory.task.id}; expected a finite number; "
-                f"fix `{name}`"
+                f"{result_of} the reward {score!r:.80} for task {task_id}; expected a finite number; fix `{name}`"
             )
         if isinstance(answer, Number):
             answer = str(answer)
         if answer is not None and not isinstance(answer, str):
             raise ConfigError(
-                f"{what} the answer {answer!r:.80} for task {trajectory.task.id}; expected text or None; fix "
-                f"`{name}`"
+                f"{result_of} the answer {answer!r:.80} for task {task_id}; expected text or None; fix `{name}`"
             )
         result = replace(trajectory, reward=reward, answer=answer, scored=not unscored)
         scored.append(result if parts is None else replace(result, parts=parts(result)))

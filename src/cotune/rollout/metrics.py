@@ -54,7 +54,7 @@ def _outages(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             any(turn.error.startswith(SEARCH_FAILED) for turn in t.turns) for t in trajectories
         ],
     }
-    return {name: sum(which) / len(which) for name, which in failed.items() if any(which)}
+    return {name: sum(flags) / len(flags) for name, flags in failed.items() if any(flags)}
 
 
 def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -72,14 +72,14 @@ def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 def _reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the mean of each reward function before weighting, and of the metrics they logged."""
-    found: dict[str, list[float]] = {}
+    values_by_name: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.parts.items():
-            found.setdefault(f"reward/{name}", []).append(value)
+            values_by_name.setdefault(f"reward/{name}", []).append(value)
         # Every rollout carries the metrics of its call, so calls are weighted by their rollouts.
         for name, value in trajectory.logged.items():
-            found.setdefault(f"reward_metric/{name}", []).append(value)
-    return {name: sum(values) / len(values) for name, values in found.items()}
+            values_by_name.setdefault(f"reward_metric/{name}", []).append(value)
+    return {name: sum(values) / len(values) for name, values in values_by_name.items()}
 
 
 def _hint_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[str, float]:

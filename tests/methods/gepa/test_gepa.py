@@ -7,16 +7,12 @@ from typing import Any
 import pytest
 
 from cotune.errors import BudgetError, ConfigError, EngineError, EvolutionError, LLMError
-from cotune.methods.contract import InstructionRules
 from cotune.methods.fst.gepa import Gepa, GepaOptions
-from cotune.methods.instruction_evolution import instruction_prompter
 from cotune.methods.method import Context
-from cotune.methods.proposals import ProposalAccount
-from cotune.methods.text_evolution import FENCED, Reflector, example, read_fenced
-from cotune.testing import ScriptedLLM
+from cotune.methods.text_evolution import example, read_fenced
 from cotune.types import Assignment, Completion, Progress, Prompt, StopReason, Task, Trajectory
 from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM, read_shown, split_sentences
-from tests.helpers import INITIAL, Events, make_tasks, make_trajectory
+from tests.helpers import INITIAL, Events, make_trajectory
 from tests.methods.p2o.hint_fakes import Author, raising
 
 START = "Solve it inside <think> and </think>."
@@ -210,11 +206,7 @@ def test_the_search_happens_once():
 @pytest.mark.parametrize(
     ("write", "reason"),
     [
-        (lambda n, prompt: reply(f"Solve it, word{n}."), "lost <think>, </think>"),
-        (lambda n, prompt: reply(f"{START} " + f"long{n} " * 900), "characters; 4000 allowed"),
         (lambda n, prompt: reply(f"{START} <|im_end|> a{n} b{n} c{n}"), "only the chat template"),
-        (lambda n, prompt: reply(f"{START} Please."), "near copy"),
-        (lambda n, prompt: reply(f"{START} <ins_1> a{n} b{n} c{n}"), "only proposals may"),
     ],
 )
 def test_what_breaks_the_contract_is_rejected_and_the_search_ends_in_an_error(
@@ -231,46 +223,6 @@ def test_what_breaks_the_contract_is_rejected_and_the_search_ends_in_an_error(
     assert {a.sampled.instruction for call in policy.calls for a in call} == {START}
 
 
-def reflector_of(llm: ScriptedLLM, reject: Callable[..., None] = lambda *_: None) -> Reflector:
-    account, rules = ProposalAccount("instruction", FENCED), InstructionRules(INITIAL)
-    account.begin(llm, Events(), rules.check, reject)
-    return Reflector(account, instruction_prompter(rules), False)
-
-
-@pytest.mark.parametrize("placeholder", ["<curr_param>", "<side_info>"])
-def test_a_placeholder_of_the_reflection_prompt_breaks_the_contract(placeholder: str):
-    rejected: list[str] = []
-    llm = ScriptedLLM([f"```\n{INITIAL} Read {placeholder} with care and search again.\n```"])
-    reflector = reflector_of(llm, lambda *refused: rejected.append(refused[-1]))
-    prompt = Prompt(INITIAL)
-    failed = make_trajectory(Assignment(make_tasks(1)[0], prompt, prompt, "", 0), 0.0)
-    assert reflector.propose([(INITIAL, [failed])]) == [None]
-    assert rejected == [f"holds {placeholder}, which only the reflection prompt may"]
-
-
-@pytest.mark.parametrize(("origin", "shown"), [("", {"q0"}), ("bank", set())])
-def test_only_an_author_that_reads_was_shown_questions(origin: str, shown: set[str]):
-    llm = ScriptedLLM([f"```\n{INITIAL} Search for each part with care.\n```"])
-    llm.origin = origin  # pyright: ignore[reportAttributeAccessIssue]
-    reflector = reflector_of(llm)
-    prompt = Prompt(INITIAL)
-    assignment = Assignment(make_tasks(1)[0], prompt, prompt, "", 0)
-    (text,) = reflector.propose([(INITIAL, [make_trajectory(assignment, 0.0)])])
-    assert text is not None
-    assert set(reflector.drafts[text].shown) == shown
-
-
-def test_an_answer_of_a_question_that_was_met_is_a_leak():
-    def leak(n: int, prompt: str) -> str:
-        number = read_shown(prompt)[0].question.split()[1].rstrip("?")
-        return reply(f"{START} Say secret{number}, a{n} b{n} c{n}.")
-
-    record = Events()
-    with pytest.raises(EvolutionError, match="brings in the answer"):
-        gepa().evolve_if_due(FIRST, Policy(), Author(leak), record)
-    assert all("of a training question" in r["reason"] for r in record.of("instruction_rejected"))
-
-
 def test_an_answer_that_was_not_shown_is_no_leak():
     def cautious(n: int, prompt: str) -> str:
         shown = {example.question.split()[1].rstrip("?") for example in read_shown(prompt)}
@@ -280,17 +232,6 @@ def test_an_answer_that_was_not_shown_is_no_leak():
     record = Events()
     gepa().evolve_if_due(FIRST, Policy(), Author(cautious), record)
     assert not any("brings in" in row["reason"] for row in record.of("instruction_rejected"))
-
-
-def test_a_reply_that_was_cut_off_is_no_instruction():
-    class Cut:
-        def complete(self, prompt: str) -> Completion:
-            return Completion(reply(f"{START} Search again and again."), truncated=True)
-
-    record = Events()
-    with pytest.raises(EvolutionError, match="cut off at its token limit"):
-        gepa().evolve_if_due(FIRST, Policy(), Cut(), record)
-    assert record.of("proposal_failed")
 
 
 @pytest.mark.parametrize("opening", ["", "<think>I say: "])
@@ -331,14 +272,6 @@ def test_a_search_ends_with_what_it_has_if_the_llm_is_spent():
     assert len(record.of("proposals_ended")) == 1
     assert len(author.prompts) == 3
     assert policy.evaluations < 200  # what nobody reflects on is not rolled out for ever
-
-
-def test_an_error_of_the_rollout_is_raised():
-    def broken(assignments: Sequence[Assignment], **_: object) -> list[Trajectory]:
-        raise RuntimeError("no policy")
-
-    with pytest.raises(RuntimeError, match="no policy"):
-        gepa().evolve_if_due(FIRST, broken, Author(one_skill_more), Events())
 
 
 def test_the_state_holds_the_search():

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cotune.errors import BudgetError, EngineError, LLMError
-from cotune.methods.p2o.hint_evolution import PhaseResult
+from cotune.errors import EngineError, LLMError
 from cotune.methods.p2o.hints import covering
 from cotune.methods.text_evolution import MINIBATCH
-from cotune.types import Assignment, Completion, Prompt, StopReason, Task, Trajectory
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 from tests.helpers import Events
 from tests.methods.p2o.hint_fakes import (
     KEYWORDS,
@@ -197,54 +196,6 @@ def test_another_process_makes_the_same_calls(reflection: str):
     assert other.stderr == ""
 
 
-class Replayed:
-    """Rollout and LLM that answer from a record as far as it goes, then live."""
-
-    def __init__(self, policy: Policy, author: Author, rollouts: int, replies: int) -> None:
-        self.live_policy, self.live_author = Policy(), Author(one_keyword_each)
-        self._calls, self._prompts = policy.calls[:rollouts], author.prompts[:replies]
-        self._rollouts = self._replies = 0
-
-    def rollout(
-        self, assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
-    ) -> list[Trajectory]:
-        self._rollouts += 1
-        if self._rollouts > len(self._calls):
-            return self.live_policy(assignments, purpose=purpose, greedy=greedy)
-        assert list(assignments) == self._calls[self._rollouts - 1]
-        return Policy()(assignments, purpose=purpose, greedy=greedy)
-
-    def complete(self, prompt: str) -> Completion:
-        self._replies += 1
-        if self._replies > len(self._prompts):
-            self.live_author.prompts.append(prompt)
-        else:
-            assert prompt == self._prompts[self._replies - 1]
-        return Completion(one_keyword_each(self._replies - 1, prompt))
-
-
-def figures(result: PhaseResult) -> tuple[object, ...]:
-    counts = result.reflector.account
-    return (
-        result.pool,
-        result.judge.evaluations,
-        counts.asked,
-        counts.answered,
-        counts.valid,
-        counts.spent,
-    )
-
-
-def test_a_stopped_phase_is_resumed_by_replay_without_paying_again():
-    policy, author = Policy(), Author(one_keyword_each)
-    whole = evolve(policy, author)
-    replayed = Replayed(policy, author, rollouts=2, replies=3)  # stopped between two proposals
-    resumed = evolve(replayed.rollout, replayed)  # pyright: ignore[reportArgumentType]
-    assert figures(resumed) == figures(whole)
-    assert replayed.live_policy.calls == policy.calls[2:]
-    assert replayed.live_author.prompts == author.prompts[3:]
-
-
 def test_gepa_says_and_writes_nothing(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -253,19 +204,6 @@ def test_gepa_says_and_writes_nothing(
     evolve(Policy(), Author(raising(LLMError("down"))))
     assert tuple(capfd.readouterr()) == ("", "")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_spent_budget_ends_the_asking_and_the_phase_goes_on_with_what_it_has():
-    def write(n: int, prompt: str) -> str:
-        if n == 5:
-            raise BudgetError("the next call could exceed llm.budget")
-        return one_keyword_each(n, prompt)
-
-    author = Author(write)
-    found = evolve(Policy(), author)
-    assert len(author.prompts) == 6  # none after the one that could not be paid
-    assert found.reflector.account.spent
-    assert len(found.pool.texts) > 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), AssertionError("a bug")])

@@ -11,7 +11,6 @@ from pydantic import TypeAdapter, ValidationError
 from cotune.errors import ConfigError, EvolutionError, LLMError
 from cotune.methods.inspo.inspo import METHOD, Inspo, InspoOptions
 from cotune.methods.method import Context, RunShape
-from cotune.methods.teacher_kl import successes_teach
 from cotune.protocols import Strategy
 from cotune.run.lineage import best_member
 from cotune.testing import ScriptedLLM
@@ -204,24 +203,6 @@ def test_the_last_stage_teaches_the_initial_instruction_by_the_best_and_evolves_
     assert strategy.checks_uplift
     assert strategy.keeps_last
     assert not inspo().keeps_last
-
-
-def test_successes_alone_teach_in_the_last_stage():
-    strategy = inspo(distil_steps=1)
-    run(strategy, ScriptedRollout(chance), RulesLLM(0), Events(), range(1, 9), TASKS, total=9)
-    best, progress = strategy.best_prompt(), Progress(9, 0, 9)
-    assert best.instruction != INITIAL
-    rows = strategy.assign(TASKS, 2, progress)
-    assert {(r.sampled, r.trained, r.teacher) for r in rows} == {(best, Prompt(INITIAL), best)}
-    rewards = [1.0, 0.0, 0.4, 0.5] * (len(rows) // 4)
-    batch = [
-        replace(make_trajectory(row, reward), teacher_prompt_ids=(1, 2))
-        for row, reward in zip(rows, rewards, strict=True)
-    ]
-    strategy.observe(batch, progress, Events())
-    trained = successes_teach(batch)
-    assert [bool(t.teacher_prompt_ids) for t in trained] == [r >= 0.5 for r in rewards]
-    assert [replace(t, teacher_prompt_ids=(1, 2)) for t in trained] == batch
 
 
 def test_the_last_stage_begins_when_the_budget_pays_for_no_more():
@@ -511,25 +492,6 @@ def test_a_run_with_few_questions_keeps_some_to_verify_on(count):
         assert any(f"instead of {count} questions before step" in text for text in notices)
 
 
-class Doubling(ScriptedRollout):
-    def _one(self, assignment: Assignment, key: str) -> Trajectory:
-        found = super()._one(assignment, key)
-        return replace(found, reward=2 * found.reward)
-
-
-def test_an_answer_that_was_not_shown_is_no_leak():
-    tasks = make_tasks(30)
-    named = " ".join(task.answers[0] for task in tasks)
-    llm = ScriptedLLM([TWO, reply(f"Never say {named}."), *["none"] * 4])
-    made, events = inspo(population_size=3, verification_rounds=1), Events()
-    policy = ScriptedRollout(lambda text: 0.5)
-    run(made, policy, llm, events, range(1, 5), tasks)
-    made.evolve_if_due(Progress(5, 0, 9), policy, llm, events)
-    shown = re.findall(r"Correct answer: (\w+)", llm.prompts[1])
-    (reason,) = [e["reason"] for e in events.of("instruction_rejected")]
-    assert reason in [f"brings in the answer '{one}' of a training question" for one in shown]
-
-
 # ---- an LLM that fails
 
 
@@ -580,14 +542,6 @@ def test_a_last_stage_needs_batches_before_it_and_a_policy_that_learns():
         ValueError, match=r"rollout_budget, 9, pays for 4 batches of 2; .* at least 10"
     ):
         METHOD.check(stage, replace(shape, rollout_budget=9))
-
-
-def test_a_run_goes_on_after_failed_proposals():
-    llm = ScriptedLLM([REWRITES, LLMError("down")])
-    events = Events()
-    run(inspo(), ScriptedRollout(chance), llm, events, range(1, 9), TASKS)
-    assert events.of("proposal_failed") == [{"reason": "LLMError: down"}]
-    assert members(events)[-1] == members(events)[3][:1]  # pruned at 4 and 6, nobody joined
 
 
 # ---- learning, state, options

@@ -80,16 +80,6 @@ def runner(
     return run
 
 
-def test_failed_phases_count_in_a_row():
-    record, evolution = Events(), HintEvolution(HintRules(), SMALL, seed=1)
-    bad, good = Author(lambda n, prompt: ""), Author(one_keyword_each)
-    for step, author in enumerate([bad, good, bad], start=1):
-        runner(evolution, Policy(), author, record)(step)
-    assert [e["phase"] for e in record.of("hint_phase")] == [1, 2, 3]
-    with pytest.raises(EvolutionError, match=r"no hint within ``` blocks\)"):
-        runner(evolution, Policy(), bad, record)(4)
-
-
 def test_too_few_hard_samples_skip_the_phase_and_say_so():
     record, policy, author = Events(), Policy(), Author(one_keyword_each)
     evolution = HintEvolution(HintRules(), SMALL, seed=1)

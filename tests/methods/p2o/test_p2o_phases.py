@@ -1,22 +1,18 @@
 """P²O at the end of an epoch: its phases, a reflector that fails, a state that goes on."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from cotune.errors import EvolutionError, LLMError
-from cotune.methods.method import Context
+from cotune.errors import LLMError
 from cotune.methods.p2o.hints import HintPool
-from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.types import Assignment, Progress
-from tests.methods.p2o.hint_fakes import SMALL, Author, leaking, one_keyword_each, raising
+from tests.methods.p2o.hint_fakes import SMALL, Author, one_keyword_each, raising
 from tests.methods.p2o.p2o_run import (
     EASY,
     HARD,
     INSTRUCTION,
-    PLAIN,
     TASKS,
     Run,
     hinted_ids,
@@ -106,56 +102,7 @@ def test_without_any_phase_there_are_no_hints():
     assert [kind for kind, _ in run.events.rows] == ["hard_samples", "notice"]
 
 
-def test_limits_of_a_hint_are_those_of_the_policy():
-    def write(n: int, prompt: str) -> str:
-        return ["```\nMind <|end|> the columns.\n```", "```\n" + "columns " * 9 + "\n```"][n % 2]
-
-    made = P2O(
-        P2OOptions(hints=SMALL),
-        Context(
-            instruction=INSTRUCTION,
-            tasks=TASKS,
-            seed=1,
-            count_tokens=lambda text: len(text.split()),
-            max_tokens=8,
-            control_tokens=("<|end|>",),
-        ),
-    )
-    run = Run(made, Author(write))
-    run.batch(0)
-    run.batch(1)
-    reasons = {row["reason"] for row in run.events.of("hint_rejected")}
-    assert reasons == {"holds <|end|>, which only the chat template may", "9 tokens; 8 allowed"}
-
-
 # ---- a reflector that fails
-
-BAD: dict[str, tuple[Callable[[int, str], str], str, str]] = {
-    "errs": (raising(LLMError("timed out after 3 tries")), "proposal_failed", "timed out"),
-    "garbage": (lambda n, prompt: f"```\n{'{0}%s' * 2000}\n```", "hint_rejected", "10000 char"),
-    "returns the seed": (lambda n, prompt: "```\n```", "proposal_failed", "holds no hint"),
-    "leaks answers": (leaking, "hint_rejected", "brings in the answer"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_reflector_costs_one_phase_and_two_in_a_row_the_run(name: str):
-    write, kind, reason = BAD[name]
-    run = Run(llm=Author(write))
-    run.batch(0)
-    second = run.batch(1)
-    assert all(a.sampled == a.trained == PLAIN for a in second)
-    assert run.events.of(kind)
-    assert all(reason in row["reason"] for row in run.events.of(kind))
-    (ended,) = run.events.of("hint_phase_ended")
-    assert (ended["valid"], ended["accepted"]) == (0, 0)
-    assert ended["asked"] == 8
-    assert ended["proposed"] == (0 if name == "errs" else 8)
-    # The count of failed phases is part of the state.
-    resumed = Run(llm=Author(write))
-    resumed.strategy.load_state_dict(json.loads(json.dumps(run.strategy.state_dict())))
-    with pytest.raises(EvolutionError, match=f"2 phases in a row failed.*{reason}"):
-        resumed.evolve(Progress(3, 2, 100))
 
 
 def test_an_outage_of_the_llm_leaves_the_hints_of_the_phase_before():

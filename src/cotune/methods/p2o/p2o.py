@@ -114,12 +114,48 @@ class P2O(Strategy):
     def checks_uplift(self) -> bool:
         return self.base.checks_uplift
 
-    # ---- Phase 2
+    # ---- Phase 1, every step: sample hard questions under hints, train on them without (Eq. 4)
+
+    def assign(
+        self, tasks: Sequence[Task], group_size: int, progress: Progress
+    ) -> list[Assignment]:
+        """Return the base's assignments, with hints added for sampling on hard questions."""
+        hinted = self.options.hinted(group_size, self._groups)
+        hints: dict[str, tuple[str, ...]] = {}
+        # Algorithm 2, step 2: each hard question draws a hint for each rollout, anew in each epoch.
+        if self._pool is not None:
+            hard = set(self._hard.hard)
+            ids = [task.id for task in tasks if task.id in hard]
+            hints = assign_hints(self._pool, ids, hinted, f"p2o/{self.seed}/assign/{self._epoch}")
+        assignments = self.base.assign(tasks, group_size, progress)
+        # x̃ = T(x, z) is sampled under; the gradient stays on x.
+        return [
+            replace(a, sampled=Prompt(a.sampled.instruction, hints[a.task.id][i % group_size]))
+            if a.task.id in hints and i % group_size < hinted
+            else a
+            for i, a in enumerate(assignments)
+        ]
+
+    def observe(
+        self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
+    ) -> Metrics:
+        """Count successes by question; the base credits its instructions."""
+        metrics = dict(self.base.observe(trajectories, progress, record))
+        self._batch = len(trajectories)
+        # Mining: in the paper's groups all rollouts judge a question, in half-hinted ones those without a hint.
+        all_judge = self.options.hinted_per_group == "all"
+        self._hard.observe(t for t in trajectories if all_judge or not t.assignment.sampled.hint)
+        return metrics
+
+    # ---- Phase 2, at the end of an epoch: evolve the hints under the fixed policy
 
     def evolve_if_due(
         self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
     ) -> Metrics:
         """Run the base's own evolution and, before an epoch's first step, Phase 2 on the last epoch.
+
+        The paper runs Phase 2 at the end of an epoch. It runs one step later here, so that a checkpoint saved
+        after the epoch's last step is resumed with the phase still to come.
 
         Raises:
             EvolutionError: see `ProposalAccount.end_phase`.
@@ -145,13 +181,17 @@ class P2O(Strategy):
     def _evolve_hints(
         self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
     ) -> Metrics:
+        # Eq. 3: the questions that are hard in the epoch that begins.
         trend = self._hard.close_epoch()
         counts = asdict(trend) | {"hard": len(trend.hard)}
         record("hard_samples", epoch=progress.epoch, **counts)
         del counts["seen"]
         hard = [self._tasks[task_id] for task_id in trend.hard]
-        # Reserve one batch: hints evolved after the last batch would never be used.
-        left = None if progress.rollouts_left is None else progress.rollouts_left - self._batch
+        # One batch is set aside: hints evolved after the last batch would never be used.
+        affordable = None
+        if progress.rollouts_left is not None:
+            affordable = progress.rollouts_left - self._batch
+        # GEPA on the hard questions gives the pool Z with its scores on dev.
         self._pool = self._evolution.run(
             hard,
             instruction=self.base.best_prompt().instruction,
@@ -159,45 +199,16 @@ class P2O(Strategy):
             rollout=rollout,
             llm=llm,
             record=record,
-            affordable=left,
+            affordable=affordable,
             before=self._pool,
         )
         if self._pool is not None:
             counts["withheld"] = withheld(self._pool, self._hard.hard)
         return {f"p2o/{name}": float(value) for name, value in counts.items()}
 
-    # ---- Phase 1
-
-    def assign(
-        self, tasks: Sequence[Task], group_size: int, progress: Progress
-    ) -> list[Assignment]:
-        """Return the base's assignments, with hints added for sampling on hard questions."""
-        hinted = self.options.hinted(group_size, self._groups)
-        hints: dict[str, tuple[str, ...]] = {}
-        if self._pool is not None:
-            hard = set(self._hard.hard)
-            ids = [task.id for task in tasks if task.id in hard]
-            hints = assign_hints(self._pool, ids, hinted, f"p2o/{self.seed}/assign/{self._epoch}")
-        assignments = self.base.assign(tasks, group_size, progress)
-        return [
-            replace(a, sampled=Prompt(a.sampled.instruction, hints[a.task.id][i % group_size]))
-            if a.task.id in hints and i % group_size < hinted
-            else a
-            for i, a in enumerate(assignments)
-        ]
-
-    def observe(
-        self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
-    ) -> Metrics:
-        """Count successes by question; the base credits its instructions."""
-        metrics = dict(self.base.observe(trajectories, progress, record))
-        self._batch = len(trajectories)
-        every = self.options.hinted_per_group == "all"
-        self._hard.observe(t for t in trajectories if every or not t.assignment.sampled.hint)
-        return metrics
+    # ---- the result: hints are used in training only
 
     def best_prompt(self) -> Prompt:
-        """Return the base's best prompt; hints are used in training only."""
         return self.base.best_prompt()
 
     def best_instruction_id(self) -> str:
@@ -206,10 +217,10 @@ class P2O(Strategy):
     def best_hint(self) -> str:
         """Return the covering hint of the last phase with the highest mean dev score."""
         pool = self._pool
-        texts = covering(pool) if pool is not None else []
-        if pool is None or not texts:
+        cover = covering(pool) if pool is not None else []
+        if pool is None or not cover:
             return ""
-        return pool.texts[max(texts, key=pool.mean)]
+        return pool.texts[max(cover, key=pool.mean)]
 
     def choice(self) -> Choice | None:
         return self.base.choice()
