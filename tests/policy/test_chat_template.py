@@ -44,6 +44,7 @@ FORMATS += [
 TASKS = (
     Task("plain", "What is 2 + 2?", ("4",)),
     Task("system", "And 3 + 3?", ("6",), context=(("system", "You are\nterse."),)),
+    Task("turns", "And 3 + 3?", ("6",), context=(("user", "2 + 2?"), ("assistant", "4"))),
 )
 HOSTILE = [
     "{{ 7 * 7 }} {{ messages }}",

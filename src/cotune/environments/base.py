@@ -17,7 +17,7 @@ class PromptFormat:
 
     Attributes:
         role: "user" puts it into the user's message, "system" into the system message.
-        placement: before or after the question, in the user's message.
+        placement: before or after the question, in the first message of the user.
         system: "keep" the data's system prompt (with `role: system` the instruction follows it) or
             "replace" it with the instruction (with `role: user` it is dropped).
         question_prefix, question_suffix: texts before and after the question.
@@ -36,19 +36,20 @@ class PromptFormat:
     def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
         """Return the system prompt, the data's messages before the question, and the user's message.
 
-        The hint, if any, is put before the user's message (P²O's T).
+        An instruction for the user stands in the conversation's first user message, as a served chat
+        template has it, where later turns follow. The hint, if any, is put before the question (P²O's T).
         """
-        question = f"{self.question_prefix}{task.question}{self.question_suffix}"
-        before = [{"role": role, "content": content} for role, content in task.context]
+        messages = [{"role": role, "content": content} for role, content in task.context]
+        messages.append({"role": "user", "content": task.question})
         if self.system == "replace":
-            before = [message for message in before if message["role"] != "system"]
-        parts = [question]
-        if self.role == "system":
-            before = with_system(before, prompt.instruction)
-        else:
+            messages = [message for message in messages if message["role"] != "system"]
+        first = next(message for message in messages if message["role"] == "user")
+        parts = [f"{self.question_prefix}{first['content']}{self.question_suffix}"]
+        if self.role == "user":
             parts.insert(0 if self.placement == "before" else 1, prompt.instruction)
-        content = self.separator.join(part for part in parts if part)
-        return [*before, {"role": "user", "content": prompt.under_hint(content)}]
+        first["content"] = self.separator.join(part for part in parts if part)
+        messages[-1]["content"] = prompt.under_hint(messages[-1]["content"])
+        return with_system(messages, prompt.instruction) if self.role == "system" else messages
 
 
 def with_system(messages: list[dict[str, Any]], instruction: str) -> list[dict[str, Any]]:
