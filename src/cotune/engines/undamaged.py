@@ -16,17 +16,17 @@ class Chosen:
     Attributes:
         path: the trainer's folder; None if there is no complete checkpoint.
         notices: what to tell the user, a line each.
-        damaged: newer folders that were skipped.
+        newer: the newer folders, which the run goes on without: they are damaged, or it was resumed before them.
     """
 
     path: Path | None = None
     notices: tuple[str, ...] = ()
-    damaged: tuple[Path, ...] = ()
+    newer: tuple[Path, ...] = ()
 
     def set_aside(self) -> None:
-        """Rename the damaged folders, so that the trainer does not count them among its own."""
-        for path in self.damaged:
-            aside = path.with_name(f"damaged-{path.name}")
+        """Rename the newer folders, so that neither the trainer nor a later resume counts them."""
+        for path in self.newer:
+            aside = path.with_name(f"aside-{path.name}")
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
 

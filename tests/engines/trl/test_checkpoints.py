@@ -157,11 +157,11 @@ def test_the_newest_pair_whose_manifest_holds_is_taken(tmp_path: Path, name: str
     (notice,) = chosen.notices
     victim = (newer / name).resolve()
     assert notice == f"checkpoint-8 is skipped: {victim} is damaged or missing"
-    assert chosen.damaged == (newer,)
+    assert chosen.newer == (newer,)
     chosen.set_aside()
     assert sorted(p.name for p in tmp_path.glob("*checkpoint-*")) == [
+        "aside-checkpoint-8",
         "checkpoint-4",
-        "damaged-checkpoint-8",
     ]
     # If no pair is whole the run does not start over, which would remove its logs.
     damage(tmp_path / "checkpoint-4" / "optimizer.pt", "halved")

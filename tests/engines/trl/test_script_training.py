@@ -170,7 +170,7 @@ def test_a_stopped_run_is_resumed_as_if_never_stopped(
     assert [row["from_step"] for row in again.events("resumed")] == [4]
 
 
-def test_a_checkpoint_of_what_was_discarded_is_refused(tmp_path: Path) -> None:
+def test_checkpoints_after_the_one_that_is_resumed_are_set_aside(tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 1}
     first = begin(tmp_path, **saving)
     first.trainer.add_callback(StopAfter(4))
@@ -179,11 +179,13 @@ def test_a_checkpoint_of_what_was_discarded_is_refused(tmp_path: Path) -> None:
     back.trainer.add_callback(StopAfter(2))
     back.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoints" / "checkpoint-1"))
     assert [row["from_step"] for row in back.events("resumed")] == [1]
-    # Checkpoints 3 and 4 are still those of the first attempt, whose logs were cut back.
-    with pytest.raises(
-        ConfigError, match="step 4 was saved by attempt 1, whose steps after 1 were discarded"
-    ):
-        begin(tmp_path, **saving).trainer.train(resume_from_checkpoint=True)
+    # Checkpoints 3 and 4 are those of the first attempt, whose logs were cut back.
+    assert not back.checkpoints.joinpath("checkpoint-4").exists()
+    assert back.checkpoints.joinpath("aside-checkpoint-4").is_dir()
+    last = begin(tmp_path, **saving)
+    last.trainer.train(resume_from_checkpoint=True)
+    assert [row["from_step"] for row in last.events("resumed")] == [1, 2]
+    assert [row["step"] for row in last.run.read_metrics()] == list(range(1, STEPS + 1))
 
 
 def test_a_plan_and_a_try_before_training_change_nothing(

@@ -80,7 +80,7 @@ def test_a_damaged_pair_is_passed_over(name: str, tmp_path: Path) -> None:
     assert chosen.notices == (f"global_step_4 is skipped: {newest / name} is damaged or missing",)
     chosen.set_aside()
     assert kept(tmp_path) == [2]
-    assert (tmp_path / "damaged-global_step_4" / "actor").is_dir()
+    assert (tmp_path / "aside-global_step_4" / "actor").is_dir()
 
 
 def test_of_older_pairs_the_newest_are_kept_and_torn_ones_go(tmp_path: Path) -> None:

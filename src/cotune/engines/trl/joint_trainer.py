@@ -358,9 +358,13 @@ class JointTrainer(PolicyUpdate):
 
     def _choose(self, resume: str | bool) -> Chosen:
         """Return the checkpoint to resume from, which the first process chooses."""
-        chosen = None
+        chosen: Chosen | None = None
         if world().rank == 0:
             chosen = choose_checkpoint(self._checkpoints(resume), self._evaluation.best)
+            if chosen.path is not None and not isinstance(resume, bool):
+                # What was logged after this checkpoint is cut back, so the later ones have no run to go on with.
+                every = complete_checkpoints(self.joint.state_folder)
+                chosen = replace(chosen, newer=tuple(every[: every.index(chosen.path)]))
         return world().broadcast(chosen)
 
     @contextmanager
