@@ -13,7 +13,8 @@ from cotune.methods.method import Context
 from cotune.methods.p2o.hints import HintOptions
 from cotune.methods.p2o.p2o import P2OOptions
 from cotune.types import Assignment, Distillation, Progress, Prompt, Trajectory
-from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
+from cotune.worlds.geo_rules import REMEDIES, Mode
+from cotune.worlds.rules_llm import RulesLLM
 from tests.helpers import INITIAL, Events, ScriptedRollout, make_tasks
 
 TASKS = make_tasks(24)

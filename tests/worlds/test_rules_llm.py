@@ -17,21 +17,18 @@ from cotune.methods.inspo.proposers import (
 from cotune.methods.inspo.replay import Experience
 from cotune.methods.text_evolution import example, read_fenced
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
-from cotune.worlds.rules_llm import (
+from cotune.worlds.geo_rules import (
     CAUTION,
     MAX_SENTENCES,
     REMEDIES,
     REWORDINGS,
     STYLE,
-    Example,
     Mode,
-    RulesLLM,
     failure_modes,
-    is_harmful,
     is_style,
-    read_examples,
-    split_sentences,
 )
+from cotune.worlds.remedies import Example, sentences_of
+from cotune.worlds.rules_llm import RulesLLM, read_examples
 from tests.helpers import INITIAL, make_trajectory
 
 QUESTION = "What is the currency of the country where Zinder is?"
@@ -58,9 +55,8 @@ def test_every_mode_has_wordings_enough():
     assert min(map(len, REMEDIES.values())) >= 6
 
 
-def test_remedies_do_no_harm_and_style_asks_for_nothing():
+def test_style_asks_for_nothing():
     assert len(set(OWN)) == len(OWN)
-    assert [s for s in OWN if is_harmful(s)] == []
     assert all(is_style(s) for s in STYLE)
     assert not any(is_style(s) for options in REMEDIES.values() for s in options)
 
@@ -141,22 +137,9 @@ def test_an_old_remedy_is_replaced_by_a_new_wording():
     old = REMEDIES[Mode.NO_ANSWER_TAG][0]
     prompt = reflection_prompt(f"{INITIAL} {old}", FAILURES[3:], 6)
     for candidate in parse_candidates(RulesLLM(1).complete(prompt).text):
-        own = [s for s in REMEDIES[Mode.NO_ANSWER_TAG] if s in split_sentences(candidate)]
+        own = [s for s in REMEDIES[Mode.NO_ANSWER_TAG] if s in sentences_of(candidate)]
         assert len(own) == 1
         assert own != [old]
-
-
-def test_harmful_sentences_are_dropped_at_times():
-    parent = f"{INITIAL} Guess if you are not sure."
-    kept = [
-        "Guess" in candidate
-        for attempt in range(1, 6)
-        for candidate in parse_candidates(
-            RulesLLM(1).complete(reflection_prompt(parent, FAILURES, 6, attempt)).text
-        )
-    ]
-    assert True in kept
-    assert kept.count(False) > kept.count(True)
 
 
 def test_paraphrases_are_diverse_and_remedy_nothing():
@@ -182,11 +165,11 @@ def test_tags_are_kept_and_length_is_bounded(seed, extra):
     parent = " ".join([INITIAL, *dict.fromkeys(extra)])
     rng = random.Random(seed)
     failures = rng.choices([*FAILURES, failure(""), failure(NAME)], k=4)
-    limit = max(MAX_SENTENCES, len(split_sentences(INITIAL)))
+    limit = max(MAX_SENTENCES, len(sentences_of(INITIAL)))
     for prompt in (reflection_prompt(parent, failures, 4), paraphrase_prompt(parent, 4)):
         for candidate in parse_candidates(RulesLLM(seed).complete(prompt).text):
             assert set(protocol_tags(candidate)) >= set(protocol_tags(parent))
-            assert len(split_sentences(candidate)) <= limit + 2
+            assert len(sentences_of(candidate)) <= limit + 2
 
 
 @given(st.text())
@@ -222,7 +205,7 @@ def test_hints_are_remedies_of_what_failed():
     failed = rollout(THOUGHT + BROAD + INFORMATION + "<answer> none </answer>")
     expected = {*REMEDIES[Mode.WHOLE_QUESTION], *REMEDIES[Mode.ONE_SEARCH]}
     replies = [RulesLLM(seed).complete(gepas_prompt([failed])).text for seed in range(30)]
-    written = [split_sentences(read_fenced(reply)[1][0]) for reply in replies]
+    written = [sentences_of(read_fenced(reply)[1][0]) for reply in replies]
     assert all(w[0] in expected | set(REMEDIES[Mode.NOT_IN_EVIDENCE]) for w in written)
     assert all(set(w[1:]) <= set(CAUTION) for w in written)
     for mode in (Mode.WHOLE_QUESTION, Mode.ONE_SEARCH):

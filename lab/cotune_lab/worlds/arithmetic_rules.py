@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 
-from cotune.worlds.remedies import Failed, Remedies
-from cotune.worlds.rules_llm import CAUTION, with_advice
+from cotune.worlds.geo_rules import CAUTION, with_advice
+from cotune.worlds.remedies import Example, Remedies
 
 
 class Kind(StrEnum):
@@ -58,6 +58,7 @@ ADVICE: dict[Kind, tuple[str, ...]] = {
     ),
 }
 """The remedy for each kind."""
+_KEEPS_OTHERS = 0.5
 
 
 def kind_of(question: str) -> Kind | None:
@@ -79,19 +80,32 @@ def lacks(question: str, _response: str) -> list[Kind]:
     return [kind] if kind else []
 
 
-def advises(texts: Sequence[str]) -> bool:
-    """Return whether any of the texts holds a remedy of these rules."""
-    return any(sentence in text for text in texts for s in ADVICE.values() for sentence in s)
+def advises(text: str) -> bool:
+    """Return whether a text holds a remedy of these rules."""
+    return any(sentence in text for sentences in ADVICE.values() for sentence in sentences)
 
 
-class _Rules(Remedies[Kind]):
-    """Remedies whose hints may keep what the current hint says about other kinds."""
+class _Rules(Remedies):
+    """Remedies beside which half of the candidates, and some hints, keep what they said about other kinds."""
 
-    def write_hint(self, current: str, failed: Failed, rng: random.Random) -> str:
+    def write_hint(
+        self, current: str, failed: Sequence[Example], rng: random.Random
+    ) -> tuple[str, str]:
         """Return a hint about a kind that failed; the kinds that fail often are drawn more often."""
-        counts = Counter(kind for shown in failed for kind in lacks(*shown))
+        counts = Counter(self._all_lacks(failed))
         kind = rng.choices(list(counts), list(counts.values()))[0]
-        return with_advice(current, ADVICE[kind], rng)
+        return "", with_advice(current, ADVICE[Kind(kind)], rng)
+
+    def _without_remedies(
+        self, sentences: Sequence[str], remedy: str, rng: random.Random
+    ) -> list[str]:
+        replaced = self._lack_of.get(remedy)
+        keeps_others = rng.random() < _KEEPS_OTHERS
+        return [
+            s
+            for s in sentences
+            if s not in self._lack_of or (keeps_others and self._lack_of[s] != replaced)
+        ]
 
 
-RULES = _Rules(ADVICE, CAUTION, lacks, keeps_others=0.5)
+RULES = _Rules(ADVICE, CAUTION, lacks)

@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cache
 
 from cotune.rewards.last_number import last_number
-from cotune.worlds.remedies import Failed, Writer
+from cotune.worlds.remedies import Example, Writer
 from cotune_lab.worlds import arith, extract3
 from cotune_lab.worlds.bank import Bank, Sections, read_sections
 
@@ -51,14 +51,14 @@ class BankRules:
     lack: Callable[[str, str], Lack]
     calls_for: Mapping[Lack, tuple[str, ...]]
 
-    def reflect(self, parent: str, failed: Failed) -> tuple[str, Writer]:
+    def reflect(self, parent: str, failed: Sequence[Example]) -> tuple[str, Writer]:
         """Return a critique, and a function that writes a candidate.
 
         Args:
             parent: the instruction that failed.
-            failed: questions with their failed replies.
+            failed: examples of failed replies.
         """
-        counts = Counter(self.lack(question, _STOPPED.sub("", reply)) for question, reply in failed)
+        counts = Counter(self.lack(e.question, _STOPPED.sub("", e.response)) for e in failed)
         critique = "What went wrong:\n" + "\n".join(f"- {lack} ({n})" for lack, n in counts.items())
         sections = [name for lack in counts.elements() for name in self.calls_for[lack]]
         return critique, _writer(self.bank.instructions, sections, parent)
@@ -67,12 +67,14 @@ class BankRules:
         """Return a function that writes another instruction of the parent's section."""
         return _writer(self.bank.instructions, self._sections_of(parent), parent)
 
-    def write_hint(self, current: str, failed: Failed, rng: random.Random) -> str:
-        """Return a hint on the type of one of the failed questions."""
-        types = [found for question, _reply in failed if (found := self.type_of(question))]
+    def write_hint(
+        self, current: str, failed: Sequence[Example], rng: random.Random
+    ) -> tuple[str, str]:
+        """Return no critique, and a hint on the type of one of the failed questions."""
+        types = [kind for example in failed if (kind := self.type_of(example.question))]
         if not types:
             types = list(self.bank.hints)
-        return rng.choice([h for h in self.bank.hints[rng.choice(types)] if h not in current])
+        return "", rng.choice([h for h in self.bank.hints[rng.choice(types)] if h not in current])
 
     def knows(self, instruction: str) -> bool:
         """Return whether an instruction is this task's initial one or stands in its bank."""
@@ -149,6 +151,6 @@ def rules_for_question(question: str) -> BankRules | None:
     return next((rules for rules in _all_rules() if rules.type_of(question) is not None), None)
 
 
-def rules_for_instruction(*instructions: str) -> BankRules | None:
-    """Return the rules of the task that one of several instructions belongs to."""
-    return next((r for r in _all_rules() if any(map(r.knows, instructions))), None)
+def rules_for_instruction(instruction: str) -> BankRules | None:
+    """Return the rules of the task that an instruction belongs to."""
+    return next((rules for rules in _all_rules() if rules.knows(instruction)), None)

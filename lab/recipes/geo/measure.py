@@ -2,7 +2,7 @@
 
 from cotune import Limits, Trajectory
 from cotune.worlds.geo import INITIAL_INSTRUCTION, STRATA, GeoEnvironment, GeoOptions
-from cotune.worlds.rules_llm import REMEDIES, STYLE, Mode
+from cotune.worlds.geo_rules import REMEDIES, STYLE, Mode
 from recipes.measuring import Bench
 
 LIMITS = Limits(

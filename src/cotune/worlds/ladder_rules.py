@@ -5,31 +5,16 @@ rules do not know which procedure is better: verification has to find out.
 """
 
 import re
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
 
 from cotune.worlds.remedies import Remedies, read_sentences
 
 _QUESTION = re.compile(r"\d \+ \d+ [+-] \d")
-
-
-class Lack(StrEnum):
-    """A lack that can be seen in a failed rollout; the value is the critique's wording."""
-
-    FEWER_LINES = "many lines, one of which loses a carry"
-    LINE_PER_NUMBER = "no line for each number"
-    WRITTEN_ORDER = "another order than the problem's"
-
-
 _SENTENCES = read_sentences("ladder")
-REMEDIES = {Lack(lack): tuple(texts) for lack, texts in _SENTENCES["remedies"].items()}
-STYLE: tuple[str, ...] = tuple(_SENTENCES["style"])
-"""Sentences that ask for nothing."""
-_DONE = (
-    ("Together:", Lack.FEWER_LINES),
-    ("One by one:", Lack.LINE_PER_NUMBER),
-    ("In order:", Lack.WRITTEN_ORDER),
-)
-"""The lack that a response does not have, by its title."""
+REMEDIES: Mapping[str, Sequence[str]] = _SENTENCES["remedies"]
+"""The sentences that remedy each lack, by the critique's wording of it."""
+# The lack that a response does not have, by its title.
+_REMEDIED = dict(zip(("Together:", "One by one:", "In order:"), REMEDIES, strict=True))
 
 
 def knows(question: str) -> bool:
@@ -37,10 +22,10 @@ def knows(question: str) -> bool:
     return _QUESTION.search(question) is not None
 
 
-def lacks(response: str) -> list[Lack]:
+def lacks(response: str) -> list[str]:
     """Return what a failed response lacks."""
-    done = next((lack for title, lack in _DONE if title in response), None)
-    return [lack for lack in Lack if lack is not done]
+    remedied = next((lack for title, lack in _REMEDIED.items() if title in response), None)
+    return [lack for lack in REMEDIES if lack != remedied]
 
 
-RULES = Remedies(REMEDIES, STYLE, lambda _question, response: lacks(response))
+RULES = Remedies(REMEDIES, _SENTENCES["style"], lambda _question, response: lacks(response))

@@ -16,7 +16,8 @@ from cotune.types import (
     StopReason,
     Trajectory,
 )
-from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM
+from cotune.worlds.geo_rules import REMEDIES, Mode
+from cotune.worlds.rules_llm import RulesLLM
 from tests.helpers import (
     INITIAL,
     Events,

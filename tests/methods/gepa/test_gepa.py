@@ -11,7 +11,9 @@ from cotune.methods.fst.gepa import Gepa, GepaOptions
 from cotune.methods.method import Context
 from cotune.methods.text_evolution import example, read_fenced
 from cotune.types import Assignment, Completion, Progress, Prompt, StopReason, Task, Trajectory
-from cotune.worlds.rules_llm import REMEDIES, Mode, RulesLLM, read_shown, split_sentences
+from cotune.worlds.geo_rules import REMEDIES, Mode
+from cotune.worlds.remedies import sentences_of
+from cotune.worlds.rules_llm import RulesLLM, read_examples
 from tests.helpers import INITIAL, Events, make_trajectory
 from tests.methods.p2o.hint_fakes import Author, raising
 
@@ -225,7 +227,7 @@ def test_what_breaks_the_contract_is_rejected_and_the_search_ends_in_an_error(
 
 def test_an_answer_that_was_not_shown_is_no_leak():
     def cautious(n: int, prompt: str) -> str:
-        shown = {example.question.split()[1].rstrip("?") for example in read_shown(prompt)}
+        shown = {example.question.split()[1].rstrip("?") for example in read_examples(prompt)}
         others = " ".join(f"secret{i}" for i in range(60) if str(i) not in shown)
         return reply(f"{START} Never say {others}, a{n} b{n} c{n}.")
 
@@ -335,7 +337,7 @@ def test_the_rules_answer_with_remedies():
         assert isinstance(answer, Completion)
         critique, (text,) = read_fenced(answer.text)
         known = {s: mode for mode, options in REMEDIES.items() for s in options}
-        new = [known[s] for s in split_sentences(text) if s in known]
+        new = [known[s] for s in sentences_of(text) if s in known]
         assert new
         assert Mode.WHOLE_QUESTION in critique
         assert text.count("<search>") >= 1
