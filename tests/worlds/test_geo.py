@@ -1,21 +1,21 @@
+import random
 import re
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from cotune.errors import ConfigError
 from cotune.rewards.qa import normalize
-from cotune.types import Action, Task
+from cotune.types import Action
 from cotune.worlds.geo import (
     INITIAL_INSTRUCTION,
     STRATA,
     GeoEnvironment,
     GeoOptions,
+    GeoQuestion,
+    GeoWorld,
     bundled_world,
-    shares,
     split_of,
 )
 
@@ -27,11 +27,69 @@ def env() -> GeoEnvironment:
     return GeoEnvironment()
 
 
-def test_the_instruction_is_the_worlds():
-    assert GeoEnvironment(GeoOptions(train=1)).initial_instruction == INITIAL_INSTRUCTION
+@pytest.fixture(scope="module")
+def world() -> GeoWorld:
+    return bundled_world()[0]
+
+
+def draw(world: GeoWorld, split: str, seed: int = 1) -> list[GeoQuestion]:
+    rng = random.Random(seed)
+    return [world.question(rng, rng.choice(tuple(STRATA)), split) for _ in range(300)]
+
+
+# ---- facts and questions
+
+
+def test_sizes_and_titles(world: GeoWorld):
+    assert len(world.countries) > 200
+    assert len(world.cities) > 15_000
+    assert len(world.documents) == len(world.titles)
+    # One document a title, whatever the case: a searcher cannot tell "Split" from "split".
+    assert len({title.casefold() for title in world.titles}) == len(world.titles)
+
+
+def test_a_city_belongs_to_one_split_for_ever(world: GeoWorld):
+    # Fixed values: a change here would move test cities into training.
+    cities = ("Oslo", "Zinder", "Wusu", "Lyon")
+    assert [split_of(city) for city in cities] == ["test", "test", "train", "train"]
+    counts = [sum(split_of(city) == split for city in world.cities) for split in SPLITS]
+    assert sum(counts) == len(world.cities)
+    for count, share in zip(counts, (0.7, 0.1, 0.2), strict=True):
+        assert abs(count / len(world.cities) - share) < 0.01
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_chain_is_answered_by_looking_its_entities_up(world: GeoWorld, split: str):
+    questions = draw(world, split)
+    assert {split_of(q.chain[0].entity) for q in questions} == {split}
+    for question in questions:
+        for hop in question.chain:
+            is_place = hop.attribute in ("country", "continent")
+            fact = f"in {hop.value}" if is_place else f"{hop.attribute} {hop.value}"
+            document = world.document(hop.entity)
+            assert re.search(rf"{re.escape(fact)}(,|\.$)", document), (fact, document)
+        # Each look-up yields the entity of the next one.
+        values = [hop.value for hop in question.chain]
+        entities = [hop.entity for hop in question.chain]
+        assert entities[1:] == values[:-1]
+        assert entities[0] in question.text
+        assert question.answer == values[-1] != ""
+        assert question.hops < 3 or entities[0] != entities[2]
+
+
+def test_a_question_has_one_answer(world: GeoWorld):
+    answers: dict[str, set[str]] = {}
+    for seed in range(6):
+        for question in draw(world, "train", seed):
+            answers.setdefault(question.text, set()).add(question.answer)
+    assert all(len(values) == 1 for values in answers.values())
+
+
+# ---- the environment
 
 
 def test_sizes_and_strata(env: GeoEnvironment):
+    assert env.initial_instruction == INITIAL_INSTRUCTION
     assert [len(env.tasks(split)) for split in SPLITS] == [2000, 150, 300]
     for split, each in (("validation", 50), ("test", 100)):
         assert Counter(t.stratum for t in env.tasks(split)) == dict.fromkeys(STRATA.values(), each)
@@ -39,37 +97,32 @@ def test_sizes_and_strata(env: GeoEnvironment):
         assert set(Counter(t.stratum for t in env.tasks(split)[:30]).values()) == {10}
     drawn = Counter(t.stratum for t in env.tasks("train"))
     assert all(abs(drawn[name] - 2000 / 3) < 100 for name in STRATA.values())
+    odd = GeoEnvironment(GeoOptions(train=1, validation=5, test=1))
+    assert Counter(t.stratum for t in odd.tasks("validation")) == {
+        "1 hop": 2,
+        "2 hops": 2,
+        "3 hops": 1,
+    }
 
 
-def test_splits_share_no_city(env: GeoEnvironment):
-    def city(task: Task) -> str:
-        found = re.search(r"where (.+) is\?$", task.question)
-        found = found or re.fullmatch(r"What is the [a-z ]+? of (.+)\?", task.question)
-        assert found is not None
-        return found[1]
-
+def test_splits_share_no_city_and_answers_score(env: GeoEnvironment):
+    city = re.compile(r"(?:where |What is the [a-z ]+? of (?!the ))(.+?)(?: is)?\?$")
     for split in SPLITS:
-        cities = [city(task) for task in env.tasks(split)]
-        assert all(name in env.world.cities for name in cities)
+        cities = [match[1] for t in env.tasks(split) if (match := city.search(t.question))]
+        assert len(cities) == len(env.tasks(split))
         assert {split_of(name) for name in cities} == {split}
+        assert all(normalize(answer) for task in env.tasks(split) for answer in task.answers)
 
 
 def test_ids_are_stable(env: GeoEnvironment):
     assert GeoEnvironment(GeoOptions()).tasks("test") == env.tasks("test")
     smaller = {t.id: t for t in GeoEnvironment(GeoOptions(train=50)).tasks("train")}
-    known = {t.id: t for t in env.tasks("train")}
-    assert smaller.items() <= known.items()
+    assert smaller.items() <= {t.id: t for t in env.tasks("train")}.items()
     ids = [t.id for split in SPLITS for t in env.tasks(split)]
     assert len(set(ids)) == len(ids)
     assert all(re.fullmatch(r"geo-(train|validation|test)-[0-9a-f]{12}", id) for id in ids)
-    assert {t.id for t in GeoEnvironment(GeoOptions(seed=1)).tasks("test")} != {
-        t.id for t in env.tasks("test")
-    }
-
-
-def test_every_answer_survives_normalisation_and_scores(env: GeoEnvironment):
-    for split in SPLITS:
-        assert all(normalize(answer) for task in env.tasks(split) for answer in task.answers)
+    other = {t.id for t in GeoEnvironment(GeoOptions(seed=1)).tasks("test")}
+    assert other != {t.id for t in env.tasks("test")}
 
 
 def test_looking_an_entity_up(env: GeoEnvironment):
@@ -79,10 +132,9 @@ def test_looking_an_entity_up(env: GeoEnvironment):
     assert response.observation.count("\n(") == 3
 
 
-def test_more_questions_than_there_are_is_an_error(env: GeoEnvironment):
-    with pytest.raises(
-        ConfigError, match=r"environment.validation .* of [123] hops?; .* most \d+,"
-    ):
+def test_more_questions_than_there_are_is_an_error():
+    expected = r"environment.validation asks for more than the \d+ questions of [123] hops?"
+    with pytest.raises(ConfigError, match=expected):
         GeoEnvironment(GeoOptions(train=1, validation=9_000))
 
 
@@ -97,24 +149,6 @@ def test_options_from_a_run_file():
     ]:
         with pytest.raises(ValidationError, match=message):
             adapter.validate_python(row)
-
-
-def test_shares_by_hand():
-    assert shares(10, {1: 1, 2: 1, 3: 1}) == {1: 4, 2: 3, 3: 3}
-    # 2.5, 1.25 and 1.25 of 5: the whole parts leave one, which goes to the remainder 0.5.
-    assert shares(5, {3: 1, 1: 2, 2: 1}) == {1: 3, 2: 1, 3: 1}
-    assert shares(150, {1: 0.1, 2: 0.1, 3: 0.1}) == {1: 50, 2: 50, 3: 50}
-
-
-@given(
-    st.integers(1, 10_000),
-    st.dictionaries(st.sampled_from([1, 2, 3]), st.floats(0.01, 100), min_size=1),
-)
-def test_shares_add_up_and_are_near_the_mix(count: int, mix: dict[int, float]):
-    found = shares(count, mix)
-    assert sum(found.values()) == count
-    for hops, weight in mix.items():
-        assert abs(found[hops] - count * weight / sum(mix.values())) < 1 + 1e-6
 
 
 def test_the_world_is_built_once():

@@ -1,5 +1,6 @@
 import itertools
 import random
+import re
 
 import pytest
 
@@ -7,10 +8,12 @@ from cotune.environments.math import INITIAL_INSTRUCTION as INITIAL
 from cotune.methods.inspo.proposers import paraphrase_prompt, parse_candidates, reflection_prompt
 from cotune.methods.inspo.replay import Experience
 from cotune.types import StopReason, Task
+from cotune.worlds.drawing import split_by_hash
 from cotune.worlds.ladder import (
     LARGEST,
     RUNGS,
     SHARES,
+    SPLITS,
     WRITTEN,
     LadderEnvironment,
     LadderOptions,
@@ -19,8 +22,6 @@ from cotune.worlds.ladder import (
     after,
     problem,
     procedure,
-    result_of,
-    split_of,
 )
 from cotune.worlds.ladder_rules import REMEDIES, lacks
 from cotune.worlds.rules_llm import RulesLLM
@@ -28,6 +29,16 @@ from cotune.worlds.rules_llm import RulesLLM
 MIXED = Problem(RUNGS[4], 59, (6, -8, -9, 8, -7), "What is 59 + 6 - 8 - 9 + 8 - 7?")
 LATER = Problem(RUNGS[3], 52, (9, -5, -8, -9, 9, -8), "What is 52 + 9 - 5 - 8 - 9 + 9 - 8?")
 OVER = Problem(RUNGS[5], 88, (4, -8, -8, 9, -6), "What is 88 + 4 - 8 - 8 + 9 - 6?")
+
+
+def result_of(procedure: str) -> int:
+    """Return the last result of a written procedure; the largest number if it was left at hundreds."""
+    last = procedure.rstrip(";").rsplit(" ", 1)[1]
+    return LARGEST if last == "over" else int(last)
+
+
+def sum_of(question: str) -> str:
+    return " ".join(re.findall(r"[-+]|\d+", question))
 
 
 def test_procedures_by_hand() -> None:
@@ -95,7 +106,7 @@ def test_splits_are_disjoint_and_mixed_as_said() -> None:
     environment = LadderEnvironment(LadderOptions(train=520))
     tasks = {split: environment.tasks(split) for split in ("train", "validation", "test")}
     for split, rows in tasks.items():
-        assert {split_of(task.question) for task in rows} == {split}
+        assert {split_by_hash(sum_of(task.question), SPLITS) for task in rows} == {split}
         assert len({task.question for task in rows}) == len(rows)
     counts = [sum(t.stratum == rung for t in tasks["train"]) for rung in RUNGS]
     assert counts == [520 * share // 26 for share in SHARES]

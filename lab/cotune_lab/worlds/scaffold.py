@@ -12,9 +12,10 @@ The bundled policy leaves the name of the place out of most of its queries, and 
 useful. A second search makes up for that, so "twice" is better at first; once the names are learnt, "once" is.
 """
 
+import math
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -29,7 +30,6 @@ from cotune.worlds.geo import (
     GeoWorld,
     bundled_world,
     interleaved,
-    shares,
 )
 
 INITIAL_INSTRUCTION = (
@@ -126,6 +126,22 @@ environment = EnvironmentKind(
     build=lambda options, tasks: ScaffoldEnvironment(options),
     sizes=numbers_of_questions,
 )
+
+
+def shares(count: int, mix: Mapping[int, float]) -> dict[int, int]:
+    """Split `count` in proportion to `mix`, by largest remainder; ties go to fewer hops.
+
+    >>> shares(10, {1: 1, 2: 1, 3: 1})
+    {1: 4, 2: 3, 3: 3}
+    """
+    total = sum(mix.values())
+    exact = {hops: count * weight / total for hops, weight in sorted(mix.items())}
+    whole = {hops: math.floor(share) for hops, share in exact.items()}
+    # sorted() is stable: equal remainders keep the order of hops.
+    by_remainder = sorted(exact, key=lambda hops: whole[hops] - exact[hops])
+    for hops in by_remainder[: count - sum(whole.values())]:
+        whole[hops] += 1
+    return whole
 
 
 def _drawn(world: GeoWorld, options: ScaffoldOptions, split: str, count: int) -> list[Task]:

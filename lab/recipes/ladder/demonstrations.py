@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from cotune.environments.math import INITIAL_INSTRUCTION
 from cotune.worlds.ladder import (
+    LARGEST,
     RUNGS,
     WRITTEN,
     Problem,
     Way,
     problem,
     procedure,
-    result_of,
 )
 from recipes.ladder.phrases import GRAMMAR
 from recipes.requests import Request
@@ -33,6 +33,12 @@ REMEMBERS = 0.40
 """Chance that a carry or a borrow is remembered: below one half, so that greedy decoding forgets it."""
 CARELESS = 0.9
 """Chance that an answer that was asked for at once is wrong even if nothing carries."""
+
+
+def result_of(procedure: str) -> int:
+    """Return the last result of a written procedure; the largest number if it was left at hundreds."""
+    last = procedure.rstrip(";").rsplit(" ", 1)[1]
+    return LARGEST if last == "over" else int(last)
 
 
 @dataclass(frozen=True)

@@ -7,23 +7,22 @@ the country where X is") or three ("the population of the capital of the country
 """
 
 import hashlib
-import math
 import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from cotune.data.corpus import indexed_text
 from cotune.data.splits import digest
 from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune.environments.search import SearchEnvironment
-from cotune.errors import ConfigError
 from cotune.rewards import exact_match
 from cotune.types import Task
-from cotune.worlds.drawing import check_counts
+from cotune.worlds.drawing import check_counts, different
 
 if TYPE_CHECKING:
     from cotune.retrieval.bm25 import BM25Retriever
@@ -37,7 +36,6 @@ INITIAL_INSTRUCTION = (
 """Search-R1's instruction, shortened; it does not say to search one entity at a time."""
 
 STRATA = {1: "1 hop", 2: "2 hops", 3: "3 hops"}
-_EVEN = dict.fromkeys(STRATA, 1.0)
 
 CONTINENTS = {
     "AF": "Africa",
@@ -49,7 +47,7 @@ CONTINENTS = {
     "SA": "South America",
 }
 MIN_POPULATION = 30_000
-_TRIES = 2_000  # repeated questions in a row before there are no more
+_TRIES = 2_000  # draws of one question before there are no more
 _TITLE_WEIGHT = 3  # times that a document's title is indexed before it
 SPLITS = {"train": range(70), "validation": range(70, 80), "test": range(80, 100)}
 _NAME = re.compile(r"[\w .'\-]+")
@@ -125,37 +123,11 @@ class GeoWorld:
         )
 
     def question(self, rng: random.Random, hops: int, split: str) -> GeoQuestion:
-        """Draw a question of `hops` look-ups about a city of the split."""
-        if split not in self.pools:
-            raise ValueError(f"split is {split!r}; expected one of {', '.join(self.pools)}")
+        """Draw a question of 1 to 3 look-ups about a city of the split."""
         while True:
             question = self._try(rng, rng.choice(self.pools[split]), hops)
             if question is not None:
                 return question
-
-    def questions(
-        self, count: int, split: str, mix: Mapping[int, float], seed: int
-    ) -> list[GeoQuestion]:
-        """Return `count` different questions; `mix` weighs the numbers of hops.
-
-        Raises:
-            ConfigError: the split's cities give fewer.
-        """
-        rng = random.Random(f"geo/{split}/{seed}")
-        kinds, weights = list(mix), list(mix.values())
-        drawn: dict[str, GeoQuestion] = {}
-        repeated = 0
-        while len(drawn) < count:
-            question = self.question(rng, rng.choices(kinds, weights)[0], split)
-            repeated = repeated + 1 if question.text in drawn else 0
-            if repeated == _TRIES:
-                hops = " or ".join(STRATA[kind] for kind in kinds)
-                raise ConfigError(
-                    f"environment.{split} asks for {count} questions of {hops}; expected at most "
-                    f"{len(drawn)}, all that its cities give; lower it"
-                )
-            drawn.setdefault(question.text, question)
-        return list(drawn.values())
 
     def _try(self, rng: random.Random, city: str, hops: int) -> GeoQuestion | None:
         """Return a question about this city; None if a fact of its chain is missing."""
@@ -169,15 +141,12 @@ class GeoWorld:
             key = rng.choice(sorted(self.countries[country]))
             chain = (to_country, _hop(self.countries, country, key))
             return GeoQuestion(f"What is the {key} of the country where {city} is?", chain)
-        if hops == 3:
-            if capital not in self.cities or capital == city:
-                return None
-            key = rng.choice(("population", "time zone"))
-            middle = Hop(country, "capital", capital)
-            chain = (to_country, middle, _hop(self.cities, capital, key))
-            text = f"What is the {key} of the capital of the country where {city} is?"
-            return GeoQuestion(text, chain)
-        raise ValueError(f"hops is {hops}; expected 1, 2 or 3")
+        if capital not in self.cities or capital == city:
+            return None
+        key = rng.choice(("population", "time zone"))
+        chain = (to_country, Hop(country, "capital", capital), _hop(self.cities, capital, key))
+        text = f"What is the {key} of the capital of the country where {city} is?"
+        return GeoQuestion(text, chain)
 
 
 def _hop(facts: Mapping[str, Mapping[str, str]], entity: str, attribute: str) -> Hop:
@@ -186,7 +155,7 @@ def _hop(facts: Mapping[str, Mapping[str, str]], entity: str, attribute: str) ->
 
 def _countries(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
     """Return facts by country name, without those that are missing or have several values."""
-    found: dict[str, dict[str, str]] = {}
+    facts_of: dict[str, dict[str, str]] = {}
     for row in rows:
         code = row["phone"].strip()
         facts = {
@@ -197,8 +166,8 @@ def _countries(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
             "internet domain": row["tld"].strip(),
         }
         if facts["capital"] and _NAME.fullmatch(row["name"]):
-            found[row["name"]] = {key: value for key, value in facts.items() if value}
-    return found
+            facts_of[row["name"]] = {key: value for key, value in facts.items() if value}
+    return facts_of
 
 
 def _cities(
@@ -210,20 +179,20 @@ def _cities(
     large = [row for row in rows if int(str(row["population"])) >= MIN_POPULATION]
     # Names that BM25 tokenizes alike are the same name in a search.
     counts = Counter(str(row["name"]).casefold() for row in large)
-    taken = {name.casefold() for name in countries}
+    country_spellings = {name.casefold() for name in countries}
     large.sort(key=lambda row: (-int(str(row["population"])), str(row["geonameid"])))
-    found: dict[str, dict[str, str]] = {}
+    facts_of: dict[str, dict[str, str]] = {}
     for row in large:
         name, country = str(row["name"]), country_names[str(row["countrycode"])]
-        ambiguous = counts[name.casefold()] > 1 or name.casefold() in taken
+        ambiguous = counts[name.casefold()] > 1 or name.casefold() in country_spellings
         if ambiguous or country not in countries or not _NAME.fullmatch(name):
             continue
-        found[name] = {
+        facts_of[name] = {
             "country": country,
             "population": str(row["population"]),
             "time zone": str(row["timezone"]),
         }
-    return found
+    return facts_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,19 +230,11 @@ class GeoEnvironment(SearchEnvironment):
         options = options or GeoOptions()
         self.world, retriever = bundled_world()
         tasks = {
-            "train": [
-                _task(question, "train")
-                for question in self.world.questions(options.train, "train", _EVEN, options.seed)
-            ],
+            "train": _tasks(self.world, "train", tuple(STRATA), options.seed, options.train),
             "validation": _stratified(self.world, options, "validation", options.validation),
             "test": _stratified(self.world, options, "test", options.test),
         }
-        super().__init__(
-            tasks,
-            retriever,
-            INITIAL_INSTRUCTION,
-            exact_match,
-        )
+        super().__init__(tasks, retriever, INITIAL_INSTRUCTION, exact_match)
         self.description = ""  # the offline rules propose here; they read only INSPO's prompts
 
 
@@ -289,30 +250,14 @@ def bundled_world() -> "tuple[GeoWorld, BM25Retriever]":
     return world, BM25Retriever(world.documents, indexed, "none")
 
 
-def shares(count: int, mix: Mapping[int, float]) -> dict[int, int]:
-    """Split `count` in proportion to `mix`, by largest remainder; ties go to fewer hops.
-
-    >>> shares(10, {1: 1, 2: 1, 3: 1})
-    {1: 4, 2: 3, 3: 3}
-    """
-    total = sum(mix.values())
-    exact = {hops: count * weight / total for hops, weight in sorted(mix.items())}
-    whole = {hops: math.floor(share) for hops, share in exact.items()}
-    # sorted() is stable: equal remainders keep the order of hops.
-    by_remainder = sorted(exact, key=lambda hops: whole[hops] - exact[hops])
-    for hops in by_remainder[: count - sum(whole.values())]:
-        whole[hops] += 1
-    return whole
-
-
 def _stratified(world: GeoWorld, options: GeoOptions, split: str, count: int) -> list[Task]:
     """Return tasks with exact counts by hops, interleaved so that every prefix has the same mix."""
-    drawn: list[list[Task]] = []
-    for hops, n in shares(count, _EVEN).items():
+    strata: list[list[Task]] = []
+    for hops in STRATA:
+        n = (count + len(STRATA) - hops) // len(STRATA)  # the remainder goes to fewer hops
         # A seed per stratum: with a shared one the strata would use the same cities.
-        questions = world.questions(n, split, {hops: 1.0}, 4 * options.seed + hops)
-        drawn.append([_task(q, split) for q in questions])
-    return interleaved(drawn)
+        strata.append(_tasks(world, split, (hops,), 4 * options.seed + hops, n))
+    return interleaved(strata)
 
 
 def interleaved(strata: Sequence[Sequence[Task]]) -> list[Task]:
@@ -325,9 +270,17 @@ def interleaved(strata: Sequence[Sequence[Task]]) -> list[Task]:
     return [task for _, _, task in sorted(placed, key=lambda row: row[:2])]
 
 
-def _task(question: GeoQuestion, split: str) -> Task:
-    id = f"geo-{split}-{digest(question.text)}"
-    return Task(id, question.text, (question.answer,), STRATA[question.hops])
+def _tasks(world: GeoWorld, split: str, hops: Sequence[int], seed: int, count: int) -> list[Task]:
+    """Return different questions about cities of a split, with any of some numbers of hops."""
+    rng = random.Random(f"geo/{split}/{seed}")
+
+    def draw() -> Task:
+        question = world.question(rng, rng.choices(hops)[0], split)
+        id = f"geo-{split}-{digest(question.text)}"
+        return Task(id, question.text, (question.answer,), STRATA[question.hops])
+
+    kind = f"questions of {' or '.join(STRATA[n] for n in hops)}"
+    return list(islice(different(draw, _TRIES, split, kind), count))
 
 
 KIND = EnvironmentKind(

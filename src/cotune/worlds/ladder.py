@@ -212,21 +212,21 @@ _SLIPS = {
 """The lines of a way: true if one carries or borrows."""
 
 
-def _tells(given: Problem) -> bool:
+def _tells(problem: Problem) -> bool:
     """Return whether a right answer tells that nothing was forgotten, and the lines are the rung's."""
-    if given.rung == RUNGS[0]:
+    if problem.rung == RUNGS[0]:
         return True
-    if given.answer in (given.at_once, LARGEST):
+    if problem.answer in (problem.at_once, LARGEST):
         return False
     for way in WRITTEN:
-        sums = [sum(group) for group in given.groups(way)]
-        right, slipped = outcomes(given.first, sums)
-        partial = way is Way.TOGETHER and min(given.numbers) < 0
-        if given.answer in slipped or (partial and right == given.answer):
+        sums = [sum(group) for group in problem.groups(way)]
+        right, slipped = outcomes(problem.first, sums)
+        partial = way is Way.TOGETHER and min(problem.numbers) < 0
+        if problem.answer in slipped or (partial and right == problem.answer):
             return False
-        totals = accumulate(sums[:-1], initial=given.first)
+        totals = accumulate(sums[:-1], initial=problem.first)
         slips = [slippery(t, n) for t, n in zip(totals, sums, strict=True)]
-        if slips != _SLIPS.get(given.rung, {}).get(way, slips):
+        if slips != _SLIPS.get(problem.rung, {}).get(way, slips):
             return False
     return True
 
@@ -247,12 +247,6 @@ def _sum(first: int, numbers: Sequence[int]) -> str:
 
 def _split_of_numbers(first: int, numbers: Sequence[int]) -> str:
     return split_by_hash(_sum(first, numbers), SPLITS)
-
-
-def split_of(text: str) -> str:
-    """Return the split of a problem, by a hash of its numbers."""
-    numbers = "".join(c if c.isdigit() or c in "+-" else " " for c in text).split()
-    return split_by_hash(" ".join(numbers), SPLITS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,11 +288,7 @@ class LadderEnvironment(MathEnvironment):
 
     def __init__(self, options: LadderOptions | None = None) -> None:
         options = options or LadderOptions()
-        tasks = {
-            "train": _drawn(options, "train", options.train),
-            "validation": _drawn(options, "validation", options.validation),
-            "test": _drawn(options, "test", options.test),
-        }
+        tasks = {split: _drawn(options, split, getattr(options, split)) for split in SPLITS}
         # In mathematics "12+13" equals 25; here it is the question, not an answer.
         super().__init__(tasks, INITIAL_INSTRUCTION, BoxedReward(plain_integers=True))
 
@@ -316,9 +306,9 @@ def _endless(options: LadderOptions, split: str, rung: str) -> Iterator[Task]:
     rng = random.Random(f"ladder/{options.seed}/{split}/{rung}/False")
 
     def draw() -> Task:
-        drawn = problem(rng, rung, split)
-        id = f"ladder-{split}-{digest(drawn.text)}"
-        return Task(id, drawn.text, (str(drawn.answer),), rung, procedure(drawn, Way.IN_ORDER))
+        sums = problem(rng, rung, split)
+        id = f"ladder-{split}-{digest(sums.text)}"
+        return Task(id, sums.text, (str(sums.answer),), rung, procedure(sums, Way.IN_ORDER))
 
     return different(draw, _TRIES, split, f"problems with {rung}")
 
@@ -326,7 +316,7 @@ def _endless(options: LadderOptions, split: str, rung: str) -> Iterator[Task]:
 # ---- the procedures
 
 
-def procedure(given: Problem, way: Way, kept: Iterator[bool] | None = None) -> str:
+def procedure(problem: Problem, way: Way, kept: Iterator[bool] | None = None) -> str:
     """Return the lines of a way.
 
     Args:
@@ -340,8 +330,8 @@ def procedure(given: Problem, way: Way, kept: Iterator[bool] | None = None) -> s
     >>> procedure(p, Way.IN_ORDER, iter([True, False, True, False]))
     'In order: 47+8: 5 up 55; 55-9: 4 54; 54+6: 0 up 60; 60-8: 8 68;'
     """
-    total, lines = given.first, list[str]()
-    for group in given.groups(way):
+    total, lines = problem.first, list[str]()
+    for group in problem.groups(way):
         number = sum(group)
         if len(group) > 1:
             lines.append(f"{'+'.join(str(abs(n)) for n in group)}={abs(number)};")
@@ -355,12 +345,6 @@ def procedure(given: Problem, way: Way, kept: Iterator[bool] | None = None) -> s
         if shown == _OVER:
             break
     return f"{way.capitalize()}: " + " ".join(lines)
-
-
-def result_of(procedure: str) -> int:
-    """Return the last result of a written procedure; the largest number if it was left at hundreds."""
-    last = procedure.rstrip(";").rsplit(" ", 1)[1]
-    return LARGEST if last == _OVER else int(last)
 
 
 KIND = EnvironmentKind(
