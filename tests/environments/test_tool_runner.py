@@ -1,7 +1,6 @@
 import asyncio
 import functools
 import gc
-import math
 import subprocess
 import sys
 import threading
@@ -63,22 +62,6 @@ def test_as_many_calls_run_at_the_same_time_as_are_allowed() -> None:
     assert most == 3
 
 
-def test_async_calls_run_at_the_same_time_as_sync_ones() -> None:
-    called = threading.Event()
-
-    async def asynchronous() -> str:
-        called.set()
-        return "async"
-
-    def synchronous() -> str:
-        assert called.wait(LONG)
-        return "sync"
-
-    outcomes = ToolRunner(2).run([[job(synchronous)], [job(asynchronous)]])
-
-    assert [lane[0].value for lane in outcomes] == ["sync", "async"]
-
-
 def test_async_calls_wait_for_each_other_on_one_loop() -> None:
     loops: list[asyncio.AbstractEventLoop] = []
     arrived: list[asyncio.Event] = []
@@ -95,14 +78,6 @@ def test_async_calls_wait_for_each_other_on_one_loop() -> None:
 
     assert len(loops) == 2
     assert loops[0] is loops[1]
-
-
-def test_the_calls_of_a_lane_run_one_after_the_other() -> None:
-    order: list[int] = []
-
-    ToolRunner(8).run([[job(order.append, i) for i in range(20)]])
-
-    assert order == list(range(20))
 
 
 def test_errors_are_outcomes() -> None:
@@ -133,7 +108,7 @@ def test_a_tool_cannot_end_the_process_or_the_event_loop(raised: BaseException) 
     outcomes = runner.run([[job(leaves)], [job(leaves_async)], [job(works)]])
 
     assert outcomes[0][0].error is raised
-    assert type(raised).__name__ in str(outcomes[1][0].error)
+    assert outcomes[1][0].error is raised
     assert outcomes[2][0].value == "works"
 
 
@@ -191,7 +166,7 @@ def test_a_tool_whose_own_task_was_cancelled_took_no_time() -> None:
     outcome = ToolRunner(1).call(job(waits))
 
     assert not outcome.timed_out
-    assert "was cancelled" in str(outcome.error)
+    assert type(outcome.error).__name__ == "CancelledError"
 
 
 def test_an_async_tool_that_blocks_its_loop_does_not_stop_the_others(
@@ -224,11 +199,6 @@ def test_a_function_that_returns_a_coroutine_is_awaited() -> None:
         return call
 
     assert ToolRunner(1).call(job(decorated(works), 3)).value == 4
-
-
-def test_no_calls_give_no_outcomes() -> None:
-    assert ToolRunner(1).run([]) == []
-    assert ToolRunner(1).run([[], [job(lambda: 1)], []])[1][0].value == 1
 
 
 def test_a_call_that_hangs_does_not_keep_the_process_from_ending() -> None:
@@ -267,7 +237,3 @@ def test_a_worker_ends_when_nobody_has_it() -> None:
     thread.join(LONG)
 
     assert not thread.is_alive()
-
-
-def test_a_call_may_have_no_time_out() -> None:
-    assert ToolRunner(1).call(Job(lambda: 3, math.inf)).value == 3

@@ -4,7 +4,6 @@ A function that takes too long continues in its thread, since Python cannot stop
 waits for it. Its slot is freed immediately, and the thread does not keep the process from ending.
 """
 
-import asyncio
 import inspect
 import math
 import threading
@@ -20,7 +19,7 @@ from typing import Any
 from cotune.errors import ConfigError
 from cotune.utils.background import BackgroundLoop
 
-_Work = tuple["Future[Any]", "Job", BackgroundLoop]
+_Work = Callable[[], None]
 _PATIENCE = 1.0  # seconds in which an event loop that is not blocked answers
 
 
@@ -29,7 +28,7 @@ class Job:
     """A call of a function, sync or async, with its timeout.
 
     Attributes:
-        worker: the thread that makes a sync call; None for a new thread.
+        worker: the thread that makes the call; None for a new thread.
     """
 
     function: Callable[..., Any]
@@ -68,15 +67,15 @@ class Worker:
         threading.Thread(target=_serve, args=(self._work,), name="cotune-tool", daemon=True).start()
         weakref.finalize(self, self._work.put, None)
 
-    def put(self, work: "_Work") -> None:
+    def put(self, work: _Work) -> None:
         self._work.put(work)
 
 
 class ToolRunner:
     """Run lanes of calls at the same time, and the calls of a lane one after the other.
 
-    Sync calls run in threads, async ones on one event loop in the background. A sync call without a timeout
-    or a thread of its own runs in the caller's thread.
+    Calls run in threads, where async ones wait for one event loop in the background. A sync call without a
+    timeout or a thread of its own runs in the caller's thread.
 
     Args:
         concurrency: calls that run at the same time.
@@ -120,23 +119,23 @@ class ToolRunner:
         return self.run([[job]])[0][0]
 
     def _start(self, lane: int, job: Job) -> _Running:
-        if is_async(job.function):
-            future = self._loop.submit(_awaited(job))
+        future = Future[Any]()
+        loop = self._loop
+
+        def work() -> None:
+            _fill(future, job, loop)
+
+        if job.worker is not None:
+            job.worker.put(work)
+        elif job.seconds == math.inf and not is_async(job.function):
+            work()
+            if isinstance(error := future.exception(), KeyboardInterrupt):
+                raise error
         else:
-            future = Future[Any]()
-            work = (future, job, self._loop)
-            if job.worker is not None:
-                job.worker.put(work)
-            elif job.seconds == math.inf:
-                _into(*work)
-                if isinstance(error := future.exception(), KeyboardInterrupt):
-                    raise error
-            else:
-                thread = threading.Thread(target=_into, args=work, name="cotune-tool", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:  # calls that never return hold all threads
-                    future.set_exception(error)
+            try:
+                threading.Thread(target=work, name="cotune-tool", daemon=True).start()
+            except RuntimeError as error:  # calls that never return hold all threads
+                future.set_exception(error)
         return _Running(lane, future, time.monotonic() + job.seconds, job)
 
     def _ended(self, running: Sequence[_Running]) -> list[_Running]:
@@ -150,63 +149,45 @@ class ToolRunner:
         now = time.monotonic()
         ended = [call for call in running if call.future.done() or call.deadline <= now]
         for call in ended:
-            # The coroutine of an async call is cancelled; the result of a sync call is ignored.
-            if not call.future.done() and call.future.cancel() and is_async(call.job.function):
-                self._leave_if_blocked()
+            # An async function that blocks its loop (with `time.sleep`) gets no others there.
+            late = call.future.cancel() and is_async(call.job.function)
+            if late and not self._loop.answers(_PATIENCE):
+                self._loop = BackgroundLoop()
         return ended
-
-    def _leave_if_blocked(self) -> None:
-        """Use a new loop for later async calls if one blocks this loop (with `time.sleep`)."""
-        if not self._loop.answers(_PATIENCE):
-            self._loop = BackgroundLoop()
 
 
 def is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function)
 
 
-async def _awaited(job: Job) -> Any:
-    try:
-        return await job()
-    except (SystemExit, KeyboardInterrupt) as error:
-        # These would stop the event loop.
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():  # it took too long
-            raise
-        raise RuntimeError("a task that it awaited was cancelled") from error
-
-
 def _serve(queue: "SimpleQueue[_Work | None]") -> None:
     while (work := queue.get()) is not None:
-        _into(*work)
+        work()
         del work
 
 
-def _into(future: "Future[Any]", job: Job, loop: BackgroundLoop) -> None:
-    """Make a call in a thread, and put its result or exception into the future."""
+def _fill(future: "Future[Any]", job: Job, loop: BackgroundLoop) -> None:
+    """Make a call in this thread, and put its result or exception into the future."""
+    waiting: Future[Any] | None = None
     try:
         value = job()
-        if inspect.isawaitable(value):  # a function that only returns a coroutine
-            value = loop.run(_of(value))
+        if inspect.isawaitable(value):
+            waiting = loop.submit(_await(value))
+            # Longer than the runner waits: this only stops the coroutine.
+            value = waiting.result(min(job.seconds + _PATIENCE, threading.TIMEOUT_MAX))
     except BaseException as error:  # noqa: BLE001 - user code; SystemExit is an outcome as well
-        _settle(future, error=error)
+        if waiting is not None:
+            waiting.cancel()
+        # After a timeout nothing waits for the future.
+        if future.set_running_or_notify_cancel():
+            future.set_exception(error)
     else:
-        _settle(future, value)
+        if future.set_running_or_notify_cancel():
+            future.set_result(value)
 
 
-async def _of(value: Awaitable[Any]) -> Any:
+async def _await(value: Awaitable[Any]) -> Any:
     return await value
-
-
-def _settle(future: "Future[Any]", value: Any = None, error: BaseException | None = None) -> None:
-    if not future.set_running_or_notify_cancel():
-        return  # it took too long; nothing waits for it
-    if error is None:
-        future.set_result(value)
-    else:
-        future.set_exception(error)
 
 
 def _outcome(call: _Running) -> Outcome:
