@@ -166,7 +166,6 @@ def folder(tmp_path: Path) -> Path:
         ("config.json", "has no config.json"),
         ("model.safetensors", "has no weights"),
         ("tokenizer.json", "has no tokenizer"),
-        ("chat_template.jinja", "has no chat template; set policy.chat_template to plain"),
     ],
 )
 def test_a_folder_with_a_part_missing(folder: Path, tmp_path: Path, gone: str, said: str) -> None:

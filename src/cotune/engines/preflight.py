@@ -43,8 +43,6 @@ from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import (
     cached_folder,
     damaged_weights,
-    has_chat_template,
-    is_adapter,
     missing_parts,
     only_local,
     policy_path,
@@ -215,20 +213,9 @@ class Preflight:
     @cached_property
     def architecture(self) -> "PretrainedConfig":
         """Return the policy's config.json; for an adapter, its base model's."""
-        from transformers import AutoConfig
+        from cotune.policy.local_policy import load_architecture
 
-        from cotune.policy.adapters import adapter_base
-
-        path = policy_path(self.config.policy.path)
-        path = adapter_base(path) if is_adapter(path) else path
-        try:
-            local = only_local(path, weights=False)
-            return AutoConfig.from_pretrained(path, local_files_only=local)
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"policy.path: cannot load the config.json of {path!r}: {one_line(str(error))[:200]}; "
-                "name a folder that holds a model"
-            ) from error
+        return load_architecture(policy_path(self.config.policy.path))
 
     @property
     def context_tokens(self) -> int | None:
@@ -365,11 +352,6 @@ def policy(options: PolicyConfig) -> str:
     template = options.chat_template
     if template is not None and template != "plain" and not Path(template).is_file():
         raise ConfigError(f"policy: no chat template {template}; correct policy.chat_template")
-    if template is None and not has_chat_template(folder):
-        raise ConfigError(
-            f"policy: the tokenizer of {given} has no chat template; set policy.chat_template to "
-            "plain, or to a file"
-        )
     return f"policy: {given}, {size(weights_size(folder))} of weights"
 
 

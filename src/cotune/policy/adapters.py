@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from accelerate.utils import is_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.pytorch_utils import Conv1D
 
 from cotune.errors import ConfigError
@@ -103,6 +103,23 @@ def merged(model: Any) -> Any:
         ValueError: the merged weights are not all finite numbers.
     """
     return model.merge_and_unload(safe_merge=True) if is_peft_model(model) else model
+
+
+def make_savable(model: Any) -> None:
+    """Drop the sampling settings of a policy's generation_config.json if transformers would refuse to save them.
+
+    Rollouts use none of them.
+    """
+    settings: Any = getattr(model, "generation_config", None)
+    try:
+        if settings is not None:
+            settings.validate(strict=True)
+    except (TypeError, ValueError):
+        model.generation_config = GenerationConfig(
+            bos_token_id=settings.bos_token_id,
+            eos_token_id=settings.eos_token_id,
+            pad_token_id=settings.pad_token_id,
+        )
 
 
 def save_weights(model: Any, folder: Path, weights: dict[str, Any] | None = None) -> None:

@@ -65,6 +65,12 @@ class HFCodec:
         tokenizer: the policy's.
         template_args: passed to the chat template, such as `enable_thinking`.
 
+    Attributes:
+        eos_id: the tokenizer's EOS.
+        end_ids: the tokens that end a turn: the EOS, and those that the generation_config.json beside the
+            tokenizer names. Llama 3.1 ends some calls by <|eom_id|>, Gemma 3 all turns by <end_of_turn>.
+        control_tokens: the special tokens as text; in a message they could forge a turn.
+
     Raises:
         ConfigError: the tokenizer has no chat template, no EOS or no padding token.
     """
@@ -86,19 +92,15 @@ class HFCodec:
             )
         self.tokenizer = tokenizer
         self.template_args = dict(template_args or {})
+        added = tokenizer.added_tokens_decoder
+        self._control_ids = frozenset(id for id, token in added.items() if token.special)
+        self.control_tokens = tuple(
+            sorted({str(t) for t in added.values() if t.special and str(t).strip()})
+        )
+        self.eos_id = cast(int, tokenizer.eos_token_id)
+        self.end_ids = frozenset({self.eos_id, *_other_ends(tokenizer.name_or_path)})
         self._reader: Reader | None = None
         self._ends: dict[bool, int] = {}
-
-    @cached_property
-    def control_tokens(self) -> tuple[str, ...]:
-        """The tokenizer's special tokens as text; in a message they could forge a turn."""
-        added = self.tokenizer.added_tokens_decoder.values()
-        return tuple(sorted({str(t) for t in added if t.special and str(t).strip()}))
-
-    @cached_property
-    def _control_ids(self) -> frozenset[int]:
-        added = self.tokenizer.added_tokens_decoder.items()
-        return frozenset(id for id, token in added if token.special)
 
     def defused(self, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
         """Return messages with control tokens in their text defused: `<|im_end|>` as `‹|im_end|>`.
@@ -115,27 +117,6 @@ class HFCodec:
     def count(self, text: str) -> int:
         """Count the tokens of a text, without those that a template adds."""
         return len(self.encode(text))
-
-    @cached_property
-    def eos_id(self) -> int:
-        return int(self.tokenizer.eos_token_id)  # pyright: ignore[reportArgumentType]
-
-    @cached_property
-    def end_ids(self) -> frozenset[int]:
-        """The tokens that end a turn: the EOS, and those of the generation_config.json beside the tokenizer.
-
-        Llama 3.1 ends some calls of tools by <|eom_id|>, and Gemma 3 every turn by <end_of_turn>.
-        """
-        try:
-            config = GenerationConfig.from_pretrained(
-                self.tokenizer.name_or_path, local_files_only=True
-            )
-        except (OSError, ValueError, TypeError):  # none, or none that can be read
-            return frozenset({self.eos_id})
-        ends = config.eos_token_id
-        return frozenset(
-            {self.eos_id, *(ends if isinstance(ends, list) else [ends or self.eos_id])}
-        )
 
     def render(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
@@ -439,3 +420,12 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Return how many tokens two sequences begin with in common."""
     pairs = zip(first, second, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+def _other_ends(path: str) -> list[int]:
+    """Return what a policy's generation_config.json names as EOS; nothing if there is none that can be read."""
+    try:
+        ends = GenerationConfig.from_pretrained(path, local_files_only=True).eos_token_id
+    except (OSError, TypeError, ValueError):
+        return []
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]

@@ -1,14 +1,19 @@
 """A saved policy loaded into this process, for evaluation outside a run."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+)
 
 from cotune.errors import ConfigError
 from cotune.llm.client import NoLLM
@@ -23,6 +28,7 @@ from cotune.policy.template_checks import check_turns
 from cotune.protocols import Environment, Rewards
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.run.record import Record
+from cotune.utils.text import one_line
 
 
 def load(
@@ -42,21 +48,48 @@ def load(
     Raises:
         ConfigError: a part cannot be loaded.
     """
-    adapter, at = is_adapter(path), path
-    if adapter:
-        check_peft(f"policy {str(path)!r}")
-        at = base or adapter_base(path)
-    of = f", the base of {str(path)!r}" if adapter else ""
-    own_tokenizer = (Path(path) / "tokenizer_config.json").is_file()  # peft itself saves none
-    tokenizer = load_tokenizer(at if adapter and not own_tokenizer else path)
-    local = only_local(at, of)
+    if not is_adapter(path):
+        return load_model(path, dtype), load_tokenizer(path)
+    check_peft(f"policy {str(path)!r}")
+    base = base or adapter_base(path)
+    has_tokenizer = (Path(path) / "tokenizer_config.json").is_file()  # peft itself saves none
+    tokenizer = load_tokenizer(path if has_tokenizer else base)
+    model = load_model(base, dtype, f", the base of {str(path)!r}")
     try:
-        model = AutoModelForCausalLM.from_pretrained(at, dtype=dtype, local_files_only=local)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise _cannot_load(f"{str(at)!r}{of}", error) from error
-    if adapter:
-        model = _on_base(model, path, str(at))
+        model = with_adapter(model, path)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"policy: the adapter in {str(path)!r} does not fit {str(base)!r}: {reason}"
+        ) from error
     return merged(model) if merge else model, tokenizer
+
+
+def load_model(path: str | Path, dtype: str = "auto", of: str = "") -> Any:
+    """Load a model that is no adapter, whole.
+
+    Args:
+        path, dtype: see `load`.
+        of: text added to the name in error messages.
+
+    Raises:
+        ConfigError: it cannot be loaded, or its files lack weights, which transformers would draw at random.
+    """
+    local = only_local(path, of)
+    with _loading(f"{str(path)!r}{of}"):
+        model, report = cast(Any, AutoModelForCausalLM).from_pretrained(
+            path,
+            dtype=dtype,
+            local_files_only=local,
+            trust_remote_code=False,  # None asks on the terminal
+            output_loading_info=True,
+        )
+    if missing := sorted(report["missing_keys"]):
+        raise ConfigError(
+            f"policy.path: {str(path)!r}{of} lacks {len(missing)} of the weights that its config.json describes, "
+            f"such as {missing[0]}, which would be random; complete the folder, or correct its config.json"
+        )
+    return model
 
 
 def load_tokenizer(path: str | Path, **loading: Any) -> PreTrainedTokenizerBase:
@@ -70,14 +103,30 @@ def load_tokenizer(path: str | Path, **loading: Any) -> PreTrainedTokenizerBase:
         ConfigError: it cannot be loaded.
     """
     local = only_local(path, weights=False)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=local, **loading)
-    except (OSError, ValueError) as error:
-        raise _cannot_load(repr(str(path)), error) from error
+    arguments: dict[str, Any] = {"trust_remote_code": False, **loading}
+    with _loading(repr(str(path))):
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=local, **arguments)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.chat_template = own_templates(tokenizer.chat_template)
     return tokenizer
+
+
+def load_architecture(path: str, **loading: Any) -> PretrainedConfig:
+    """Load a policy's config.json, or that of an adapter's base.
+
+    Args:
+        path: its folder, or a name on the hub.
+        loading: see `load_tokenizer`.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    path = adapter_base(path) if is_adapter(path) else path
+    local = only_local(path, weights=False)
+    arguments: dict[str, Any] = {"trust_remote_code": False, **loading}
+    with _loading(f"the config.json of {path!r}"):
+        return AutoConfig.from_pretrained(path, local_files_only=local, **arguments)
 
 
 def load_codec(options: PolicyConfig) -> HFCodec:
@@ -87,22 +136,17 @@ def load_codec(options: PolicyConfig) -> HFCodec:
     return HFCodec(tokenizer, options.template_args)
 
 
-def _cannot_load(what: str, error: Exception) -> ConfigError:
-    # Its first sentence; the hub's are followed by paragraphs of advice.
-    reason = " ".join(str(error).split()).split(". ")[0].rstrip(".")
-    return ConfigError(
-        f"policy.path: cannot load {what}: {reason[:300]}; name a folder that holds a model, "
-        "or a model of the hub that is cached or within reach"
-    )
-
-
-def _on_base(model: Any, path: str | Path, base: str) -> Any:
+@contextlib.contextmanager
+def _loading(what: str) -> Generator[None]:
+    """Turn whatever transformers raises for strange files into one line."""
     try:
-        return with_adapter(model, path)
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:200]
+        yield
+    except Exception as error:
+        # Its first sentence; the hub's are followed by paragraphs of advice.
+        reason = one_line(str(error)).split(". ")[0].rstrip(".") or type(error).__name__
         raise ConfigError(
-            f"policy: the adapter in {str(path)!r} does not fit {base!r}: {reason}"
+            f"policy.path: cannot load {what}: {reason[:300]}; name a folder that holds a model, "
+            "or a model of the hub that is cached or within reach"
         ) from error
 
 

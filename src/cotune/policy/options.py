@@ -1,6 +1,6 @@
 """The `policy` section of a run file: the model to train, and LoRA."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue
 
@@ -9,7 +9,7 @@ from cotune.utils.validation import Model
 
 def _names(value: object) -> object:
     """Read a single name, or a list with all-linear alone, as the text that peft takes."""
-    names = [value] if isinstance(value, str) else value
+    names: Any = [value] if isinstance(value, str) else value
     if (
         not isinstance(names, list | tuple)
         or not names

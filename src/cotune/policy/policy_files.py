@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from cotune.errors import ConfigError
-from cotune.utils.text import hide_secrets, one_line
+from cotune.utils.text import hide_secrets, named, one_line
 
 _LOG = logging.getLogger("cotune")
 BUNDLED = ("geo", "ladder")
@@ -132,17 +132,6 @@ def cached_folder(name: str) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def has_chat_template(folder: Path) -> bool:
-    """Return whether the tokenizer of a folder has a chat template."""
-    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
-        return True
-    try:
-        known = json.loads((folder / "tokenizer_config.json").read_bytes())
-    except (OSError, ValueError):
-        return False
-    return isinstance(known, dict) and bool(known.get("chat_template"))
-
-
 def weights_size(folder: Path) -> int:
     """Return the size of a folder's weights in bytes: of safetensors if it has any."""
     files = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
@@ -164,13 +153,37 @@ def only_local(path: str | Path, of: str = "", *, weights: bool = True) -> bool:
     Raises:
         ConfigError: the hub has no such model, or is needed and does not answer.
     """
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
     name = str(path)
     if Path(path).is_dir():
         return True
     shown = f"{hide_secrets(name, guess='/' not in name)!r}{of}"
-    reason = _unreachable(name, shown)
-    if reason is None:
+    try:
+        HfApi().model_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
         return False
+    except HFValidationError:
+        raise ConfigError(
+            f"policy.path: cannot load {shown}: it is neither a folder here nor a model's name; {_FIX}"
+        ) from None
+    except RepositoryNotFoundError:
+        reason = (
+            f"{constants.ENDPOINT} has no such model, or shows it only to its owners (correct the "
+            "name, or hf auth login)"
+        )
+    except OfflineModeIsEnabled:
+        reason = "HF_HUB_OFFLINE is set"
+    except HfHubHTTPError:
+        return False  # it answers; loading the files will report the problem
+    # Connection errors have different classes in each generation of huggingface_hub.
+    except Exception as error:  # noqa: BLE001
+        reason = f"{constants.ENDPOINT} cannot be reached ({named(error, 120)})"
     cached = cached_folder(name)
     lacks = ["every part"] if cached is None else missing_parts(cached)
     if not weights:
@@ -182,39 +195,3 @@ def only_local(path: str | Path, of: str = "", *, weights: bool = True) -> bool:
         )
     _LOG.warning("%s: %s is taken from the cache", reason, name)
     return True
-
-
-def _unreachable(name: str, shown: str) -> str | None:
-    """Return why the hub does not provide a model; None if it does.
-
-    Raises:
-        ConfigError: not a valid model name.
-    """
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-    )
-
-    try:
-        HfApi().model_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except HFValidationError:
-        raise ConfigError(
-            f"policy.path: cannot load {shown}: it is neither a folder here nor a model's name; {_FIX}"
-        ) from None
-    except RepositoryNotFoundError:
-        return (
-            f"{constants.ENDPOINT} has no such model, or shows it only to its owners (correct the "
-            "name, or hf auth login)"
-        )
-    except OfflineModeIsEnabled:
-        return "HF_HUB_OFFLINE is set"
-    except HfHubHTTPError:
-        return None  # it answers; loading the files will report the problem
-    # Connection errors have different classes in each generation of huggingface_hub.
-    except Exception as error:  # noqa: BLE001
-        said = " ".join(str(error).split())[:80]
-        return f"{constants.ENDPOINT} cannot be reached ({type(error).__name__}: {said})"
-    return None

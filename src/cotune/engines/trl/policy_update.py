@@ -24,6 +24,7 @@ from cotune.methods.context_distillation import (
     is_distilled,
 )
 from cotune.methods.teacher_kl import mean_over_rollouts, token_losses
+from cotune.policy.adapters import make_savable
 from cotune.policy.prompt_cache import can_share
 from cotune.types import Trajectory
 
@@ -84,6 +85,7 @@ class PolicyUpdate(GRPOTrainer):
                 rollout_func=cast(Any, joint.rollout_func),
                 **arguments,
             )
+        make_savable(self.model)
         joint.bind(self)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from transformers import AutoConfig, TrainerState
+from transformers import TrainerState
 from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
 
@@ -31,6 +31,7 @@ from cotune.llm.client import OpenAIOptions
 from cotune.methods.method import RunShape
 from cotune.methods.registry import method_of
 from cotune.policy.codec import HFCodec
+from cotune.policy.local_policy import load_architecture
 from cotune.policy.template_checks import check_template
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions
@@ -116,9 +117,7 @@ def context_of(model: Any, **loading: Any) -> int | None:
         model: the policy, or its name.
         loading: arguments of from_pretrained for a name.
     """
-    config = (
-        AutoConfig.from_pretrained(model, **loading) if isinstance(model, str) else model.config
-    )
+    config = load_architecture(model, **loading) if isinstance(model, str) else model.config
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 

@@ -7,14 +7,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from cotune.config.build import build_rewards, run_environment
 from cotune.config.resuming import recorded_config
 from cotune.config.run_file import RunConfig
 from cotune.policy.codec import HFCodec, use_template
-from cotune.policy.local_policy import load_tokenizer
-from cotune.policy.policy_files import only_local, policy_path
+from cotune.policy.local_policy import load_architecture, load_tokenizer
+from cotune.policy.policy_files import policy_path
 from cotune.policy.template_checks import check_turns
 from cotune.protocols import Environment, Rewards
 from cotune.run.run_dir import RunDir
@@ -67,8 +67,8 @@ def make_worker(config: RunConfig, environment: Environment | None = None) -> Wo
     codec = HFCodec(tokenizer, config.policy.template_args)
     environment = environment or run_environment(config, codec)
     check_turns(environment, codec)
-    found = AutoConfig.from_pretrained(path, local_files_only=only_local(path, weights=False))
-    context = getattr(found.get_text_config(), "max_position_embeddings", None)
+    architecture = load_architecture(path).get_text_config()
+    context = getattr(architecture, "max_position_embeddings", None)
     return Worker(config, environment, build_rewards(config.rewards), codec, tokenizer, context)
 
 
