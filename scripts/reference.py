@@ -148,7 +148,7 @@ def _name(parameter: Any) -> str:
     name, _, choices = _shown_name(parameter).partition(" ")
     if "|" not in choices:
         return f"`{_shown_name(parameter)}`"
-    return f"`{name}` {' or '.join(f'`{choice}`' for choice in choices.split('|'))}"
+    return f"`{name}` {'/'.join(f'`{choice}`' for choice in choices.split('|'))}"
 
 
 def _shown_name(parameter: Any) -> str:

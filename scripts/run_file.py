@@ -180,7 +180,7 @@ def type_text(annotation: Any, titles: Mapping[type, str]) -> str:
         title = titles[annotation]
         return f"[{kind_of(annotation) or title}](#{_anchor(title)})"
     if origin is Literal:
-        return " or ".join(f"`{yaml_text(value)}`" for value in inside)
+        return "/".join(f"`{yaml_text(value)}`" for value in inside)
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(type_text(part, titles) for part in inside))
     if isinstance(origin, type) and issubclass(origin, Mapping):

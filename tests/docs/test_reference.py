@@ -110,7 +110,7 @@ def test_items_are_what_the_classes_say(configuration: str) -> None:
     assert training["rollout_budget"][0] == "integer ≥ 1 or null"
     assert training["frozen"][0] == "`false`"
     inspo = items(section(configuration, "strategy: inspo"))
-    assert inspo["proposer"][0].startswith("`reflection` or `paraphrase`")
+    assert inspo["proposer"][0].startswith("`reflection`/`paraphrase`")
     whole = items(section(configuration, "The file"))
     assert whole["output"][0] == "path, **required**"
     assert "[inspo](#strategy-inspo)" in whole["strategy"][0]
