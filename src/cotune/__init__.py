@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
+    from cotune.cli.train import resume as resume
+    from cotune.cli.train import train as train
     from cotune.config.joint_method import FST as FST
     from cotune.config.joint_method import GEPA as GEPA
     from cotune.config.joint_method import INSPO as INSPO
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
 
 # Loaded on first use, so that importing cotune costs only what is used.
 _NAMES = {
+    "cli.train": "resume train",
     "config.joint_method": "FST GEPA INSPO INSPOWithP2O OtherMethod P2O Static",
     "data.dataset": "DatasetConfig read_dataset tasks_from",
     "engines.trl.joint_trainer": "JointTrainer",

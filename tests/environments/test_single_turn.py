@@ -9,11 +9,13 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import yaml
 from rich.console import Console
 from transformers.utils import logging
 
 import cotune
 from cotune.cli.train import resume, train
+from cotune.errors import ConfigError
 from cotune.run.run_dir import RunDir
 from tests.loopback import endpoint
 from tests.policy.tiny import small_policy
@@ -90,6 +92,19 @@ def trained(file: Path) -> tuple[RunDir, str]:
     shown = io.StringIO()
     folder = train(file, Console(file=shown, width=200))
     return cotune.open_run(folder), shown.getvalue()
+
+
+def test_a_program_trains_a_run_file_from_its_fields(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fields = yaml.safe_load(run_file(folder).read_text())
+    run = cotune.open_run(cotune.train(fields, quiet=True))
+    assert run.read_summary() is not None
+    assert capsys.readouterr().out == ""
+    with pytest.raises(ConfigError, match="this run is finished; see its report"):
+        cotune.resume(run.path)
+    with pytest.raises(ConfigError, match=r"^run_file: training.stepz: unknown"):
+        cotune.train(fields, assignments=["training.stepz=3"])
 
 
 def test_a_data_set_and_reward_functions_train(folder: Path) -> None:

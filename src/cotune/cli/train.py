@@ -1,16 +1,18 @@
 """`cotune train` and `cotune resume`, the same for every engine."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.step_progress import step_progress
 from cotune.config.build import describe_llm
+from cotune.config.overrides import with_overrides
 from cotune.config.resuming import open_trained, resumed_config
-from cotune.config.run_file import RunConfig, load_config
+from cotune.config.run_file import RunConfig, load_config, parse_config
 from cotune.engines.engine import engine_of
 from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError, CotuneError, EvolutionError, Stopped
@@ -25,26 +27,60 @@ from cotune.utils.text import command_on, one_line
 
 
 def train(
-    path: Path, console: Console, quiet: bool = False, assignments: Sequence[str] = ()
+    run_file: str | Path | Mapping[str, Any],
+    console: Console | None = None,
+    quiet: bool = False,
+    assignments: Sequence[str] = (),
 ) -> Path:
-    """Train a run file from the start, after setting some fields; return the run folder."""
-    config = load_config(path, assignments=assignments)
-    progress = Console(quiet=True) if quiet else console
+    """Train a run file from the start, on any engine, as `cotune train` does.
+
+    Args:
+        run_file: its path, or its fields as plain data.
+        console: shows the progress; None is standard output.
+        quiet: show nothing.
+        assignments: fields that replace the run file's, each as `training.steps=600`.
+
+    Returns:
+        The run folder, for `cotune.open_run`.
+
+    Raises:
+        ConfigError: a field is invalid, or the run folder exists.
+        Stopped: it was interrupted; the message says how to resume.
+    """
+    if isinstance(run_file, Mapping):
+        config = parse_config(with_overrides(run_file, assignments), "run_file")
+    else:
+        config = load_config(run_file, assignments=assignments)
+    progress = Console(quiet=quiet) if quiet or console is None else console
     with _stoppable(config.output, config, new=True):
         _train(config, progress, resume=False)
     return config.output
 
 
 def resume(
-    folder: Path, console: Console, quiet: bool = False, assignments: Sequence[str] = ()
+    folder: str | Path,
+    console: Console | None = None,
+    quiet: bool = False,
+    assignments: Sequence[str] = (),
 ) -> Path:
-    """Resume a run folder from its newest complete checkpoint; return the folder.
+    """Resume a run folder from its newest complete checkpoint, as `cotune resume` does.
 
     Fields to set are first written to its run.yaml. A run that was stopped after its summary was written
     gets what is missing: a complete best/, and the report.
+
+    Args:
+        folder: the run folder.
+        console, quiet, assignments: as for `train`.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigError: see `train`; or the run is finished, or is a script's.
     """
+    folder = Path(folder)
     run, recorded = open_trained(folder)
-    progress = Console(quiet=True) if quiet else console
+    progress = Console(quiet=quiet) if quiet or console is None else console
     if not assignments and _conclude_late(run, recorded, progress):
         return run.path
     step = engine_of(recorded).checkpoint_step(recorded, run.checkpoints_path)
