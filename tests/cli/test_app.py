@@ -195,6 +195,10 @@ def test_a_run_from_plan_to_report_and_further(tmp_path: Path) -> None:
     assert (evaluated.returncode, evaluated.stderr) == (0, "")
     (greedy, *_) = (s for s in evaluated.stdout.splitlines() if s.startswith("  greedy"))
     assert f"{100 * arm['em']:.1f} % (" in greedy
+    run.report_path.unlink()  # as a kill just before it leaves the run
+    resumed = cotune("resume", out)
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    assert resumed.stdout.endswith(f"report: {run.report_path}\n")
     run.report_path.unlink()
     assert cotune("report", out).stdout.strip() == str(run.report_path)
     assert run.report_path.is_file()
@@ -264,6 +268,7 @@ def test_code_that_changes_the_current_folder_moves_no_run(
     assert RunDir.open(tmp_path / "out").read_summary() is not None
     assert (tmp_path / "out" / "checkpoints" / "checkpoint-2").is_dir()
     assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert Path.cwd() == tmp_path
     assert "odd [2J name: static on geo" in out.getvalue()
 
 

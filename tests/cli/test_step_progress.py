@@ -37,7 +37,8 @@ def test_without_a_terminal_a_line_names_each_beginning_and_later_comes_every_ha
         (1, "loading the policy", 0, 0), (5, "evaluate", 0, 24), (9, "evaluate", 24, 24),
         (10, "train", 0, 512), (40, "train", 128, 512), (50, "tokens", 7, 64), (60, "step", 1, 3),
         (65, "saving", 0, 0), (70, "train", 0, 512), (94, "tokens", 8, 64), (95, "tokens", 9, 64),
-        (100, "tokens", 10, 64), (120, "step", 2, 3), (155, "update", 2, 8),
+        (100, "tokens", 10, 64), (120, "step", 2, 3), (151, "tokens", 1, 64),
+        (155, "update", 2, 8),
     ):  # fmt: skip
         clock.now = seconds
         listen(what, done, total)

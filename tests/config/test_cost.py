@@ -7,6 +7,7 @@ import pytest
 
 from cotune.config.cost import plan_run, split_sizes
 from cotune.config.run_file import RunConfig, parse_config
+from cotune.errors import ConfigError
 from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.method import RunShape
 from cotune.methods.registry import method_of
@@ -100,6 +101,13 @@ def test_plan_counts_the_questions_of_a_data_set(tmp_path: Path) -> None:
     single = own("single_turn", dataset=dataset, rewards=["exact_match"])
     assert split_sizes(single) == {"train": 40, "validation": 3, "test": 7}
     assert plan_run(single).rollouts["evaluate"] == 2 * 7  # before and after
+    few = {"path": str(data(tmp_path, 6, "few.jsonl")), "validation": 0, "test": 1}
+    assert split_sizes(own("single_turn", dataset=few, rewards=["exact_match"])) == {
+        "train": 5, "validation": 0, "test": 1,
+    }  # fmt: skip
+    for split in ("validation", "test"):
+        with pytest.raises(ConfigError, match=rf"dataset.{split} is -1; expected . or more"):
+            own("single_turn", dataset=few | {split: -1}, rewards=["exact_match"])
     # Not built: what a function or a factory of one's own needs may be elsewhere.
     tools = {"kind": "tools", "tools": ["nowhere:add"]}
     assert split_sizes(own(tools, dataset=dataset, rewards=["exact_match"]))["test"] == 7

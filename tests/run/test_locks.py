@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -52,33 +51,6 @@ def test_a_run_that_another_process_trains(tmp_path: Path, monkeypatch: pytest.M
     with run_locked(tmp_path):  # dropped with the process
         assert is_locked(tmp_path / "run.lock")
     assert not is_locked(tmp_path / "run.lock")
-
-
-def test_a_new_folder_in_which_no_run_was_created_is_removed_again(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "mine"
-    with run_locked(folder, new=True):
-        assert is_locked(folder / "run.lock")
-    assert list(tmp_path.iterdir()) == []
-    with run_locked(folder, new=True):
-        (folder / "run.yaml").touch()
-    assert sorted(p.name for p in folder.iterdir()) == ["run.lock", "run.yaml"]
-    (tmp_path / "file").touch()
-    below = run_locked(tmp_path / "file" / "below", new=True)
-    with (
-        pytest.raises(ConfigError, match=r"^output: .* cannot be written \(Not a directory\)"),
-        below,
-    ):
-        pass
-
-
-def test_who_finds_a_new_folder_locked_leaves_the_lock(tmp_path: Path) -> None:
-    """Without it a third process could lock a file of its own."""
-    with run_locked(tmp_path / "run", new=True):
-        before = (tmp_path / "run" / "run.lock").stat().st_ino
-        again = run_locked(tmp_path / "run", new=True)
-        with mock.patch("cotune.run.locks._PATIENCE", 0.0), pytest.raises(ConfigError), again:
-            pass
-        assert (tmp_path / "run" / "run.lock").stat().st_ino == before
 
 
 def test_a_lock_neither_empties_a_file_nor_follows_a_link(tmp_path: Path) -> None:

@@ -70,9 +70,10 @@ def check_splits(environment: Environment, *, validates: bool) -> None:
     """
     for split in ("train", "validation", "test") if validates else ("train", "test"):
         if not environment.tasks(split):
+            instead = ", or set evaluation.every to 0" if split == "validation" else ""
             raise ConfigError(
                 f"environment: the {split} split has no questions; expected at least one: hold some "
-                "out, or give it data of its own"
+                f"out, or give it data of its own{instead}"
             )
 
 

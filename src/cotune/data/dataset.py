@@ -54,7 +54,8 @@ class DatasetConfig(Model):
     """The hub data set's split that is trained on; a file is one split."""
     validation: int | Path = Field(default=100)
     """Number of questions held out of the training data for choosing the best policy (by a hash of
-    their text, at most a tenth of all); or another file; or another split of a hub data set."""
+    their text, at most a tenth of all; 0 with `evaluation.every: 0`); or another file; or another split
+    of a hub data set."""
     test: int | Path = Field(default=200)
     """Number of questions held out for the final evaluation, at most a fifth; or a file or split."""
     columns: dict[Column, str | None] = Field(default_factory=dict[Column, str | None])
@@ -90,9 +91,9 @@ class DatasetConfig(Model):
                 raise ValueError(
                     f"dataset.{name} is for a data set of the hub (name), but path is set; remove one"
                 )
-        for name in ("validation", "test"):
-            if isinstance(value := getattr(self, name), int) and value < 1:
-                raise ValueError(f"dataset.{name} is {value}; expected 1 or more")
+        for name, least in (("validation", 0), ("test", 1)):
+            if isinstance(value := getattr(self, name), int) and value < least:
+                raise ValueError(f"dataset.{name} is {value}; expected {least} or more")
         if "question" in self.columns and self.columns["question"] is None:
             raise ValueError("dataset.columns.question is null; expected the questions' column")
         return self

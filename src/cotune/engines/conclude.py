@@ -1,6 +1,7 @@
 """The end of a run, the same for every engine: its summary, a complete best/, the report."""
 
 import logging
+import os
 from pathlib import Path
 
 from rich.console import Console
@@ -12,9 +13,9 @@ from cotune.experiments.report import write_report
 from cotune.export.complete import complete_best
 from cotune.protocols import Environment
 from cotune.run.console import score_table
+from cotune.run.notices import truncation_notice
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
-from cotune.run.truncation import truncation_notice
 from cotune.utils.text import one_line
 
 _log = logging.getLogger("cotune")
@@ -27,6 +28,7 @@ def conclude(
     environment: Environment,
 ) -> None:
     """Write a finished run's summary, complete best/, write the report, and show the scores."""
+    os.chdir(settings.working_folder)  # the policy's path may be relative
     run.event("run_finished", outcome.steps + 1)
     write_run_summary(settings, run, outcome)
     if settings.run_file is not None:

@@ -49,6 +49,7 @@ class RunSettings:
         run_file: the run file, if there is one.
         llm_checks: calls that checked the LLM before the run began, to be counted with its costs; None if
             it was not asked yet.
+        working_folder: what relative paths start from; a tool may change the current folder.
     """
 
     folder: Path
@@ -66,6 +67,7 @@ class RunSettings:
     console: Console | None = None
     run_file: RunConfig | None = None
     llm_checks: tuple[CostRow, ...] | None = None
+    working_folder: Path = field(default_factory=Path.cwd)
 
 
 def settings_of(
@@ -73,7 +75,7 @@ def settings_of(
 ) -> RunSettings:
     """Return the settings of a run file."""
     return RunSettings(
-        folder=config.output.absolute(),  # a tool may change the current folder
+        folder=config.output.absolute(),
         record=dump_config(config),
         seed=config.seed,
         evaluation=config.evaluation,
@@ -154,7 +156,9 @@ def opened_run(settings: RunSettings, total_steps: int, *, resume: bool) -> Gene
     """
     folder = settings.folder
     new = not RunDir.is_run(folder)
-    with run_locked(folder, new=new):
+    if new and world().rank == 0:
+        RunDir.check_free(folder)  # before the lock is made in it
+    with run_locked(folder):
         record = Record(folder, silent=True)
         if world().rank == 0:
             record = _open(settings, resume=resume and not new)

@@ -7,8 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from cotune.methods.context_distillation import is_hinted
-from cotune.run.outages import ENVIRONMENT_ERROR_SHARE, FAILED_CALLS, FAILED_SEARCH_SHARE
-from cotune.run.truncation import truncation_metrics
+from cotune.run.notices import (
+    ENVIRONMENT_ERROR_SHARE,
+    FAILED_CALLS,
+    FAILED_SEARCH_SHARE,
+    truncation_metrics,
+)
 from cotune.types import SEARCH_FAILED, StopReason, Trajectory
 
 _NO_CALLS = ("answer", "call", "invalid")  # "call": of tools that do not exist
@@ -22,7 +26,7 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
     rollout and among the others. `truncated/<limit>` is the share that a limit cut off, `actions/<kind>`
     the mean number of turns per rollout with that kind of action (for a tool, its calls), and
     `actions_failed/<kind>` the share of these calls that went wrong. These three and the shares of
-    `run.outages` are left out if they are zero.
+    `run.notices` are left out if they are zero.
     """
     count = len(trajectories)
     rewards = [t.reward for t in trajectories]

@@ -10,44 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from cotune.run.events import EVENTS, describe_event
-from cotune.run.outages import outage_notice
+from cotune.run.notices import TRUNCATED_SHARE, Notices
 from cotune.run.scores import Score
-from cotune.run.truncation import SHARE, truncation_notice
 from cotune.utils.progress import TimeLeft, report
 from cotune.utils.tables import plain_table
 from cotune.utils.text import one_line
 
-_WARNED_AFTER = 3  # steps without any gradient
 _log = logging.getLogger("cotune")
-
-
-class _Notices:
-    """What a reader should be told about the metrics of the steps so far, each once."""
-
-    def __init__(self) -> None:
-        self._without_gradient = 0  # steps in a row
-        self._truncated = self._in_outage = False
-
-    def after(self, values: Mapping[str, float]) -> list[str]:
-        """Return the notices after a step, as plain text."""
-        notices: list[str] = []
-        truncation = truncation_notice(values)
-        outage = outage_notice(values)
-        if truncation and not self._truncated:
-            self._truncated = True
-            notices.append(truncation)
-        if outage and not self._in_outage:
-            notices.append(outage)
-        self._in_outage = bool(outage)
-        # A teacher's loss has a gradient all the same.
-        flat = values.get("zero_advantage_share", 0) == 1 and not values.get("distil/share", 0) > 0
-        self._without_gradient = self._without_gradient + 1 if flat else 0
-        if self._without_gradient == _WARNED_AFTER:
-            notices.append(
-                f"the rewards of every group were equal in {_WARNED_AFTER} steps in a row: "
-                "there is nothing to learn from; look at rollouts in trajectories/"
-            )
-        return notices
 
 
 class ConsoleListener:
@@ -63,7 +32,7 @@ class ConsoleListener:
         self._total = total_steps
         self._started = time.monotonic()
         self._time_left = TimeLeft()
-        self._notices = _Notices()
+        self._notices = Notices()
         self._shown_step: int | None = None
 
     def event(self, kind: str, step: int, fields: Mapping[str, object]) -> None:
@@ -101,7 +70,7 @@ class LogListener:
     """Log events and notices to the logger "cotune", for a script, whose trainer shows the steps itself."""
 
     def __init__(self) -> None:
-        self._notices = _Notices()
+        self._notices = Notices()
         self._noticed_step: int | None = None
 
     def event(self, kind: str, step: int, fields: Mapping[str, object]) -> None:
@@ -124,8 +93,8 @@ def _step_figures(values: Mapping[str, float]) -> list[str]:
         f"zero-advantage groups {values.get('zero_advantage_share', 0):.0%}",
         f"turns {values.get('turns_mean', 0):.1f}",
     ]
-    if values.get(SHARE):
-        figures.append(f"truncated {values[SHARE]:.0%}")
+    if values.get(TRUNCATED_SHARE):
+        figures.append(f"truncated {values[TRUNCATED_SHARE]:.0%}")
     if "inspo/population_size" in values:
         figures.append(f"population {values['inspo/population_size']:.0f}")
         figures.append(f"best weight {values.get('inspo/best_weight', 0):.2f}")

@@ -16,41 +16,18 @@ _PATIENCE = 2.0
 
 
 @contextlib.contextmanager
-def run_locked(folder: Path, *, new: bool = False) -> Generator[None]:
+def run_locked(folder: Path) -> Generator[None]:
     """Hold the lock of a run folder during training; if processes train together, only the first holds it.
 
-    Args:
-        folder: the run folder.
-        new: make the folder, and remove it again if no run was created in it.
-
     Raises:
-        ConfigError: another process trains it, or it cannot be made.
+        ConfigError: another process trains it.
     """
     if launched_rank():
         yield
         return
     busy = f"{folder} is being trained by another process; wait for it, or stop it"
-    missing = [path for path in (folder, *folder.parents) if not path.exists()] if new else []
-    try:
-        with contextlib.ExitStack() as lock:
-            try:
-                lock.enter_context(locked(folder / RUN_LOCK, busy, _PATIENCE))
-            except OSError as error:
-                if not new:
-                    raise
-                raise ConfigError(
-                    f"output: {folder} cannot be written ({error.strerror or error}); choose another "
-                    "output"
-                ) from error
-            try:
-                yield
-            finally:
-                if new and not (folder / "run.yaml").exists():
-                    (folder / RUN_LOCK).unlink(missing_ok=True)
-    finally:
-        with contextlib.suppress(OSError):  # one that a run is in
-            for path in missing:
-                path.rmdir()
+    with locked(folder / RUN_LOCK, busy, _PATIENCE):
+        yield
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ def file_failure(error: BaseException, folder: Path | None = None) -> str:
         return ""
     fix = _FIXES.get(number, "check the folder and its disk")
     names = [str(n) for n in (_get(cause, "filename"), _get(cause, "filename2")) if n is not None]
-    where = " -> ".join(names) or (f"a file in {folder}" if folder else "a file")
+    where = " -> ".join(names) or (f"a file in {folder}" if folder else "a file or the output")
     reason = _get(cause, "strerror") or f"{type(cause).__name__}: {one_line(str(cause))[:300]}"
     return f"{where}: {reason}; {fix}"
 

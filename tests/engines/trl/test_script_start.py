@@ -197,7 +197,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
 def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "cotune").write_text("a file", encoding="utf-8")
     with (
-        pytest.raises(ConfigError, match=r"output: .*cotune cannot be written"),
+        pytest.raises(ConfigError, match=r"output: .*cotune is a file; choose another"),
         opened_run(settings(tmp_path), 4, resume=False),
     ):
         pass

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from cotune.cli.step_progress import step_progress
 from cotune.cli.train import passed
@@ -46,12 +45,25 @@ def plan_by_steps(
             measured = measured_steps(config, Path(folder) / "run", steps, console)
     except KeyboardInterrupt:
         raise Stopped("stopped; nothing was kept") from None
-    rows = config.training.questions_per_step * config.training.group_size
     planned = plan_run(config)
-    console.print(_steps_table(measured))
-    seconds = project(measured, planned, rows)
+    training = config.training
+    seconds = project(measured, planned, training.questions_per_step * training.group_size)
+    table = plain_table(
+        "Measured, in seconds", (), ("step", "evolution", "rollouts", "update", "all")
+    )
+    for number, step in enumerate(measured.steps, 1):
+        times = (step.evolution, step.rollouts, step.update, step.evolution + step.training)
+        table.add_row(str(number), *(f"{time:.2f}" for time in times))
+    console.print(table)
     console.print("\n".join(rates(measured)), highlight=False)
-    console.print(_projection_table(config, planned, seconds))
+    title = f"The whole run, {training.steps:,} steps, at this rate"
+    table = plain_table(title, [""], ["rollouts at most", "time projected"])
+    for part, projected in seconds.items():
+        count = planned.rollouts.get(part)
+        time = "?" if projected is None else duration(projected)
+        table.add_row(part, "" if count is None else f"{count:,}", time)
+    table.add_row("all", "", duration(math.fsum(filter(None, seconds.values()))))
+    console.print(table)
     console.print(caveats(measured, planned, seconds), highlight=False)
 
 
@@ -61,17 +73,15 @@ def measured_steps(config: RunConfig, folder: Path, steps: int, console: Console
     Raises:
         ConfigError: for the same reasons as in `cotune train`.
     """
-    training = config.training.model_copy(update={"save_every": 0})
-    evaluation = config.evaluation.model_copy(update={"every": 0, "before": False})
-    logging = config.logging.model_copy(update={"report_to": (), "trajectories_every": 0})
-    measured = config.model_copy(
-        update={
-            "output": folder,
-            "training": training,
-            "evaluation": evaluation,
-            "logging": logging,
-        }
-    )
+    changes = {
+        "training": {"save_every": 0},
+        "evaluation": {"every": 0, "before": False},
+        "logging": {"report_to": (), "trajectories_every": 0},
+    }
+    sections = {
+        name: getattr(config, name).model_copy(update=fields) for name, fields in changes.items()
+    }
+    measured = config.model_copy(update={"output": folder, **sections})
     with step_progress(console):
         checked = passed(measured)
         return checked.engine.measure(checked.engine.prepare(checked, console), steps)
@@ -101,15 +111,6 @@ def project(measured: Measured, planned: Plan, rollouts_per_step: int) -> dict[s
     return seconds
 
 
-def _steps_table(measured: Measured) -> Table:
-    columns = ("step", "evolution", "rollouts", "update", "all")
-    table = plain_table("Measured, in seconds", (), columns)
-    for number, step in enumerate(measured.steps, 1):
-        cells = (step.evolution, step.rollouts, step.update, step.evolution + step.training)
-        table.add_row(str(number), *(f"{seconds:.2f}" for seconds in cells))
-    return table
-
-
 def rates(measured: Measured) -> list[str]:
     """Return lines about speed, memory and LLM calls."""
     totals = measured.totals
@@ -125,27 +126,15 @@ def rates(measured: Measured) -> list[str]:
     return ["; ".join(parts), *([calls] if totals.llm_calls else [])]
 
 
-def _projection_table(config: RunConfig, planned: Plan, seconds: dict[str, float | None]) -> Table:
-    title = f"The whole run, {config.training.steps:,} steps, at this rate"
-    table = plain_table(title, [""], ["rollouts at most", "time projected"])
-    for part, projected in seconds.items():
-        count = planned.rollouts.get(part)
-        time = "?" if projected is None else duration(projected)
-        table.add_row(part, "" if count is None else f"{count:,}", time)
-    table.add_row("all", "", duration(math.fsum(filter(None, seconds.values()))))
-    return table
-
-
 def caveats(measured: Measured, planned: Plan, seconds: dict[str, float | None]) -> str:
     """Return what the projection assumes."""
     text = "The time assumes the most rollouts, at the rate of the steps after the first."
     if len(measured.steps) == 1:
         text = "The time is based on one step, warm-up included: give --steps 2 or more."
-    alike = [
-        name for name in planned.rollouts if name != "train" and not measured.totals.rollouts[name]
-    ]
-    if alike:
-        text += f" Not measured, assumed to be as fast as training: {', '.join(alike)}."
+    rollouts = measured.totals.rollouts
+    assumed = [name for name in planned.rollouts if name != "train" and not rollouts[name]]
+    if assumed:
+        text += f" Not measured, assumed to be as fast as training: {', '.join(assumed)}."
     if seconds.get("LLM", 0.0) is None:
         text += " No evolution fell due: the time of LLM calls is not included."
     return text

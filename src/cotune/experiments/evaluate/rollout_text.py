@@ -8,13 +8,13 @@ from rich.rule import Rule
 from rich.text import Text
 
 from cotune.protocols import Codec
-from cotune.run.scores import score_trajectories
-from cotune.run.truncation import (
+from cotune.run.notices import (
     limit_name,
     truncation_fix,
     truncation_metrics,
     truncation_summary,
 )
+from cotune.run.scores import score_trajectories
 from cotune.types import StopReason, Trajectory
 from cotune.utils.text import one_line, printable
 

@@ -17,8 +17,8 @@ from cotune.experiments.report.recorded_run import RecordedRun, values
 from cotune.experiments.report.rollouts import MOST_TURNS, some_evaluated, some_groups
 from cotune.run.events import EVENTS, describe_event
 from cotune.run.json_files import Row
+from cotune.run.notices import TRUNCATED_SHARE, truncation_notice
 from cotune.run.scores import Score, wilson
-from cotune.run.truncation import SHARE, truncation_notice
 from cotune.utils.tables import NONE, Cell, Scores, Table, count, duration, money, percent
 from cotune.utils.text import command_on
 
@@ -32,7 +32,7 @@ _EVALUATIONS = {
 _CURVES = {
     "Prompt length in tokens": "prompt_tokens_mean",
     "Share of groups without advantage": "zero_advantage_share",
-    "Share of rollouts that were truncated": SHARE,
+    "Share of rollouts that were truncated": TRUNCATED_SHARE,
 }
 _MORE_CURVES = {
     "Loss": "loss",

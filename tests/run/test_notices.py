@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cotune.run.truncation import truncation_metrics, truncation_notice, truncation_summary
+from cotune.run.notices import truncation_metrics, truncation_notice, truncation_summary
 from cotune.types import Assignment, Prompt, StopReason, Turn
 from tests.helpers import make_tasks, make_trajectory
 

@@ -1,0 +1,113 @@
+"""What a reader should be told of a batch: truncated rollouts, outages, no gradient; each with its fix."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from cotune.types import Trajectory
+
+TRUNCATED_SHARE = "truncated_share"
+ENVIRONMENT_ERROR_SHARE = "environment_error_share"
+FAILED_SEARCH_SHARE = "failed_search_share"
+FAILED_CALLS = "actions_failed/"
+_BY_LIMIT = "truncated/"
+_MOST = 0.1  # of a batch
+# Of a tool's calls. A policy that has not learned to call a tool also makes many wrong ones.
+_NEARLY_ALL = 0.9
+_WARNED_AFTER = 3  # steps without any gradient
+
+
+class Notices:
+    """What a reader should be told about the metrics of the steps so far, each once."""
+
+    def __init__(self) -> None:
+        self._without_gradient = 0  # steps in a row
+        self._truncated = self._in_outage = False
+
+    def after(self, metrics: Mapping[str, float]) -> list[str]:
+        """Return the notices after a step, as plain text."""
+        notices: list[str] = []
+        truncation = truncation_notice(metrics)
+        if truncation and not self._truncated:
+            self._truncated = True
+            notices.append(truncation)
+        outage = _outage_notice(metrics)
+        if outage and not self._in_outage:
+            notices.append(outage)
+        self._in_outage = bool(outage)
+        # A teacher's loss has a gradient all the same.
+        distilled = metrics.get("distil/share", 0) > 0
+        flat = metrics.get("zero_advantage_share", 0) == 1 and not distilled
+        self._without_gradient = self._without_gradient + 1 if flat else 0
+        if self._without_gradient == _WARNED_AFTER:
+            notices.append(
+                f"the rewards of every group were equal in {_WARNED_AFTER} steps in a row: "
+                "there is nothing to learn from; look at rollouts in trajectories/"
+            )
+        return notices
+
+
+def truncation_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the share of truncated rollouts, and that of each limit that cut any off."""
+    limits = Counter(filter(None, (t.truncated_by for t in trajectories)))
+    count = len(trajectories)
+    shares = {_BY_LIMIT + limit: limits[limit] / count for limit in sorted(limits)}
+    return {TRUNCATED_SHARE: limits.total() / count, **shares}
+
+
+def truncation_summary(trajectories: Sequence[Trajectory]) -> str:
+    """Return how many rollouts hit which limits, in one line, and the fix if most did; "" if none did."""
+    limits = Counter(filter(None, (t.truncated_by for t in trajectories)))
+    if not limits:
+        return ""
+    hit = ", ".join(f"{limit_name(limit)} ({n})" for limit, n in limits.most_common())
+    hit = limit_name(next(iter(limits))) if len(limits) == 1 else hit
+    fix = truncation_fix(truncation_metrics(trajectories))
+    summary = f"truncated: {limits.total()} of {len(trajectories)} rollouts hit {hit}"
+    return f"{summary}; {fix}" if fix else summary
+
+
+def truncation_fix(metrics: Mapping[str, float]) -> str:
+    """Return what to change if more than half of a batch was truncated; "" otherwise."""
+    limit = _most_hit(metrics)
+    if limit == "context":
+        return "lower limits.prompt_tokens or choose a policy with a longer context"
+    return f"raise limits.{limit}" if limit else ""
+
+
+def truncation_notice(metrics: Mapping[str, float]) -> str:
+    """Return a notice if more than half of a batch was truncated; "" otherwise."""
+    if not (limit := _most_hit(metrics)):
+        return ""
+    return (
+        f"{metrics[TRUNCATED_SHARE]:.0%} of the rollouts were truncated, most of them by "
+        f"{limit_name(limit)}; {truncation_fix(metrics)}"
+    )
+
+
+def limit_name(limit: str) -> str:
+    """Return the name of a limit: its field in a run file, or the policy's context."""
+    return "the policy's context" if limit == "context" else f"limits.{limit}"
+
+
+def _most_hit(metrics: Mapping[str, float]) -> str:
+    """Return the limit that cut most rollouts off if more than half of all were; "" otherwise."""
+    by_limit = {name: value for name, value in metrics.items() if name.startswith(_BY_LIMIT)}
+    if metrics.get(TRUNCATED_SHARE, 0.0) <= 0.5 or not by_limit:
+        return ""
+    return max(by_limit, key=by_limit.__getitem__).removeprefix(_BY_LIMIT)
+
+
+def _outage_notice(metrics: Mapping[str, float]) -> str:
+    """Return a notice if the environment fails in more than a tenth of a batch, or a tool nearly always."""
+    if (share := metrics.get(FAILED_SEARCH_SHARE, 0.0)) > _MOST:
+        return f"a search failed in {share:.0%} of the rollouts; check environment.retriever"
+    if (share := metrics.get(ENVIRONMENT_ERROR_SHARE, 0.0)) > _MOST:
+        return (
+            f"{share:.0%} of the rollouts ended in an error of the environment or its tools; read the "
+            "errors in trajectories/"
+        )
+    for name, share in metrics.items():
+        tool = name.removeprefix(FAILED_CALLS)
+        if tool != name and share > _NEARLY_ALL and metrics[f"actions/{tool}"] > _MOST:
+            return f"{share:.0%} of the calls of {tool} failed; read the errors in trajectories/"
+    return ""
