@@ -368,7 +368,7 @@ FORMS: dict[str, dict[str, Any]] = {
         "dataset": {"name": "x"}, "rewards": ["exact_match"], "strategy": {"kind": "static"},
     },
     "generated questions by name": {
-        "environment": {"kind": "reasoning-gym", "tasks": ["gcd", {"name": "lcm", "difficulty": [0, 1]}]},
+        "environment": {"kind": "reasoning-gym", "tasks": ["gcd", {"name": "lcm", "difficulty": 1}]},
         "strategy": {"kind": "static"},
     },
     "both methods": {"strategy": {"kind": "inspo+p2o", "inspo": {"parents": 1}, "p2o": {}}},

@@ -66,7 +66,8 @@ def reward(env: ReasoningGymEnvironment, task: Task, reply: str) -> float:
 
 
 def test_splits_have_their_sizes_and_share_no_question() -> None:
-    env = environment("chain_sum", "leg_counting", difficulty=[0, 2])
+    names = ("chain_sum", "leg_counting")
+    env = environment(*({"name": n, "difficulty": level} for n in names for level in (0, 2)))
     splits = {split: env.tasks(split) for split in SMALL}
     assert {split: len(tasks) for split, tasks in splits.items()} == SMALL
     texts = [task.question for tasks in splits.values() for task in tasks]
@@ -86,7 +87,7 @@ def test_a_question_is_in_one_split_where_there_are_few_of_them() -> None:
     with pytest.raises(
         ConfigError, match=r"^environment.train asks for 99 .*tower_of_hanoi level 1, and \d+ diff"
     ):
-        environment("tower_of_hanoi", difficulty=1, train=99, validation=4, test=4)
+        environment({"name": "tower_of_hanoi", "difficulty": 1}, train=99, validation=4, test=4)
 
 
 def test_held_out_questions_depend_on_the_seed_and_not_on_the_training_questions() -> None:
@@ -132,7 +133,7 @@ def test_a_level_leaves_out_the_easier_ones_and_config_replaces_its_fields() -> 
     def terms(env: ReasoningGymEnvironment) -> set[int]:
         return {task.columns["metadata"]["num_terms"] for task in env.tasks("train")}
 
-    assert min(terms(environment("chain_sum", difficulty=5))) > 4
+    assert min(terms(environment({"name": "chain_sum", "difficulty": 5}))) > 4
     fixed = {"name": "chain_sum", "config": {"min_terms": 3, "max_terms": 3}, "difficulty": 5}
     assert terms(environment(fixed)) == {3}
 
@@ -208,8 +209,8 @@ def test_an_answer_holds_no_closing_tag(text: str) -> None:
     [
         (["chain_sums"], {}, r"no task 'chain_sums' \(did you mean chain_sum\?\)"),
         (["zzzz"], {}, r"no task 'zzzz'; expected one of its 88 names"),
-        (["chain_sum"], {"difficulty": -1}, r"refuses chain_sum level -1 \(ValueError: Invalid level"),
-        (["caesar_cipher"], {"difficulty": 3}, r"refuses caesar_cipher level 3 \(Asser"),
+        ([{"name": "chain_sum", "difficulty": -1}], {}, r"refuses chain_sum level -1 \(ValueError: Invalid level"),
+        ([{"name": "caesar_cipher", "difficulty": 3}], {}, r"refuses caesar_cipher level 3 \(Asser"),
         ([{"name": "gsm_symbolic", "difficulty": 0}], {}, r"refuses gsm_symbolic level 0 \(ValueError: No"),
         ([{"name": "chain_sum", "config": {"min_term": 3}}], {}, r"argument 'min_term'"),
         ([{"name": "gcd", "config": {"seed": 1}}], {}, "multiple values for keyword argument 'seed'"),

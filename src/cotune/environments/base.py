@@ -189,7 +189,4 @@ def missing_texts(instruction: str, required: Sequence[str]) -> str:
         return ""
     # Between double quotes YAML reads \\b as a backspace.
     quoted = " (in YAML within single quotes or after |)" if "\\" in "".join(missing) else ""
-    wanted = ", ".join(required)
-    return (
-        f"names no {', '.join(missing)}; expected {wanted} in its text: add what is missing{quoted}"
-    )
+    return f"names no {', '.join(missing)}; expected {', '.join(required)} in its text: add what is missing{quoted}"

@@ -78,19 +78,21 @@ def served_format(
     questions = [_question_with(messages, text) for messages in prompts]
     if all(question.startswith(text) for question in questions):
         direct = "" if instruction == text else "\n"
-        after = [question.removeprefix(text) for question in questions]
-        between = {rest[: len(rest) - len(rest.lstrip())] or direct for rest in after}
-        return PromptFormat(separator=between.pop()) if len(between) == 1 else None
+        remainders = [question.removeprefix(text) for question in questions]
+        separators = {r[: len(r) - len(r.lstrip())] or direct for r in remainders}
+        return PromptFormat(separator=separators.pop()) if len(separators) == 1 else None
     if all(question.endswith(text) for question in questions):
-        before = [question.removesuffix(text) for question in questions]
-        between = {rest[len(rest.rstrip()) :] for rest in before}
-        if len(between) == 1:
-            return PromptFormat(placement="after", separator=between.pop())
+        remainders = [question.removesuffix(text) for question in questions]
+        separators = {r[len(r.rstrip()) :] for r in remainders}
+        if len(separators) == 1:
+            return PromptFormat(placement="after", separator=separators.pop())
     return None
 
 
 def _question_with(messages: Sequence[dict[str, Any]], text: str) -> str:
     """Return the only question of a prompt if the text stands in it once and nowhere else, else ""."""
-    asked = [message for message in messages if message["role"] == "user"]
-    alone = len(asked) == 1 and holding(messages, text) == asked
-    return asked[0]["content"] if alone and asked[0]["content"].count(text) == 1 else ""
+    of_user = [message for message in messages if message["role"] == "user"]
+    if len(of_user) != 1 or holding(messages, text) != of_user:
+        return ""
+    content = of_user[0]["content"]
+    return content if content.count(text) == 1 else ""

@@ -67,8 +67,9 @@ class GymTask(TextOrFields):
     """The name of its data set, such as chain_sum."""
     config: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Fields of its configuration; they replace those of a level."""
-    difficulty: int | tuple[int, ...] | None = None
-    """A level or levels of its curriculum, from 0; null: the environment's."""
+    difficulty: int | None = None
+    """A level of its curriculum, from 0, without the easier ranges of lower levels; what has no level as
+    high has its highest. null: the default configuration."""
 
 
 class ReasoningGymOptions(Model):
@@ -76,11 +77,7 @@ class ReasoningGymOptions(Model):
 
     kind: Literal["reasoning-gym"] = "reasoning-gym"
     tasks: tuple[GymTask, ...] = Field(min_length=1)
-    """Names of its data sets, each alone or as {name: …, config: {…}, difficulty: …}."""
-    difficulty: int | tuple[int, ...] | None = None
-    """A level or levels, from 0, of each task's curriculum, without the easier ranges of lower levels; what
-    has no level as high has its highest. null, and for tasks without a curriculum: the default
-    configuration."""
+    """Names of its data sets, each alone or as {name: …, config: {…}, difficulty: …}; one for each level."""
     train: int = Field(default=500, ge=1)
     """Number of training questions, in equal shares of each task and level."""
     validation: int = Field(default=100, ge=1)
@@ -95,9 +92,9 @@ class ReasoningGymOptions(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> "ReasoningGymOptions":
-        name, count = Counter(task.name for task in self.tasks).most_common(1)[0]
+        label, count = Counter(map(_label, self.tasks)).most_common(1)[0]
         if count > 1:
-            raise ValueError(f"environment.tasks names {name} {count} times; expected each once")
+            raise ValueError(f"environment.tasks names {label} {count} times; expected each once")
         for task in self.tasks:
             if task.name in REFUSED:
                 raise ValueError(
@@ -131,11 +128,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
         self.required = ANSWER_TAGS if options.answer == "tags" else ()
         instruction, self.no_answer = _FORMS[options.answer]
         with generators_kept():  # some draw from the process's own generators
-            self._datasets = dict(
-                _dataset(options, task, level)
-                for task in options.tasks
-                for level in _levels(task, options)
-            )
+            self._datasets = {_label(task): _dataset(options, task) for task in options.tasks}
             super().__init__(_splits(options, self._datasets), instruction)
 
     def read_answer(self, text: str) -> str | None:
@@ -177,47 +170,38 @@ def last_answer(text: str) -> str | None:
     return (answer.strip() or None) if closing and opening else None
 
 
-def _factory() -> Any:
-    import_module("reasoning_gym")
-    return import_module("reasoning_gym.factory")
+def _label(task: GymTask) -> str:
+    """Return the stratum of a task's questions."""
+    return task.name if task.difficulty is None else f"{task.name} level {task.difficulty}"
 
 
-def _levels(task: GymTask, options: ReasoningGymOptions) -> list[int | None]:
-    """Return the levels of a task, each once; None is its default configuration."""
-    factory = _factory()
+def _dataset(options: ReasoningGymOptions, task: GymTask) -> Any:
+    """Return a task's data set, with room for the questions of all splits."""
+    import_module("reasoning_gym")  # registers the tasks
+    factory = import_module("reasoning_gym.factory")
     if task.name not in factory.DATASETS:
         names = sorted(factory.DATASETS.keys() - REFUSED)
         raise ConfigError(
             f"environment.tasks: {PACKAGE} has no task {task.name!r}{did_you_mean(task.name, names)}; "
             f"expected one of its {len(names)} names, such as {names[0]} or {names[-1]}"
         )
-    levels = task.difficulty
-    if levels is None and factory.has_curriculum(task.name):
-        levels = options.difficulty
-    return list(dict.fromkeys(levels if isinstance(levels, tuple) else (levels,)))
-
-
-def _dataset(options: ReasoningGymOptions, task: GymTask, level: int | None) -> tuple[str, Any]:
-    """Return the name of a task at a level and its data set, with room for the questions of all splits."""
-    factory = _factory()
     dataset, config = factory.DATASETS[task.name]
-    label = task.name if level is None else f"{task.name} level {level}"
-    seed = int(sha(f"reasoning-gym/{options.seed}/{label}")[:7], 16)
+    seed = int(sha(f"reasoning-gym/{options.seed}/{_label(task)}")[:7], 16)
     size = _SPARE * sum(numbers_of_questions(options).values()) + 100
     try:
-        if level is None:
-            return label, dataset(config=config(**task.config, seed=seed, size=size))
+        if task.difficulty is None:
+            return dataset(config=config(**task.config, seed=seed, size=size))
         curriculum = factory.create_curriculum(task.name)
-        curriculum.set_global_level(level)
+        curriculum.set_global_level(task.difficulty)
         base = import_module("reasoning_gym.coaching.base_curriculum")
         # Without the ranges of lower levels.
         context = base.DefaultCurriculumContext(mode=base.RangeAttributeMode.UPPER_BOUND)
         config = curriculum.generate_configuration(context=context)
-        return label, dataset(config=replace(config, **task.config, seed=seed, size=size))
+        return dataset(config=replace(config, **task.config, seed=seed, size=size))
     except Exception as error:
         raise ConfigError(
-            f"environment.tasks: reasoning-gym refuses {label} ({named(error, 200)}); change its config or "
-            "difficulty"
+            f"environment.tasks: reasoning-gym refuses {_label(task)} ({named(error, 200)}); change its "
+            "config or difficulty"
         ) from error
 
 

@@ -112,14 +112,13 @@ class SearchEnvironment(TaskEnvironment):
             ConfigError: the retriever does not return one list of passages for each query.
         """
         parsed = [self._protocol.parse(action.text) for action in actions]
-        pairs = list(zip(actions, parsed, strict=True))
-        asks = [p.action == "search" and not a.last and bool(p.argument) for a, p in pairs]
-        queries = [p.argument for p, asked in zip(parsed, asks, strict=True) if asked]
-        results = iter(self._retrieve(queries))
-        return [
-            next(results) if asked else self._without_search(a, p)
-            for (a, p), asked in zip(pairs, asks, strict=True)
-        ]
+        responses = [self._without_search(*pair) for pair in zip(actions, parsed, strict=True)]
+        results = iter(
+            self._retrieve(
+                [p.argument for p, r in zip(parsed, responses, strict=True) if r is None]
+            )
+        )
+        return [next(results) if response is None else response for response in responses]
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return the reward of the final answer in the policy's own text, and that answer."""
@@ -144,14 +143,16 @@ class SearchEnvironment(TaskEnvironment):
             )
         return [Response(self._protocol.information(texts), action="search") for texts in passages]
 
-    def _without_search(self, action: Action, parsed: Parsed) -> Response:
-        """Respond to a turn without a search, or with one in the last turn."""
+    def _without_search(self, action: Action, parsed: Parsed) -> Response | None:
+        """Respond to a turn for which nothing is searched; None for another one."""
         if parsed.action == "answer":
             return Response(done=True, action="answer")
         if action.last:
             error = parsed.error or OUT_OF_TURNS
             return Response(done=True, action=parsed.action, error=error)
-        if parsed.action == "search":  # an empty query finds nothing, so no retriever is asked
+        if parsed.action == "search" and parsed.argument:
+            return None
+        if parsed.action == "search":  # an empty query finds nothing
             return Response(self._protocol.information(()), action="search", error="empty query")
         observation = self._protocol.correction(parsed.error)
         return Response(observation, action="invalid", error=parsed.error)

@@ -54,6 +54,7 @@ class TagProtocol:
     """The stricter form and the default: one action a turn, and corrections that give the error."""
 
     prompt_format: ClassVar[PromptFormat] = PROMPT_FORMAT
+    _block: ClassVar[str] = "\n<information>\n{}\n</information>\n"
 
     def asked(self, task: Task) -> Task:
         """Return a task with the question as the policy reads it."""
@@ -68,15 +69,18 @@ class TagProtocol:
         without stop strings continues after the first closing tag, the action still counts, unless a
         second one starts: a policy that continues from results it has not seen must not be rewarded.
         """
-        own = without_forged(text)
-        tags = list(_CALL_TAG.finditer(own))
+        text = without_forged(text)
+        tags = list(_CALL_TAG.finditer(text))
         error = _malformed(tags)
         if error:
             return Parsed("invalid", error=error)
         opening, closing = tags
-        argument = own[opening.end() : closing.start()].strip()
-        name, of = ("search", "query") if opening[2] == "search" else ("answer", "answer")
-        return Parsed(name, argument) if argument else Parsed("invalid", error=f"empty {of}")
+        argument = text[opening.end() : closing.start()].strip()
+        action = "search" if opening[2] == "search" else "answer"
+        if not argument:
+            empty = "query" if action == "search" else "answer"
+            return Parsed("invalid", error=f"empty {empty}")
+        return Parsed(action, argument)
 
     def answer(self, turn_texts: Sequence[str]) -> str | None:
         """Return the final answer in an episode's turns, or None if it has none or more than one.
@@ -107,11 +111,11 @@ class TagProtocol:
         block and pass for the policy's own text.
         """
         body = "\n".join(f"({i}) {_escaped(text)}" for i, text in enumerate(passages, 1))
-        return f"\n<information>\n{body or 'No document matches.'}\n</information>\n"
+        return self._block.format(body or "No document matches.")
 
     def failure(self) -> str:
         """Return the observation of a search that failed."""
-        return f"\n<information>\n{FAILURE}\n</information>\n"
+        return self._block.format(FAILURE)
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,7 @@ class SearchR1Protocol(TagProtocol):
     are two or more.
     """
 
+    _block = "\n\n<information>{}</information>\n\n"
     # One user message: the instruction, a space, "Question: ", the question and a line break.
     prompt_format = PromptFormat(question_prefix="Question: ", question_suffix="\n", separator=" ")
 
@@ -165,10 +170,7 @@ class SearchR1Protocol(TagProtocol):
         """
         titled = [p if p.startswith("(Title: ") else f"(Title: ) {p}" for p in passages]
         body = "\n".join(f"Doc {i}{_escaped(passage)}" for i, passage in enumerate(titled, 1))
-        return f"\n\n<information>{body.strip()}</information>\n\n"
-
-    def failure(self) -> str:
-        return f"\n\n<information>{FAILURE}</information>\n\n"
+        return self._block.format(body.strip())
 
 
 TAGS = TagProtocol()
@@ -180,16 +182,17 @@ def without_forged(text: str) -> str:
 
     A line break takes the place of each, so that the two sides cannot join to form a tag.
     """
-    kept: list[str] = []
-    depth, start = 0, 0
+    parts: list[str] = []
+    depth = 0
+    start = 0
     for tag in _INFORMATION_TAG.finditer(text):
         if depth == 0:
-            kept.append(text[start : tag.start()])
+            parts.append(text[start : tag.start()])
         depth = max(depth - 1, 0) if tag[1] else depth + 1
         start = tag.end()
     if depth == 0:
-        kept.append(text[start:])
-    return "\n".join(kept)
+        parts.append(text[start:])
+    return "\n".join(parts)
 
 
 def _malformed(tags: Sequence[re.Match[str]]) -> str:

@@ -105,12 +105,12 @@ class ToolRunner:
                 running.append(self._start(lane, lanes[lane][len(outcomes[lane])]))
             for ended in self._ended(running):
                 running.remove(ended)
-                lane, done = lanes[ended.lane], outcomes[ended.lane]
                 outcome = _outcome(ended)
-                done.append(outcome)
+                outcomes[ended.lane].append(outcome)
+                left = len(lanes[ended.lane]) - len(outcomes[ended.lane])
                 if outcome.timed_out:
-                    done += [outcome] * (len(lane) - len(done))
-                elif len(done) < len(lane):
+                    outcomes[ended.lane] += [outcome] * left
+                elif left:
                     waiting.appendleft(ended.lane)
         return outcomes
 

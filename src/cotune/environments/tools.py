@@ -169,12 +169,12 @@ def tool_of(function: Any, seconds: float, owner: str = "") -> Tool:
             f"tools: {function!r} is not a named function; expected a typed function with a "
             "docstring: write a def for it"
         )
-    where = f"tools: {owner}{'.' if owner else ''}{name}"
+    label = f"tools: {owner}{'.' if owner else ''}{name}"
     if not seconds > 0:
-        raise ConfigError(f"{where}: seconds is {seconds}; expected more than 0")
+        raise ConfigError(f"{label}: seconds is {seconds}; expected more than 0")
     if not inspect.getdoc(function):
         raise ConfigError(
-            f"{where} has no docstring; describe what it does, and each parameter in an Args: section"
+            f"{label} has no docstring; describe what it does, and each parameter in an Args: section"
         )
     # Loads transformers, which is not needed without tools.
     from transformers.utils import chat_template_utils
@@ -191,7 +191,7 @@ def tool_of(function: Any, seconds: float, owner: str = "") -> Tool:
     ) as error:
         reason = one_line(" ".join(map(str, error.args)) or str(error))[:200]
         raise ConfigError(
-            f'{where} cannot be a tool ({reason}); expected for each parameter a line under "Args:" and '
+            f'{label} cannot be a tool ({reason}); expected for each parameter a line under "Args:" and '
             "a type: str, int, float, bool, Literal, Enum, and list, dict or unions of them"
         ) from error
     return Tool(name, schema, function, float(seconds))

@@ -201,14 +201,14 @@ class TrlEnvironment(TaskEnvironment):
             outcome = self._runner.call(
                 instance.job(instance.environment.get_reward, self._seconds)
             )
-        where = f"{_FIELD}: get_reward() of {self.own_reward}"
+        label = f"{_FIELD}: get_reward() of {self.own_reward}"
         if outcome.error is not None:
-            raise ConfigError(f"{where} {_describe(outcome.error)}; fix it") from outcome.error
+            raise ConfigError(f"{label} {_describe(outcome.error)}; fix it") from outcome.error
         value = outcome.value
         number = finite(value)
         if number is None and value is not None:
             raise ConfigError(
-                f"{where} returned {value!r} for task {trajectory.task.id}; expected a finite number, or None"
+                f"{label} returned {value!r} for task {trajectory.task.id}; expected a finite number, or None"
             )
         return number, answer
 

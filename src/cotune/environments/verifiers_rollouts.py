@@ -438,12 +438,13 @@ def _question(name: str, data: Any, prompt: list[Chat], shared: str) -> tuple[Ta
 
 def _with_prompt(task: Any, prompt: Sequence[Chat]) -> Any:
     """Return a task that is asked by a prompt, whose first message may be the system's."""
-    system, rest = None, list(prompt)
-    if rest[0]["role"] == "system":
-        system = rest.pop(0)["content"]
-    messages = [_MESSAGES[m["role"]](content=m["content"]) for m in rest]
-    alone = len(rest) == 1 and isinstance(task.data.prompt, str)
-    data = {"prompt": rest[0]["content"] if alone else messages, "system_prompt": system}
+    has_system = prompt[0]["role"] == "system"
+    messages = [_MESSAGES[m["role"]](content=m["content"]) for m in prompt[has_system:]]
+    is_text = len(messages) == 1 and isinstance(task.data.prompt, str)
+    data = {
+        "prompt": messages[0].content if is_text else messages,
+        "system_prompt": prompt[0]["content"] if has_system else None,
+    }
     return type(task)(task.data.model_copy(update=data), task.config)
 
 
