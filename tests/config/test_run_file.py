@@ -188,20 +188,16 @@ def test_rules_write_what_the_world_needs(
 
 
 @pytest.mark.parametrize(
-    ("strategy", "hints", "said"),
+    ("strategy", "said"),
     [
-        ("inspo", None, None),
-        ("p2o", None, None),
-        ("inspo+p2o", "h.txt", None),
-        ("static", "h.txt", None),  # asks none
-        ("inspo+p2o", None, "llm.hints: missing; strategy.kind inspo\\+p2o evolves instructions and hints"),
-        ("p2o", "h.txt", "llm.hints is set, but strategy.kind p2o evolves only hints"),
+        ("inspo", None),
+        ("p2o", None),
+        ("static", None),  # asks none
+        ("inspo+p2o", "llm: a bank holds texts of one kind, but strategy.kind inspo\\+p2o evolves"),
     ],
-)  # fmt: skip
-def test_a_bank_has_a_file_for_what_evolves(
-    strategy: str, hints: str | None, said: str | None
-) -> None:
-    llm = {"kind": "bank", "path": "x.txt", "hints": hints}
+)
+def test_a_bank_holds_texts_of_one_kind(strategy: str, said: str | None) -> None:
+    llm = {"kind": "bank", "path": "x.txt"}
     raw = LEAST | {"strategy": {"kind": strategy}, "llm": llm}
     if said is None:
         assert isinstance(parse_config(raw, "test").llm, BankOptions)

@@ -19,10 +19,10 @@ HINTS = gepa_prompt("Carry the one.", EXAMPLES)
 INSTRUCTION = instruction_prompt("Add.", EXAMPLES, ())
 
 
-def bank(folder: Path, text: str, **options: object) -> BankLLM:
+def bank(folder: Path, text: str) -> BankLLM:
     path = folder / "bank.txt"
     path.write_text(text, encoding="utf-8")
-    return BankLLM(BankOptions(path=path, **options))  # pyright: ignore[reportArgumentType]
+    return BankLLM(BankOptions(path=path))
 
 
 @pytest.mark.parametrize(
@@ -72,21 +72,6 @@ def test_each_proposer_gets_the_next_entries_as_it_reads_them(tmp_path: Path) ->
         found.complete(HINTS)
     with pytest.raises(LLMError, match="INSPO, GEPA and P²O only"):
         found.complete("What is a bank?")
-
-
-def test_hints_have_a_file_of_their_own(tmp_path: Path) -> None:
-    (tmp_path / "hints").write_text("h\n\ni", encoding="utf-8")
-    found = bank(tmp_path, "a\n\nb", hints=tmp_path / "hints")
-    said = [found.complete(prompt).text for prompt in (HINTS, INSTRUCTION, HINTS)]
-    assert said == ["```\nh\n```", "```\na\n```", "```\ni\n```"]
-
-
-def test_a_text_in_both_files_is_proposed_as_each(tmp_path: Path) -> None:
-    (tmp_path / "hints").write_text("a\n\ni", encoding="utf-8")
-    first, again = (bank(tmp_path, "a\n\nb", hints=tmp_path / "hints") for _ in range(2))
-    assert read_fenced(first.complete(HINTS).text) == ("", ["a"])
-    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert again.complete(INSTRUCTION).text == first.complete(INSTRUCTION).text == "```\na\n```"
 
 
 def test_what_was_proposed_is_saved_and_is_not_proposed_again(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class JointMethod:
             raise ConfigError(f"{name} uses no LLM with these options; remove llm")
         if isinstance(self.llm, BankOptions):
             try:
-                check_bank(self.llm, method)
+                check_bank(method)
             except ValueError as error:
                 raise ConfigError(f"{name}: {error}") from None
 

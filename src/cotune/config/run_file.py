@@ -352,7 +352,7 @@ class RunConfig(Model):
     def _llm_fits(self) -> "RunConfig":
         method = self.method
         if isinstance(self.llm, BankOptions):
-            check_bank(self.llm, method)
+            check_bank(method)
         if not method.needs_llm(self.strategy) or (
             self.llm is not None and self.llm.kind != "rules"
         ):

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 
 from cotune.errors import BudgetError, ConfigError, LLMError
 from cotune.methods.inspo.proposers import candidates_asked
-from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
 from cotune.methods.method import Method
 from cotune.protocols import State
 from cotune.types import Completion
@@ -29,24 +28,20 @@ class BankOptions:
         kind: "bank".
         path: a text file with one instruction after another (hints for strategy.kind p2o). Lines of
             `---` separate them; in a file without such a line, blank lines do.
-        hints: the hints, in the same form, for strategy.kind inspo+p2o; path then holds the instructions.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     kind: Literal["bank"] = "bank"
     path: Path
-    hints: Path | None = None
 
     def __post_init__(self) -> None:
         # In Python a text will do.
         object.__setattr__(self, "path", Path(self.path))
-        object.__setattr__(self, "hints", None if self.hints is None else Path(self.hints))
 
     def describe(self) -> str:
-        """Return what proposes, and its files."""
-        names = " and ".join(path.name for path in (self.path, self.hints) if path is not None)
-        return f"a bank of written texts ({names}), not an LLM"
+        """Return what proposes, and its file."""
+        return f"a bank of written texts ({self.path.name}), not an LLM"
 
     @property
     def public_name(self) -> str:
@@ -54,18 +49,12 @@ class BankOptions:
         return self.describe()
 
 
-def check_bank(bank: BankOptions, method: Method[Any]) -> None:
-    """Raise ValueError unless a bank has a file for each kind of text that the method evolves."""
-    both = len(method.evolves) > 1
-    if both and bank.hints is None:
+def check_bank(method: Method[Any]) -> None:
+    """Raise ValueError for a method that evolves two kinds of texts, which one file cannot hold."""
+    if len(method.evolves) > 1:
         raise ValueError(
-            f"llm.hints: missing; strategy.kind {method.kind} evolves instructions and hints: name a "
-            "file of hints, and in llm.path one of instructions"
-        )
-    if bank.hints is not None and method.evolves and not both:
-        raise ValueError(
-            f"llm.hints is set, but strategy.kind {method.kind} evolves only {method.evolves[0]}; name "
-            "their file in llm.path"
+            f"llm: a bank holds texts of one kind, but strategy.kind {method.kind} evolves instructions and "
+            "hints; set an LLM, or an object with complete(prompt)"
         )
 
 
@@ -73,13 +62,13 @@ class BankLLM:
     """Answer proposers' prompts with the entries of a bank, as many as they ask for.
 
     An entry is proposed once. The state is the hashes of the texts that were proposed, so entries may be
-    added to the files before a resume. When none is left, BudgetError says so.
+    added to the file before a resume. When none is left, BudgetError says so.
 
     Args:
-        options: the files.
+        options: the file.
 
     Raises:
-        ConfigError: a file cannot be read, holds no entry, or an entry that no reply can hold.
+        ConfigError: the file cannot be read, holds no entry, or an entry that no reply can hold.
     """
 
     origin = "bank"
@@ -87,10 +76,9 @@ class BankLLM:
 
     def __init__(self, options: BankOptions) -> None:
         self.identity = options.describe()
-        self._entries = _Entries(options.path, "llm.path")
-        self._hints = self._entries
-        if options.hints is not None:
-            self._hints = _Entries(options.hints, "llm.hints")
+        self._path = options.path
+        self._texts = read_bank(options.path, "llm.path")
+        self._used = set[str]()  # hashes of the entries that were proposed
 
     def complete(self, prompt: str) -> Completion:
         """Return the next entries in the form that a prompt asks for.
@@ -100,46 +88,30 @@ class BankLLM:
             LLMError: the prompt asks for no form that is known.
         """
         if (count := candidates_asked(prompt)) is not None:
-            texts = self._entries.take(count)
-            candidates = (f"<ins_{i}>\n{text}\n</ins_{i}>" for i, text in enumerate(texts, 1))
-            return Completion("\n\n".join(candidates))
+            texts = enumerate(self._take(count), 1)
+            return Completion("\n\n".join(f"<ins_{i}>\n{text}\n</ins_{i}>" for i, text in texts))
         if _OF_GEPA not in prompt:
             raise LLMError(
                 "a bank answers the prompts of INSPO, GEPA and P²O only; set another llm"
             )
-        entries = self._entries if ABOUT_AN_AGENT in prompt else self._hints
-        return Completion(f"```\n{entries.take(1)[0]}\n```")
+        return Completion(f"```\n{self._take(1)[0]}\n```")
 
-    def state_dict(self) -> State:
-        return {"used": sorted(self._entries.used), "used_hints": sorted(self._hints.used)}
-
-    def load_state_dict(self, state: State) -> None:
-        self._entries.used = set(state["used"])
-        self._hints.used = set(state.get("used_hints", state["used"]))
-
-
-class _Entries:
-    """The entries of a file, in the order in which they are proposed.
-
-    Attributes:
-        used: hashes of the entries that were proposed.
-    """
-
-    def __init__(self, path: Path, field: str) -> None:
-        self._path = path
-        self.used = set[str]()
-        self.texts = read_bank(path, field)
-
-    def take(self, count: int) -> Sequence[str]:
+    def _take(self, count: int) -> Sequence[str]:
         """Return the next entries, at most `count`; raise BudgetError if there is none."""
-        unused = [text for text in self.texts if _hash(text) not in self.used][:count]
+        unused = [text for text in self._texts if _hash(text) not in self._used][:count]
         if not unused:
             raise BudgetError(
-                f"the bank {self._path.name} is exhausted: its {len(self.texts)} texts have all been "
+                f"the bank {self._path.name} is exhausted: its {len(self._texts)} texts have all been "
                 "proposed"
             )
-        self.used |= {_hash(text) for text in unused}
+        self._used |= {_hash(text) for text in unused}
         return unused
+
+    def state_dict(self) -> State:
+        return {"used": sorted(self._used)}
+
+    def load_state_dict(self, state: State) -> None:
+        self._used = set(state["used"])
 
 
 def read_bank(path: Path, field: str) -> list[str]:

@@ -41,7 +41,7 @@ def geo() -> cotune.GeoEnvironment:
         (lambda: cotune.INSPO(llm="sk-" + "a1B2" * 8), "INSPO: llm: model looks like a key"),
         (lambda: cotune.INSPO(llm=cast(Any, cotune.RulesLLM)), r"INSPO: llm is the class RulesLLM; .* an object with complete"),
         (lambda: cotune.INSPO(llm=cast(Any, 3)), "INSPO: llm is of type int"),
-        (lambda: cotune.INSPO(llm=cotune.BankOptions(path=Path("x"), hints=Path("y"))), r"^INSPO: llm\.hints is set"),
+        (lambda: cotune.INSPOWithP2O(llm=cotune.BankOptions(path=Path("x"))), "^INSPOWithP2O: llm: a bank holds texts of one kind"),
         (lambda: cotune.Static(llm=ScriptedLLM([])), "Static uses no LLM .* remove llm"),
     ],
 )  # fmt: skip
