@@ -94,15 +94,12 @@ class CachedLLM:
         parts = [self._step, identity_of(self._llm), prompt, self._times_asked[prompt]]
         key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         row = self._record.replies.find(key)
-        if row is None:
-            return self._ask(key, prompt)
-        self._recalled += 1
-        self._record.count_again(row["costs"])
-        if "llm" in row:
-            restore_llm(self._llm, row["llm"])
-        return Completion(**row["completion"])
-
-    def _ask(self, key: str, prompt: str) -> Completion:
+        if row is not None:
+            self._recalled += 1
+            self._record.count_again(row["costs"])
+            if "llm" in row:
+                restore_llm(self._llm, row["llm"])
+            return Completion(**row["completion"])
         self._live_calls += 1
         report("llm", self._live_calls - 1, self._live_calls)  # how many there will be is unknown
         begun = time.monotonic()

@@ -37,7 +37,7 @@ from cotune.protocols import Sampler, State
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import Batch, Coordinator, RolloutSettings
 from cotune.rollout.task_order import TaskOrder
-from cotune.types import StopReason, Task, Trajectory
+from cotune.types import StopReason, Trajectory
 
 if TYPE_CHECKING:
     from cotune.engines.trl.policy_update import PolicyUpdate
@@ -214,7 +214,17 @@ class TRLJoint(Joint):
                 f"GRPOTrainer sent other tasks at step {step} than this run has there: set "
                 "ignore_data_skip=False, and call train once"
             )
-        self.batch = self._run_step(step, tasks)
+        hook = self.before_rollout
+        self.batch = self.coordinator.step(
+            tasks,
+            self.group_size,
+            lambda: self.progress(step),
+            None if hook is None else lambda: hook(self, step - 1),
+        )
+        self.batches = step
+        self.metrics = self.batch.metrics
+        # Only rank 0's are logged.
+        self._pending = dict(self.metrics) if self.coordinator.comm.rank == 0 else {}
         self.first_row = self.coordinator.comm.rank * len(prompts)
         trajectories = self.batch.trajectories
         self._clipped = sum(map(was_cut, trajectories)) / max(1, len(trajectories))
@@ -227,19 +237,6 @@ class TRLJoint(Joint):
             "cotune_parts": [{**t.parts, "": t.reward} for t in rollouts],
             "cotune_extra": [t.extra for t in rollouts],
         }
-
-    def _run_step(self, step: int, tasks: Sequence[Task]) -> Batch:
-        hook = self.before_rollout
-        batch = self.coordinator.step(
-            tasks,
-            self.group_size,
-            lambda: self.progress(step),
-            None if hook is None else lambda: hook(self, step - 1),
-        )
-        self.batches = step
-        self.metrics = batch.metrics
-        self._pending = dict(batch.metrics) if self.coordinator.comm.rank == 0 else {}
-        return batch
 
     def rollouts_here(self, count: int) -> list[Trajectory]:
         """Return this rank's rollouts of the last training batch, in the trainer's order."""
