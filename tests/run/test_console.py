@@ -99,7 +99,6 @@ def test_markup_and_braces_in_reasons_are_text(kind: str, field: str) -> None:
 def test_an_event_without_some_fields_is_shown_all_the_same() -> None:
     for kind in EVENTS:
         shown(describe_event(kind, {}))
-        shown(describe_event(kind, dict.fromkeys(EVENTS[kind].fields)))
     assert shown(describe_event("resumed", {"from_step": 2, "changed": {"a.{b}": 1}})) == (
         "resumed after step 2; changed: a.{b}\n"
     )

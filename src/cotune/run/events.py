@@ -1,7 +1,7 @@
-"""The kinds of events: the fields of each, and the line that the console, the log and the report show of it.
+"""The kinds of events that are shown: the line that the console, the log and the report have of each.
 
 A line is a format string of the event's fields in rich markup, or a function that returns one for an event.
-`docs/reference/run-folder.md` explains the fields. A strategy of a user's own may record other kinds.
+`docs/reference/run-folder.md` lists all kinds with their fields. A strategy of a user's own may record others.
 """
 
 import logging
@@ -20,14 +20,12 @@ class Kind:
     """A kind of events.
 
     Attributes:
-        fields: their names.
-        line: how an event is shown; "" for not.
+        line: how an event is shown; a function returns "" for one that is not.
         level: of the log; a script's trainer shows warnings.
         notable: whether a reader of the report should know of each event.
     """
 
-    fields: tuple[str, ...]
-    line: str | Callable[[Fields], str] = ""
+    line: str | Callable[[Fields], str]
     level: int = logging.INFO
     notable: bool = False
 
@@ -152,76 +150,33 @@ def _hard(event: Fields) -> str:
 _EVALUATIONS = "{evaluations:,}/{budget:,} evaluations"
 
 
-def _kind(
-    fields: str = "",
-    line: str | Callable[[Fields], str] = "",
-    level: int = logging.INFO,
-    notable: bool = False,
-) -> Kind:
-    return Kind(tuple(fields.split()), line, level, notable)
-
-
 _WARN = logging.WARNING
 EVENTS: Mapping[str, Kind] = {
-    "run_started": _kind("config strategy"),
-    "saved": _kind(),
-    "run_finished": _kind(),
-    "resumed": _kind("from_step changed", _resumed),
-    "cut_back": _kind(),
-    "evaluated": _kind(
-        "trained split when prompt instruction_id em n measure by_stratum", _evaluated
-    ),
-    "instruction_born": _kind(
-        "id text parent origin born critique score parent_score shown", _born
-    ),
-    "instruction_rejected": _kind("reason text parent origin score parent_score"),
-    "instruction_pruned": _kind("id weight observed_rollouts cause", _pruned),
-    "population": _kind("members"),
-    "evolution": _kind(
-        "parents rounds proposed verified accepted saved population",
+    "resumed": Kind(_resumed),
+    "evaluated": Kind(_evaluated),
+    "instruction_born": Kind(_born),
+    "instruction_pruned": Kind(_pruned),
+    "evolution": Kind(
         "evolution: {accepted} of {proposed} proposals accepted, {verified} verified; population of "
-        "{population}",
+        "{population}"
     ),
-    "proposal_failed": _kind("reason", "[yellow]{reason}[/]", _WARN),
-    "phase_failed": _kind(
-        "reason in_a_row",
-        "[yellow]no proposal of this phase was useful: {reason}[/]",
-        _WARN,
-        notable=True,
+    "proposal_failed": Kind("[yellow]{reason}[/]", _WARN),
+    "phase_failed": Kind(
+        "[yellow]no proposal of this phase was useful: {reason}[/]", _WARN, notable=True
     ),
-    "proposals_ended": _kind(
-        "reason", "[yellow]{reason}; training continues without new proposals[/]", _WARN, True
+    "proposals_ended": Kind(
+        "[yellow]{reason}; training continues without new proposals[/]", _WARN, notable=True
     ),
-    "best_instruction": _kind(
-        "id weight observed_steps observed_rollouts runner_up too_close_to_call", _best
+    "best_instruction": Kind(_best),
+    "best_kept": Kind("{text}"),
+    "gepa_progress": Kind(
+        f"GEPA: {_EVALUATIONS}, {{instructions}} instructions, best {{best_dev_score:.2f}} on dev"
     ),
-    "best_kept": _kind(
-        "id policy_step trained em initial_em interval observed_steps observed_rollouts leader text",
-        "{text}",
-    ),
-    "gepa_phase": _kind("dev train budget"),
-    "gepa_progress": _kind(
-        "evaluations budget instructions best_dev_score",
-        f"GEPA: {_EVALUATIONS}, {{instructions}} instructions, best {{best_dev_score:.2f}} on dev",
-    ),
-    "gepa_phase_ended": _kind(
-        "evaluations budget asked proposed valid accepted initial_dev_score best_dev_score",
-        _gepa_phase,
-    ),
-    "hard_samples": _kind("epoch seen hard newly_hard graduated solved_by_hint", _hard),
-    "hint_phase": _kind("phase hard dev train budget reflection"),
-    "hint_progress": _kind(
-        "evaluations budget hints best_mean_dev_score", _hint_progress, logging.DEBUG
-    ),
-    "hint_accepted": _kind(
-        "text parent mean_dev_score", "[green]+ hint[/] ({mean_dev_score:.2f} on dev): {text:110}"
-    ),
-    "hint_rejected": _kind("reason text parent"),
-    "hint_phase_ended": _kind(
-        "phase evaluations budget asked proposed valid accepted covering covering_texts "
-        "solved_without solved_by_cover solved",
-        _hint_phase,
-    ),
-    "notice": _kind("text", "[yellow]{text}[/]", _WARN, notable=True),
+    "gepa_phase_ended": Kind(_gepa_phase),
+    "hard_samples": Kind(_hard),
+    "hint_progress": Kind(_hint_progress, logging.DEBUG),
+    "hint_accepted": Kind("[green]+ hint[/] ({mean_dev_score:.2f} on dev): {text:110}"),
+    "hint_phase_ended": Kind(_hint_phase),
+    "notice": Kind("[yellow]{text}[/]", _WARN, notable=True),
 }
-"""Every kind that the package records."""
+"""The kinds of the package that have a line; the others are only recorded."""
