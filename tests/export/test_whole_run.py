@@ -37,7 +37,7 @@ def test_a_run_ends_with_a_folder_that_serves(tmp_path: Path) -> None:
 
     # Of rollouts under the best instruction: it would stand there twice.
     (result,) = evaluate_run(config, run, EvaluationOptions()).sets
-    greedy = result.figures["best"][0]
+    greedy = result.figures[0]
     assert (greedy.statistic, greedy.mean) == ("greedy", arm["em"])
     kept = read_json(best / "best.json")["instruction"]
     rows = run.read_trajectories(4, "evaluate_after")

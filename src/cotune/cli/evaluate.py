@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ def evaluate(
     with _measuring(config, console, as_json):
         evaluation = evaluate_run(config, run, options)
     if as_json:
-        _print_json(evaluation_table.as_json(evaluation))
+        _print_json(plain(asdict(evaluation), "evaluation"))
     else:
         evaluation_table.show(evaluation, console)
 

@@ -18,6 +18,7 @@ from cotune.engines.comm import world
 from cotune.engines.joint import Parts
 from cotune.engines.undamaged import Chosen, newest_undamaged
 from cotune.errors import ConfigError
+from cotune.experiments.report import ReportListener
 from cotune.policy.codec import HFCodec
 from cotune.protocols import Environment, Rewards
 from cotune.run.console import ConsoleListener, LogListener
@@ -163,7 +164,8 @@ def opened_run(settings: RunSettings, total_steps: int, *, resume: bool) -> Gene
         if world().rank == 0:
             record = _open(settings, resume=resume and not new)
             console = settings.console
-            record.listeners = [ConsoleListener(console, total_steps) if console else LogListener()]
+            log = ConsoleListener(console, total_steps) if console else LogListener()
+            record.listeners = [log, ReportListener(folder)]
             record.rollouts_every = settings.rollouts_every
             record.total_steps = total_steps
             record.charge_check(settings.llm_checks or ())

@@ -251,7 +251,7 @@ def test_a_run_file_is_trained_evolved_and_evaluated_through_vllm(
     assert rollouts["verify"] > 0
     assert {params.temperature for params, _ in engine.calls} == {0.0, 1.0}
     (result,) = evaluate_run(config, run, EvaluationOptions()).sets
-    greedy = result.figures["best"][0]
+    greedy = result.figures[0]
     assert (greedy.mean, greedy.by_stratum) == (outcome.after.em, outcome.after.by_stratum)
     assert 0 < outcome.after.n == greedy.n
 

@@ -7,7 +7,7 @@ import pytest
 
 from cotune.config.run_file import RunConfig, dump_config
 from cotune.errors import ConfigError
-from cotune.experiments.compare.cells import Cell, State, check_settings, run_cells
+from cotune.experiments.compare.cells import Cell, State, cells_of, run_cells
 from cotune.experiments.compare.stages import rows_of
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.evaluate.quadrants import relative
@@ -19,8 +19,8 @@ REWARDS = (1.0, 0.0, 1.0, 0.0)
 TEXT = "Found. <search> </search> <answer> </answer> <think> </think> <information> </information>"
 
 
-def cells_of(folder: Path, **changes: Any) -> list[Cell]:
-    return [Cell(row) for row in rows_of(*load_suite(suite_file(folder, **changes)))]
+def cells_in(folder: Path, **changes: Any) -> list[Cell]:
+    return cells_of(rows_of(*load_suite(suite_file(folder, **changes))))
 
 
 def run(cells: list[Cell], at_once: int = 2) -> None:
@@ -34,11 +34,11 @@ def finished(config: RunConfig, words: tuple[str, ...]) -> int:
 
 def test_what_is_finished_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     processes = Processes(monkeypatch, finished)
-    run(cells_of(tmp_path))
+    run(cells_in(tmp_path))
     assert [words[0] for words in processes.started] == ["train"] * 4
     assert all(words[-1] == "--quiet" for words in processes.started)
     processes.started.clear()
-    cells = cells_of(tmp_path, seeds=[0, 1, 2])
+    cells = cells_in(tmp_path, seeds=[0, 1, 2])
     run(cells)
     assert [Path(words[1]).parent.name for words in processes.started] == ["seed-2"] * 2
     assert {cell.state for cell in cells} == {State.DONE}
@@ -47,10 +47,10 @@ def test_what_is_finished_is_not_run_again(tmp_path: Path, monkeypatch: pytest.M
 def test_a_run_that_was_cut_off_is_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = cells_of(tmp_path)[0].row
+    first = cells_in(tmp_path)[0].row
     Record.create(first.stage_folder(0), dump_config(first.config(0, ())))
     processes = Processes(monkeypatch, finished)
-    run(cells_of(tmp_path))
+    run(cells_in(tmp_path))
     assert ("resume", str(first.stage_folder(0)), "--trust", "--quiet") in processes.started
     assert [words[0] for words in processes.started].count("train") == 3
 
@@ -59,16 +59,12 @@ def test_a_run_of_another_configuration_is_refused_and_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Processes(monkeypatch, finished)
-    run(cells_of(tmp_path))
+    run(cells_in(tmp_path))
     kept = (tmp_path / "out/inspo/seed-0/train/run.yaml").read_text()
-    cells = cells_of(tmp_path, set={"training.kl": 0.5})
-    run(cells)
-    assert {cell.state for cell in cells} == {State.FAILED}
     other = "holds a run with another value of training.kl; restore the suite file"
-    assert other in cells[0].problem
     with pytest.raises(ConfigError, match=other):
-        check_settings([cell.row for cell in cells])
-    check_settings([cell.row for cell in cells_of(tmp_path, set={"threads": 64})])
+        cells_in(tmp_path, set={"training.kl": 0.5})
+    assert {c.state for c in cells_in(tmp_path, set={"threads": 64})} == {State.DONE}
     assert (tmp_path / "out/inspo/seed-0/train/run.yaml").read_text() == kept
 
 
@@ -77,7 +73,7 @@ def test_a_failure_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return 1 if config.strategy.kind == "inspo" and config.seed else finished(config, words)
 
     Processes(monkeypatch, outcome)
-    cells = cells_of(tmp_path)
+    cells = cells_in(tmp_path)
     run(cells)
     assert [cell.state for cell in cells] == [State.DONE, State.DONE, State.DONE, State.FAILED]
     assert cells[3].problem.startswith("stage train, status 1: ValueError: it broke (see ")
@@ -87,7 +83,7 @@ def test_ending_well_without_a_result_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Processes(monkeypatch, lambda config, words: 0)
-    cells = cells_of(tmp_path, seeds=[0])
+    cells = cells_in(tmp_path, seeds=[0])
     run(cells)
     assert {cell.state for cell in cells} == {State.FAILED}
 
@@ -101,7 +97,7 @@ def test_stages_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     Processes(monkeypatch, outcome)
     entry = {"method": "prompt-before-rl", "share": 0.5}
-    cells = cells_of(tmp_path, methods=["grpo", entry], seeds=[0])
+    cells = cells_in(tmp_path, methods=["grpo", entry], seeds=[0])
     run(cells, at_once=1)
     assert seen[1:] == [("prompt", None, 20), ("train", TEXT, 24)]
     assert [one.folder.name for one in cells[1].finished] == ["prompt", "train"]
@@ -111,11 +107,11 @@ def test_a_run_that_was_gone_on_with_is_not_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processes = Processes(monkeypatch, finished)
-    run(cells_of(tmp_path, seeds=[0]))
+    run(cells_in(tmp_path, seeds=[0]))
     folder = tmp_path / "out/inspo/seed-0/train"
     Record.open(folder).cut_back(1)  # as resume does; summary.json is the first attempt's
     processes.started.clear()
-    run(cells_of(tmp_path, seeds=[0]))
+    run(cells_in(tmp_path, seeds=[0]))
     assert processes.started == [("resume", str(folder), "--trust", "--quiet")]
 
 
@@ -123,8 +119,8 @@ def test_what_is_finished_is_known_before_anything_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Processes(monkeypatch, finished)
-    run(cells_of(tmp_path, seeds=[1]))
-    cells = cells_of(tmp_path, seeds=[0, 1])
+    run(cells_in(tmp_path, seeds=[1]))
+    cells = cells_in(tmp_path, seeds=[0, 1])
     seen: list[list[State]] = []
     run_cells(cells, 1, lambda now: seen.append([cell.state for cell in now]), every=0.0)
     assert seen[0] == [State.RUNNING, State.WAITING, State.DONE, State.DONE]
@@ -140,7 +136,7 @@ def test_no_more_run_at_once_than_asked_for(
         nonlocal most
         most = max(most, sum(cell.state == State.RUNNING for cell in now))
 
-    run_cells(cells_of(tmp_path, seeds=[0, 1, 2]), 2, watch, every=0.0)
+    run_cells(cells_in(tmp_path, seeds=[0, 1, 2]), 2, watch, every=0.0)
     assert most == 2
 
 
@@ -150,7 +146,7 @@ def test_runs_are_spread_over_the_gpus_that_are_listed(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
     processes = Processes(monkeypatch, finished)
-    run(cells_of(tmp_path, seeds=[0, 1]))
+    run(cells_in(tmp_path, seeds=[0, 1]))
     assert set(processes.gpus[:2]) == set(processes.gpus) == given
 
 
@@ -174,7 +170,7 @@ def test_the_last_stage_has_its_quadrants_scored_once(
 ) -> None:
     changes = {"methods": ["grpo", "prompt-before-rl"], "seeds": [0]}
     processes = Processes(monkeypatch, scored)
-    cells = cells_of(tmp_path, quadrant_samples=2, **changes)
+    cells = cells_in(tmp_path, quadrant_samples=2, **changes)
     run(cells, at_once=1)
     assert {cell.state for cell in cells} == {State.DONE}
     out = tmp_path / "out"
@@ -195,7 +191,7 @@ def test_the_last_stage_has_its_quadrants_scored_once(
 
     def again(samples: int) -> list[str]:
         processes.started.clear()
-        run(cells_of(tmp_path, quadrant_samples=samples, **changes), at_once=1)
+        run(cells_in(tmp_path, quadrant_samples=samples, **changes), at_once=1)
         return [words[1] for words in processes.started]
 
     assert again(2) == []
@@ -206,7 +202,7 @@ def test_the_last_stage_has_its_quadrants_scored_once(
     (out / "grpo/seed-0/train/best/best.json").write_text("{}")
     quadrants(samples=3).write(Path(last))
     processes.started.clear()
-    cells = cells_of(tmp_path, quadrant_samples=3, **changes)
+    cells = cells_in(tmp_path, quadrant_samples=3, **changes)
     run(cells, at_once=1)
     assert [words[1] for words in processes.started] == [first, last]
     # The fake scores another policy than the one that is kept.
@@ -224,5 +220,5 @@ def test_processes_are_ended_where_the_suite_is(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_cells(cells_of(tmp_path), 2, stopped, every=0.0)
+        run_cells(cells_in(tmp_path), 2, stopped, every=0.0)
     assert [made.poll() for made in processes.made] == [-15, -15]

@@ -66,8 +66,8 @@ def test_figures_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (summary["n"], summary["measure"], summary["kind"]) == (4, "exact match", "suite")
     # Of two questions a stratum one differs: in a sixteenth of the draws none does.
     assert summary["verdict"] == (
-        "INSPO cannot be told apart from GRPO (95 %: +0.0 to +100.0): held-out exact match, at a budget of "
-        "40 policy rollouts, over 2 seeds."
+        "Held-out exact match over GRPO: INSPO +50.0 points (95 %: +0 to +100), which may be none; at a budget "
+        "of 40 policy rollouts, over 2 seeds."
     )
 
 
@@ -119,8 +119,8 @@ def test_the_focus_is_what_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert rows["inspo"]["gain"]["mean"] == 1.0
     assert rows["inspo"]["score"]["by_stratum"] == {"1 hop": 0.0, "2 hops": 1.0}
     assert summary["verdict"] == (
-        "INSPO cannot be told apart from GRPO (95 %: −31.5 to +100.0): held-out exact match on the strata 2…, "
-        "at a budget of 40 policy rollouts, over 2 seeds."
+        "Held-out exact match on “2…” questions over GRPO: INSPO +100.0 points (95 %: −32 to +100), which may be "
+        "none; at a budget of 40 policy rollouts, over 2 seeds."
     )
 
 

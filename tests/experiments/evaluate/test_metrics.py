@@ -22,12 +22,12 @@ def test_intervals_count_questions_and_not_samples() -> None:
     assert interval(0.5) is None
     low, high = interval(1.2, -0.4, 1.2, -0.4, 0.4) or (0, 0)
     assert low < 0 < 1 < high
-    (sampled,) = figures_of("f1", "F1", {"sampled": [[0.0, 1.0], [0.5, 0.5]]}, ["", ""])
+    (sampled,) = figures_of("best", "f1", "F1", {"sampled": [[0.0, 1.0], [0.5, 0.5]]}, ["", ""])
     assert (sampled.n, sampled.interval) == (2, wilson(0.5, 2))
 
 
 def greedy(metric: str, values: Sequence[float], strata: Sequence[str]) -> Figure:
-    (found,) = figures_of(metric, metric, {"greedy": [[value] for value in values]}, strata)
+    (found,) = figures_of("best", metric, metric, {"greedy": [[value] for value in values]}, strata)
     return found
 
 
@@ -35,7 +35,10 @@ def test_a_figure_overall_and_by_stratum() -> None:
     found = greedy("f1", [1.0, 0.5, 0.0], ["b", "a", "b"])
     assert found.mean == pytest.approx(0.5)
     assert found.n == 3
-    assert list(found.by_stratum.items()) == [("a", (0.5, 1)), ("b", (0.5, 2))]
+    assert list(found.by_stratum.items()) == [
+        ("a", {"mean": 0.5, "n": 1}),
+        ("b", {"mean": 0.5, "n": 2}),
+    ]
     assert greedy("f1", [1.0], [""]).by_stratum == {}
 
 
@@ -45,14 +48,14 @@ def means(figures: list[Figure]) -> dict[str, float]:
 
 def test_figures_of_samples() -> None:
     samples = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]
-    found = means(figures_of("reward", "exact match", {"sampled": samples}, ["x", "y"]))
+    found = means(figures_of("best", "reward", "exact match", {"sampled": samples}, ["x", "y"]))
     assert found == pytest.approx({"avg@4": 0.625, "pass@4": 1})
     # What is right in part has not passed; what is right and more has.
     partly = means(
-        figures_of("reward", "mean reward", {"sampled": [[0.9, 0.0], [1.2, 0.2]]}, ["", ""])
+        figures_of("best", "reward", "mean reward", {"sampled": [[0.9, 0.0], [1.2, 0.2]]}, ["", ""])
     )
     assert partly == pytest.approx({"avg@2": 0.575, "pass@2": 0.5})
-    assert means(figures_of("f1", "F1", {"sampled": samples}, ["", ""])) == {"avg@4": 0.625}
+    assert means(figures_of("best", "f1", "F1", {"sampled": samples}, ["", ""])) == {"avg@4": 0.625}
 
 
 def rollout(text: str, answer: str | None, answers: tuple[str, ...]) -> Trajectory:

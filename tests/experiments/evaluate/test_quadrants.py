@@ -57,7 +57,7 @@ def test_scores_and_gains_by_hand() -> None:
 def test_three_zeros_have_the_same_interval_as_in_evaluate() -> None:
     zeros = {name: {"greedy": (0.0,) * 3, "sampled": (0.0,) * 3} for name in QUADRANTS}
     found = quadrants(rewards=zeros, questions=("a", "b", "c"), strata=("",) * 3)
-    (figure, *_) = figures_of("reward", "exact match", {"greedy": [[0.0]] * 3}, [""] * 3)
+    (figure, *_) = figures_of("best", "reward", "exact match", {"greedy": [[0.0]] * 3}, [""] * 3)
     assert found.score("trained_plain", "greedy").interval == figure.interval == wilson(0, 3)
     low, high = found.gain("both", "greedy").interval or (0, 0)
     assert low < 0 < high

@@ -49,6 +49,7 @@ from cotune.engines.verl.hooks import VerlJoint
 from cotune.engines.verl.settings import resume_from, verl_config
 from cotune.engines.verl.worker import SECTION, Worker, make_worker, worker_of
 from cotune.errors import ConfigError, CotuneError, EngineError
+from cotune.experiments.report import ReportListener
 from cotune.policy.policy_files import only_local, policy_path
 from cotune.rollout.task_order import TaskOrder
 from cotune.run.console import ConsoleListener
@@ -245,7 +246,7 @@ class Runner:
             steps = worker.config.training.steps
             run = Record.open(
                 folder,
-                listeners=[ConsoleListener(console, steps)],
+                listeners=[ConsoleListener(console, steps), ReportListener(folder)],
                 rollouts_every=worker.config.logging.trajectories_every,
                 total_steps=steps,
             )

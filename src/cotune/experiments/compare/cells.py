@@ -212,21 +212,18 @@ class Cell:
         return f"stage {name}, status {status}: {lines[-1].strip()} (see {log})"
 
 
-def check_settings(rows: Iterable[SuiteRow]) -> None:
-    """Raise ConfigError if the folder of a first stage holds a run with other settings.
+def cells_of(rows: Iterable[SuiteRow]) -> list[Cell]:
+    """Return the cells of some rows, with what is finished in their folders.
 
-    A folder that cannot be read is left to its cell, which fails alone.
+    Raises:
+        ConfigError: a folder holds a run with other settings, or cannot be read.
     """
-    for row in rows:
-        folder = row.stage_folder(0)
-        if not RunDir.is_run(folder):
-            continue
-        try:
-            problem = other_settings(folder, row.planned[0])
-        except _FAILURES:
-            continue
-        if problem:
-            raise ConfigError(problem)
+    cells = [Cell(row) for row in rows]
+    for cell in cells:
+        cell.look()
+        if cell.state == State.FAILED:
+            raise ConfigError(cell.problem)
+    return cells
 
 
 def other_settings(folder: Path, config: RunConfig) -> str:
@@ -281,7 +278,7 @@ def run_cells(
     watch: Callable[[Sequence[Cell]], None],
     every: float = 1.0,
 ) -> None:
-    """Run cells, `at_once` at a time and in order, after taking over what is finished in their folders.
+    """Run cells, `at_once` at a time and in order.
 
     A cell that fails does not stop the others. If CUDA_VISIBLE_DEVICES lists several GPUs, each cell sees
     one, that with the fewest cells.
@@ -290,8 +287,6 @@ def run_cells(
         watch: called with all cells whenever some may have changed.
         every: seconds between checks of the processes.
     """
-    for cell in cells:
-        cell.look()
     listed = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()]
     if all(cell.state in (State.DONE, State.FAILED) for cell in cells):
         watch(cells)

@@ -21,6 +21,7 @@ from cotune.experiments.evaluate.quadrants import (
 )
 from cotune.run.costs import policy_rollouts
 from cotune.run.run_dir import RunDir
+from cotune.utils.tables import Scores
 
 _SUMS = ("generated_tokens", "llm_calls", "money", "seconds")
 TOLERANCE = 0.05
@@ -305,39 +306,27 @@ def _gain(
 
 
 def _verdict(suite: SuiteSummary) -> str:
-    """Say in one sentence what the group "ours" gained over the baseline; without it, the best."""
+    """Say in one sentence what the methods of the group "ours" gained over the baseline; without any, the best."""
     baseline = suite.baseline_method
-    others = [row for row in suite.methods if row.gain is not None]
-    if baseline.score is None or not others:
+    compared = [row for row in suite.methods if row.gain]
+    compared.sort(key=lambda row: row.group != "ours")
+    ours = sum(row.group == "ours" for row in compared)
+    if baseline.score is None or not compared:
         return "No comparison yet: too few runs are finished."
-    ours = [row for row in others if row.group == "ours"][:_COMPARED]
-    compared = ours or [max(others, key=lambda row: row.gain.mean if row.gain else 0.0)]
-    clauses = [_gain_in_words(row, baseline.label, suite.shares) for row in compared]
-    paired = {len(row.by_seed.keys() & baseline.by_seed.keys()) for row in compared}
-    seeds = " to ".join(map(str, sorted({min(paired), max(paired)})))
-    strata = f" on the strata {suite.focus}…" if suite.focus else ""
-    seeds = "one seed, which says nothing of others" if seeds == "1" else f"{seeds} seeds"
+    if not ours:
+        compared.sort(key=lambda row: -row.gain.mean if row.gain else 0.0)
+    form = Scores(suite.shares)
+    clauses: list[str] = []
+    for row in compared[: min(ours, _COMPARED) or 1]:
+        assert row.gain is not None
+        cell = form.cell(row.gain.mean, row.gain.interval, change=True)
+        ends = f" (95 %: {cell.note})" if cell.note else ""
+        clear = "" if cell.css else ", which may be none"
+        clauses.append(f"{row.label} {cell.text}{' points' * suite.shares}{ends}{clear}")
+    seeds = {len(row.by_seed.keys() & baseline.by_seed.keys()) for row in compared}
+    over = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
+    over = "one seed, which says nothing of others" if over == "1" else f"{over} seeds"
     return (
-        f"{'; '.join(clauses)}: held-out {suite.measure}{strata}, at a budget of {suite.budget:,} policy "
-        f"rollouts, over {seeds}."
-    )
-
-
-def _gain_in_words(row: SuiteMethod, baseline: str, shares: bool) -> str:
-    """Say what a row gained: "INSPO ends 64.9 points (95 %: 59.2 to 70.4) above Search-R1"."""
-
-    def size(value: float, sign: str = "") -> str:
-        text = f"{value * 100:{sign}.1f}" if shares else f"{value:{sign}.3f}"
-        return text.replace("-", "−")
-
-    assert row.gain is not None
-    low, high = row.gain.interval or (0.0, 0.0)
-    if low <= 0 <= high:
-        ends = f" (95 %: {size(low, '+')} to {size(high, '+')})" if row.gain.interval else ""
-        return f"{row.label} cannot be told apart from {baseline}{ends}"
-    near, far = sorted((abs(low), abs(high)))
-    points = " points" if shares else ""
-    return (
-        f"{row.label} ends {size(abs(row.gain.mean))}{points} (95 %: {size(near)} to {size(far)}) "
-        f"{'below' if high < 0 else 'above'} {baseline}"
+        f"{suite.title} over {baseline.label}: {'; '.join(clauses)}; at a budget of {suite.budget:,} policy "
+        f"rollouts, over {over}."
     )

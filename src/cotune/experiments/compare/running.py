@@ -11,14 +11,14 @@ from rich.console import Console
 from cotune.config.cost import plan_run
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError, CotuneError, Stopped
-from cotune.experiments.compare.cells import Cell, State, check_settings, run_cells
+from cotune.experiments.compare.cells import Cell, State, cells_of, run_cells
 from cotune.experiments.compare.methods import method_named, method_names
 from cotune.experiments.compare.stages import check_rows, rows_of, setting_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.compare.suite_summary import SuiteSummary
 from cotune.run.costs import policy_rollouts
 from cotune.run.locks import locked
-from cotune.run.run_dir import RunDir, read_summary, write_summary
+from cotune.run.run_dir import RunDir, write_summary
 from cotune.utils.output import output_may_be_lost
 from cotune.utils.packages import need_trl
 from cotune.utils.stopping import stopped_by_sigterm
@@ -50,8 +50,7 @@ def compare(
     rows = rows_of(suite, base)
     check_rows(rows)
     _check_folder(suite.output)
-    check_settings(rows)
-    cells = [Cell(row) for row in rows]
+    cells = cells_of(rows)
     setting = setting_of(rows)
     printed = set[str]()
     fields = (word for assignment in assignments for word in ("--set", assignment))
@@ -108,7 +107,7 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> li
     suite, base = load_suite(path, assignments)
     rows = rows_of(suite, base)
     check_rows(rows)
-    check_settings(rows)
+    cells = cells_of(rows)
     _print_heading(suite, setting_of(rows), console)
     left, right = ("method", "stage", "strategy"), ("steps", "policy rollouts", "LLM calls")
     table = plain_table("", left, right)
@@ -127,9 +126,8 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> li
                 f"up to {planned.calls:,}" if planned.calls else "",
             )
     console.print(table)
-    folders = [row.stage_folder(i) for row in rows for i in range(len(row.method.stages))]
-    finished = sum(read_summary(folder) is not None for folder in folders)
-    console.print(f"runs: {len(folders)}, over {len(suite.seeds)} seeds; finished: {finished}")
+    finished = sum(cell.state == State.DONE for cell in cells)
+    console.print(f"rows over {len(suite.seeds)} seeds: {len(cells)}; finished: {finished}")
     return configs
 
 

@@ -80,25 +80,44 @@ class Column:
 
     name: str
     label: str
-    prompt: Prompt
+    instruction: str
+    hint: str = ""
     trained: bool = True
+
+    @property
+    def prompt(self) -> Prompt:
+        return Prompt(self.instruction, self.hint)
 
 
 @dataclass(frozen=True)
 class SetResult:
-    """The figures of a question set, by column."""
+    """The figures of a question set.
 
-    questions: QuestionSet
-    figures: Mapping[str, Sequence[Figure]]
-    notices: Sequence[str] = ()
+    Attributes:
+        name, title, source: those of its `QuestionSet`.
+        n: its questions.
+        samples: sampled rollouts of each.
+        figures: of each column in turn.
+    """
+
+    name: str
+    title: str
+    source: str
+    n: int
+    samples: int
+    figures: Sequence[Figure]
+    notices: Sequence[str]
+
+    def of(self, column: Column) -> list[Figure]:
+        return [figure for figure in self.figures if figure.column == column.name]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of `evaluate_run`.
+    """The result of `evaluate_run`; as JSON, what `cotune evaluate --json` prints.
 
     Attributes:
-        temperature: of sampled rollouts, `samples` of each question.
+        temperature: of sampled rollouts.
         created: Unix time.
     """
 
@@ -107,10 +126,11 @@ class Evaluation:
     policy: str
     seed: int
     temperature: float
-    samples: int
     columns: Sequence[Column]
     sets: Sequence[SetResult]
-    created: float = field(default_factory=time.time)
+    created: float = field(default_factory=lambda: round(time.time(), 3))
+    schema_version: int = 1
+    kind: str = "evaluation"
 
 
 def evaluate(
@@ -197,7 +217,7 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
         *([_UNFINISHED] if run.read_summary() is None else []),
         *([_OTHER_DATA] if changed else []),
     ]
-    figures: list[dict[str, Sequence[Figure]]] = [{} for _ in sets]
+    figures: dict[str, list[Figure]] = {questions.name: [] for questions in sets}
     for trained in dict.fromkeys(column.trained for column in columns):
         columns_of_policy = [column for column in columns if column.trained is trained]
         best = run.best_path if trained else None
@@ -206,7 +226,7 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
             raise ConfigError(
                 f"{run.path}: its best policy was replaced while it was loaded; run the command again"
             )
-        for questions, by_column in zip(sets, figures, strict=True):
+        for questions in sets:
             titles = metrics_of(config.rewards, questions)
             functions = metric_functions(REWARDS[questions.f1])
             if is_boxed(questions.environment) and questions.rewards is None:
@@ -215,12 +235,12 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
             metrics = {name: functions[name] for name in titles}
             scores = evaluate(policy, prompts, questions, options.samples, metrics)
             strata = [task.stratum for task in questions.tasks]
-            for column in columns_of_policy:
-                by_column[column.name] = [
-                    figure
-                    for name, values in scores[column.prompt].items()
-                    for figure in figures_of(name, titles[name], values, strata)
-                ]
+            figures[questions.name] += [
+                figure
+                for column in columns_of_policy
+                for name, values in scores[column.prompt].items()
+                for figure in figures_of(column.name, name, titles[name], values, strata)
+            ]
     return Evaluation(
         name=config.name,
         strategy=config.strategy.kind,
@@ -228,12 +248,14 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
         seed=config.seed,
         temperature=options.temperature or config.training.temperature,
         columns=columns,
-        samples=options.samples,
         sets=[
-            SetResult(q, f, [*notices, *_boxless(q, columns)])
-            for q, f in zip(sets, figures, strict=True)
+            SetResult(
+                q.name, q.title, q.source, len(q.tasks), options.samples, figures[q.name],
+                [*notices, *_boxless(q, columns)],
+            )
+            for q in sets
         ],
-    )
+    )  # fmt: skip
 
 
 def best_record(run: RunDir) -> BestRecord:
@@ -248,18 +270,17 @@ def best_record(run: RunDir) -> BestRecord:
 
 
 def _columns(record: BestRecord, initial: str, untrained: bool) -> list[Column]:
-    best = Prompt(record.instruction)
+    best = record.instruction
     columns = [
         Column("best", "best instruction", best),
-        Column("initial", "initial instruction", Prompt(initial)),
+        Column("initial", "initial instruction", initial),
     ]
     if record.hint:
-        hinted = Prompt(record.instruction, record.hint)
-        columns.append(Column("hinted", "best instruction and hint", hinted))
+        columns.append(Column("hinted", "best instruction and hint", best, record.hint))
     if untrained:
         columns += [
-            Column("untrained_best", "untrained, best instruction", best, False),
-            Column("untrained_initial", "untrained, initial instruction", Prompt(initial), False),
+            Column("untrained_best", "untrained, best instruction", best, trained=False),
+            Column("untrained_initial", "untrained, initial instruction", initial, trained=False),
         ]
     return columns
 
@@ -279,5 +300,5 @@ def _boxless(questions: QuestionSet, columns: Sequence[Column]) -> list[str]:
         f"{column.label}: does not mention {REQUIRED[0]}{{}}, from which answers are read on "
         f"{questions.title}"
         for column in columns
-        if REQUIRED[0] not in column.prompt.instruction + column.prompt.hint
+        if REQUIRED[0] not in column.instruction + column.hint
     ]

@@ -27,26 +27,32 @@ class Figure:
     """One number of an evaluation.
 
     Attributes:
+        column: the name of the prompt and policy that it is of.
         metric: a name of `METRICS`.
         title: its name in tables; "exact match" for a reward that is exact match.
         statistic: "greedy", "avg@8", "pass@4", …
         mean: mean over questions.
         interval: 95 %, lower and upper end; None if a single question gives no spread.
         n: questions.
-        by_stratum: (mean, questions) of each stratum, in name order.
+        by_stratum: the "mean" and the number of questions, "n", of each stratum, in name order.
     """
 
+    column: str
     metric: str
     title: str
     statistic: str
     mean: float
     interval: tuple[float, float] | None
     n: int
-    by_stratum: Mapping[str, tuple[float, int]]
+    by_stratum: Mapping[str, Mapping[str, float]]
 
 
 def figures_of(
-    metric: str, title: str, values: Mapping[str, Sequence[Sequence[float]]], strata: Sequence[str]
+    column: str,
+    metric: str,
+    title: str,
+    values: Mapping[str, Sequence[Sequence[float]]],
+    strata: Sequence[str],
 ) -> list[Figure]:
     """Return the figures of a metric: greedy, and of k samples avg@k and pass@k.
 
@@ -70,8 +76,10 @@ def figures_of(
     figures: list[Figure] = []
     for statistic, each in by_statistic.items():
         score = score_values(each, strata, title)
+        by_stratum = {name: {"mean": em, "n": n} for name, (em, n) in score.by_stratum.items()}
+        interval = score.interval
         figures.append(
-            Figure(metric, title, statistic, score.em, score.interval, score.n, score.by_stratum)
+            Figure(column, metric, title, statistic, score.em, interval, score.n, by_stratum)
         )
     return figures
 

@@ -16,11 +16,6 @@ _HARD = {
     "graduated": "graduated",
     "solved_by_hint": "graduated under hints",
 }
-_GROUPS = {
-    "zero_advantage_share_hinted": "groups with hints",
-    "zero_advantage_share_plain": "groups without hints",
-    "hinted_share": "hinted rollouts, share of all",
-}
 
 
 @dataclass(frozen=True)
@@ -95,24 +90,17 @@ def _phase(members: Sequence[Row]) -> HintPhase:
 
 
 def hint_charts(run: RecordedRun) -> list[Chart]:
-    """Draw a run's hard questions, groups without advantage, and masked tokens."""
+    """Draw a run's hard questions and masked tokens."""
     hard = [{**event, "step": event["epoch"] + 1} for event in run.of_kind("hard_samples")]
     counts = [
         Series(name, values(hard, key), style(i)) for i, (key, name) in enumerate(_HARD.items())
     ]
-    steps = [{**row, **_without_hints(row)} for row in run.metrics]
-    groups = [(name, values(steps, key)) for key, name in _GROUPS.items()]
+    hinted = [("with hints", "_hinted"), ("without", "_plain")]
+    groups = [(name, run.values(f"zero_advantage_share{key}")) for name, key in hinted]
     masked = [("masked", run.values("p2o/ratio_masked_share"))]
     charts = (
         line_chart("Hard questions by epoch", counts, x_label="epoch"),
-        curves_chart("Groups without advantage, with and without hints", groups, share=True),
+        curves_chart("Groups without advantage, at steps with hints", groups, share=True),
         curves_chart("Share of masked tokens of hinted rollouts", masked, share=True),
     )
     return [chart for chart in charts if chart]
-
-
-def _without_hints(row: Row) -> Row:
-    """Return what a step without any hint says about groups with and without one."""
-    if "hinted_share" in row or "zero_advantage_share" not in row:
-        return {}
-    return {"zero_advantage_share_plain": row["zero_advantage_share"], "hinted_share": 0.0}
