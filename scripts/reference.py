@@ -91,20 +91,15 @@ def cli_page() -> str:
 
 
 def _overview(group: Any) -> str:
-    """Return a list with the first sentence of each command's help."""
-    return "\n".join(
-        f"- [`cotune {name}`](#cotune-{name}): {escaped(_first_sentence(command.help or ''))}."
-        for name, command in _commands_of(group)
+    return (
+        "Commands: "
+        + ", ".join(f"[{name}](#cotune-{name})" for name, _ in _commands_of(group))
+        + "."
     )
 
 
 def _commands_of(group: Any) -> list[tuple[str, Any]]:
     return [(name, command) for name, command in group.commands.items() if not command.hidden]
-
-
-def _first_sentence(text: str) -> str:
-    paragraph = " ".join(inspect.cleandoc(text).split("\n\n")[0].split())
-    return paragraph.partition(". ")[0].removesuffix(".")
 
 
 def _commands(group: Any, shared: list[Any]) -> Iterator[str]:

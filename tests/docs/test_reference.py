@@ -183,11 +183,8 @@ def test_every_command_with_its_arguments_and_options() -> None:
 
 def test_the_overview_names_every_command() -> None:
     commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
-    named = dict(
-        re.findall(r"^- \[`cotune ([\w-]+)`\]\(#cotune-[\w-]+\): (.+)$", reference.cli_page(), re.M)
-    )
-    assert named.keys() == commands.keys()
-    assert all(named.values())
+    linked = re.findall(r"\[([\w-]+)\]\(#cotune-[\w-]+\)", reference.cli_page())
+    assert set(linked) == set(commands)
 
 
 def test_every_checked_field_of_grpo_config_is_on_its_page() -> None:

@@ -70,7 +70,9 @@ def resume(
 
     Args:
         folder: the run folder.
-        console, quiet, assignments: as for `train`.
+        console: as for `train`.
+        quiet: as for `train`.
+        assignments: as for `train`.
 
     Returns:
         The folder.

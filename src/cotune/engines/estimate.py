@@ -1,7 +1,7 @@
 """Estimate a run's memory per GPU and its hours, from config.json and the run file; nothing is loaded or timed.
 
 Bytes are upper bounds; CUDA, NCCL and fragmentation need another one or two GiB. Times are FLOPs and bytes
-read over a data sheet's, divided by a low and a high utilisation (docs/how-to/costs.md). Not counted: rewards,
+read over a data sheet's, divided by a low and a high utilisation (lab/results/benchmarks.md). Not counted: rewards,
 searches, the LLM, exchanging weights and gradients. `cotune plan --steps` measures a run instead.
 """
 
@@ -327,7 +327,7 @@ class Efficiency(NamedTuple):
     schedule: float
 
 
-# docs/how-to/costs.md has the sources.
+# lab/results/benchmarks.md has the sources.
 SLOW = Efficiency(0.2, 0.3, 1.2e-3, 11e-3)
 FAST = Efficiency(0.4, 0.6, 0.6e-3, 5e-3)
 LORA_LAUNCHES = 2.5
