@@ -112,51 +112,28 @@ def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
         ConfigError: no such file or data set, a column missing or of the wrong type, a repeated id,
             or too few questions to hold some out; names the file and row.
     """
-    fields = {split: getattr(config, split) for split in ("validation", "test")}
-    wanted = {split: value for split, value in fields.items() if isinstance(value, int)}
-    rows = {split: _read(config, split) for split in SPLITS if split not in wanted}
-    tasks = _split(rows, wanted, _source(config, "train"), config.model_fields_set)
+    path, name = config.path, config.name
+    field, train = ("dataset.path", path) if name is None else ("dataset.name", config.split)
+    source = f"{field}: {path}" if name is None else f"{field}: {name}, split {config.split},"
+    wanted: dict[str, int] = {}
+    tasks: dict[str, list[Task]] = {}
+    for split, value in (
+        ("train", train),
+        ("validation", config.validation),
+        ("test", config.test),
+    ):
+        if isinstance(value, int):
+            wanted[split] = value
+            continue
+        if split != "train":
+            field = f"dataset.{split}"
+        if name is None:
+            rows = file_rows(cast(Path, value), field)
+        else:
+            rows = hub_rows(name, config.subset, str(value), field)
+        tasks[split] = _tasks(rows, config, source if split == "train" else f"{field}: {value}")
+    tasks = _split(tasks, wanted, source, config.model_fields_set)
     return {**tasks, "train": tasks["train"][: config.limit]}
-
-
-def _split(
-    tasks: Mapping[str, list[Task]],
-    wanted: Mapping[str, int],
-    source: str,
-    asked: Collection[str],
-) -> dict[str, list[Task]]:
-    """Hold questions out for the splits without data, and return the tasks of all with their ids.
-
-    `asked` names the splits whose number is the user's own, not a default.
-    """
-    places = hold_out([_key(task) for task in tasks["train"]], wanted, source)
-    held_out = {split: [tasks["train"][i] for i in rows] for split, rows in places.items()}
-    parts = {**tasks, **held_out}
-    if any(len(parts[split]) < wanted[split] for split in wanted if split in asked):
-        counts = [
-            f"{len(rows)} {split}"
-            + (f" ({wanted[split]} asked)" if split in asked and len(rows) < wanted[split] else "")
-            for split, rows in parts.items()
-        ]
-        warn(f"dataset: {sum(map(len, parts.values()))} questions: {', '.join(counts)}")
-    warn_of_overlaps({split: [_key(task) for task in parts[split]] for split in ("train", *tasks)})
-    return {split: _with_ids(parts[split], split, split not in wanted) for split in SPLITS}
-
-
-def _key(task: Task) -> str:
-    """Return what the user asks in a task, which decides whether it is held out."""
-    return "\n".join([text for role, text in task.context if role != "system"] + [task.question])
-
-
-def _with_ids(tasks: Sequence[Task], split: str, has_own_data: bool) -> list[Task]:
-    """Return the tasks of a split with ids: the data's, or a hash of the messages."""
-    prefix = f"{split}-" if has_own_data and split != "train" else ""
-    texts = [json.dumps([*t.context, t.question]) if t.context else t.question for t in tasks]
-    hashes = numbered([f"{split}-{sha(text)[:12]}" for text in texts], "-")
-    return [
-        replace(task, id=f"{prefix}{task.id}" if task.id else id)
-        for task, id in zip(tasks, hashes, strict=True)
-    ]
 
 
 def tasks_from(
@@ -187,13 +164,13 @@ def tasks_from(
     tasks = {"train": _tasks(given_rows(dataset, "dataset"), config, "dataset")}
     wanted: dict[str, int] = {}
     for split, value in (("validation", validation), ("test", test)):
-        if isinstance(value, int):
-            if value < 0:
-                raise ConfigError(f"dataset.{split} is {value}; expected 0 or more, or rows")
-            wanted[split] = value
-        else:
-            field = f"dataset.{split}"
+        field = f"dataset.{split}"
+        if not isinstance(value, int):
             tasks[split] = _tasks(given_rows(value, field), config, field)
+        elif value < 0:
+            raise ConfigError(f"{field} is {value}; expected 0 or more, or rows")
+        else:
+            wanted[split] = value
     return _split(tasks, wanted, "dataset", wanted)
 
 
@@ -205,17 +182,44 @@ def tasks_of_rows(
     return _with_ids(_tasks(rows, config, source), split, True)
 
 
-def _read(config: DatasetConfig, split: str) -> list[Task]:
-    """Read the tasks of a file or of a hub data set's split."""
-    field = "dataset.path" if split == "train" else f"dataset.{split}"
-    if config.name is not None:
-        of_hub = config.split if split == "train" else str(getattr(config, split))
-        field = "dataset.name" if split == "train" else field
-        rows = hub_rows(config.name, config.subset, of_hub, field)
-    else:
-        path = config.path if split == "train" else getattr(config, split)
-        rows = file_rows(cast(Path, path), field)
-    return _tasks(rows, config, _source(config, split))
+def _split(
+    tasks: Mapping[str, list[Task]],
+    wanted: Mapping[str, int],
+    source: str,
+    asked: Collection[str],
+) -> dict[str, list[Task]]:
+    """Hold questions out for the splits without data, and return the tasks of all with their ids.
+
+    `asked` names the splits whose number is the user's own, not a default.
+    """
+    places = hold_out([_key(task) for task in tasks["train"]], wanted, source)
+    held_out = {split: [tasks["train"][i] for i in rows] for split, rows in places.items()}
+    parts = {**tasks, **held_out}
+    short = {split for split in wanted if split in asked and len(parts[split]) < wanted[split]}
+    if short:
+        counts = [
+            f"{len(rows)} {split}" + (f" ({wanted[split]} asked)" if split in short else "")
+            for split, rows in parts.items()
+        ]
+        warn(f"dataset: {sum(map(len, parts.values()))} questions: {', '.join(counts)}")
+    warn_of_overlaps({split: [_key(task) for task in parts[split]] for split in ("train", *tasks)})
+    return {split: _with_ids(parts[split], split, split not in wanted) for split in SPLITS}
+
+
+def _key(task: Task) -> str:
+    """Return what the user asks in a task, which decides whether it is held out."""
+    return "\n".join([text for role, text in task.context if role != "system"] + [task.question])
+
+
+def _with_ids(tasks: Sequence[Task], split: str, has_own_data: bool) -> list[Task]:
+    """Return the tasks of a split with ids: the data's, or a hash of the messages."""
+    prefix = f"{split}-" if has_own_data and split != "train" else ""
+    texts = [json.dumps([*t.context, t.question]) if t.context else t.question for t in tasks]
+    hashes = numbered([f"{split}-{sha(text)[:12]}" for text in texts], "-")
+    return [
+        replace(task, id=f"{prefix}{task.id}" if task.id else id)
+        for task, id in zip(tasks, hashes, strict=True)
+    ]
 
 
 def _tasks(rows: Sequence[Row], config: DatasetConfig, source: str) -> list[Task]:
@@ -243,10 +247,10 @@ def _tasks(rows: Sequence[Row], config: DatasetConfig, source: str) -> list[Task
         )
     first_rows: dict[str, str] = {}
     tasks: list[Task] = []
-    for i, (where, row) in enumerate(rows):
-        row = {name: row.get(name) for name in names}
+    for i, (where, cells) in enumerate(rows):
+        row = {name: cells.get(name) for name in names}
         parsed = row | {column: values[i] for column, values in lists.items() if values}
-        task = _task(parsed, columns, aliases, where, row)
+        task = replace(_task(parsed, columns, aliases, where), columns=row)
         if task.id and first_rows.setdefault(task.id, where) != where:
             raise ConfigError(
                 f"{where}: the id {task.id!r} came before, at {first_rows[task.id]}; give each row its "
@@ -280,7 +284,8 @@ def _columns(
                 "name one of them"
             )
         if column is None:
-            column = next((name for name in defaults if _has(name, rows, names)), None)
+            first = rows[0][1]
+            column = next((n for n in defaults if n in names or nested(first, n) is not None), None)
         if column is not None:
             column_of[role] = column
     if "question" not in column_of:
@@ -292,18 +297,9 @@ def _columns(
     return column_of
 
 
-def _has(column: str, rows: Sequence[Row], names: Sequence[str]) -> bool:
-    return column in names or ("." in column and nested(rows[0][1], column) is not None)
-
-
 def _task(
-    row: Mapping[str, Any],
-    columns: Mapping[Column, str],
-    aliases: str | None,
-    where: str,
-    original: Mapping[str, Any],
+    row: Mapping[str, Any], columns: Mapping[Column, str], aliases: str | None, where: str
 ) -> Task:
-    """Return a row's task, which keeps the `original` columns."""
     values: dict[Column, Any] = {}
     for role, column in columns.items():
         values[role] = value = nested(row, column, _MISSING)
@@ -325,7 +321,6 @@ def _task(
         solution=_text(values.get("solution"), "solution", columns, where) or reasoning,
         context=messages,
         chat=isinstance(values["question"], list),
-        columns=original,
     )
 
 
