@@ -263,4 +263,3 @@ def test_nothing_says_where_it_was_trained(tmp_path: Path) -> None:
         assert b'"is_local"' not in content, name
     card = (run.best_path / "README.md").read_text(encoding="utf-8")
     assert "my-base" in card
-    assert "questions.jsonl" in card

@@ -186,8 +186,8 @@ def test_lists_of_parts_are_told_in_the_parts_of_text(role: Any) -> None:
     )
     asked = [{"role": "system", "content": [first, second]}, user([image, first, second])]
     expected = {
-        "user": "[system]<a><b>[user]<image><Look.\n\nQ: a><b>",
-        "system": "[system]<a><b\n\nLook.>[user]<image><Q: a><b>",
+        "user": "[system]<a><b>[user]<image><Look.\n\nQ: ab>",
+        "system": "[system]<ab\n\nLook.>[user]<image><Q: ab>",
     }
     assert rendered(told, asked) == expected[role]
     assert asked[1]["content"] == [image, first, second]

@@ -22,6 +22,8 @@ from cotune.run.json_files import Row, write_atomic, write_json_atomic
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits, Prompt, Task
 
+_OF_THIS_MACHINE = ("is_local", "local_files_only", "name_or_path")
+"""What transformers notes of where a tokenizer was loaded from."""
 _COMPARED = 20  # questions for which the two renderings are compared
 
 
@@ -48,19 +50,17 @@ def complete_best(config: RunConfig, run: RunDir, environment: Environment | Non
     )
     settings = best / "tokenizer_config.json"
     if settings.is_file():
-        known: dict[str, Any] = json.loads(settings.read_bytes())
-        # transformers notes where a tokenizer was loaded from.
-        local = {"is_local", "local_files_only", "name_or_path"}
-        if local & known.keys():
-            write_json_atomic(settings, {k: v for k, v in known.items() if k not in local})
+        fields: dict[str, Any] = json.loads(settings.read_bytes())
+        public = {name: value for name, value in fields.items() if name not in _OF_THIS_MACHINE}
+        if public != fields:
+            write_json_atomic(settings, public)
     write_generation_config(best, config.limits, tokenizer)
-    laid_out = environment.prompt_format if isinstance(environment, TaskEnvironment) else None
     serving = Serving(
         attempt=summary.get("attempt", run.attempt),
         instruction_in_template=not reason,
         reason=reason,
         environment=type(environment).__name__,
-        instruction=laid_out,
+        instruction=getattr(environment, "prompt_format", None),
         stop=tuple(environment.stop),
         tools=tuple(str(t.get("function", t).get("name", "")) for t in environment.tools),
         limits=config.limits,
@@ -98,18 +98,18 @@ def write_generation_config(folder: Path, limits: Limits, tokenizer: Any = None)
     """
     path = folder / "generation_config.json"
     tokenizer = tokenizer or _tokenizer(folder)
-    known: Row = json.loads(path.read_bytes()) if path.is_file() else {}
-    ends = known.get("eos_token_id")
+    former: Row = json.loads(path.read_bytes()) if path.is_file() else {}
+    ends = former.get("eos_token_id")
     ends = [end for end in (ends if isinstance(ends, list) else [ends]) if end is not None]
     if tokenizer.eos_token_id not in ends:
         ends.insert(0, tokenizer.eos_token_id)
     values = {
-        "bos_token_id": known.get("bos_token_id"),
+        "bos_token_id": former.get("bos_token_id"),
         "do_sample": False,
         "eos_token_id": ends[0] if len(ends) == 1 else ends,
         "max_new_tokens": limits.turn_tokens,
         "pad_token_id": tokenizer.pad_token_id,
-        "transformers_version": known.get("transformers_version"),
+        "transformers_version": former.get("transformers_version"),
     }
     write_json_atomic(path, {name: value for name, value in values.items() if value is not None})
 
@@ -132,22 +132,26 @@ def _write_templates(
 ) -> str:
     """Write the chat template, or several by name; return why it lacks the instruction, or ""."""
     files = [best / "chat_template.jinja", *best.glob("additional_chat_templates/*.jinja")]
-    own = {f: without_instruction(f.read_text(encoding="utf-8")) for f in files if f.is_file()}
-    written, reason = own, ""
+    templates = {
+        file: without_instruction(file.read_text(encoding="utf-8"))
+        for file in files
+        if file.is_file()
+    }
+    reason = ""
     if not isinstance(environment, TaskEnvironment):
         reason = f"{type(environment).__name__} writes its own messages"
-    elif not own:
+    elif not templates:
         reason = "the tokenizer has no chat_template.jinja"
     else:
         carrying = {
             file: with_instruction(template, environment.prompt_format, instruction, args)
-            for file, template in own.items()
+            for file, template in templates.items()
         }
         if _renders_alike(args, best, carrying, instruction, environment, tokenizer):
-            written = carrying
+            templates = carrying
         else:
             reason = f"{type(environment).__name__} lays some questions out in another way"
-    for file, template in written.items():
+    for file, template in templates.items():
         if file.read_text(encoding="utf-8") != template:
             write_atomic(file, template)
     return reason

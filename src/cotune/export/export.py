@@ -45,8 +45,8 @@ def export(folder: Path, format: str | None = None, output: Path | None = None) 
         raise ConfigError(
             f"--output: {target} exists and is not an empty folder; remove it, or name another"
         )
-    # A mount point cannot be replaced, and the folder that a shell is in should not be: they are filled.
-    filled = target.is_dir() and (target.is_mount() or target.samefile(Path.cwd()))
+    # A mount point and the folder that a shell is in cannot be replaced: a folder that is there is filled.
+    filled = target.is_dir()
     staged = target / ".new" if filled else target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -55,8 +55,6 @@ def export(folder: Path, format: str | None = None, output: Path | None = None) 
             for path in staged.iterdir():
                 path.rename(target / path.name)
         else:
-            if target.exists():
-                target.rmdir()
             staged.rename(target)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
@@ -76,21 +74,21 @@ def open_finished(folder: Path) -> tuple[RunDir, RunConfig]:
 
 def checked_format(run: RunDir, format: str | None) -> Format:
     """Return the format asked for, or what `best/` is; ConfigError if it does not fit the run."""
-    if format is not None and format not in FORMATS:
-        raise ConfigError(f"--format is {format!r}; expected one of {', '.join(FORMATS)}")
     adapter = is_adapter(run.best_path)
-    if format == "adapter" and not adapter:
+    if format in ("merged", None):
+        return "full" if not adapter else "merged" if format else "adapter"
+    if format not in FORMATS:
+        raise ConfigError(f"--format is {format!r}; expected one of {', '.join(FORMATS)}")
+    if (format == "adapter") != adapter:
         raise ConfigError(
-            f"--format is adapter, but {run.path} trained all weights (no policy.lora); expected full"
+            f"--format is {format}, but {run.path} trained "
+            + (
+                "an adapter (policy.lora); expected adapter, or merged for whole weights"
+                if adapter
+                else "all weights (no policy.lora); expected full"
+            )
         )
-    if format == "full" and adapter:
-        raise ConfigError(
-            f"--format is full, but {run.path} trained an adapter (policy.lora); expected adapter, or "
-            "merged for whole weights"
-        )
-    if not adapter:
-        return "full"
-    return "merged" if format == "merged" else "adapter"
+    return "adapter" if adapter else "full"
 
 
 def refuse_links(folder: Path) -> None:

@@ -9,19 +9,17 @@ from shlex import quote
 from typing import Any
 
 import yaml
+from huggingface_hub import ModelCardData
 
 from cotune.config.run_file import RunConfig, dump_config
-from cotune.errors import ConfigError
 from cotune.export.serving import Format, Serving, best_choice, finished
-from cotune.policy.policy_files import is_local, policy_path
+from cotune.policy.policy_files import is_local
 from cotune.run.json_files import Row, write_atomic
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH
-from cotune.utils.packages import installed
 from cotune.utils.text import printable
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
-_LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 _TRAINING = (
     "steps", "questions_per_step", "group_size", "mini_batches", "learning_rate", "schedule",
     "warmup", "kl", "clip", "temperature", "rollout_budget",
@@ -32,7 +30,6 @@ _SCORES = {
     "em_with_hint": "trained, best instruction and hint",
     "em_before": "before training, initial instruction",
 }
-_VERSIONED = ("cotune", "trl", "verl", "transformers", "torch")
 
 
 def hub_id(path: str) -> str:
@@ -47,58 +44,42 @@ def base_name(path: str) -> str:
     return Path(path).resolve().name
 
 
-def base_license(path: str) -> dict[str, str]:
-    """Return `license`, and `license_name` if that is "other", of the card of a policy's base.
-
-    {} if it states none, or if the hub that has the card cannot be reached.
-    """
-    from huggingface_hub import ModelCard
-
-    try:
-        card = Path(policy_path(path)) / "README.md" if is_local(path) else hub_id(path)
-        if not card or (isinstance(card, Path) and not card.is_file()):
-            return {}
-        data = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict()
-    # All that a download and a broken card raise.
-    except (OSError, ValueError, ConfigError, yaml.YAMLError):
-        return {}
-    names = ("license", "license_name") if data.get("license") == "other" else ("license",)
-    found = {name: data[name] for name in names if isinstance(data.get(name), str)}
-    return found if all(map(_LICENSE.fullmatch, found.values())) else {}
-
-
 def write_card(
     folder: Path, config: RunConfig, run: RunDir, serving: Serving, kind: Format
 ) -> None:
     """Replace README.md in a folder with the run's model card.
 
     Args:
-        serving: how it was evaluated.
+        folder: the folder that it describes.
+        config: the run file.
+        run: the finished run.
+        serving: how the policy was evaluated.
         kind: what the folder holds.
     """
     (arm,) = finished(run)["arms"].values()
-    chosen, method, limits = best_choice(folder), config.method, serving.limits
+    chosen = best_choice(folder)
+    method, limits, adapter = config.method, serving.limits, kind == "adapter"
+    front = ModelCardData(
+        base_model=hub_id(config.policy.path) or None,
+        library_name="peft" if adapter else "transformers",
+        pipeline_tag="text-generation",
+        tags=["cotune", *method.tags],
+        model_name=re.sub(r"\W+", "-", config.name).strip("-") or "run",
+    )
     weights = {
         "full": "Weights",
         "adapter": "A LoRA adapter",
         "merged": "Weights with a LoRA adapter merged in",
     }
-    license = base_license(config.policy.path)
-    done = (method.card_frozen or method.card) if config.training.frozen else method.card
-    if config.training.frozen:
-        done += "; the policy was frozen: its weights are the base's"
-    proposer = (
-        f"Proposals by {inline(config.proposer.public_name)}."
-        if config.proposer
-        else "The instruction was fixed."
-    )
+    measure = inline(arm.get("measure", EXACT_MATCH)).capitalize()
     interval = arm.get("em_interval")
     parts = [
+        f"---\n{front.to_yaml()}\n---",
         f"# {inline(config.name) or 'run'}",
         f"{weights[kind]} of {inline(base_name(config.policy.path))}, trained with cotune. {inline(chosen.statement())}.",
         "## Results",
         _results(arm),
-        f"{inline(arm.get('measure', EXACT_MATCH)).capitalize()} of one greedy rollout a question."
+        f"{measure} of one greedy rollout a question."
         + (
             " 95 % interval of the first figure: {:.3f} to {:.3f}.".format(*interval)
             if interval
@@ -125,7 +106,7 @@ def write_card(
         ]
     parts += [
         "## Serving",
-        fenced(_serve_command(config, kind, "path/to/this/folder"), "sh"),
+        fenced(_serve_command(config, kind), "sh"),
         f"It was evaluated greedily, with at most {limits.turn_tokens} tokens a turn and "
         f"{limits.trajectory_tokens} after the prompt. Turns: at most {limits.turns}.",
     ]
@@ -138,52 +119,19 @@ def write_card(
         parts.append(
             f"It was offered the tools {', '.join(map(_code, serving.tools))}: pass them as `tools` of a request."
         )
-    versions = ", ".join(f"{name} {version}" for name in _VERSIONED if (version := installed(name)))
+    description = (config.training.frozen and method.card_frozen) or method.card
+    proposer = config.proposer
     parts += [
         "## Method",
-        f"{done}. Trained by `cotune train` with",  # Markdown of the method's own code
+        f"{description}. Trained by `cotune train` with",  # Markdown of the method's own code
         fenced(_settings(config), "yaml"),
-        f"{proposer} This card was written by {versions}.",
-        "## Licence",
-        f"The base model's card says {_code(' '.join(license.values()))}; its terms hold for what is derived from it."
-        if license
-        else "Unknown: it inherits the base model's licence.",
+        f"Proposals by {inline(proposer.public_name)}."
+        if proposer
+        else "The instruction was fixed.",
+        "The weights are the base's." if config.training.frozen else "",
+        "The licence of the base model holds for what is derived from it.",
     ]
-    front = _front_matter(config, arm, kind, license)
-    write_atomic(folder / "README.md", f"---\n{front}\n---\n\n" + "\n\n".join(parts) + "\n")
-
-
-def _front_matter(config: RunConfig, arm: Row, kind: Format, license: dict[str, str]) -> str:
-    from huggingface_hub import EvalResult, ModelCardData
-
-    dataset, base = config.dataset, hub_id(config.policy.path)
-    hub_data = (
-        dataset.name if dataset and dataset.name and not Path(dataset.name).exists() else None
-    )
-    data = hub_data or (
-        Path(dataset.path or dataset.name or "").name if dataset else config.environment.kind
-    )
-    result = EvalResult(
-        task_type="text-generation",
-        dataset_type=data,
-        dataset_name=data,
-        dataset_split="test",
-        metric_type=arm.get("measure", EXACT_MATCH).replace(" ", "_"),
-        metric_value=round(arm["em"], 4),
-    )
-    adapter = kind == "adapter"
-    license_fields: dict[str, Any] = {"license": "unknown"} | license
-    return ModelCardData(
-        base_model=base or None,
-        base_model_relation=("adapter" if adapter else "finetune") if base else None,
-        library_name="peft" if adapter else "transformers",
-        pipeline_tag="text-generation",
-        tags=["cotune", *config.method.tags],
-        datasets=[hub_data] if hub_data else None,
-        model_name=re.sub(r"\W+", "-", config.name).strip("-") or "run",
-        eval_results=[result],
-        **license_fields,
-    ).to_yaml()
+    write_atomic(folder / "README.md", "\n\n".join(filter(None, parts)) + "\n")
 
 
 def _results(arm: Row) -> str:
@@ -197,7 +145,8 @@ def _results(arm: Row) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _serve_command(config: RunConfig, kind: Format, folder: str) -> str:
+def _serve_command(config: RunConfig, kind: Format) -> str:
+    folder = "path/to/this/folder"
     greedy = """--override-generation-config '{"temperature": 0}'"""
     if kind != "adapter":
         return f"vllm serve {folder} {greedy}"
@@ -219,12 +168,7 @@ def _settings(config: RunConfig) -> str:
         "training": {name: dumped["training"][name] for name in _TRAINING},
         "limits": dumped["limits"],
     }
-    if config.policy.lora is not None:
-        settings["lora"] = dumped["policy"]["lora"]
-    if config.policy.template_args:
-        settings["template_args"] = dumped["policy"]["template_args"]
-    if names := sorted(config.training.engine_args):
-        settings["also_set"] = names
+    settings |= {name: dumped["policy"][name] for name in ("lora", "template_args")}
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).strip()
 
 

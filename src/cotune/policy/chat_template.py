@@ -17,68 +17,38 @@ _BEGIN = "{#- cotune 1: the instruction stands before the model's own template -
 # No minus at its end: it would strip white space that the model's own template starts with. A tag
 # swallows the line break.
 _END = "{#- cotune: the model's own template #}\n"
-_PLAIN = re.compile(r"[A-Za-z0-9 ,.;:!?()-]")
+_SPECIAL = re.compile(r"[^A-Za-z0-9 ,.;:!?()-]")
 
-# Loops run over ranges and contents have helper names: vLLM and SGLang look for a loop over
+# The loop runs over a range and contents have helper names: vLLM and SGLang look for a loop over
 # `message.content` to find out whether a template takes lists of parts, and must find the loop of
-# the model's own template, not ours.
+# the model's own template, not ours. A list of parts stays one, whose texts become a single last part.
+_TEXT = """\
+{%- set cotune_parts = cotune_message["content"] or "" -%}
+{%- set cotune_text = cotune_parts if cotune_parts is string else cotune_parts
+    | selectattr("type", "equalto", "text") | map(attribute="text") | join -%}
+{%- set cotune_text = CHANGED -%}
+{%- set cotune_content = cotune_text if cotune_parts is string else (cotune_parts
+    | rejectattr("type", "equalto", "text") | list) + [{"type": "text", "text": cotune_text}] -%}
+"""
 _USER = """\
-{%- set cotune = namespace(messages=[], parts=[], told=false, found=false) -%}
+{%- set cotune = namespace(messages=[], told=false) -%}
 {%- for cotune_i in range(messages | length) -%}
 {%- set cotune_message = messages[cotune_i] -%}
 {%- if cotune_message["role"] == "user" and not cotune.told -%}
 {%- set cotune.told = true -%}
-{%- set cotune_content = cotune_message["content"] or "" -%}
-{%- if cotune_content is string -%}
-{%- set cotune_text = cotune_content -%}
-{%- set cotune.messages = cotune.messages + [dict(cotune_message, content=WRAPPED)] -%}
-{%- else -%}
-{%- for cotune_j in range(cotune_content | length) -%}
-{%- set cotune_part = cotune_content[cotune_j] -%}
-{%- if cotune_part["type"] == "text" and not cotune.found -%}
-{%- set cotune.found = true -%}
-{%- set cotune_text = cotune_part["text"] -%}
-{%- set cotune.parts = cotune.parts + [dict(cotune_part, text=WRAPPED)] -%}
-{%- else -%}
-{%- set cotune.parts = cotune.parts + [cotune_part] -%}
+TEXT
+{%- set cotune_message = dict(cotune_message, content=cotune_content) -%}
 {%- endif -%}
-{%- endfor -%}
-{%- if not cotune.found -%}
-{%- set cotune_text = "" -%}
-{%- set cotune.parts = cotune.parts + [{"type": "text", "text": WRAPPED}] -%}
-{%- endif -%}
-{%- set cotune.messages = cotune.messages + [dict(cotune_message, content=cotune.parts)] -%}
-{%- endif -%}
-{%- else -%}
 {%- set cotune.messages = cotune.messages + [cotune_message] -%}
-{%- endif -%}
 {%- endfor -%}
 {%- set messages = cotune.messages -%}
 """
-
 _SYSTEM = """\
 {%- if cotune_instruction -%}
-{%- set cotune_system = namespace(content="", at=-1, parts=[]) -%}
 {%- if messages and messages[0]["role"] == "system" -%}
-{%- set cotune_content = messages[0]["content"] or "" -%}
-{%- if cotune_content is string -%}
-{%- set cotune_system.content = cotune_content ~ "\\n\\n" ~ cotune_instruction -%}
-{%- else -%}
-{%- for cotune_i in range(cotune_content | length) -%}
-{%- if cotune_content[cotune_i]["type"] == "text" -%}
-{%- set cotune_system.at = cotune_i -%}
-{%- endif -%}
-{%- endfor -%}
-{%- for cotune_i in range(cotune_content | length) -%}
-{%- set cotune_part = cotune_content[cotune_i] -%}
-{%- if cotune_i == cotune_system.at -%}
-{%- set cotune_part = dict(cotune_part, text=cotune_part["text"] ~ "\\n\\n" ~ cotune_instruction) -%}
-{%- endif -%}
-{%- set cotune_system.parts = cotune_system.parts + [cotune_part] -%}
-{%- endfor -%}
-{%- set cotune_system.content = cotune_system.parts -%}
-{%- endif -%}
-{%- set messages = [dict(messages[0], content=cotune_system.content)] + messages[1:] -%}
+{%- set cotune_message = messages[0] -%}
+TEXT
+{%- set messages = [dict(cotune_message, content=cotune_content)] + messages[1:] -%}
 {%- else -%}
 {%- set messages = [{"role": "system", "content": cotune_instruction}] + messages -%}
 {%- endif -%}
@@ -129,10 +99,11 @@ def with_instruction(
     if prompt_format.system == "replace":
         lines.append(_WITHOUT_SYSTEM)
     if prompt_format.role == "system":
-        lines.append(_SYSTEM)
+        joined = 'cotune_text ~ "\\n\\n" ~ cotune_instruction'
+        lines.append(_SYSTEM.replace("TEXT\n", _TEXT.replace("CHANGED", joined)))
     around = prompt_format.question_prefix or prompt_format.question_suffix
     if prompt_format.role == "user" or around:
-        lines.append(_USER.replace("WRAPPED", _wrapped(prompt_format)))
+        lines.append(_USER.replace("TEXT\n", _TEXT.replace("CHANGED", _wrapped(prompt_format))))
     return "".join(lines) + _END + own
 
 
@@ -167,7 +138,7 @@ def literal(value: object) -> str:
         TypeError: for anything else.
     """
     if isinstance(value, str):
-        return f'"{"".join(map(_escaped, value))}"'
+        return '"' + _SPECIAL.sub(lambda match: f"\\U{ord(match[0]):08x}", value) + '"'
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
@@ -180,13 +151,6 @@ def literal(value: object) -> str:
     raise TypeError(
         f"a chat template's argument is a {type(value).__name__}; expected a JSON value"
     )
-
-
-def _escaped(character: str) -> str:
-    if _PLAIN.fullmatch(character):
-        return character
-    code = ord(character)
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def _wrapped(prompt_format: PromptFormat) -> str:

@@ -579,8 +579,16 @@ class JointTrainer(PolicyUpdate):
 
 
 def _format_of(environment: Environment | None, instruction: str) -> PromptFormat | None:
-    """Return where an environment puts the instruction; None if it writes its own messages."""
-    return getattr(environment, "prompt_format", None)
+    """Return where a chat template puts the instruction as an environment does; None if no template can.
+
+    After earlier turns of the data the instruction stands in the last message of the user, and a template
+    cannot tell them from those of a conversation, in which it stands in the first.
+    """
+    prompt_format = getattr(environment, "prompt_format", None)
+    if environment is None or prompt_format is None or prompt_format.role == "system":
+        return prompt_format
+    roles = {role for s in SPLITS for task in environment.tasks(s) for role, _ in task.context}
+    return None if "user" in roles else prompt_format
 
 
 def _loading_arguments(args: GRPOConfig) -> dict[str, Any]:
