@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "cotune"
 LAYERS = (
     "errors", "types", "protocols", "utils", "run", "methods", "rollout", "llm", "rewards",
-    "data", "retrieval", "environments", "policy", "testing", "worlds", "config",
+    "data", "retrieval", "environments", "policy", "worlds", "config",
     "export", "experiments", "engines", "cli", "__main__", "__init__",
 )  # fmt: skip
 """The packages and root modules: each may import those before it, never those after it."""
@@ -62,7 +62,7 @@ def test_packages_import_only_those_above_them() -> None:
 
 def test_the_root_holds_only_what_everything_shares() -> None:
     assert {path.name for path in ROOT.glob("*.py")} == {
-        f"{name}.py" for name in ("__init__", "__main__", "types", "protocols", "errors", "testing")
+        f"{name}.py" for name in ("__init__", "__main__", "types", "protocols", "errors")
     }
 
 

@@ -13,7 +13,6 @@ from cotune.policy.sampling import CachedSampler
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.rollout.task_order import TaskOrder
 from cotune.run.record import Record
-from cotune.testing import ScriptedLLM
 from cotune.types import Assignment, Limits, Progress, Prompt, StopReason, Task, Trajectory, Turn
 from tests.helpers import one_step
 from tests.policy.tiny import Letters, opens, tiny_model, tiny_tokenizer
@@ -25,6 +24,7 @@ from tests.reference_loop import (
     policy_loss,
     train,
 )
+from tests.scripted import ScriptedLLM
 
 TOKENIZER = tiny_tokenizer()
 

@@ -14,9 +14,9 @@ from cotune.environments.trl_factory import TrlEnvironment, TrlOptions, trl_envi
 from cotune.environments.verifiers import VerifiersOptions
 from cotune.errors import ConfigError
 from cotune.rollout.episode import new_episodes, run_episodes
-from cotune.testing import CharacterCodec, ScriptedSampler
 from cotune.types import Action, Assignment, Limits, Prompt, Sampling, Task
 from tests.docs.sources import DOCS, blocks
+from tests.scripted import CharacterCodec, ScriptedSampler
 
 TOOLS = DOCS / "how-to" / "tools.md"
 ENVIRONMENTS = DOCS / "how-to" / "environments.md"

@@ -22,7 +22,6 @@ from cotune.errors import ConfigError
 from cotune.protocols import Environment
 from cotune.rewards import boxed, exact_match
 from cotune.rollout.episode import new_episodes, run_episodes
-from cotune.testing import CharacterCodec, Reply, ScriptedSampler
 from cotune.types import (
     Action,
     Assignment,
@@ -35,6 +34,7 @@ from cotune.types import (
     Trajectory,
     Turn,
 )
+from tests.scripted import CharacterCodec, Reply, ScriptedSampler
 
 CODEC = CharacterCodec()
 EOS = CODEC.eos_id

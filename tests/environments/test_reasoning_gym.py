@@ -28,9 +28,9 @@ from cotune.environments.reasoning_gym import (
 )
 from cotune.errors import ConfigError
 from cotune.rollout.episode import new_episodes, run_episodes
-from cotune.testing import CharacterCodec, ScriptedSampler
 from cotune.types import Assignment, Limits, Prompt, Sampling, Task, Trajectory
 from cotune.utils.progress import listening
+from tests.scripted import CharacterCodec, ScriptedSampler
 
 SMALL = {"train": 12, "validation": 6, "test": 9}
 CODEC = CharacterCodec()

@@ -19,8 +19,8 @@ from cotune.environments.tag_protocol import SEARCH_R1
 from cotune.errors import ConfigError, RetrievalError
 from cotune.rewards import exact_match
 from cotune.rollout.episode import new_episodes, run_episodes
-from cotune.testing import CharacterCodec, ScriptedSampler
 from cotune.types import Assignment, Limits, Prompt, Sampling, Task, Trajectory
+from tests.scripted import CharacterCodec, ScriptedSampler
 
 CODEC = CharacterCodec()
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts" / "search_r1").glob("*.json"))

@@ -11,8 +11,8 @@ import pytest
 from cotune.environments.verifiers import VerifiersOptions, from_verifiers, verifiers_environment
 from cotune.errors import ConfigError
 from cotune.rollout.episode import new_episodes, run_episodes
-from cotune.testing import CharacterCodec, ScriptedSampler
 from cotune.types import Assignment, Limits, Prompt, Sampling, StopReason, Trajectory
+from tests.scripted import CharacterCodec, ScriptedSampler
 
 CODEC = CharacterCodec()
 ARGS = {"taskset": {"count": 20}, "agent": {"runtime": {"type": "subprocess"}}}

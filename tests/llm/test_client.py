@@ -26,8 +26,8 @@ from cotune.llm.client import (
     worst_case_price,
 )
 from cotune.run.record import Record
-from cotune.testing import ScriptedLLM
 from cotune.types import Completion
+from tests.scripted import ScriptedLLM
 
 KEY = "sk-test-4f9aQ7-do-not-leak"
 PROMPT = "hello"

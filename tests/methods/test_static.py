@@ -5,9 +5,9 @@ import pytest
 from cotune.errors import ConfigError
 from cotune.methods.static import StaticStrategy
 from cotune.protocols import Strategy
-from cotune.testing import ScriptedLLM
 from cotune.types import Distillation, Progress
 from tests.helpers import Events, ScriptedRollout, make_tasks, run
+from tests.scripted import ScriptedLLM
 
 
 def test_it_does_nothing():

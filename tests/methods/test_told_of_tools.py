@@ -15,12 +15,12 @@ from cotune.methods.method import Context
 from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.methods.proposals import surroundings
 from cotune.protocols import Strategy
-from cotune.testing import ScriptedLLM
 from cotune.types import Limits, Progress, Task
 from tests.helpers import Events, ScriptedRollout, make_tasks, run
 from tests.methods.p2o.hint_fakes import SMALL, Author, Policy, one_keyword_each
 from tests.methods.p2o.p2o_run import HARD, INSTRUCTION, TASKS, Run
 from tests.run_files import environment_of, strategy_of, tiny
+from tests.scripted import ScriptedLLM
 
 TOOLS = '''
 def price(article: str) -> float:

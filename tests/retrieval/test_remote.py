@@ -16,9 +16,9 @@ from cotune.retrieval.remote import RemoteOptions, RemoteRetriever, read_reply
 from cotune.rewards import exact_match
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.rollout.metrics import trajectory_metrics
-from cotune.testing import CharacterCodec, ScriptedSampler
 from cotune.types import Assignment, Limits, Prompt, Sampling, Task, Trajectory
 from tests.retrieval.raw_server import Answer, RawServer, as_json, body, found, head, raw_server
+from tests.scripted import CharacterCodec, ScriptedSampler
 
 GIB = 2**30
 

@@ -17,7 +17,6 @@ from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import Coordinator, RolloutSettings, SingleProcess, stable_seed
 from cotune.rollout.metrics import trajectory_metrics
 from cotune.run.record import Record
-from cotune.testing import CharacterCodec, ScriptedLLM, ScriptedSampler, ScriptedSession
 from cotune.types import (
     Action,
     Assignment,
@@ -33,6 +32,7 @@ from cotune.types import (
 )
 from cotune.utils.progress import listening
 from tests.helpers import make_tasks, make_trajectory, one_step
+from tests.scripted import CharacterCodec, ScriptedLLM, ScriptedSampler, ScriptedSession
 
 TASKS = make_tasks(4)
 STEP = Progress(step=3, epoch=0, total_steps=9)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from cotune.errors import ConfigError
 from cotune.rollout.episode import Episode, new_episodes, responses, run_episodes, score_all
-from cotune.testing import CharacterCodec, Reply, ScriptedSampler
 from cotune.types import (
     Action,
     Assignment,
@@ -22,6 +21,7 @@ from cotune.types import (
     Trajectory,
     Turn,
 )
+from tests.scripted import CharacterCodec, Reply, ScriptedSampler
 
 CODEC = CharacterCodec()
 EOS = CODEC.eos_id

@@ -11,7 +11,6 @@ from cotune.environments.tools import ToolEnvironment
 from cotune.methods.inspo.proposers import reflection_prompt
 from cotune.methods.inspo.replay import ReplayBuffer
 from cotune.rollout.episode import Episode, new_episodes, readable, run_episodes
-from cotune.testing import CharacterCodec, Reply, ScriptedSampler
 from cotune.types import (
     Assignment,
     Limits,
@@ -23,6 +22,7 @@ from cotune.types import (
     Trajectory,
 )
 from tests.helpers import add
+from tests.scripted import CharacterCodec, Reply, ScriptedSampler
 
 TASK = Task("q0", "3 + 4?", ("7",))
 CODEC = CharacterCodec()

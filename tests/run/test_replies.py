@@ -16,11 +16,11 @@ from cotune.run.costs import Totals
 from cotune.run.json_files import append, exact_line, read_jsonl
 from cotune.run.record import Record
 from cotune.run.replies import CachedLLM, ReplyCache
-from cotune.testing import CharacterCodec, ScriptedLLM, ScriptedSampler
 from cotune.types import Assignment, Completion, Metrics, Progress, Prompt, Sampling
 from cotune.utils.progress import listening
 from tests.helpers import WAITING, make_tasks, one_step
 from tests.rollout.test_coordinator import Yes, on_two_ranks, reply
+from tests.scripted import CharacterCodec, ScriptedLLM, ScriptedSampler
 
 TASKS = make_tasks(4)
 ROW = {"step": 1, "costs": [], "completion": {"text": "x"}}

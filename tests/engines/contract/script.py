@@ -17,10 +17,10 @@ from pydantic import TypeAdapter
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
 from cotune.protocols import Codec
-from cotune.testing import ScriptedSampler
 from cotune.types import Completion, Limits, Task
 from cotune.worlds.geo import GeoEnvironment, GeoOptions
 from tests.engines.contract.recording import Recording
+from tests.scripted import ScriptedSampler
 
 POLICY = "bundled:geo"
 """Its tokenizer and, where an engine updates weights, its weights; it samples nothing."""

@@ -16,7 +16,6 @@ from cotune.methods.static import StaticStrategy
 from cotune.protocols import LLM, Environment, Recorder, Rollout, Session, State, Strategy
 from cotune.run.record import Record
 from cotune.run.scores import Score
-from cotune.testing import ScriptedLLM
 from cotune.types import (
     Assignment,
     Distillation,
@@ -31,6 +30,7 @@ from cotune.types import (
     Trajectory,
 )
 from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
+from tests.scripted import ScriptedLLM
 
 LIMITS = Limits(turns=3, turn_tokens=8, observation_tokens=6, trajectory_tokens=40)
 HINT = "fade fade"

@@ -16,11 +16,11 @@ from cotune.methods.p2o.p2o import P2O
 from cotune.rewards.reward_model import rewards_of_trainer
 from cotune.run.locks import run_locked
 from cotune.run.record import Record
-from cotune.testing import ScriptedLLM
 from tests.config.test_run_checks import environment
 from tests.engines.trl.script_runs import begin
 from tests.engines.trl.setup import config
 from tests.policy.tiny import small_policy
+from tests.scripted import ScriptedLLM
 
 LIMITS = cotune.Limits(turn_tokens=64, trajectory_tokens=640, prompt_tokens=384)
 

@@ -7,8 +7,8 @@ from cotune.experiments.evaluate.rollout_text import (
     outcome_lines,
     rollout_text,
 )
-from cotune.testing import CharacterCodec
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
+from tests.scripted import CharacterCodec
 
 TASK = Task("t", "q?", ("42",))
 PROMPT = Prompt("Do. (or not)")

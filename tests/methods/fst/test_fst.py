@@ -7,7 +7,6 @@ import pytest
 from cotune.errors import ConfigError, EvolutionError
 from cotune.methods.fst.fst import METHOD, Fst, FstOptions, covering_prompts
 from cotune.methods.method import Context, RunShape
-from cotune.testing import ScriptedLLM
 from cotune.types import (
     Assignment,
     Distillation,
@@ -26,6 +25,7 @@ from tests.helpers import (
     make_tasks,
     run,
 )
+from tests.scripted import ScriptedLLM
 
 TASKS = make_tasks(30)
 REMEDY = {*REMEDIES[Mode.WHOLE_QUESTION], *REMEDIES[Mode.ONE_SEARCH]}

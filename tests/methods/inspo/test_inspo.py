@@ -13,7 +13,6 @@ from cotune.methods.inspo.inspo import METHOD, Inspo, InspoOptions
 from cotune.methods.method import Context, RunShape
 from cotune.protocols import Strategy
 from cotune.run.lineage import best_member
-from cotune.testing import ScriptedLLM
 from cotune.types import (
     Assignment,
     Completion,
@@ -33,6 +32,7 @@ from tests.helpers import (
     make_trajectory,
     run,
 )
+from tests.scripted import ScriptedLLM
 
 TASKS = make_tasks(8)
 DECOMPOSING = {*REMEDIES[Mode.WHOLE_QUESTION], *REMEDIES[Mode.ONE_SEARCH]}

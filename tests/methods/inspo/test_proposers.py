@@ -17,10 +17,10 @@ from cotune.methods.inspo.proposers import (
 )
 from cotune.methods.inspo.replay import Experience
 from cotune.methods.proposals import ProposalAccount, Request
-from cotune.testing import ScriptedLLM
 from cotune.types import Completion, StopReason, Task
 from cotune.worlds.rules_llm import RulesLLM
 from tests.helpers import INITIAL, Events
+from tests.scripted import ScriptedLLM
 
 PIECES = ["<ins_1>", "</ins_1>", "<ins_2>", "</ins_2>", "<ins_0>", "</ins_0>", "<think>"]
 PIECES += ["</think>", "```", "\n", "text", "{0}", "{x!r}", "%s", "<ins_", "</ins_1"]

@@ -1,4 +1,4 @@
-"""Fakes for tests of code that is built on cotune; the library itself uses none of them."""
+"""An LLM and a policy that answer from a list, and a codec without a tokenizer."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
