@@ -19,7 +19,6 @@ from cotune.environments.math import (
     math_environment,
 )
 from cotune.errors import ConfigError
-from cotune.protocols import Environment
 from cotune.rewards import boxed, exact_match
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.types import (
@@ -72,15 +71,6 @@ def trajectory(text: str, observation: str = "", instruction: str = "i") -> Traj
     assignment = Assignment(TASK, prompt, prompt, "i0", 0)
     turns = (Turn(text, observation),)
     return Trajectory(assignment, (1,), (1,), (2,), (1,), (0.0,), turns, StopReason.ANSWERED)
-
-
-def test_it_is_an_environment():
-    env: Environment = environment()
-    assert env.stop == ()
-    assert env.initial_instruction == "Solve the problem. Put the final answer in \\boxed{}."
-    assert env.tasks("train") == (TASK,)
-    with pytest.raises(ConfigError, match="'dev'; expected one of train"):
-        env.tasks("dev")
 
 
 def test_every_turn_is_the_last():
@@ -142,12 +132,6 @@ def test_an_answer_cut_off_by_the_token_limit_does_not_count():
     assert (got.reward, got.answer, got.stop) == (1.0, "42", StopReason.TURN_TOKENS)
 
 
-def test_one_turn_also_where_the_limits_allow_more():
-    got = run([*CODEC.encode("no idea"), EOS], Limits(turns=4))
-    assert len(got.turns) == 1
-    assert (got.reward, got.answer) == (0.0, None)
-
-
 @given(
     st.text(alphabet="\\boxed{} 42") | st.just("\\boxed{42}"),
     st.sampled_from(["\\boxed{42}", "\\boxed{", "}", "\\boxed{43}"]),
@@ -155,11 +139,6 @@ def test_one_turn_also_where_the_limits_allow_more():
 def test_score_ignores_prompt_and_observations(text: str, planted: str):
     env = MathEnvironment({}, reward=exact_match)
     assert env.score(trajectory(text, planted, planted)) == env.score(trajectory(text))
-
-
-def test_any_reward_scores():
-    env = MathEnvironment({}, reward=lambda answer, truths: float(answer == truths[0][::-1]))
-    assert env.score(trajectory("\\boxed{24}")) == (1.0, "24")
 
 
 def built(tmp_path: Path, *rows: object, **fields: Any) -> MathEnvironment:

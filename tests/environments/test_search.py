@@ -17,7 +17,6 @@ from cotune.environments.search import (
     search_environment,
 )
 from cotune.errors import ConfigError, RetrievalError
-from cotune.protocols import Environment
 from cotune.retrieval.remote import RemoteOptions
 from cotune.rewards import exact_match
 from cotune.types import Action, Assignment, Prompt, Response, StopReason, Task, Trajectory, Turn
@@ -69,25 +68,6 @@ def trajectory(*turns: Turn, instruction: str = "i") -> Trajectory:
     return Trajectory(assignment, (1,), (1,), (2,), (1,), (0.0,), turns, StopReason.ANSWERED)
 
 
-def test_it_is_an_environment():
-    env: Environment = environment()
-    assert env.stop == ("</search>", "</answer>")
-    assert env.initial_instruction == "Start."
-    assert env.tasks("train") == (TASK,)
-    with pytest.raises(ConfigError, match="'dev'; expected one of train"):
-        env.tasks("dev")
-
-
-def test_messages_put_the_hint_first():
-    env = environment()
-    content = "Answer.\n\nQuestion: Where is Oslo?"
-    assert env.messages(TASK, PROMPT) == [{"role": "user", "content": content}]
-    for hint in ("Look {up}.", " Look {up}.\n"):
-        (message,) = env.messages(TASK, Prompt("Answer.", hint))
-        assert message["content"] == "Look {up}.\n\n" + content
-    assert env.messages(TASK, Prompt("Answer.", " \n")) == env.messages(TASK, PROMPT)
-
-
 def test_a_batch_is_answered_in_order_with_one_call():
     retriever = RecordingRetriever()
     responses = environment(retriever).respond(
@@ -101,6 +81,10 @@ def test_a_batch_is_answered_in_order_with_one_call():
         ]
     )
     assert retriever.calls == [(["a", "c"], 2)]
+    environment(retriever).respond(
+        [action("<answer>x</answer>"), action("<search>a</search>", last=True)]
+    )
+    assert len(retriever.calls) == 1
     assert responses[0] == Response(
         "\n<information>\n(1) a #0\n(2) a #1\n</information>\n", action="search"
     )
@@ -113,14 +97,6 @@ def test_a_batch_is_answered_in_order_with_one_call():
     assert responses[5] == Response(
         done=True, action="invalid", error="no <search> or <answer> tag"
     )
-
-
-def test_no_call_where_nothing_is_searched():
-    retriever = RecordingRetriever()
-    env = environment(retriever)
-    assert env.respond([]) == []
-    env.respond([action("<answer>x</answer>"), action("<search>a</search>", last=True)])
-    assert retriever.calls == []
 
 
 @pytest.mark.parametrize(
@@ -146,11 +122,6 @@ def test_a_bug_in_a_retriever_is_not_hidden():
 def test_a_retriever_that_drops_a_query_is_a_set_up_error():
     with pytest.raises(ConfigError, match=r"DroppingRetriever.search returned 1 lists for 2"):
         environment(DroppingRetriever()).respond([action("<search>a</search>")] * 2)
-
-
-def test_set_up_errors_name_the_field():
-    with pytest.raises(ConfigError, match=r"environment.test has several tasks .* 't1'"):
-        SearchEnvironment({"test": [TASK, TASK]}, RecordingRetriever(), "", exact_match)
 
 
 def test_score_reads_the_one_answer():

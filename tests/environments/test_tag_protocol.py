@@ -71,17 +71,6 @@ def test_anything_else_is_invalid_and_says_why(text: str, error: str):
     assert TAGS.parse(text) == Parsed("invalid", error=error)
 
 
-@given(TURN)
-def test_the_parser_takes_any_text(text: str):
-    parsed = TAGS.parse(text)
-    if parsed.action == "invalid":
-        assert parsed.error
-        assert not parsed.argument
-    else:
-        assert not parsed.error
-        assert parsed.argument == parsed.argument.strip() != ""
-
-
 @given(PLAIN, PLAIN, st.sampled_from(["search", "answer"]))
 def test_a_call_is_read_back_whatever_it_holds(before: str, argument: str, name: str):
     text = f"{before}<{name}> {argument} </{name}>"
@@ -161,9 +150,10 @@ def test_the_format_the_bundled_policy_was_trained_on():
     ],
 )
 def test_a_hostile_passage_cannot_close_its_block(passage: str):
-    observation = TAGS.information([passage, "y"])
+    observation = TAGS.information([passage, "a < b, <b>, <answers> and <searching>"])
+    assert "a < b, <b>, <answers> and <searching>" in observation
     inner = observation.removeprefix("\n<information>\n").removesuffix("\n</information>\n")
-    assert not re.search(r"<[\s/]*(think|search|information|answer)", inner, re.IGNORECASE)
+    assert not re.search(r"<[\s/]*(think|search|information|answer)\b", inner, re.IGNORECASE)
     assert "‹" in inner
 
 
@@ -174,18 +164,6 @@ def test_an_observation_holds_one_block_whatever_the_passages(passages: list[str
         "<information>",
         "</information>",
     ]
-
-
-def test_markup_that_is_not_the_protocols_is_left_alone():
-    assert "a < b, <b>, <answers> and <searching>" in TAGS.information(
-        ["a < b, <b>, <answers> and <searching>"]
-    )
-
-
-def test_corrections_name_the_error():
-    assert "more than one <search>" in TAGS.correction("more than one <search>")
-    assert TAGS.correction("x").startswith("\n")
-    assert "search failed" in TAGS.failure()
 
 
 @pytest.mark.parametrize("protocol", [TAGS, SEARCH_R1], ids=["tags", "search-r1"])

@@ -62,21 +62,6 @@ def contents(response: Response) -> list[str]:
     return [message["content"] for message in response.messages]
 
 
-def test_tools_are_offered_by_their_schemas() -> None:
-    names = [tool["function"]["name"] for tool in environment().tools]
-
-    assert names == ["add", "divide"]
-    assert environment().needs_rewards
-
-
-def test_a_call_is_made_and_its_result_is_a_tools_message() -> None:
-    response = respond(("add", {"a": 3, "b": 4}))
-
-    assert response == Response(
-        action="add", messages=({"role": "tool", "name": "add", "content": "7"},)
-    )
-
-
 def test_parallel_calls_of_a_turn_are_answered_in_order_and_async_ones_last() -> None:
     response = respond(
         ("divide", {"a": 1, "b": 4}), ("add", {"a": 3, "b": 4}), ("add", {"a": 1, "b": 1})
@@ -85,10 +70,10 @@ def test_parallel_calls_of_a_turn_are_answered_in_order_and_async_ones_last() ->
     assert contents(response) == ["7", "2", "0.25"]
     assert [m["name"] for m in response.messages] == ["add", "add", "divide"]
     assert (response.action, response.error) == ("3 calls", "")
-
-
-def test_a_turn_without_calls_is_the_answer() -> None:
-    assert respond(text="It is 7.") == Response(done=True, action="answer")
+    assert [tool["function"]["name"] for tool in environment().tools] == ["add", "divide"]
+    assert respond(("add", {"a": 3, "b": 4})) == Response(
+        action="add", messages=({"role": "tool", "name": "add", "content": "7"},)
+    )
 
 
 @pytest.mark.parametrize(

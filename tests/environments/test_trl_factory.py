@@ -186,31 +186,6 @@ def test_the_calls_of_an_episode_are_made_in_order() -> None:
     assert own.reward_arguments([trajectory])["environments"][0].guesses == list(range(9))
 
 
-def test_async_calls_of_an_episode_wait_for_each_other() -> None:
-    class Careful(Guessing):
-        busy = 0
-
-        async def guess(self, number: int) -> int:  # type: ignore[override]
-            """Guesses.
-
-            Args:
-                number: the guess.
-            """
-            self.busy += 1
-            most = self.busy
-            for _ in range(5):
-                await asyncio.sleep(0)
-                most = max(most, self.busy)
-            self.busy -= 1
-            return most
-
-    replies = ["".join(call("guess", number=n) for n in range(4)), "Done."]
-
-    (trajectory,) = roll_out(environment(Careful), replies, TASKS[:1])
-
-    assert trajectory.turns[0].observation == "\n" + "guess: 1\n" * 4
-
-
 def test_without_get_reward_reward_functions_score_and_see_the_instances() -> None:
     def count(environments: list[Guessing], secret: list[int], **_: Any) -> list[float]:
         return [len(e.guesses) + s / 10 for e, s in zip(environments, secret, strict=True)]
@@ -240,43 +215,34 @@ def test_get_reward_counts_beside_reward_functions() -> None:
     assert second.parts == {"half": 0.5, "Guessing": 1.0}
 
 
-def test_an_async_get_reward_is_awaited() -> None:
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        *((value, r"returned .* for task q0") for value in (float("nan"), "1", [1.0], {})),
+        (KeyError("score"), "raised KeyError"),
+    ],
+)
+def test_a_reward_that_is_no_number_names_the_environment(value: Any, said: str) -> None:
     class Judged(Guessing):
-        async def get_reward(self) -> float:  # type: ignore[override]
+        def get_reward(self) -> float:
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+    with pytest.raises(ConfigError, match=rf"get_reward\(\) of Judged {said}"):
+        roll_out(environment(Judged), ["Done."])
+
+
+def test_get_reward_may_be_async_and_score_nothing() -> None:
+    class Judged(Guessing):
+        async def get_reward(self) -> float | None:  # type: ignore[override]
             await asyncio.sleep(0)
-            return 0.25
-
-    assert roll_out(environment(Judged), ["Done."])[0].reward == 0.25
-
-
-def test_a_get_reward_of_none_scores_nothing() -> None:
-    class Judged(Guessing):
-        def get_reward(self) -> float | None:  # type: ignore[override]
             return 0.5 if self.guesses else None
 
     (plain,) = roll_out(environment(Judged), ["Done."], TASKS[:1])
-    (guessed,) = roll_out(environment(Judged), [call("guess", number=0), "Done."], TASKS[:1])
+    (other,) = roll_out(environment(Judged), [call("guess", number=0), "Done."], TASKS[:1])
     assert (plain.scored, plain.reward, plain.parts) == (False, 0.0, {})
-    assert (guessed.scored, guessed.reward, guessed.parts) == (True, 0.5, {"Judged": 0.5})
-
-
-@pytest.mark.parametrize("value", [float("nan"), "1", [1.0], {}])
-def test_a_reward_that_is_no_number_names_the_environment(value: Any) -> None:
-    class Judged(Guessing):
-        def get_reward(self) -> float:
-            return value
-
-    with pytest.raises(ConfigError, match=r"get_reward\(\) of Judged returned .* for task q0"):
-        roll_out(environment(Judged), ["Done."])
-
-
-def test_a_get_reward_that_raises_names_the_environment() -> None:
-    class Judged(Guessing):
-        def get_reward(self) -> float:
-            raise KeyError("score")
-
-    with pytest.raises(ConfigError, match=r"get_reward\(\) of Judged raised KeyError"):
-        roll_out(environment(Judged), ["Done."])
+    assert (other.scored, other.reward, other.parts) == (True, 0.5, {"Judged": 0.5})
 
 
 def test_a_call_that_hangs_ends_its_episode_and_its_instance() -> None:
