@@ -91,7 +91,13 @@ def test_a_question_is_in_one_split_where_there_are_few_of_them() -> None:
 
 
 def test_held_out_questions_depend_on_the_seed_and_not_on_the_training_questions() -> None:
-    first, more = environment("chain_sum"), environment("chain_sum", train=30)
+    random.seed(5)
+    said: list[str] = []
+    with listening(lambda what, done, total: said.append(what)):
+        first, more = environment("chain_sum"), environment("chain_sum", train=30)
+    assert set(said) == {"generating questions of chain_sum"}
+    environment("arc_1d", "rearc", train=4, validation=2, test=2)
+    assert random.random() == random.Random(5).random()  # what the process draws stays
     assert first.tasks("test") == more.tasks("test")
     assert first.tasks("validation") == more.tasks("validation")
     assert list(first.tasks("train")) == list(more.tasks("train"))[:12]
@@ -112,21 +118,6 @@ def test_questions_are_the_same_in_another_process() -> None:
     )  # fmt: skip
     own = environment("family_relationships", "letter_jumble")
     assert found.stdout.strip() == str([task.id for task in own.tasks("train")])
-
-
-def test_it_is_said_whose_questions_are_generated() -> None:
-    said: list[str] = []
-    with listening(lambda what, done, total: said.append(what)):
-        environment("chain_sum", "gcd")
-    assert set(said) == {"generating questions of chain_sum", "generating questions of gcd"}
-
-
-def test_generating_leaves_the_process_s_draws_alone() -> None:
-    random.seed(5)
-    expected = random.random()
-    random.seed(5)
-    environment("arc_1d", "rearc", train=4, validation=2, test=2)
-    assert random.random() == expected
 
 
 def test_a_level_leaves_out_the_easier_ones_and_config_replaces_its_fields() -> None:

@@ -26,6 +26,7 @@ from tests.loopback import retrieval_server
 
 TASK = Task("t1", "Where is Oslo?", ("Norway", "the north"))
 PROMPT = Prompt("Answer.")
+SERVER = "http://127.0.0.1:8000/retrieve"
 
 
 class RecordingRetriever:
@@ -193,6 +194,11 @@ def test_a_users_corpus_and_questions(options: SearchOptions):
     (response,) = env.respond([action("<search>note</search>")])
     assert "(1) Nothing of note." in response.observation
     assert "No document" in env.respond([action("<search>zzz</search>")])[0].observation
+    env = search_environment(replace(options, protocol="search-r1", top_k=2), TASKS)
+    (response,) = env.respond([action("<search>note</search>")])
+    assert response.observation.startswith("\n\n<information>Doc 1(Title: Nothing of note.)")
+    (response,) = env.respond([action("<search>capital</search>")])
+    assert 'Doc 1(Title: "Oslo") The capital of Norway.' in response.observation
 
 
 def test_a_question_needs_an_answer(options: SearchOptions):
@@ -202,16 +208,24 @@ def test_a_question_needs_an_answer(options: SearchOptions):
         search_environment(options, {"train": [Task("q", "Who?", ())]})
 
 
-def test_options_refuse_what_cannot_work(options: SearchOptions):
-    paths = {"corpus": str(options.corpus)}
-    adapter = TypeAdapter(SearchOptions)
-    assert adapter.validate_python({**paths, "top_k": 1}) == options
-    for field, value, message in [
-        ("top_k", 0, "environment.top_k is 0; expected at least 1"),
-        ("topk", 3, "topk"),
-    ]:
-        with pytest.raises(ValidationError, match=message):
-            adapter.validate_python({**paths, field: value})
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"top_k": 0}, "environment.top_k is 0; expected at least 1"),
+        ({"topk": 3}, "topk"),
+        ({"retriever": {"url": SERVER}}, "has corpus and retriever; expected corpus: .* one of"),
+        ({"corpus": None}, "has neither corpus nor retriever; expected corpus"),
+        (
+            {"corpus": None, "retriever": {"url": SERVER}, "language": "german"},
+            "language is 'german', which is for a corpus",
+        ),
+    ],
+)
+def test_options_refuse_what_cannot_work(
+    fields: dict[str, object], said: str, options: SearchOptions
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        TypeAdapter(SearchOptions).validate_python({"corpus": str(options.corpus), **fields})
 
 
 def test_search_r1s_files_its_protocol_and_a_server(tmp_path: Path):
@@ -230,8 +244,6 @@ def test_search_r1s_files_its_protocol_and_a_server(tmp_path: Path):
             "validation": 3,
             "test": 10,
         }
-        with pytest.raises(ValueError, match="language is 'german', which is for a corpus"):
-            replace(options, language="german")
         (response,) = env.respond([action("<search>Oslo</search>")])
         assert response.observation == (
             '\n\n<information>Doc 1(Title: "Title of Oslo") Text.\nDoc 2(Title: One line)'
@@ -248,20 +260,3 @@ def test_search_r1s_files_its_protocol_and_a_server(tmp_path: Path):
     assert response.observation == (
         "\n\n<information>The search failed; nothing was retrieved.</information>\n\n"
     )
-
-
-def test_a_corpus_under_search_r1s_protocol(options: SearchOptions):
-    env = search_environment(replace(options, protocol="search-r1", top_k=2), TASKS)
-    (response,) = env.respond([action("<search>note</search>")])
-    assert response.observation.startswith("\n\n<information>Doc 1(Title: Nothing of note.)")
-    (response,) = env.respond([action("<search>capital</search>")])
-    assert 'Doc 1(Title: "Oslo") The capital of Norway.' in response.observation
-
-
-def test_a_corpus_or_a_server(options: SearchOptions):
-    remote = RemoteOptions(url="http://127.0.0.1:8000/retrieve")
-    with pytest.raises(ValueError, match=r"has corpus and retriever; expected corpus: .* one of"):
-        replace(options, retriever=remote)
-    with pytest.raises(ValueError, match="has neither corpus nor retriever; expected corpus"):
-        replace(options, corpus=None)
-    assert replace(options, corpus=None, retriever=remote).retriever == remote

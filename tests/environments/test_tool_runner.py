@@ -84,12 +84,18 @@ def test_errors_are_outcomes() -> None:
     async def fails() -> None:
         raise KeyError("a")
 
-    outcomes = ToolRunner(2).run([[job(lambda: 1 // 0), job(lambda: 2)], [job(fails)]])
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(asyncio.sleep(LONG))
+        task.cancel()
+        await task
 
-    assert isinstance(outcomes[0][0].error, ZeroDivisionError)
-    assert outcomes[0][1].value == 2
-    assert isinstance(outcomes[1][0].error, KeyError)
-    assert not outcomes[0][0].timed_out
+    lanes = [[job(lambda: 1 // 0), job(lambda: 2)], [job(fails)], [job(cancelled)]]
+    (first, second), (third,), (fourth,) = ToolRunner(2).run(lanes)
+
+    errors = [type(outcome.error).__name__ for outcome in (first, third, fourth)]
+    assert errors == ["ZeroDivisionError", "KeyError", "CancelledError"]
+    assert second.value == 2
+    assert not any(outcome.timed_out for outcome in (first, third, fourth))
 
 
 @pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt()])
@@ -124,21 +130,15 @@ def test_no_thread_for_a_call_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_call_that_hangs_is_given_up_and_its_place_is_free(hang: Callable[[], None]) -> None:
     runner = ToolRunner(1)
 
-    late, then = runner.run([[job(hang, seconds=SHORT)], [job(lambda: "next")]])
+    made: list[str] = []
+    hangs = [job(hang, seconds=SHORT), job(made.append, "late")]
+    late, then = runner.run([hangs, [job(lambda: "next")]])
 
-    assert late[0].timed_out
+    assert [outcome.timed_out for outcome in late] == [True, True]
+    assert not made
     assert isinstance(late[0].error, TimeoutError)
     assert str(late[0].error) == "took longer than 0.02 s"
     assert then[0].value == "next"
-
-
-def test_what_hangs_ends_its_lane(hang: Callable[[], None]) -> None:
-    made: list[str] = []
-
-    (lane,) = ToolRunner(4).run([[job(hang, seconds=SHORT), job(made.append, "late")]])
-
-    assert [outcome.timed_out for outcome in lane] == [True, True]
-    assert not made
 
 
 def test_an_async_call_that_takes_too_long_is_cancelled() -> None:
@@ -155,18 +155,6 @@ def test_an_async_call_that_takes_too_long_is_cancelled() -> None:
 
     assert outcome.timed_out
     assert cancelled.wait(LONG)
-
-
-def test_a_tool_whose_own_task_was_cancelled_took_no_time() -> None:
-    async def waits() -> None:
-        task = asyncio.ensure_future(asyncio.sleep(LONG))
-        task.cancel()
-        await task
-
-    outcome = ToolRunner(1).call(job(waits))
-
-    assert not outcome.timed_out
-    assert type(outcome.error).__name__ == "CancelledError"
 
 
 def test_an_async_tool_that_blocks_its_loop_does_not_stop_the_others(

@@ -161,18 +161,13 @@ def test_what_is_final_is_not_tried_again(answer: Answer, message: str) -> None:
 
 def test_nobody_listens() -> None:
     with raw_server(found) as server:
-        pass
+        retriever(server).check()
+    assert server.asked == [{"queries": ["test"], "topk": 1, "return_scores": True}]
     client = retriever(server, retries=1)
     with pytest.raises(RetrievalError, match=r"ConnectError: .* in 2 attempt"):
         client.search(["a"], 1)
     with pytest.raises(ConfigError, match=r"environment\.retriever\.url: .*; start the server"):
         client.check()
-
-
-def test_a_server_that_is_there_passes_the_check() -> None:
-    with raw_server(found) as server:
-        retriever(server).check()
-    assert server.asked == [{"queries": ["test"], "topk": 1, "return_scores": True}]
 
 
 @pytest.mark.parametrize("where", ["before", "in the head", "in the body"])
