@@ -360,7 +360,7 @@ FORMS: dict[str, dict[str, Any]] = {
         "strategy": {"kind": "static"},
     },
     "tools by name": {
-        "environment": {"kind": "tools", "tools": ["a:b", {"function": "a:c", "seconds": 2}]},
+        "environment": {"kind": "tools", "tools": ["a:b", "a:c"], "seconds": 2},
         "dataset": {"name": "x"}, "rewards": ["exact_match"], "strategy": {"kind": "static"},
     },
     "generated questions by name": {

@@ -39,7 +39,7 @@ def reads(environment: Any, name: str, **arguments: Any) -> str:
 
 def test_the_tools_of_the_page_work_as_described() -> None:
     names = shown_tools()
-    environment = ToolEnvironment([names["price"], (names["multiply"], 5.0)], TASKS)
+    environment = ToolEnvironment([names["price"], names["multiply"]], TASKS)
     page = TOOLS.read_text(encoding="utf-8")
 
     assert reads(environment, "price", article="Lamp") == "24.5"
@@ -59,7 +59,7 @@ def test_the_run_files_of_the_pages_are_read(
     tools, own = (yaml.safe_load(block)["environment"] for block in blocks(TOOLS, "yaml"))
     Path("my_env.py").write_text(blocks(TOOLS, "python")[2].partition("\nenvironment =")[0])
 
-    assert [tool.seconds for tool in ToolsOptions.model_validate(tools).tools] == [None, 5]
+    assert ToolsOptions.model_validate(tools).seconds == 5
     environment = trl_environment(TrlOptions.model_validate(own), None)
     (message,) = environment.messages(environment.tasks("train")[0], Prompt("Go."))
     assert message["content"].startswith("Go.\n\nCount to ")

@@ -10,7 +10,6 @@ from cotune.environments.tool_calls import read_hermes
 from cotune.environments.tools import (
     INITIAL_INSTRUCTION,
     OUT_OF_TURNS,
-    ToolConfig,
     ToolEnvironment,
     ToolsOptions,
     tool_environment,
@@ -160,12 +159,12 @@ def test_a_call_that_takes_too_long_is_an_observation_by_its_own_time_out() -> N
         released.wait()
 
     try:
-        own = ToolEnvironment([(hang, 0.02), add], {"train": [TASK]})
+        own = ToolEnvironment([hang, add], {"train": [TASK]}, seconds=0.2)
         (response,) = own.respond([action(("hang", {}), ("add", {"a": 1, "b": 1}))])
     finally:
         released.set()
 
-    assert contents(response) == ["{'error': 'took longer than 0.02 s'}", "2"]
+    assert contents(response) == ["{'error': 'took longer than 0.2 s'}", "2"]
     assert response.error == "hang: took too long"
     assert not response.failed
 
@@ -213,8 +212,7 @@ def test_the_answer_is_what_the_last_turn_says(turns: list[Turn], answer: str | 
         (lambda: ToolEnvironment(add, {}), "tools is a function; expected a list"),  # pyright: ignore[reportArgumentType]
         (lambda: ToolEnvironment([add], [TASK]), "tasks is a list; expected tasks by split"),  # pyright: ignore[reportArgumentType]
         (lambda: environment(add, add), "two are called add"),
-        (lambda: environment(seconds=0), "seconds is 0"),
-        (lambda: environment((add, -1.0)), "tools: add: seconds is -1"),
+        (lambda: environment(seconds=0), "tools: add: seconds is 0"),
     ],
 )
 def test_what_cannot_work_is_refused(make: Any, said: str) -> None:
@@ -228,7 +226,7 @@ def test_a_run_file_names_functions_with_time_outs(tmp_path: Path) -> None:
         'def double(a: int) -> int:\n    """Doubles.\n\n    Args:\n        a: what.\n    """\n'
         "    return 2 * a\n\nnumber = 3\n"
     )
-    options = ToolsOptions(tools=(ToolConfig(function=f"{file}:double", seconds=2.5),))
+    options = ToolsOptions(tools=(f"{file}:double",), seconds=2.5)
 
     made = tool_environment(options, {"train": [TASK]})
     (response,) = made.respond([action(("double", {"a": 4}))])
@@ -236,13 +234,9 @@ def test_a_run_file_names_functions_with_time_outs(tmp_path: Path) -> None:
     assert contents(response) == ["8"]
     assert made.initial_instruction == INITIAL_INSTRUCTION
     with pytest.raises(ConfigError, match=r"my_tools\.py has no duble .did you mean double"):
-        tool_environment(
-            ToolsOptions(tools=(ToolConfig(function=f"{file}:duble"),)), {"train": [TASK]}
-        )
+        tool_environment(ToolsOptions(tools=(f"{file}:duble",)), {"train": [TASK]})
     with pytest.raises(ConfigError, match="tools: 3 is not a named function"):
-        tool_environment(
-            ToolsOptions(tools=(ToolConfig(function=f"{file}:number"),)), {"train": [TASK]}
-        )
+        tool_environment(ToolsOptions(tools=(f"{file}:number",)), {"train": [TASK]})
 
 
 def test_a_function_without_a_timeout_is_called_in_the_callers_thread_in_order() -> None:

@@ -19,9 +19,8 @@ from cotune.errors import ConfigError
 from cotune.types import Action, Response, Task, ToolCall, Trajectory
 from cotune.utils.importing import import_object
 from cotune.utils.text import message_of, one_line, without_thoughts
-from cotune.utils.validation import Model, TextOrFields
+from cotune.utils.validation import Model
 
-ToolFunction = Callable[..., Any]
 INITIAL_INSTRUCTION = "Answer the question. Call the tools where they help."
 CONCURRENCY = 32  # calls that run at the same time, per process
 OUT_OF_TURNS = "calls a tool in its last turn"
@@ -30,20 +29,12 @@ NO_SUCH_TOOL = "no such tool"
 _ERROR_CHARS = 120  # of a turn's error
 
 
-class ToolConfig(TextOrFields):
-    """A tool and its timeout."""
-
-    function: str
-    """`package.module:name` or `file.py:name` of a typed function with a docstring."""
-    seconds: float | None = Field(default=None, gt=0)
-    """Timeout of a call, in seconds; null: the environment's."""
-
-
 class ToolsOptions(Model):
     """Your own functions as tools, called through the policy's chat template."""
 
     kind: Literal["tools"] = "tools"
-    tools: tuple[ToolConfig, ...] = Field(min_length=1)
+    tools: tuple[str, ...] = Field(min_length=1)
+    """`package.module:name` or `file.py:name` of typed functions with docstrings."""
     seconds: float = Field(default=30.0, gt=0)
     """Timeout of a call, in seconds."""
 
@@ -80,9 +71,9 @@ class ToolEnvironment(TaskEnvironment):
     so a function with state must be thread-safe.
 
     Args:
-        tools: functions with types and Google-style docstrings, sync or async, each alone or with
-            its own timeout: (function, seconds). Arguments are those that the policy wrote; results
-            are shown by `str`, exceptions as `{'error': …}`, those of async functions last.
+        tools: functions with types and Google-style docstrings, sync or async. Arguments are those
+            that the policy wrote; results are shown by `str`, exceptions as `{'error': …}`, those of
+            async functions last.
         tasks: the tasks of each split: "train", "validation", "test".
         initial_instruction: the instruction that training starts from.
         prompt_format: the layout of a prompt.
@@ -99,7 +90,7 @@ class ToolEnvironment(TaskEnvironment):
 
     def __init__(
         self,
-        tools: Sequence[ToolFunction | tuple[ToolFunction, float]],
+        tools: Sequence[Callable[..., Any]],
         tasks: Mapping[str, Sequence[Task]],
         initial_instruction: str = INITIAL_INSTRUCTION,
         prompt_format: PromptFormat | None = None,
@@ -110,11 +101,7 @@ class ToolEnvironment(TaskEnvironment):
         if callable(tools) or not tools:
             value = "a function" if tools else "empty"
             raise ConfigError(f"tools is {value}; expected a list of one function or more")
-        pairs = [
-            cast("tuple[ToolFunction, float]", tool) if isinstance(tool, tuple) else (tool, seconds)
-            for tool in tools
-        ]
-        self._tools = tuple(tool_of(function, timeout) for function, timeout in pairs)
+        self._tools = tuple(tool_of(function, seconds) for function in tools)
         names = [tool.name for tool in self._tools]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"tools: two are called {twice[0]}; rename one of them")
@@ -140,12 +127,9 @@ def answer_of(trajectory: Trajectory) -> str | None:
 
 def tool_environment(options: ToolsOptions, tasks: Tasks | None) -> ToolEnvironment:
     """Build the environment of a run file; ConfigError for functions that cannot be used."""
-    tools = [
-        (import_object(tool.function, "environment.tools"), tool.seconds or options.seconds)
-        for tool in options.tools
-    ]
+    tools = [import_object(name, "environment.tools") for name in options.tools]
     try:
-        return ToolEnvironment(tools, tasks or {})
+        return ToolEnvironment(tools, tasks or {}, seconds=options.seconds)
     except ConfigError as error:
         if not str(error).startswith("tools"):
             raise
