@@ -103,11 +103,7 @@ def _train(config: RunConfig, console: Console, *, resume: bool) -> None:
         checked.engine.train(setup, resume=resume)
 
 
-def passed(
-    config: RunConfig,
-    *,
-    new: bool = True,
-) -> Preflight:
+def passed(config: RunConfig, *, new: bool = True) -> Preflight:
     """Run all checks, cheap ones first; write nothing.
 
     Args:
@@ -143,45 +139,42 @@ def _stoppable(folder: Path, config: RunConfig, new: bool = False) -> Generator[
     Args:
         new: whether the run is to be created, so that a run that is there already is another one.
     """
-    another = new and RunDir.is_run(folder)
+    resume_command = command_on(folder, "resume")
+    place = folder.absolute()  # a tool may change the current folder
+    another = new and RunDir.is_run(place)
 
     def begun() -> bool:
-        return RunDir.is_run(folder) and not another
+        return RunDir.is_run(place) and not another
 
     try:
         with output_may_be_lost(), stopped_by_sigterm():
             yield
     except KeyboardInterrupt:
         if begun():
-            raise Stopped(f"stopped; resume with: {command_on(folder, 'resume')}") from None
+            raise Stopped(f"stopped; resume with: {resume_command}") from None
         raise Stopped("stopped before anything was written") from None
     except EvolutionError as error:
-        raise EvolutionError(f"{error}; {_without_proposals(folder, config)}") from error
+        raise EvolutionError(f"{error}; {_without_proposals(resume_command, config)}") from error
     except CotuneError as error:
-        if "cotune resume" in str(error) or not (begun() and _has_trained(folder)):
+        metrics = place / "metrics.jsonl"
+        has_trained = begun() and metrics.is_file() and metrics.stat().st_size > 0
+        if "cotune resume" in str(error) or not has_trained:
             raise
-        raise type(error)(f"{error}; then continue: {command_on(folder, 'resume')}") from error
+        raise type(error)(f"{error}; then continue: {resume_command}") from error
     except Exception as error:  # libraries have errors of their own for files
         failure = file_failure(error, folder)
         if not failure:
             raise
-        again = command_on(folder, "resume") if begun() else "start again"
+        again = resume_command if begun() else "start again"
         raise ConfigError(f"{failure}, then: {again}") from error
 
 
-def _has_trained(folder: Path) -> bool:
-    """Return whether a run has finished a step."""
-    metrics = folder / "metrics.jsonl"
-    return metrics.is_file() and metrics.stat().st_size > 0
-
-
-def _without_proposals(folder: Path, config: RunConfig) -> str:
+def _without_proposals(resume_command: str, config: RunConfig) -> str:
     """Return how to resume a run whose LLM calls all failed."""
-    resume = command_on(folder, "resume")
     if not hasattr(config.llm, "optional"):
-        return f"then: {resume}"
-    corrected = f"{resume} --set llm.model=…" if hasattr(config.llm, "model") else resume
-    return f"then: {corrected}, or: {resume} --set llm.optional=true"
+        return f"then: {resume_command}"
+    correction = " --set llm.model=…" if hasattr(config.llm, "model") else ""
+    return f"then: {resume_command}{correction}, or: {resume_command} --set llm.optional=true"
 
 
 def _show_headline(config: RunConfig, console: Console) -> None:
