@@ -494,12 +494,10 @@ class _Bridge:
         Args:
             capture_traces: passed by versions after 0.1.4; trajectories are always returned.
         """
-        from gepa import EvaluationBatch
-
-        done = self._judge.evaluate([(candidate[_PART], tasks) for candidate, tasks in items])
+        batch_of: Any = import_module("gepa").EvaluationBatch
+        rows = self._judge.evaluate([(candidate[_PART], tasks) for candidate, tasks in items])
         return [
-            EvaluationBatch(outputs=ts, scores=[t.reward for t in ts], trajectories=ts)
-            for ts in done
+            batch_of(outputs=row, scores=[t.reward for t in row], trajectories=row) for row in rows
         ]
 
     def make_reflective_dataset(
@@ -522,15 +520,15 @@ class _Bridge:
 
     def sample_tasks(self, *arguments: Any) -> list[Any]:
         """Return parents and minibatches, as many as the budget covers."""
-        from gepa.strategies.proposal_sampling import IndependentSampling
-
-        return IndependentSampling(self.parents).sample_tasks(*arguments)
+        sampling: Any = import_module("gepa.strategies.proposal_sampling")
+        return sampling.IndependentSampling(self.parents).sample_tasks(*arguments)
 
     def select(self, proposals: list[Any], state: Any, acceptance_criterion: Any) -> list[Any]:
         """Return the improvements to score on dev, the largest first, as far as the budget reaches."""
-        from gepa.strategies.proposal_selection import AllImprovements
-
-        improved: list[Any] = AllImprovements().select(proposals, state, acceptance_criterion)
+        selection: Any = import_module("gepa.strategies.proposal_selection")
+        improved: list[Any] = selection.AllImprovements().select(
+            proposals, state, acceptance_criterion
+        )
         # Ties keep their order.
         chosen = sorted(
             improved, key=lambda p: sum(p.subsample_scores_before) - sum(p.subsample_scores_after)

@@ -1,5 +1,6 @@
 """GEPA on the instruction, before any training: the prompt-only baseline (arXiv 2507.19457)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -9,6 +10,7 @@ from cotune.methods.method import Context, Method, arxiv
 from cotune.methods.scores import too_close_to_call
 from cotune.methods.text_evolution import DevScores, GepaSearchOptions, ranked
 from cotune.protocols import Recorder
+from cotune.types import Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,12 @@ class Gepa(Fst):
             too_close_to_call=bool(others) and too_close_to_call(scores[first], scores[others[0]]),
         )
 
-    def _record_population(self, *arguments: Any) -> None:
+    def _record_population(
+        self,
+        members: Sequence[dict[str, Any]],
+        trajectories: Sequence[Trajectory],
+        record: Recorder,
+    ) -> None:
         """Record nothing: one instruction is no population."""
 
     def choice(self) -> None:
