@@ -23,7 +23,7 @@ from cotune.methods.last_stage import (
 )
 from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
 from cotune.methods.proposals import ProposalAccount
-from cotune.methods.scores import too_close_to_call
+from cotune.methods.scores import greedy_cover, too_close_to_call
 from cotune.methods.text_evolution import (
     FENCED,
     MINIBATCH,
@@ -95,30 +95,14 @@ class FstOptions(TrainedPromptOptions, GepaSearchOptions):
 
 
 def covering_prompts(scores: Sequence[Sequence[float]], count: int) -> list[int]:
-    """Return at most `count` prompts that cover the Pareto front over questions, by index.
+    """Return at most `count` prompts that cover the Pareto front over questions, by index (`greedy_cover`).
 
-    Greedy: each step takes the prompt that most raises the sum over questions of the best score. The
-    first is the one with the highest mean; ties go to the earliest. It ends when no prompt adds anything.
-
-    Args:
-        scores: prompts × questions.
+    The first is the one with the highest mean; ties go to the earliest.
 
     >>> covering_prompts([[0.5, 0.5, 0.5], [1, 0, 0], [0, 0, 0.4]], 3)
     [0, 1]
     """
-    chosen: list[int] = []
-    best = [-math.inf] * len(scores[0])
-
-    def covered(prompt: int) -> float:
-        return sum(max(new, old) for new, old in zip(scores[prompt], best, strict=True))
-
-    while len(chosen) < count:
-        first = max(range(len(scores)), key=lambda prompt: (covered(prompt), -prompt))
-        if chosen and covered(first) <= sum(best):
-            break
-        chosen.append(first)
-        best = [max(new, old) for new, old in zip(scores[first], best, strict=True)]
-    return chosen
+    return greedy_cover(scores, -math.inf)[:count]
 
 
 class Fst(EvolvedInstructions):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from cotune.methods.scores import SOLVED_AT
+from cotune.methods.scores import SOLVED_AT, greedy_cover
 from cotune.methods.text_evolution import GepaSearchOptions
 from cotune.protocols import State
 
@@ -126,20 +126,11 @@ def covering(pool: HintPool) -> list[int]:
     Repeatedly takes the hint that solves the most unsolved questions, until none adds any. Ties are
     broken by mean score, then by index. The empty hint counts like any other.
     """
-    solved = [pool.solved(hint) for hint in range(len(pool.texts))]
-    chosen: list[int] = []
-    open_ids = set(pool.dev)
-    while open_ids:
-        best = max(
-            range(len(solved)),
-            key=lambda hint: (len(solved[hint] & open_ids), pool.mean(hint), -hint),
-            default=None,
-        )
-        if best is None or not solved[best] & open_ids:
-            break
-        chosen.append(best)
-        open_ids -= solved[best]
-    return chosen
+    if not pool.dev:
+        return []
+    hints = range(len(pool.texts))
+    solved = [[float(i in ids) for i in pool.dev] for ids in map(pool.solved, hints)]
+    return greedy_cover(solved, 0.0, [pool.mean(hint) for hint in hints])
 
 
 def candidates(pool: HintPool, task_ids: Sequence[str]) -> dict[str, list[int]]:
