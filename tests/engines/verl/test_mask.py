@@ -1,5 +1,7 @@
 """P²O's mask, as veRL's own functions carry it out."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,11 @@ from cotune.types import Distillation
 from tests.engines.verl.test_settings import made
 
 
+def with_mask(**bounds: float) -> dict[str, Any]:
+    """The part of a run file that asks for the signed mask."""
+    return {"strategy": {"kind": "p2o", "distillation": {"ratio": "masked_signed", **bounds}}}
+
+
 def test_the_signed_mask_spares_tokens_of_a_positive_advantage() -> None:
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
@@ -18,7 +25,7 @@ def test_the_signed_mask_spares_tokens_of_a_positive_advantage() -> None:
     import cotune.engines.verl.signed_mask  # noqa: F401  registers the losses
 
     signed = Distillation(ratio="masked_signed", low=0.1, high=4.0)
-    found = made(distillation=signed, kl=0)
+    found = made(with_mask(low=0.1, high=4.0), kl=0)
     assert found.actor_rollout_ref.model.external_lib == ["cotune.engines.verl.signed_mask"]
     correction, actor = found.algorithm.rollout_correction, found.actor_rollout_ref.actor
     assert actor.policy_loss.loss_mode == f"{SIGNED_LOSS}vanilla"
@@ -63,6 +70,6 @@ def test_a_users_own_library_and_loss_are_kept() -> None:
         "actor_rollout_ref.model.external_lib": "mine",
         "actor_rollout_ref.actor.policy_loss.loss_mode": "gspo",
     }
-    found = made(distillation=Distillation(ratio="masked_signed"), engine_args=given)
+    found = made(with_mask(), engine_args=given)
     assert found.actor_rollout_ref.model.external_lib[1:] == ["mine"]
     assert found.actor_rollout_ref.actor.policy_loss.loss_mode == f"{SIGNED_LOSS}gspo"

@@ -11,7 +11,6 @@ from cotune.config.run_file import parse_config
 from cotune.engines.preflight import Preflight
 from cotune.engines.verl.settings import verl_config
 from cotune.errors import ConfigError
-from cotune.types import Distillation
 from tests.engines.verl.runs import GEO, run_file
 
 
@@ -39,7 +38,7 @@ def test_the_preflight_says_what_training_says(
     with pytest.raises(ConfigError) as early:
         before.require_run_file("training")  # as plan does
     with pytest.raises(ConfigError) as late:
-        verl_config(before.config, tmp_path, 1, False, Distillation(ratio="original"))
+        verl_config(before.config, tmp_path, 1, False)
     assert part in str(early.value)
     assert str(early.value) == str(late.value)
     assert any(part in str(found) for _, found in before.outcomes())  # as doctor does

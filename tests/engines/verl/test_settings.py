@@ -11,28 +11,22 @@ from cotune.config.run_file import parse_config
 from cotune.engines.verl.settings import resume_from, verl_config
 from cotune.errors import ConfigError
 from cotune.policy.policy_files import policy_path
-from cotune.types import Distillation
 from tests.engines.verl.runs import GEO
-
-MASKED, ORIGINAL = Distillation(ratio="masked_signed"), Distillation(ratio="original")
 
 
 def made(
     changed: dict[str, Any] | None = None,
-    distillation: Distillation = ORIGINAL,
     *,
     stops: bool = False,
     **training: Any,
 ) -> Any:
     raw = GEO | {"name": "tried", "output": "runs/tried", "seed": 5}
-    if distillation is not ORIGINAL:
-        raw |= {"strategy": {"kind": "p2o"}}
     raw |= changed or {}
     shared = {"engine": "verl", "mini_batches": 1}
     raw |= {"training": shared | GEO["training"] | training}
     folder = Path("/runs/tried/checkpoints")
     config = parse_config(raw, "the test")
-    return verl_config(config, folder, 2, stops, distillation, 4096)
+    return verl_config(config, folder, 2, stops, 4096)
 
 
 def test_the_type_of_the_weights() -> None:
@@ -127,8 +121,8 @@ def test_a_constant_rate_may_be_warmed_up_to() -> None:
 
 @pytest.mark.parametrize("kind", ["p2o", "inspo+p2o"])
 def test_the_divisor_of_runs_with_hints_does_not_depend_on_the_mask(kind: str) -> None:
-    for distillation in (MASKED, ORIGINAL):
-        found = made({"strategy": {"kind": kind}}, distillation)
+    for ratio in ("masked_signed", "original"):
+        found = made({"strategy": {"kind": kind, "distillation": {"ratio": ratio}}})
         assert found.actor_rollout_ref.actor.loss_agg_mode == "token-mean"
 
 
@@ -229,5 +223,5 @@ def test_a_mini_batch_that_the_ranks_cannot_share_is_refused() -> None:
 def test_a_context_shorter_than_an_episode_bounds_the_rollout_engine() -> None:
     config = parse_config(GEO | {"name": "tried", "output": "x", "training": {"engine": "verl"}
         | GEO["training"] | {"mini_batches": 1}}, "the test")  # fmt: skip
-    found = verl_config(config, Path("/x"), 1, False, ORIGINAL, 1000)
+    found = verl_config(config, Path("/x"), 1, False, 1000)
     assert found.actor_rollout_ref.rollout.max_model_len == 1000

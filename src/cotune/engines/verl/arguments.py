@@ -59,15 +59,6 @@ SCHEDULES = {"cosine": "cosine", "constant": "constant", "constant_with_warmup":
 """veRL's name of each schedule."""
 
 
-def check_no_teacher(has_teacher: bool) -> None:
-    """Raise ConfigError for a run with a last stage."""
-    if has_teacher:
-        raise ConfigError(
-            "strategy.distil_steps is not supported by training.engine verl, whose public hooks have no teacher; "
-            "set it to 0, or training.engine: trl"
-        )
-
-
 def checked_arguments(config: RunConfig) -> dict[str, Any]:
     """Return `training.engine_args` as veRL's dotted keys; a + is in front.
 
@@ -87,6 +78,8 @@ def _check_supported(config: RunConfig) -> None:
         "training.frozen": training.frozen,
         f"training.precision {training.precision}": training.precision != "auto",
         "policy.lora": config.policy.lora is not None,
+        # A last stage needs a teacher, which veRL's public hooks have not.
+        "strategy.distil_steps": getattr(config.strategy, "distil_steps", 0) > 0,
         f"training.schedule {training.schedule}": training.schedule not in SCHEDULES,
     }
     for field, given in refused.items():

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cotune.engines.evaluation import RunEvaluation
 from cotune.engines.joint import Joint, Parts
 from cotune.engines.verl.checkpoints import keep_newest, save_state
 from cotune.engines.verl.worker import Worker
@@ -33,7 +34,7 @@ class VerlJoint(Joint):
     Args:
         parts: strategy, environment, LLM and outputs.
         worker: this process's environment and codec.
-        before_rollout: called before each step's rollouts, with the steps trained so far.
+        evaluation: evaluates before a step's rollouts, if due.
 
     Attributes:
         trainer: veRL's trainer; set by `bind`, as is what rolls out outside its batches.
@@ -42,9 +43,7 @@ class VerlJoint(Joint):
     trainer: "JointTrainer"
     _apart: Callable[..., list[Trajectory]]
 
-    def __init__(
-        self, parts: Parts, worker: Worker, before_rollout: Callable[["VerlJoint", int], None]
-    ) -> None:
+    def __init__(self, parts: Parts, worker: Worker, evaluation: RunEvaluation) -> None:
         training = worker.config.training
         order = TaskOrder(parts.environment.tasks("train"), training.questions_per_step, parts.seed)
         coordinator = Coordinator(
@@ -64,7 +63,8 @@ class VerlJoint(Joint):
             roll_out=lambda *rollouts: self._apart(*rollouts),
         )
         super().__init__(parts, order, training.steps, coordinator, training.group_size)
-        self.worker, self.before_rollout = worker, before_rollout
+        self.worker = worker
+        self.evaluation = evaluation
         self.metrics: dict[str, float] = {}
         self._sent = 0.0
 
@@ -77,7 +77,7 @@ class VerlJoint(Joint):
     def begin_step(self) -> None:
         """Evolve, then evaluate: weights are synced and no rollout has been requested yet."""
         self.metrics = self.coordinator.evolve(self.progress(self.batches + 1))
-        self.before_rollout(self, self.batches)
+        self.evaluation(self, self.batches)
 
     def assign(self, task_ids: Sequence[str]) -> tuple[list[Assignment], Sampling]:
         """Return the assignments of a step's questions, and their sampling parameters."""

@@ -1,10 +1,14 @@
-"""Train a run file on veRL, from its checks to the summary."""
+"""Train a run file on veRL, from its checks to the summary.
+
+The trainer runs in this process; the policy's workers and the agent loops are Ray's.
+"""
 
 import contextlib
+import logging
 import os
-import sys
 import threading
-import time
+import traceback
+from _thread import interrupt_main
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +16,17 @@ from typing import Any, cast
 
 import ray
 import torch
+import transfer_queue
 from omegaconf import DictConfig, OmegaConf, open_dict
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from rich.console import Console
-from verl.trainer.main_ppo import run_ppo
+from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
 from cotune.config.build import build_llm, initial_instruction
 from cotune.config.run_file import RunConfig
-from cotune.config.strategy import build_strategy
 from cotune.engines.conclude import conclude
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import check_identity
@@ -36,8 +40,6 @@ from cotune.engines.run_start import (
     run_parts,
     settings_of,
 )
-from cotune.engines.undamaged import Chosen
-from cotune.engines.verl.arguments import check_no_teacher
 from cotune.engines.verl.checkpoints import (
     VerlBest,
     complete_checkpoints,
@@ -47,24 +49,21 @@ from cotune.engines.verl.checkpoints import (
 from cotune.engines.verl.cluster import check_copy, on_cluster
 from cotune.engines.verl.hooks import VerlJoint
 from cotune.engines.verl.settings import resume_from, verl_config
-from cotune.engines.verl.worker import SECTION, Worker, make_worker, worker_of
+from cotune.engines.verl.worker import SECTION, WORKERS, Worker, make_worker
 from cotune.errors import ConfigError, CotuneError, EngineError
-from cotune.experiments.report import ReportListener
 from cotune.policy.policy_files import only_local, policy_path
 from cotune.rollout.task_order import TaskOrder
-from cotune.run.console import ConsoleListener
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
-from cotune.types import Distillation, Prompt
+from cotune.types import Prompt
 from cotune.utils.text import command_on, one_line
 
-_CONSOLE = "console.log"
 _LOOK_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class VerlSetup:
-    """veRL's configuration of a run file, checked before anything is written.
+    """A run file that is ready to be trained; nothing is written yet.
 
     Attributes:
         verl_config: veRL's configuration for a run from the start.
@@ -89,56 +88,85 @@ def prepare(checked: Preflight, console: Console) -> VerlSetup:
     folder = RunDir(config.output).checkpoints_path
     check_copy(folder.parent)
     worker = make_worker(config, checked.environment)
-    strategy = build_strategy(
-        config.strategy,
-        worker.environment,
-        instruction=checked.instruction,
-        seed=config.seed,
-        limits=config.limits,
-        tokens=worker.codec,
-    )
-    check_no_teacher(strategy.has_teacher)
     settings = settings_of(config, console, tuple(checked.llm_calls))
-    return VerlSetup(settings, worker, _checked(config, folder, worker, strategy.distillation))
+    return VerlSetup(settings, worker, _checked(config, folder, worker))
 
 
-def _checked(
-    config: RunConfig, folder: Path, worker: Worker, distillation: Distillation
-) -> DictConfig:
+def _checked(config: RunConfig, folder: Path, worker: Worker) -> DictConfig:
     """Return veRL's configuration, validated by veRL itself."""
-    found = verl_config(
+    values = verl_config(
         config,
         folder.absolute(),
         1 if config.training.single_gpu else max(1, torch.cuda.device_count()),
         bool(worker.environment.stop),
-        distillation,
         worker.context_tokens,
     )
-    auto_set_device(found)
-    elsewhere = on_cluster(found.ray_kwargs.ray_init)
+    auto_set_device(values)
+    elsewhere = on_cluster(values.ray_kwargs.ray_init)
     if not elsewhere:
         only_local(policy_path(config.policy.path))  # weights and all
-    if found.trainer.device == "cuda" and not (elsewhere or torch.cuda.is_available()):
+    if values.trainer.device == "cuda" and not (elsewhere or torch.cuda.is_available()):
         raise ConfigError(
             "training.engine is verl, but there is no GPU here; start it on a machine with one, name a "
             "running Ray cluster by RAY_ADDRESS, or set training.engine: trl"
         )
     try:
         validate_config(
-            config=found,
-            use_reference_policy=need_reference_policy(found),
-            use_critic=need_critic(found),
+            config=values,
+            use_reference_policy=need_reference_policy(values),
+            use_critic=need_critic(values),
         )
     except (AssertionError, ValueError, NotImplementedError) as error:
         raise ConfigError(f"training: veRL rejects it: {one_line(str(error))[:300]}") from error
-    return found
+    return values
 
 
-def _check_ranks(found: DictConfig, checkpoint: Path) -> None:
-    """Raise ConfigError if a checkpoint was sharded over a different number of ranks."""
-    if not str(found.actor_rollout_ref.actor.strategy).startswith("fsdp"):
+# ---- training
+
+
+def train(setup: VerlSetup, *, resume: bool) -> None:
+    """Train to the end, from the newest checkpoint or from the start; evaluate and keep the best.
+
+    Raises:
+        CotuneError: the error that ended the run.
+    """
+    worker, values = setup.worker, setup.verl_config
+    steps = worker.config.training.steps
+    with opened_run(setup.settings, steps, resume=resume) as run:
+        folder = run.checkpoints_path.absolute()
+        best = VerlBest(run.best_path, worker.tokenizer, folder / "best")
+        chosen = choose_checkpoint(complete_checkpoints(folder), best) if resume else None
+        begin_run(run, setup.settings, best, chosen, lambda path: _check_state(setup, path))
+        joint = _joint(setup, run, best)
+        checkpoint = None
+        if chosen is not None:
+            checkpoint = chosen.path
+            joint.notices = chosen.notices
+            drop_later(folder, -1 if checkpoint is None else _step_of(checkpoint))
+        if checkpoint is not None:
+            resume_from(values, checkpoint)
+        run_folder = str(run.path.absolute())
+        # By this section, other processes find the run.
+        section = {"run_folder": run_folder, "working_folder": os.getcwd()}
+        with open_dict(values):
+            values[SECTION] = section
+            values.data[SECTION] = section
+        WORKERS[run_folder] = worker
+        with _on_ray(values, run.path, setup.settings.console):
+            outcome = _fit(joint, values, checkpoint)
+        conclude(setup.settings, run, outcome, worker.environment)
+
+
+def _check_state(setup: VerlSetup, checkpoint: Path) -> None:
+    """Raise ConfigError if a checkpoint is of a different run, or of a different number of ranks."""
+    config, values = setup.worker.config, setup.verl_config
+    tasks = setup.worker.environment.tasks("train")
+    order = TaskOrder(tasks, config.training.questions_per_step, config.seed)
+    if (state := load_state(checkpoint)) is not None:
+        check_identity(state, {**order.identity, **setup.settings.identity})
+    if not str(values.actor_rollout_ref.actor.strategy).startswith("fsdp"):
         return
-    ranks = int(found.trainer.n_gpus_per_node) * int(found.trainer.nnodes)
+    ranks = int(values.trainer.n_gpus_per_node) * int(values.trainer.nnodes)
     shards = len(list((checkpoint / "actor").glob("model_world_size_*_rank_*.pt")))
     if shards != ranks:
         raise ConfigError(
@@ -147,156 +175,44 @@ def _check_ranks(found: DictConfig, checkpoint: Path) -> None:
         )
 
 
-def _best(run: RunDir, worker: Worker) -> VerlBest:
-    return VerlBest(run.best_path, worker.tokenizer, run.checkpoints_path.absolute() / "best")
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("_")[2])
 
 
-def train(setup: VerlSetup, *, resume: bool) -> None:
-    """Train to the end, from the newest checkpoint or from the start; evaluate and keep the best.
-
-    The run itself takes place in a Ray actor, which writes the run folder and concludes the run;
-    this process displays its output.
-
-    Raises:
-        CotuneError: the error that ended the run, as raised in the actor.
-    """
-    with opened_run(setup.settings, setup.worker.config.training.steps, resume=resume) as run:
-        best = _best(run, setup.worker)
-        folder = run.checkpoints_path.absolute()
-        chosen = choose_checkpoint(complete_checkpoints(folder), best) if resume else None
-        begin_run(run, setup.settings, best, chosen, lambda path: _check_state(setup, path))
-        _train(run, chosen or Chosen(), setup, resume)
-
-
-def _check_state(setup: VerlSetup, checkpoint: Path) -> None:
-    """Raise ConfigError if a checkpoint is of a different run, or of a different number of ranks."""
-    config = setup.worker.config
-    tasks = setup.worker.environment.tasks("train")
-    order = TaskOrder(tasks, config.training.questions_per_step, config.seed)
-    if (state := load_state(checkpoint)) is not None:
-        check_identity(state, {**order.identity, **setup.settings.identity})
-    _check_ranks(setup.verl_config, checkpoint)
-
-
-def _train(run: RunDir, chosen: Chosen, setup: VerlSetup, resume: bool) -> None:
-    console = setup.settings.console
-    assert console is not None  # a run file has one
-    checkpoint = chosen.path
-    if resume:
-        drop_later(run.checkpoints_path.absolute(), _step_of(checkpoint))
-    found = setup.verl_config
-    if checkpoint is not None:
-        resume_from(found, checkpoint)
-    ours = {
-        "run_folder": str(run.path.absolute()),
-        "working_folder": os.getcwd(),
-        "checkpoint": None if checkpoint is None else str(checkpoint),
-        "notices": list(chosen.notices),
-        "terminal": console.is_terminal,
-        "width": console.width,
-    }
-    with open_dict(found):
-        found[SECTION] = ours
-        found.data[SECTION] = ours
-    with _following(run.path / _CONSOLE, console), _logged(run.path / "verl.log"):
-        try:
-            run_ppo(found, task_runner_class=ray.remote(Runner))
-        except RayError as error:
-            cause = error.cause if isinstance(error, RayTaskError) else error
-            if isinstance(cause, CotuneError):
-                raise cause from None
-            raise EngineError(
-                f"veRL ended: {type(cause).__name__}: {one_line(str(cause))[:300]}; its logs "
-                f"are in {run.path / 'verl.log'} and Ray's session folder"
-            ) from error
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            if ray.is_initialized():
-                raise
-            raise EngineError(
-                f"Ray could not be started or reached: {one_line(str(error))[:300]}; fix it "
-                "(RAY_ADDRESS, training.engine_args.ray_kwargs.ray_init), then: "
-                f"{command_on(run.path, 'resume')}"
-            ) from error
-        finally:
-            ray.shutdown()
-
-
-class Runner:
-    """The trainer's process: a Ray actor that `run_ppo` starts."""
-
-    def run(self, config: DictConfig) -> None:
-        """Run from start to finish."""
-        import transfer_queue as tq
-        from verl.utils.logging_utils import configure_verl_logging
-
-        configure_verl_logging()
-        os.environ.setdefault(
-            "TENSORBOARD_DIR", str(Path(config[SECTION].run_folder) / "tensorboard")
-        )
-        with open_dict(config):
-            config.transfer_queue.enable = True
-        OmegaConf.resolve(config)
-        ours = config[SECTION]
-        worker = worker_of(ours)
-        folder = Path(ours.run_folder)
-        with (folder / _CONSOLE).open("a", encoding="utf-8") as file:
-            console = Console(
-                file=file, force_terminal=bool(ours.terminal), width=int(ours.width) or None
-            )
-            steps = worker.config.training.steps
-            run = Record.open(
-                folder,
-                listeners=[ConsoleListener(console, steps), ReportListener(folder)],
-                rollouts_every=worker.config.logging.trajectories_every,
-                total_steps=steps,
-            )
-            tq.init(config.transfer_queue)
-            try:
-                _run(worker.config, run, worker, config, console)
-            finally:
-                tq.close()
-
-
-def _run(
-    config: RunConfig,
-    run: Record,
-    worker: Worker,
-    found: DictConfig,
-    console: Console,
-) -> None:
-    from cotune.engines.verl.rollouts import Manager
-    from cotune.engines.verl.trainer import JointTrainer
-
-    ours = found[SECTION]
-    checkpoint = None if ours.checkpoint is None else Path(ours.checkpoint)
-    settings, method, environment = (
-        settings_of(config, console),
-        method_of(config),
-        worker.environment,
-    )
-    initial = Prompt(initial_instruction(method.instruction, environment))
-    evaluation = RunEvaluation(config.evaluation, initial, run, _best(run, worker), report_scores)
+def _joint(setup: VerlSetup, run: Record, best: VerlBest) -> VerlJoint:
+    config, worker = setup.worker.config, setup.worker
+    method = method_of(config)
     parts = run_parts(
-        settings,
+        setup.settings,
         method,
-        environment,
+        worker.environment,
         worker.codec,
         config.limits,
         worker.rewards,
         llm=build_llm(config.proposer, config.seed, run),
         record=run,
     )
-    joint = VerlJoint(parts, worker, evaluation)
-    joint.notices = tuple(ours.notices)
+    initial = Prompt(initial_instruction(method.instruction, worker.environment))
+    evaluation = RunEvaluation(config.evaluation, initial, run, best, report_scores)
+    return VerlJoint(parts, worker, evaluation)
+
+
+def _fit(joint: VerlJoint, values: DictConfig, checkpoint: Path | None) -> Outcome:
+    """Train from a checkpoint or from the start, and score the result."""
+    # Imported here: they register things in veRL that need its workers' packages.
+    from cotune.engines.verl.rollouts import Manager
+    from cotune.engines.verl.trainer import JointTrainer
+
     made: Any = JointTrainer  # veRL registers its base by a decorator that hides the type
-    trainer: JointTrainer = made(config=found)
-    trainer.joint, failed = joint, True
+    trainer: JointTrainer = made(config=values)
+    trainer.joint = joint
+    failed = True
     try:
         trainer.init()
         manager = cast(
             Manager,
             Manager.create(
-                config=found,
+                config=values,
                 llm_client=trainer.get_llm_client(),
                 teacher_client=trainer.get_teacher_client(),
                 reward_loop_worker_handles=trainer.get_reward_handles(),
@@ -304,16 +220,16 @@ def _run(
         )
         trainer.take_manager(manager)
         joint.began(None if checkpoint is None else load_state(checkpoint))
-        watch(manager.agent_loop_workers, console)
-        # If the budget has been raised since, it is no longer spent.
-        if not (joint.ended and joint.budget_is_spent()):
-            trainer.fit(manager)
-        outcome: Outcome = evaluation.finish(joint)
+        with watched(manager.agent_loop_workers):
+            # If the budget has been raised since, it is no longer spent.
+            if not (joint.ended and joint.budget_is_spent()):
+                trainer.fit(manager)
+            outcome = joint.evaluation.finish(joint)
         failed = False
     finally:
         if (tracking := getattr(trainer, "logger", None)) is not None:
             tracking.finish(exit_code=int(failed))
-    conclude(settings, run, outcome, environment)
+    return outcome
 
 
 def report_scores(joint: VerlJoint, scores: Mapping[str, float]) -> None:
@@ -324,59 +240,103 @@ def report_scores(joint: VerlJoint, scores: Mapping[str, float]) -> None:
         tracking.log(data=named, step=joint.batches)
 
 
-def watch(workers: Sequence[Any], console: Console) -> None:
-    """End this process if an agent loop's process dies; veRL would wait forever."""
+@contextlib.contextmanager
+def watched(workers: Sequence[Any]) -> Generator[None]:
+    """Interrupt the block if an agent loop's process dies; veRL would wait forever.
+
+    Raises:
+        EngineError: one has died.
+    """
+    over = threading.Event()
+    deaths: list[str] = []
 
     def look() -> None:
-        while True:
-            time.sleep(_LOOK_SECONDS)
+        while not over.wait(_LOOK_SECONDS):
             try:
                 ray.get([worker.__ray_ready__.remote() for worker in workers])
             except RayActorError as error:
-                reason = one_line(str(error))[:300]
-                console.print(f"a process of veRL's agent loops died: {reason}", markup=False)
-                os._exit(1)
+                deaths.append(one_line(str(error))[:300])
+                interrupt_main()
+                return
             except RayError:
                 return  # the run is over
 
     threading.Thread(target=look, daemon=True).start()
-
-
-def _step_of(checkpoint: Path | None) -> int:
-    return -1 if checkpoint is None else int(checkpoint.name.rpartition("_")[2])
-
-
-@contextlib.contextmanager
-def _following(path: Path, shown: Console) -> Generator[None]:
-    """Display what is appended to a file while the block runs."""
-    path.touch()
-    begin = path.stat().st_size
-    over = threading.Event()
-    stream = shown.file  # before this process's output is redirected
-
-    def follow() -> None:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            file.seek(begin)
-            while True:
-                last = over.wait(0.2)
-                if (text := file.read()) and not shown.quiet:
-                    stream.write(text)
-                    stream.flush()
-                if last:
-                    return
-
-    thread = threading.Thread(target=follow, daemon=True)
-    thread.start()
     try:
         yield
+    except KeyboardInterrupt:
+        if deaths:
+            raise EngineError(f"a process of veRL's agent loops died: {deaths[0]}") from None
+        raise
     finally:
         over.set()
-        thread.join()
+
+
+# ---- Ray
 
 
 @contextlib.contextmanager
-def _logged(path: Path) -> Generator[None]:
-    """Redirect what veRL prints in this process to a file."""
-    with path.open("a", encoding="utf-8") as file, contextlib.redirect_stdout(file):
-        yield
-    sys.stdout.flush()
+def _on_ray(values: DictConfig, folder: Path, console: Console | None) -> Generator[None]:
+    """Start Ray and veRL's queue for the block; what veRL prints goes to verl.log in the run folder.
+
+    Raises:
+        EngineError: an error of Ray's or veRL's.
+    """
+    from verl.utils.logging_utils import configure_verl_logging
+
+    if console is not None:
+        console.file = console.file  # this process's output, before it is redirected
+    os.environ.setdefault("TENSORBOARD_DIR", str(folder / "tensorboard"))
+    log = folder / "verl.log"
+    with (
+        log.open("a", encoding="utf-8") as file,
+        contextlib.redirect_stdout(file),
+        contextlib.redirect_stderr(file),
+    ):
+        configure_verl_logging()
+        try:
+            _start_ray(values, folder)
+            with open_dict(values):
+                values.transfer_queue.enable = True
+            OmegaConf.resolve(values)
+            transfer_queue.init(values.transfer_queue)
+            try:
+                yield
+            finally:
+                transfer_queue.close()
+        except (CotuneError, OSError):
+            raise
+        except Exception as error:
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            if isinstance(cause, CotuneError):
+                raise cause from None
+            traceback.print_exc()
+            raise EngineError(
+                f"veRL ended: {type(cause).__name__}: {one_line(str(cause))[:300]}; its logs are in {log} and "
+                "Ray's session folder"
+            ) from error
+        finally:
+            ray.shutdown()
+            logging.getLogger("verl").handlers.clear()  # they write to the file
+
+
+def _start_ray(values: DictConfig, folder: Path) -> None:
+    """Start or join Ray as veRL's `run_ppo` does."""
+    rollout = values.actor_rollout_ref.rollout
+    if rollout.full_determinism:
+        os.environ["VERL_FULL_DETERMINISM"] = "1"
+        os.environ["VLLM_BATCH_INVARIANT"] = "1"
+        os.environ["PYTHONHASHSEED"] = str(rollout.seed)
+    options = values.ray_kwargs.ray_init
+    runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(values), options.get("runtime_env", {}))
+    arguments: Any = OmegaConf.to_container(
+        OmegaConf.create({**options, "runtime_env": runtime_env})
+    )
+    try:
+        ray.init(**arguments)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise EngineError(
+            f"Ray could not be started or reached: {one_line(str(error))[:300]}; fix it "
+            "(RAY_ADDRESS, training.engine_args.ray_kwargs.ray_init), then: "
+            f"{command_on(folder, 'resume')}"
+        ) from error

@@ -44,7 +44,6 @@ def verl_config(
     folder: Path,
     gpus: int,
     stops: bool,
-    distillation: Distillation,
     context_tokens: int | None = None,
 ) -> DictConfig:
     """Return veRL's configuration; `training.engine_args` overrides what the run file leaves open.
@@ -54,7 +53,6 @@ def verl_config(
         folder: the checkpoint folder.
         gpus: the number of GPUs of this node.
         stops: whether stop strings end turns, for which a rollout engine needs a tokenizer.
-        distillation: how hinted rollouts are trained on.
         context_tokens: the policy's context length; None is unlimited.
 
     Raises:
@@ -65,6 +63,7 @@ def verl_config(
         found = deepcopy(_composed(*(f"{k}={given[k]}" for k in _COMPOSED if k in given)))
     except HydraException as error:
         raise ConfigError(f"training.engine_args: {one_line(str(error))[:200]}") from error
+    distillation = config.method.distillation(config.strategy)
     values = _values(config, folder, gpus, stops, distillation)
     if config.policy.dtype != "auto":
         for part in ("actor", "ref"):

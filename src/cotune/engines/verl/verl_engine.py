@@ -82,19 +82,17 @@ class VeRL:
 
 def _arguments(config: RunConfig) -> None:
     """Check the veRL fields of a run file, against veRL's own files if it is installed."""
-    from cotune.engines.verl.arguments import check_no_teacher, checked_arguments
+    from cotune.engines.verl.arguments import checked_arguments
     from cotune.engines.verl.cluster import check_copy
 
     check_copy(config.output)
-    distillation = config.method.distillation(config.strategy)
-    check_no_teacher(getattr(config.strategy, "distil_steps", 0) > 0)
     if installed("verl") is None or installed("hydra-core") is None:
         checked_arguments(config)
         return
     from cotune.engines.verl.settings import verl_config
 
     # How many GPUs there are, and the policy's context, are checked when the run is prepared.
-    verl_config(config, config.output, 1, False, distillation)
+    verl_config(config, config.output, 1, False)
 
 
 def together() -> str | None:

@@ -4,7 +4,6 @@ import os
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -40,19 +39,21 @@ class Worker:
         return _tasks(self.environment).get((task.id, task.question), task)
 
 
+WORKERS: dict[str, Worker] = {}
+"""By run folder, what this process has loaded."""
+
+
 def worker_of(section: Any) -> Worker:
-    """Return this process's worker, from the `cotune` section of veRL's configuration."""
-    return _made(str(section.run_folder), str(section.working_folder))
-
-
-@lru_cache(1)
-def _made(run_folder: str, working_folder: str) -> Worker:
-    # Relative paths and modules in the run file are resolved from where the run was started.
-    os.chdir(working_folder)
-    if working_folder not in sys.path:
-        sys.path.insert(0, working_folder)
-    run = RunDir.open(Path(run_folder))
-    return make_worker(recorded_config(run))
+    """Return this process's worker, by the `cotune` section of veRL's configuration."""
+    folder = str(section.run_folder)
+    if folder not in WORKERS:
+        # Relative paths and modules in the run file are resolved from where the run was started.
+        working_folder = str(section.working_folder)
+        os.chdir(working_folder)
+        if working_folder not in sys.path:
+            sys.path.insert(0, working_folder)
+        WORKERS[folder] = make_worker(recorded_config(RunDir.open(folder)))
+    return WORKERS[folder]
 
 
 def make_worker(config: RunConfig, environment: Environment | None = None) -> Worker:
