@@ -13,21 +13,17 @@ from cotune.cli.plan.plan import plan
 from cotune.config.run_file import RunConfig, load_config, parse_config
 from cotune.engines.engine import engine_of
 from cotune.engines.estimate import (
-    FAST,
+    COMPUTE,
+    DECODING,
     GPUS,
-    SLOW,
-    Efficiency,
     Gpu,
     Layout,
     Memory,
     Shape,
-    batch_seconds,
-    decode_seconds,
     memory_of,
     read_shape,
     run_seconds,
     shape_of,
-    update_passes,
 )
 from cotune.policy.options import LoraOptions
 from cotune.policy.policy_files import policy_path
@@ -165,7 +161,9 @@ def test_whole_weights_in_float32_by_hand() -> None:
     assert part(found, "log-probabilities") == (0, head)
     held = 18 * P_3B
     assert found.training == held + 4 * P_3B + activations + head
-    assert found.sampling == held + cache + part(found, "prompts")[0]
+    # A mask of each prompt as booleans and as a bias, and 22 bytes a logit while a token is drawn.
+    draws = 8 * (1000**2 * 3 + 151_936 * 22)
+    assert found.sampling == held + cache + draws
     assert found.saved == (4 * P_3B, 12 * P_3B)
 
 
@@ -178,32 +176,6 @@ def test_lora_on_bfloat16_by_hand() -> None:
     assert part(found, "gradients")[1] == 4 * adapters
     assert part(found, "reference") == (0, 0)  # the base, its adapter off
     assert part(found, "copies") == (0, 0)
-    cache = int(2.5 * 8 * 1500 * 28 * 1024 * 4)
-    assert part(found, "KV cache")[0] == cache
-    # Prompts: 8 rows × 1000 tokens × (20 H + 8 I of a layer, twice the cache's bytes), masks (L, L).
-    per_token = 28 * 1024 * 4
-    prompts = 8 * 1000 * (20 * 1024 + 8 * 3072 + 2 * per_token) + 8 * 1000**2 * 3
-    turns = 8 * 100 * (20 * 1024 + 8 * 3072) + 2 * 2 * 8 * 1500 * 2048 + 8 * 151_936 * 22
-    assert part(found, "prompts")[0] == max(turns, prompts - cache)
-
-
-def test_the_work_on_many_prompts_at_once_counts_where_it_is_more_than_the_turns() -> None:
-    """Long prompts, nothing after them: their masks outgrow the cache that comes later."""
-    limits = {
-        "prompt_tokens": 30_000,
-        "turn_tokens": 9,
-        "trajectory_tokens": 10,
-        "observation_tokens": 1,
-    }
-    found = memory(QWEN2_3B, policy={"lora": {}}, limits=limits)
-    per_token = 36 * 256 * 4
-    fed = 20 * 2048 + 8 * 11008
-    prompts = 8 * 30_000 * (fed + 2 * per_token) + 8 * 30_000**2 * 3
-    cache = int(2.5 * 8 * 30_010 * per_token)
-    turns = 8 * fed + 2 * 2 * 8 * 30_010 * 2048 + 8 * 151_936 * 22
-    assert prompts - cache > turns
-    assert part(found, "KV cache")[0] == cache
-    assert part(found, "prompts")[0] == prompts - cache
 
 
 def test_the_engines_arguments_are_heeded() -> None:
@@ -217,7 +189,7 @@ def test_the_engines_arguments_are_heeded() -> None:
     whole = part(memory(QWEN2_3B, training=kept), "activations")[1]
     assert whole == 3000 * 36 * layer > part(plain, "activations")[1]
     vllm = memory(QWEN2_3B, Layout(share=0.3))
-    assert part(vllm, "KV cache") == part(vllm, "prompts") == (0, 0)
+    assert part(vllm, "KV cache") == part(vllm, "masks") == (0, 0)
     assert vllm.sampling is None
     precise = memory(QWEN2_3B, training={"precision": "fp32"})
     assert part(precise, "weights")[0] == 4 * P_3B
@@ -265,7 +237,6 @@ def test_zero_by_hand() -> None:
 
 # ---- time
 
-# 2 layers of 600 weights, a head of 100 × 10, and an embedding of its own that is looked up.
 SHAPE = Shape(
     parameters=3200,
     linear=[("layers.0.up", 10, 60), ("layers.1.up", 10, 60)],
@@ -278,11 +249,12 @@ SHAPE = Shape(
     dtype="bfloat16",
 )
 GPU = Gpu(flops=1e6, bandwidth=1e5, memory=1e5)
-WHOLE = Efficiency(compute=1.0, decoding=1.0, launch=0.0, schedule=0.0)
 CACHED = 2 * 2 * 2 * 5  # bytes of a token: keys and values of 5, in 2 layers, in bfloat16
+VLLM = Layout(share=0.5)
 
 
 def timed(**sections: Any) -> RunConfig:
+    """A batch of 12 rollouts: prompts of 8 tokens, then 2 turns of 4 and an observation of 4."""
     limits = {
         "prompt_tokens": 8, "turns": 2, "turn_tokens": 4, "observation_tokens": 4,
         "trajectory_tokens": 12,
@@ -292,83 +264,68 @@ def timed(**sections: Any) -> RunConfig:
     return parse_config(tiny(Path("out"), given), "test")
 
 
-def test_flops_of_a_forward_pass() -> None:
-    assert SHAPE.weights_used == 2 * 600 + 1000
-    # 2 FLOPs a weight and token; queries times keys and weights times values, half of them masked.
-    assert SHAPE.forward_flops(10) == 2 * 2200 * 10 + 2 * 2 * 20 * 10**2
-    # 7.62 B parameters, of which the embedding of 152,064 × 3,584 is looked up, and biases and norms.
-    used = 7_615_616_512 - 152_064 * 3584 - 28 * (4608 + 7168) - 3584
-    assert read_shape(CONFIGS["Qwen/Qwen2.5-7B"]).weights_used == used
+def seconds(layout: Layout = ALONE, gpu: Gpu = GPU, fill: float = 1.0, **sections: Any) -> Any:
+    """The seconds of two batches, and of the updates on them."""
+    return run_seconds(timed(**sections), {"train": 24}, SHAPE, layout, gpu, fill)
 
 
-def test_passes_of_an_update() -> None:
-    # Forward, backward as two, recomputation.
-    assert update_passes(timed(), ALONE) == 4
-    assert update_passes(timed(), Layout(share=0.5)) == 5  # and old log-probabilities
-    assert update_passes(timed(training={"mini_batches": 2}), ALONE) == 5
-    assert update_passes(timed(training={"kl": 0.1}), ALONE) == 5  # and the reference's
-    plain = {"engine_args": {"gradient_checkpointing": False}}
-    assert update_passes(timed(training=plain), ALONE) == 3
-    assert update_passes(timed(policy={"lora": {}}), ALONE) == 3
+@pytest.mark.parametrize(
+    ("layout", "sections", "passes"),
+    [
+        (ALONE, {}, 4),  # forward, backward as two, recomputation
+        (VLLM, {}, 5),  # and old log-probabilities
+        (ALONE, {"training": {"mini_batches": 2}}, 5),
+        (ALONE, {"training": {"kl": 0.1}}, 5),  # and the reference's
+        (ALONE, {"training": {"engine_args": {"gradient_checkpointing": False}}}, 3),
+        (ALONE, {"policy": {"lora": {}}}, 3),
+        (ALONE, {"training": {"frozen": True}}, 0),
+    ],
+)
+def test_passes_of_an_update(layout: Layout, sections: dict[str, Any], passes: int) -> None:
+    # 24 rollouts of 20 tokens: two FLOPs a weight and token; queries times keys and weights times values, half
+    # of them masked.
+    row = 20 * 2 * 3200 + 2 * 2 * 20 * 20**2
+    expected = passes * 24 * row / (1e6 * COMPUTE)
+    assert seconds(layout, **sections)["updates"] == pytest.approx(expected)
 
 
-def test_a_decoding_step() -> None:
-    one = Layout(share=0.5)
-    # Bound by memory: the weights, and the caches of 2 rows with 10 tokens each.
-    read = 2 * 3200 + 2 * 10 * CACHED
-    assert decode_seconds(SHAPE, GPU, WHOLE, one, 2, 10) == pytest.approx(read / 1e5)
-    # Bound by FLOPs with many rows: 100 × (2 × 2,200 + 4 × 2 × 20 × 10).
-    assert decode_seconds(SHAPE, GPU, WHOLE, one, 100, 10) == pytest.approx(100 * 6000 / 1e6)
-    half = Efficiency(1.0, 0.5, 0.2, schedule=0.0)
-    assert decode_seconds(SHAPE, GPU, half, one, 2, 10) == pytest.approx(2 * read / 1e5)
-    two = Layout(2, share=0.5, split=2)
-    assert decode_seconds(SHAPE, GPU, WHOLE, two, 2, 10) == pytest.approx(read / 2 / 1e5)
-    # In the trainer's own process at least the launches of 2 layers.
-    assert decode_seconds(SHAPE, GPU, half, ALONE, 2, 10) == pytest.approx(0.4)
-    assert decode_seconds(SHAPE, GPU, half, ALONE, 2, 10, lora=True) == pytest.approx(1.0)
-    # vLLM schedules once a step, whatever the layers.
-    slow = Efficiency(1.0, 0.5, 0.2, schedule=3.0)
-    assert decode_seconds(SHAPE, GPU, slow, one, 2, 10) == 3.0
+def test_decoding() -> None:
+    reading = (
+        12 * (12 * 2 * 3200 + 2 * 2 * 20 * 12**2) / (1e6 * COMPUTE)
+    )  # prompts and observations of 12 rollouts
+    # vLLM holds (50,000 - 6,400 bytes) / (20 tokens × 40 bytes) = 54 rollouts: one call of 8 tokens. A step is
+    # bound by FLOPs, or by the weights and caches, half of the trajectory long.
+    flops, read = 12 * 2 * 3200, 2 * 3200 + 12 * (8 + 6) * CACHED
+    expected = 2 * (8 * read / 1e5 / DECODING + reading)
+    assert seconds(VLLM)["train"] == pytest.approx(expected)
+    expected = 2 * (8 * flops / 1e6 / DECODING + reading)
+    assert seconds(VLLM, Gpu(1e6, 1e9, 1e5))["train"] == pytest.approx(expected)
+    # Of a GPU of which 13,600 bytes are vLLM's it holds 9 rollouts: two calls.
+    tight = seconds(Layout(share=0.136), Gpu(1e9, 1e9, 1e5))["train"]
+    # A GPU that takes no time: vLLM schedules once a step, and the trainer's process launches 2 layers.
+    fast = Gpu(1e15, 1e15, 1e5)
+    assert tight > seconds(Layout(share=0.136), fast)["train"] == pytest.approx(2 * 2 * 8 * 8e-3)
+    rows = {"training": {"rows_per_call": 4}}  # three calls
+    assert seconds(ALONE, fast, **rows)["train"] == pytest.approx(2 * 3 * 8 * 2 * 0.9e-3)
+    lora = seconds(ALONE, fast, policy={"lora": {}}, **rows)["train"]
+    assert lora == pytest.approx(2.5 * 2 * 3 * 8 * 2 * 0.9e-3)
+    # Two GPUs share the rollouts; half as long rollouts take half as many steps.
+    assert seconds(Layout(2), fast, **rows)["train"] == pytest.approx(2 * 2 * 8 * 2 * 0.9e-3)
+    assert seconds(ALONE, fast, 0.5, **rows)["train"] == pytest.approx(2 * 3 * 4 * 2 * 0.9e-3)
 
 
-def test_a_batch_and_a_run() -> None:
-    given = timed(training={"rows_per_call": 4})
-    use, layout = Efficiency(0.5, 1.0, 0.05, schedule=0.0), Layout(2)
-    # 12 rollouts on 2 GPUs: 2 calls each, of 2 turns of 4 tokens at 0.1 s, bound by launches; and 6 prompts
-    # and observations of 8 + 12 - 8 tokens.
-    prompts = 6 * SHAPE.forward_flops(12) / 0.5e6
-    batch = 2 * 8 * 0.1 + prompts
-    assert batch_seconds(given, SHAPE, GPU, use, layout, given.limits) == pytest.approx(batch)
-    found = run_seconds(given, {"train": 24, "evaluate": 6}, SHAPE, layout, GPU, use)
-    # 24 rollouts of 20 tokens, 4 passes, on 2 GPUs.
-    updates = 24 * 4 * SHAPE.forward_flops(20) / (2 * 0.5e6)
-    assert found == pytest.approx({"train": 2 * batch, "evaluate": batch / 2, "updates": updates})
-    half = run_seconds(given, {"train": 24}, SHAPE, layout, GPU, use, fill=0.5)
-    assert half["updates"] == pytest.approx(24 * 4 * SHAPE.forward_flops(10) / (2 * 0.5e6))
-    assert half["train"] == pytest.approx(2 * (2 * 4 * 0.1 + 6 * SHAPE.forward_flops(6) / 0.5e6))
-    frozen = timed(training={"frozen": True})
-    assert run_seconds(frozen, {"train": 24}, SHAPE, layout, GPU, use)["updates"] == 0
-
-
-def test_vllm_samples_as_many_rows_as_its_share_holds() -> None:
-    given = timed()
-    # (13,600 - 6,400 bytes) / (20 tokens × 40 bytes): 9 of 12 rollouts at a time, 2 calls of 8 tokens.
-    use = Efficiency(1e9, 1.0, 0.0, schedule=1.0)
-    assert batch_seconds(given, SHAPE, GPU, use, Layout(share=0.136), given.limits) == (
-        pytest.approx(2 * 8 * 1.0)
-    )
-
-
-def test_what_is_not_projected() -> None:
-    tight = Layout(share=0.07)
-    for given, layout, why in (
-        (timed(training={"precision": "fp32"}), ALONE, "for bfloat16"),
-        (timed(training={"engine_args": {"bf16": False}}), ALONE, "for bfloat16"),
-        (timed(), tight, "7% of 0 GB, does not hold the weights and a rollout"),
-        (timed(), Layout(share=0.0), "on GPUs that the run file does not name"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            run_seconds(given, {"train": 24}, SHAPE, layout, GPU, WHOLE)
+@pytest.mark.parametrize(
+    ("training", "layout", "why"),
+    [
+        ({"precision": "fp32"}, ALONE, "for bfloat16"),
+        ({"engine_args": {"bf16": False}}, ALONE, "for bfloat16"),
+        ({}, Layout(share=0.07), "7% of 0 GB, does not hold the weights and a rollout"),
+        ({}, Layout(share=0.0), "on GPUs that the run file does not name"),
+    ],
+)
+def test_what_is_not_projected(training: dict[str, Any], layout: Layout, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        seconds(layout, training=training)
 
 
 def test_a_run_that_others_have_timed() -> None:
@@ -377,11 +334,8 @@ def test_a_run_that_others_have_timed() -> None:
     changes = ("policy.path=Qwen/Qwen2.5-3B", "limits.turns=4", "limits.trajectory_tokens=3584")
     given, shape = load_config(file, assignments=changes), read_shape(QWEN2_3B)
     layout, rollouts = Layout(8, shards=8, share=0.6), {"train": 200 * 2560}
-    fast, slow = (
-        sum(run_seconds(given, rollouts, shape, layout, GPUS["h100"], use, 0.25).values()) / 3600
-        for use in (FAST, SLOW)
-    )
-    assert 3 < fast < 7 < slow < 14
+    hours = sum(run_seconds(given, rollouts, shape, layout, GPUS["h100"], 0.25).values()) / 3600
+    assert 2 < hours < 7
 
 
 # ---- what the command prints

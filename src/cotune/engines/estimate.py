@@ -1,14 +1,14 @@
 """Estimate a run's memory per GPU and its hours, from config.json and the run file; nothing is loaded or timed.
 
 Bytes are upper bounds; CUDA, NCCL and fragmentation need another one or two GiB. Times are FLOPs and bytes
-read over a data sheet's, divided by a low and a high utilisation (lab/results/benchmarks.md). Not counted: rewards,
+read over a share of a data sheet's, within a factor of about two (lab/results/benchmarks.md). Not counted: rewards,
 searches, the LLM, exchanging weights and gradients. `cotune plan --steps` measures a run instead.
 """
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.policy.options import LoraOptions
 from cotune.policy.policy_files import cached_folder, only_local, policy_path
-from cotune.types import Limits
 from cotune.utils.text import flat, one_line
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -26,8 +25,6 @@ _CACHE_COPIES = 2.5
 # Bytes per token and unit of width that a decoder layer keeps for its backward pass, fitted to
 # what autograd saves for Qwen2 and Qwen3 layers under autocast, including gradients.
 _PER_HIDDEN, _PER_INTERMEDIATE, _PER_KEY = 38, 12, 4
-# The same for a forward pass without a backward pass.
-_FORWARD_PER_HIDDEN, _FORWARD_PER_INTERMEDIATE = 20, 8
 _DRAW = 22  # bytes per logit while a token is drawn
 _TILE = 4096 * 32768  # tokens × vocabulary entries that TRL scores at a time
 _WHOLE_LOGIT = 8  # bytes per logit: bfloat16, its gradient, and float32 for the log-probability
@@ -44,8 +41,8 @@ class Shape:
     Attributes:
         parameters: the number of parameters of the whole model.
         linear: (name, inputs, outputs) of every linear layer except the head.
-        layers, hidden, intermediate, query_width, key_width, vocabulary: as in config.json; widths
-            are over all heads.
+        layers, hidden, intermediate, query_width, key_width, vocabulary: as in config.json; widths are over
+            all heads.
         dtype: the dtype of the weights in the checkpoint.
     """
 
@@ -69,20 +66,13 @@ class Shape:
         )
 
     @property
-    def weights_used(self) -> int:
-        """Return how many weights a token is multiplied by: all but an untied embedding's."""
-        return self.vocabulary * self.hidden + sum(
-            inputs * outputs for _, inputs, outputs in self.linear
-        )
-
-    @property
     def cache_bytes(self) -> int:
         """Return the bytes of a token's keys and values in bfloat16."""
         return 2 * HALF * self.layers * self.key_width
 
     def forward_flops(self, tokens: float) -> float:
-        """Return the FLOPs of a forward pass over a row, causal attention included."""
-        return 2 * self.weights_used * tokens + 2 * self.layers * self.query_width * tokens**2
+        """Return the FLOPs of a forward pass over a row: two a weight and token, and causal attention's."""
+        return 2 * self.parameters * tokens + 2 * self.layers * self.query_width * tokens**2
 
 
 def read_shape(raw: Mapping[str, Any]) -> Shape:
@@ -215,7 +205,8 @@ class Memory:
 def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
     """Estimate the memory of each GPU at its peaks."""
     training, limits, lora = config.training, config.limits, config.policy.lora
-    exact, args = training.precision == "fp32", training.engine_args
+    exact = training.precision == "fp32"
+    args = training.engine_args
     casts = not (exact or args.get("bf16") is False) or bool(args.get("fp16"))
     dtype = layout.dtype or config.policy.dtype
     if dtype == "auto":
@@ -226,6 +217,9 @@ def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
     # peft keeps the adapters of half-precision weights in float32.
     adapters = shape.lora_parameters(lora) if lora else 0
     trained, trained_size = (adapters, FULL) if lora else (shape.parameters, size)
+    weights = (shape.parameters * size + adapters * FULL) // layout.shards
+    reference = shape.parameters * size // layout.shards if training.kl > 0 and not lora else 0
+    copies = shape.parameters * HALF if casts and size == FULL else 0
     gradients = trained * trained_size // layout.shards
     if layout.gpus > 1 and layout.shards == layout.zero == 1:
         gradients *= 2  # DDP's buckets
@@ -233,9 +227,6 @@ def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
     moments = 2 * trained * trained_size // layout.shards
     if layout.zero > 1:
         moments = 3 * FULL * trained // layout.zero
-    weights = (shape.parameters * size + adapters * FULL) // layout.shards
-    reference = shape.parameters * size // layout.shards if training.kl > 0 and not lora else 0
-    copies = shape.parameters * HALF if casts and size == FULL else 0
 
     longest = limits.prompt_tokens + limits.trajectory_tokens
     tokens = training.micro_batch_size * longest
@@ -254,35 +245,30 @@ def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
     sampled = training.rows_per_call if layout.share is None else 0
     per_token = shape.layers * shape.key_width * 2 * computed
     cache = int(_CACHE_COPIES * sampled * longest * per_token)
-    fed = _FORWARD_PER_HIDDEN * shape.hidden + _FORWARD_PER_INTERMEDIATE * shape.intermediate
-    repeated = 2 * HALF * longest * shape.query_width  # keys and values for every head
-    turns = sampled * (limits.observation_tokens * fed + repeated + shape.vocabulary * _DRAW)
-    # Before the cache has grown. Each row may have its own mask, as booleans and as a bias.
-    masks = limits.prompt_tokens**2 * (1 + HALF)
-    prompts = sampled * (limits.prompt_tokens * (fed + 2 * per_token) + masks) - cache
+    # Each row may have a mask of its own, as booleans and as a bias.
+    draws = sampled * (limits.prompt_tokens**2 * (1 + HALF) + shape.vocabulary * _DRAW)
 
-    micro = training.micro_batch_size
     rows = {
         "weights": (weights, weights),
         "reference policy": (reference, reference),
         "optimizer (AdamW)": (moments, moments),
         "copies to compute in bfloat16": (copies if layout.share is None else 0, copies),
         f"KV cache, {sampled} rows of {longest:,} tokens": (cache, 0),
-        "prompts, attention, draws": (max(turns, prompts), 0),
+        "masks of prompts, draws": (draws, 0),
         "gradients": (0, gradients),
-        f"activations, {micro} rows of {longest:,} tokens": (0, activations),
+        f"activations, {training.micro_batch_size} rows of {longest:,} tokens": (0, activations),
         "log-probabilities": (0, head),
     }
     sampling, peak = (sum(column) for column in zip(*rows.values(), strict=True))
     best, checkpoint = (times * trained * trained_size for times in layout.saved)
     return Memory(
-        shape.parameters,
-        trained,
-        dtype,
-        rows,
-        sampling if layout.share is None else None,
-        peak,
-        (best, checkpoint),
+        parameters=shape.parameters,
+        trained=trained,
+        dtype=dtype,
+        rows=rows,
+        sampling=sampling if layout.share is None else None,
+        training=peak,
+        saved=(best, checkpoint),
     )
 
 
@@ -309,29 +295,12 @@ GPUS: Mapping[str, Gpu] = {
     "h200": Gpu(989e12, 4.8e12, 141e9),  # SXM; NVIDIA's data sheet, likewise
     "rtx4090": Gpu(165e12, 1.008e12, 24e9),  # accumulating in float32; NVIDIA's Ada white paper
 }
-
-
-class Efficiency(NamedTuple):
-    """How much of a GPU a run uses.
-
-    Attributes:
-        compute: share of the peak FLOP/s in updates and prompts.
-        decoding: share of the bandwidth, or of the peak FLOP/s, in decoding.
-        launch: seconds to launch the kernels of a layer of a decoding step in the trainer's process.
-        schedule: the least seconds of a decoding step of vLLM, which its scheduling takes.
-    """
-
-    compute: float
-    decoding: float
-    launch: float
-    schedule: float
-
-
 # lab/results/benchmarks.md has the sources.
-SLOW = Efficiency(0.2, 0.3, 1.2e-3, 11e-3)
-FAST = Efficiency(0.4, 0.6, 0.6e-3, 5e-3)
-LORA_LAUNCHES = 2.5
-"""How many times as long the launches of a layer take with adapters."""
+COMPUTE, DECODING = 0.3, 0.45
+"""Shares of a GPU's peak: of the FLOP/s in updates and prompts, of the bandwidth or FLOP/s in decoding."""
+_LAUNCH = 0.9e-3  # seconds to launch a layer's kernels of a decoding step in the trainer's process
+_LORA_LAUNCHES = 2.5  # times as long, with adapters
+_SCHEDULE = 8e-3  # the least seconds of a decoding step of vLLM, which its scheduling takes
 
 
 def run_seconds(
@@ -340,7 +309,6 @@ def run_seconds(
     shape: Shape,
     layout: Layout,
     gpu: Gpu,
-    use: Efficiency,
     fill: float = 1.0,
 ) -> dict[str, float]:
     """Return a run's seconds by purpose of its rollouts, and of its "updates".
@@ -354,72 +322,44 @@ def run_seconds(
     Raises:
         ValueError: the time of this layout cannot be projected; the message says why in one line.
     """
-    training = config.training
+    training, limits = config.training, config.limits
     if training.precision == "fp32" or training.engine_args.get("bf16") is False:
         raise ValueError(
             "it is projected for bfloat16, and training.precision or bf16 asks for float32"
         )
     if layout.share == 0:
         raise ValueError("vLLM's server samples, on GPUs that the run file does not name")
-    names = ("turn_tokens", "observation_tokens", "trajectory_tokens", "prompt_tokens")
-    filled = {name: max(1, round(fill * getattr(config.limits, name))) for name in names}
-    limits = replace(config.limits, **filled)
+    longest = fill * (limits.prompt_tokens + limits.trajectory_tokens)
+    written = fill * min(limits.turns * limits.turn_tokens, limits.trajectory_tokens)
+    context = fill * (limits.prompt_tokens + limits.trajectory_tokens / 2)
     batch = training.questions_per_step * training.group_size
-    seconds = batch_seconds(config, shape, gpu, use, layout, limits)
-    by_purpose = {purpose: count / batch * seconds for purpose, count in planned.items()}
-    # Groups that were replaced, or rolled out once more, are not trained on.
-    trained = 0 if training.frozen else min(planned.get("train", 0), training.steps * batch)
-    row = shape.forward_flops(limits.prompt_tokens + limits.trajectory_tokens)
-    flops = trained * row * update_passes(config, layout)
-    return {**by_purpose, "updates": flops / (layout.gpus * gpu.flops * use.compute)}
 
-
-def update_passes(config: RunConfig, layout: Layout) -> int:
-    """Return how many forward passes an update costs in FLOPs."""
-    training = config.training
-    backward = 1 if config.policy.lora else 2  # frozen weights have no gradient
-    old = training.mini_batches > 1 or layout.share is not None
-    return 1 + backward + checkpoints_activations(config) + old + (training.kl > 0)
-
-
-def batch_seconds(
-    config: RunConfig, shape: Shape, gpu: Gpu, use: Efficiency, layout: Layout, limits: Limits
-) -> float:
-    """Return the seconds to sample a training batch, each rollout to the limits."""
-    batch = config.training.questions_per_step * config.training.group_size
-    share = math.ceil(batch * layout.split / layout.gpus)  # rollouts of a copy of the weights
-    written = min(limits.turns * limits.turn_tokens, limits.trajectory_tokens)
-    whole = limits.prompt_tokens + limits.trajectory_tokens
-    rows = config.training.rows_per_call
+    # Decoding: a step reads the weights and the caches of its rows once, or computes the rows' FLOPs.
+    rollouts = math.ceil(batch * layout.split / layout.gpus)  # of a copy of the weights
+    rows = training.rows_per_call
+    least = shape.layers * _LAUNCH * (_LORA_LAUNCHES if config.policy.lora else 1)
     if layout.share is not None:
         room = layout.share * gpu.memory * layout.split - HALF * shape.parameters
-        rows = int(room // (shape.cache_bytes * whole))
+        rows = int(room // (shape.cache_bytes * longest))
+        least = _SCHEDULE
     if rows < 1:
         raise ValueError(
             f"vLLM's share, {layout.share:.0%} of {gpu.memory / 1e9:.0f} GB, does not hold the weights "
             "and a rollout"
         )
-    rows = min(share, rows)
-    context = limits.prompt_tokens + limits.trajectory_tokens / 2
-    lora = config.policy.lora is not None
-    step = decode_seconds(shape, gpu, use, layout, rows, context, lora)
-    prompt = shape.forward_flops(whole - written) / layout.split / (gpu.flops * use.compute)
-    return math.ceil(share / rows) * written * step + share * prompt
+    rows = min(rollouts, rows)
+    read = HALF * shape.parameters + rows * context * shape.cache_bytes
+    flops = 2 * shape.parameters * rows
+    busy = max(read / gpu.bandwidth, flops / gpu.flops) / layout.split / DECODING
+    reading = shape.forward_flops(longest - written) / layout.split / (gpu.flops * COMPUTE)
+    seconds = math.ceil(rollouts / rows) * written * max(busy, least) + rollouts * reading
+    by_purpose = {purpose: count / batch * seconds for purpose, count in planned.items()}
 
-
-def decode_seconds(
-    shape: Shape,
-    gpu: Gpu,
-    use: Efficiency,
-    layout: Layout,
-    rows: float,
-    context: float,
-    lora: bool = False,
-) -> float:
-    """Return the seconds of a decoding step: a token for each row, after a given number of tokens."""
-    read = (HALF * shape.parameters + rows * context * shape.cache_bytes) / layout.split
-    attended = 4 * shape.layers * shape.query_width * context
-    flops = rows * (2 * shape.weights_used + attended) / layout.split
-    busy = max(read / gpu.bandwidth, flops / gpu.flops) / use.decoding
-    launches = shape.layers * use.launch * (LORA_LAUNCHES if lora else 1)
-    return max(busy, launches if layout.share is None else use.schedule)
+    # Forward and backward passes, in FLOPs of a forward pass. Frozen weights have no gradient.
+    passes = 1 + (1 if config.policy.lora else 2) + checkpoints_activations(config)
+    passes += training.mini_batches > 1 or layout.share is not None  # old log-probabilities
+    passes += training.kl > 0
+    # Groups that were replaced, or rolled out once more, are not trained on.
+    trained = 0 if training.frozen else min(planned.get("train", 0), training.steps * batch)
+    flops = trained * shape.forward_flops(longest) * passes
+    return {**by_purpose, "updates": flops / (layout.gpus * gpu.flops * COMPUTE)}

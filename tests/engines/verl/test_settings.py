@@ -119,11 +119,19 @@ def test_a_constant_rate_may_be_warmed_up_to() -> None:
     assert (optim.lr_scheduler_type, optim.lr_warmup_steps) == ("constant", 3)
 
 
-@pytest.mark.parametrize("kind", ["p2o", "inspo+p2o"])
-def test_the_divisor_of_runs_with_hints_does_not_depend_on_the_mask(kind: str) -> None:
-    for ratio in ("masked_signed", "original"):
-        found = made({"strategy": {"kind": kind, "distillation": {"ratio": ratio}}})
-        assert found.actor_rollout_ref.actor.loss_agg_mode == "token-mean"
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"kind": "p2o", "distillation": {"ratio": "masked_signed"}},
+        {"kind": "p2o", "distillation": {"ratio": "original"}},
+        {"kind": "inspo+p2o"},
+    ],
+)
+def test_the_divisor_of_runs_with_hints_does_not_depend_on_the_mask(
+    strategy: dict[str, Any],
+) -> None:
+    found = made({"strategy": strategy})
+    assert found.actor_rollout_ref.actor.loss_agg_mode == "token-mean"
 
 
 def test_stop_strings_need_a_tokenizer_in_the_rollout_engine() -> None:

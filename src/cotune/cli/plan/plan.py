@@ -14,9 +14,9 @@ from cotune.config.run_file import RunConfig, load_config
 from cotune.data.splits import SPLITS
 from cotune.engines.engine import engine_of
 from cotune.engines.estimate import (
-    FAST,
+    COMPUTE,
+    DECODING,
     GPUS,
-    SLOW,
     Layout,
     Memory,
     Shape,
@@ -123,9 +123,8 @@ def show_estimate(
         return
     console.print(hours)
     console.print(
-        f"Projected from the policy's shape and a data sheet: updates and prompts reach {SLOW.compute:.0%} to "
-        f"{FAST.compute:.0%} of the FLOP/s, decoding {SLOW.decoding:.0%} to {FAST.decoding:.0%} of the bandwidth. "
-        "Not counted: rewards, searches, the LLM, exchanging weights. cotune plan --steps measures this machine.",
+        f"Projected from the policy's shape and a data sheet, within a factor of about two: updates and prompts "
+        f"reach {COMPUTE:.0%} of the FLOP/s, decoding {DECODING:.0%} of the bandwidth. Not counted: rewards, searches, the LLM, exchanging weights. cotune plan --steps measures this machine.",
         markup=False,
         highlight=False,
     )
@@ -173,28 +172,25 @@ def _spread(layout: Layout) -> str:
 
 def _hours_table(config: RunConfig, planned: Plan, shape: Shape, layout: Layout, gpu: str) -> Table:
     """Return the hours of each part, at the token limits and at a quarter of them."""
-    fast, slow = (
-        [
-            run_seconds(config, planned.rollouts, shape, layout, GPUS[gpu], use, fill)
-            for fill in (1.0, 0.25)
-        ]
-        for use in (FAST, SLOW)
-    )
+    columns = [
+        run_seconds(config, planned.rollouts, shape, layout, GPUS[gpu], fill)
+        for fill in (1.0, 0.25)
+    ]
     card = f"{gpu} of {GPUS[gpu].memory / 1e9:.0f} GB"
     title = f"Hours on {layout.gpus} × {card}, projected, not measured"
     table = plain_table(title, [""], ["every rollout at its limits", "at a quarter of them"])
-    for part in fast[0]:
+    for part in columns[0]:
         label = part if part == "updates" else f"rollouts: {part}"
-        table.add_row(label, *(_range(a[part], b[part]) for a, b in zip(fast, slow, strict=True)))
+        table.add_row(label, *(_hours(seconds[part]) for seconds in columns))
     table.add_section()
-    sums = [(sum(a.values()), sum(b.values())) for a, b in zip(fast, slow, strict=True)]
-    table.add_row("in all", *(_range(*pair) for pair in sums))
-    table.add_row("GPU hours", *(_range(*(layout.gpus * n for n in pair)) for pair in sums))
+    sums = [sum(seconds.values()) for seconds in columns]
+    table.add_row("in all", *map(_hours, sums))
+    table.add_row("GPU hours", *(_hours(layout.gpus * seconds) for seconds in sums))
     return table
 
 
-def _range(*seconds: float) -> str:
-    return " to ".join(f"{float(f'{number / 3600:.2g}'):,g}" for number in seconds)
+def _hours(seconds: float) -> str:
+    return f"{float(f'{seconds / 3600:.2g}'):,g}"
 
 
 def _count(number: int, noun: str) -> str:
