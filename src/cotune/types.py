@@ -166,7 +166,7 @@ class Distillation:
         ratio: "original", the paper's, has π_old(ỹ|x) in the denominator of the importance ratio, which
             starts at 1. "masked_signed" also leaves out the tokens whose context ratio is outside
             [low, high] if the advantage is not positive: raising an improbable token is bounded, pushing
-            it down is not. (The mask of the authors' scripts leaves them out whatever the advantage is.)
+            it down is not.
         low, high: bounds of the context ratio, with the mask; the defaults are the scripts'.
     """
 

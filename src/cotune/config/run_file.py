@@ -100,9 +100,9 @@ class TrainingConfig(Model):
     keep_checkpoints: int = Field(default=2, ge=1)
     """Number of checkpoints to keep; older ones are deleted."""
     precision: Precision = "auto"
-    """The type to compute in. auto: bfloat16 on a GPU; without one the weights' own type, which
-    is the checkpoint's if policy.dtype is auto and the CPU has native bfloat16, and else float32. bf16:
-    under autocast, or without a GPU with policy.lora on weights in bfloat16."""
+    """The type to compute in. auto: bfloat16 on a GPU; without one the checkpoint's if policy.dtype is auto
+    and the CPU has native bfloat16, else float32. bf16: under autocast, or without a GPU with policy.lora on
+    weights in bfloat16."""
     frozen: bool = False
     """Freeze the policy: batches are rolled out if the method learns from them, but there are no
     optimizer steps. With strategy.kind static or gepa there are no batches at all."""

@@ -59,11 +59,9 @@ class DatasetConfig(Model):
     test: int | Path = Field(default=200)
     """Number of questions held out for the final evaluation, at most a fifth; or a file or split."""
     columns: dict[Column, str | None] = Field(default_factory=dict[Column, str | None])
-    """The column of each role. Without an entry the column of that name is read (for questions also
-    "prompt" and "problem", for answers also "answer", "golden_answers", "ground_truth", "final_answer" and
-    Search-R1's "reward_model.ground_truth", together with "answer_aliases" or "aliases"); null reads none.
-    A dot leads to a field below a column. Only the question is required: a text, or chat
-    messages that end with the user's. `context`, which has no default, is put before the question."""
+    """The column of each role, where it is not one of the usual (docs/how-to/data.md); null reads none. A dot
+    leads to a field below a column. Only the question is required: a text, or chat messages that end with
+    the user's. `context`, which has no default, is put before the question."""
     limit: int | None = Field(default=None, ge=1)
     """Train on only the first questions that are not held out; null: on all."""
     drop_too_long: bool = False

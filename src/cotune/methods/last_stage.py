@@ -36,9 +36,8 @@ class TrainedPromptOptions:
         target: the instruction that the gradient is taken on: "sampled" is the papers'; "initial"
             moves the instructions' gain into the weights.
         distillation: how rollouts are weighted with target "initial"; null is the signed mask.
-        distil_steps: the run's last batches, which distil the best instruction into the weights: they are
-            sampled under it, and the policy under the initial one learns the distribution of successes.
-            Nothing evolves in them. 0 turns the stage off.
+        distil_steps: the run's last batches, which are sampled under the best instruction and teach their
+            successes to the policy under the initial one. Nothing evolves in them. 0 turns the stage off.
     """
 
     target: Literal["sampled", "initial"] = "sampled"

@@ -52,8 +52,7 @@ class GepaSearchOptions:
         dev_size: training questions that texts are scored on; the others are reflected on.
             Half of the training questions if there are fewer than 1.5 times as many.
         scoring: how texts are scored, by one rollout for each question: greedy, or sampled as in
-            training. Greedy scoring ignores what a policy does in less than half of its rollouts, so that a
-            policy that rarely succeeds finds no text.
+            training. Greedily, a policy that rarely succeeds finds no text.
         beam: parents that texts are derived from in one iteration, drawn from the Pareto front.
         show_answers: whether the reflector is shown the ground truth.
     """

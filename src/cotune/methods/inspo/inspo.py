@@ -49,8 +49,7 @@ class InspoOptions(TrainedPromptOptions):
             author, or an ancestor's, was shown.
         verification_rounds: the most generate-and-verify rounds per phase.
         verification: how far a candidate is verified: on all questions ("full", the paper's), until a paired
-            test against its parent decides ("racing"), or not at all ("none"): candidates that meet the
-            contract then join without any rollout.
+            test against its parent decides ("racing"), or not at all ("none").
         failures_per_reflection: failed rollouts shown to the reflection proposer.
         candidates: instructions requested per proposal.
         proposer: what candidates are written from at an evolution: failures ("reflection", the paper's), or

@@ -37,10 +37,9 @@ class P2OOptions:
             the next one.
         hints: the evolution of hints at the end of an epoch.
         distillation: how rollouts under a hint are weighted, which are trained on without it.
-        hinted_per_group: how many rollouts of a hard question's group see a hint. "all" is the
-            paper's. With "half" the group compares rollouts with and without one, and the question is
-            judged by the latter, so that it keeps its hints until it is solved without them. In a mixed
-            group (`methods.group_plan`), this refers to the half under the drawn instruction.
+        hinted_per_group: how many rollouts of a hard question's group see a hint: "all", the paper's, or
+            "half"; the question is then judged by the others, and keeps its hints until it is solved
+            without them. Of a mixed group, this refers to the half under the drawn instruction.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
