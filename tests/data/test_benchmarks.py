@@ -72,14 +72,6 @@ def test_search_r1_parquet_of_one_data_set_and_without_its_shorthands(tmp_path: 
     ]
 
 
-def test_flashrag_jsonl(tmp_path: Path) -> None:
-    rows = [
-        {"id": "dev_7", "question": "Which?", "golden_answers": ["yes"], "metadata": {"type": "x"}}
-    ]
-    (task,) = read("musique", write(tmp_path / "dev.jsonl", rows))
-    assert (task.id, task.answers, task.stratum) == ("musique-dev_7", ("yes",), "")
-
-
 AIME24 = {"id": 60, "problem": "Find $x$.", "solution": "It is \\boxed{204}.", "answer": "204",
           "url": "https://artofproblemsolving.com", "year": "2024"}  # fmt: skip
 AMC = {"id": 0, "problem": "How many?", "answer": 142.0, "url": "https://artofproblemsolving.com"}
@@ -95,6 +87,7 @@ OLYMPIAD = {"id": 1606, "question": "Determine $T$.", "solution": ["First …", 
 @pytest.mark.parametrize(
     ("name", "row", "expected"),
     [
+        ("musique", {"id": "dev_7", "question": "Which?", "golden_answers": ["yes"], "metadata": {"type": "x"}}, ("dev_7", "Which?", ("yes",), "", "")),
         ("aime24", AIME24, ("60", "Find $x$.", ("204",), "", "It is \\boxed{204}.")),
         ("aime25", {"id": "0", "problem": "P", "answer": "70"}, ("0", "P", ("70",), "", "")),
         ("amc", AMC, ("0", "How many?", ("142",), "", "")),
@@ -107,7 +100,7 @@ OLYMPIAD = {"id": 1606, "question": "Determine $T$.", "solution": ["First …", 
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
-def test_math_schemas(
+def test_schemas(
     tmp_path: Path, name: str, row: dict[str, Any], expected: tuple[Any, ...], suffix: str
 ) -> None:
     task = with_final(*read(name, write(tmp_path / f"test{suffix}", [row])))
@@ -170,11 +163,6 @@ def test_names_and_paths() -> None:
         parse_benchmark("hotpot")
     with pytest.raises(ConfigError, match="--benchmark amc: no path after '='"):
         parse_benchmark("amc= ")
-
-
-def test_a_file_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match=r"--benchmark nq: no file /nowhere\.parquet"):
-        read("nq", Path("/nowhere.parquet"))
 
 
 def test_the_registry_names_what_there_is() -> None:

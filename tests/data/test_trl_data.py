@@ -128,37 +128,32 @@ def placed(
     return place_instruction(rows, instruction, needs, "INSPO")
 
 
-def test_the_system_message_of_all_rows_is_the_instruction() -> None:
-    assert placed(lambda i: [system(S), user(f"{i}?")]) == InstructionPlace(S, S)
-    assert placed(lambda i: [system(S), user(f"{i}?")], needs=False) == InstructionPlace(S, S)
-
-
-def test_the_prompt_of_all_rows_is_the_instruction() -> None:
-    assert placed(lambda _: [user("Play.\n")]) == InstructionPlace("Play.", "Play.")
-    assert placed(lambda _: "Play.") == InstructionPlace("Play.", "Play.")
-
-
-def test_an_instruction_that_all_prompts_have_stands_there() -> None:
-    for prompt in (
-        lambda i: [user(f"{S}\n\n{i}?")],
-        lambda i: [system(f"Persona {i}. {S} Be nice."), user(f"{i}?")],
-        lambda i: f"{S}\nQ: {i}",
-    ):
-        assert placed(prompt, S) == InstructionPlace(S, S)
-        assert placed(prompt, f"\n{S}\n\n") == InstructionPlace(S, S)
-
-
-def test_an_instruction_that_no_prompt_has_is_added() -> None:
-    assert placed(lambda i: [user(f"{i}?")], S) == InstructionPlace(S)
-    assert placed(lambda i: [system(f"Persona {i}"), user("?")], S) == InstructionPlace(S)
-    # The policy's own words are no place for an instruction.
-    assert placed(lambda i: [user(f"{i}"), {"role": "assistant", "content": S}], S).text == ""
-
-
-def test_prompts_without_an_instruction_stay_as_they_are() -> None:
-    assert placed(lambda i: [user(f"{i}?")], needs=False) == InstructionPlace()
-    several = placed(lambda i: [system(f"Persona {i}"), user("?")], needs=False)
-    assert several == InstructionPlace()
+@pytest.mark.parametrize(
+    ("prompt", "instruction", "needs", "expected"),
+    [
+        # The system message of all rows, or else the whole prompt of all rows.
+        (lambda i: [system(S), user(f"{i}?")], None, True, (S, S)),
+        (lambda i: [system(S), user(f"{i}?")], None, False, (S, S)),
+        (lambda _: [user("Play.\n")], None, True, ("Play.", "Play.")),
+        (lambda _: "Play.", None, True, ("Play.", "Play.")),
+        # An instruction that all prompts have stands there, one that none has is added.
+        (lambda i: [user(f"{S}\n\n{i}?")], S, True, (S, S)),
+        (lambda i: [user(f"{S}\n\n{i}?")], f"\n{S}\n\n", True, (S, S)),
+        (lambda i: [system(f"Persona {i}. {S} Be nice."), user(f"{i}?")], S, True, (S, S)),
+        (lambda i: f"{S}\nQ: {i}", S, True, (S, S)),
+        (lambda i: [user(f"{i}?")], S, True, (S, "")),
+        (lambda i: [system(f"Persona {i}"), user("?")], S, True, (S, "")),
+        # The policy's own words are no place for an instruction.
+        (lambda i: [user(f"{i}"), {"role": "assistant", "content": S}], S, True, (S, "")),
+        # Without one, prompts stay as they are.
+        (lambda i: [user(f"{i}?")], None, False, ("", "")),
+        (lambda i: [system(f"Persona {i}"), user("?")], None, False, ("", "")),
+    ],
+)
+def test_the_place_of_the_instruction(
+    prompt: Callable[[int], Any], instruction: str | None, needs: bool, expected: tuple[str, str]
+) -> None:
+    assert placed(prompt, instruction, needs) == InstructionPlace(*expected)
 
 
 @pytest.mark.parametrize(

@@ -50,11 +50,6 @@ def failure(text: str, stop: StopReason = StopReason.ANSWERED) -> Experience:
 # ---- the sentences
 
 
-def test_every_mode_has_wordings_enough():
-    assert set(REMEDIES) == set(Mode)
-    assert min(map(len, REMEDIES.values())) >= 6
-
-
 def test_style_asks_for_nothing():
     assert len(set(OWN)) == len(OWN)
     assert all(is_style(s) for s in STYLE)
