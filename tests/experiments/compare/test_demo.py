@@ -14,7 +14,6 @@ from cotune.experiments.compare.stages import rows_of
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.compare.suite_summary import SuiteSummary
 from cotune.experiments.compare.suite_table import suite_tables
-from cotune.run.locks import locked
 from cotune.run.record import Record
 from cotune.utils import packages
 from cotune.utils.tables import on_console
@@ -78,13 +77,6 @@ def test_a_demo_is_a_suite_and_is_shown_again(
     assert len(processes.started) == 2 * started
 
 
-def test_another_folder_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(ConfigError, match="holds something else"):
-        run(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
 def test_a_demo_that_was_stopped_is_resumed_by_the_same_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,20 +98,6 @@ def test_a_demo_that_was_stopped_is_resumed_by_the_same_command(
     commands = [words[0] for words in processes.started]
     assert commands.count("resume") == 1
     assert set(commands) <= {"resume", "train", "evaluate"}
-
-
-def test_a_demo_that_still_runs_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Processes(monkeypatch, good)
-    folder = tmp_path / "demo"
-    run(folder)
-    with (
-        locked(folder / "suite.lock", "is being worked on by another"),
-        pytest.raises(ConfigError, match="is being worked on by another"),
-    ):
-        run(folder, 1)
-    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 
 
 def test_a_missing_trl_is_named_before_anything_is_written(

@@ -32,6 +32,7 @@ def good(config: RunConfig, _: Any) -> int:
 def summary_of(
     folder: Path, monkeypatch: pytest.MonkeyPatch, outcome: Any = good, **changes: Any
 ) -> tuple[SuiteConfig, dict[str, Any], dict[str, dict[str, Any]]]:
+    folder.mkdir(exist_ok=True)
     suite, base = load_suite(suite_file(folder, **changes))
     cells = [Cell(row) for row in rows_of(suite, base)]
     Processes(monkeypatch, outcome)
@@ -99,7 +100,11 @@ def test_quadrants_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.Monk
     assert plain["greedy"]["interval"] == (0.0, 1.0)
     assert row["quadrants"]["initial_prompted"]["greedy"]["mean"] == 0.5
     assert row["divergence"]["plain"]["mean"] == 0.0
-    assert row["divergence"]["prompted"]["interval"] == wilson(0.5, 2)
+    assert row["divergence"]["prompted"] == {
+        "mean": 0.5,
+        "interval": None,
+        "by_stratum": {"2 hop": 0.5},
+    }
     assert row["costs"]["evaluation_rollouts"] == 6 + 48
     assert row["plain"]["mean"] == 0.5
     # A row that took over an instruction is scored under the suite's own, too.
@@ -148,7 +153,8 @@ def test_what_failed_is_a_row_with_its_reason(
     def outcome(config: RunConfig, words: Any) -> int:
         return 1 if config.strategy.kind == "inspo" and config.seed else good(config, words)
 
-    _, _, rows = summary_of(tmp_path, monkeypatch, outcome)
+    _, summary, rows = summary_of(tmp_path, monkeypatch, outcome)
+    assert summary["verdict"].endswith(", over one seed, which says nothing of others.")
     row = rows["inspo"]
     assert row["status"] == "failed"
     assert row["problem"].startswith("seed 1: failed: stage train, status 1: ValueError: it broke")
@@ -173,16 +179,6 @@ def test_a_failed_method_may_have_paid_for_too_much_as_well(
     )
     assert row["score"] is None
     assert summary["verdict"].startswith("No comparison")
-
-
-def test_the_verdict_counts_the_seeds_that_both_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def outcome(config: RunConfig, words: Any) -> int:
-        return 1 if config.strategy.kind == "inspo" and config.seed else good(config, words)
-
-    _, summary, _ = summary_of(tmp_path, monkeypatch, outcome)
-    assert summary["verdict"].endswith(", over one seed, which says nothing of others.")
 
 
 @pytest.mark.parametrize(
@@ -212,17 +208,6 @@ def test_an_evaluation_that_cannot_be_read_leaves_the_others_their_rows(
     assert rows["grpo"]["status"] == "ok"
 
 
-def test_the_llm_of_a_later_stage_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def outcome(config: RunConfig, _: Any) -> int:
-        finish(config, HALF, {"train": config.training.rollout_budget or 0})
-        return 0
-
-    _, alone, _ = summary_of(tmp_path, monkeypatch, outcome, methods=["grpo"])
-    methods = ["grpo", "prompt-after-rl"]
-    _, staged, _ = summary_of(tmp_path, monkeypatch, outcome, methods=methods)
-    assert (alone["llm"], staged["llm"] != "none") == ("none", True)
-
-
 def test_nothing_finished_is_no_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, summary, rows = summary_of(tmp_path, monkeypatch, lambda *_: 1)
     assert summary["verdict"] == "No comparison yet: too few runs are finished."
@@ -230,28 +215,20 @@ def test_nothing_finished_is_no_comparison(tmp_path: Path, monkeypatch: pytest.M
     assert summary["n"] is None
 
 
-def test_an_instruction_that_was_taken_over_is_not_called_the_initial_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_staged_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They pay for all stages, name the LLM of any, and call no instruction that was taken over the initial one."""
+
     def outcome(config: RunConfig, _: Any) -> int:
-        text = "<search> </search> <answer> </answer> <think> </think> <information> </information>"
-        finish(config, HALF, {"train": config.training.rollout_budget or 0}, instruction=text)
+        finish(config, HALF, {"train": config.training.rollout_budget or 0}, instruction=VALID)
         return 0
 
     methods = ["grpo", "w-p-w", "prompt-after-rl"]
-    _, _, rows = summary_of(tmp_path, monkeypatch, outcome, methods=methods, budget=80)
+    _, summary, rows = summary_of(tmp_path, monkeypatch, outcome, methods=methods, budget=80)
+    assert summary["llm"] != "none"
     assert rows["w-p-w"]["plain"] is None
-    assert rows["prompt-after-rl"]["plain"]["mean"] == 0.5
-
-
-def test_stages_are_paid_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def outcome(config: RunConfig, _: Any) -> int:
-        budget = config.training.rollout_budget or 0
-        finish(config, HALF, {"train": budget})
-        return 0
-
-    methods = ["grpo", "prompt-after-rl"]
-    _, _, rows = summary_of(tmp_path, monkeypatch, outcome, methods=methods)
     row = rows["prompt-after-rl"]
-    assert (row["status"], row["costs"]["rollouts"], row["costs"]["seconds"]) == ("ok", 40, 20)
+    assert row["plain"]["mean"] == 0.5
+    assert (row["status"], row["costs"]["rollouts"], row["costs"]["seconds"]) == ("ok", 80, 20)
     assert row["runs"]["0"] == ["prompt-after-rl/seed-0/train", "prompt-after-rl/seed-0/prompt"]
+    _, alone, _ = summary_of(tmp_path / "alone", monkeypatch, outcome, methods=["grpo"])
+    assert alone["llm"] == "none"

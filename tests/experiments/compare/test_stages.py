@@ -52,59 +52,32 @@ def test_a_rows_own_fields_win_and_named_fields_get_the_seed(tmp_path: Path) -> 
     assert config.name == "mine, seed 1"
 
 
-def test_prompt_before_rl_spends_its_share_and_trains_under_what_it_found(tmp_path: Path) -> None:
-    one = row(tmp_path, {"method": "prompt-before-rl", "share": 0.4}, prompt_stage={"seed": 7})
-    first = one.config(0, ())
-    assert (first.strategy.kind, first.training.rollout_budget) == ("inspo", 16)
-    assert first.training.frozen
-    second = one.config(1, [left(tmp_path / "p", 13)])
-    assert (second.strategy.kind, second.training.rollout_budget) == ("static", 27)
-    assert not second.training.frozen
-    assert (second.instruction.text or "").startswith("Found.")
-    assert second.policy.path == "bundled:geo"
-
-
-def test_prompt_after_rl_searches_under_the_trained_policy(tmp_path: Path) -> None:
-    one = row(tmp_path, "prompt-after-rl")
-    first = one.config(0, ())
-    assert (first.strategy.kind, first.training.rollout_budget) == ("static", 30)
-    second = one.config(1, [left(tmp_path / "w", 24)])
-    assert (second.strategy.kind, second.training.rollout_budget) == ("inspo", 16)
-    assert second.training.frozen
-    assert second.policy.path == str(tmp_path / "w" / "best")
-    assert second.instruction.text is None
-
-
-def test_w_p_w_takes_turns(tmp_path: Path) -> None:
-    one = row(tmp_path, {"method": "w-p-w", "share": 0.5}, budget=80)
-    kinds = [one.config(i, [left(tmp_path / "w", 20)] * i).strategy.kind for i in range(3)]
-    assert kinds == ["static", "inspo", "static"]
-    last = one.config(2, [left(tmp_path / "w", 20), left(tmp_path / "p", 32)])
-    assert last.training.rollout_budget == 28
-    assert last.policy.path == str(tmp_path / "p" / "best")
-    assert (last.instruction.text or "").startswith("Found.")
-
-
 @pytest.mark.parametrize(
-    ("method", "kinds", "budgets"),
+    ("entry", "budget", "kinds", "budgets"),
     [
-        ("p-w-p", ["inspo", "static", "inspo"], [20, 120, 120]),
-        ("p-w-p-w", ["inspo", "static", "inspo", "static"], [20, 60, 20, 100]),
+        # An equal part for each stage but the last, which has what the earlier ones, 13 each, left.
+        ({"method": "prompt-before-rl", "share": 0.4}, 40, "ps", [16, 27]),
+        ({"method": "prompt-after-rl"}, 40, "sp", [30, 27]),
+        ({"method": "w-p-w", "share": 0.5}, 80, "sps", [20, 40, 54]),
+        ({"method": "p-w-p"}, 160, "psp", [20, 120, 134]),
+        ({"method": "p-w-p-w"}, 160, "psps", [20, 60, 20, 121]),
     ],
-)
-def test_searches_and_trainings_share_the_budget_equally(
-    tmp_path: Path, method: str, kinds: list[str], budgets: list[int]
+)  # fmt: skip
+def test_stages_share_the_budget_and_begin_with_what_the_earlier_ones_left(
+    tmp_path: Path, entry: Any, budget: int, kinds: str, budgets: list[int]
 ) -> None:
-    """A quarter of 160 for all searches; the last stage has what the earlier ones, 20 each, left."""
-    one = row(tmp_path, method, budget=160)
-    done = [left(tmp_path / name, 20) for name in ("p", "w", "p2")]
-    configs = [one.config(i, done[:i]) for i in range(len(kinds))]
-    assert [c.strategy.kind for c in configs] == kinds
-    assert [c.training.frozen for c in configs] == [kind == "inspo" for kind in kinds]
+    """By stage: p searches for an instruction by INSPO, frozen; s trains under it by GRPO."""
+    staged = row(tmp_path, entry, budget=budget)
+    done = [left(tmp_path / f"stage-{i}", 13) for i in range(3)]
+    configs = [staged.config(i, done[:i]) for i in range(len(kinds))]
+    assert "".join("p" if c.strategy.kind == "inspo" else "s" for c in configs) == kinds
+    assert [c.training.frozen for c in configs] == [kind == "p" for kind in kinds]
     assert [c.training.rollout_budget for c in configs] == budgets
-    assert configs[2].policy.path == str(tmp_path / "w" / "best")
-    assert all((c.instruction.text or "").startswith("Found.") for c in configs[1:])
-    assert len({one.stage_folder(i) for i in range(len(kinds))}) == len(kinds)
+    for i, config in enumerate(configs):
+        policy = str(tmp_path / f"stage-{i - 1}" / "best") if "s" in kinds[:i] else "bundled:geo"
+        assert config.policy.path == policy
+        assert (config.instruction.text or "").startswith("Found.") == ("p" in kinds[:i])
+    assert len({staged.stage_folder(i) for i in range(len(kinds))}) == len(kinds)
 
 
 def test_an_instruction_that_is_taken_over_stands_where_the_bases_does(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from cotune.errors import ConfigError
 from cotune.experiments.compare.methods import method_named, method_names
 from cotune.experiments.compare.stages import check_rows, rows_of
-from cotune.experiments.compare.suite_file import expanded, load_suite, merged, slug
+from cotune.experiments.compare.suite_file import expand, load_suite, merge, slug
 from tests.experiments.compare.folders import suite_file
 
 
@@ -37,16 +37,16 @@ def test_fields_are_set_on_the_command_line(tmp_path: Path) -> None:
 
 
 def test_changes_are_nested_or_dotted() -> None:
-    assert expanded({"a.b": 1, "a": {"c": {"d.e": 2}}}) == {"a": {"b": 1, "c": {"d": {"e": 2}}}}
-    assert expanded("no mapping") == "no mapping"
+    assert expand({"a.b": 1, "a": {"c": {"d.e": 2}}}) == {"a": {"b": 1, "c": {"d": {"e": 2}}}}
+    assert expand("no mapping") == "no mapping"
 
 
 def test_sections_are_merged_and_other_kinds_replace_them() -> None:
     first = {"strategy": {"kind": "inspo", "parents": 2}, "seed": 1}
-    assert merged(first, {"strategy": {"window": 3}})["strategy"] == {
+    assert merge(first, {"strategy": {"window": 3}})["strategy"] == {
         "kind": "inspo", "parents": 2, "window": 3,
     }  # fmt: skip
-    assert merged(first, {"strategy": {"kind": "static"}})["strategy"] == {"kind": "static"}
+    assert merge(first, {"strategy": {"kind": "static"}})["strategy"] == {"kind": "static"}
 
 
 def test_a_rows_folder_is_plain() -> None:

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.experiments.report.charts import Series, averaged, line_chart, thinned, ticks
+from cotune.experiments.report.charts import Series, average, line_chart, thin, ticks
 
 
 def test_ticks_are_round_and_cover_the_range() -> None:
@@ -36,13 +36,13 @@ def test_whole_ticks_cover_and_hold_zero(low: float, high: float) -> None:
     assert 2 <= len(found) <= 9
 
 
-def test_long_lines_are_averaged() -> None:
+def test_long_lines_are_average() -> None:
     points = [(float(x), float(x % 5)) for x in range(1, 21)]
-    line, window = averaged("x", points, "s0")
+    line, window = average("x", points, "s0")
     assert (window, line.raw) == (5, points)
     assert line.points[:2] == [(1, 1), (2, 1.5)]
     assert line.points[4:] == [(float(x), 2) for x in range(5, 21)]
-    assert averaged("x", points[:19], "s0")[0].points == points[:19]
+    assert average("x", points[:19], "s0")[0].points == points[:19]
 
 
 def test_a_chart_puts_points_where_they_belong() -> None:
@@ -69,8 +69,8 @@ def test_grey_lines_lie_behind_and_have_no_legend() -> None:
 
 def test_long_curves_are_thinned_to_their_end() -> None:
     points = [(float(i), 0.0) for i in range(1, 2001)]
-    kept = thinned(points)
+    kept = thin(points)
     assert len(kept) == 500
     assert kept[-1] == points[-1]
-    assert thinned(points[:500]) == points[:500]
-    assert thinned([]) == []
+    assert thin(points[:500]) == points[:500]
+    assert thin([]) == []

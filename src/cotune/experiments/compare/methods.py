@@ -51,7 +51,7 @@ _TRAIN_FIRST = Stage("first", "static")
 _TRAIN = Stage("train", "static")
 
 
-def _staged(label: str, *stages: Stage) -> Method:
+def _in_stages(label: str, *stages: Stage) -> Method:
     words = (
         "a search for an instruction under the frozen policy" if s.frozen else "GRPO"
         for s in stages
@@ -67,11 +67,11 @@ METHODS: Mapping[str, Method] = {
         "the instruction evolved under the frozen policy",
         (Stage("prompt", "gepa", frozen=True),),
     ),
-    "prompt-before-rl": _staged("Prompt before RL", _SEARCH, _TRAIN),
-    "prompt-after-rl": _staged("Prompt after RL", _TRAIN, _SEARCH),
-    "w-p-w": _staged("w -> p -> w", _TRAIN_FIRST, _SEARCH, _TRAIN),
-    "p-w-p": _staged("p -> w -> p", _SEARCH, _TRAIN, _SEARCH_AGAIN),
-    "p-w-p-w": _staged("p -> w -> p -> w", _SEARCH, _TRAIN_FIRST, _SEARCH_AGAIN, _TRAIN),
+    "prompt-before-rl": _in_stages("Prompt before RL", _SEARCH, _TRAIN),
+    "prompt-after-rl": _in_stages("Prompt after RL", _TRAIN, _SEARCH),
+    "w-p-w": _in_stages("w -> p -> w", _TRAIN_FIRST, _SEARCH, _TRAIN),
+    "p-w-p": _in_stages("p -> w -> p", _SEARCH, _TRAIN, _SEARCH_AGAIN),
+    "p-w-p-w": _in_stages("p -> w -> p -> w", _SEARCH, _TRAIN_FIRST, _SEARCH_AGAIN, _TRAIN),
 }
 """Methods besides those of the registry, which are named by their `strategy.kind`."""
 

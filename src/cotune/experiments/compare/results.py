@@ -216,8 +216,9 @@ def _run_folders(cell: Cell) -> list[str]:
 def unequal(cells: Sequence[Cell]) -> str:
     """Say which finished cell paid more or fewer rollouts than its compute class allows; "" if none did."""
     for cell in cells:
-        paid, allowed = policy_rollouts(_purposes(cell)), cell.row.allowance
-        low, high = allowed * (1 - TOLERANCE), allowed * (1 + TOLERANCE)
+        paid = policy_rollouts(_purposes(cell))
+        low = cell.row.allowance * (1 - TOLERANCE)
+        high = cell.row.allowance * (1 + TOLERANCE)
         if not low <= paid <= high:
             return (
                 f"paid {paid:,} policy rollouts; its compute class {cell.row.entry.compute} allows "
@@ -267,9 +268,9 @@ def _scores(
         if samples := _over_seeds(cells, figures, name):
             focused = samples.focused(suite.focus)
             mean = float(focused.rewards.mean())
-            spreads[name] = Spread(
-                mean=mean, interval=interval(focused), by_stratum=samples.by_stratum()
-            )
+            # No page shows how far a divergence varies, and it is no share.
+            ends = None if name.startswith("KL ") else interval(focused)
+            spreads[name] = Spread(mean=mean, interval=ends, by_stratum=samples.by_stratum())
     means = score.focused(suite.focus).rewards.mean(axis=1).tolist()
     return {
         **{name: spreads[name] for name in ("score", "plain", "before") if name in spreads},
@@ -310,14 +311,14 @@ def _verdict(suite: SuiteSummary) -> str:
     baseline = suite.baseline_method
     compared = [row for row in suite.methods if row.gain]
     compared.sort(key=lambda row: row.group != "ours")
-    ours = sum(row.group == "ours" for row in compared)
+    joint_methods = sum(row.group == "ours" for row in compared)
     if baseline.score is None or not compared:
         return "No comparison yet: too few runs are finished."
-    if not ours:
+    if not joint_methods:
         compared.sort(key=lambda row: -row.gain.mean if row.gain else 0.0)
     form = Scores(suite.shares)
     clauses: list[str] = []
-    for row in compared[: min(ours, _COMPARED) or 1]:
+    for row in compared[: min(joint_methods, _COMPARED) or 1]:
         assert row.gain is not None
         cell = form.cell(row.gain.mean, row.gain.interval, change=True)
         ends = f" (95 %: {cell.note})" if cell.note else ""

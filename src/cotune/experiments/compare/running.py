@@ -109,8 +109,8 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> li
     check_rows(rows)
     cells = cells_of(rows)
     _print_heading(suite, setting_of(rows), console)
-    left, right = ("method", "stage", "strategy"), ("steps", "policy rollouts", "LLM calls")
-    table = plain_table("", left, right)
+    numbers = ("steps", "policy rollouts", "LLM calls")
+    table = plain_table("", ("method", "stage", "strategy"), numbers)
     configs: list[RunConfig] = []
     for row in rows[: len(suite.methods)]:
         for index, (stage, config) in enumerate(zip(row.method.stages, row.planned, strict=True)):

@@ -15,8 +15,8 @@ from cotune.experiments.compare.methods import Method, method_named
 from cotune.experiments.compare.suite_file import (
     MethodEntry,
     SuiteConfig,
-    expanded,
-    merged,
+    expand,
+    merge,
 )
 from cotune.methods.registry import method_of
 from cotune.run.costs import policy_rollouts
@@ -105,31 +105,33 @@ class SuiteRow:
         Raises:
             ConfigError: one of its fields is invalid.
         """
-        stage, suite, entry = self.method.stages[index], self.suite, self.entry
+        suite = self.suite
+        entry = self.entry
+        stage = self.method.stages[index]
         # As a section, so that a stage can replace the text and leave its role.
         instruction = self.base.get("instruction")
         if instruction is None or isinstance(instruction, str):
             instruction = {"text": instruction}
-        raw = merged({**self.base, "instruction": instruction}, suite.set)
+        raw = merge({**self.base, "instruction": instruction}, suite.set)
         # With the same seed, a later stage would see the questions in the same order as the first.
         seed = self.seed + _APART * index
-        raw = merged(raw, {"strategy": {"kind": stage.strategy}, "seed": seed})
-        raw = merged(raw, suite.by_strategy.get(stage.strategy, {}))
+        raw = merge(raw, {"strategy": {"kind": stage.strategy}, "seed": seed})
+        raw = merge(raw, suite.by_strategy.get(stage.strategy, {}))
         if stage.frozen:
             if stage.strategy == "inspo":
-                raw = merged(raw, suite.prompt_stage)
-            raw = merged(raw, {"training": {"frozen": True}})
+                raw = merge(raw, suite.prompt_stage)
+            raw = merge(raw, {"training": {"frozen": True}})
         if not method_of(stage.strategy).evolves:
             raw["llm"] = None
-        raw = merged(raw, entry.set)
-        raw = merged(raw, self._budgeted(raw, index, before))
+        raw = merge(raw, entry.set)
+        raw = merge(raw, self._budget(raw, index, before))
         if before and self.takes_policy(index):
-            raw = merged(raw, {"policy": {"path": str(before[-1].folder / "best")}})
+            raw = merge(raw, {"policy": {"path": str(before[-1].folder / "best")}})
         if before and self.takes_instruction(index):
-            raw = merged(raw, {"instruction": {"text": before[-1].instruction}})
-        raw = merged(raw, entry.set)  # its own steps, for example
+            raw = merge(raw, {"instruction": {"text": before[-1].instruction}})
+        raw = merge(raw, entry.set)  # its own steps, for example
         for name in suite.seed_fields:
-            raw = merged(raw, expanded({name: self.seed}))
+            raw = merge(raw, expand({name: self.seed}))
         raw |= {"name": f"{self.label}, seed {self.seed}", "output": str(self.stage_folder(index))}
         config = parse_config(raw, f"methods: {entry.key}, stage {stage.name}")
         if self.takes_policy(index) and config.policy.lora is not None:
@@ -144,7 +146,7 @@ class SuiteRow:
         """The run files of all stages, with the suite's policy and instruction. Raises as `config` does."""
         return [self.config(index, ()) for index in range(len(self.method.stages))]
 
-    def _budgeted(
+    def _budget(
         self, raw: Mapping[str, Any], index: int, before: Sequence[Finished]
     ) -> dict[str, Any]:
         """Return the part of the budget of the stage at `index`, and the steps that it is enough for."""

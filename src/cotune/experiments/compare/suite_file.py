@@ -18,7 +18,7 @@ _COMPUTE = re.compile(r"\d+(\.\d+)?x")
 _SLUG = re.compile(r"[^a-z0-9.+]+")
 
 
-def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Return `first` changed by `second`: nested mappings are merged.
 
     A section that names another `kind` replaces the first one's.
@@ -27,15 +27,16 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
     for key, value in second.items():
         old = result.get(key)
         if isinstance(old, dict) and isinstance(value, dict):
-            section, change = cast("dict[str, Any]", old), cast("dict[str, Any]", value)
+            section = cast("dict[str, Any]", old)
+            change = cast("dict[str, Any]", value)
             if change.get("kind", section.get("kind")) == section.get("kind"):
-                result[key] = merged(section, change)
+                result[key] = merge(section, change)
                 continue
         result[key] = value
     return result
 
 
-def expanded(changes: Any) -> Any:
+def expand(changes: Any) -> Any:
     """Return nested fields for dotted paths: {"training.steps": 1} is {"training": {"steps": 1}}.
 
     Anything but a mapping, and keys other than strings, are left to be rejected by validation.
@@ -45,14 +46,14 @@ def expanded(changes: Any) -> Any:
     nested: dict[str, Any] = {}
     for key, value in cast("Mapping[Any, Any]", changes).items():
         first, *path = key.split(".") if isinstance(key, str) else [key]
-        section = expanded(value)
+        section = expand(value)
         for name in reversed(path):
             section = {name: section}
-        nested = merged(nested, {first: section})
+        nested = merge(nested, {first: section})
     return nested
 
 
-Changes = Annotated[dict[str, Any], BeforeValidator(expanded)]
+Changes = Annotated[dict[str, Any], BeforeValidator(expand)]
 """Fields of a run file, nested or by dotted paths."""
 
 
@@ -121,11 +122,11 @@ class SuiteConfig(Model):
 
     @model_validator(mode="after")
     def _by_strategy_names_kinds(self) -> "SuiteConfig":
-        known = [*BUILT_IN, *added()]
+        kinds = [*BUILT_IN, *added()]
         for kind in self.by_strategy:
-            if kind not in known:
+            if kind not in kinds:
                 raise ValueError(
-                    f"by_strategy: {kind!r} is not a strategy.kind; expected one of {', '.join(known)}. A row's "
+                    f"by_strategy: {kind!r} is not a strategy.kind; expected one of {', '.join(kinds)}. A row's "
                     "own fields are in its `set`"
                 )
         return self

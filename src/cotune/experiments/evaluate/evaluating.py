@@ -139,7 +139,7 @@ def evaluate(
     questions: QuestionSet,
     samples: int,
     metrics: Mapping[str, Values],
-    seen: Callable[[Prompt, bool, Sequence[Trajectory]], None] = lambda *_: None,
+    watch: Callable[[Prompt, bool, Sequence[Trajectory]], None] = lambda *_: None,
 ) -> dict[Prompt, Scores]:
     """Score a policy's answers under each of some prompts, greedily and sampled; equal prompts once.
 
@@ -149,7 +149,7 @@ def evaluate(
     Args:
         samples: sampled rollouts of each question; 0 for none.
         metrics: functions that give a batch of rollouts its values, by name.
-        seen: called with the prompt, whether it was greedy, and the rollouts of some questions at a
+        watch: called with the prompt, whether it was greedy, and the rollouts of some questions at a
             time, each question's together.
 
     Returns:
@@ -184,7 +184,7 @@ def evaluate(
                 ]
                 greedy = decoding == "greedy"
                 rollouts = coordinator.rollout(assignments, purpose="evaluate", greedy=greedy)
-                seen(prompt, greedy, rollouts)
+                watch(prompt, greedy, rollouts)
                 for name, values_of in metrics.items():
                     values = values_of(rollouts)
                     rows = [values[first : first + k] for first in range(0, len(values), k)]

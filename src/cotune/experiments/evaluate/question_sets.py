@@ -104,23 +104,25 @@ def _benchmark_set(
     rewards: RewardFunctions | None = None
     if benchmark.kind == "math":
         tasks = [with_final(task) for task in tasks]
-        held: TaskEnvironment = MathEnvironment(
+        benchmark_environment: TaskEnvironment = MathEnvironment(
             {name: tasks}, initial_instruction(config.instruction.text, environment)
         )
         if isinstance(environment, TaskEnvironment):
-            held.prompt_format = environment.prompt_format
+            benchmark_environment.prompt_format = environment.prompt_format
     elif not isinstance(environment, TaskEnvironment) or not environment.takes_any_tasks:
         raise ConfigError(
             f"--benchmark {name}: environment.kind {config.environment.kind} brings its own "
             "questions; expected a run on search, geo or questions of a data set"
         )
     else:
-        held = environment.with_tasks({name: tasks})
+        benchmark_environment = environment.with_tasks({name: tasks})
         # The box marks the answer; its words are compared as words.
         boxed = isinstance(environment, MathEnvironment)
         rewards = RewardFunctions(["exact_match"]) if boxed else build_rewards(config.rewards)
-        check_columns(rewards, held, [name])
-    return QuestionSet(name, benchmark.title, source, held, rewards, tasks, benchmark.f1)
+        check_columns(rewards, benchmark_environment, [name])
+    return QuestionSet(
+        name, benchmark.title, source, benchmark_environment, rewards, tasks, benchmark.f1
+    )
 
 
 def metrics_of(rewards: Sequence[RewardConfig], questions: QuestionSet) -> dict[str, str]:

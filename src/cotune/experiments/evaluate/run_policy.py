@@ -38,7 +38,8 @@ def run_policy(
 
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    policy, training = config.policy, config.training
+    policy = config.policy
+    training = config.training
     sampled = temperature or training.temperature
     return local_coordinator(
         best or start,

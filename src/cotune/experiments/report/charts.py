@@ -12,8 +12,10 @@ Point = tuple[float, float]
 
 COLOURS = 8
 """Number of series colours in the style sheet (classes s0 to s7)."""
-HALF, WIDE = (450, 200), (900, 280)
-"""Sizes: two side by side, and the width of the page."""
+HALF = (450, 200)
+"""The size of a chart of which two stand side by side."""
+WIDE = (900, 280)
+"""The size of one as wide as the page."""
 _LONGEST = 500  # points of a curve; longer ones are thinned, so that pages stay small
 _SMOOTHED_FROM = 20  # points
 _DOTTED_BELOW = 8
@@ -81,7 +83,8 @@ class Chart:
         return round(self.left + share * (self.right - self.left), 1)
 
     def y(self, value: float) -> float:
-        low, high = self.y_ticks[0], self.y_ticks[-1]
+        low = self.y_ticks[0]
+        high = self.y_ticks[-1]
         return round(self.bottom - (value - low) / (high - low) * (self.bottom - self.top), 1)
 
     def path(self, points: Iterable[Point]) -> str:
@@ -116,20 +119,20 @@ def ticks(low: float, high: float, about: int = 4, least: float = 0.0) -> list[f
     return [round(i * step, 2 - exponent) for i in range(first, max(last, first + 1) + 1)]
 
 
-def thinned(points: Sequence[Point]) -> list[Point]:
+def thin(points: Sequence[Point]) -> list[Point]:
     """Return some of many points, evenly apart, the last one included."""
     apart = max(1, -(-len(points) // _LONGEST))
     return [point for i, point in enumerate(points) if (len(points) - 1 - i) % apart == 0]
 
 
-def averaged(name: str, points: Sequence[Point], style: str) -> tuple[Series, int]:
+def average(name: str, points: Sequence[Point], style: str) -> tuple[Series, int]:
     """Return a line, if it is long as its moving average; and the number of values averaged, 0 for none."""
     if len(points) < _SMOOTHED_FROM:
         return Series(name, points, style), 0
     window = max(5, round(len(points) / 20))
     recent = (points[max(0, i + 1 - window) : i + 1] for i in range(len(points)))
     means = [(part[-1][0], math.fsum(y for _, y in part) / len(part)) for part in recent]
-    return Series(name, thinned(means), style, raw=thinned(points)), window
+    return Series(name, thin(means), style, raw=thin(points)), window
 
 
 def curves_chart(
@@ -143,7 +146,7 @@ def curves_chart(
     series: list[Series] = []
     window = 0
     for i, (name, points) in enumerate(curves):
-        line, values = averaged(name, points, style(i))
+        line, values = average(name, points, style(i))
         series.append(line)
         window = max(window, values)
     note = f"Faint: each step. Line: mean of the last {window} steps." if window else ""
@@ -171,10 +174,10 @@ def line_chart(
             x must then be whole numbers.
     """
     series = [line for line in series if line.points]
-    drawn = [point for line in series for point in (*line.points, *line.raw)]
-    if not drawn:
+    points = [point for line in series for point in (*line.points, *line.raw)]
+    if not points:
         return None
-    xs, ys = zip(*drawn, strict=True)
+    xs, ys = zip(*points, strict=True)
     x_low, x_high = x_range or (min(xs), max(xs))
     y_high = max(y_top, 0.0, *ys)
     if share and y_high > 0.8:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cotune.experiments.report.charts import WIDE, Chart, Point, Series, line_chart, style, thinned
+from cotune.experiments.report.charts import WIDE, Chart, Point, Series, line_chart, style, thin
 from cotune.experiments.report.recorded_run import RecordedRun
 from cotune.run.json_files import Row
 from cotune.run.lineage import InstructionRow
@@ -142,7 +142,7 @@ def _weights_chart(run: RecordedRun) -> Chart | None:
     colours = {row.id: style(i) for i, row in enumerate(alive)}
     best = {row.id for row in alive if row.best}
     series = [
-        Series(name, thinned(curves[name]), colours.get(name, "muted"), strong=name in best)
+        Series(name, thin(curves[name]), colours.get(name, "muted"), strong=name in best)
         for name in (*(curves.keys() - colours), *colours)
     ]
     phases = [(event["step"], "") for event in run.of_kind("evolution")]

@@ -26,11 +26,11 @@ def moment(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def cut(text: object, most: int = 2000) -> str:
+def cut(text: object, characters: int = 2000) -> str:
     """Return the start of a long text and how many characters are left out; a page stays small."""
-    whole = "" if text is None else str(text)
-    left = len(whole) - most
-    return f"{whole[:most]} … {count(left)} more characters" if left > 0 else whole
+    content = "" if text is None else str(text)
+    more = len(content) - characters
+    return f"{content[:characters]} … {count(more)} more characters" if more > 0 else content
 
 
 def label(value: object) -> str:

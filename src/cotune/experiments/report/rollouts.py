@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
 
-MOST_GROUPS, MOST_COLUMNS = 3, 8
-"""Groups of a step, and rollouts of a group, that a page shows."""
+MOST_GROUPS = 3  # of a step that a page shows
+MOST_COLUMNS = 8  # rollouts of a group that it shows
 MOST_TURNS = 10  # of a rollout on the page, so that it stays small
-_EVALUATED, _EVALUATED_BEST = 10, 3  # rollouts of an evaluation that are shown; best ones of them
+_EVALUATED = 10  # rollouts of an evaluation that it shows
+_EVALUATED_BEST = 3  # of these
 
 
 @dataclass(frozen=True)

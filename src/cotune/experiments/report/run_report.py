@@ -204,8 +204,8 @@ def _notices(run: RecordedRun) -> list[tuple[str, list[tuple[str, str]]]]:
     lines: list[tuple[str, list[tuple[str, str]]]] = []
     for event in run.of_kind("resumed"):
         fields = [(name, changed(pair)) for name, pair in event["changed"].items()]
-        told = f"resumed from step {event['from_step']} (attempt {event['attempt']})"
-        lines.append((f"{told}, with another run file:" if fields else told, fields))
+        resumed = f"resumed from step {event['from_step']} (attempt {event['attempt']})"
+        lines.append((f"{resumed}, with another run file:" if fields else resumed, fields))
     for event in run.events:
         kind = EVENTS.get(event["kind"])
         if kind is not None and kind.notable:
@@ -229,7 +229,7 @@ def training_charts(run: RecordedRun) -> list[Chart]:
     written = run.values("response_tokens_mean")
     lengths = [("written by the policy", written)]
     all_tokens = run.values("completion_tokens_mean")
-    if any(y > own * 1.05 for (_, y), (_, own) in zip(all_tokens, written, strict=False)):
+    if any(y > tokens * 1.05 for (_, y), (_, tokens) in zip(all_tokens, written, strict=False)):
         lengths.append(("with observations", all_tokens))
     charts = (
         reward,
@@ -283,5 +283,5 @@ def _actions(run: RecordedRun) -> list[tuple[str, list[Point]]]:
     unusable = calls.pop("invalid", [])
     if not calls:
         return []
-    most = sorted(calls, key=lambda kind: -sum(y for _, y in calls[kind]))[:7]
-    return [*((kind, calls[kind]) for kind in most), ("unusable turns", unusable)]
+    frequent = sorted(calls, key=lambda kind: -sum(y for _, y in calls[kind]))[:7]
+    return [*((kind, calls[kind]) for kind in frequent), ("unusable turns", unusable)]

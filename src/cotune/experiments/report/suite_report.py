@@ -10,7 +10,7 @@ from urllib.parse import quote
 from cotune.errors import ConfigError
 from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
 from cotune.experiments.compare.suite_table import STYLES, suite_tables
-from cotune.experiments.report.charts import Chart, Point, Series, averaged, line_chart
+from cotune.experiments.report.charts import Chart, Point, Series, average, line_chart
 from cotune.experiments.report.instructions import Segment, in_force, sentence_diff
 from cotune.experiments.report.pages import moment, write_page
 from cotune.run.costs import CostRow
@@ -84,8 +84,8 @@ def _facts(suite: SuiteSummary) -> list[tuple[str, str]]:
     def total(name: str) -> float | None:
         # A method's numbers are means over its finished seeds.
         means = [(method.costs.get(name), method.finished) for method in suite.methods]
-        known = [mean * seeds for mean, seeds in means if mean is not None]
-        return sum(known) if known else None
+        sums = [mean * seeds for mean, seeds in means if mean is not None]
+        return sum(sums) if sums else None
 
     runs = len(suite.methods) * len(suite.seeds)
     facts = [
@@ -114,7 +114,7 @@ def read_course(folder: Path, method: SuiteMethod) -> Course:
         for name in names:
             try:
                 run = RunDir.open(folder / name)
-                paid = _paid(run.read_costs())
+                paid = _count_rollouts(run.read_costs())
                 rewards = {row["step"]: row.get("reward_mean") for row in run.read_metrics()}
                 leaders = _leaders(run)
             except ConfigError as error:
@@ -143,7 +143,7 @@ def _leaders(run: RunDir) -> list[tuple[int, str, str]]:
     return [(step, name, texts.get(name, "")) for step, name in ((0, initial), *leaders)]
 
 
-def _paid(costs: Iterable[CostRow]) -> Callable[[int], float]:
+def _count_rollouts(costs: Iterable[CostRow]) -> Callable[[int], float]:
     """Return a function of a step: the policy rollouts paid up to its end, without evaluation."""
     rows = sorted(
         (row.step, row.rollouts) for row in costs if row.committed and row.kind != "evaluate"
@@ -163,14 +163,13 @@ def _panels(
     panels: list[tuple[SuiteMethod, Chart, list[tuple[str, list[Segment]]]]] = []
     for method in suite.ordered:
         course = courses[method.name]
-        lines = [averaged(method.label, line, STYLES[method.group])[0] for line in course.lines]
+        lines = [average(method.label, line, STYLES[method.group])[0] for line in course.lines]
         grey: list[Series] = []
         if method.name != suite.baseline:
             label = suite.baseline_method.label
             baseline = courses[suite.baseline].lines
             grey = [
-                Series(label, averaged(label, line, "muted")[0].points, "muted")
-                for line in baseline
+                Series(label, average(label, line, "muted")[0].points, "muted") for line in baseline
             ]
         chart = line_chart(
             method.label,
