@@ -58,6 +58,7 @@ def test_a_failed_operation_names_file_reason_and_fix(error: Exception, said: st
         TimeoutError("timed out"),
         socket.gaierror(-2, "Name or service not known"),
         RuntimeError("CUDA error: out of memory"),
+        RuntimeError("cannot compile: cc: No such file or directory"),
     ],
 )
 def test_other_errors_are_none(error: Exception) -> None:

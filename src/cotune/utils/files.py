@@ -54,11 +54,14 @@ _FIXES = {
 _OF_FILES = {
     *_FIXES, errno.EIO, errno.ESTALE, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT,
     errno.ENAMETOOLONG, errno.ELOOP, errno.EFBIG, errno.EBUSY, errno.ETXTBSY, errno.ENXIO, errno.ENODEV,
-    errno.EXDEV, errno.EMLINK, errno.ENOLCK, errno.EINTR, errno.ETIMEDOUT, errno.EREMOTEIO,
+    errno.EXDEV, errno.EMLINK, errno.ENOLCK, errno.EINTR, errno.ETIMEDOUT,
+}  # fmt: skip
+# In a text these may be of a connection, a compiler or a device, whose traceback is needed.
+_AMBIGUOUS = {
+    errno.ETIMEDOUT, errno.EINTR, errno.EBUSY, errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.EEXIST,
 }  # fmt: skip
 _PHRASES = {
-    # A connection can time out, too.
-    **{os.strerror(number): number for number in _OF_FILES - {errno.ETIMEDOUT}},
+    **{os.strerror(number): number for number in _OF_FILES - _AMBIGUOUS},
     "PytorchStreamWriter failed writing": errno.ENOSPC,
     "unexpected pos": errno.ENOSPC,  # torch.save, after an earlier error
     "disk is full": errno.ENOSPC,
