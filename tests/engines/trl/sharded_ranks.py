@@ -89,16 +89,16 @@ def watch(kind: str) -> list[TRLJoint]:
 def state_of(joint: TRLJoint) -> dict[str, Any]:
     """How a finished run was spread, and its weights, in a number a tensor, as this rank has them."""
     trainer, model = joint.trainer, joint.unwrapped
-    gathered = whole_weights(model)
+    gather = whole_weights(model)
     with joint.policy() as policy:
         sums = {name: p.detach().double().sum().item() for name, p in policy.named_parameters()}
     return {
         "world_size": dist.get_world_size(),
         "wrapper": [c.__name__ for c in type(trainer.model_wrapped).__mro__],
         "sharding": sharding_of(trainer),
-        "here": sum(p.to_local().numel() if gathered is not None else p.numel() for p in model.parameters()),  # type: ignore[attr-defined]
+        "here": sum(p.to_local().numel() if gather is not None else p.numel() for p in model.parameters()),  # type: ignore[attr-defined]
         "parameters": sum(p.numel() for p in model.parameters()),
-        "gathered": sorted(gathered or ()),
+        "gather": sorted(gather or ()),
         "weights": sums,
     }  # fmt: skip
 

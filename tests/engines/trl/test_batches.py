@@ -4,7 +4,7 @@ import torch
 
 from cotune.engines.trl.batches import (
     by_prompt,
-    filled_up,
+    fill_up,
     informative_rows,
     with_rows,
     without_padding,
@@ -17,10 +17,10 @@ def test_informative_rows_by_hand() -> None:
     assert informative_rows(torch.tensor([[0.0, 0.0], [0.0, 2.0]])).tolist() == [1]
 
 
-def test_filled_up_by_hand() -> None:
-    assert filled_up(torch.tensor([1, 4]), 2, 6).tolist() == [1, 4]
-    assert filled_up(torch.tensor([1, 4]), 4, 6).tolist() == [0, 1, 2, 4]
-    assert filled_up(torch.tensor([0]), 3, 3).tolist() == [0, 1, 2]
+def test_fill_up_by_hand() -> None:
+    assert fill_up(torch.tensor([1, 4]), 2, 6).tolist() == [1, 4]
+    assert fill_up(torch.tensor([1, 4]), 4, 6).tolist() == [0, 1, 2, 4]
+    assert fill_up(torch.tensor([0]), 3, 3).tolist() == [0, 1, 2]
 
 
 def test_with_rows_leaves_scalars_alone() -> None:

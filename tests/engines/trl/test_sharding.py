@@ -16,7 +16,7 @@ from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.engines.trl.sharding import (
     check_sharding,
     check_spread,
-    gathered,
+    gather,
     is_sharded,
     restore_weights,
     sharding_of,
@@ -161,7 +161,7 @@ def test_a_whole_model_is_left_alone() -> None:
     model = tiny_model(tiny_tokenizer())
     assert not is_sharded(model)
     assert whole_weights(model) is None
-    with gathered(model):
+    with gather(model):
         assert not is_sharded(model)
 
 

@@ -18,7 +18,7 @@ from cotune.config.run_file import parse_config
 from cotune.engines.preflight import Preflight
 from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.engines.trl.run_file_setup import build_trainer
-from cotune.engines.trl.vllm_start import computed_in, seed_vllm
+from cotune.engines.trl.vllm_start import compute_dtype, seed_vllm
 from cotune.errors import ConfigError, EngineError
 from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run
 from cotune.policy.local_policy import load
@@ -274,7 +274,7 @@ def test_the_trainers_type_is_its_autocasts_or_its_weights(
     accelerator = SimpleNamespace(mixed_precision=mixed)
     model = SimpleNamespace(dtype=torch.float32)
     trainer = SimpleNamespace(accelerator=accelerator, model=model)
-    assert computed_in(cast(Any, trainer)) == expected
+    assert compute_dtype(cast(Any, trainer)) == expected
 
 
 def test_vllm_draws_with_the_runs_seed(tmp_path: Path, engine: Engine) -> None:

@@ -21,7 +21,7 @@ def informative_rows(advantages: torch.Tensor) -> torch.Tensor:
     return rows if len(rows) else torch.zeros(1, dtype=torch.long, device=advantages.device)
 
 
-def filled_up(rows: torch.Tensor, count: int, total: int) -> torch.Tensor:
+def fill_up(rows: torch.Tensor, count: int, total: int) -> torch.Tensor:
     """Return the rows plus the first of the other rows, `count` in all, in order.
 
     Args:
@@ -65,15 +65,15 @@ def by_prompt(batches: Sequence[Batch]) -> list[Batch]:
         As many batches of the same size. Prompts are in the order of their first rows.
     """
     count = len(batches[0]["advantages"])
-    everything = {
+    all_rows = {
         name: torch.cat([batch[name] for batch in batches]) if _per_row(value, count) else value
         for name, value in batches[0].items()
     }
     rows: dict[tuple[int, ...], list[int]] = {}
-    for row, prompt in enumerate(everything["prompt_ids"].tolist()):
+    for row, prompt in enumerate(all_rows["prompt_ids"].tolist()):
         rows.setdefault(tuple(prompt), []).append(row)
     order = torch.tensor([row for same in rows.values() for row in same])
-    return [with_rows(everything, chosen) for chosen in order.split(count)]
+    return [with_rows(all_rows, chosen) for chosen in order.split(count)]
 
 
 def _per_row(value: Any, count: int) -> bool:

@@ -45,8 +45,8 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 def complete_checkpoint(folder: Path, step: int) -> None:
     """Write the manifest of a pair whose files are all written."""
-    ours = state_path(folder, step)
-    write_manifest(folder / f"checkpoint-{step}", (ours,) if ours.exists() else ())
+    state = state_path(folder, step)
+    write_manifest(folder / f"checkpoint-{step}", (state,) if state.exists() else ())
 
 
 def _is_complete(folder: Path, step: int, path: Path) -> bool:

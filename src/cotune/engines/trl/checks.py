@@ -50,17 +50,17 @@ def check_args(args: GRPOConfig) -> None:
         value = attrgetter(name)(args)
         if value not in field.allowed:
             raise ConfigError(
-                f"GRPOConfig.{name} is {_shown(value)}; {field.why}: {field.fix(name)}"
+                f"GRPOConfig.{name} is {_format(value)}; {field.why}: {field.fix(name)}"
             )
     vllm = _vllm_conflicts(args) if args.use_vllm else []
-    for wrong, message in (*vllm, *_batch_conflicts(args), *_keeping(args)):
+    for wrong, message in (*vllm, *_batch_conflicts(args), *_best_policy_conflicts(args)):
         if wrong:
             raise ConfigError(message)
     check_sharding(args)
     check_devices(args)
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     """Format a value for a message: strategies as the user writes them, long values truncated."""
     text = " ".join(repr(getattr(value, "value", value)).split())
     return text if len(text) <= 80 else f"{text[:79]}…"
@@ -109,11 +109,11 @@ def _batch_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
         ),
         *(
             (
-                asked and (getattr(args, name) or 0) % per_batch != 0,
+                is_used and (getattr(args, name) or 0) % per_batch != 0,
                 f"GRPOConfig.{name} is {getattr(args, name)}, but a rollout batch takes {per_batch} "
                 f"optimizer steps: make {name} a multiple of {per_batch}",
             )
-            for name, asked in (
+            for name, is_used in (
                 ("max_steps", True),
                 ("save_steps", args.save_strategy == SaveStrategy.STEPS),
                 ("eval_steps", args.eval_strategy == IntervalStrategy.STEPS),
@@ -122,7 +122,7 @@ def _batch_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
     ]
 
 
-def _keeping(args: GRPOConfig) -> list[tuple[bool, str]]:
+def _best_policy_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
     """List the settings that would save the wrong policy."""
     metric = args.metric_for_best_model or ""
     wrong = metric.endswith("loss") or ("reward" in metric and not args.greater_is_better)
@@ -151,16 +151,16 @@ def check_named_parts(args: TrainingArguments) -> None:
 
     def schedule() -> None:
         optimizer = torch.optim.SGD([torch.zeros(1)])
-        own = cast("dict[str, Any] | None", args.lr_scheduler_kwargs)
-        get_scheduler(args.lr_scheduler_type, optimizer, 1, 9, own)
+        arguments = cast("dict[str, Any] | None", args.lr_scheduler_kwargs)
+        get_scheduler(args.lr_scheduler_type, optimizer, 1, 9, arguments)
 
-    named: dict[str, Callable[[], object]] = {
+    builders: dict[str, Callable[[], object]] = {
         "optim": lambda: Trainer.get_optimizer_cls_and_kwargs(args),
         "lr_scheduler_kwargs": schedule,
         "report_to": lambda: get_reporting_integration_callbacks(args.report_to),
         "use_liger_kernel": kernels,
     }
-    for name, build in named.items():
+    for name, build in builders.items():
         try:
             build()
         except (ImportError, TypeError, ValueError) as error:
@@ -232,15 +232,15 @@ def check_launch(training: "TrainingConfig") -> None:
         return
     gpus = torch.cuda.device_count()
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if world == 1 and gpus > 1 and not training.single_gpu:
         raise ConfigError(
             f"{_one_of(gpus, '-m cotune train RUN.yaml')}, or set training.single_gpu: true to train "
             "on the first"
         )
-    if 0 < gpus < here:
+    if 0 < gpus < on_this_machine:
         raise ConfigError(
-            f"{here} processes were started on this machine, but it shows {gpus} GPU"
+            f"{on_this_machine} processes were started on this machine, but it shows {gpus} GPU"
             f"{'' if gpus == 1 else 's'}; expected one per process: torchrun --nproc_per_node {gpus}, "
             "or see CUDA_VISIBLE_DEVICES"
         )

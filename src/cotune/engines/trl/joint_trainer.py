@@ -45,7 +45,12 @@ from cotune.engines.trl.script import (
     reward_weights,
     script_settings,
 )
-from cotune.engines.trl.script_data import fit_arguments, read_data, read_evaluated
+from cotune.engines.trl.script_data import (
+    fit_arguments,
+    keep_best_by_reward,
+    read_data,
+    read_evaluated,
+)
 from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trl_joint import TRLJoint
@@ -158,7 +163,8 @@ class JointTrainer(PolicyUpdate):
         self._served_format = partial(_format_of, environment)
         if environment is None:
             data = read_data(args, method, train_dataset, eval_dataset, tools, environment_factory)
-            environment, chat = data.environment, data.chat
+            environment = data.environment
+            chat = data.chat
             self._served_format = data.served_format
             # The environment has the instruction, as the data writes it.
             method = replace(method, instruction=None)
@@ -180,12 +186,7 @@ class JointTrainer(PolicyUpdate):
                 args, method, environment, limits, rewards, codec, tokenizer, context
             )
             settings = script_settings(args, method, environment, limits, rewards, name)
-            # The run keeps the best policy itself, with the instruction that it is best under.
-            args.load_best_model_at_end = False
-            # The default is the loss, which no evaluation here has.
-            if args.metric_for_best_model in ("loss", "eval_loss"):
-                args.metric_for_best_model = "eval_reward"
-                args.greater_is_better = True
+            keep_best_by_reward(args)
         self.settings = settings
         self.method = method
         prompt = Prompt(initial_instruction(method.instruction, environment))
@@ -316,7 +317,7 @@ class JointTrainer(PolicyUpdate):
                 f"{self.run_folder}: the checkpoint's run folder is not there (no run.yaml); put it back, or train "
                 "from the start"
             )
-        with self._stoppable(), self.recorded(resume=bool(resume)) as record:
+        with self._stoppable(), self.open_run(resume=bool(resume)) as record:
             chosen = self._choose(resume) if resume else None
             checkpoint = None if chosen is None else chosen.path
             fresh = checkpoint is None
@@ -381,14 +382,15 @@ class JointTrainer(PolicyUpdate):
             raise
 
     @contextmanager
-    def recorded(self, *, resume: bool, steps: int | None = None) -> Iterator[Record]:
+    def open_run(self, *, resume: bool, steps: int | None = None) -> Iterator[Record]:
         """Open the run folder, and record the run in it.
 
         Args:
             resume: whether the run goes on.
             steps: how many steps are trained; None is all.
         """
-        settings, joint = self.settings, self.joint
+        settings = self.settings
+        joint = self.joint
         with opened_run(settings, steps or joint.total_batches, resume=resume) as record:
             llm = NoLLM()
             # The other ranks never ask the LLM, and making the user's own may load a model.

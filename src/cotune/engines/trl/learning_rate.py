@@ -31,5 +31,6 @@ def follow(optimizer: Any, scheduler: LambdaLR, base: float) -> None:
     scheduler.base_lrs = [base] * len(scheduler.base_lrs)
     rates: list[Any] = [base * scale(scheduler.last_epoch) for scale in scheduler.lr_lambdas]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
-        group["initial_lr"], group["lr"] = base, rate
+        group["initial_lr"] = base
+        group["lr"] = rate
     scheduler._last_lr = list(rates)  # as `step` leaves it

@@ -26,9 +26,9 @@ def measure_steps(trainer: JointTrainer, steps: int) -> Measured:
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    with trainer.recorded(resume=False, steps=steps) as record:
+    with trainer.open_run(resume=False, steps=steps) as record:
         watch = _Stopwatch(steps, record)
-        trainer.joint.before_rollout = watch.evolved
+        trainer.joint.before_rollout = watch.end_evolution
         trainer.add_callback(watch)
         PolicyUpdate.train(trainer)
         totals = record.totals()
@@ -45,13 +45,15 @@ def measure_steps(trainer: JointTrainer, steps: int) -> Measured:
 class _Stopwatch(TrainerCallback):
     """Time rollout batches, and end training after a number of them."""
 
-    def __init__(self, wanted: int, record: Record) -> None:
+    def __init__(self, count: int, record: Record) -> None:
         self.steps: list[MeasuredStep] = []
-        self._wanted, self._record = wanted, record
-        self._began = self._evolved = 0.0
+        self._count = count
+        self._record = record
+        self._began = 0.0
+        self._evolved = 0.0
         self._rollouts_before = 0.0
 
-    def evolved(self, joint: TRLJoint, trained: int) -> None:
+    def end_evolution(self, joint: TRLJoint, trained: int) -> None:
         """Record the time of the hook before a step's rollouts, on rank 0."""
         self._evolved = time.monotonic()
 
@@ -73,7 +75,7 @@ class _Stopwatch(TrainerCallback):
                 update=time.monotonic() - self._evolved - rollouts,
             )
         )
-        if len(self.steps) >= self._wanted:
+        if len(self.steps) >= self._count:
             control.should_training_stop = True
 
 

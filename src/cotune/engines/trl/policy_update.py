@@ -11,7 +11,7 @@ from trl import GRPOTrainer
 
 from cotune.engines.trl.batches import (
     by_prompt,
-    filled_up,
+    fill_up,
     informative_rows,
     with_rows,
     without_padding,
@@ -107,7 +107,8 @@ class PolicyUpdate(GRPOTrainer):
 
     def _show_prompts(self, rollouts: Sequence[Trajectory]) -> None:
         """Put the prompts in the table of completions in place of the tasks' ids, which TRL was given."""
-        prompts, environment = self._logs["prompt"], self.joint.parts.environment
+        prompts = self._logs["prompt"]
+        environment = self.joint.parts.environment
         for _ in rollouts[: len(prompts)]:
             prompts.pop()
         prompts.extend(environment.messages(t.task, t.assignment.trained) for t in rollouts)
@@ -123,11 +124,8 @@ class PolicyUpdate(GRPOTrainer):
             if prompt:
                 ids[row, -len(prompt) :] = torch.tensor(prompt)
                 mask[row, -len(prompt) :] = 1
-        device = self.accelerator.device
-        output["teacher_prompt_ids"], output["teacher_prompt_mask"] = (
-            ids.to(device),
-            mask.to(device),
-        )
+        output["teacher_prompt_ids"] = ids.to(self.accelerator.device)
+        output["teacher_prompt_mask"] = mask.to(self.accelerator.device)
 
     def _distil(self, output: dict[str, Any], joint: "TRLJoint") -> None:
         """Weight the advantages per token, to (B, C).
@@ -136,18 +134,19 @@ class PolicyUpdate(GRPOTrainer):
         """
         settings = joint.coordinator.strategy.distillation
         rollouts = joint.rollouts_here(len(output["advantages"]))
-        logprobs, tokens = output.get("old_per_token_logps"), 0
+        logprobs = output.get("old_per_token_logps")
+        tokens_fed = 0
         if logprobs is None:
             distilled = [row for row, t in enumerate(rollouts) if is_distilled(t)]
-            logprobs, tokens = self._trained_logprobs(output, distilled, joint)
+            logprobs, tokens_fed = self._score_on_training_prompts(output, distilled, joint)
         before = logprobs.double().cpu().numpy()
         statistics = RatioStatistics()
         advantages = output["advantages"]
         weights = batch_weights(rollouts, before, advantages.tolist(), settings, statistics)
         output["advantages"] = advantages[:, None] * torch.from_numpy(weights).to(advantages)
-        self._log_distillation(statistics, tokens, joint)
+        self._log_distillation(statistics, tokens_fed, joint)
 
-    def _trained_logprobs(
+    def _score_on_training_prompts(
         self, output: dict[str, Any], rows: list[int], joint: "TRLJoint"
     ) -> tuple[torch.Tensor, int]:
         """Compute log π_θ of some rows' completions on their training prompts, before the update.
@@ -157,29 +156,31 @@ class PolicyUpdate(GRPOTrainer):
         """
         names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages")
         batch = {name: output[name] for name in names}
-        found = torch.zeros(output["completion_ids"].shape, device=self.accelerator.device)
-        tokens, size = 0, self.args.per_device_train_batch_size
+        logprobs = torch.zeros(output["completion_ids"].shape, device=self.accelerator.device)
+        tokens_fed = 0
+        size = self.args.per_device_train_batch_size
         with torch.no_grad(), joint.policy() as policy:
             for start in range(0, len(rows), size):
-                chosen = torch.tensor(rows[start : start + size], device=found.device)
+                chosen = torch.tensor(rows[start : start + size], device=logprobs.device)
                 part = without_padding(with_rows(batch, chosen))
                 ids = torch.cat([part["prompt_ids"], part["completion_ids"]], 1)
                 attention = torch.cat([part["prompt_mask"], part["completion_mask"]], 1)
                 width = part["completion_ids"].shape[1]
                 scored = self._get_per_token_logps_and_entropies(policy, ids, attention, width)[0]
-                found[chosen, :width] = scored.float()
-                tokens += int(attention.sum())
-        return found, tokens
+                logprobs[chosen, :width] = scored.float()
+                tokens_fed += int(attention.sum())
+        return logprobs, tokens_fed
 
     def _log_distillation(
-        self, statistics: RatioStatistics, tokens: int, joint: "TRLJoint"
+        self, statistics: RatioStatistics, tokens_fed: int, joint: "TRLJoint"
     ) -> None:
         """Log the ratios of all ranks and the extra pass's tokens, the cost of distillation."""
-        everyone, spent = RatioStatistics(), 0
-        for theirs, fed in joint.coordinator.comm.gather((statistics, tokens)):
-            everyone.merge(theirs)
-            spent += fed
-        metrics = {**everyone.metrics(), "p2o/logprob_tokens": float(spent)}
+        all_ranks = RatioStatistics()
+        all_tokens = 0
+        for rank_statistics, rank_tokens in joint.coordinator.comm.gather((statistics, tokens_fed)):
+            all_ranks.merge(rank_statistics)
+            all_tokens += rank_tokens
+        metrics = {**all_ranks.metrics(), "p2o/logprob_tokens": float(all_tokens)}
         joint.metrics = {**joint.metrics, **metrics}
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
@@ -194,18 +195,21 @@ class PolicyUpdate(GRPOTrainer):
         return torch.zeros((), device=self.accelerator.device)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        before = self._buffered_inputs
+        previous_batches = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
-        made = self._buffered_inputs
-        if made is None or made is before:
+        micro_batches = self._buffered_inputs
+        if micro_batches is None or micro_batches is previous_batches:
             return inputs
         if not (self._adds_up() and self._shares_prompts(self.model)):
             return inputs
         # TRL has shuffled the rollouts of these micro-batches.
         size = self.args.gradient_accumulation_steps
-        steps = [by_prompt(made[start : start + size]) for start in range(0, len(made), size)]
+        steps = [
+            by_prompt(micro_batches[start : start + size])
+            for start in range(0, len(micro_batches), size)
+        ]
         self._buffered_inputs = [batch for batches in steps for batch in batches]
-        return self._buffered_inputs[self._step % len(made)]
+        return self._buffered_inputs[self._step % len(micro_batches)]
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -217,8 +221,8 @@ class PolicyUpdate(GRPOTrainer):
         **options: Any,
     ) -> Any:
         # The router loss also counts the tokens of prompts.
-        alone = options.get("compute_aux_loss") or not self._shares_prompts(model)
-        if alone or any(torch.is_tensor(value) for value in options.values()):  # images
+        by_row = options.get("compute_aux_loss") or not self._shares_prompts(model)
+        if by_row or any(torch.is_tensor(value) for value in options.values()):  # images
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size, **options
             )
@@ -228,15 +232,15 @@ class PolicyUpdate(GRPOTrainer):
                 score_completions(model, ids, mask, logits_to_keep)
                 for ids, mask in zip(input_ids.split(size), attention_mask.split(size), strict=True)
             ]
-        logps = torch.cat([found[0] for found in scored])
+        logps = torch.cat([logprobs for logprobs, _ in scored])
         if not options.get("compute_entropy"):
             return logps, None, None
-        return logps, torch.cat([found[1] for found in scored]), None
+        return logps, torch.cat([entropies for _, entropies in scored]), None
 
     def _shares_prompts(self, model: Any) -> bool:
         # DDP and sharding expect one forward pass for each backward pass.
-        one = self.accelerator.num_processes == 1
-        return one and can_share(self.accelerator.unwrap_model(model))
+        single_process = self.accelerator.num_processes == 1
+        return single_process and can_share(self.accelerator.unwrap_model(model))
 
     def compute_loss(
         self,
@@ -247,13 +251,14 @@ class PolicyUpdate(GRPOTrainer):
     ) -> Any:
         if not self.model.training:  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        scale, everything = 1.0, inputs
+        scale = 1.0
+        micro_batch = inputs
         if self._passes_over_zero_advantages():
             rows = len(inputs["advantages"])
-            kept = informative_rows(inputs["advantages"])
-            # TRL gathers a value for every row, so all ranks must keep equally many.
-            kept = filled_up(kept, self._most_of_all_ranks(len(kept)), rows)
-            inputs = with_rows(inputs, kept)
+            informative = informative_rows(inputs["advantages"])
+            # TRL gathers a value for every row, so all ranks must feed equally many.
+            count = self._largest_of_all_ranks(len(informative))
+            inputs = with_rows(inputs, fill_up(informative, count, rows))
             if self.loss_type in _BY_ROWS:
                 scale = len(inputs["advantages"]) / rows
         loss = super().compute_loss(
@@ -261,7 +266,7 @@ class PolicyUpdate(GRPOTrainer):
         )
         if "teacher_prompt_ids" not in inputs:
             return loss * scale
-        return loss * scale + self._teacher_loss(model, everything)
+        return loss * scale + self._teacher_loss(model, micro_batch)
 
     def _teacher_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         """Return this micro-batch's share of the teacher's loss, and log what it compares."""
@@ -273,48 +278,52 @@ class PolicyUpdate(GRPOTrainer):
             return 0.0
         taught = with_rows(inputs, rows)
         prompts = {name: taught[f"teacher_{name}"] for name in ("prompt_ids", "prompt_mask")}
-        read, plain = without_padding({**taught, **prompts}), without_padding(taught)
+        under_teacher = without_padding({**taught, **prompts})
+        under_policy = without_padding(taught)
         with (
             torch.no_grad(),
             self.accelerator.autocast(),
             joint.policy() as policy,
         ):
-            theirs = completion_logits(policy, read, self.temperature, self._shares_prompts(policy))
+            teacher_logits = completion_logits(
+                policy, under_teacher, self.temperature, self._shares_prompts(policy)
+            )
         # Apart from the teacher's: torch before 2.11 would reuse its copies of the weights, without a gradient.
         with self.accelerator.autocast():
             # Unwrapped: DDP expects equally many forward passes of all processes.
-            ours = completion_logits(
+            policy_logits = completion_logits(
                 self.accelerator.unwrap_model(model),
-                plain,
+                under_policy,
                 self.temperature,
                 self._shares_prompts(model),
             )
-        own = plain["completion_mask"] * plain.get("tool_mask", 1)
-        losses, gaps = token_losses(ours, theirs, plain["completion_ids"])
-        fed = [batch[name].sum() for batch in (read, plain) for name in _FED]
-        sums = [(values * own).sum() for values in (losses.detach(), gaps)]
+        # The tokens that the policy wrote, not those of tools.
+        mask = under_policy["completion_mask"] * under_policy.get("tool_mask", 1)
+        losses, gaps = token_losses(policy_logits, teacher_logits, under_policy["completion_ids"])
+        fed = [batch[name].sum() for batch in (under_teacher, under_policy) for name in _FED]
+        sums = [(values * mask).sum() for values in (losses.detach(), gaps)]
         self._log_teacher(
-            [len(rows), total, float(sum(fed)), *map(float, (own.sum(), *sums))], joint
+            [len(rows), total, float(sum(fed)), *map(float, (mask.sum(), *sums))], joint
         )
         share = len(rows) / total / self.current_gradient_accumulation_steps
-        return share * mean_over_rollouts(losses, own)
+        return share * mean_over_rollouts(losses, mask)
 
     def _log_teacher(self, counts: list[float], joint: "TRLJoint") -> None:
-        """Log the counts of all ranks: rows taught, rows, tokens fed, own tokens, and sums over these."""
-        everyone = zip(*joint.coordinator.comm.gather(counts), strict=True)
-        rows, total, fed, own, *sums = map(sum, everyone)
+        """Log the counts of all ranks: rows taught, rows, tokens fed, the policy's tokens, and sums over these."""
+        by_count = zip(*joint.coordinator.comm.gather(counts), strict=True)
+        rows, total, fed, policy_tokens, *sums = map(sum, by_count)
         metrics = {"share": rows / total, "tokens": fed}
         if rows:
-            means = [value / max(1, own) for value in sums]
+            means = [value / max(1, policy_tokens) for value in sums]
             metrics |= dict(zip(("loss", "gap"), means, strict=True))
         for name, value in metrics.items():
             self._metrics["train"][f"distil/{name}"].append(value)
 
-    def _most_of_all_ranks(self, count: int) -> int:
+    def _largest_of_all_ranks(self, count: int) -> int:
         if self.accelerator.num_processes == 1:
             return count
-        here = torch.tensor([count], device=self.accelerator.device)
-        return int(cast(torch.Tensor, self.accelerator.gather(here)).max())
+        counts = self.accelerator.gather(torch.tensor([count], device=self.accelerator.device))
+        return int(cast(torch.Tensor, counts).max())
 
     def _passes_over_zero_advantages(self) -> bool:
         return self.beta == 0.0 and self._adds_up()

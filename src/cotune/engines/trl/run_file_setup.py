@@ -162,13 +162,15 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
 
 def _vllm_context(config: RunConfig) -> int:
     """Return the tokens of the longest episode: vLLM then reserves memory for no longer context."""
-    limits, args = config.limits, config.training.engine_args
+    limits = config.limits
+    args = config.training.engine_args
     longest = limits.prompt_tokens + limits.trajectory_tokens
-    given = args.get("vllm_max_model_length")
-    here = args.get("vllm_mode", "colocate") == "colocate"  # a server has its own
-    if here and isinstance(given, int) and 0 <= given < longest:
+    context = args.get("vllm_max_model_length")
+    # A server has its own.
+    is_colocated = args.get("vllm_mode", "colocate") == "colocate"
+    if is_colocated and isinstance(context, int) and 0 <= context < longest:
         raise ConfigError(
-            f"training.engine_args.vllm_max_model_length is {given}, but limits.prompt_tokens + "
+            f"training.engine_args.vllm_max_model_length is {context}, but limits.prompt_tokens + "
             f"limits.trajectory_tokens is {longest}; remove it, which reserves that many, or lower a limit"
         )
     return longest
@@ -181,26 +183,26 @@ def _loss(loss: str, training: TrainingConfig) -> dict[str, Any]:
     return {"loss_type": loss}
 
 
-def check_engine_args(given: dict[str, Any]) -> None:
+def check_engine_args(engine_args: dict[str, Any]) -> None:
     """Raise ConfigError for fields that GRPOConfig lacks or that are set elsewhere."""
-    check_tokens(given)
-    for name in given:
+    check_tokens(engine_args)
+    for name in engine_args:
         if name in _SET_ELSEWHERE:
             raise ConfigError(
                 f"training.engine_args.{name}: set elsewhere; remove it and set {_SET_ELSEWHERE[name]}"
             )
-    if (loss := given.get("loss_type", "grpo")) not in LOSSES:
+    if (loss := engine_args.get("loss_type", "grpo")) not in LOSSES:
         raise ConfigError(
             f"training.engine_args.loss_type is {loss!r}; expected one of {', '.join(LOSSES)}"
         )
-    known = [field.name for field in fields(GRPOConfig) if field.init]
-    for name in given:
-        if name not in known:
+    field_names = [field.name for field in fields(GRPOConfig) if field.init]
+    for name in engine_args:
+        if name not in field_names:
             raise ConfigError(
-                f"training.engine_args.{name}: unknown field of GRPOConfig{did_you_mean(name, known)}; "
+                f"training.engine_args.{name}: unknown field of GRPOConfig{did_you_mean(name, field_names)}; "
                 "remove it or correct its name"
             )
-    if given.get("deepspeed"):
+    if engine_args.get("deepspeed"):
         check_deepspeed("training.engine_args.deepspeed")
 
 

@@ -157,3 +157,16 @@ def fit_arguments(args: GRPOConfig, questions: int) -> None:
         args.eval_strategy, args.eval_steps = IntervalStrategy.STEPS, epoch
     if args.logging_strategy == IntervalStrategy.EPOCH:
         args.logging_strategy, args.logging_steps = IntervalStrategy.STEPS, epoch
+
+
+def keep_best_by_reward(args: GRPOConfig) -> None:
+    """Leave the best policy to the run, which keeps it with its instruction, and compare by reward.
+
+    Args:
+        args: changed in place.
+    """
+    args.load_best_model_at_end = False
+    # The default is the loss, which no evaluation here has.
+    if args.metric_for_best_model in ("loss", "eval_loss"):
+        args.metric_for_best_model = "eval_reward"
+        args.greater_is_better = True

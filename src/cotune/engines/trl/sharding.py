@@ -39,7 +39,7 @@ def is_sharded(model: Any) -> bool:
 
 
 @contextmanager
-def gathered(model: Any) -> Iterator[None]:
+def gather(model: Any) -> Iterator[None]:
     """Gather a model's whole weights for forward passes; all processes enter together.
 
     Inside, processes may make different numbers of forward passes. Do not write to the weights.
@@ -47,14 +47,14 @@ def gathered(model: Any) -> Iterator[None]:
     groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
     # Each module records whether it frees its weights after a forward pass; torch has only a
     # setter.
-    kept = [_after_forward(module) for module in groups]
+    settings = [_after_forward(module) for module in groups]
     for module in groups:
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
     try:
         yield
     finally:
-        for module, meshes in zip(groups, kept, strict=True):
+        for module, meshes in zip(groups, settings, strict=True):
             for group, mesh in zip(_parameter_groups(module), meshes, strict=True):
                 group.post_forward_mesh_info = mesh
             module.reshard()
@@ -132,10 +132,10 @@ def check_sharding(args: TrainingArguments) -> None:
 
     Reads the arguments and the environment variables that `accelerate launch` sets.
     """
-    found = [name for name in _KINDS if _is_set(name)]
-    if found:
+    unsupported = [name for name in _KINDS if _is_set(name)]
+    if unsupported:
         raise ConfigError(
-            f"accelerate launch set {', '.join(found)}, but ranks sample on their own from whole "
+            f"accelerate launch set {', '.join(unsupported)}, but ranks sample on their own from whole "
             "weights: launch with distributed_type MULTI_GPU, FSDP or DEEPSPEED, or with torchrun"
         )
     plugin: Any = args.deepspeed_plugin

@@ -126,20 +126,21 @@ def processes(training: TrainingConfig, starting: bool = False) -> str | None:
 
     from cotune.engines.trl.checks import check_launch
 
-    found, shared = None, max(1, torch.cuda.device_count())
+    start_each: str | None = None
+    shared = max(1, torch.cuda.device_count())
     if starting or "WORLD_SIZE" in os.environ or training.single_gpu:
         check_launch(training)
         shared = int(os.environ.get("WORLD_SIZE", "1"))
     elif shared > 1:
         start = f"torchrun --nproc_per_node {shared} -m cotune train RUN.yaml"
-        found = f"processes: {shared} GPUs are visible; start one process for each: {start}"
+        start_each = f"processes: {shared} GPUs are visible; start one process for each: {start}"
     rows = training.questions_per_step * training.group_size // training.optimizer_steps
     if rows % (shared * training.micro_batch_size):
         return Notice(
             f"training.micro_batch_size: {training.micro_batch_size} on {shared} processes does "
             f"not divide the {rows} rollouts of a mini-batch; make it a divisor of {rows} / {shared}"
         )
-    return found
+    return start_each
 
 
 def gpu_memory(config: RunConfig) -> str | None:
@@ -156,11 +157,11 @@ def gpu_memory(config: RunConfig) -> str | None:
         return None
     total = torch.cuda.get_device_properties(0).total_memory
     needed = max(memory.training + round(layout.kept * total), memory.sampling or 0)
-    what = f"GPU memory: at most {size(needed)} of {size(total)} are needed"
+    need = f"GPU memory: at most {size(needed)} of {size(total)} are needed"
     if needed <= total:
-        return what
+        return need
     fix = "lower training.micro_batch_size, training.rows_per_call or the limits; or LoRA"
-    return Notice(f"{what}; {fix}")
+    return Notice(f"{need}; {fix}")
 
 
 ENGINE = TRL()

@@ -25,7 +25,7 @@ from cotune.engines.trl.checks import (
 )
 from cotune.engines.trl.learning_rate import ResumedRate
 from cotune.engines.trl.run_callbacks import CheckpointCallback
-from cotune.engines.trl.sharding import check_spread, gathered, spread, whole_weights
+from cotune.engines.trl.sharding import check_spread, gather, spread, whole_weights
 from cotune.engines.trl.trackers import TrackerCallback
 from cotune.engines.trl.vllm_sampler import VLLMSampler, engine_context, sampling_logprobs
 from cotune.engines.trl.vllm_start import seed_vllm
@@ -180,7 +180,7 @@ class TRLJoint(Joint):
         training = model.training
         model.eval()
         try:
-            with gathered(model):
+            with gather(model):
                 yield model
         finally:
             model.train(training)
@@ -206,10 +206,10 @@ class TRLJoint(Joint):
         """Roll out a training batch for TRL: `prompts` are this rank's task ids, repeated per group."""
         if isinstance(self.parts.rewards, RewardFunctions):
             self.parts.rewards.trainer_state = trainer.state
-        everyone = [p for share in self.coordinator.comm.gather(prompts) for p in share]
+        all_prompts = [p for share in self.coordinator.comm.gather(prompts) for p in share]
         step = self.batches + 1
         tasks = self.order.step(step)
-        if [task.id for task in tasks] != everyone[:: self.group_size]:
+        if [task.id for task in tasks] != all_prompts[:: self.group_size]:
             raise ConfigError(
                 f"GRPOTrainer sent other tasks at step {step} than this run has there: set "
                 "ignore_data_skip=False, and call train once"

@@ -103,10 +103,10 @@ class VLLMSession:
         self._broken = False
 
     def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        found = {r.row: Sample((), ()) for r in requests if r.max_tokens < 1}
-        while waiting := [r for r in requests if r.row not in found]:
-            found |= self._call(waiting) or {}
-        return [found[r.row] for r in requests]
+        samples = {r.row: Sample((), ()) for r in requests if r.max_tokens < 1}
+        while waiting := [r for r in requests if r.row not in samples]:
+            samples |= self._call(waiting) or {}
+        return [samples[r.row] for r in requests]
 
     def close(self) -> None:
         """Take part in the other ranks' calls until all have closed."""
@@ -118,21 +118,22 @@ class VLLMSession:
         waiting: Waiting = None
         if requests is not None:
             waiting = [(len(r.context_ids), r.max_tokens) for r in requests]
-        everyone: list[list[tuple[int, int]]] = [w for w in self._comm.gather(waiting) if w]
-        if not everyone:
+        by_rank: list[list[tuple[int, int]]] = [w for w in self._comm.gather(waiting) if w]
+        if not by_rank:
             return None
-        limit = max(own for rows in everyone for _, own in rows)
-        width = max(sum(self._fits(*row, limit) for row in rows) for rows in everyone)
-        mine = [r for r in requests or () if self._fits(len(r.context_ids), r.max_tokens, limit)]
-        prompts = [list(r.context_ids) for r in mine]
-        prompts += [[self._codec.eos_id]] * (width - len(mine))
-        written = self._ask(prompts, limit)[: len(mine)]
-        return {r.row: self._cut(r, turn) for r, turn in zip(mine, written, strict=True)}
+        limit = max(row_limit for rows in by_rank for _, row_limit in rows)
+        width = max(sum(self._fits(*row, limit) for row in rows) for rows in by_rank)
+        fitting = [r for r in requests or () if self._fits(len(r.context_ids), r.max_tokens, limit)]
+        prompts = [list(r.context_ids) for r in fitting]
+        # Every rank sends equally many prompts.
+        prompts += [[self._codec.eos_id]] * (width - len(fitting))
+        turns = self._ask(prompts, limit)[: len(fitting)]
+        return {r.row: self._cut(r, turn) for r, turn in zip(fitting, turns, strict=True)}
 
-    def _fits(self, context: int, own: int, limit: int) -> bool:
+    def _fits(self, context: int, row_limit: int, limit: int) -> bool:
         room = math.inf if self._context_tokens is None else self._context_tokens - context
-        # The row's own limit is the room left in the episode.
-        return own == limit or limit <= room
+        # The row's limit is the room left in the episode.
+        return row_limit == limit or limit <= room
 
     def _ask(self, prompts: list[list[int]], limit: int) -> list[list[tuple[int, float]]]:
         """Return the (token, log-probability) pairs that vLLM wrote after each prompt."""

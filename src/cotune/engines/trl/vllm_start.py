@@ -34,12 +34,12 @@ def starting_vllm(trainer: GRPOTrainer) -> Iterator[None]:
 
         def start(**options: Any) -> Any:
             begin("starting vLLM")
-            dtype = str(computed_in(trainer)).removeprefix("torch.")
-            return _started(engine, options | {"dtype": dtype})
+            dtype = str(compute_dtype(trainer)).removeprefix("torch.")
+            return _start(engine, options | {"dtype": dtype})
 
         vllm_generation.LLM = start
     client = replaced["VLLMClient"]
-    vllm_generation.VLLMClient = lambda **options: _started(client, options)
+    vllm_generation.VLLMClient = lambda **options: _start(client, options)
     try:
         yield
     finally:
@@ -47,7 +47,7 @@ def starting_vllm(trainer: GRPOTrainer) -> Iterator[None]:
             setattr(vllm_generation, name, original)
 
 
-def _started(make: Callable[..., Any], options: dict[str, Any]) -> Any:
+def _start(make: Callable[..., Any], options: dict[str, Any]) -> Any:
     try:
         return make(**options)
     except Exception as error:
@@ -57,11 +57,11 @@ def _started(make: Callable[..., Any], options: dict[str, Any]) -> Any:
         ) from error
 
 
-def computed_in(trainer: GRPOTrainer) -> torch.dtype:
+def compute_dtype(trainer: GRPOTrainer) -> torch.dtype:
     """Return the type in which the trainer computes the policy's probabilities."""
     mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    own: torch.dtype = cast(Any, trainer.model).dtype
-    return mixed.get(str(trainer.accelerator.mixed_precision), own)
+    weights_dtype: torch.dtype = cast(Any, trainer.model).dtype
+    return mixed.get(str(trainer.accelerator.mixed_precision), weights_dtype)
 
 
 def seed_vllm(trainer: GRPOTrainer, seed: int) -> None:
@@ -71,5 +71,6 @@ def seed_vllm(trainer: GRPOTrainer, seed: int) -> None:
     share an engine have the same seed.
     """
     if trainer.use_vllm and trainer.vllm_mode == "colocate":
-        args, process = cast(GRPOConfig, trainer.args), trainer.accelerator.process_index
+        args = cast(GRPOConfig, trainer.args)
+        process = trainer.accelerator.process_index
         set_seed(seed + process // args.vllm_tensor_parallel_size)
