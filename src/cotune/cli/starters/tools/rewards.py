@@ -1,7 +1,7 @@
 """Reward functions: lists in, one number per rollout out. Data columns arrive by name.
 
-With tools, a completion is a list of messages, one per turn: the policy's text, without the tools'
-answers. The last message is its answer.
+With tools, a completion is a list of messages as in TRL: the policy's, with their `tool_calls`, and the
+tools'. The last message is its answer.
 """
 
 import re
