@@ -85,12 +85,10 @@ def test_what_is_no_text_is_refused() -> None:
 def test_much_is_cut_least_important_first_and_never_exceeds_the_limit(
     tools: int, words: int
 ) -> None:
-    class Many(TaskEnvironment):
-        @property
-        def tools(self) -> tuple[Mapping[str, Any], ...]:
-            return tuple(schema(f"tool_{i}", "word " * words, 3) for i in range(tools))
+    environment = TaskEnvironment({}, "Go.")
+    environment.tools = tuple(schema(f"tool_{i}", "word " * words, 3) for i in range(tools))
 
-    text = description_of(Many({}, "Go."))
+    text = description_of(environment)
 
     assert len(text) <= DESCRIPTION_CHARS
     if tools < 900:

@@ -257,12 +257,9 @@ def test_added_tokens_that_the_template_does_not_write_stay_as_they_are() -> Non
 
 
 def with_tools(tools: tuple[dict[str, Any], ...] = TOOLS) -> TaskEnvironment:
-    class WithTools(TaskEnvironment):
-        @property
-        def tools(self) -> tuple[Mapping[str, Any], ...]:
-            return tools
-
-    return WithTools({}, "Look it up.")
+    environment = TaskEnvironment({}, "Look it up.")
+    environment.tools = tools
+    return environment
 
 
 def test_a_table_of_trl_is_asked_where_no_form_is_known() -> None:

@@ -26,12 +26,9 @@ CHAT = {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content
 
 
 def environment(*, tools: bool = False) -> TaskEnvironment:
-    class WithTools(TaskEnvironment):
-        @property
-        def tools(self) -> tuple[Mapping[str, Any], ...]:
-            return ({"function": {"name": "add"}},)
-
-    return (WithTools if tools else SingleTurnEnvironment)({}, INSTRUCTION)
+    environment = TaskEnvironment({}, INSTRUCTION)
+    environment.tools = ({"function": {"name": "add"}},)
+    return environment if tools else SingleTurnEnvironment({}, INSTRUCTION)
 
 
 def rollout(

@@ -69,7 +69,8 @@ def call_from(value: object) -> ToolCall:
     name = fields.get("name")
     if not isinstance(name, str) or not name:
         raise ValueError('"name" is missing')
-    arguments: Any = next((fields[key] for key in _ARGUMENTS if fields.get(key) is not None), {})
+    values = [fields[key] for key in _ARGUMENTS if fields.get(key) is not None]
+    arguments: Any = values[0] if values else dict[str, Any]()
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     if not isinstance(arguments, dict):
