@@ -98,6 +98,11 @@ def test_lora_parameters_by_hand() -> None:
         ({"num_experts": 64}, "model_type qwen3 is a mixture of experts"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "layers without attention"),
         ({"intermediate_size": None}, "cannot build a decoder of model_type qwen3"),
+        ({"layer_types": [{}]}, "cannot build a decoder"),
+        ({"layer_types": 3}, "cannot build a decoder"),
+        ({"hidden_size": "large"}, "cannot build a decoder"),
+        ({"vocab_size": -1}, "cannot build a decoder"),
+        ({"text_config": [1], "num_hidden_layers": 10**9}, "1,000,000,000 layers"),
     ],
 )
 def test_other_architectures_are_not_guessed(changes: dict[str, Any], why: str) -> None:

@@ -19,6 +19,7 @@ from cotune.policy.policy_files import cached_folder, only_local, policy_path
 from cotune.utils.text import flat, one_line
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_MOST_LAYERS = 2000
 FULL, HALF = 4, 2  # bytes of a float32, and of the type that autocast computes in
 # KV cache buffers grow by half, and are copied when rows are joined.
 _CACHE_COPIES = 2.5
@@ -84,15 +85,19 @@ def read_shape(raw: Mapping[str, Any]) -> Shape:
     import torch
     from transformers import AutoConfig, AutoModel
 
-    text = dict(raw.get("text_config") or raw)
+    part = raw.get("text_config")
+    text = dict(part) if isinstance(part, dict) else dict(raw)
     if "tie_word_embeddings" in raw:
         text.setdefault("tie_word_embeddings", raw["tie_word_embeddings"])
     kind = str(text.get("model_type", "unknown"))
     if text.get("num_experts") or text.get("num_local_experts") or text.get("n_routed_experts"):
         raise ValueError(f"model_type {kind} is a mixture of experts")
-    if not set(text.get("layer_types") or ()) <= {"full_attention", "sliding_attention"}:
-        raise ValueError(f"model_type {kind} has layers without attention")
+    layers = text.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > _MOST_LAYERS:  # which would take hours to lay out
+        raise ValueError(f"its config.json has {layers:,} layers")
     try:
+        if not set(text.get("layer_types") or ()) <= {"full_attention", "sliding_attention"}:
+            raise ValueError("layers without attention")
         config: Any = AutoConfig.for_model(**text)
         with torch.device("meta"):
             body = AutoModel.from_config(config)
@@ -120,7 +125,7 @@ def read_shape(raw: Mapping[str, Any]) -> Shape:
     except Exception as error:
         raise ValueError(
             f"transformers cannot build a decoder of model_type {kind} from its config.json "
-            f"({type(error).__name__})"
+            f"({type(error).__name__}: {one_line(str(error))[:100]})"
         ) from error
 
 
@@ -146,6 +151,12 @@ def shape_of(policy: str, ask_hub: bool = False) -> Shape:
     except (ConfigError, OSError) as error:
         raise ValueError(
             f"{policy} is not on this machine ({one_line(str(error))[:200]})"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        if "is not on this machine" in str(error):
+            raise
+        raise ValueError(
+            f"the config.json of {policy} is not JSON ({type(error).__name__})"
         ) from error
     if not isinstance(raw, dict):
         raise ValueError(f"the config.json of {policy} is not one")

@@ -8,7 +8,6 @@ arguments; then what needs the tokenizer, and the policy's layers. Weights are n
 
 import netrc
 import os
-import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from cotune.config.build import build_llm, build_rewards, initial_instruction, run_environment
 from cotune.config.run_checks import (
@@ -37,7 +35,7 @@ from cotune.engines.estimate import memory_of, shape_of
 from cotune.environments.environment_kind import EnvironmentOptions
 from cotune.environments.registry import BUILT_IN, kind_of
 from cotune.errors import BudgetError, ConfigError, EngineError, LLMError
-from cotune.llm.client import OPENAI_URL, OpenAIClient, OpenAIOptions
+from cotune.llm.client import OpenAIClient, OpenAIOptions
 from cotune.llm.own import OwnLLMOptions, check_own, imported
 from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import (
@@ -455,7 +453,6 @@ def llm_answers(options: LLMConfig | None, spent: float = 0.0) -> tuple[str | No
         f"asking {options.describe()} (at most {timeout_s * (1 + _FIRST_RETRIES) + _FIRST_RETRIES:g} s)"
     )
     asked = replace(options, timeout_s=timeout_s)
-    check_listens(asked)
     if asked.budget is not None:
         asked = replace(asked, budget=max(0.0, asked.budget - spent))
     record = Record()
@@ -464,24 +461,6 @@ def llm_answers(options: LLMConfig | None, spent: float = 0.0) -> tuple[str | No
     except BudgetError as error:
         raise LLMError(str(error)) from error
     return "llm: a first call was answered", record.cost_rows
-
-
-def check_listens(options: OpenAIOptions) -> None:
-    """Raise LLMError if nothing listens at an endpoint, before the client's library is imported.
-
-    Does not judge an endpoint behind a proxy, or one that is slow to accept.
-    """
-    if getproxies():
-        return
-    url = options.base_url or OPENAI_URL
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        socket.create_connection((parts.hostname or "", port), options.timeout_s).close()
-    except (ConnectionRefusedError, socket.gaierror) as error:
-        raise LLMError(f"no reply from {options.model} at {url}: {error}") from error
-    except OSError:
-        return
 
 
 def disk_needed(config: RunConfig, trainer: Engine) -> int | None:

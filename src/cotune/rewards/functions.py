@@ -5,6 +5,7 @@ import inspect
 import logging
 import math
 import reprlib
+import threading
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,6 +44,7 @@ _LARGEST = 1e15
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LOOP = BackgroundLoop()
 _log = logging.getLogger("cotune")
+_SLOW_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,7 +322,7 @@ class RewardFunctions:
             if isinstance(reward.function, AnswerReward):
                 returned[reward.name] = reward.function(trajectories)
                 continue
-            with reward.fault(arguments["completions"]):
+            with reward.fault(arguments["completions"]), _told_if_slow(reward.name):
                 returned[reward.name] = reward.function(**reward.accepted(arguments))
         waiting = {
             name: _LOOP.submit(_awaited(value))
@@ -332,7 +334,8 @@ class RewardFunctions:
         try:
             for reward in self._functions:
                 name = reward.name
-                with reward.fault(arguments_for(reward.messages)["completions"]):
+                completions = arguments_for(reward.messages)["completions"]
+                with reward.fault(completions), _told_if_slow(name):
                     values = waiting[name].result() if name in waiting else returned[name]
                     if isinstance(values, BaseException):
                         raise values
@@ -520,3 +523,16 @@ def _with_line(error: BaseException, function: RewardFunction) -> str:
         return named(error)
     last = (in_its_file or frames)[-1]
     return f"{named(error)} ({last.filename.rpartition('/')[2]}, line {last.lineno})"
+
+
+@contextmanager
+def _told_if_slow(name: str) -> Iterator[None]:
+    """Warn of a call that has not returned after a minute: it may never return, and a run would hang in silence."""
+    text = "rewards: %s has been computing for %.0f s; if it should not, stop the run and correct the function"
+    timer = threading.Timer(_SLOW_S, _log.warning, (text, name, _SLOW_S))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -66,3 +66,8 @@ def test_fst_trains_with_cispo_unless_another_loss_is_named(
     changes = {"strategy": {"kind": "fst"}, "training": {"engine_args": given}}
     args = grpo_config(parse_config(tiny(tmp_path, changes), "test"), tmp_path)
     assert (args.loss_type, args.epsilon_high or args.epsilon) == expected
+    # The KL term is the paper's, and veRL's, unless the run file asks for TRL's.
+    assert args.use_bias_correction_kl is False
+    asked = {"training": {"engine_args": {"use_bias_correction_kl": True}}}
+    asked = parse_config(tiny(tmp_path, asked), "test")
+    assert grpo_config(asked, tmp_path).use_bias_correction_kl is True

@@ -122,6 +122,8 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
         "lr_scheduler_type": training.schedule,
         "warmup_steps": training.warmup,
         "beta": 0.0 if training.frozen else training.kl,
+        # The paper's estimator, and veRL's: TRL multiplies it by the importance ratio unless told otherwise.
+        "use_bias_correction_kl": False,
         "epsilon": training.clip,
         **_loss(config.method.loss, training),
         "temperature": training.temperature,
