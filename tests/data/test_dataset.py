@@ -572,6 +572,8 @@ def test_too_few_to_hold_some_out(tmp_path: Path) -> None:
     assert "has 9 different questions; expected at least 10" in text
     assert "dataset.validation" in text
     other = jsonl(tmp_path / "b.jsonl", questions(3, first=50))
+    tasks = read(file, validation=0)
+    assert [len(tasks[split]) for split in ("train", "validation", "test")] == [8, 0, 1]
     tasks = read(file, validation=other)
     assert [len(tasks[split]) for split in ("train", "validation", "test")] == [8, 3, 1]
     text = error_of(jsonl(tmp_path / "c.jsonl", questions(4)), validation=other)
@@ -616,7 +618,7 @@ def test_test_questions_that_are_trained_on_are_told(
     [
         ({}, "dataset: has neither path nor name"),
         ({"path": "a.jsonl", "name": "b"}, "has both path and name"),
-        ({"path": "a.jsonl", "test": 0}, "dataset.test is 0"),
+        ({"path": "a.jsonl", "test": -1}, "dataset.test is -1"),
         ({"path": "a.jsonl", "subset": "main"}, "dataset.subset is for a data set of the hub"),
         ({"path": "a.jsonl", "split": "test"}, "dataset.split is for a data set of the hub"),
         ({"path": "a.jsonl", "columns": {"anwser": "a"}}, "columns.anwser"),

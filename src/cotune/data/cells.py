@@ -124,8 +124,8 @@ def read_messages(
             f'{where}: "{column}" ends with {last}; expected messages that end with the user\'s: '
             "leave out the policy's reply"
         )
-    *before, asked = messages
-    question: object = asked["content"]
+    *before, last_message = messages
+    question: object = last_message["content"]
     if not isinstance(question, str) or not question.strip():
         raise ConfigError(
             f'{where}: "{column}" is {shortened(question)}; expected text, or chat messages that end '
@@ -198,5 +198,5 @@ def shortened(value: object) -> str:
 def listed(names: Iterable[str]) -> str:
     """Return the first column names, for a message."""
     texts = list(names)
-    shown = ", ".join(texts[:12])
-    return f"{shown}, …" if len(texts) > 12 else shown or "none"
+    text = ", ".join(texts[:12])
+    return f"{text}, …" if len(texts) > 12 else text or "none"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from cotune.data.cells import plain_text, shortened
+from cotune.data.cells import listed, plain_text, shortened
 from cotune.data.rows import json_rows
 from cotune.errors import ConfigError
 
@@ -24,8 +24,8 @@ def join_contents(title: str, text: str) -> str:
 
 def split_contents(contents: str) -> tuple[str, str]:
     """Return the title, without its quotes, and the text; contents of one line have the title ""."""
-    first, newline, rest = contents.partition("\n")
-    return (first.strip().strip('"').strip(), rest.strip()) if newline else ("", first.strip())
+    title, newline, text = contents.partition("\n")
+    return (title.strip().strip('"').strip(), text.strip()) if newline else ("", title.strip())
 
 
 def shown_passage(contents: str, protocol: str) -> str:
@@ -35,8 +35,8 @@ def shown_passage(contents: str, protocol: str) -> str:
     the title with its quotes, the rest follows unchanged.
     """
     if protocol == "search-r1":
-        first, _, rest = contents.partition("\n")
-        return f"(Title: {first}) {rest}"
+        title, _, text = contents.partition("\n")
+        return f"(Title: {title}) {text}"
     title, text = split_contents(contents)
     return f'(Title: "{title}") {text}' if title else text
 
@@ -74,20 +74,16 @@ def read_corpus(path: Path) -> list[tuple[str, str]]:
 
 
 def _contents(row: Mapping[str, Any], where: str) -> str:
-    if "contents" not in row and "title" in row and "text" in row:
-        title = " ".join(plain_text(row["title"]).split())
-        return join_contents(title, _text(row, "text", where, '"text": "…"'))
-    return _text(row, "contents", where, _EXAMPLE)
-
-
-def _text(row: Mapping[str, Any], name: str, where: str, example: str) -> str:
-    """Return a field's text, stripped; ConfigError if it is missing, blank or not a text."""
-    if name not in row:
-        names = ", ".join(row) or "an empty object"
-        raise ConfigError(f'{where}: no field "{name}", only {names}; add {example}')
-    value = row[name]
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigError(
-            f'{where}: "{name}" is {shortened(value)}; expected text, as in {example}'
+    """Return a row's contents, or its title and text joined; ConfigError if they are no text."""
+    name = "text" if "contents" not in row and "title" in row else "contents"
+    text = row.get(name)
+    if not isinstance(text, str) or not text.strip():
+        value = (
+            shortened(text)
+            if name in row
+            else f"missing, beside {listed(row) if row else 'nothing'}"
         )
-    return value.strip()
+        raise ConfigError(f'{where}: "{name}" is {value}; expected text, as in {_EXAMPLE}')
+    if name == "contents":
+        return text.strip()
+    return join_contents(" ".join(plain_text(row["title"]).split()), text.strip())

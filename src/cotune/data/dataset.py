@@ -113,7 +113,7 @@ def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
     path, name = config.path, config.name
     field, train = ("dataset.path", path) if name is None else ("dataset.name", config.split)
     source = f"{field}: {path}" if name is None else f"{field}: {name}, split {config.split},"
-    wanted: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     tasks: dict[str, list[Task]] = {}
     for split, value in (
         ("train", train),
@@ -121,7 +121,7 @@ def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
         ("test", config.test),
     ):
         if isinstance(value, int):
-            wanted[split] = value
+            sizes[split] = value
             continue
         if split != "train":
             field = f"dataset.{split}"
@@ -130,7 +130,7 @@ def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
         else:
             rows = hub_rows(name, config.subset, str(value), field)
         tasks[split] = _tasks(rows, config, source if split == "train" else f"{field}: {value}")
-    tasks = _split(tasks, wanted, source, config.model_fields_set)
+    tasks = _split(tasks, sizes, source, config.model_fields_set)
     return {**tasks, "train": tasks["train"][: config.limit]}
 
 
@@ -160,7 +160,7 @@ def tasks_from(
     except ValidationError as error:
         raise ConfigError(f"dataset.{describe(error, DatasetConfig)}") from error
     tasks = {"train": _tasks(given_rows(dataset, "dataset"), config, "dataset")}
-    wanted: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for split, value in (("validation", validation), ("test", test)):
         field = f"dataset.{split}"
         if not isinstance(value, int):
@@ -168,8 +168,8 @@ def tasks_from(
         elif value < 0:
             raise ConfigError(f"{field} is {value}; expected 0 or more, or rows")
         else:
-            wanted[split] = value
-    return _split(tasks, wanted, "dataset", wanted)
+            sizes[split] = value
+    return _split(tasks, sizes, "dataset", sizes)
 
 
 def tasks_of_rows(
@@ -182,7 +182,7 @@ def tasks_of_rows(
 
 def _split(
     tasks: Mapping[str, list[Task]],
-    wanted: Mapping[str, int],
+    sizes: Mapping[str, int],
     source: str,
     asked: Collection[str],
 ) -> dict[str, list[Task]]:
@@ -190,18 +190,18 @@ def _split(
 
     `asked` names the splits whose number is the user's own, not a default.
     """
-    places = hold_out([_key(task) for task in tasks["train"]], wanted, source)
+    places = hold_out([_key(task) for task in tasks["train"]], sizes, source)
     held_out = {split: [tasks["train"][i] for i in rows] for split, rows in places.items()}
     parts = {**tasks, **held_out}
-    short = {split for split in wanted if split in asked and len(parts[split]) < wanted[split]}
+    short = {split for split in sizes if split in asked and len(parts[split]) < sizes[split]}
     if short:
         counts = [
-            f"{len(rows)} {split}" + (f" ({wanted[split]} asked)" if split in short else "")
+            f"{len(rows)} {split}" + (f" ({sizes[split]} asked)" if split in short else "")
             for split, rows in parts.items()
         ]
         warn(f"dataset: {sum(map(len, parts.values()))} questions: {', '.join(counts)}")
     warn_of_overlaps({split: [_key(task) for task in parts[split]] for split in ("train", *tasks)})
-    return {split: _with_ids(parts[split], split, split not in wanted) for split in SPLITS}
+    return {split: _with_ids(parts[split], split, split not in sizes) for split in SPLITS}
 
 
 def _key(task: Task) -> str:

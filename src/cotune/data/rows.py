@@ -149,10 +149,10 @@ def _object(line: str, where: str) -> Mapping[str, Any]:
         row = _loaded(line)
     except (ValueError, RecursionError) as error:
         # The decoder's own line number would contradict the file's.
-        said = str(error)
+        message = str(error)
         if isinstance(error, json.JSONDecodeError):
-            said = f"{error.msg} at character {error.pos + 1}"
-        reason = f"{type(error).__name__}: {said}"
+            message = f"{error.msg} at character {error.pos + 1}"
+        reason = f"{type(error).__name__}: {message}"
         raise ConfigError(
             f"{where}: not JSON ({reason}): {shortened(line.strip())}; put one JSON object on each line"
         ) from error

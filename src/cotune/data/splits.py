@@ -18,7 +18,7 @@ _log = logging.getLogger("cotune")
 
 
 def hold_out(
-    keys: Sequence[str], wanted: Mapping[str, int], source: str, field: str = "dataset"
+    keys: Sequence[str], sizes: Mapping[str, int], source: str, field: str = "dataset"
 ) -> dict[str, list[int]]:
     """Split rows into training and held-out ones; return the positions of each split in order.
 
@@ -28,7 +28,7 @@ def hold_out(
 
     Args:
         keys: the question of each row.
-        wanted: number of questions of each split; cut to the share that may be held out (`SHARES`).
+        sizes: number of questions of each split; cut to the share that may be held out (`SHARES`).
         source: the start of error messages.
         field: the run file's section that holds the numbers.
     """
@@ -36,17 +36,18 @@ def hold_out(
         keys = numbered(keys, "\n")
     ranked = sorted(set(keys), key=sha)
     chosen: dict[str, str] = {}
-    for split, count in wanted.items():
-        most = len(ranked) // SHARES[split]
-        if count and not most:
+    for split, count in sizes.items():
+        limit = len(ranked) // SHARES[split]
+        if count and not limit:
+            none = ", or set it to 0" if (field, split) == ("dataset", "validation") else ""
             raise ConfigError(
                 f"{source} has {len(ranked)} different questions; expected at least {SHARES[split]} "
-                f"to hold one out for {field}.{split}: add some, or name another file or split there"
+                f"to hold one out for {field}.{split}: add some, or name another file or split there{none}"
             )
-        count = min(count, most)
+        count = min(count, limit)
         held = ranked[:count] if split == "test" else ranked[len(ranked) - count :]
         chosen |= dict.fromkeys(held, split)
-    places: dict[str, list[int]] = {split: [] for split in ("train", *wanted)}
+    places: dict[str, list[int]] = {split: [] for split in ("train", *sizes)}
     for place, key in enumerate(keys):
         places[chosen.get(key, "train")].append(place)
     return places

@@ -211,7 +211,8 @@ class RewardFunctions:
         """
         if not trajectories:
             return []
-        logged, extra = dict[str, list[float]](), dict[str, Sequence[Any]]()
+        logged: dict[str, list[float]] = {}
+        extra: dict[str, Sequence[Any]] = {}
         scores = self._scores(trajectories, environment, logged, extra)
         means = {name: sum(values) / len(values) for name, values in logged.items()}
         weights = self.weights(environment)
@@ -488,12 +489,15 @@ def _checked(name: str, values: Any, ids: Sequence[str]) -> list[Scored]:
 
 def _join(texts: Mapping[str, str]) -> str:
     """Return the functions' texts, each after its function's name if there are several functions."""
-    named = len(texts) > 1
-    return "\n".join(f"{name}: {text}" if named else text for name, text in texts.items() if text)
+    is_named = len(texts) > 1
+    return "\n".join(
+        f"{name}: {text}" if is_named else text for name, text in texts.items() if text
+    )
 
 
 def _scored(name: str, value: Any, id: str) -> Scored:
-    score, feedback = value, ""
+    score = value
+    feedback = ""
     if isinstance(value, tuple | list):
         pair = cast("Sequence[Any]", value)
         if len(pair) == 2 and isinstance(pair[1], str):

@@ -13,5 +13,5 @@ def last_number(reply: str) -> Decimal | None:
     >>> last_number("12 + 30 = 42."), last_number("It is -7"), last_number("25-17"), last_number("1,200")
     (Decimal('42'), Decimal('-7'), Decimal('17'), Decimal('1200'))
     """
-    found = _NUMBER.findall(reply)
-    return Decimal(found[-1].replace(",", "").replace("−", "-")) if found else None
+    numbers = _NUMBER.findall(reply)
+    return Decimal(numbers[-1].replace(",", "").replace("−", "-")) if numbers else None

@@ -85,15 +85,17 @@ def comparison() -> Callable[[str, Sequence[str]], bool]:
     library = importlib.import_module("math_verify")
     latex = library.LatexExtractionConfig(boxed_match_priority=0)
 
-    def parsed(text: str) -> list[object]:
+    def parse(text: str) -> list[object]:
         return library.parse(
             f"\\boxed{{{text}}}", [latex], extraction_mode="first_match", parsing_timeout=None
         )
 
     def same(answer: str, truth: str) -> bool:
-        own, expected = parsed(answer), parsed(truth)
+        parsed_answer = parse(answer)
+        parsed_truth = parse(truth)
         # The order matters: an equation equals its right side if the ground truth is that side.
-        return library.verify(expected, own, timeout_seconds=None) and not differ(own, expected)
+        is_equal = library.verify(parsed_truth, parsed_answer, timeout_seconds=None)
+        return is_equal and not differ(parsed_answer, parsed_truth)
 
     def equal(answer: str, truths: Sequence[str]) -> bool:
         return any(

@@ -39,7 +39,9 @@ class RewardModel:
         config.get_text_config().pad_token_id = tokenizer.pad_token_id
         self.__name__ = str(config._name_or_path).rpartition("/")[2] or type(model).__name__
         self._model, self._tokenizer = model.eval().to(device), tokenizer
-        self._device, self._template_args, self._rows = device, dict(template_args or {}), rows
+        self._device = device
+        self._template_args = dict(template_args or {})
+        self._rows = rows
 
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], **_: object
@@ -130,8 +132,8 @@ def _function(reward: Any, tokenizer: Any, args: Any) -> Any:
         if not isinstance(reward, torch.nn.Module) or not hasattr(reward, "config"):
             return reward
         if tokenizer is None and name:
-            asked = {k: options[k] for k in ("revision", "trust_remote_code") if k in options}
-            tokenizer = _tokenizers.from_pretrained(name, **asked)
+            source = {k: options[k] for k in ("revision", "trust_remote_code") if k in options}
+            tokenizer = _tokenizers.from_pretrained(name, **source)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(

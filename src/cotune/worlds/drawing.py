@@ -18,25 +18,25 @@ def split_by_hash(text: str, shares: Mapping[str, float]) -> str:
 
 
 def different(
-    draw: Callable[[], Task | None], tries: int, split: str, what: str, advice: str = ""
+    draw: Callable[[], Task | None], tries: int, split: str, kind: str, advice: str = ""
 ) -> Iterator[Task]:
     """Yield tasks whose questions differ, endlessly.
 
     Args:
         draw: draws a task; None if it is of another split.
         tries: draws of one task before there are no more.
-        split, what, advice: the field, the kind of task and further advice, for the error.
+        split, kind, advice: the field, the kind of task and further advice, for the error.
 
     Raises:
         ConfigError: none of the tries gave a new question.
     """
     seen = set[str]()
     while True:
-        drawn = (draw() for _ in range(tries))
-        new = next((task for task in drawn if task and task.question not in seen), None)
+        draws = (draw() for _ in range(tries))
+        new = next((task for task in draws if task and task.question not in seen), None)
         if new is None:
             raise ConfigError(
-                f"environment.{split} asks for more than the {len(seen)} {what} that could be found; "
+                f"environment.{split} asks for more than the {len(seen)} {kind} that could be found; "
                 f"lower it{advice}"
             )
         seen.add(new.question)

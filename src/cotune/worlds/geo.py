@@ -114,8 +114,8 @@ class GeoWorld:
         """Return the document about a country or a city."""
         if title in self.countries:
             facts = self.countries[title]
-            rest = [f"{key} {value}" for key, value in facts.items() if key != "continent"]
-            return f"{title} is a country in {', '.join([facts['continent'], *rest])}."
+            attributes = [f"{key} {value}" for key, value in facts.items() if key != "continent"]
+            return f"{title} is a country in {', '.join([facts['continent'], *attributes])}."
         facts = self.cities[title]
         return (
             f"{title} is a city in {facts['country']}, population {facts['population']}, "

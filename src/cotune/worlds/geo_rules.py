@@ -54,9 +54,9 @@ _LINK = re.compile(r"\b(of|where|who|whose|which|that)\b", re.IGNORECASE)
 
 def failure_modes(example: Example) -> set[Mode]:
     """Return the failure modes that an example shows."""
-    own = _ERROR_OBSERVATION.sub("", example.response)
-    evidence = " ".join(re.findall(r"<information>(.*?)</information>", own, re.DOTALL))
-    acts = re.sub(r"<information>.*?</information>", "", own, flags=re.DOTALL)
+    text = _ERROR_OBSERVATION.sub("", example.response)
+    evidence = " ".join(re.findall(r"<information>(.*?)</information>", text, re.DOTALL))
+    acts = re.sub(r"<information>.*?</information>", "", text, flags=re.DOTALL)
     queries: list[str] = re.findall(r"<search>(.*?)</search>", acts, re.DOTALL)
     answers: list[str] = re.findall(r"<answer>(.*?)</answer>", acts, re.DOTALL)
     first_act = re.search(r"<(?:search|answer)>", acts)
@@ -64,15 +64,15 @@ def failure_modes(example: Example) -> set[Mode]:
     stopped_late = (
         re.search(r"\[stopped: (turn|turn token|token|context) limit\]", acts) is not None
     )
-    asked = _words(example.question)
+    words = _words(example.question)
     several_hops = len(_LINK.findall(example.question)) >= 2
     shows = {
-        Mode.WHOLE_QUESTION: any(4 * len(_words(q) & asked) > 3 * len(asked) for q in queries),
+        Mode.WHOLE_QUESTION: any(4 * len(_words(q) & words) > 3 * len(words) for q in queries),
         Mode.ONE_SEARCH: several_hops and len(queries) == 1,
         Mode.NEVER_SEARCHED: not queries,
         Mode.NO_REASONING: not reasoned,
         Mode.NO_ANSWER_TAG: not answers and not stopped_late,
-        Mode.MALFORMED: own != example.response or _FAILED_SEARCH in evidence,
+        Mode.MALFORMED: text != example.response or _FAILED_SEARCH in evidence,
         Mode.OUT_OF_TURNS: not answers and stopped_late,
     }
     if answers:

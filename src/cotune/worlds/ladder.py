@@ -104,8 +104,8 @@ class Problem:
         if way is Way.TOGETHER:
             return (added,)
         if way is Way.ONE_BY_ONE:
-            taken = tuple(n for n in self.numbers if n < 0)
-            return (*((n,) for n in added), *((taken,) if taken else ()))
+            negative = tuple(n for n in self.numbers if n < 0)
+            return (*((n,) for n in added), *((negative,) if negative else ()))
         return tuple((n,) for n in self.numbers)
 
 
@@ -130,7 +130,8 @@ def after(total: int, number: int, kept: bool) -> int:
 
 def outcomes(first: int, numbers: Sequence[int]) -> tuple[int, set[int]]:
     """Return what lines lead to if nothing is forgotten, and all that they lead to if something is."""
-    right, slipped = first, set[int]()
+    right = first
+    slipped = set[int]()
     for number in numbers:
         slipped = {after(total, number, kept) for total in slipped for kept in (True, False)}
         if slippery(right, number):
@@ -154,7 +155,8 @@ def problem(rng: random.Random, rung: str, split: str | None = None) -> Problem:
 def _added(rng: random.Random, count: int, carries: bool) -> tuple[int, tuple[int, ...]]:
     """Return numbers that all carry one by one, or of which none does."""
     first = rng.randrange(11, 60)
-    total, added = first, list[int]()
+    total = first
+    added: list[int] = []
     for _ in range(count):
         size = range(4, 10) if carries else range(1, 5)
         fitting = [n for n in size if slippery(total, n) == carries]
@@ -177,7 +179,8 @@ def _taken(rng: random.Random, others: int = 0, over: bool = False) -> tuple[int
     first = rng.randrange(80, 96) if over else rng.randrange(40, 71)
     kinds = [(1, True), *[(-1, True)] * 3, *[(-1, False)] * others]
     rng.shuffle(kinds)
-    total, numbers = first, list[int]()
+    total = first
+    numbers: list[int] = []
     for sign, slips in ((1, True), *kinds):
         fitting = _fitting(total % 10, sign, slips)
         if not fitting:
@@ -330,7 +333,8 @@ def procedure(problem: Problem, way: Way, kept: Iterator[bool] | None = None) ->
     >>> procedure(p, Way.IN_ORDER, iter([True, False, True, False]))
     'In order: 47+8: 5 up 55; 55-9: 4 54; 54+6: 0 up 60; 60-8: 8 68;'
     """
-    total, lines = problem.first, list[str]()
+    total = problem.first
+    lines: list[str] = []
     for group in problem.groups(way):
         number = sum(group)
         if len(group) > 1:
@@ -339,10 +343,10 @@ def procedure(problem: Problem, way: Way, kept: Iterator[bool] | None = None) ->
         minded = slips and (kept is None or next(kept))
         result = after(total, number, not slips or minded)
         up, down = (" up" * minded, "") if number > 0 else ("", " down" * minded)
-        shown = str(result) if result <= LARGEST else _OVER
-        lines.append(f"{total}{number:+}:{down} {result % 10}{up} {shown};")
+        written = str(result) if result <= LARGEST else _OVER
+        lines.append(f"{total}{number:+}:{down} {result % 10}{up} {written};")
         total = result
-        if shown == _OVER:
+        if written == _OVER:
             break
     return f"{way.capitalize()}: " + " ".join(lines)
 

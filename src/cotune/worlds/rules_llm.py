@@ -111,7 +111,8 @@ class RulesLLM:
             rules = self.rules_for_question(examples[0].question)
             critique, write = rules.reflect(parent[1], examples)
         else:
-            critique, write = "", self.rules_for_instruction(parent[1]).paraphrase(parent[1])
+            critique = ""
+            write = self.rules_for_instruction(parent[1]).paraphrase(parent[1])
         candidates = [" ".join(write(rng)) for _ in range(int(count[1]))]
         body = "\n\n".join(f"<ins_{i}>\n{c}\n</ins_{i}>" for i, c in enumerate(candidates, 1))
         return f"{critique}\n\n{body}".strip()
