@@ -27,7 +27,7 @@ from cotune.engines.estimate import (
 )
 from cotune.policy.options import LoraOptions
 from cotune.policy.policy_files import policy_path
-from cotune.policy.update_rounding import rounding_notice
+from cotune.policy.precision import rounding_notice
 from tests.run_files import tiny, write
 from tests.shapes import CONFIGS, use_cache
 

@@ -1,6 +1,5 @@
 """Objects that a run file names, and the collector while libraries load."""
 
-import gc
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from cotune.errors import ConfigError
 from cotune.utils import importing
-from cotune.utils.importing import import_from, import_object, load_registered, uncollected, without
+from cotune.utils.importing import import_from, import_object, load_registered, without
 
 GROUP = "cotune.environments"
 
@@ -74,26 +73,6 @@ def test_an_environment_that_a_package_registers(monkeypatch: pytest.MonkeyPatch
     assert load_registered(GROUP, "mine", "environment.kind").__name__ == "dumps"
     with pytest.raises(ConfigError, match=r"environment.kind: 'broken' cannot be loaded \(Module"):
         load_registered(GROUP, "broken", "environment.kind")
-
-
-def test_the_collector_is_kept_off_what_the_first_load_leaves_and_off_nothing_later() -> None:
-    gc.unfreeze()
-    with uncollected():
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    frozen = gc.get_freeze_count()
-    assert frozen > 0
-    later = [[] for _ in range(1000)]
-    with uncollected():
-        pass
-    assert gc.get_freeze_count() < frozen + len(later)
-    gc.unfreeze()
-
-
-def test_the_collector_works_again_after_an_error() -> None:
-    with pytest.raises(ConfigError), uncollected():
-        import_object("json", "rewards")
-    assert gc.isenabled()
 
 
 def test_a_package_is_hidden_for_a_while() -> None:

@@ -19,7 +19,6 @@ from cotune.config.run_file import load_config
 from cotune.engines.engine import engine_named
 from cotune.engines.preflight import OPTIONAL, Notice, Preflight
 from cotune.errors import ConfigError, EngineError
-from cotune.utils.importing import uncollected
 from cotune.utils.packages import ENGINES, installed, not_fitting
 from cotune.utils.progress import begin
 from cotune.utils.text import hide_secrets, one_line
@@ -32,7 +31,7 @@ def show(run_file: Path | None, console: Console, assignments: Sequence[str] = (
         assignments: fields to set, as with --set.
     """
     well = True
-    with step_progress(console), uncollected():
+    with step_progress(console):
         for outcome in examine(run_file, assignments):
             missing = isinstance(outcome, Exception | Notice)
             well &= not missing

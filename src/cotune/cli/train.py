@@ -19,7 +19,6 @@ from cotune.errors import ConfigError, CotuneError, EvolutionError, Stopped
 from cotune.run.locks import run_locked
 from cotune.run.run_dir import RunDir
 from cotune.utils.files import file_failure
-from cotune.utils.importing import uncollected
 from cotune.utils.output import output_may_be_lost
 from cotune.utils.processes import launched_rank
 from cotune.utils.stopping import stopped_by_sigterm
@@ -96,9 +95,8 @@ def resume(
 def _train(config: RunConfig, console: Console, *, resume: bool) -> None:
     """Check a run, load it, and train it to its end."""
     with step_progress(console):
-        with uncollected():
-            checked = passed(config, new=not resume)
-            setup = checked.engine.prepare(checked, console)
+        checked = passed(config, new=not resume)
+        setup = checked.engine.prepare(checked, console)
         _show_headline(config, console)
         checked.engine.train(setup, resume=resume)
 

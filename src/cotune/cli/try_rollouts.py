@@ -14,7 +14,6 @@ from cotune.experiments.evaluate.evaluating import SPLITS
 from cotune.experiments.evaluate.rollout_text import show_rollouts
 from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.types import Assignment, Prompt, Trajectory
-from cotune.utils.importing import uncollected
 
 
 def try_run(
@@ -47,8 +46,7 @@ def try_run(
     quiet_libraries(config)
     with step_progress(console):
         checked = Preflight(config, new=False, loads=True)
-        with uncollected():
-            checked.require_run_file("policy files", "environment.retriever")
+        checked.require_run_file("policy files", "environment.retriever")
         tasks = checked.environment.tasks(split)[:count]
         if not tasks:
             raise ConfigError(f"--split {split} has no questions; expected a split with some")

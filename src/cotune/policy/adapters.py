@@ -110,10 +110,11 @@ def make_savable(model: Any) -> None:
 
     Rollouts use none of them.
     """
-    settings: Any = getattr(model, "generation_config", None)
+    settings = getattr(model, "generation_config", None)
+    if settings is None:
+        return
     try:
-        if settings is not None:
-            settings.validate(strict=True)
+        settings.validate(strict=True)
     except (TypeError, ValueError):
         model.generation_config = GenerationConfig(
             bos_token_id=settings.bos_token_id,
@@ -146,16 +147,16 @@ def save_weights(model: Any, folder: Path, weights: dict[str, Any] | None = None
 def load_weights(model: Any, folder: Path) -> None:
     """Load into a policy, in place, what `save_weights` or a trainer's checkpoint saved."""
     if not is_peft_model(model):
-        kept = cast(Any, AutoModelForCausalLM.from_pretrained(folder))
-        model.load_state_dict(kept.state_dict())
+        saved_model = cast(Any, AutoModelForCausalLM.from_pretrained(folder))
+        model.load_state_dict(saved_model.state_dict())
         return
     from peft import set_peft_model_state_dict
 
     file = _adapter_file(model, folder)
-    found = set_peft_model_state_dict(model, load_file(file), adapter_name=model.active_adapter)
-    if found.unexpected_keys:
+    result = set_peft_model_state_dict(model, load_file(file), adapter_name=model.active_adapter)
+    if result.unexpected_keys:
         raise ConfigError(
-            f"{file}: holds weights of another adapter, such as {found.unexpected_keys[0]}; "
+            f"{file}: holds weights of another adapter, such as {result.unexpected_keys[0]}; "
             "expected those of policy.lora"
         )
 
@@ -163,8 +164,8 @@ def load_weights(model: Any, folder: Path) -> None:
 def read_weights(model: Any, folder: Path) -> dict[str, Any]:
     """Return what `load_weights` would load, by the policy's own names, on the CPU."""
     if not is_peft_model(model):
-        kept = cast(Any, AutoModelForCausalLM.from_pretrained(folder))
-        return dict(kept.state_dict())
+        saved_model = cast(Any, AutoModelForCausalLM.from_pretrained(folder))
+        return dict(saved_model.state_dict())
     saved, mark = load_file(_adapter_file(model, folder)), f".{model.active_adapter}."
     names = {name: name.replace(mark, ".") for name, _ in model.named_parameters() if mark in name}
     return {name: saved[short] for name, short in names.items() if short in saved}

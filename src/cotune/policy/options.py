@@ -1,6 +1,7 @@
 """The `policy` section of a run file: the model to train, and LoRA."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, cast
 
 from pydantic import BeforeValidator, Field, JsonValue
 
@@ -9,16 +10,13 @@ from cotune.utils.validation import Model
 
 def _names(value: object) -> object:
     """Read a single name, or a list with all-linear alone, as the text that peft takes."""
-    names: Any = [value] if isinstance(value, str) else value
-    if (
-        not isinstance(names, list | tuple)
-        or not names
-        or ("all-linear" in names and len(names) > 1)
-    ):
+    names = cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
+    names = (value,) if isinstance(value, str) else tuple(names)
+    if not names or ("all-linear" in names and len(names) > 1):
         raise ValueError(
             f"is {value!r}; expected all-linear, or names of linear layers such as [q_proj, v_proj]"
         )
-    return "all-linear" if "all-linear" in names else tuple(names)
+    return "all-linear" if "all-linear" in names else names
 
 
 class LoraOptions(Model):

@@ -52,7 +52,7 @@ def check_path(path: str) -> None:
         if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
             raise ConfigError(
                 f"policy.path is {path!r}, and there is no such folder; expected one, a Hugging Face "
-                f"name, or {' or '.join(f'bundled:{known}' for known in BUNDLED)}"
+                f"name, or {' or '.join(f'bundled:{name}' for name in BUNDLED)}"
             )
         return
     name = path.removeprefix(_BUNDLED)
@@ -126,10 +126,10 @@ def cached_folder(name: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, "config.json")
+        config_file = try_to_load_from_cache(name, "config.json")
     except HFValidationError:
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(config_file).parent if isinstance(config_file, str) else None
 
 
 def weights_size(folder: Path) -> int:

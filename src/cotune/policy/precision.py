@@ -13,6 +13,8 @@ from typing import Any, Literal
 from cotune.policy.options import PolicyConfig
 
 Precision = Literal["auto", "fp32", "bf16"]
+_FRACTION_BITS = {"bfloat16": 7, "float16": 10}
+_TYPICAL_WEIGHT = 0.02  # the standard deviation that weights are usually initialized with
 _NATIVE = ("avx512_bf16", "amx_bf16", "bf16")  # names of x86 and of ARM
 
 
@@ -74,3 +76,23 @@ def casting(
     enabled = autocast(policy, precision) if bf16 is None else bf16
     # The trainer's own default is bfloat16.
     return partial(torch.autocast, device, torch.bfloat16, enabled=enabled is not False)
+
+
+def rounding_notice(dtype: str, learning_rate: float) -> str | None:
+    """Return a notice if AdamW's steps, about as large as the learning rate, are lost to rounding.
+
+    Args:
+        dtype: type of the trained weights.
+    """
+    bits = _FRACTION_BITS.get(dtype)
+    if bits is None:
+        return None
+    # A step below half of the distance to the next number is lost; that is at least this share.
+    kept_below = learning_rate * 2 ** (bits + 2)
+    if kept_below >= _TYPICAL_WEIGHT:
+        return None
+    return (
+        f"weights are trained in {dtype}, where steps of training.learning_rate {learning_rate:g} are "
+        f"lost to rounding for weights above {kept_below:.2g}, which is most of them; set "
+        "policy.dtype: float32 (bf16 still computes), or policy.lora"
+    )

@@ -24,7 +24,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from cotune.errors import EngineError
 from cotune.policy.attention import avoid_cudnn_attention
 from cotune.policy.codec import common_prefix
-from cotune.protocols import Codec, Sampler
+from cotune.protocols import Codec, Sampler, Session
 from cotune.types import Sample, SampleRequest, Sampling
 from cotune.utils.progress import report
 
@@ -208,7 +208,7 @@ class CachedSampler:
         self.model, self.casts = model, casts
         self._codec, self._pad_id = codec, pad_id
 
-    def open(self, sampling: Sampling) -> "CachedSession":
+    def open(self, sampling: Sampling) -> Session:
         return CachedSession(self.model, self._codec, self._pad_id, sampling, self.casts)
 
 
@@ -257,8 +257,8 @@ def advance(
     return tokens
 
 
-class CachedSession:
-    """See `CachedSampler`; holds the policy open until `close`."""
+class _Session:
+    """Holds the policy open until `close`."""
 
     def __init__(
         self, model: ModelContext, codec: Codec, pad_id: int, sampling: Sampling, casts: Casts
@@ -267,11 +267,19 @@ class CachedSession:
         self._model, self._casts = self._stack.enter_context(model()), casts
         self._pad_id, self._sampling, self._end_ids = pad_id, sampling, codec.end_ids
         self._finder = StopFinder(codec, sampling.stop)
-        self._rows: Rows | None = None
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+class CachedSession(_Session):
+    """See `CachedSampler`."""
+
+    _rows: Rows | None = None
 
     def close(self) -> None:
         self._rows = None
-        self._stack.close()
+        super().close()
 
     @torch.no_grad()
     def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
@@ -285,9 +293,9 @@ class CachedSession:
         names, cache, mask = rows.names, rows.cache(), rows.mask
         fed = torch.tensor(rows.fed, device=mask.device)
         del rows  # frees its cache, here and below
-        most = max(request.max_tokens for request in requests)
+        limit = max(request.max_tokens for request in requests)
         for drawn in count():
-            report("tokens", drawn, most)
+            report("tokens", drawn, limit)
             live = [turns[name] for name in names]
             tokens = advance(live, logits, self._sampling, self._end_ids, self._finder)
             done = [turn.done for turn in live]
@@ -336,21 +344,21 @@ class CachedSession:
 
     def _prefill(self, requests: Sequence[SampleRequest]) -> tuple[Rows, torch.Tensor]:
         """Feed the rows' new tokens. Return the rows in request order with the next logits (B, V)."""
-        known = {name: i for i, name in enumerate(self._rows.names)} if self._rows else {}
-        if self._rows is None or any(r.row not in known for r in requests):
+        positions = {name: i for i, name in enumerate(self._rows.names)} if self._rows else {}
+        if self._rows is None or any(r.row not in positions for r in requests):
             self._rows = None  # frees the cache of finished rows
             return self._prefill_prompts(requests)
-        rows = self._rows.select([known[r.row] for r in requests]).trimmed()
+        rows = self._rows.select([positions[r.row] for r in requests]).trimmed()
         self._rows = None
         new = [r.context_ids[fed:] for r, fed in zip(requests, rows.fed, strict=True)]
         return self._feed(rows, rows.cache(), new)
 
     def _prefill_prompts(self, requests: Sequence[SampleRequest]) -> tuple[Rows, torch.Tensor]:
         """Prefill what all contexts begin with once, and the rest of each distinct one once."""
-        where: dict[tuple[int, ...], int] = {}
+        context_numbers: dict[tuple[int, ...], int] = {}
         for request in requests:
-            where.setdefault(request.context_ids, len(where))
-        contexts, device = list(where), self._model.device
+            context_numbers.setdefault(request.context_ids, len(context_numbers))
+        contexts, device = list(context_numbers), self._model.device
         shared = 0
         if len(contexts) > 1:  # of each one a token remains, whose logits are the row's next
             shared = min(common_prefix(min(contexts), max(contexts)), min(map(len, contexts)) - 1)
@@ -361,7 +369,7 @@ class CachedSession:
         rows = rows.select([0] * len(contexts))
         cache = rows.cache() if shared else cache
         rows, logits = self._feed(rows, cache, [context[shared:] for context in contexts])
-        positions = [where[r.context_ids] for r in requests]
+        positions = [context_numbers[r.context_ids] for r in requests]
         rows = rows.select(positions)
         rows.names = [r.row for r in requests]
         return rows, logits[torch.tensor(positions, device=device)]
@@ -443,14 +451,14 @@ def _tokens_at(chances: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     """
     rows, size = chances.shape
     if size <= 4 * _BLOCK:
-        return _found(chances, points)[0]
+        return _index_at(chances, points)[0]
     blocks = torch.nn.functional.pad(chances, (0, -size % _BLOCK)).view(rows, -1, _BLOCK)
-    block, points = _found(blocks.sum(-1), points)
-    within, _ = _found(blocks[torch.arange(rows, device=block.device), block], points)
+    block, points = _index_at(blocks.sum(-1), points)
+    within, _ = _index_at(blocks[torch.arange(rows, device=block.device), block], points)
     return block * _BLOCK + within
 
 
-def _found(weights: torch.Tensor, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _index_at(weights: torch.Tensor, points: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the index whose weight is at a share of each row's sum, and the share of that weight, each (B,).
 
     Args:
@@ -468,38 +476,26 @@ def _found(weights: torch.Tensor, points: torch.Tensor) -> tuple[torch.Tensor, t
     return index[:, 0].to(points.device), inside[:, 0].clamp(0, 1 - 2**-53).to(points.device)
 
 
-class GenerateSampler:
+class GenerateSampler(CachedSampler):
     """Calls `model.generate` for every turn and keeps nothing in between; draws as `CachedSampler` does."""
 
-    def __init__(
-        self, model: ModelContext, codec: Codec, pad_id: int, casts: Casts = nullcontext
-    ) -> None:
-        self.model, self.casts = model, casts
-        self._codec, self._pad_id = codec, pad_id
-
-    def open(self, sampling: Sampling) -> "GenerateSession":
+    def open(self, sampling: Sampling) -> Session:
         return GenerateSession(self.model, self._codec, self._pad_id, sampling, self.casts)
 
 
-class GenerateSession:
-    """See `GenerateSampler`; holds the policy open until `close`."""
+class GenerateSession(_Session):
+    """See `GenerateSampler`."""
 
     def __init__(
         self, model: ModelContext, codec: Codec, pad_id: int, sampling: Sampling, casts: Casts
     ) -> None:
-        self._stack = ExitStack()
-        self._model, self._casts = self._stack.enter_context(model()), casts
-        self._pad_id, self._sampling, self._end_ids = pad_id, sampling, codec.end_ids
-        self._finder = StopFinder(codec, sampling.stop)
+        super().__init__(model, codec, pad_id, sampling, casts)
         # A policy's own generation defaults (a repetition penalty, say) must not touch the logits.
         # A PeftModel sets its own on its base model and leaves them there.
         inner: Any = getattr(self._model, "get_base_model", None)
-        for its in (self._model, *([inner()] if inner else [])):
-            self._stack.callback(setattr, its, "generation_config", its.generation_config)
+        for part in (self._model, *([inner()] if inner else [])):
+            self._stack.callback(setattr, part, "generation_config", part.generation_config)
         self._model.generation_config = GenerationConfig()
-
-    def close(self) -> None:
-        self._stack.close()
 
     @torch.no_grad()
     def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:

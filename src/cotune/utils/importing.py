@@ -1,6 +1,5 @@
 """Objects that a run file names: `package.module:name`, or `file.py:name`; and imports of libraries."""
 
-import gc
 import importlib
 import importlib.util
 import sys
@@ -131,19 +130,3 @@ def without(package: str) -> Generator[None]:
         del sys.modules[package]
         if before is not None:
             sys.modules[package] = before
-
-
-@contextmanager
-def uncollected() -> Generator[None]:
-    """Load libraries without passes of the garbage collector, and exclude them from later passes.
-
-    A library's modules stay loaded, so the collector would search a million objects for nothing; that is
-    a sixth of a run's start-up time.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        if not gc.get_freeze_count():  # a second time it would keep what an earlier run has left
-            gc.freeze()
-        gc.enable()

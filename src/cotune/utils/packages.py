@@ -34,13 +34,12 @@ def installed(package: str) -> str | None:
 
 def not_fitting(requirement: Requirement) -> str:
     """Return what is wrong with an installed package, and the fix; "" if its version is supported."""
-    found, wanted = installed(requirement.name), f"{requirement.name}{requirement.specifier}"
-    if found is None:
-        return f"{requirement.name} is not installed; pip install '{wanted}'"
-    if not requirement.specifier.contains(found, prereleases=True):
-        return (
-            f"{requirement.name} {found} is not in {requirement.specifier}; pip install '{wanted}'"
-        )
+    version_here = installed(requirement.name)
+    supported = f"{requirement.name}{requirement.specifier}"
+    if version_here is None:
+        return f"{requirement.name} is not installed; pip install '{supported}'"
+    if not requirement.specifier.contains(version_here, prereleases=True):
+        return f"{requirement.name} {version_here} is not in {requirement.specifier}; pip install '{supported}'"
     return ""
 
 

@@ -122,20 +122,20 @@ def without_thoughts(text: str) -> str:
     return split_thoughts(text)[1]
 
 
-def flat(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested mappings as one mapping with dotted names.
 
     >>> flat({"a.b": {"c": 1}, "d": 2})
     {'a.b.c': 1, 'd': 2}
     """
-    found: dict[str, Any] = {}
-    for name, value in given.items():
+    flattened: dict[str, Any] = {}
+    for name, value in nested.items():
         dotted = f"{prefix}{name}"
         if isinstance(value, Mapping):
-            found |= flat(cast("Mapping[str, Any]", value), f"{dotted}.")
+            flattened |= flat(cast("Mapping[str, Any]", value), f"{dotted}.")
         else:
-            found[dotted] = value
-    return found
+            flattened[dotted] = value
+    return flattened
 
 
 def size(count: float) -> str:

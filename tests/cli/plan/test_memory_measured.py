@@ -17,8 +17,8 @@ from transformers.cache_utils import Cache
 from cotune.config.run_file import parse_config
 from cotune.engines.estimate import Layout, memory_of, read_shape
 from cotune.policy.options import LoraOptions
+from cotune.policy.precision import rounding_notice
 from cotune.policy.sampling import CachedSampler, GrowingLayer
-from cotune.policy.update_rounding import rounding_notice
 from cotune.types import SampleRequest, Sampling
 from tests.run_files import tiny
 

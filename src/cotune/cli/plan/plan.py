@@ -25,7 +25,7 @@ from cotune.engines.estimate import (
     shape_of,
 )
 from cotune.errors import ConfigError
-from cotune.policy.update_rounding import rounding_notice
+from cotune.policy.precision import rounding_notice
 from cotune.utils.progress import begin
 from cotune.utils.tables import plain_table
 from cotune.utils.text import size

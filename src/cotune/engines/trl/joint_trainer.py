@@ -65,7 +65,7 @@ from cotune.policy.adapters import save_weights
 from cotune.policy.chat_template import with_instruction
 from cotune.policy.codec import HFCodec, PlainCodec
 from cotune.policy.local_policy import load_tokenizer
-from cotune.policy.update_rounding import rounding_notice
+from cotune.policy.precision import rounding_notice
 from cotune.protocols import Environment, State
 from cotune.rewards.reward_model import rewards_of_trainer
 from cotune.run.json_files import write_atomic
