@@ -47,6 +47,6 @@ def test_a_whole_prompt_is_asked_by_its_question(tmp_path: Path) -> None:
     tasks = read(path)
     assert {task.answers for task in tasks} == {("Ada", "Ada Lovelace")}
     assert all(task.question.startswith("Answer the given question.") for task in tasks)
-    asked = sorted(SEARCH_R1.asked(task).question for task in tasks)
+    asked = sorted(SEARCH_R1.phrase(task).question for task in tasks)
     assert asked == [f"q {i}?" for i in range(10)]
-    assert SEARCH_R1.asked(SEARCH_R1.asked(tasks[0])) == SEARCH_R1.asked(tasks[0])
+    assert SEARCH_R1.phrase(SEARCH_R1.phrase(tasks[0])) == SEARCH_R1.phrase(tasks[0])

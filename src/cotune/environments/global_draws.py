@@ -8,7 +8,7 @@ from typing import Any
 
 
 @contextmanager
-def generators_kept() -> Generator[None]:
+def keep_generators() -> Generator[None]:
     """Restore the states of `random`, numpy and torch, whose draws are the training's."""
     python = random.getstate()
     numpy = sys.modules.get("numpy")
@@ -25,7 +25,7 @@ def generators_kept() -> Generator[None]:
             torch.set_rng_state(torch_state)
 
 
-def seeded(function: Callable[..., Any], seed: int) -> Callable[..., Any]:
+def with_seed(function: Callable[..., Any], seed: int) -> Callable[..., Any]:
     """Return a function that sets the seeds of all generators before each call."""
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from cotune.data.splits import SPLITS, digest, sha
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
-from cotune.environments.global_draws import generators_kept
+from cotune.environments.global_draws import keep_generators
 from cotune.environments.tag_protocol import ANSWER_TAGS
 from cotune.errors import ConfigError
 from cotune.rewards.last_number import last_number
@@ -127,7 +127,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
         self._form: AnswerForm = options.answer
         self.required = ANSWER_TAGS if options.answer == "tags" else ()
         instruction, self.no_answer = _FORMS[options.answer]
-        with generators_kept():  # some draw from the process's own generators
+        with keep_generators():  # some draw from the process's own generators
             self._datasets = {_label(task): _dataset(options, task) for task in options.tasks}
             super().__init__(_splits(options, self._datasets), instruction)
 

@@ -83,7 +83,7 @@ class SearchEnvironment(TaskEnvironment):
                 f"environment.protocol is {protocol!r}; expected {' or '.join(PROTOCOLS)}"
             )
         self._protocol = PROTOCOLS[protocol]
-        super().__init__(self._asked(tasks), initial_instruction, self._protocol.prompt_format)
+        super().__init__(self._phrase(tasks), initial_instruction, self._protocol.prompt_format)
         self.retriever = retriever
         self._reward = reward
         self._top_k = top_k
@@ -95,11 +95,11 @@ class SearchEnvironment(TaskEnvironment):
         return "exact match" if self._reward is exact_match else "mean reward"
 
     def with_tasks(self, tasks: Mapping[str, Sequence[Task]]) -> Self:
-        return super().with_tasks(self._asked(tasks))
+        return super().with_tasks(self._phrase(tasks))
 
-    def _asked(self, tasks: Mapping[str, Sequence[Task]]) -> dict[str, list[Task]]:
+    def _phrase(self, tasks: Mapping[str, Sequence[Task]]) -> dict[str, list[Task]]:
         return {
-            split: [self._protocol.asked(task) for task in rows] for split, rows in tasks.items()
+            split: [self._protocol.phrase(task) for task in rows] for split, rows in tasks.items()
         }
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
@@ -217,8 +217,8 @@ def search_environment(
         # Exactly as in Search-R1's data, which its checkpoints were trained on.
         instruction = instruction.replace(" as you want.", " as your want.")
     environment = SearchEnvironment(
-        {split: [_prepared(task) for task in rows] for split, rows in (tasks or {}).items()},
-        retriever or _retriever(options),
+        {split: [_prepare(task) for task in rows] for split, rows in (tasks or {}).items()},
+        retriever or _build_retriever(options),
         instruction,
         exact_match,
         options.top_k,
@@ -229,7 +229,7 @@ def search_environment(
     return environment
 
 
-def _prepared(task: Task) -> Task:
+def _prepare(task: Task) -> Task:
     """Return a task of the user's data, which must have an answer."""
     if not task.answers:
         raise without_answer(task)
@@ -247,7 +247,7 @@ def _description(top_k: int) -> str:
     )
 
 
-def _retriever(options: SearchOptions) -> Retriever:
+def _build_retriever(options: SearchOptions) -> Retriever:
     """Return the client of the server, or the indexed corpus."""
     if options.retriever is not None:
         return RemoteRetriever(options.retriever, options.protocol)

@@ -56,7 +56,7 @@ class TagProtocol:
     prompt_format: ClassVar[PromptFormat] = PROMPT_FORMAT
     _block: ClassVar[str] = "\n<information>\n{}\n</information>\n"
 
-    def asked(self, task: Task) -> Task:
+    def phrase(self, task: Task) -> Task:
         """Return a task with the question as the policy reads it."""
         return task
 
@@ -110,7 +110,7 @@ class TagProtocol:
         In a protocol tag inside a passage "<" becomes "‹", so that no text of a corpus can close the
         block and pass for the policy's own text.
         """
-        body = "\n".join(f"({i}) {_escaped(text)}" for i, text in enumerate(passages, 1))
+        body = "\n".join(f"({i}) {_escape(text)}" for i, text in enumerate(passages, 1))
         return self._block.format(body or "No document matches.")
 
     def failure(self) -> str:
@@ -131,7 +131,7 @@ class SearchR1Protocol(TagProtocol):
     # One user message: the instruction, a space, "Question: ", the question and a line break.
     prompt_format = PromptFormat(question_prefix="Question: ", question_suffix="\n", separator=" ")
 
-    def asked(self, task: Task) -> Task:
+    def phrase(self, task: Task) -> Task:
         """Return the task with a question mark at its end, as in Search-R1's data scripts.
 
         Of a whole prompt, which these scripts write as well, only the question counts.
@@ -169,7 +169,7 @@ class SearchR1Protocol(TagProtocol):
         A passage is `(Title: "Oslo") …`; an empty title is added if there is none.
         """
         titled = [p if p.startswith("(Title: ") else f"(Title: ) {p}" for p in passages]
-        body = "\n".join(f"Doc {i}{_escaped(passage)}" for i, passage in enumerate(titled, 1))
+        body = "\n".join(f"Doc {i}{_escape(passage)}" for i, passage in enumerate(titled, 1))
         return self._block.format(body.strip())
 
 
@@ -213,6 +213,6 @@ def _malformed(tags: Sequence[re.Match[str]]) -> str:
     return f"nested <{name}>" if "<<" in marks else f"more than one <{name}>"
 
 
-def _escaped(passage: str) -> str:
+def _escape(passage: str) -> str:
     """Return a passage with its protocol tags made harmless."""
     return _FOREIGN_TAG.sub("‹", passage)

@@ -103,15 +103,15 @@ class ToolRunner:
             while waiting and len(running) < self._concurrency:
                 lane = waiting.popleft()
                 running.append(self._start(lane, lanes[lane][len(outcomes[lane])]))
-            for ended in self._ended(running):
-                running.remove(ended)
-                outcome = _outcome(ended)
-                outcomes[ended.lane].append(outcome)
-                left = len(lanes[ended.lane]) - len(outcomes[ended.lane])
+            for call in self._wait(running):
+                running.remove(call)
+                outcome = _outcome(call)
+                outcomes[call.lane].append(outcome)
+                left = len(lanes[call.lane]) - len(outcomes[call.lane])
                 if outcome.timed_out:
-                    outcomes[ended.lane] += [outcome] * left
+                    outcomes[call.lane] += [outcome] * left
                 elif left:
-                    waiting.appendleft(ended.lane)
+                    waiting.appendleft(call.lane)
         return outcomes
 
     def call(self, job: Job) -> Outcome:
@@ -138,7 +138,7 @@ class ToolRunner:
                 future.set_exception(error)
         return _Running(lane, future, time.monotonic() + job.seconds, job)
 
-    def _ended(self, running: Sequence[_Running]) -> list[_Running]:
+    def _wait(self, running: Sequence[_Running]) -> list[_Running]:
         """Wait for the next call that ends or times out."""
         nearest = min(call.deadline for call in running)
         wait(

@@ -279,18 +279,18 @@ def _response(action: Action, turn: Sequence[_Result], stateful: bool) -> Respon
     if not action.calls.calls:  # as in TRL, also if it has a call that cannot be read
         return Response(done=True, action="answer", error=action.calls.error)
     if action.last:
-        return Response(done=True, action=named_action(action), error=OUT_OF_TURNS)
+        return Response(done=True, action=name_action(action), error=OUT_OF_TURNS)
     results = sorted(turn, key=lambda result: result.comes_last)
     errors = "; ".join(dict.fromkeys(result.error for result in results if result.error))
     return Response(
-        action=named_action(action, [result.name for result in turn if result.job is not None]),
+        action=name_action(action, [result.name for result in turn if result.job is not None]),
         error=errors[:_ERROR_CHARS],
         failed=stateful and any(result.timed_out for result in turn),
         messages=tuple({"role": "tool", "name": r.name, "content": r.text} for r in results),
     )
 
 
-def named_action(action: Action, tools: Sequence[str] = ()) -> str:
+def name_action(action: Action, tools: Sequence[str] = ()) -> str:
     """Return the name of a turn's action: its tool, or the number of calls."""
     count = len(action.calls.calls)
     if count > 1:

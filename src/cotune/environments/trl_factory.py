@@ -18,7 +18,7 @@ from pydantic import Field
 
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.environment_kind import EnvironmentKind, Tasks
-from cotune.environments.global_draws import generators_kept, seeded
+from cotune.environments.global_draws import keep_generators, with_seed
 from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker
 from cotune.environments.tools import (
     Tool,
@@ -173,7 +173,7 @@ class TrlEnvironment(TaskEnvironment):
         if new := [action for action in actions if action.row not in self._live]:
             self.begin([a.task for a in new], [a.row for a in new], [0] * len(new))
         playing = [action for action in actions if not self._live[action.row].failure]
-        with generators_kept():
+        with keep_generators():
             answers = iter(call_tools(playing, self._tools_of, self._runner, stateful=True))
         responses: list[Response] = []
         for action in actions:
@@ -197,7 +197,7 @@ class TrlEnvironment(TaskEnvironment):
         if not self.own_reward or trajectory.stop is StopReason.ENVIRONMENT_ERROR:
             return 0.0, answer
         instance = self._live[trajectory.row]
-        with generators_kept():
+        with keep_generators():
             outcome = self._runner.call(
                 instance.job(instance.environment.get_reward, self._seconds)
             )
@@ -232,9 +232,9 @@ class TrlEnvironment(TaskEnvironment):
         """Call `reset` of each instance with the columns of a task, seeded for its episode."""
         lanes: list[list[Job]] = []
         for instance, task in pairs:
-            reset = seeded(instance.environment.reset, instance.seed)
+            reset = with_seed(instance.environment.reset, instance.seed)
             lanes.append([instance.job(reset, self._seconds, **task.own_columns())])
-        with generators_kept():
+        with keep_generators():
             return [outcome for (outcome,) in self._in_order.run(lanes)]
 
     def _first_text(self, task: Task) -> str:

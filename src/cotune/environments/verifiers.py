@@ -77,7 +77,7 @@ def verifiers_environment(options: VerifiersOptions, tasks: Tasks | None) -> "Ve
 
     It brings its own tasks; `tasks` is None.
     """
-    return from_verifiers(_loaded(options), validation=options.validation, test=options.test)
+    return from_verifiers(_load(options), validation=options.validation, test=options.test)
 
 
 def _rollouts() -> Any:
@@ -93,7 +93,7 @@ def _rollouts() -> Any:
         ) from error
 
 
-def _loaded(options: VerifiersOptions) -> Any:
+def _load(options: VerifiersOptions) -> Any:
     """Return the result of the environment's loader."""
     rollouts = _rollouts()
     try:

@@ -25,7 +25,7 @@ from verifiers.v1.dialects.chat import ChatDialect
 from verifiers.v1.interception import server
 
 from cotune.environments.base import PromptFormat, TaskEnvironment
-from cotune.environments.tools import OUT_OF_TURNS, answer_of, named_action
+from cotune.environments.tools import OUT_OF_TURNS, answer_of, name_action
 from cotune.errors import ConfigError
 from cotune.types import Action, Response, Task, Trajectory
 from cotune.utils.background import BackgroundLoop
@@ -322,7 +322,7 @@ class Rollout:
         names = [call.name for call in action.calls.calls]
         if not names:
             return "invalid" if action.calls.error else "answer"
-        return named_action(action, [name for name in names if name in self._tool_names])
+        return name_action(action, [name for name in names if name in self._tool_names])
 
     def _send_turn(self, action: Action) -> None:
         calls = [

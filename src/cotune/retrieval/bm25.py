@@ -51,7 +51,7 @@ class BM25Retriever:
                 "expected one each"
             )
         self.passages = list(passages)
-        self._index = _indexed(texts, language)
+        self._index = _build_index(texts, language)
         self._language: Language = language
         self._memo: dict[tuple[str, int], tuple[str, ...]] = {}
 
@@ -82,7 +82,7 @@ def _analysis(language: Language) -> dict[str, Any]:
     return {"stopwords": language, "stemmer": stemmer, "show_progress": False}
 
 
-def _indexed(texts: Iterable[str], language: Language) -> bm25s.BM25:
+def _build_index(texts: Iterable[str], language: Language) -> bm25s.BM25:
     index = bm25s.BM25()
     # The stub asks for a list, but any iterable works.
     tokens = bm25s.tokenize(texts, **_analysis(language))  # pyright: ignore[reportArgumentType]
