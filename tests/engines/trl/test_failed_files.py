@@ -17,7 +17,7 @@ SHORT = with_sections(training={"steps": 4}, evaluation={"every": 2})
 FAULTS = [
     ("open EMFILE", 1), ("open EACCES", 9), ("read EIO", 3), ("write ENOSPC", 12), ("write EFBIG", 30),
     ("fsync EIO", 2), ("fsync EDQUOT", 25), ("mkdir EROFS", 3), ("rename ESTALE", 2), ("rename ENOTEMPTY", 6),
-    ("unlink ETIMEDOUT", 2), ("link EINTR", 1), ("rmdir ENOTEMPTY", 1), ("torch EIO", 1), ("safetensors EROFS", 1),
+    ("unlink ETIMEDOUT", 2), ("unlink EINTR", 4), ("rmdir ENOTEMPTY", 1), ("torch EIO", 1), ("safetensors EROFS", 1),
 ]  # fmt: skip
 
 
