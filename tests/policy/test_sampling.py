@@ -64,6 +64,29 @@ def forward_logprobs(model: Any, context: Iterable[int], ids: Iterable[int], t: 
     return logprobs.gather(-1, torch.tensor(ids)[:, None])[:, 0]
 
 
+def check_logprobs(rollouts: dict[int, Trajectory], model: Any, temperature: float = 1.0) -> None:
+    """Compare the reported log-probabilities of the policy's tokens with those of a plain forward pass."""
+    for rollout in rollouts.values():
+        own = torch.tensor(rollout.mask) == 1
+        expected = forward_logprobs(
+            model, rollout.sampled_prompt_ids, rollout.completion_ids, temperature
+        )
+        reported = torch.tensor(rollout.logprobs)
+        torch.testing.assert_close(reported[own], expected[own], atol=1e-4, rtol=0)
+
+
+@pytest.fixture
+def fed() -> Iterator[list[tuple[int, int]]]:
+    """The shape of what `MODEL` is fed, call by call."""
+    shapes: list[tuple[int, int]] = []
+    hook = MODEL.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)),
+        with_kwargs=True,
+    )
+    yield shapes
+    hook.remove()
+
+
 def same_tokens(one: dict[int, Trajectory], other: dict[int, Trajectory]) -> bool:
     return all(
         one[row].completion_ids == other[row].completion_ids and one[row].mask == other[row].mask
@@ -80,15 +103,8 @@ def test_both_samplers_write_the_same_and_report_the_models_own_logprobs(
     assert same_tokens(fast, slow)
     assert max(len(t.turns) for t in fast.values()) >= 3
     assert len({len(t.turns) for t in fast.values()}) > 1  # so rows were dropped on the way
-    for row, trajectory in fast.items():
-        own = torch.tensor(trajectory.mask) == 1
-        expected = forward_logprobs(
-            MODEL, trajectory.sampled_prompt_ids, trajectory.completion_ids, temperature or 1.0
-        )[own]
-        for found in (trajectory, slow[row]):
-            torch.testing.assert_close(
-                torch.tensor(found.logprobs)[own], expected, atol=1e-4, rtol=0
-            )
+    for rollouts in (fast, slow):
+        check_logprobs(rollouts, MODEL, temperature or 1.0)
 
 
 def test_greedy_takes_the_most_likely_token_everywhere() -> None:
@@ -178,36 +194,21 @@ def test_rows_may_leave_and_come_back() -> None:
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
-def test_the_cached_sampler_feeds_each_prompt_once_and_only_new_tokens_after() -> None:
-    fed: list[tuple[int, int]] = []
-    hook = MODEL.register_forward_pre_hook(
-        lambda module, args, kwargs: fed.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
+def test_the_cached_sampler_feeds_each_prompt_once_and_only_new_tokens_after(fed: Any) -> None:
     session = cached().open(Sampling(1.0, seed=2))
-    try:
-        requests = [SampleRequest(row, (4, 5, 6, 7, 8), 2) for row in range(6)]
-        samples = session.generate(requests)
-        assert fed[0] == (1, 5)  # six equal prompts, one row
-        fed.clear()
-        contexts = [(4, 5, 6, 7, 8, *s.ids, 9, 9) for s in samples]
-        session.generate([SampleRequest(row, context, 1) for row, context in enumerate(contexts)])
-        assert fed == [(6, 3)]  # the last own token and the two observed ones
-    finally:
-        hook.remove()
+    samples = session.generate([SampleRequest(row, (4, 5, 6, 7, 8), 2) for row in range(6)])
+    assert fed[0] == (1, 5)  # six equal prompts, one row
+    fed.clear()
+    contexts = [(4, 5, 6, 7, 8, *s.ids, 9, 9) for s in samples]
+    session.generate([SampleRequest(row, context, 1) for row, context in enumerate(contexts)])
+    assert fed == [(6, 3)]  # the last own token and the two observed ones
 
 
-def test_the_cached_sampler_feeds_what_all_prompts_begin_with_once() -> None:
-    fed: list[tuple[int, int]] = []
-    hook = MODEL.register_forward_pre_hook(
-        lambda module, args, kwargs: fed.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
+def test_the_cached_sampler_feeds_what_all_prompts_begin_with_once(fed: Any) -> None:
     # The second prompt is the beginning of the first; its last token is fed for its logits.
     prompts = ((4, 5, 6, 7, 8, 9), (4, 5, 6), (4, 5, 6, 9, 9))
     requests = [SampleRequest(row, prompt, 6) for row, prompt in enumerate(prompts)]
-    try:
-        samples = cached().open(Sampling(1.0, seed=2)).generate(requests)
-    finally:
-        hook.remove()
+    samples = cached().open(Sampling(1.0, seed=2)).generate(requests)
     assert fed[:2] == [(1, 2), (3, 4)]
     expected = generating().open(Sampling(1.0, seed=2)).generate(requests)
     assert [s.ids for s in samples] == [s.ids for s in expected]
@@ -235,27 +236,13 @@ def test_windows_of_attention_are_honoured_by_the_sampler_that_is_chosen() -> No
     assert "sliding_attention" in model.config.layer_types
     sampler = policy_sampler(opens(model), CODEC, TOKENIZER)
     assert isinstance(sampler, GenerateSampler)
-    for trajectory in roll(sampler, Sampling(1.0, WORLD.stop, seed=1)).values():
-        expected = forward_logprobs(
-            model, trajectory.sampled_prompt_ids, trajectory.completion_ids, 1.0
-        )
-        own = torch.tensor(trajectory.mask) == 1
-        torch.testing.assert_close(
-            torch.tensor(trajectory.logprobs)[own], expected[own], atol=1e-4, rtol=0
-        )
+    check_logprobs(roll(sampler, Sampling(1.0, WORLD.stop, seed=1)), model)
 
 
 def test_eager_attention_is_masked_as_well() -> None:
     eager = copy.deepcopy(MODEL)
     eager.set_attn_implementation("eager")
-    for trajectory in roll(cached(eager), Sampling(1.0, WORLD.stop, seed=1)).values():
-        expected = forward_logprobs(
-            MODEL, trajectory.sampled_prompt_ids, trajectory.completion_ids, 1.0
-        )
-        own = torch.tensor(trajectory.mask) == 1
-        torch.testing.assert_close(
-            torch.tensor(trajectory.logprobs)[own], expected[own], atol=1e-4, rtol=0
-        )
+    check_logprobs(roll(cached(eager), Sampling(1.0, WORLD.stop, seed=1)), MODEL)
 
 
 def test_the_cache_is_used_where_every_layer_attends_to_everything() -> None:
