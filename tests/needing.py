@@ -20,6 +20,7 @@ WITH_TRL = (
     "config/test_gpu_run_files.py",
     "policy/test_policy_files.py",
     "policy/test_precision.py",
+    "policy/test_template_checks.py",
     "rewards/test_like_trl.py",
 )
 WITH_NOTEBOOK = ("docs/test_notebook.py",)
