@@ -127,7 +127,7 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> li
             )
     console.print(table)
     finished = sum(cell.state == State.DONE for cell in cells)
-    console.print(f"rows over {len(suite.seeds)} seeds: {len(cells)}; finished: {finished}")
+    console.print(f"runs: {len(cells)}, of {len(suite.methods)} methods; finished: {finished}")
     return configs
 
 

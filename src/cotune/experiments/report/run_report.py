@@ -1,7 +1,6 @@
 """The report of a run: result, cost, curves, instructions, hints, rollouts."""
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -166,7 +165,6 @@ def costs(run: RecordedRun) -> list[tuple[str, str]]:
     rows = [("Policy rollouts", count(paid or None))]
     rows += [(f"· {name}", f"{count(n)} ({percent(n / paid)})") for name, n in spent.items()]
     waited = run.values("llm/waited_seconds")
-    seconds = [row["seconds"] for row in run.metrics if row.get("seconds") is not None]
     rows += [
         ("Rollouts of evaluations, not counted above", count(totals.rollouts["evaluate"] or None)),
         ("Generated tokens", count(sum(totals.generated_tokens.values()) or None)),
@@ -174,7 +172,7 @@ def costs(run: RecordedRun) -> list[tuple[str, str]]:
         ("· waited for", duration(sum(y for _, y in waited) if waited else None)),
         ("Phases without a useful proposal", count(len(run.of_kind("phase_failed")) or None)),
         ("Money", money(totals.money)),
-        ("Time of all steps", duration(math.fsum(seconds) if seconds else None)),
+        ("Time", duration(run.seconds or None)),
     ]
     return [row for row in rows if row[1] != NONE]
 
