@@ -110,7 +110,7 @@ def read_messages(
     """
     messages = [{"role": "user", "content": value}]
     if isinstance(value, list):
-        check_messages(value, column, where)
+        check_messages(cast("list[object]", value), column, where)
         messages = [flat_message(message) for message in cast("list[Any]", value)]
     for i, message in enumerate(messages):
         if message["role"] not in _ROLES or message.get("tool_calls"):
@@ -145,17 +145,21 @@ def check_messages(messages: Sequence[object], column: str, where: str) -> None:
     """Raise ConfigError for something that is not a chat message of text, or of tool calls."""
     for i, message in enumerate(messages):
         place = f'{where}: message {i} of "{column}"'
-        fields = cast("Mapping[str, Any]", message if isinstance(message, Mapping) else {})
+        fields = _fields(message)
         if "role" not in fields:
             raise ConfigError(f"{place}: {shortened(message)}; expected {{role: …, content: …}}")
         content: object = fields.get("content")
         if not isinstance(content, str | list | None):
             raise ConfigError(f"{place}: content is {shortened(content)}; expected text")
         for part in cast("list[object]", content) if isinstance(content, list) else ():
-            part_fields = cast("Mapping[str, Any]", part if isinstance(part, Mapping) else {})
+            part_fields = _fields(part)
             kind = part_fields.get("type", type(part).__name__)
             if kind != "text" or not isinstance(part_fields.get("text"), str):
                 raise ConfigError(f"{place}: holds content of type {kind}; expected only text")
+
+
+def _fields(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 def flat_message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,7 +189,7 @@ def nested(row: Mapping[str, Any], column: str, default: object = None) -> Any:
             return None
         if not isinstance(value, Mapping) or part not in value:
             return default
-        value = value[part]
+        value = cast("Mapping[str, Any]", value)[part]
     return value
 
 

@@ -237,7 +237,8 @@ def _tasks(rows: Sequence[Row], config: DatasetConfig, source: str) -> list[Task
     # Lists that a CSV file or a column of texts holds as JSON, or as Python writes them.
     lists = {
         column: parse_lists([row.get(column) for _, row in rows])
-        for column in {columns["question"], columns.get("answers"), aliases} - {None}
+        for column in (columns["question"], columns.get("answers"), aliases)
+        if column is not None
     }
     if texts := [column for column, values in lists.items() if values is not None]:
         warn(
@@ -256,15 +257,6 @@ def _tasks(rows: Sequence[Row], config: DatasetConfig, source: str) -> list[Task
             )
         tasks.append(task)
     return tasks
-
-
-def _source(config: DatasetConfig, split: str) -> str:
-    """Return the field and the file or data set, to start a message with."""
-    if split != "train":
-        return f"dataset.{split}: {getattr(config, split)}"
-    if config.path is not None:
-        return f"dataset.path: {config.path}"
-    return f"dataset.name: {config.name}, split {config.split},"
 
 
 def _columns(

@@ -7,7 +7,7 @@ import math
 import reprlib
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -131,7 +131,7 @@ class _Loaded:
                 )
 
     @contextmanager
-    def fault(self, completions: Sequence[Any]) -> Iterator[None]:
+    def fault(self, completions: Sequence[Any]) -> Generator[None]:
         """Turn what the function raises into a ConfigError, with its line and the form of `completions`."""
         try:
             yield
@@ -530,7 +530,7 @@ def _with_line(error: BaseException, function: RewardFunction) -> str:
 
 
 @contextmanager
-def _told_if_slow(name: str) -> Iterator[None]:
+def _told_if_slow(name: str) -> Generator[None]:
     """Warn of a call that has not returned after a minute: it may never return, and a run would hang in silence."""
     text = "rewards: %s has been computing for %.0f s; if it should not, stop the run and correct the function"
     timer = threading.Timer(_SLOW_S, _log.warning, (text, name, _SLOW_S))
