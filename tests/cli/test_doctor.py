@@ -354,7 +354,7 @@ def test_an_llm_of_ones_own_is_checked_its_own_way(
     assert preflight.llm(bank) == "llm: a bank of written texts (bank.txt), not an LLM"
 
 
-# ---- the engine, processes and the disk
+# ---- the engine and processes
 
 
 def test_arguments_that_trl_would_not_take(tmp_path: Path) -> None:
@@ -400,28 +400,6 @@ def test_room_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     vllm = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.99}
     assert "lower training.micro_batch_size" in lacking(lambda: look(vllm))
     assert not isinstance(look({**vllm, "vllm_enable_sleep_mode": True}), Notice)
-
-
-def test_disk_for_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    weights = 1_050_752 * 4  # parameters of the bundled policy, in float32
-    given = config(tmp_path, training={"keep_checkpoints": 2, "save_every": 1})
-    # Three checkpoints of weights and two moments at a time, and best/ twice.
-    assert preflight.disk_needed(given, ENGINE) == 3 * 3 * weights + 2 * weights
-    assert (
-        preflight.disk_needed(config(tmp_path, training={"save_every": 0}), ENGINE) == 2 * weights
-    )
-    unknown = config(tmp_path, policy={"path": "nobody/no-such-model"})
-    assert preflight.disk_needed(unknown, ENGINE) is None
-    assert check("disk", unknown)() is None
-    usage = shutil.disk_usage(tmp_path)._replace(free=2**20)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    # An estimate stops no training.
-    assert "lower training.keep_checkpoints" in lacking(check("disk", given))
-    Preflight(given).require()
-    (warning,) = caplog.messages
-    assert warning.startswith("disk: checkpoints take about")
 
 
 def test_a_folder_that_is_taken_or_cannot_be_written(

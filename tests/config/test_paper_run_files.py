@@ -246,7 +246,7 @@ def layout(name: str, *assignments: str, processes: int = 1) -> Layout:
 
 
 def test_where_runs_train_and_sample() -> None:
-    verl = Layout(8, shards=8, share=0.6, dtype="float32", whole_logits=True, saved=(4, 4))
+    verl = Layout(8, shards=8, share=0.6, dtype="float32", whole_logits=True)
     assert layout("inspo-qwen2.5-7b-verl") == verl
     wide = (
         "training.engine_args={trainer: {nnodes: 2}, actor_rollout_ref.rollout: "
@@ -290,8 +290,6 @@ def test_verl_memory_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert found.rows["optimizer (AdamW)"][1] == 4_022_468_096 * 8 // 8
     assert memory("policy.dtype=auto") == found
     assert found.rows["log-probabilities"][1] == 16_386 * 151_936 * 8
-    # Weights for the workers and in Hugging Face's form, and two moments.
-    assert found.saved == (4_022_468_096 * 16, 4_022_468_096 * 16)
     half = memory("policy.dtype=bfloat16")
     assert half.rows["weights"][1] == 4_022_468_096 * 2 // 8
     key = "actor_rollout_ref.actor.fsdp_config.model_dtype"

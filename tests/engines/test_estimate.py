@@ -169,7 +169,6 @@ def test_whole_weights_in_float32_by_hand() -> None:
     # A mask of each prompt as booleans and as a bias, and 22 bytes a logit while a token is drawn.
     draws = 8 * (1000**2 * 3 + 151_936 * 22)
     assert found.sampling == held + cache + draws
-    assert found.saved == (4 * P_3B, 12 * P_3B)
 
 
 def test_lora_on_bfloat16_by_hand() -> None:

@@ -177,7 +177,6 @@ class Layout:
         kept: the part of `share` that vLLM also keeps while the policy is updated.
         dtype: the type that the engine loads weights in; None leaves it to the run file.
         whole_logits: whether a micro-batch's logits exist all at once, not tile by tile.
-        saved: how many times the trained weights' bytes best/ and a checkpoint take.
     """
 
     gpus: int = 1
@@ -188,7 +187,6 @@ class Layout:
     kept: float = 0.0
     dtype: str | None = None
     whole_logits: bool = False
-    saved: tuple[int, int] = (1, 3)
 
 
 @dataclass(frozen=True)
@@ -201,7 +199,6 @@ class Memory:
         rows: (bytes while sampling, bytes while training) of each part.
         sampling: the peak while sampling; None if vLLM samples, within its share.
         training: the peak while training on a micro-batch.
-        saved: the size of best/, and of a checkpoint.
     """
 
     parameters: int
@@ -210,7 +207,6 @@ class Memory:
     rows: Mapping[str, tuple[int, int]]
     sampling: int | None
     training: int
-    saved: tuple[int, int]
 
 
 def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
@@ -271,7 +267,6 @@ def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
         "log-probabilities": (0, head),
     }
     sampling, peak = (sum(column) for column in zip(*rows.values(), strict=True))
-    best, checkpoint = (times * trained * trained_size for times in layout.saved)
     return Memory(
         parameters=shape.parameters,
         trained=trained,
@@ -279,7 +274,6 @@ def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
         rows=rows,
         sampling=sampling if layout.share is None else None,
         training=peak,
-        saved=(best, checkpoint),
     )
 
 

@@ -31,7 +31,6 @@ from cotune.config.run_file import LLMConfig, RulesConfig, RunConfig
 from cotune.data.dataset import SPLITS
 from cotune.data.splits import warn
 from cotune.engines.engine import Engine, engine_of
-from cotune.engines.estimate import memory_of, shape_of
 from cotune.environments.environment_kind import EnvironmentOptions
 from cotune.environments.registry import BUILT_IN, kind_of
 from cotune.errors import BudgetError, ConfigError, EngineError, LLMError
@@ -51,7 +50,6 @@ from cotune.rewards.functions import RewardFunctions
 from cotune.run.costs import CostRow
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
-from cotune.utils.files import free_space
 from cotune.utils.packages import installed
 from cotune.utils.processes import launched_rank
 from cotune.utils.progress import begin
@@ -133,7 +131,6 @@ class Preflight:
             # The last of the light ones, since it may cost something.
             Check("llm answers", self._llm_answers, here=True, needs=("llm",)),
             *trainer.check(self),
-            Check("disk", self._disk, here=True, needs=("policy", "output")),
             Check("prompts", self._prompts, needs=(*tokenizer, "environment")),
             Check("policy.lora", self._layers, needs=(*tokenizer, "packages")),
         ]
@@ -242,16 +239,6 @@ class Preflight:
             return None
         RunDir.check_free(self.config.output)
         return f"output: {self.config.output}"
-
-    def _disk(self) -> str | None:
-        """Check that the checkpoints fit on the run folder's disk."""
-        free, needed = free_space(self.config.output), disk_needed(self.config, self.engine)
-        if needed is None:
-            return None
-        text = f"disk: checkpoints take about {size(needed)} of the {size(free)} that are free"
-        if needed <= free or not self._new:
-            return text
-        return Notice(f"{text}; choose another output, or lower training.keep_checkpoints")
 
     def _llm_answers(self) -> str | None:
         options = self.config.proposer
@@ -461,18 +448,3 @@ def llm_answers(options: LLMConfig | None, spent: float = 0.0) -> tuple[str | No
     except BudgetError as error:
         raise LLMError(str(error)) from error
     return "llm: a first call was answered", record.cost_rows
-
-
-def disk_needed(config: RunConfig, trainer: Engine) -> int | None:
-    """Return the maximum bytes of checkpoints and best policy; None for an unknown policy.
-
-    A checkpoint holds the trained weights and AdamW's two moments. While one is written there is
-    one more than the number kept, and best/ is staged next to the folder that it replaces.
-    """
-    try:
-        shape, layout = shape_of(config.policy.path), trainer.layout(config)
-        best, checkpoint = memory_of(config, shape, layout).saved
-    except (ValueError, ConfigError):
-        return None
-    kept = config.training.keep_checkpoints + 1 if config.training.save_every else 0
-    return kept * checkpoint + 2 * best

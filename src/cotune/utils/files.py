@@ -17,12 +17,6 @@ def link_or_copy(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def free_space(folder: Path) -> int:
-    """Return the bytes that are free on the disk of a folder, which need not exist."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    return shutil.disk_usage(existing).free
-
-
 def file_failure(error: BaseException, folder: Path | None = None) -> str:
     """Return which file failed, why, and what helps, in one line; "" if the error is of another kind.
 

@@ -32,7 +32,7 @@ def group_advantages(
         advantages and returns, which are the same, (B, C).
     """
     scaled = config is None or config.get("norm_adv_by_std_in_grpo", True)
-    found, _ = compute_grpo_outcome_advantage(
+    advantages, _ = compute_grpo_outcome_advantage(
         token_level_rewards, response_mask, index, epsilon=1e-4, norm_adv_by_std_in_grpo=scaled
     )
     groups: defaultdict[str, list[int]] = defaultdict(list)
@@ -41,5 +41,5 @@ def group_advantages(
     rewards = token_level_rewards.sum(-1)
     for rows in groups.values():
         if (rewards[rows] == rewards[rows[0]]).all():
-            found[rows] = 0.0
-    return found, found
+            advantages[rows] = 0.0
+    return advantages, advantages

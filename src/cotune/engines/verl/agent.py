@@ -53,19 +53,19 @@ class Calls:
 def _calls(worker: Worker) -> Calls:
     environment, rewards = worker.environment, worker.rewards
 
-    def begun(asked: Sequence[tuple[Assignment, int, int]]) -> list[Episode]:
+    def begun(beginnings: Sequence[tuple[Assignment, int, int]]) -> list[Episode]:
         limits, context = worker.config.limits, worker.context_tokens
-        return placed_episodes(asked, environment, worker.codec, limits, context)
+        return placed_episodes(beginnings, environment, worker.codec, limits, context)
 
-    def stepped(taken: Sequence[tuple[Episode, Sample]]) -> list[None]:
-        actions = [episode.advance(sample.ids, sample.logprobs) for episode, sample in taken]
-        for (episode, _), response in zip(taken, responses(environment, actions), strict=True):
+    def stepped(samples: Sequence[tuple[Episode, Sample]]) -> list[None]:
+        actions = [episode.advance(sample.ids, sample.logprobs) for episode, sample in samples]
+        for (episode, _), response in zip(samples, responses(environment, actions), strict=True):
             episode.observe(response)
-        return [None] * len(taken)
+        return [None] * len(samples)
 
     def scored(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        own = score_all(trajectories, environment)
-        return own if rewards is None else rewards(own, environment)
+        results = score_all(trajectories, environment)
+        return results if rewards is None else rewards(results, environment)
 
     def arrived(step: int) -> None:
         if isinstance(rewards, RewardFunctions):
@@ -81,10 +81,10 @@ def _calls(worker: Worker) -> Calls:
 def _trainer_state(worker: Worker, step: int) -> SimpleNamespace:
     """Return the `trainer_state` for reward functions: the optimizer steps before a step."""
     training = worker.config.training
-    made = (step - 1) * training.mini_batches
+    optimizer_steps = (step - 1) * training.mini_batches
     questions = len(worker.environment.tasks("train"))
     return SimpleNamespace(
-        global_step=made,
+        global_step=optimizer_steps,
         max_steps=training.steps * training.mini_batches,
         epoch=(step - 1) * training.questions_per_step / questions,
     )

@@ -65,10 +65,10 @@ def checked_arguments(config: RunConfig) -> dict[str, Any]:
     Raises:
         ConfigError: a field is not supported, or a key is not for engine_args; the message names it.
     """
-    given = _keys(config.training.engine_args)
+    engine_args = _keys(config.training.engine_args)
     _check_supported(config)
-    _check_ours(given)
-    return given
+    _check_ours(engine_args)
+    return engine_args
 
 
 def _check_supported(config: RunConfig) -> None:
@@ -82,8 +82,8 @@ def _check_supported(config: RunConfig) -> None:
         "strategy.distil_steps": getattr(config.strategy, "distil_steps", 0) > 0,
         f"training.schedule {training.schedule}": training.schedule not in SCHEDULES,
     }
-    for field, given in refused.items():
-        if given:
+    for field, is_set in refused.items():
+        if is_set:
             raise ConfigError(
                 f"{field} is not supported by training.engine verl; change it, or set training.engine: trl"
             )
@@ -94,24 +94,24 @@ def _check_supported(config: RunConfig) -> None:
         )
 
 
-def _check_ours(given: Mapping[str, Any]) -> None:
-    for name in given:
+def _check_ours(engine_args: Mapping[str, Any]) -> None:
+    for name in engine_args:
         bare = name.lstrip("+")
-        for ours, field in _OURS.items():
-            if bare == ours or bare.startswith(f"{ours}."):
+        for key, field in _OURS.items():
+            if bare == key or bare.startswith(f"{key}."):
                 why = field if field.startswith("fixed: ") else f"set by {field}"
                 raise ConfigError(f"training.engine_args.{name}: {why}; remove it from engine_args")
-            if ours.startswith(f"{bare}."):
+            if key.startswith(f"{bare}."):
                 raise ConfigError(
                     f"training.engine_args.{name}: is a section of veRL's; expected keys in it"
                 )
 
 
-def _keys(given: Mapping[str, Any]) -> dict[str, Any]:
+def _keys(engine_args: Mapping[str, Any]) -> dict[str, Any]:
     """Flatten nested keys to dotted ones; a + before any part of a key moves to the front."""
     return {
         f"+{name.replace('+', '')}" if "+" in name else name: value
-        for name, value in flat(given).items()
+        for name, value in flat(engine_args).items()
     }
 
 
@@ -134,8 +134,8 @@ def layout_of(config: RunConfig) -> Layout:
     args = {
         name.replace("+", ""): value for name, value in flat(config.training.engine_args).items()
     }
-    alone = {"trainer.n_gpus_per_node": 1.0} if config.training.single_gpu else {}
-    defaults = {**_NUMBERS, **alone}
+    single_gpu = {"trainer.n_gpus_per_node": 1.0} if config.training.single_gpu else {}
+    defaults = {**_NUMBERS, **single_gpu}
     per_node, nodes, fsdp, share, split = (_number(args, *item) for item in defaults.items())
     gpus = max(1, int(per_node * nodes))
     # veRL loads float32 unless something else is set.
@@ -148,8 +148,6 @@ def layout_of(config: RunConfig) -> Layout:
         split=max(1, int(split)),
         dtype="float32" if dtype == "auto" else dtype,
         whole_logits=True,
-        # Weights for the workers and for Hugging Face, and two moments; best/ has a checkpoint of its own.
-        saved=(4, 4),
     )
 
 
@@ -159,15 +157,15 @@ def _number(args: Mapping[str, Any], name: str, default: float) -> float:
     Raises:
         ConfigError: the value is not a number.
     """
-    given = args.get(name)
-    if given is None:
+    written = args.get(name)
+    if written is None:
         return default
     try:
-        value = float(given)
+        value = float(written)
     except (TypeError, ValueError):
         value = math.nan
-    if isinstance(given, bool) or not math.isfinite(value):
+    if isinstance(written, bool) or not math.isfinite(value):
         raise ConfigError(
-            f"training.engine_args.{name} is {given!r}; expected a number, or null for {default:g}"
+            f"training.engine_args.{name} is {written!r}; expected a number, or null for {default:g}"
         )
     return value

@@ -62,10 +62,10 @@ def drop_later(folder: Path, step: int) -> None:
 
 
 def _numbered(folder: Path) -> list[tuple[int, Path]]:
-    named = [
+    numbers = [
         (path.name.removeprefix("global_step_"), path) for path in folder.glob("global_step_*")
     ]
-    return [(int(step), path) for step, path in named if step.isdigit()]
+    return [(int(step), path) for step, path in numbers if step.isdigit()]
 
 
 _WHOLE = "whole"
@@ -91,10 +91,10 @@ class VerlBest(BestPolicy):
         self, joint: Joint, score: Score | None, step: int, plain: Score | None = None
     ) -> None:
         super().offer(joint, score, step, plain)
-        known = self._read()
-        kept = None if known is None else self._pieces(known.step)
+        record = self._read()
+        kept_pieces = None if record is None else self._pieces(record.step)
         for folder in self._checkpoint.glob("step_*"):
-            if folder != kept:
+            if folder != kept_pieces:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def write_weights(self, joint: Any, folder: Path, step: int) -> None:
@@ -131,19 +131,19 @@ class VerlBest(BestPolicy):
 
     def check(self) -> None:
         super().check()
-        known = self._read()
-        pieces = None if known is None else self._pieces(known.step)
+        record = self._read()
+        pieces = None if record is None else self._pieces(record.step)
         if pieces is not None:
             _check(pieces)
 
     def _read(self) -> BestRecord | None:
-        known = super()._read()
-        return known if known is not None and self._pieces(known.step) is not None else None
+        record = super()._read()
+        return record if record is not None and self._pieces(record.step) is not None else None
 
     def _pieces(self, step: int) -> Path | None:
         """Return the newest complete checkpoint of a step."""
-        found = [p for p in self._checkpoint.glob(f"step_{step}_*") if (p / _WHOLE).exists()]
-        return max(found, key=lambda path: (path / _WHOLE).stat().st_mtime, default=None)
+        complete = [p for p in self._checkpoint.glob(f"step_{step}_*") if (p / _WHOLE).exists()]
+        return max(complete, key=lambda path: (path / _WHOLE).stat().st_mtime, default=None)
 
 
 def _check(pieces: Path) -> None:

@@ -98,12 +98,16 @@ class VerlJoint(Joint):
     def end_step(self, metrics: dict[str, Any]) -> bool:
         """Finish a step after training; return whether it is the last one within the budget."""
         self.batches += 1
-        theirs = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
-        named = {ours: theirs[name] for name, ours in _NAMES.items() if name in theirs}
-        named |= context_ratios(theirs)
+        verl_metrics = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
+        named = {
+            name: verl_metrics[verl_name]
+            for verl_name, name in _NAMES.items()
+            if verl_name in verl_metrics
+        }
+        named |= context_ratios(verl_metrics)
         self.parts.record.metrics(
             self.batches,
-            {**theirs, **named, **self.metrics, "optimizer_step": self._optimizer_steps()},
+            {**verl_metrics, **named, **self.metrics, "optimizer_step": self._optimizer_steps()},
         )
         metrics.update(self.metrics)
         self.ended = self.budget_is_spent()

@@ -146,26 +146,26 @@ class Apart:
 def _results(partition: str, keys: Sequence[str]) -> dict[str, str]:
     if not keys:
         return {}
-    found = tq.kv_batch_get(keys=list(keys), partition_id=partition, select_fields=["extra_fields"])
-    fields: list[Any] = [getattr(value, "data", value) for value in found["extra_fields"]]
+    table = tq.kv_batch_get(keys=list(keys), partition_id=partition, select_fields=["extra_fields"])
+    fields: list[Any] = [getattr(value, "data", value) for value in table["extra_fields"]]
     return {key: value[RESULT] for key, value in zip(keys, fields, strict=True)}
 
 
 def _in_order(
     results: dict[str, str], places: dict[str, int], assignments: Sequence[Assignment]
 ) -> list[Trajectory]:
-    found: dict[int, Trajectory] = {}
+    by_place: dict[int, Trajectory] = {}
     for key, text in results.items():
         result = result_from(text, assignments[places[key]])
         if not isinstance(result, Trajectory):
             raise _raised(*result)
-        found[places[key]] = result
-    if len(found) != len(assignments):
+        by_place[places[key]] = result
+    if len(by_place) != len(assignments):
         raise EngineError(
-            f"{len(assignments) - len(found)} of {len(assignments)} rollouts did not come back from "
+            f"{len(assignments) - len(by_place)} of {len(assignments)} rollouts did not come back from "
             "veRL's agent loops; the cause is in Ray's logs of AgentLoopWorkerTQ"
         )
-    return [found[place] for place in range(len(assignments))]
+    return [by_place[place] for place in range(len(assignments))]
 
 
 def _raised(name: str, message: str) -> Exception:

@@ -27,13 +27,15 @@ def assignments_text(assignments: Sequence[Assignment]) -> str:
 
 def assignment_at(text: str, session: int) -> tuple[Assignment, int]:
     """Return a session's assignment, whose task has no columns, and the row's session count."""
-    given = json.loads(text)
-    task = given["task"]
+    fields_of_row = json.loads(text)
+    task = fields_of_row["task"]
     task["answers"] = tuple(task["answers"])
     task["context"] = tuple((role, content) for role, content in task["context"])
-    sampled, trained, instruction_id, group = given["sessions"][session]
-    found = Assignment(Task(**task), Prompt(**sampled), Prompt(**trained), instruction_id, group)
-    return found, len(given["sessions"])
+    sampled, trained, instruction_id, group = fields_of_row["sessions"][session]
+    assignment = Assignment(
+        Task(**task), Prompt(**sampled), Prompt(**trained), instruction_id, group
+    )
+    return assignment, len(fields_of_row["sessions"])
 
 
 def sampling_text(sampling: Sampling) -> str:
@@ -41,8 +43,8 @@ def sampling_text(sampling: Sampling) -> str:
 
 
 def sampling_from(text: str) -> Sampling:
-    given = json.loads(text)
-    return Sampling(**given | {"stop": tuple(given["stop"])})
+    values = json.loads(text)
+    return Sampling(**values | {"stop": tuple(values["stop"])})
 
 
 def result_text(trajectory: Trajectory) -> str:

@@ -58,31 +58,33 @@ def verl_config(
     Raises:
         ConfigError: a field is invalid; the message names it.
     """
-    given = checked_arguments(config)
+    engine_args = checked_arguments(config)
     try:
-        found = deepcopy(_composed(*(f"{k}={given[k]}" for k in _COMPOSED if k in given)))
+        verl_values = deepcopy(
+            _composed(*(f"{k}={engine_args[k]}" for k in _COMPOSED if k in engine_args))
+        )
     except HydraException as error:
         raise ConfigError(f"training.engine_args: {one_line(str(error))[:200]}") from error
     distillation = config.method.distillation(config.strategy)
     values = _values(config, folder, gpus, stops, distillation)
     if config.policy.dtype != "auto":
         for part in ("actor", "ref"):
-            if "fsdp_config" in found.actor_rollout_ref[part]:
+            if "fsdp_config" in verl_values.actor_rollout_ref[part]:
                 values[f"actor_rollout_ref.{part}.{MODEL_DTYPE}"] = DTYPES[config.policy.dtype]
-    with open_dict(found):
+    with open_dict(verl_values):
         for name, value in values.items():
-            OmegaConf.update(found, name, value, force_add=True)
-    for name, value in given.items():
+            OmegaConf.update(verl_values, name, value, force_add=True)
+    for name, value in engine_args.items():
         if name not in _COMPOSED:
-            _set(found, name, value)
-    if found.actor_rollout_ref.actor.policy_loss.loss_mode == "cispo":
-        _set_cispo_clip(found, given)
+            _set(verl_values, name, value)
+    if verl_values.actor_rollout_ref.actor.policy_loss.loss_mode == "cispo":
+        _set_cispo_clip(verl_values, engine_args)
     if masks(distillation):
-        _set_signed_mask(found)
-    _set_context(found, config.limits, context_tokens, given)
-    _check_rollout(found)
-    _check_batch(found, config.training)
-    return found
+        _set_signed_mask(verl_values)
+    _set_context(verl_values, config.limits, context_tokens, engine_args)
+    _check_rollout(verl_values)
+    _check_batch(verl_values, config.training)
+    return verl_values
 
 
 @cache
@@ -96,10 +98,10 @@ def _composed(*overrides: str) -> DictConfig:
         return compose("ppo_trainer", overrides=list(overrides))
 
 
-def resume_from(found: DictConfig, checkpoint: Path) -> None:
+def resume_from(values: DictConfig, checkpoint: Path) -> None:
     """Set veRL's configuration to resume from a checkpoint, which is veRL's folder."""
-    found.trainer.resume_mode = "resume_path"
-    found.trainer.resume_from_path = str(checkpoint.absolute())
+    values.trainer.resume_mode = "resume_path"
+    values.trainer.resume_from_path = str(checkpoint.absolute())
 
 
 def _values(
@@ -162,21 +164,22 @@ def _values(
     return values
 
 
-def _set_signed_mask(found: DictConfig) -> None:
+def _set_signed_mask(verl_values: DictConfig) -> None:
     """Replace the policy loss by its variant with the signed mask, which the workers import."""
-    actor, model = found.actor_rollout_ref.actor, found.actor_rollout_ref.model
+    actor, model = verl_values.actor_rollout_ref.actor, verl_values.actor_rollout_ref.model
     actor.policy_loss.loss_mode = f"{SIGNED_LOSS}{actor.policy_loss.loss_mode}"
-    theirs = model.external_lib or []
-    ours = "cotune.engines.verl.signed_mask"
-    model.external_lib = [ours, *([theirs] if isinstance(theirs, str) else theirs)]
+    libraries = model.external_lib or []
+    if isinstance(libraries, str):
+        libraries = [libraries]
+    model.external_lib = ["cotune.engines.verl.signed_mask", *libraries]
 
 
-def _set_cispo_clip(found: DictConfig, given: Mapping[str, Any]) -> None:
+def _set_cispo_clip(verl_values: DictConfig, engine_args: Mapping[str, Any]) -> None:
     """Set CISPO's clip range, [1 - low, 1 + high] of the ratio itself, unless engine_args set it."""
     for end, value in (("low", 1.0), ("high", CISPO_CAP - 1.0)):
         name = f"actor_rollout_ref.actor.clip_ratio_{end}"
-        if name not in given:
-            OmegaConf.update(found, name, value)
+        if name not in engine_args:
+            OmegaConf.update(verl_values, name, value)
 
 
 def _trainer_values(config: RunConfig, folder: Path, gpus: int) -> dict[str, Any]:
@@ -213,10 +216,10 @@ def _warmup_steps(training: TrainingConfig) -> int:
     return math.ceil(training.warmup * training.steps)
 
 
-def _set(found: DictConfig, name: str, value: Any) -> None:
+def _set(verl_values: DictConfig, name: str, value: Any) -> None:
     """Set one of veRL's keys; prefix unknown ones with +, as on veRL's command line."""
     try:
-        OmegaConf.update(found, name.lstrip("+"), value, force_add=name.startswith("+"))
+        OmegaConf.update(verl_values, name.lstrip("+"), value, force_add=name.startswith("+"))
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"training.engine_args.{name}: {one_line(str(error))[:200]}; correct it, or write +{name} for a key "
@@ -225,18 +228,21 @@ def _set(found: DictConfig, name: str, value: Any) -> None:
 
 
 def _set_context(
-    found: DictConfig, limits: Limits, context_tokens: int | None, given: Mapping[str, Any]
+    verl_values: DictConfig,
+    limits: Limits,
+    context_tokens: int | None,
+    engine_args: Mapping[str, Any],
 ) -> None:
     """Reserve rollout engine memory for one episode instead of the policy's whole context."""
     name = "actor_rollout_ref.rollout.max_model_len"
-    if name not in given:
+    if name not in engine_args:
         longest = limits.prompt_tokens + limits.trajectory_tokens
         value = longest if context_tokens is None else min(context_tokens, longest)
-        OmegaConf.update(found, name, value)
+        OmegaConf.update(verl_values, name, value)
 
 
-def _check_rollout(found: DictConfig) -> None:
-    name = found.actor_rollout_ref.rollout.name
+def _check_rollout(verl_values: DictConfig) -> None:
+    name = verl_values.actor_rollout_ref.rollout.name
     if name in ("sglang", "trtllm"):
         raise ConfigError(
             f"training.engine_args.actor_rollout_ref.rollout.name is {name}, whose sampling parameters "
@@ -244,13 +250,15 @@ def _check_rollout(found: DictConfig) -> None:
         )
 
 
-def _check_batch(found: DictConfig, training: TrainingConfig) -> None:
+def _check_batch(verl_values: DictConfig, training: TrainingConfig) -> None:
     """Raise ConfigError if the ranks cannot divide a mini-batch; veRL would fail after a step."""
-    actor = found.actor_rollout_ref.actor
+    actor = verl_values.actor_rollout_ref.actor
     if not str(actor.strategy).startswith("fsdp"):
         return
     sequence = int(OmegaConf.select(actor, "ulysses_sequence_parallel_size", default=1) or 1)
-    ranks = max(1, int(found.trainer.n_gpus_per_node) * int(found.trainer.nnodes) // sequence)
+    ranks = max(
+        1, int(verl_values.trainer.n_gpus_per_node) * int(verl_values.trainer.nnodes) // sequence
+    )
     rows = training.questions_per_step // training.mini_batches * training.group_size
     if rows % ranks:
         raise ConfigError(

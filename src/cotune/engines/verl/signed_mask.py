@@ -27,12 +27,12 @@ def signed(base: Any) -> Any:
         rollout_is_weights: torch.Tensor,
         **rest: Any,
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        out = (rollout_is_weights == 0) & (advantages <= 0) & response_mask.bool()
-        found, metrics = base(
-            advantages=advantages.masked_fill(out, 0.0), response_mask=response_mask, **rest
+        masked = (rollout_is_weights == 0) & (advantages <= 0) & response_mask.bool()
+        loss_value, metrics = base(
+            advantages=advantages.masked_fill(masked, 0.0), response_mask=response_mask, **rest
         )
-        share = out.sum() / response_mask.sum().clamp(min=1)
-        return found, {**metrics, "actor/signed_masked_share": share.item()}
+        share = masked.sum() / response_mask.sum().clamp(min=1)
+        return loss_value, {**metrics, "actor/signed_masked_share": share.item()}
 
     return loss
 
