@@ -451,7 +451,9 @@ def test_the_command_s_status_says_whether_something_is_missing(
     status, said = run_doctor([file, "--set", llm], monkeypatch, capsys)
     assert status == 1
     (line,) = [line for line in said.splitlines() if not re.match("ok |  .* …$", line)]
-    assert line.startswith("not ok   llm: the environment variable COTUNE_TEST_KEY is not set; ")
+    assert line.startswith(
+        "not ok   environment variable COTUNE_TEST_KEY is not set, expected the API"
+    )
     assert SECRET not in said
 
 

@@ -30,7 +30,8 @@ class BestPolicy:
     """
 
     def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._folder, self._tokenizer = folder, tokenizer
+        self._folder = folder
+        self._tokenizer = tokenizer
 
     @property
     def _staged(self) -> Path:
@@ -52,33 +53,34 @@ class BestPolicy:
             step: the steps it is trained for.
             plain: its score under the initial instruction, if the strategy checks the uplift.
         """
-        known, em = self._read(), 0.0 if score is None else score.em
+        kept = self._read()
+        em = 0.0 if score is None else score.em
         initial_em = None if plain is None else plain.em
         # If the kept policy is of a later step, it is from steps that a resume has discarded.
-        if known is not None and known.step <= step:
-            found = known.as_found
-            if _rank(found.em, found.initial_em) >= _rank(em, initial_em):
+        if kept is not None and kept.step <= step:
+            kept = kept.as_found
+            if _rank(kept.em, kept.initial_em) >= _rank(em, initial_em):
                 return
         staged = self._staged
         shutil.rmtree(staged, ignore_errors=True)
         self.write_weights(joint, staged, step)
         self._tokenizer.save_pretrained(staged)
         strategy = joint.coordinator.strategy
-        text = strategy.best_prompt().instruction
-        write_atomic(staged / "instruction.txt", text + "\n")
+        instruction = strategy.best_prompt().instruction
+        write_atomic(staged / "instruction.txt", instruction + "\n")
         if hint := strategy.best_hint():
             write_atomic(staged / "hint.txt", hint + "\n")
         # safetensors writes files that only their owner can read; a server may run under another account.
         for weights in staged.rglob("*.safetensors"):
             shutil.copymode(staged / "instruction.txt", weights)
-        choice = joint.coordinator.strategy.choice()
+        choice = strategy.choice()
         record = BestRecord(
             em=em,
             initial_em=initial_em,
             initial_interval=None if plain is None else plain.interval,
             step=step,
             instruction_id=strategy.best_instruction_id(),
-            instruction=text,
+            instruction=instruction,
             hint=hint,
             validated=score is not None,
             training_tasks=joint.identity.get("the training tasks"),
@@ -101,9 +103,8 @@ class BestPolicy:
             last: the last policy's score on validation under it; None if it has none.
             initial: the initial instruction.
         """
-        known = self.known()
         record = replace(
-            known.as_found,
+            self.known().as_found,
             trained=trained,
             leader=leader,
             last_em=None if last is None else last.em,
@@ -154,12 +155,12 @@ class BestPolicy:
             weights.
         """
         joint.coordinator.comm.broadcast(None)  # wait until rank 0 has written
-        known = self.known()
-        if known.step != joint.batches:
+        kept = self.known()
+        if kept.step != joint.batches:
             if joint.coordinator.comm.rank == 0:
                 check_whole(self._folder)
-            self.load_weights(joint, known.step)
-        return known.instruction_id, Prompt(known.instruction, known.hint)
+            self.load_weights(joint, kept.step)
+        return kept.instruction_id, Prompt(kept.instruction, kept.hint)
 
     def check(self) -> None:
         """Raise ConfigError if the kept policy is damaged."""
@@ -168,10 +169,10 @@ class BestPolicy:
 
     def known(self) -> BestRecord:
         """Return the record of what is kept. Raises FileNotFoundError before anything is."""
-        known = self._read()
-        if known is None:
+        kept = self._read()
+        if kept is None:
             raise FileNotFoundError(f"{self._folder}: no policy was kept")
-        return known
+        return kept
 
     def _read(self) -> BestRecord | None:
         # best.json is written last, so a staged folder that contains it is complete.
@@ -186,20 +187,20 @@ def _rank(em: float, initial_em: float | None) -> tuple[float, float]:
     return max(em, other), min(em, other)
 
 
-def _initial_kept(found: BestRecord, initial: Prompt, em: float) -> BestRecord:
+def _initial_kept(record: BestRecord, initial: Prompt, em: float) -> BestRecord:
     """Return the record with the initial instruction in place of the one that was found."""
     return replace(
-        found,
+        record,
         instruction_id="i0",
         instruction=initial.instruction,
         em=em,
-        interval=found.initial_interval,
+        interval=record.initial_interval,
         weight=None,
         observed_steps=None,
         observed_rollouts=None,
         runner_up=None,
         too_close_to_call=None,
-        found=found,
+        found=record,
     )
 
 

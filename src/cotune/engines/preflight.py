@@ -314,30 +314,28 @@ def policy(options: PolicyConfig) -> str:
     Raises:
         ConfigError: its path is not a folder, or it is an unknown bundled policy.
     """
-    given = options.path
-    path = policy_path(given)
-    folder = Path(path) if Path(path).is_dir() else cached_folder(given)
+    name = options.path
+    path = policy_path(name)
+    folder = Path(path) if Path(path).is_dir() else cached_folder(name)
     if folder is None:
-        return f"policy: {given}, on the Hugging Face hub"
+        return f"policy: {name}, on the Hugging Face hub"
     if RunDir.is_run(folder):
         raise ConfigError(
-            f"policy.path: {given!r} is the folder of a run, not of a model; name {folder / 'best'}"
+            f"policy.path: {name!r} is the folder of a run, not of a model; name {folder / 'best'}"
         )
     lacks = ", ".join(missing_parts(folder))
     if lacks and not Path(path).is_dir():
-        return f"policy: {given}, whose {lacks} are not in the hub's cache"  # and are downloaded
+        return f"policy: {name}, whose {lacks} are not in the hub's cache"  # and are downloaded
     if lacks:
         raise ConfigError(
-            f"policy.path: cannot load {given!r}: it has no {lacks}; complete the folder"
+            f"policy.path: cannot load {name!r}: it has no {lacks}; complete the folder"
         )
     if damage := damaged_weights(folder):
-        raise ConfigError(
-            f"policy.path: cannot load {given!r}: {damage}; copy or download it again"
-        )
+        raise ConfigError(f"policy.path: cannot load {name!r}: {damage}; copy or download it again")
     template = options.chat_template
     if template is not None and template != "plain" and not Path(template).is_file():
         raise ConfigError(f"policy: no chat template {template}; correct policy.chat_template")
-    return f"policy: {given}, {size(weights_size(folder))} of weights"
+    return f"policy: {name}, {size(weights_size(folder))} of weights"
 
 
 def retriever(environment: EnvironmentOptions) -> str | None:
@@ -361,24 +359,24 @@ def packages(config: RunConfig) -> None:
     args = config.training.engine_args
     reported = args.get("report_to") or []
     trackers = [reported] if isinstance(reported, str) else list(reported)
-    asked = {
+    needed = {
         "peft": "policy.lora" if config.policy.lora is not None else "",
         "vllm": "training.engine_args.use_vllm" if args.get("use_vllm") else "",
         **{name: "training.engine_args.report_to" for name in trackers if name in OPTIONAL},
         **dict.fromkeys(config.logging.report_to, "logging.report_to"),
     }
     if extra := config.environment_kind.extra:
-        asked[extra] = "environment.kind"
-    for name, field in asked.items():
+        needed[extra] = "environment.kind"
+    for name, field in needed.items():
         if field and not installed(name):
             source = f"'cotune[{name}]'" if field == "environment.kind" else name
             raise ConfigError(
                 f"{name} is not installed, but {field} asks for it; pip install "
                 f"{_VLLM if name == 'vllm' else source}"
             )
-    if asked.get("wandb") and not _wandb_can_log_in():
+    if needed.get("wandb") and not _wandb_can_log_in():
         raise ConfigError(
-            f"{asked['wandb']}: W&B has no API key; run wandb login, or set WANDB_API_KEY, or "
+            f"{needed['wandb']}: W&B has no API key; run wandb login, or set WANDB_API_KEY, or "
             "WANDB_MODE=offline"
         )
 
@@ -408,13 +406,8 @@ def llm(options: LLMConfig | None) -> str | None:
     if isinstance(options, OwnLLMOptions):
         imported(options)
         return f"llm: {options.describe()}"
-    name = options.api_key_env if isinstance(options, OpenAIOptions) else None
-    if name is not None and not os.environ.get(name):
-        raise ConfigError(
-            f"llm: the environment variable {name} is not set; export {name}=… with the key, or set "
-            "llm.api_key_env to null"
-        )
     build_llm(options, 0, Record())
+    name = options.api_key_env if isinstance(options, OpenAIOptions) else None
     return f"llm: {options.describe()}" + (
         f"; the environment variable {name} is set" if name else ""
     )
@@ -439,12 +432,12 @@ def llm_answers(options: LLMConfig | None, spent: float = 0.0) -> tuple[str | No
     begin(
         f"asking {options.describe()} (at most {timeout_s * (1 + _FIRST_RETRIES) + _FIRST_RETRIES:g} s)"
     )
-    asked = replace(options, timeout_s=timeout_s)
-    if asked.budget is not None:
-        asked = replace(asked, budget=max(0.0, asked.budget - spent))
+    first_call = replace(options, timeout_s=timeout_s)
+    if first_call.budget is not None:
+        first_call = replace(first_call, budget=max(0.0, first_call.budget - spent))
     record = Record()
     try:
-        OpenAIClient(asked, record, _FIRST_RETRIES).check()
+        OpenAIClient(first_call, record, _FIRST_RETRIES).check()
     except BudgetError as error:
         raise LLMError(str(error)) from error
     return "llm: a first call was answered", record.cost_rows

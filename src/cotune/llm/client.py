@@ -264,6 +264,12 @@ class OpenAIClient:
         except openai.OpenAIError as error:
             cause = error.__cause__ or error
             reason = f"{type(cause).__name__.lstrip('_')}: {_shown(self._hide(str(cause)))}"
+            root = cause
+            while root.__cause__ is not None:
+                root = root.__cause__
+            # "All connection attempts failed" alone does not say whether nothing listens there.
+            if isinstance(root, ConnectionError) and root.errno:
+                reason += f" ({os.strerror(root.errno)})"
             return Outcome(error=reason, free=type(cause).__name__ in _UNSENT)
         outcome = parse_reply(reply.content.decode("utf-8", "replace"), self._hide)
         return replace(outcome, text=self._hide(outcome.text, _SHORTEST_SECRET))
