@@ -72,8 +72,8 @@ def complete_best(config: RunConfig, run: RunDir, environment: Environment | Non
 
 def is_complete(run: RunDir) -> bool:
     """Return whether a finished run's `best/` is complete. Raises ConfigError if it is not finished."""
-    known = read_serving(run.best_path)
-    return known is not None and known.attempt == finished(run).get("attempt", run.attempt)
+    serving = read_serving(run.best_path)
+    return serving is not None and serving.attempt == finished(run).get("attempt", run.attempt)
 
 
 def completed(config: RunConfig, run: RunDir) -> Serving:
@@ -86,9 +86,9 @@ def completed(config: RunConfig, run: RunDir) -> Serving:
     check_whole(run.best_path)
     if not is_complete(run):
         complete_best(config, run)
-    known = read_serving(run.best_path)
-    assert known is not None  # it was just written
-    return known
+    serving = read_serving(run.best_path)
+    assert serving is not None  # it was just written
+    return serving
 
 
 def write_generation_config(folder: Path, limits: Limits, tokenizer: Any = None) -> None:

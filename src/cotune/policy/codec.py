@@ -135,12 +135,12 @@ class HFCodec:
         Raises:
             ConfigError: the template cannot render such messages after a turn of the policy.
         """
-        kept = [{k: self._neutralised(text) for k, text in m.items()} for m in messages]
-        name = next((m["name"] for m in kept if m["role"] == "tool"), "")
+        defused_messages = [{k: self._neutralised(text) for k, text in m.items()} for m in messages]
+        name = next((m["name"] for m in defused_messages if m["role"] == "tool"), "")
         dialogue = _dialogue(ToolCall(name) if name else None)
         if bool(name) not in self._ends:
             self._ends[bool(name)] = self._count_ends(dialogue, tools)
-        after = self._rendered([*dialogue, *kept], tools)
+        after = self._rendered([*dialogue, *defused_messages], tools)
         ends = [i for i, token in enumerate(after) if token in self.end_ids]
         if len(ends) < self._ends[bool(name)]:
             raise ConfigError(

@@ -29,15 +29,15 @@ def import_object(reference: str, field: str) -> Any:
             f"{field}: {reference!r} names no object; expected package.module:name or file.py:name"
         )
     module = _file(where, field) if is_file(where) else _module(where, field)
-    found: Any = module
+    target: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
-            known = [n for n in vars(found) if not n.startswith("_")] if part == name else []
+        if not hasattr(target, part):
+            known = [n for n in vars(target) if not n.startswith("_")] if part == name else []
             raise ConfigError(
                 f"{field}: {where} has no {name}{did_you_mean(part, known)}; correct the name"
             )
-        found = getattr(found, part)
-    return found
+        target = getattr(target, part)
+    return target
 
 
 def split_reference(reference: str) -> tuple[str, str]:

@@ -80,12 +80,12 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
         return f"{field}.kind: {came}expected one of {context['expected_tags']}{meant}"
     came = "" if secret else f"; got {_short(problem['input'])}"
     if kind in _NO_MAPPING:
-        some = dict.fromkeys(found[-1] for found in known if found[:-1] == path)
-        if "kind" in some:
+        names = dict.fromkeys(field_path[-1] for field_path in known if field_path[:-1] == path)
+        if "kind" in names:
             return f"{field}: expected {{kind: …}}{came}"
-        if not some:
+        if not names:
             return f"{field}: expected a text or fields below it{came}"
-        return f"{field}: expected fields below it, such as {', '.join(list(some)[:3])}{came}"
+        return f"{field}: expected fields below it, such as {', '.join(list(names)[:3])}{came}"
     if kind == "too_short":
         return f"{field}: is empty; name at least {context['min_length']}"
     if kind == "value_error":
@@ -153,8 +153,8 @@ def _classes(annotation: Any) -> Iterator[type]:
 def _kinds(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
     """Return the kinds that a section of the run file can have; none if it has no kinds."""
     section = get_type_hints(model).get(str(loc[0])) if len(loc) == 1 else None
-    found = (get_args(get_type_hints(options).get("kind")) for options in _classes(section))
-    return [kind for kinds in found for kind in kinds]
+    literals = (get_args(get_type_hints(options).get("kind")) for options in _classes(section))
+    return [kind for kinds in literals for kind in kinds]
 
 
 def _short(value: object) -> str:
