@@ -589,6 +589,8 @@ def test_a_function_of_a_file(tmp_path: Path) -> None:
         ("boxed", r"So \boxed{\frac{1}{2}}", ("0.5",), 1.0),
         ("boxed", r"So \boxed{7}", (300 * "Long " + r"\boxed{7}",), 1.0),
         ("boxed", "7", ("7",), 0.0),
+        ("boxed", r"<think>\boxed{7}</think>Unsure.", ("7",), 0.0),
+        ("boxed", r"<think>\boxed{3}?</think>\boxed{7}", ("7",), 1.0),
         ("exact_match", None, ("7",), 0.0),
     ],
 )

@@ -21,7 +21,7 @@ from cotune.types import Prompt, Task, Trajectory, Turn
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.importing import import_object
 from cotune.utils.numbers import finite
-from cotune.utils.text import named, shorten_middle
+from cotune.utils.text import named, shorten_middle, without_thoughts
 
 RewardFunction = Callable[..., Any]
 """`f(prompts, completions, **columns)`, sync or async. It returns a number for each completion, None where
@@ -88,12 +88,9 @@ class AnswerReward:
             reward = REWARDS[self.__name__]
             return [reward(t.answer, t.task.answers) for t in trajectories]
         # Ground truths may be whole solutions with a box.
-        return self._boxed.score(
-            [
-                (last_boxed(t.own_text), [last_boxed(truth) or truth for truth in t.task.answers])
-                for t in trajectories
-            ]
-        )
+        truths = [[last_boxed(truth) or truth for truth in t.task.answers] for t in trajectories]
+        answers = [last_boxed(without_thoughts(t.own_text)) for t in trajectories]
+        return self._boxed.score(list(zip(answers, truths, strict=True)))
 
 
 @dataclass(frozen=True)
