@@ -264,9 +264,9 @@ class OpenAIClient:
         except openai.OpenAIError as error:
             cause = error.__cause__ or error
             reason = f"{type(cause).__name__.lstrip('_')}: {_shown(self._hide(str(cause)))}"
-            root = cause
-            while root.__cause__ is not None:
-                root = root.__cause__
+            root: BaseException = cause
+            while (earlier := root.__cause__ or root.__context__) is not None:
+                root = earlier
             # "All connection attempts failed" alone does not say whether nothing listens there.
             if isinstance(root, ConnectionError) and root.errno:
                 reason += f" ({os.strerror(root.errno)})"
