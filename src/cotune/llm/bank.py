@@ -1,6 +1,5 @@
 """A bank: texts that the user wrote, proposed one after another in place of an LLM's."""
 
-import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,7 +60,7 @@ def check_bank(method: Method[Any]) -> None:
 class BankLLM:
     """Answer proposers' prompts with the entries of a bank, as many as they ask for.
 
-    An entry is proposed once. The state is the hashes of the texts that were proposed, so entries may be
+    An entry is proposed once. The state is the texts that were proposed, so entries may be
     added to the file before a resume. When none is left, BudgetError says so.
 
     Args:
@@ -78,7 +77,7 @@ class BankLLM:
         self.identity = options.describe()
         self._path = options.path
         self._texts = read_bank(options.path, "llm.path")
-        self._used = set[str]()  # hashes of the entries that were proposed
+        self._used = set[str]()
 
     def complete(self, prompt: str) -> Completion:
         """Return the next entries in the form that a prompt asks for.
@@ -98,13 +97,13 @@ class BankLLM:
 
     def _take(self, count: int) -> Sequence[str]:
         """Return the next entries, at most `count`; raise BudgetError if there is none."""
-        unused = [text for text in self._texts if _hash(text) not in self._used][:count]
+        unused = [text for text in self._texts if text not in self._used][:count]
         if not unused:
             raise BudgetError(
                 f"the bank {self._path.name} is exhausted: its {len(self._texts)} texts have all been "
                 "proposed"
             )
-        self._used |= {_hash(text) for text in unused}
+        self._used |= set(unused)
         return unused
 
     def state_dict(self) -> State:
@@ -142,7 +141,3 @@ def read_bank(path: Path, field: str) -> list[str]:
                 "remove it"
             )
     return entries
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
