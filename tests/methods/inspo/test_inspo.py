@@ -472,6 +472,7 @@ def test_a_hidden_answer_gains_nothing():
     run(strategy, policy, Hiding(), events, range(1, 6), make_tasks(20))
     (leak,) = [row for row in events.of("instruction_born") if "Q29pb" in row["text"]]
     assert (leak["score"], leak["parent_score"]) == (0.0, 0.0)
+    assert any("no rollout of them was rewarded" in row["text"] for row in events.of("notice"))
     prompt = Prompt(leak["text"])
     rows = [Assignment(task, prompt, prompt, "", 0) for task in make_tasks(20)]
     gained = {t.task.id for t in policy(rows, purpose="train") if t.reward}
@@ -630,3 +631,12 @@ def test_a_schedule_that_does_not_fit_the_runs_length_is_noticed(steps: int, tex
     first = Progress(1, 0, steps)
     inspo().evolve_if_due(first, ScriptedRollout(chance), ScriptedLLM([REWRITES]), events)
     assert [row["text"].startswith(text) for row in events.of("notice")] == [True] * bool(text)
+
+
+@pytest.mark.parametrize(("count", "noticed"), [(3, True), (4, False)])
+def test_few_questions_a_step_are_noticed_once(count: int, noticed: bool) -> None:
+    events, llm = Events(), ScriptedLLM([REWRITES])
+    run(inspo(), ScriptedRollout(chance), llm, events, range(1, 3), TASKS[:count], total=9)
+    texts = [row["text"] for row in events.of("notice")]
+    assert any(text.startswith("3 questions a step") for text in texts) == noticed
+    assert len(texts) == noticed

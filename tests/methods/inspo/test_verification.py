@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -57,6 +58,20 @@ def test_questions_with_an_environment_error_are_not_compared(lost: dict[str, An
         ("a", "below its parent"),
         ("b", "not compared: environment errors"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("reward", "unrewarded"), [(0.0, True), (-1.0, True), (0.2, True), (0.5, False), (1.0, False)]
+)
+def test_a_tie_without_any_success_says_nothing(reward: float, unrewarded: bool) -> None:
+    def rollout(assignments: Sequence[Assignment], **_: object) -> list[Trajectory]:
+        return [make_trajectory(a, reward) for a in assignments]
+
+    tasks, parent = make_tasks(9), Instruction("i3", "parent")
+    for check in (verify, partial(race, vacancies=1)):
+        (verified,), _ = check([candidate("a")], parent, tasks, rollout)
+        assert verified.unrewarded == unrewarded
+        assert accept([verified], 1) == ([verified], [])
 
 
 def test_accept_takes_the_best_and_says_why_not():

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from cotune.methods.inspo.inspo import InspoOptions
 
 
+_UNREWARDED = (
+    "verification could not tell candidates from their parent, since no rollout of them was rewarded: the "
+    "questions may be too hard for the policy, or the reward may not find its answers"
+)
+
+
 @dataclass(slots=True)
 class Generation:
     """What the rounds of a phase have brought.
@@ -137,6 +143,8 @@ class Generator:
                 phase.verified += len(candidates)
                 phase.paid += paid
                 phase.saved += (len(candidates) + 1) * len(tasks) - paid
+                if all(candidate.unrewarded for candidate in candidates):
+                    record("notice", text=f"{_UNREWARDED} before step {step}")
             # Line 22: add them to the population.
             best, rejected = accept(candidates, open_places)
             phase.accepted += best

@@ -32,6 +32,8 @@ from cotune.types import (
     Trajectory,
 )
 
+_FEW_QUESTIONS = 4  # a step, with which the schedule of steps is coarse
+
 
 @dataclass(frozen=True, kw_only=True)
 class InspoOptions(TrainedPromptOptions):
@@ -171,6 +173,8 @@ class Inspo(EvolvedInstructions):
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
     ) -> Metrics:
         """Update the weights of instructions and the replay buffer; hinted rollouts say nothing of either."""
+        if not self._batch:
+            self._notice_if_few_questions(trajectories, record)
         super().observe(trajectories, progress, record)
         if not self._distilling:
             unhinted = [t for t in trajectories if t.scored and not t.assignment.sampled.hint]
@@ -301,6 +305,19 @@ class Inspo(EvolvedInstructions):
         size, full_size = len(self.population), self.options.population_size
         if size < full_size:
             record("notice", text=f"population of {size} instead of {full_size} instructions")
+
+    def _notice_if_few_questions(
+        self, trajectories: Sequence[Trajectory], record: Recorder
+    ) -> None:
+        """Record a notice in the first step if a weight, a mean over steps, rests on few questions."""
+        questions = len({t.assignment.group for t in trajectories})
+        if questions < _FEW_QUESTIONS and self.options.population_size > 1:
+            record(
+                "notice",
+                text=f"{questions} questions a step, so an instruction's weight rests on {self.options.window} "
+                f"steps of few rollouts: raise the questions of a step to {_FEW_QUESTIONS} or more, or "
+                "strategy.window, prune_every and evolve_every",
+            )
 
     def _notice_schedule(self, progress: Progress, evolves: bool, record: Recorder) -> None:
         """Record a notice if the schedule, which counts steps, does not fit the run's length."""

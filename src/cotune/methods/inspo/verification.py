@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
 from typing import Literal
 
+from cotune.methods.scores import SOLVED_AT
 from cotune.protocols import Rollout
 from cotune.types import Assignment, Instruction, Prompt, Task
 
@@ -29,6 +30,8 @@ class Candidate:
             an environment error; None if it was not verified, or there is no such question.
         parent_score: its parent's score on the same questions.
         verified: whether it was verified.
+        unrewarded: whether every reward in verification, its parent's too, was the same failure, which says
+            nothing of either.
         shown: ids of the questions that its author, or an ancestor's, was shown.
     """
 
@@ -40,6 +43,7 @@ class Candidate:
     score: float | None = None
     parent_score: float | None = None
     verified: bool = False
+    unrewarded: bool = False
     shown: tuple[str, ...] = ()
 
     @property
@@ -129,6 +133,7 @@ def _scored(candidate: Candidate, rewards: Mapping[str, Rewards], parent: Instru
         verified=True,
         score=fmean(scores),
         parent_score=fmean(parent_scores),
+        unrewarded=len({*scores, *parent_scores}) == 1 and scores[0] < SOLVED_AT,
     )
 
 
