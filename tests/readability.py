@@ -31,15 +31,15 @@ _VERBS_IN_ED = "embed exceed feed need proceed seed shed speed succeed"
 VERBS_IN_ED = frozenset(_VERBS_IN_ED.split())
 
 LIMITS = {
-    "empty names, % of bindings": 4.2,
-    "functions named by a participle, %": 10.2,
-    "parallel assignments per 1,000 lines": 10.0,
+    "empty names, % of bindings": 1.5,
+    "functions named by a participle, %": 7.5,
+    "parallel assignments per 1,000 lines": 5.0,
     "docstrings that begin with Return, %": 55.0,
-    "longest function, lines": 82,
+    "longest function, lines": 80,
 }
 """The most of each row. They only fall: lower them to what a change leaves."""
 
-LEAST = {"own-line comments per 1,000 lines": 11.5}
+LEAST = {"own-line comments per 1,000 lines": 13.5}
 """The least of a row. It only rises."""
 
 
