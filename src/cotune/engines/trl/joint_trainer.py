@@ -596,7 +596,8 @@ def _format_of(environment: Environment | None, instruction: str) -> PromptForma
 def _loading_arguments(args: GRPOConfig) -> dict[str, Any]:
     """Return what selects the files of a model by name, as GRPOTrainer reads it from its arguments."""
     selecting = ("revision", "trust_remote_code")
-    options = {"trust_remote_code": args.trust_remote_code, **(args.model_init_kwargs or {})}
+    init_arguments = cast("dict[str, Any]", args.model_init_kwargs or {})
+    options = {"trust_remote_code": args.trust_remote_code, **init_arguments}
     return {name: options[name] for name in selecting if options.get(name)}
 
 
