@@ -110,15 +110,13 @@ def run_parts(
     codec: HFCodec,
     limits: Limits,
     rewards: Rewards | None = None,
-    **recorded: Any,
 ) -> Parts:
-    """Return the parts of a run.
+    """Return the parts of a run, which is silent and has no LLM until its folder is open.
 
     Args:
         settings: what the run has beside its trainer's arguments.
         method: builds the strategy.
         environment, codec, limits, rewards: what rollouts are made with.
-        recorded: `llm` and `record` of `Parts`; by default the run is silent until it is opened.
     """
     return Parts(
         strategy=build_strategy(
@@ -138,7 +136,6 @@ def run_parts(
         rollout_budget=settings.rollout_budget,
         frozen=settings.frozen,
         changeable=settings.changeable,
-        **recorded,
     )
 
 

@@ -177,7 +177,8 @@ def test_checkpoints_after_the_one_that_is_resumed_are_set_aside(tmp_path: Path)
     first.trainer.train()
     back = begin(tmp_path, **saving)
     back.trainer.add_callback(StopAfter(2))
-    back.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoints" / "checkpoint-1"))
+    spelled = tmp_path / "checkpoints" / ".." / "checkpoints" / "checkpoint-1"
+    back.trainer.train(resume_from_checkpoint=str(spelled))
     assert [row["from_step"] for row in back.events("resumed")] == [1]
     # Checkpoints 3 and 4 are those of the first attempt, whose logs were cut back.
     assert not back.checkpoints.joinpath("checkpoint-4").exists()

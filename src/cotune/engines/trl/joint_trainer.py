@@ -261,7 +261,7 @@ class JointTrainer(PolicyUpdate):
     ) -> list[Trajectory]:
         """Roll out a few questions as training does, print what happens in each, and return them.
 
-        Nothing is trained or written, no LLM is asked, and no later draw changes.
+        Nothing is trained or written, no LLM is asked, and, without vLLM, no later draw changes.
 
         Args:
             count: how many questions from the start of the split, one rollout each.
@@ -364,8 +364,11 @@ class JointTrainer(PolicyUpdate):
             chosen = choose_checkpoint(self._checkpoints(resume), self._evaluation.best)
             if chosen.path is not None and not isinstance(resume, bool):
                 # What was logged after this checkpoint is cut back, so the later ones have no run to go on with.
-                every = complete_checkpoints(self.joint.state_folder)
-                chosen = replace(chosen, newer=tuple(every[: every.index(chosen.path)]))
+                step = _step_of(chosen.path)
+                newer = [
+                    p for p in complete_checkpoints(self.joint.state_folder) if _step_of(p) > step
+                ]
+                chosen = replace(chosen, newer=tuple(newer))
         return world().broadcast(chosen)
 
     @contextmanager
@@ -603,14 +606,14 @@ def _loading_arguments(args: GRPOConfig) -> dict[str, Any]:
 
 def _checkpoint_in(folder: Path, path: Path) -> Path:
     """Return the folder of a checkpoint; ConfigError if it is none of the trainer's."""
-    step = path.name.removeprefix("checkpoint-")
+    step = path.resolve().name.removeprefix("checkpoint-")
     beside = path.is_dir() and path.resolve().parent == folder.resolve()
     if not (beside and step.isdigit() and load_state(folder, int(step)) is not None):
         raise ConfigError(
             f"resume_from_checkpoint is {str(path)!r}; expected a folder checkpoint-N in {folder} with its "
             "cotune-state-N.json beside it, or True for the newest"
         )
-    return path
+    return folder / path.resolve().name
 
 
 def _is_of(task: Task, dataset: str) -> bool:
@@ -628,4 +631,8 @@ def _means(rollouts: Sequence[Trajectory], prefix: str) -> dict[str, float]:
 
 
 def _state_of(checkpoint: Path) -> State | None:
-    return load_state(checkpoint.parent, int(checkpoint.name.removeprefix("checkpoint-")))
+    return load_state(checkpoint.parent, _step_of(checkpoint))
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("checkpoint-"))

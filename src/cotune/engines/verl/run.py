@@ -6,11 +6,11 @@ The trainer runs in this process; the policy's workers and the agent loops are R
 import contextlib
 import logging
 import os
+import signal
 import threading
 import traceback
-from _thread import interrupt_main
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ from cotune.config.build import build_llm, initial_instruction
 from cotune.config.run_file import RunConfig
 from cotune.engines.conclude import conclude
 from cotune.engines.evaluation import Outcome, RunEvaluation
-from cotune.engines.joint import check_identity
+from cotune.engines.joint import Parts, check_identity
 from cotune.engines.preflight import Preflight
 from cotune.engines.run_start import (
     RunSettings,
@@ -66,11 +66,13 @@ class VerlSetup:
     """A run file that is ready to be trained; nothing is written yet.
 
     Attributes:
+        parts: the run's, silent until its folder is open.
         verl_config: veRL's configuration for a run from the start.
     """
 
     settings: RunSettings
     worker: Worker
+    parts: Parts
     verl_config: DictConfig
 
 
@@ -89,7 +91,15 @@ def prepare(checked: Preflight, console: Console) -> VerlSetup:
     check_copy(folder.parent)
     worker = make_worker(config, checked.environment)
     settings = settings_of(config, console, tuple(checked.llm_calls))
-    return VerlSetup(settings, worker, _checked(config, folder, worker))
+    parts = run_parts(
+        settings,
+        method_of(config),
+        worker.environment,
+        worker.codec,
+        config.limits,
+        worker.rewards,
+    )
+    return VerlSetup(settings, worker, parts, _checked(config, folder, worker))
 
 
 def _checked(config: RunConfig, folder: Path, worker: Worker) -> DictConfig:
@@ -180,19 +190,10 @@ def _step_of(checkpoint: Path) -> int:
 
 
 def _joint(setup: VerlSetup, run: Record, best: VerlBest) -> VerlJoint:
-    config, worker = setup.worker.config, setup.worker
-    method = method_of(config)
-    parts = run_parts(
-        setup.settings,
-        method,
-        worker.environment,
-        worker.codec,
-        config.limits,
-        worker.rewards,
-        llm=build_llm(config.proposer, config.seed, run),
-        record=run,
-    )
-    initial = Prompt(initial_instruction(method.instruction, worker.environment))
+    worker = setup.worker
+    config = worker.config
+    parts = replace(setup.parts, llm=build_llm(config.proposer, config.seed, run), record=run)
+    initial = Prompt(initial_instruction(config.instruction.text, worker.environment))
     evaluation = RunEvaluation(config.evaluation, initial, run, best, report_scores)
     return VerlJoint(parts, worker, evaluation)
 
@@ -256,7 +257,8 @@ def watched(workers: Sequence[Any]) -> Generator[None]:
                 ray.get([worker.__ray_ready__.remote() for worker in workers])
             except RayActorError as error:
                 deaths.append(one_line(str(error))[:300])
-                interrupt_main()
+                # Unlike interrupt_main, it also wakes a main thread that waits for a lock.
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
                 return
             except RayError:
                 return  # the run is over
@@ -304,10 +306,11 @@ def _on_ray(values: DictConfig, folder: Path, console: Console | None) -> Genera
                 yield
             finally:
                 transfer_queue.close()
-        except (CotuneError, OSError):
-            raise
         except Exception as error:
+            # Ray's errors are of their cause's type, too.
             cause = error.cause if isinstance(error, RayTaskError) else error
+            if isinstance(error, CotuneError | OSError) and not isinstance(error, RayError):
+                raise
             if isinstance(cause, CotuneError):
                 raise cause from None
             traceback.print_exc()

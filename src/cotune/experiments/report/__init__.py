@@ -1,14 +1,16 @@
 """The report of a run or a suite: one HTML file without scripts, readable from disk."""
 
+import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
-from cotune.errors import ConfigError
 from cotune.experiments.report.run_report import write_run_report
 from cotune.run.run_dir import RunDir
+from cotune.utils.text import one_line
 
 __all__ = ["ReportListener", "write_report"]
+
+_log = logging.getLogger("cotune")
 
 
 def write_report(folder: RunDir | Path | str) -> Path:
@@ -30,8 +32,9 @@ class ReportListener:
 
     def event(self, kind: str, step: int, fields: Mapping[str, object]) -> None:
         if kind == "saved":
-            # The page is not worth a training: its end writes it again, and says what is wrong.
-            with suppress(OSError, ConfigError):
+            try:
                 write_report(self._folder)
+            except Exception as error:  # noqa: BLE001  no page is worth a training, whose end writes it again
+                _log.warning("report.html is not up to date: %s", one_line(str(error))[:200])
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
