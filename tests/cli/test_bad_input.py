@@ -72,7 +72,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "indivisible": ({"training": {"micro_batch_size": 3}}, ["training.questions_per_step × group_size is 8, which mini_batches × micro_batch_size = 3", "change micro_batch_size"]),
     "budget below a batch": ({"training": {"rollout_budget": 7}}, ["training.rollout_budget is 7", "8"]),
     "instruction without tags": ({"instruction": "Answer inside <answer> and </answer>."}, ["instruction", "names no <search>, </search>"]),
-    "too few cities": ({"environment": {"test": 10**6}}, ["environment.test", "expected at most"]),
+    "too few cities": ({"environment": {"test": 10**6}}, ["environment.test", "lower it"]),
     "no such policy": ({"policy": {"path": "/nope/model"}}, ["policy.path", "/nope/model"]),
     "unknown bundled policy": ({"policy": {"path": "bundled:x"}}, ["policy.path", "bundled:x"]),
     "policy without files": ({"policy": {"path": "/"}}, ["policy.path: cannot load '/'"]),

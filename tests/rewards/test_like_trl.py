@@ -318,7 +318,7 @@ def test_models_as_rewards(tmp_path: Path) -> None:
         ([structure, judge], [None], "reward_processing_classes has 1 entries for 2 reward functions"),
         ([structure, "nowhere/at-all"], None, "cannot load the reward model 'nowhere/at-all'"),
         ([structure, torch.nn.Linear(1, 1)], None, "Linear is a torch module"),
-        ([structure, 3], None, "int is int; expected a function"),
+        ([structure, 3], None, "a function is int; expected a function"),
     ],
 )  # fmt: skip
 def test_what_is_no_reward_of_a_trainer(
