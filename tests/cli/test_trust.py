@@ -20,7 +20,7 @@ def run_of(folder: Path, code: Path | str, name: str = "score") -> Record:
 
 def test_the_files_of_all_sections_are_found() -> None:
     raw = {
-        "environment": {"tools": ["tools.py:add", {"function": "/a/b.py:Class.method"}]},
+        "environment": {"tools": ["tools.py:add", "/a/b.py:Class.method"]},
         "rewards": [{"function": "exact_match"}, {"function": "package.module:name"}],
         "llm": "my_llm.py:MyLLM",
         "instruction": "Run x.py: it prints 3.\nThen see y.py:5 and go on.",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from cotune.cli import app as cli
 from cotune.config.run_file import RunConfig
@@ -49,6 +49,8 @@ def with_lora(folder: Path) -> tuple[Record, RunConfig, Any]:
         if "lora_" in name:
             weights.data = torch.randn(weights.shape, generator=generator) * 0.2
     save_weights(policy, run.best_path)
+    # As training leaves it, with an end of turns that the base does not name.
+    GenerationConfig(eos_token_id=[tokenizer.eos_token_id, 5]).save_pretrained(run.best_path)
     return run, config, policy.eval()
 
 
@@ -173,7 +175,9 @@ def test_an_adapter_is_exported_as_it_is_and_merged(tmp_path: Path) -> None:
     assert "with a LoRA adapter merged in" in card
     assert "--enable-lora" not in card
     assert read_json(together / "generation_config.json")["max_new_tokens"] == 24
-    for name in ("chat_template.jinja", "tokenizer.json", "instruction.txt", "serving.json"):
+    for name in (
+        "chat_template.jinja", "generation_config.json", "instruction.txt", "serving.json", "tokenizer.json",
+    ):  # fmt: skip
         assert (together / name).read_bytes() == (run.best_path / name).read_bytes()
     torch.testing.assert_close(logits(merged(policy)), expected, rtol=1e-4, atol=1e-4)
     with pytest.raises(ConfigError, match="merged for whole weights"):

@@ -99,6 +99,10 @@ def test_every_text_is_a_literal_of_itself(text: str) -> None:
     assert rendered("{{ " + written + " }}", []) == text
 
 
+def test_a_literal_is_read_by_engines_that_know_no_long_escapes() -> None:
+    assert literal("a\n{é") == r'"a\u000a\u007b\u00e9"'
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     st.recursive(

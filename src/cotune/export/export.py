@@ -8,7 +8,7 @@ from typing import get_args
 from cotune.config.resuming import open_trained
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.export.complete import completed, write_generation_config
+from cotune.export.complete import completed
 from cotune.export.model_card import write_card
 from cotune.export.serving import Format, finished
 from cotune.policy.policy_files import is_adapter, policy_path
@@ -116,7 +116,7 @@ def stage(
 
         base = policy_path(config.policy.path)
         model, _ = load(run.best_path, config.policy.dtype, base=base, merge=True)
-        (staged / "generation_config.json").unlink()
         model.save_pretrained(staged)
-        write_generation_config(staged, config.limits)
+        # That wrote the base's, which does not say how the policy was evaluated.
+        shutil.copy(run.best_path / "generation_config.json", staged)
         write_card(staged, config, run, serving, kind)

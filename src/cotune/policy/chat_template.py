@@ -138,7 +138,7 @@ def literal(value: object) -> str:
         TypeError: for anything else.
     """
     if isinstance(value, str):
-        return '"' + _SPECIAL.sub(lambda match: f"\\U{ord(match[0]):08x}", value) + '"'
+        return '"' + _SPECIAL.sub(_escape, value) + '"'
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
@@ -151,6 +151,12 @@ def literal(value: object) -> str:
     raise TypeError(
         f"a chat template's argument is a {type(value).__name__}; expected a JSON value"
     )
+
+
+def _escape(match: re.Match[str]) -> str:
+    r"""Return a character as `\uXXXX`, which all servers' template engines read, or `\UXXXXXXXX` beyond it."""
+    code = ord(match[0])
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def _wrapped(prompt_format: PromptFormat) -> str:

@@ -18,6 +18,7 @@ from cotune.engines.trl.run_file_setup import build_trainer, load_policy
 from cotune.errors import ConfigError
 from cotune.policy.adapters import lora_config, merged, save_weights
 from cotune.policy.codec import HFCodec
+from cotune.policy.local_policy import load, load_tokenizer
 from cotune.policy.options import LoraOptions
 from cotune.policy.sampling import CachedSampler, GenerateSampler, policy_sampler
 from cotune.types import Distillation, SampleRequest, Sampling
@@ -231,6 +232,18 @@ def test_the_best_adapter_is_kept_and_comes_back(tmp_path: Path) -> None:
     assert not all(torch.equal(w, kept[name]) for name, w in weights(run).items())
     best.restore(run.joint)
     assert all(torch.equal(w, kept[name]) for name, w in weights(run).items())
+
+
+def test_the_best_adapters_turns_end_as_in_training(tmp_path: Path) -> None:
+    model, tokenizer = tiny_model(tiny_tokenizer()), tiny_tokenizer()
+    other_end: int = tokenizer.convert_tokens_to_ids("<unk>")
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, other_end]
+    model.save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    run = lora_run(tmp_path / "run", policy=load(tmp_path / "base"))
+    assert run.joint.codec.end_ids == {tokenizer.eos_token_id, other_end}
+    TRLBest(tmp_path / "best", run.joint.codec.tokenizer).offer(run.joint, scored(0.5), 3)
+    assert HFCodec(load_tokenizer(tmp_path / "best")).end_ids == run.joint.codec.end_ids
 
 
 def own_trainer(folder: Path, resume: bool = False, **changes: Any) -> Run:

@@ -81,6 +81,10 @@ class TRLBest(BestPolicy):
 
     def write_weights(self, joint: TRLJoint, folder: Path, step: int) -> None:
         save_weights(joint.unwrapped, folder, joint.coordinator.gather_here())
+        # An adapter's folder has none, and the policy must end its turns as in training wherever it is loaded.
+        settings = copy.copy(joint.unwrapped.generation_config)
+        settings.eos_token_id = sorted(joint.codec.end_ids)
+        settings.save_pretrained(folder)
 
     def load_weights(self, joint: TRLJoint, step: int) -> None:
         restore_weights(joint.unwrapped, self._folder)
