@@ -160,20 +160,31 @@ def test_a_reply_is_returned_and_entered(server: Server) -> None:
     assert row.money == pytest.approx(COST)
 
 
-@pytest.mark.parametrize("reason", ["stop", "end_turn", "eos", None])
-def test_a_reply_is_whole_if_its_finish_reason_says_so(server: Server, reason: str | None) -> None:
+@pytest.mark.parametrize(
+    "reason",
+    ["stop", "STOP", "complete", "COMPLETE", "end_turn", "eos", "done", "", 7, None, ["stop"]],
+)
+def test_a_reply_is_whole_unless_its_finish_reason_is_known_to_be_bad(
+    server: Server, reason: object
+) -> None:
     server.replies = [chat(finish_reason=reason)]
     assert bench(server).client.complete(PROMPT) == Completion("a proposal", 60, 25)
+    assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("reason", ["length", "max_tokens", "incomplete"])
+@pytest.mark.parametrize(
+    "reason", ["length", "max_tokens", "MAX_TOKENS", "max-tokens", "incomplete"]
+)
 def test_a_reply_that_was_cut_off_is_marked(server: Server, reason: str) -> None:
     server.replies = [chat(finish_reason=reason)]
     assert bench(server).client.complete(PROMPT).truncated
 
 
-@pytest.mark.parametrize("reason", ["error", "content_filter", "safety", "tool_calls", 7])
-def test_a_reply_that_is_not_whole_is_asked_for_again(server: Server, reason: object) -> None:
+@pytest.mark.parametrize(
+    "reason",
+    ["error", "ERROR", "content_filter", "content-filter", "SAFETY", "tool_calls", "function_call"],
+)
+def test_a_reply_that_is_not_whole_is_asked_for_again(server: Server, reason: str) -> None:
     server.replies = [chat(finish_reason=reason)] * 2
     with pytest.raises(LLMError, match=rf"not whole \(finish_reason '{reason}'\)"):
         bench(server, retries=1).client.complete(PROMPT)

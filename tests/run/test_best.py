@@ -42,7 +42,7 @@ from cotune.run.best import BestRecord, read_best
         (
             {"validated": True, "em": 0.5, "initial_em": 0.5, "instruction_id": "i0", "leader": "i3",
              "interval": (0.25, 0.75),
-             "found": BestRecord(instruction="Do better.", instruction_id="i3", em=0.25,
+             "replaced": BestRecord(instruction="Do better.", instruction_id="i3", em=0.25,
                                  interval=(0.125, 0.5))},
             "Kept: the policy of step 4 with instruction i0, the best on validation with exact match "
             "0.500 (95 %: 0.250 to 0.750); instruction i3 scores 0.250 there",
@@ -60,6 +60,15 @@ def test_a_record_says_what_is_kept_and_why(
     assert record.statement() == said
     record.write(tmp_path)
     assert read_best(tmp_path) == record
+
+
+def test_a_replaced_record_is_read_under_its_earlier_name(tmp_path: Path) -> None:
+    (tmp_path / "best.json").write_text(
+        '{"instruction": "Do.", "found": {"instruction": "Do better."}}'
+    )
+    record = read_best(tmp_path)
+    assert record is not None
+    assert record.method_best == BestRecord(instruction="Do better.")
 
 
 def test_a_folder_without_a_record_has_none(tmp_path: Path) -> None:

@@ -24,6 +24,11 @@ class BestPolicy:
     `instruction.txt`, `hint.txt` if there is a hint, and `best.json` with the score. Each engine
     implements how weights are saved and loaded.
 
+    The best is the policy with the highest validation score; a tie keeps the earlier one. Without validation,
+    and for a method with a last stage, it is the last policy. If the initial instruction was checked with it and
+    scores at least as high, that instruction is kept in place of the method's. `engines/evaluation.py` calls
+    `offer` after each validation and `conclude` at the end.
+
     Args:
         folder: the folder to keep it in; always replaced as a whole.
         tokenizer: saved with the weights.
@@ -58,7 +63,7 @@ class BestPolicy:
         initial_em = None if plain is None else plain.em
         # If the kept policy is of a later step, it is from steps that a resume has discarded.
         if kept is not None and kept.step <= step:
-            kept = kept.as_found
+            kept = kept.method_best
             if _rank(kept.em, kept.initial_em) >= _rank(em, initial_em):
                 return
         staged = self._staged
@@ -104,7 +109,7 @@ class BestPolicy:
             initial: the initial instruction.
         """
         record = replace(
-            self.known().as_found,
+            self.known().method_best,
             trained=trained,
             leader=leader,
             last_em=None if last is None else last.em,
@@ -188,7 +193,7 @@ def _rank(em: float, initial_em: float | None) -> tuple[float, float]:
 
 
 def _initial_kept(record: BestRecord, initial: Prompt, em: float) -> BestRecord:
-    """Return the record with the initial instruction in place of the one that was found."""
+    """Return the record with the initial instruction in place of the method's."""
     return replace(
         record,
         instruction_id="i0",
@@ -200,7 +205,7 @@ def _initial_kept(record: BestRecord, initial: Prompt, em: float) -> BestRecord:
         observed_rollouts=None,
         runner_up=None,
         too_close_to_call=None,
-        found=record,
+        replaced=record,
     )
 
 

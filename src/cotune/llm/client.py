@@ -37,9 +37,20 @@ _UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "Unsup
 # Allowance for a chat template: role markers and, for some models, a system message.
 _TEMPLATE_TOKENS = 64
 _BYTES_PER_CHARACTER = 4
-# Reasons of endpoints for the end of a reply; one that gives none is trusted.
-_WHOLE = (None, "", "stop", "eos", "eos_token", "end_turn", "stop_sequence")
-_CUT_OFF = ("length", "max_tokens", "max_output_tokens", "model_length", "incomplete")
+# Endpoints' reasons for the end of a reply, as `_normalised` writes them. A reply that ended for any other
+# reason is whole: an endpoint's own word for "stop" must not have every reply discarded and paid again.
+_CUT_OFF = {"length", "max_tokens", "max_output_tokens", "model_length", "incomplete"}
+_BROKEN_OFF = {
+    # The endpoint stopped it.
+    "error", "error_limit", "error_toxic", "network_error", "insufficient_system_resource",
+    "abort", "aborted", "cancelled", "canceled", "user_cancel", "timeout",
+    # A filter did.
+    "content_filter", "content_filtered", "guardrail_intervened", "refusal", "sensitive", "safety",
+    "recitation", "blocklist", "prohibited_content", "spii", "language", "other",
+    # The model called a tool, or waits.
+    "tool_calls", "tool_call", "tool_use", "function_call", "malformed_function_call",
+    "unexpected_tool_call", "pause_turn",
+}  # fmt: skip
 # What the client itself writes or reads, and what would multiply the price of a call.
 _OWN_FIELDS = (
     "model", "messages", "stop", "temperature", "max_tokens", "max_completion_tokens", "stream", "n",
@@ -410,12 +421,14 @@ def parse_reply(body: str, hide: Callable[[str], str] = str) -> Outcome:
         error = f"the reply has no choices: {_shown(hide(body))!r}"
         return Outcome(error=error, usage=usage, unusable=True)
     choice = cast("list[object]", choices)[0]
-    message, reason = _field(choice, "message"), _field(choice, "finish_reason")
+    message = _field(choice, "message")
+    reported_reason = _field(choice, "finish_reason")
+    reason = _normalised(reported_reason)
     text = _field(message, "content")
     if isinstance(text, list):  # parts, of which those of type "thinking" are not the reply
         parts = [p for p in cast("list[object]", text) if _field(p, "type") == "text"]
         text = "".join(str(_field(part, "text") or "") for part in parts)
-    quoted_reason = f"finish_reason {_shown(hide(str(reason)))!r}"
+    quoted_reason = f"finish_reason {_shown(hide(str(reported_reason)))!r}"
     error = ""
     if not isinstance(text, str) or not text.strip():
         error = f"the reply has no text ({quoted_reason})"
@@ -423,11 +436,16 @@ def parse_reply(body: str, hide: Callable[[str], str] = str) -> Outcome:
             error += ": llm.max_tokens may be too low"
         if isinstance(refusal := _field(message, "refusal"), str) and refusal:
             error += f": it refused: {_shown(hide(refusal))!r}"
-    elif reason not in (*_WHOLE, *_CUT_OFF):
+    elif reason in _BROKEN_OFF:
         error = f"the reply is not whole ({quoted_reason})"
     if error:
         return Outcome(error=error, usage=usage, unusable=True)
     return Outcome(text=encodable(str(text)), usage=usage, truncated=reason in _CUT_OFF)
+
+
+def _normalised(reason: object) -> str:
+    """Return a finish reason in the spelling of the table: "MAX_TOKENS" and "max-tokens" are one."""
+    return str(reason).strip().lower().replace("-", "_")
 
 
 def _field(value: object, name: str) -> object:

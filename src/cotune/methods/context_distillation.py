@@ -2,7 +2,10 @@
 
 A rollout ỹ is sampled under x̃ = T(x, z) and its gradient is taken on x (arXiv 2603.21877, Eq. 4).
 Its tokens are off-policy by the context ratio π_old(ỹ_t|x, ỹ_<t) / π_old(ỹ_t|x̃, ỹ_<t). The reference
-loop and every engine take their weights from here.
+loop and TRL take their weights from here; on veRL `engines/verl/signed_mask.py` applies the same mask.
+
+Two other masks leave tokens out whatever their ratio: `rollout/episode.py` masks what the environment
+wrote, and `Trajectory.trained_mask` a whole rollout whose environment broke or that nothing scored.
 """
 
 import math
@@ -27,7 +30,7 @@ def is_distilled(trajectory: Trajectory) -> bool:
     return trajectory.sampled_prompt_ids != trajectory.prompt_ids
 
 
-def masks(settings: Distillation) -> bool:
+def uses_context_mask(settings: Distillation) -> bool:
     """Return whether tokens are left out by their context ratio, so that GRPO's loss is not enough.
 
     The loss then needs log-probabilities under both prompts.
@@ -35,9 +38,9 @@ def masks(settings: Distillation) -> bool:
     return settings.ratio == "masked_signed"
 
 
-def reweighs(trajectories: Iterable[Trajectory], settings: Distillation) -> bool:
+def needs_token_weights(trajectories: Iterable[Trajectory], settings: Distillation) -> bool:
     """Return whether the loss of these rollouts differs from plain GRPO's on their trained prompts."""
-    return masks(settings) and any(map(is_distilled, trajectories))
+    return uses_context_mask(settings) and any(map(is_distilled, trajectories))
 
 
 def context_ratios(trained_logprobs: Floats, sampled_logprobs: Floats) -> Floats:
@@ -58,7 +61,7 @@ def token_weights(ratios: Floats, settings: Distillation, advantage: float) -> F
 
     With `ratio: masked_signed` and an advantage that is not above 0 it is 1[low <= r <= high], else 1.
     """
-    if not masks(settings) or advantage > 0:
+    if not uses_context_mask(settings) or advantage > 0:
         return np.ones_like(ratios, dtype=np.float64)
     return ((ratios >= settings.low) & (ratios <= settings.high)).astype(np.float64)
 
@@ -127,7 +130,7 @@ def batch_weights(
     for row, trajectory in enumerate(trajectories):
         own = np.flatnonzero(trajectory.mask)
         weights[row, own] = 1.0
-        if reweighs([trajectory], settings):
+        if needs_token_weights([trajectory], settings):
             sampled = np.array(trajectory.logprobs)[own]
             ratios = context_ratios(trained_logprobs[row, own], sampled)
             weights[row, own] = token_weights(ratios, settings, float(advantages[row]))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cotune.errors import ConfigError, EngineError, EvolutionError
-from cotune.methods.context_distillation import reweighs
+from cotune.methods.context_distillation import needs_token_weights
 from cotune.methods.teacher_kl import successes_teach
 from cotune.protocols import LLM, Codec, Comm, Environment, Rewards, Sampler, State, Strategy
 from cotune.rollout.episode import new_episodes, run_episodes
@@ -75,13 +75,13 @@ class Batch:
         trajectories: group after group; `group_size` of each question.
         metrics: the strategy's and the batch's.
         flat_groups: indices of the groups whose rewards are all equal: they have no advantage.
-        reweighs: whether distillation changes the loss of any of them.
+        needs_token_weights: whether distillation changes the loss of any of them.
     """
 
     trajectories: list[Trajectory]
     metrics: dict[str, float]
     flat_groups: frozenset[int] = frozenset()
-    reweighs: bool = False
+    needs_token_weights: bool = False
 
 
 RollOutHere = Callable[[Sequence[Assignment], int, Sampling], list[Trajectory]]
@@ -171,7 +171,7 @@ class Coordinator:
             trajectories,
             metrics,
             frozenset(without_variance([t.reward for t in trajectories], group_size)),
-            reweighs(trajectories, self.strategy.distillation),
+            needs_token_weights(trajectories, self.strategy.distillation),
         )
 
     # ---- the phases of a step

@@ -315,6 +315,7 @@ def placed_episodes(
             row,
             assignment,
             render(assignment, assignment.sampled),
+            # P²O Eq. 4: the gradient is taken on this prompt, x, which lacks the hint of the one above, x̃.
             render(assignment, assignment.trained),
             limits,
             codec,

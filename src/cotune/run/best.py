@@ -36,7 +36,7 @@ class BestRecord:
         last_em: the validation score of the last policy under `leader`.
         initial_em, initial_interval: the policy's score under the initial instruction, if that is
             another one and was checked.
-        found: the record of what the method found, if the initial instruction is kept in its place.
+        replaced: the record of the method's best, if the initial instruction is kept in its place.
         training_tasks: fingerprint of the training questions (`task_order.fingerprint`).
     """
 
@@ -59,7 +59,7 @@ class BestRecord:
     last_em: float | None = None
     initial_em: float | None = None
     initial_interval: tuple[float, float] | None = None
-    found: "BestRecord | None" = None
+    replaced: "BestRecord | None" = None
     training_tasks: str | None = None
 
     @classmethod
@@ -69,14 +69,15 @@ class BestRecord:
         for name in ("interval", "initial_interval"):
             if known_fields.get(name) is not None:
                 known_fields[name] = tuple(known_fields[name])
-        if known_fields.get("found") is not None:
-            known_fields["found"] = cls.of(known_fields["found"])
+        # Folders of earlier versions call it "found".
+        if (replaced := row.get("replaced", row.get("found"))) is not None:
+            known_fields["replaced"] = cls.of(replaced)
         return cls(**known_fields)
 
     @property
-    def as_found(self) -> "BestRecord":
-        """Return what the method found, whether or not the initial instruction is kept in its place."""
-        return self.found or self
+    def method_best(self) -> "BestRecord":
+        """Return the method's best, whether or not the initial instruction is kept in its place."""
+        return self.replaced or self
 
     def write(self, folder: Path) -> None:
         """Replace best.json in a folder."""
@@ -101,10 +102,8 @@ class BestRecord:
         text = f"Kept: {pair}, the best on validation with {self.measure} {self.em:.3f}"
         if self.interval is not None:
             text += f" (95 %: {self.interval[0]:.3f} to {self.interval[1]:.3f})"
-        if self.found is not None:
-            return (
-                f"{text}; instruction {self.found.instruction_id} scores {self.found.em:.3f} there"
-            )
+        if (replaced := self.replaced) is not None:
+            return f"{text}; instruction {replaced.instruction_id} scores {replaced.em:.3f} there"
         if self.initial_em is not None:
             text += f"; the initial instruction scores {self.initial_em:.3f} there"
         if self.leader not in (None, self.instruction_id) and self.last_em is not None:

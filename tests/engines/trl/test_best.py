@@ -187,7 +187,7 @@ def test_the_initial_instruction_is_kept_unless_the_other_scores_higher(
     mark(run, 1)
     best.offer(run.joint, scored(0.5), 1, scored(0.25))
     higher = best.conclude(1, "i0", None, INITIAL)
-    assert (higher.instruction, higher.initial_em, higher.found) == ("abc de. b", 0.25, None)
+    assert (higher.instruction, higher.initial_em, higher.replaced) == ("abc de. b", 0.25, None)
     for plain in (0.5, 0.75):
         best.offer(run.joint, scored(0.5), 1, scored(plain))
         whole = (tmp_path / "best" / "model.safetensors").read_bytes()
@@ -195,8 +195,8 @@ def test_the_initial_instruction_is_kept_unless_the_other_scores_higher(
             equal = best.conclude(1, "i0", None, INITIAL)
             assert (equal.em, equal.initial_em) == (plain, plain)
             assert equal.interval == scored(plain).interval
-            assert equal.found is not None
-            assert (equal.found.instruction, equal.found.em) == ("abc de. b", 0.5)
+            assert equal.replaced is not None
+            assert (equal.replaced.instruction, equal.replaced.em) == ("abc de. b", 0.5)
             assert kept(run, best) == (plain, 1, INITIAL.instruction, 1.0)
             assert read_best(tmp_path / "best") == equal
             best.check()

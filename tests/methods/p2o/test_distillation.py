@@ -13,9 +13,9 @@ from cotune.methods.context_distillation import (
     context_ratios,
     is_distilled,
     is_hinted,
-    masks,
-    reweighs,
+    needs_token_weights,
     token_weights,
+    uses_context_mask,
 )
 from cotune.types import Assignment, Distillation, Prompt, Task, Trajectory
 from tests.helpers import make_trajectory
@@ -95,9 +95,9 @@ def test_who_is_hinted_and_who_distilled() -> None:
 
 
 def test_what_plain_grpo_could_train_on_needs_no_weights() -> None:
-    assert not reweighs([plain(), distilled()], Distillation(ratio="original"))
-    assert not reweighs([plain(), plain()], SIGNED)
-    assert reweighs([plain(), distilled()], SIGNED)
+    assert not needs_token_weights([plain(), distilled()], Distillation(ratio="original"))
+    assert not needs_token_weights([plain(), plain()], SIGNED)
+    assert needs_token_weights([plain(), distilled()], SIGNED)
 
 
 # Under the trained prompt: ½/25 (ratio 0.04) and ½ (ratio 2); the plain row's as it was sampled.
@@ -123,7 +123,7 @@ def test_weights_of_a_batch_by_hand(
     weights = batch_weights([distilled(), plain()], TRAINED, advantages, settings, statistics)
     assert weights == pytest.approx(np.array([first, [1, 0, 0, 0]]))
     found = statistics.metrics()
-    if masks(settings):
+    if uses_context_mask(settings):
         assert found["p2o/ratio_min"] == pytest.approx(0.04)
         assert found["p2o/ratio_max"] == pytest.approx(2.0)
         assert found["p2o/ratio_masked_share"] == sum(first[i] < 1 for i in (0, 2)) / 2

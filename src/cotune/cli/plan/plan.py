@@ -123,8 +123,9 @@ def show_estimate(
         return
     console.print(hours)
     console.print(
-        f"Projected from the policy's shape and a data sheet, within a factor of about two: updates and prompts "
-        f"reach {COMPUTE:.0%} of the FLOP/s, decoding {DECODING:.0%} of the bandwidth. Not counted: rewards, searches, the LLM, exchanging weights. cotune plan --steps measures this machine.",
+        "Projected from the policy's shape and a data sheet, within a factor of about two: updates and prompts "
+        f"reach {COMPUTE:.0%} of the FLOP/s, decoding {DECODING:.0%} of the bandwidth. Not counted: rewards, "
+        "searches, the LLM, exchanging weights. cotune plan --steps measures this machine.",
         markup=False,
         highlight=False,
     )

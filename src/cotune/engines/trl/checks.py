@@ -19,7 +19,7 @@ from trl.import_utils import is_vllm_available
 from cotune.engines.trl.grpo_fields import REFUSED
 from cotune.engines.trl.sharding import check_sharding, sharding_of
 from cotune.errors import ConfigError, EngineError
-from cotune.methods.context_distillation import masks
+from cotune.methods.context_distillation import uses_context_mask
 from cotune.protocols import Strategy
 from cotune.utils.text import one_line
 
@@ -175,7 +175,7 @@ def check_named_parts(args: TrainingArguments) -> None:
 def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
     """Raise ConfigError if the loss does not support the strategy's weights."""
     settings = strategy.distillation
-    if masks(settings) and args.importance_sampling_level == "sequence":
+    if uses_context_mask(settings) and args.importance_sampling_level == "sequence":
         raise ConfigError(
             f"GRPOConfig.importance_sampling_level is 'sequence', but distillation.ratio {settings.ratio!r} "
             "leaves out single tokens, which the ratio of a sequence would still include; set "

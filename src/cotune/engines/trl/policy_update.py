@@ -90,7 +90,7 @@ class PolicyUpdate(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
-        training: bool = self.model.training  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue, reportAssignmentType]
+        training: bool = cast(Any, self.model).training
         joint = self.joint
         if self.log_completions:
             self._show_prompts(joint.batch.trajectories)
@@ -99,7 +99,7 @@ class PolicyUpdate(GRPOTrainer):
             # values may differ although their sums are equal.
             if self.multi_objective_aggregation == "sum_then_normalize":
                 output["advantages"][joint.flat_rows(len(inputs))] = 0.0
-            if joint.batch.reweighs:
+            if joint.batch.needs_token_weights:
                 self._distil(output, joint)
             if self.teaches:
                 self._add_teacher_prompts(output, joint)

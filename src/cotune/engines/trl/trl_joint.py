@@ -230,6 +230,7 @@ class TRLJoint(Joint):
         self._clipped = sum(map(was_cut, trajectories)) / max(1, len(trajectories))
         rollouts = trajectories[self.first_row : self.first_row + len(prompts)]
         return {
+            # P²O Eq. 4: a rollout is sampled under x̃ = T(x, z), and TRL takes its gradient on x.
             "prompt_ids": [list(t.prompt_ids) for t in rollouts],
             "completion_ids": [list(t.completion_ids) for t in rollouts],
             "logprobs": sampling_logprobs(rollouts, True) if trainer.use_vllm else None,

@@ -10,7 +10,7 @@ from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from cotune.errors import ConfigError, EngineError
-from cotune.methods.context_distillation import is_distilled, masks
+from cotune.methods.context_distillation import is_distilled, uses_context_mask
 from cotune.policy.sampling import StopFinder
 from cotune.protocols import Codec, Comm
 from cotune.rollout.coordinator import SingleProcess
@@ -240,7 +240,7 @@ def engine_context(trainer: GRPOTrainer, distillation: Distillation, comm: Comm)
         served = trainer.vllm_generation.vllm_client.get_server_info()["model_config"]
         served = {name: served[name] for name in ("max_model_len", "logprobs_mode")}
     served = comm.broadcast(served)
-    reads = trainer.vllm_importance_sampling_correction or masks(distillation)
+    reads = trainer.vllm_importance_sampling_correction or uses_context_mask(distillation)
     mode = served["logprobs_mode"]
     if reads and trainer.temperature != 1.0 and mode != "processed_logprobs":
         raise ConfigError(

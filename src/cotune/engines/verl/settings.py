@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.verl.arguments import DTYPES, MODEL_DTYPE, SCHEDULES, checked_arguments
 from cotune.errors import ConfigError
-from cotune.methods.context_distillation import masks
+from cotune.methods.context_distillation import uses_context_mask
 from cotune.methods.method import CISPO_CAP
 from cotune.policy.policy_files import policy_path
 from cotune.types import Distillation, Limits
@@ -79,7 +79,7 @@ def verl_config(
             _set(verl_values, name, value)
     if verl_values.actor_rollout_ref.actor.policy_loss.loss_mode == "cispo":
         _set_cispo_clip(verl_values, engine_args)
-    if masks(distillation):
+    if uses_context_mask(distillation):
         _set_signed_mask(verl_values)
     _set_context(verl_values, config.limits, context_tokens, engine_args)
     _check_rollout(verl_values)
@@ -147,7 +147,7 @@ def _values(
         f"{rollout}.temperature": training.temperature,
         f"{rollout}.tensor_model_parallel_size": 1,
         f"{rollout}.seed": config.seed,
-        f"{rollout}.calculate_log_probs": masks(distillation),
+        f"{rollout}.calculate_log_probs": uses_context_mask(distillation),
         f"{rollout}.agent.agent_loop_config_path": str(Path(__file__).with_name("agents.yaml")),
         f"{rollout}.agent.default_agent_loop": AGENT,
     }
@@ -157,7 +157,7 @@ def _values(
         values[f"{actor}.policy_loss.loss_mode"] = "cispo"
     if stops:
         values[f"{rollout}.skip_tokenizer_init"] = False
-    if masks(distillation):
+    if uses_context_mask(distillation):
         values["algorithm.rollout_correction.rollout_is"] = "token"
         bounds = f"{max(distillation.low, _LEAST_RATIO)!r}_{distillation.high!r}"
         values["algorithm.rollout_correction.rollout_is_threshold"] = bounds

@@ -52,8 +52,8 @@ def evaluate_quadrants(
             long; before any rollout.
     """
     check_options(options)
-    # What the method found, even if the initial instruction is kept in its place.
-    best = best_record(run).as_found.instruction
+    # The method's own best, even if the initial instruction is kept in its place.
+    best = best_record(run).method_best.instruction
     first = config if since is None else recorded_config(since)
     environment = run_environment(config)
     (questions,) = question_sets(config, environment, options.split, (), options.limit)

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 from cotune.methods.contract import InstructionRules
@@ -112,7 +111,8 @@ class Generator:
             # Line 19: sample a parent, failures of it and questions to verify on from the replay buffer.
             parent = rng.choice(parents)
             spares_questions = rollout is not None and reads_prompts(llm)
-            failures = partial(self._failures, parent, rng, spares_questions)
+            reads_failures = proposer == "reflection"
+            failures = self._failures(parent, rng, spares_questions) if reads_failures else []
             form = (options.candidates, phase.rounds + 1, self._description, self._rules.required)
             request = PROPOSERS[proposer](Brief(parent=parent, failures=failures, form=form))
             shown = request.provenance(llm) if request else parent.shown
@@ -134,7 +134,7 @@ class Generator:
                 )
                 for draft in drafts
             ]  # fmt: skip
-            # Line 21: verify them, and take the best.
+            # Line 21: verify them, take the best, and add them to the population.
             open_places = vacancies - len(phase.accepted)
             if rollout is not None and candidates:
                 if not phase.verified:
@@ -145,7 +145,6 @@ class Generator:
                 phase.saved += (len(candidates) + 1) * len(tasks) - paid
                 if all(candidate.unrewarded for candidate in candidates):
                     record("notice", text=f"{_UNREWARDED} before step {step}")
-            # Line 22: add them to the population.
             best, rejected = accept(candidates, open_places)
             phase.accepted += best
             for c, reason in rejected:

@@ -159,18 +159,19 @@ class Brief:
 
     Attributes:
         parent: the instruction to improve.
-        failures: draws failed rollouts, those under the parent first; [] if there are none.
+        failures: failed rollouts, those under the parent first; [] if there are none, and for a proposer that
+            reads none.
         form: candidates wanted, number of the request, description of the environment, required texts.
     """
 
     parent: Instruction
-    failures: Callable[[], list[Experience]]
+    failures: Sequence[Experience]
     form: tuple[int, int, str, Sequence[str]]
 
 
 def reflect(brief: Brief) -> Request | None:
     """Ask with the parent and failed rollouts: INSPO itself. Return None if nothing failed."""
-    parent, failures = brief.parent, brief.failures()
+    parent, failures = brief.parent, brief.failures
     if not failures:
         return None
     under_parent = [failure for failure in failures if failure.instruction_id == parent.id]
