@@ -92,7 +92,8 @@ def run_file(folder: Path, **changes: Any) -> dict[str, Any]:
             "dataset": {"path": str(folder / "data.jsonl"), "validation": 2, "test": 2},
             "environment": {
                 "kind": "tools",
-                "tools": [f"{own}:add", {"function": f"{own}:fail", "seconds": 5}],
+                "tools": [f"{own}:add", f"{own}:fail"],
+                "seconds": 5,
             },
             "rewards": [f"{own}:right"],
             "limits": {
@@ -134,7 +135,7 @@ def test_a_run_file_with_tools_is_trained(tmp_path: Path) -> None:
     by_action = {turn["action"]: turn for turn in turns}
     assert {"add", "2 calls", "answer"} <= by_action.keys()
     assert by_action["2 calls"]["error"] == "fail: RuntimeError"
-    assert "add: bad arguments" in {turn["error"] for turn in turns}
+    assert "add: TypeError" in {turn["error"] for turn in turns}
     assert "\n7\n" in {turn["observation"] for turn in turns}
     for row in rows:
         own = [i for i, m in zip(row["completion_ids"], row["mask"], strict=True) if m]
@@ -159,7 +160,7 @@ def test_an_environment_written_for_trl_is_trained_without_data(tmp_path: Path) 
     for row in rows:
         asked.setdefault((row["step"], row["group"]), set()).add(row["task"]["question"])
         made = [t for t in row["turns"] if t["observation"] == "\n7\n"]
-        both = [t for t in row["turns"] if t["observation"].startswith("\nadd: 2\nfail: Error:")]
+        both = [t for t in row["turns"] if t["observation"].startswith("\nadd: 2\nfail: {'error':")]
         assert row["reward"] == (len(made) + len(both)) / 4
     assert len({row["reward"] for row in rows}) > 1
     assert {len(texts) for texts in asked.values()} == {1}
