@@ -109,7 +109,8 @@ def read_benchmark(benchmark: Benchmark, path: Path | None = None) -> list[Task]
     """
     option = f"--benchmark {benchmark.name}"
     if path is not None:
-        rows, source = file_rows(path, option), f"{option}: {path}"
+        rows = file_rows(path, option)
+        source = f"{option}: {path}"
     else:
         fix = f"if the hub cannot be reached, download it and give {option}=PATH"
         rows = hub_rows(benchmark.hub, benchmark.subset, benchmark.split, option, fix)

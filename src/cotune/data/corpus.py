@@ -58,7 +58,8 @@ def read_corpus(path: Path) -> list[tuple[str, str]]:
         ConfigError: the file does not exist, is empty or not JSON Lines, `contents` is missing or
             blank, or an id is repeated.
     """
-    field, passages = "environment.corpus", list[tuple[str, str]]()
+    field = "environment.corpus"
+    passages = list[tuple[str, str]]()
     first_with: dict[str, str] = {}
     for where, row in json_rows(path, field):
         passages.append(split_contents(_contents(row, where)))

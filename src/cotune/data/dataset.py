@@ -110,7 +110,8 @@ def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
         ConfigError: no such file or data set, a column missing or of the wrong type, a repeated id,
             or too few questions to hold some out; names the file and row.
     """
-    path, name = config.path, config.name
+    path = config.path
+    name = config.name
     field, train = ("dataset.path", path) if name is None else ("dataset.name", config.split)
     source = f"{field}: {path}" if name is None else f"{field}: {name}, split {config.split},"
     sizes: dict[str, int] = {}

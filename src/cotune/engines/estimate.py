@@ -20,12 +20,16 @@ from cotune.utils.text import flat, one_line
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MOST_LAYERS = 2000
-FULL, HALF = 4, 2  # bytes of a float32, and of the type that autocast computes in
+# bytes of a float32, and of the type that autocast computes in
+FULL = 4
+HALF = 2
 # KV cache buffers grow by half, and are copied when rows are joined.
 _CACHE_COPIES = 2.5
 # Bytes per token and unit of width that a decoder layer keeps for its backward pass, fitted to
 # what autograd saves for Qwen2 and Qwen3 layers under autocast, including gradients.
-_PER_HIDDEN, _PER_INTERMEDIATE, _PER_KEY = 38, 12, 4
+_PER_HIDDEN = 38
+_PER_INTERMEDIATE = 12
+_PER_KEY = 4
 _DRAW = 22  # bytes per logit while a token is drawn
 _TILE = 4096 * 32768  # tokens × vocabulary entries that TRL scores at a time
 _WHOLE_LOGIT = 8  # bytes per logit: bfloat16, its gradient, and float32 for the log-probability
@@ -211,7 +215,9 @@ class Memory:
 
 def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
     """Estimate the memory of each GPU at its peaks."""
-    training, limits, lora = config.training, config.limits, config.policy.lora
+    training = config.training
+    limits = config.limits
+    lora = config.policy.lora
     exact = training.precision == "fp32"
     args = training.engine_args
     casts = not (exact or args.get("bf16") is False) or bool(args.get("fp16"))
@@ -301,7 +307,8 @@ GPUS: Mapping[str, Gpu] = {
     "rtx4090": Gpu(165e12, 1.008e12, 24e9),  # accumulating in float32; NVIDIA's Ada white paper
 }
 # lab/results/benchmarks.md has the sources.
-COMPUTE, DECODING = 0.3, 0.45
+COMPUTE = 0.3
+DECODING = 0.45
 """Shares of a GPU's peak: of the FLOP/s in updates and prompts, of the bandwidth or FLOP/s in decoding."""
 _LAUNCH = 0.9e-3  # seconds to launch a layer's kernels of a decoding step in the trainer's process
 _LORA_LAUNCHES = 2.5  # times as long, with adapters
@@ -327,7 +334,8 @@ def run_seconds(
     Raises:
         ValueError: the time of this layout cannot be projected; the message says why in one line.
     """
-    training, limits = config.training, config.limits
+    training = config.training
+    limits = config.limits
     if training.precision == "fp32" or training.engine_args.get("bf16") is False:
         raise ValueError(
             "it is projected for bfloat16, and training.precision or bf16 asks for float32"

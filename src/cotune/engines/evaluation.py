@@ -187,7 +187,8 @@ class RunEvaluation:
         self.best.restore(joint)
         kept: BestRecord = on_rank_zero(lambda: self._conclude(joint, score))
         text = kept.instruction
-        identity, trained = kept.instruction_id, kept.step
+        identity = kept.instruction_id
+        trained = kept.step
         after = plain = hinted = None
         if joint.parts.environment.tasks("test"):
             after = self._measure(joint, "test", "after", Prompt(text), identity, trained)

@@ -147,7 +147,9 @@ class Joint:
         self.load_state_dict(state)
         if self.coordinator.comm.rank != 0:
             return
-        record, step, now = self.parts.record, self.batches, self.parts.changeable
+        record = self.parts.record
+        step = self.batches
+        now = self.parts.changeable
         self.attempt = record.begin_attempt(step, state.get("attempt"))
         changed = changes(state.get("changeable", now), now)
         record.event("resumed", step, from_step=step, changed=changed)

@@ -61,7 +61,8 @@ if TYPE_CHECKING:
     from cotune.policy.codec import HFCodec
 
 # A server is asked once more at most, and an LLM not for long, whatever the run file allows later.
-_FIRST_CALL_S, _FIRST_RETRIES = 30.0, 1
+_FIRST_CALL_S = 30.0
+_FIRST_RETRIES = 1
 _EXTRAS = [kind_of(kind).extra for kind in BUILT_IN if kind_of(kind).extra]
 OPTIONAL = ("peft", "vllm", *_EXTRAS, "wandb", "trackio", "tensorboard")
 """Packages that some run files need."""
@@ -108,13 +109,17 @@ class Preflight:
     def __init__(
         self, config: RunConfig, *, new: bool = True, ask_llm: bool = False, loads: bool = False
     ) -> None:
-        self.config, self.engine, self._loads = config, engine_of(config), loads
-        self._new, self._ask_llm = new, ask_llm
+        self.config = config
+        self.engine = engine_of(config)
+        self._loads = loads
+        self._new = new
+        self._ask_llm = ask_llm
         self.llm_calls: list[CostRow] = []
 
     def checks(self) -> list[Check]:
         """Return the checks, cheap ones first."""
-        config, trainer = self.config, self.engine
+        config = self.config
+        trainer = self.engine
         tokenizer = ("policy", "policy files")
         needs = ("packages", *(tokenizer if self._drops else ()))
         return [
@@ -257,7 +262,9 @@ class Preflight:
         return answered
 
     def _environment(self) -> None:
-        config, rewards, environment = self.config, self.rewards, self.environment
+        config = self.config
+        rewards = self.rewards
+        environment = self.environment
         check_instruction(environment, self.instruction, config.strategy.kind)
         check_splits(environment, validates=bool(config.evaluation.every))
         check_columns(rewards, environment, SPLITS)
@@ -268,7 +275,8 @@ class Preflight:
         begin("checking the prompts")
         from cotune.policy.template_checks import check_template
 
-        config, environment = self.config, self.environment
+        config = self.config
+        environment = self.environment
         check_context(self.context_tokens, config.limits)
         check_template(environment, self.codec, self.instruction)
         check_prompt_texts(environment, self.instruction, self.codec)

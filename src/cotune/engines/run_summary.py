@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 def write_run_summary(settings: RunSettings, run: Record, outcome: "Outcome") -> None:
     """Write the summary.json of one run, with a single arm."""
-    record, after, totals = settings.record, outcome.after, run.totals()
+    record = settings.record
+    after = outcome.after
+    totals = run.totals()
     kind = record["strategy"]["kind"]
     events = run.read_events()
     ended = [row["reason"] for row in events if row["kind"] == "proposals_ended"]
@@ -37,7 +39,8 @@ def write_run_summary(settings: RunSettings, run: Record, outcome: "Outcome") ->
     if outcome.hinted:
         arm |= _score("em_with_hint", outcome.hinted)
     if (kept := outcome.kept) is not None:
-        arm["best_step"], arm["kept"] = kept.step, kept.statement()
+        arm["best_step"] = kept.step
+        arm["kept"] = kept.statement()
         if kept.observed_rollouts is not None:
             arm["best_instruction_observed_rollouts"] = kept.observed_rollouts
             arm["too_close_to_call"] = kept.too_close_to_call

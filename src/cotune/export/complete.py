@@ -41,7 +41,8 @@ def complete_best(config: RunConfig, run: RunDir, environment: Environment | Non
     Raises:
         ConfigError: the run is not finished, or its environment or tokenizer cannot be loaded.
     """
-    best, summary = run.best_path, finished(run)
+    best = run.best_path
+    summary = finished(run)
     environment = environment or run_environment(config)
     tokenizer = _tokenizer(best)
     instruction = best_choice(best).instruction

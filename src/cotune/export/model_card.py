@@ -58,7 +58,9 @@ def write_card(
     """
     (arm,) = finished(run)["arms"].values()
     chosen = best_choice(folder)
-    method, limits, adapter = config.method, serving.limits, kind == "adapter"
+    method = config.method
+    limits = serving.limits
+    adapter = kind == "adapter"
     front = ModelCardData(
         base_model=hub_id(config.policy.path) or None,
         library_name="peft" if adapter else "transformers",
@@ -150,7 +152,8 @@ def _serve_command(config: RunConfig, kind: Format) -> str:
     greedy = """--override-generation-config '{"temperature": 0}'"""
     if kind != "adapter":
         return f"vllm serve {folder} {greedy}"
-    path, lora = config.policy.path, config.policy.lora
+    path = config.policy.path
+    lora = config.policy.lora
     weights = hub_id(path) or f"path/to/{base_name(path).removeprefix('bundled:')}"
     return (
         f"vllm serve {quote(weights)} {greedy} --enable-lora --max-lora-rank {lora.rank if lora else 16} \\\n"

@@ -363,12 +363,15 @@ class MeteredLLM:
             BudgetError, ConfigError: the LLM raised it, or returned no text.
         """
         self._record.check_budget(None)  # which fails outside training, before the LLM is asked
-        begun, completion, failure = time.monotonic(), Completion(""), "interrupted"
+        begun = time.monotonic()
+        completion = Completion("")
+        failure = "interrupted"
         try:
             completion = _as_completion(self._llm.complete(prompt), self._model)
             failure = ""
         except (Exception, SystemExit) as error:  # its own code may raise anything
-            name, text = type(error).__name__, message_of(error)
+            name = type(error).__name__
+            text = message_of(error)
             described = text or name if isinstance(error, CotuneError) else f"{name}: {text}"
             failure = one_line(hide_secrets(described))
             if isinstance(error, CotuneError) and not isinstance(error, LLMError):

@@ -65,8 +65,10 @@ class InspoP2O(P2O):
 
 
 def _cost(options: ComposedOptions, shape: RunShape) -> Cost:
-    a, b = inspo.cost(options.inspo, shape), p2o.cost(options.p2o, shape)
-    rollouts, proposals = {**a.rollouts, **b.rollouts}, a.proposals + b.proposals
+    a = inspo.cost(options.inspo, shape)
+    b = p2o.cost(options.p2o, shape)
+    rollouts = {**a.rollouts, **b.rollouts}
+    proposals = a.proposals + b.proposals
     return Cost(a.phases + b.phases, rollouts, proposals, a.validations, a.rivals)
 
 

@@ -68,7 +68,8 @@ def is_near_copy(a: str, b: str) -> bool:
     words, not as a ratio: one short sentence can change all, and in a long instruction a ratio
     would call that a copy.
     """
-    words_a, words_b = words_of(a), words_of(b)
+    words_a = words_of(a)
+    words_b = words_of(b)
     allowed = 4 if is_dense(words_a) else 2
     difference = Counter(words_a)
     difference.subtract(words_b)

@@ -292,7 +292,8 @@ def taught_groups(
     The policy under the best instruction teaches. Rollouts under the initial one could not teach what the
     policy never does there: KL(p ‖ q) has no gradient if p is certain.
     """
-    plain, sampled = Prompt(initial.text), Prompt(best.text)
+    plain = Prompt(initial.text)
+    sampled = Prompt(best.text)
     return [
         Assignment(task, sampled, plain, best.id, group, None if best == initial else sampled)
         for group, task in enumerate(tasks)

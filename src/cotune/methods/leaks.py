@@ -82,7 +82,8 @@ def leaked_answer(candidate: str, parent: str, tasks: Iterable[Task]) -> str | N
     Args:
         tasks: the questions that the candidate's author was shown.
     """
-    new, old = _spaced(candidate), _spaced(parent)
+    new = _spaced(candidate)
+    old = _spaced(parent)
     for task in tasks:
         for answer in task.answers:
             if any(part in new and part not in old for part in _telling(answer)):

@@ -114,7 +114,9 @@ class ProposalAccount:
     """
 
     def __init__(self, what: str, form: ReplyForm, needed: bool = False) -> None:
-        self.what, self._form, self._needed = what, form, needed
+        self.what = what
+        self._form = form
+        self._needed = needed
         self._health = _Health()
 
     def begin(
@@ -133,7 +135,10 @@ class ProposalAccount:
             reject: records a text that breaks it: text, parent, reason.
             tried: texts that a new one must differ from.
         """
-        self.llm, self.record, self._check, self._reject = llm, record, check, reject
+        self.llm = llm
+        self.record = record
+        self._check = check
+        self._reject = reject
         self._tried = list(tried)
         self.asked = self.answered = self.proposed = self.valid = 0
         self.spent = ""
@@ -166,7 +171,8 @@ class ProposalAccount:
         if not texts:
             self._fail(f"the reply holds no {self.what} {self._form.place}")
             return []
-        texts, shown = texts[:most], request.provenance(self.llm)
+        texts = texts[:most]
+        shown = request.provenance(self.llm)
         self.proposed += len(texts)
         drafts: list[Draft] = []
         reasons: list[str] = []
@@ -196,7 +202,9 @@ class ProposalAccount:
         health = self._health
         health.useful |= self.valid > 0
         if self.valid or (health.useful and self.proposed):
-            health.failed, health.causes, health.ended = 0, [], False
+            health.failed = 0
+            health.causes = []
+            health.ended = False
         elif not self.spent or (self._needed and not health.useful):
             if self.spent:
                 self._blame(self.spent)

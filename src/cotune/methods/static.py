@@ -28,7 +28,8 @@ class StaticStrategy(Strategy):
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
         """Return `group_size` times the best instruction for each task, group after group."""
-        prompt, name = self.best_prompt(), self.best_instruction_id()
+        prompt = self.best_prompt()
+        name = self.best_instruction_id()
         return [
             Assignment(task, prompt, prompt, name, group)
             for group, task in enumerate(tasks)

@@ -48,10 +48,12 @@ def top_k_kl(policy: "Tensor", teacher: "Tensor", top_k: int = TOP_K) -> "Tensor
         policy, teacher: logits, (B, C, V); the teacher's without a gradient.
     """
     top = teacher.topk(min(top_k, teacher.shape[-1]), dim=-1).indices
-    q, p = logprobs_at(teacher, top), logprobs_at(policy, top)
+    q = logprobs_at(teacher, top)
+    p = logprobs_at(policy, top)
     kl = (q.exp() * (q - p)).sum(-1)
     q_rest, p_rest = (1 - logprobs.exp().sum(-1) for logprobs in (q, p))
-    q_rest, p_rest = q_rest.clamp(min=_NO_TAIL), p_rest.clamp(min=_NO_TAIL)
+    q_rest = q_rest.clamp(min=_NO_TAIL)
+    p_rest = p_rest.clamp(min=_NO_TAIL)
     return kl + q_rest * (q_rest.log() - p_rest.log())
 
 

@@ -245,7 +245,9 @@ class Reflector:
         show_answers: bool,
         lineage: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        self.account, self._prompt, self._show_answers = account, prompt, show_answers
+        self.account = account
+        self._prompt = prompt
+        self._show_answers = show_answers
         self._lineage = dict(lineage or {})
         # Whether a request was not made, since all its rollouts are environment errors.
         self._broken = False

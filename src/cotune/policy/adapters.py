@@ -166,7 +166,8 @@ def read_weights(model: Any, folder: Path) -> dict[str, Any]:
     if not is_peft_model(model):
         saved_model = cast(Any, AutoModelForCausalLM.from_pretrained(folder))
         return dict(saved_model.state_dict())
-    saved, mark = load_file(_adapter_file(model, folder)), f".{model.active_adapter}."
+    saved = load_file(_adapter_file(model, folder))
+    mark = f".{model.active_adapter}."
     names = {name: name.replace(mark, ".") for name, _ in model.named_parameters() if mark in name}
     return {name: saved[short] for name, short in names.items() if short in saved}
 

@@ -161,7 +161,8 @@ def _escape(match: re.Match[str]) -> str:
 
 def _wrapped(prompt_format: PromptFormat) -> str:
     """Return the user's message made from `cotune_text`, as a Jinja expression."""
-    prefix, suffix = prompt_format.question_prefix, prompt_format.question_suffix
+    prefix = prompt_format.question_prefix
+    suffix = prompt_format.question_suffix
     question = f"{literal(prefix)} ~ cotune_text" if prefix else "cotune_text"
     if suffix:
         question = f"{question} ~ {literal(suffix)}"

@@ -45,7 +45,8 @@ class StopFinder:
     """
 
     def __init__(self, codec: Codec, stop: Sequence[str]) -> None:
-        self._codec, self._stop = codec, tuple(stop)
+        self._codec = codec
+        self._stop = tuple(stop)
         self._last = {text[-1] for text in self._stop}
         self._longest = max((len(text.encode()) for text in self._stop), default=0)
         self._candidate: dict[int, bool] = {}
@@ -75,10 +76,13 @@ class GrowingLayer(DynamicLayer):
 
     def adopt(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Start from keys and values of shape (B, heads, L, head_dim)."""
-        self.dtype, self.device = keys.dtype, keys.device
+        self.dtype = keys.dtype
+        self.device = keys.device
         self.is_initialized = True
-        self._keys_buffer, self._values_buffer = keys, values
-        self.keys, self.values = keys, values
+        self._keys_buffer = keys
+        self._values_buffer = values
+        self.keys = keys
+        self.values = values
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
@@ -89,7 +93,8 @@ class GrowingLayer(DynamicLayer):
         if self.keys is None or self.values is None:
             self.adopt(key_states, value_states)
             return key_states, value_states
-        start, end = self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
+        start = self.keys.shape[-2]
+        end = self.keys.shape[-2] + key_states.shape[-2]
         if end > self._keys_buffer.shape[-2]:
             self._keys_buffer = self._grown(self.keys, end + end // 2)
             self._values_buffer = self._grown(self.values, end + end // 2)
@@ -205,8 +210,10 @@ class CachedSampler:
     def __init__(
         self, model: ModelContext, codec: Codec, pad_id: int, casts: Casts = nullcontext
     ) -> None:
-        self.model, self.casts = model, casts
-        self._codec, self._pad_id = codec, pad_id
+        self.model = model
+        self.casts = casts
+        self._codec = codec
+        self._pad_id = pad_id
 
     def open(self, sampling: Sampling) -> Session:
         return CachedSession(self.model, self._codec, self._pad_id, sampling, self.casts)
@@ -264,8 +271,11 @@ class _Session:
         self, model: ModelContext, codec: Codec, pad_id: int, sampling: Sampling, casts: Casts
     ) -> None:
         self._stack = ExitStack()
-        self._model, self._casts = self._stack.enter_context(model()), casts
-        self._pad_id, self._sampling, self._end_ids = pad_id, sampling, codec.end_ids
+        self._model = self._stack.enter_context(model())
+        self._casts = casts
+        self._pad_id = pad_id
+        self._sampling = sampling
+        self._end_ids = codec.end_ids
         self._finder = StopFinder(codec, sampling.stop)
 
     def close(self) -> None:
@@ -290,7 +300,9 @@ class CachedSession(_Session):
         rows, logits = self._prefill(requests)
         turns = {r.row: _Turn(r, self._sampling) for r in requests}
         parked: list[Rows] = []
-        names, cache, mask = rows.names, rows.cache(), rows.mask
+        names = rows.names
+        cache = rows.cache()
+        mask = rows.mask
         fed = torch.tensor(rows.fed, device=mask.device)
         del rows  # frees its cache, here and below
         limit = max(request.max_tokens for request in requests)
@@ -307,9 +319,12 @@ class CachedSession(_Session):
                 parked.append(everything.select([i for i, f in enumerate(done) if f]))
                 going = [i for i, f in enumerate(done) if not f]
                 kept = everything.select(going).trimmed()
-                names, cache, mask = kept.names, kept.cache(), kept.mask
+                names = kept.names
+                cache = kept.cache()
+                mask = kept.mask
                 fed = torch.tensor(kept.fed, device=mask.device)
-                tokens, done = [tokens[i] for i in going], [False] * len(going)
+                tokens = [tokens[i] for i in going]
+                done = [False] * len(going)
                 del everything, kept
             logits, mask, fed = self._forward_one(cache, mask, fed, tokens, done)
         self._rows = joined(parked)
@@ -358,7 +373,8 @@ class CachedSession(_Session):
         context_numbers: dict[tuple[int, ...], int] = {}
         for request in requests:
             context_numbers.setdefault(request.context_ids, len(context_numbers))
-        contexts, device = list(context_numbers), self._model.device
+        contexts = list(context_numbers)
+        device = self._model.device
         shared = 0
         if len(contexts) > 1:  # of each one a token remains, whose logits are the row's next
             shared = min(common_prefix(min(contexts), max(contexts)), min(map(len, contexts)) - 1)

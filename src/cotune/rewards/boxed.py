@@ -37,7 +37,8 @@ _BOX = re.compile(r"\\boxed\s*\{")
 # Also matches escaped characters, so that the braces of \{ and \} do not count.
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _SEPARATOR = re.compile(r"\b(and|or)\b|,|;")
-_NEAR, _RELATED = 10, 70
+_NEAR = 10
+_RELATED = 70
 """Characters between two boxes that belong together, without and with a separator among them."""
 _INTEGER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+)", re.ASCII)
 
@@ -62,7 +63,8 @@ def last_boxed(text: str) -> str | None:
         end = _closing(text, box.end(), following)
         if end is None:
             break
-        content, between = text[box.end() : end], text[end + 1 : following]
+        content = text[box.end() : end]
+        between = text[end + 1 : following]
         if contents and len(between) >= _NEAR:
             related = len(between) < _RELATED and _SEPARATOR.search(between)
             if not related or content.strip() == contents[-1].strip():

@@ -369,7 +369,8 @@ def _load(reward: WeightedReward) -> _Loaded:
     if isinstance(function, str):
         function = load_reward(function)
     label = reward.function if isinstance(reward.function, str) else _name_of(function)
-    is_class, is_module = isinstance(function, type), hasattr(function, "named_parameters")
+    is_class = isinstance(function, type)
+    is_module = hasattr(function, "named_parameters")
     if not callable(function) or is_class or is_module:
         kind = "a class" if is_class else "a torch module" if is_module else type(function).__name__
         subject = label if callable(function) or isinstance(reward.function, str) else "a function"

@@ -53,9 +53,11 @@ def _best(score: Callable[[str, str], float], answer: str | None, golds: Sequenc
 
 def _f1(answer: str, gold: str) -> float:
     """Return the harmonic mean of the precision and recall of the answer's tokens."""
-    answer_tokens, gold_tokens = answer.split(), gold.split()
+    answer_tokens = answer.split()
+    gold_tokens = gold.split()
     same = (Counter(answer_tokens) & Counter(gold_tokens)).total()
     if same == 0:
         return 0.0
-    precision, recall = same / len(answer_tokens), same / len(gold_tokens)
+    precision = same / len(answer_tokens)
+    recall = same / len(gold_tokens)
     return 2 * precision * recall / (precision + recall)

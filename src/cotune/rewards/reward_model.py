@@ -9,7 +9,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from cotune.errors import ConfigError
 from cotune.rewards.functions import BUILT_IN, RewardFunctions, WeightedReward, load_reward
 
-_models, _tokenizers = cast(Any, AutoModelForSequenceClassification), cast(Any, AutoTokenizer)
+_models = cast(Any, AutoModelForSequenceClassification)
+_tokenizers = cast(Any, AutoTokenizer)
 
 
 class RewardModel:
@@ -38,7 +39,8 @@ class RewardModel:
         # The model's score is read at the last token that is no padding.
         config.get_text_config().pad_token_id = tokenizer.pad_token_id
         self.__name__ = str(config._name_or_path).rpartition("/")[2] or type(model).__name__
-        self._model, self._tokenizer = model.eval().to(device), tokenizer
+        self._model = model.eval().to(device)
+        self._tokenizer = tokenizer
         self._device = device
         self._template_args = dict(template_args or {})
         self._rows = rows

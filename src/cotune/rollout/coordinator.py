@@ -128,9 +128,14 @@ class Coordinator:
         rewards: Rewards | None = None,
         roll_out: RollOutHere | None = None,
     ) -> None:
-        self.strategy, self.environment, self.codec = strategy, environment, codec
-        self.sampler, self.llm, self.settings = sampler, llm, settings
-        self.record, self.rewards = record, rewards
+        self.strategy = strategy
+        self.environment = environment
+        self.codec = codec
+        self.sampler = sampler
+        self.llm = llm
+        self.settings = settings
+        self.record = record
+        self.rewards = rewards
         self.comm: Comm = comm or SingleProcess()
         self.gather: Callable[[], Any] = lambda: None
         self.current_step = 0
@@ -349,7 +354,8 @@ class Coordinator:
         self, assignments: Sequence[Assignment], purpose: Purpose, sampling: Sampling
     ) -> list[Trajectory]:
         command = _Command("rollout", tuple(assignments), sampling)
-        started, self._purpose = time.monotonic(), purpose
+        started = time.monotonic()
+        self._purpose = purpose
         trajectories = self._share(self.comm.broadcast(command))
         self.count(purpose, trajectories, time.monotonic() - started)
         return trajectories
@@ -368,7 +374,8 @@ class Coordinator:
 
     def _share(self, command: _Command) -> list[Trajectory]:
         """Roll out this rank's share of a command. Return all ranks' trajectories in order."""
-        size, rank = self.comm.size, self.comm.rank
+        size = self.comm.size
+        rank = self.comm.rank
         per_rank = -(-len(command.assignments) // size)
         first = min(rank * per_rank, len(command.assignments))
         share = command.assignments[first : first + per_rank]

@@ -81,12 +81,15 @@ class Episode:
                 f"context holds {context_tokens}; shorten the instruction or the question, or choose a "
                 "policy with a longer context"
             )
-        self.row, self.assignment = row, assignment
+        self.row = row
+        self.assignment = assignment
         self.stop_reason: StopReason | None = None
         self._sampled_prompt_ids = tuple(sampled_prompt_ids)
         self._prompt_ids = tuple(prompt_ids)
         self._teacher_prompt_ids = tuple(teacher_prompt_ids)
-        self._limits, self._codec, self._tools = limits, codec, tools
+        self._limits = limits
+        self._codec = codec
+        self._tools = tools
         in_context = sys.maxsize if context_tokens is None else context_tokens - longest
         # Own and observed tokens that fit. One place stays free for a closing EOS.
         self._fitting = min(limits.trajectory_tokens, in_context) - 1
@@ -97,7 +100,8 @@ class Episode:
         self._turns: list[Turn] = []
         self._pending = ""
         self._message: Mapping[str, Any] = {}
-        self._stops, self._cut_off = tuple(stop), False
+        self._stops = tuple(stop)
+        self._cut_off = False
 
     @property
     def done(self) -> bool:
@@ -134,13 +138,15 @@ class Episode:
         self._message = calls.message or {"role": "assistant", "content": self._pending}
         if not self._tools:
             calls = Calls()
-        assignment, turns = self.assignment, tuple(self._turns)
+        assignment = self.assignment
+        turns = tuple(self._turns)
         prompt = Prompt(assignment.trained.instruction)  # a hint is for the policy alone
         return Action(assignment.task, turns, self._pending, last, self.row, calls, prompt)
 
     def observe(self, response: Response) -> None:
         """Take the environment's answer to the last turn and decide whether the episode continues."""
-        observation, replies = "", list[dict[str, str]]()
+        observation = ""
+        replies = list[dict[str, str]]()
         if response.messages and not (response.done or response.failed):
             replies = self._append_messages(response.messages)
             observation = readable(replies)
@@ -161,7 +167,9 @@ class Episode:
             raise RuntimeError(
                 "the episode is not over: trajectory() comes after the last observe()"
             )
-        completion, mask, logprobs = list(self._completion), list(self._mask), list(self._logprobs)
+        completion = list(self._completion)
+        mask = list(self._mask)
+        logprobs = list(self._logprobs)
         if not completion or completion[-1] != self._codec.eos_id:
             completion.append(self._codec.eos_id)
             mask.append(0)

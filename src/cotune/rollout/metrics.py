@@ -63,7 +63,8 @@ def _outages(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return turns per rollout by kind of action, and the share of calls that went wrong."""
-    counts, failed = Counter[str](), Counter[str]()
+    counts = Counter[str]()
+    failed = Counter[str]()
     for turn in (turn for t in trajectories for turn in t.turns if turn.action):
         kind = _NOT_IN_A_NAME.sub("_", turn.action)
         counts[kind] += 1

@@ -47,7 +47,8 @@ class TaskOrder:
             )
         self._ids = list(self.by_id)
         self.questions = questions
-        self._seed, self._shuffle = seed, shuffle
+        self._seed = seed
+        self._shuffle = shuffle
         self._permutations: dict[int, list[str]] = {}
         self.fingerprint = fingerprint(tasks)
 

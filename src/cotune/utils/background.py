@@ -45,7 +45,8 @@ class BackgroundLoop:
         with self._lock:
             # A forked process has the loop, but not its thread.
             if self._loop is None or self._process != os.getpid():
-                self._loop, self._process = asyncio.new_event_loop(), os.getpid()
+                self._loop = asyncio.new_event_loop()
+                self._process = os.getpid()
                 threading.Thread(
                     target=_run_forever, args=(self._loop,), name="cotune-async", daemon=True
                 ).start()

@@ -8,6 +8,7 @@ def launched_rank() -> int:
 
     0 if the environment does not name the rank of one of several processes, such as a RANK that was left behind.
     """
-    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    rank = os.environ.get("RANK", "")
+    size = os.environ.get("WORLD_SIZE", "")
     launched = rank.isdecimal() and size.isdecimal() and int(rank) < int(size)
     return int(rank) if launched else 0

@@ -56,7 +56,9 @@ class Scores:
         """Return a score with its interval; a change has a sign, and a colour if it excludes zero."""
         if value is None:
             return Cell()
-        sign, scale, end = "+" if change else "", 100 if self.shares else 1, 0 if self.shares else 3
+        sign = "+" if change else ""
+        scale = 100 if self.shares else 1
+        end = 0 if self.shares else 3
         between = "–" if self.shares and not change else " to "
         text = f"{value * scale:{sign}.{1 if self.shares else 3}f}"
         ends = [f"{edge * scale:{sign}.{end}f}" for edge in interval or ()]

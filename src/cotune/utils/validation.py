@@ -58,7 +58,9 @@ def describe(error: ValidationError, model: type[BaseModel]) -> str:
 
 def _describe(problem: dict[str, Any], known: list[Path]) -> str:
     path, kind_of = _split(problem["loc"], known)
-    field, kind, context = ".".join(path), problem["type"], problem.get("ctx", {})
+    field = ".".join(path)
+    kind = problem["type"]
+    context = problem.get("ctx", {})
     secret = path[:1] != () and path[0] in _SECRET
     if kind in _UNKNOWN:
         if secret and not _FIELD_NAME.fullmatch(path[-1]):
@@ -110,12 +112,15 @@ def _own_message(path: Path, message: str, known: list[Path]) -> str:
 
 def _split(loc: tuple[int | str, ...], known: list[Path]) -> tuple[Path, str]:
     """Return the path of a problem, and the innermost section with a kind as "SECTION.kind KIND"."""
-    path, kind_of, kinded = Path(), "", None
+    path = Path()
+    kind_of = ""
+    kinded = None
     for part in (str(part) for part in loc if part != "[key]"):
         kinds = known.count((*path, "kind")) if kinded != path else 0
         # Below the first level a field "kind" may select nothing: what comes next is then a field.
         if kinds and (len(path) == 1 or (kinds > 1 and (*path, part) not in known)):
-            kind_of, kinded = f"{'.'.join(path)}.kind {part}", path
+            kind_of = f"{'.'.join(path)}.kind {part}"
+            kinded = path
         else:
             path = (*path, part)
     return path, kind_of
@@ -123,7 +128,8 @@ def _split(loc: tuple[int | str, ...], known: list[Path]) -> tuple[Path, str]:
 
 def _suggestion(path: Path, known: list[Path]) -> str:
     """Return " (did you mean FIELD?)" for a misspelt or misplaced field, if that can be guessed."""
-    section, name = path[:-1], path[-1]
+    section = path[:-1]
+    name = path[-1]
     near = difflib.get_close_matches(name, [p[-1] for p in known if p[:-1] == section], n=1)
     elsewhere = [p for p in known if p[-1] == name]
     meant = [(*section, near[0])] if near else elsewhere

@@ -183,7 +183,8 @@ def _cities(
     large.sort(key=lambda row: (-int(str(row["population"])), str(row["geonameid"])))
     facts_of: dict[str, dict[str, str]] = {}
     for row in large:
-        name, country = str(row["name"]), country_names[str(row["countrycode"])]
+        name = str(row["name"])
+        country = country_names[str(row["countrycode"])]
         ambiguous = counts[name.casefold()] > 1 or name.casefold() in country_spellings
         if ambiguous or country not in countries or not _NAME.fullmatch(name):
             continue

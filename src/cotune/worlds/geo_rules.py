@@ -114,7 +114,8 @@ class GeoRules:
             return critique, self.paraphrase(parent)
 
         def write(rng: random.Random) -> list[str]:
-            left, chosen = dict(weights), list[Mode]()
+            left = dict(weights)
+            chosen = list[Mode]()
             for _ in range(min(rng.choice((1, 2, 2, 3)), len(left))):
                 chosen.append(rng.choices(list(left), list(left.values()))[0])
                 del left[chosen[-1]]

@@ -169,8 +169,10 @@ def _added(rng: random.Random, count: int, carries: bool) -> tuple[int, tuple[in
 
 def _round(rng: random.Random) -> tuple[int, tuple[int, ...]]:
     """Return three numbers that sum to 20."""
-    a, b = rng.randrange(3, 10), rng.randrange(3, 10)
-    first, last = rng.randrange(11, 70), _ROUND - a - b
+    a = rng.randrange(3, 10)
+    b = rng.randrange(3, 10)
+    first = rng.randrange(11, 70)
+    last = _ROUND - a - b
     return first, (a, b, last) if 3 <= last <= 9 else ()
 
 

@@ -93,7 +93,8 @@ class RulesLLM:
             raise LLMError("the rules found no failed example of a bundled world to reflect on")
         if current is None:
             raise LLMError("the rules found no current instruction in the reflection prompt")
-        rules, text = self.rules_for_question(failed[0].question), current[1].strip()
+        rules = self.rules_for_question(failed[0].question)
+        text = current[1].strip()
         if ABOUT_AN_AGENT in prompt:
             critique, write = rules.reflect(text, [_with_end(example) for example in failed])
             text = " ".join(write(rng))

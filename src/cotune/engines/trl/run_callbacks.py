@@ -43,7 +43,8 @@ class CheckpointCallback(TrainerCallback):
             drop_torn(joint.state_folder)
         # A call of train() that was interrupted may have left half of a batch.
         trainer: Any = joint.trainer
-        trainer._step, trainer._buffered_inputs = 0, None
+        trainer._step = 0
+        trainer._buffered_inputs = None
         trainer._current_train_step_time = 0.0
         if state.global_step == 0:
             if self._writes:

@@ -46,7 +46,9 @@ def build_trainer(checked: Preflight, console: Console) -> JointTrainer:
     Raises:
         ConfigError: a field is invalid; the message names it.
     """
-    config, environment, rewards = checked.config, checked.environment, checked.rewards
+    config = checked.config
+    environment = checked.environment
+    rewards = checked.rewards
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if rewards is not None:
@@ -99,7 +101,8 @@ def load_policy(
 
 def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
     """Return a run file's GRPOConfig; `training.engine_args` overrides everything."""
-    training, limits = config.training, config.limits
+    training = config.training
+    limits = config.limits
     check_engine_args(training.engine_args)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     rows = training.questions_per_step * training.group_size

@@ -180,7 +180,8 @@ def check_script(
         max_completion_length = limits.trajectory_tokens
     if not isinstance(limits, Limits):
         raise ConfigError(f"limits is {_kind(limits)}; expected cotune.Limits(…)")
-    kind, instruction = method.options.kind, initial_instruction(method.instruction, environment)
+    kind = method.options.kind
+    instruction = initial_instruction(method.instruction, environment)
     check_instruction(environment, instruction, kind)
     llm = proposer_of(method, environment)
     if isinstance(llm, OpenAIOptions | BankOptions):

@@ -152,11 +152,14 @@ def fit_arguments(args: GRPOConfig, questions: int) -> None:
         steps = math.ceil(args.num_train_epochs * epoch)
         args.max_steps = steps + -steps % steps_per_batch(args)
     if args.save_strategy == SaveStrategy.EPOCH:
-        args.save_strategy, args.save_steps = SaveStrategy.STEPS, epoch
+        args.save_strategy = SaveStrategy.STEPS
+        args.save_steps = epoch
     if args.eval_strategy == IntervalStrategy.EPOCH:
-        args.eval_strategy, args.eval_steps = IntervalStrategy.STEPS, epoch
+        args.eval_strategy = IntervalStrategy.STEPS
+        args.eval_steps = epoch
     if args.logging_strategy == IntervalStrategy.EPOCH:
-        args.logging_strategy, args.logging_steps = IntervalStrategy.STEPS, epoch
+        args.logging_strategy = IntervalStrategy.STEPS
+        args.logging_steps = epoch
 
 
 def keep_best_by_reward(args: GRPOConfig) -> None:

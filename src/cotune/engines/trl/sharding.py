@@ -194,7 +194,8 @@ def check_spread(saved: State, trainer: Trainer) -> None:
     The trainer would silently start with a new optimizer.
     """
     # A state from before the processes were recorded is from DDP or a single process.
-    was, now = saved.get("sharding", "none"), sharding_of(trainer)
+    was = saved.get("sharding", "none")
+    now = sharding_of(trainer)
     if was != now:
         raise ConfigError(
             f"training.engine_args: the saved run was trained with sharding {was}, this one with {now}, "

@@ -27,7 +27,8 @@ COLUMNS = ("id", "parent", "origin", "born", "alive", "weight", "best", "text")
 
 def instruction_table(strategy: Strategy) -> list[list[Any]]:
     """Return a row of `COLUMNS` for each instruction of a strategy."""
-    best, text = strategy.best_instruction_id(), strategy.best_prompt().instruction
+    best = strategy.best_instruction_id()
+    text = strategy.best_prompt().instruction
     return [
         [i.id, i.parent, i.origin, i.born, at.alive, at.weight, i.id == best, i.text]
         for at in strategy.standings() or [Standing(Instruction(best, text))]

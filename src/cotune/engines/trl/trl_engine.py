@@ -42,7 +42,8 @@ class TRL:
         return f"engine trl: {installed('trl')}, in the range >={oldest},<{newest}, hooks found"
 
     def check(self, checked: Preflight) -> list[Check]:
-        config, needs = checked.config, ("training.engine",)
+        config = checked.config
+        needs = ("training.engine",)
         return [
             Check(
                 "processes",
@@ -68,7 +69,8 @@ class TRL:
 
     def layout(self, config: RunConfig, processes: int = 1) -> Layout:
         args = config.training.engine_args
-        fsdp, zero = bool(args.get("fsdp")), bool(args.get("deepspeed"))
+        fsdp = bool(args.get("fsdp"))
+        zero = bool(args.get("deepspeed"))
         layout = Layout(
             processes,
             shards=processes if fsdp else 1,

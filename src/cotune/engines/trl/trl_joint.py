@@ -79,7 +79,8 @@ class TRLJoint(Joint):
     ) -> None:
         check_strategy(args, parts.strategy)
         avoid_cudnn_attention()  # also if vLLM samples
-        self.args, self.tokenizer = args, tokenizer
+        self.args = args
+        self.tokenizer = tokenizer
         self.before_rollout = before_rollout
         template_args = cast("dict[str, Any] | None", args.chat_template_kwargs)
         self.codec = codec or HFCodec(tokenizer, template_args)
@@ -331,7 +332,8 @@ class LateSampler:
     """Sample from the bound trainer's policy or its vLLM, chosen once the trainer is known."""
 
     def __init__(self, joint: TRLJoint, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._joint, self._tokenizer = joint, tokenizer
+        self._joint = joint
+        self._tokenizer = tokenizer
         self._sampler: Sampler | None = None
 
     def open(self, sampling: Any) -> Any:

@@ -43,7 +43,9 @@ class VLLMSampler:
     def __init__(
         self, trainer: GRPOTrainer, codec: Codec, comm: Comm, context_tokens: int | None
     ) -> None:
-        self._trainer, self._codec, self._comm = trainer, codec, comm
+        self._trainer = trainer
+        self._codec = codec
+        self._comm = comm
         self._context_tokens = context_tokens
 
     def open(self, sampling: Sampling) -> "VLLMSession":
@@ -62,7 +64,8 @@ class VLLMSampler:
 
     def _send_weights(self) -> None:
         """Send weights as the trainer does before its rollouts; final evaluations need this."""
-        trainer, failure = self._trainer, ""
+        trainer = self._trainer
+        failure = ""
         step = trainer.state.global_step
         if step == trainer._last_loaded_step:
             return
@@ -97,8 +100,11 @@ class VLLMSession:
         comm: Comm,
         context_tokens: int | None,
     ) -> None:
-        self._generation, self._codec, self._sampling = generation, codec, sampling
-        self._comm, self._context_tokens = comm, context_tokens
+        self._generation = generation
+        self._codec = codec
+        self._sampling = sampling
+        self._comm = comm
+        self._context_tokens = context_tokens
         self._finder = StopFinder(codec, sampling.stop)
         self._broken = False
 

@@ -51,10 +51,12 @@ class Calls:
 
 @lru_cache(1)
 def _calls(worker: Worker) -> Calls:
-    environment, rewards = worker.environment, worker.rewards
+    environment = worker.environment
+    rewards = worker.rewards
 
     def begun(beginnings: Sequence[tuple[Assignment, int, int]]) -> list[Episode]:
-        limits, context = worker.config.limits, worker.context_tokens
+        limits = worker.config.limits
+        context = worker.context_tokens
         return placed_episodes(beginnings, environment, worker.codec, limits, context)
 
     def stepped(samples: Sequence[tuple[Episode, Sample]]) -> list[None]:
@@ -101,12 +103,14 @@ class EpisodeLoop(AgentLoopBase):
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
         """Run `AgentLoopBase.run`; `row` holds the columns of the prompt's row and `session_id`."""
-        session, sent = int(row["session_id"]), dict[str, Any]()
+        session = int(row["session_id"])
+        sent = dict[str, Any]()
         try:
             worker = worker_of(self.config[SECTION])
             assignment, size = assignment_at(row[ASSIGNMENTS], session)
             assignment = replace(assignment, task=worker.known(assignment.task))
-            sampling, number = sampling_from(row[SAMPLING]), int(row[ROW]) + session
+            sampling = sampling_from(row[SAMPLING])
+            number = int(row[ROW]) + session
             calls = _calls(worker)
             calls.arrived(int(row["global_steps"]))
         except Exception as error:  # noqa: BLE001 - it ends the run in the trainer's process

@@ -42,7 +42,8 @@ class Together:
         # Let tasks that became ready at the same moment join this call.
         await asyncio.sleep(0)
         while self._waiting:
-            taken, self._waiting = self._waiting, []
+            taken = self._waiting
+            self._waiting = []
             results, error = await asyncio.get_running_loop().run_in_executor(
                 self._thread, self._outcome, [item for item, _ in taken]
             )

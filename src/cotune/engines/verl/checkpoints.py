@@ -98,7 +98,8 @@ class VerlBest(BestPolicy):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def write_weights(self, joint: Any, folder: Path, step: int) -> None:
-        trainer, pieces = joint.trainer, self._checkpoint / f"step_{step}_{uuid4().hex[:8]}"
+        trainer = joint.trainer
+        pieces = self._checkpoint / f"step_{step}_{uuid4().hex[:8]}"
         # As in veRL's own saves, the rollout engine has released its memory.
         trainer.checkpoint_manager.sleep_replicas()
         trainer.actor_rollout_wg.save_checkpoint(
@@ -116,7 +117,8 @@ class VerlBest(BestPolicy):
         (pieces / _WHOLE).touch()
 
     def load_weights(self, joint: Any, step: int) -> None:
-        trainer, pieces = joint.trainer, self._pieces(step)
+        trainer = joint.trainer
+        pieces = self._pieces(step)
         assert pieces is not None  # `_read` ignores a best policy without them
         _check(pieces)
         trainer.checkpoint_manager.sleep_replicas()

@@ -70,7 +70,8 @@ class VerlJoint(Joint):
 
     def bind(self, trainer: "JointTrainer", apart: Callable[..., list[Trajectory]]) -> None:
         """Bind the trainer, and the function that rolls out outside its batches."""
-        self.trainer, self._apart = trainer, apart
+        self.trainer = trainer
+        self._apart = apart
 
     # ---- a step, in the order of veRL's hooks
 

@@ -107,14 +107,17 @@ class Apart:
     """
 
     def __init__(self, manager: Manager, buffer: Any, version: Any) -> None:
-        self._manager, self._buffer, self._version = manager, buffer, version
+        self._manager = manager
+        self._buffer = buffer
+        self._version = version
 
     def __call__(
         self, assignments: Sequence[Assignment], first_row: int, sampling: Sampling
     ) -> list[Trajectory]:
         if not assignments:
             return []
-        rows, uids = [], [str(uuid4()) for _ in assignments]
+        rows = []
+        uids = [str(uuid4()) for _ in assignments]
         for number, assignment in enumerate(assignments):
             rows.append(
                 {

@@ -140,7 +140,8 @@ def train(setup: VerlSetup, *, resume: bool) -> None:
     Raises:
         CotuneError: the error that ended the run.
     """
-    worker, values = setup.worker, setup.verl_config
+    worker = setup.worker
+    values = setup.verl_config
     steps = worker.config.training.steps
     with opened_run(setup.settings, steps, resume=resume) as run:
         folder = run.checkpoints_path.absolute()
@@ -169,7 +170,8 @@ def train(setup: VerlSetup, *, resume: bool) -> None:
 
 def _check_state(setup: VerlSetup, checkpoint: Path) -> None:
     """Raise ConfigError if a checkpoint is of a different run, or of a different number of ranks."""
-    config, values = setup.worker.config, setup.verl_config
+    config = setup.worker.config
+    values = setup.verl_config
     tasks = setup.worker.environment.tasks("train")
     order = TaskOrder(tasks, config.training.questions_per_step, config.seed)
     if (state := load_state(checkpoint)) is not None:

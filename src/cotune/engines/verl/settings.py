@@ -111,8 +111,10 @@ def _values(
     stops: bool,
     distillation: Distillation,
 ) -> dict[str, Any]:
-    training, limits = config.training, config.limits
-    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    training = config.training
+    limits = config.limits
+    actor = "actor_rollout_ref.actor"
+    rollout = "actor_rollout_ref.rollout"
     values: dict[str, Any] = {
         "data.train_files": "of the run file",
         "data.val_files": "of the run file",
@@ -166,7 +168,8 @@ def _values(
 
 def _set_signed_mask(verl_values: DictConfig) -> None:
     """Replace the policy loss by its variant with the signed mask, which the workers import."""
-    actor, model = verl_values.actor_rollout_ref.actor, verl_values.actor_rollout_ref.model
+    actor = verl_values.actor_rollout_ref.actor
+    model = verl_values.actor_rollout_ref.model
     actor.policy_loss.loss_mode = f"{SIGNED_LOSS}{actor.policy_loss.loss_mode}"
     libraries = model.external_lib or []
     if isinstance(libraries, str):

@@ -97,7 +97,8 @@ def _arguments(config: RunConfig) -> None:
 
 def together() -> str | None:
     """Explain in one line why TRL and veRL cannot share an environment; return None if they can."""
-    trl, verl = installed("trl"), installed("verl")
+    trl = installed("trl")
+    verl = installed("verl")
     if trl is None or verl is None or Version(trl) < BREAKS_VERL:
         return None
     return f"trl {trl} and verl {verl} are installed together, and veRL then fails at import"

@@ -18,7 +18,10 @@ from cotune.run.scores import score_trajectories
 from cotune.types import StopReason, Trajectory
 from cotune.utils.text import one_line, printable
 
-PROMPT, INSTRUCTION, OWN, OBSERVED = "dim", "bold magenta", "green", "blue"
+PROMPT = "dim"
+INSTRUCTION = "bold magenta"
+OWN = "green"
+OBSERVED = "blue"
 """Styles of the parts of a rollout."""
 _LEGEND = (
     f"colours: [{PROMPT}]prompt[/], [{INSTRUCTION}]instruction[/], [{OWN}]written by the policy, trained on[/], "

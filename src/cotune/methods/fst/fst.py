@@ -158,7 +158,8 @@ class Fst(EvolvedInstructions):
 
     def _evolve(self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder) -> Metrics:
         """Run the round that is due before a step."""
-        step, options = progress.step, self.options
+        step = progress.step
+        options = self.options
         if not options.is_due(step):
             return {}
         spendable = self._spendable(progress)
@@ -176,7 +177,8 @@ class Fst(EvolvedInstructions):
     def _round(
         self, step: int, rollout: Rollout, llm: LLM, record: Recorder, last: bool
     ) -> Metrics:
-        options, used = self.options, self._used()
+        options = self.options
+        used = self._used()
         # 1. Score the prompts in use again, under the current policy. A single one is scored by the search.
         judge = Judge(Prompt, rollout, record, scoring=options.scoring)
         again = used if options.prompts > 1 else []
@@ -236,7 +238,8 @@ class Fst(EvolvedInstructions):
         The accepted ones join the lineage. Records "gepa_phase", "gepa_progress" and "gepa_phase_ended";
         accepted instructions as "instruction_born", the others as "instruction_rejected".
         """
-        options, account = self.options, self._account
+        options = self.options
+        account = self._account
         record("gepa_phase", dev=len(self._dev), train=len(self._train), budget=budget)
         shown = {instruction.text: instruction.shown for instruction in self._lineage}
         reflector = Reflector(account, self._prompter, options.show_answers, shown)
@@ -274,7 +277,8 @@ class Fst(EvolvedInstructions):
         """Record the instructions of a round that are not in use after it."""
         for identity in scores:
             if identity not in self._rows:
-                count, weight = self._observed[identity], self._means[identity]
+                count = self._observed[identity]
+                weight = self._means[identity]
                 record(
                     "instruction_pruned",
                     id=identity, weight=weight, observed_rollouts=count, cause=cause,
@@ -328,7 +332,8 @@ class Fst(EvolvedInstructions):
         row = self._rows[first.id]
         rivals = tuple(prompt for prompt in others if too_close_to_call(row, self._rows[prompt.id]))
         second = others[0] if others else None
-        weight, rollouts = self._means[first.id], self._observed[first.id]
+        weight = self._means[first.id]
+        rollouts = self._observed[first.id]
         return Choice(
             first, weight, self._steps[first.id], rollouts, second, second in rivals, rivals
         )

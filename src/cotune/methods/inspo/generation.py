@@ -99,7 +99,8 @@ class Generator:
         Raises:
             EvolutionError: all proposals of two phases in a row failed, or of the only one.
         """
-        options, account = self._options, self._account
+        options = self._options
+        account = self._account
         source = getattr(llm, "origin", "") or origin or proposer
         ids = {parent.text: parent.id for parent in parents}
         reject = rejections(record, ids, source)
@@ -201,7 +202,8 @@ class Generator:
         more than these, it draws only from questions that were shown before; if none of those failed, it
         spares just one.
         """
-        count, options = self._options.failures_per_reflection, self._options
+        count = self._options.failures_per_reflection
+        options = self._options
         if not spares_questions:
             return self._replay.failures(count, rng, parent.id)
         questions = self._replay.tasks()

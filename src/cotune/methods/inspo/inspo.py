@@ -302,7 +302,8 @@ class Inspo(EvolvedInstructions):
         return set(alive), self.last_weights | alive
 
     def _notice_if_short(self, record: Recorder) -> None:
-        size, full_size = len(self.population), self.options.population_size
+        size = len(self.population)
+        full_size = self.options.population_size
         if size < full_size:
             record("notice", text=f"population of {size} instead of {full_size} instructions")
 
@@ -321,7 +322,8 @@ class Inspo(EvolvedInstructions):
 
     def _notice_schedule(self, progress: Progress, evolves: bool, record: Recorder) -> None:
         """Record a notice if the schedule, which counts steps, does not fit the run's length."""
-        options, steps = self.options, progress.total_steps
+        options = self.options
+        steps = progress.total_steps
         if not options.evolve_every or options.population_size == 1:
             return
         if not evolves:
@@ -370,7 +372,8 @@ def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> Non
 
 def cost(options: InspoOptions, shape: RunShape) -> Cost:
     """Bound the verification rollouts and the proposals: t mod K_e = 0 with t < T_e and t < T."""
-    every, last = options.evolve_every, min(options.evolve_until, shape.steps)
+    every = options.evolve_every
+    last = min(options.evolve_until, shape.steps)
     phases = len(range(every, last, every)) if every else 0
     rounds = options.verification_rounds
     rows = options.verification_tasks * (options.candidates + 1)  # plus their parent

@@ -71,7 +71,8 @@ class Population:
     """
 
     def __init__(self, window: int, temperature: float) -> None:
-        self._window, self._temperature = window, temperature
+        self._window = window
+        self._temperature = temperature
         self._members: list[Member] = []
 
     @property

@@ -171,7 +171,8 @@ class Brief:
 
 def reflect(brief: Brief) -> Request | None:
     """Ask with the parent and failed rollouts: INSPO itself. Return None if nothing failed."""
-    parent, failures = brief.parent, brief.failures
+    parent = brief.parent
+    failures = brief.failures
     if not failures:
         return None
     under_parent = [failure for failure in failures if failure.instruction_id == parent.id]

@@ -51,7 +51,8 @@ class ReplayBuffer:
         for t in trajectories:
             failed = t.reward < SOLVED_AT
             text = shorten_middle(t.full_text, self._text_chars) if failed else ""
-            identity, feedback = t.assignment.instruction_id, t.feedback if failed else ""
+            identity = t.assignment.instruction_id
+            feedback = t.feedback if failed else ""
             self._experiences.append(
                 Experience(identity, t.task, text, t.reward, step, t.stop, feedback)
             )

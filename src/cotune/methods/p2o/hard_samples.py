@@ -98,7 +98,8 @@ class HardSamples:
         failed = {task_id for task_id, count in met.items() if count.is_hard(self._below)}
         after = frozenset(failed | (before - met.keys()))
         graduated = before - after
-        self._hard, self._counts = after, {}
+        self._hard = after
+        self._counts = {}
         return EpochTrend(
             hard=self.hard,
             seen=len(met),

@@ -169,7 +169,8 @@ class HintEvolution:
                 counted, nor is one that ended because the LLM's budget is spent.
             CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
         """
-        options, account = self.options, self._account
+        options = self.options
+        account = self._account
         if len(hard) < options.hard_set_min_count:
             pool = before if options.keep_if_skipped else None
             dropped = "" if pool is before else ", and the earlier ones are dropped"
@@ -194,7 +195,8 @@ class HintEvolution:
     def _obstacle(self, hard: int, affordable: int | None) -> str:
         """Return why a phase with so many hard questions cannot find a hint; "" if it can."""
         dev = dev_count(hard, self.options.dev_size)
-        cost, least = self.options.evaluations(dev), least_budget(dev)
+        cost = self.options.evaluations(dev)
+        least = least_budget(dev)
         if cost < least:
             return (
                 f"hints.budget is {cost}, but scoring one hint on {dev} questions takes {least}: no hints are "
@@ -227,7 +229,8 @@ class HintEvolution:
             CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
         """
         self._phases += 1
-        options, account = self.options, self._account
+        options = self.options
+        account = self._account
         dev, train = split(hard, options.dev_size, seed_key)
         budget = options.evaluations(len(dev))
         record(

@@ -60,7 +60,9 @@ def auto_budget(dev: int) -> int:
     The authors' scripts call it "heavy_4". It covers the seed on dev, 5 evaluations per candidate, 1.5 × 72
     trials on minibatches of 35, and all of dev after every fifth trial and at the end.
     """
-    candidates, minibatch, every = 72, 35, 5
+    candidates = 72
+    minibatch = 35
+    every = 5
     trials = candidates * 3 // 2
     return dev + 5 * candidates + trials * minibatch + ((trials + 1) // every + 1) * dev
 

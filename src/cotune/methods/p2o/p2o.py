@@ -92,7 +92,8 @@ class P2O(Strategy):
     ) -> None:
         self.base = base or StaticStrategy(context.instruction)
         self._groups: Groups = groups
-        self.options, self.seed = options, context.seed
+        self.options = options
+        self.seed = context.seed
         self._tasks = {task.id: task for task in context.tasks}
         self._hard = HardSamples(options.successes_below)
         rules = HintRules(
@@ -246,7 +247,8 @@ class P2O(Strategy):
         self._evolution.load_state_dict(state["evolution"])
         pool = state["pool"]
         self._pool = None if pool is None else HintPool.from_state(pool)
-        self._epoch, self._batch = int(state["epoch"]), int(state["batch"])
+        self._epoch = int(state["epoch"])
+        self._batch = int(state["batch"])
 
 
 # ---- the method's entry in the registry
