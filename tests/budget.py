@@ -9,11 +9,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of src": 38_150,
+    "lines of src": 36_700,
     "lines of lab": 7_000,
-    "lines of tests": 45_400,
-    "words of docs": 39_200,
-    "option fields": 200,
+    "lines of tests": 44_350,
+    "words of docs": 30_000,
+    "option fields": 196,
 }
 """The most of each row of the table. They only fall: lower them to what a change leaves."""
 
