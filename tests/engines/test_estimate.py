@@ -168,7 +168,10 @@ def test_whole_weights_in_float32_by_hand() -> None:
     assert found.training == held + 4 * P_3B + activations + head
     # A mask of each prompt as booleans and as a bias, and 22 bytes a logit while a token is drawn.
     draws = 8 * (1000**2 * 3 + 151_936 * 22)
-    assert found.sampling == held + cache + draws
+    # Prompts of 1000 tokens: a layer's 20 H + 8 I, and two copies of keys and values, before the cache has grown.
+    prompts = 8 * 1000 * (20 * 2048 + 8 * 11008 + 2 * 36 * 256 * 4) - cache
+    assert part(found, "prompts") == (prompts + draws, 0)
+    assert found.sampling == held + cache + prompts + draws
 
 
 def test_lora_on_bfloat16_by_hand() -> None:
@@ -193,7 +196,7 @@ def test_the_engines_arguments_are_heeded() -> None:
     whole = part(memory(QWEN2_3B, training=kept), "activations")[1]
     assert whole == 3000 * 36 * layer > part(plain, "activations")[1]
     vllm = memory(QWEN2_3B, Layout(share=0.3))
-    assert part(vllm, "KV cache") == part(vllm, "masks") == (0, 0)
+    assert part(vllm, "KV cache") == part(vllm, "prompts") == (0, 0)
     assert vllm.sampling is None
     precise = memory(QWEN2_3B, training={"precision": "fp32"})
     assert part(precise, "weights")[0] == 4 * P_3B

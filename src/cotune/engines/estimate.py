@@ -30,6 +30,9 @@ _CACHE_COPIES = 2.5
 _PER_HIDDEN = 38
 _PER_INTERMEDIATE = 12
 _PER_KEY = 4
+# The same for a forward pass without a backward pass.
+_FED_PER_HIDDEN = 20
+_FED_PER_INTERMEDIATE = 8
 _DRAW = 22  # bytes per logit while a token is drawn
 _TILE = 4096 * 32768  # tokens × vocabulary entries that TRL scores at a time
 _WHOLE_LOGIT = 8  # bytes per logit: bfloat16, its gradient, and float32 for the log-probability
@@ -258,6 +261,9 @@ def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
     sampled = training.rows_per_call if layout.share is None else 0
     per_token = shape.layers * shape.key_width * 2 * computed
     cache = int(_CACHE_COPIES * sampled * longest * per_token)
+    # Prompts are fed before the cache has grown, and a layer's values of all rows are there at once.
+    fed = _FED_PER_HIDDEN * shape.hidden + _FED_PER_INTERMEDIATE * shape.intermediate
+    prompts = max(0, sampled * limits.prompt_tokens * (fed + 2 * per_token) - cache)
     # Each row may have a mask of its own, as booleans and as a bias.
     draws = sampled * (limits.prompt_tokens**2 * (1 + HALF) + shape.vocabulary * _DRAW)
 
@@ -267,7 +273,7 @@ def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
         "optimizer (AdamW)": (moments, moments),
         "copies to compute in bfloat16": (copies if layout.share is None else 0, copies),
         f"KV cache, {sampled} rows of {longest:,} tokens": (cache, 0),
-        "masks of prompts, draws": (draws, 0),
+        "prompts, masks, draws": (prompts + draws, 0),
         "gradients": (0, gradients),
         f"activations, {training.micro_batch_size} rows of {longest:,} tokens": (0, activations),
         "log-probabilities": (0, head),
