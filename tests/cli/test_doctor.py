@@ -22,7 +22,9 @@ from cotune.engines.preflight import Notice, Preflight
 from cotune.engines.trl import checks, trl_engine
 from cotune.engines.trl.trl_engine import ENGINE
 from cotune.errors import ConfigError, EngineError, LLMError
+from cotune.llm import first_call
 from cotune.llm.client import OpenAIOptions
+from cotune.llm.first_call import make_first_call
 from cotune.policy import policy_files as policies
 from cotune.policy.local_policy import load
 from cotune.run.record import Record
@@ -280,7 +282,7 @@ def test_the_llm_is_asked_before_training(tmp_path: Path, monkeypatch: pytest.Mo
     llm = ENDPOINT | {"api_key_env": None, "price_per_million_prompt_tokens": 100.0}
     with endpoint(reply) as url:
         given = config(tmp_path, llm={**llm, "base_url": url})
-        found, (row,) = preflight.llm_answers(given.proposer)
+        found, (row,) = make_first_call(given.proposer)
     assert found == "llm: a first call was answered"
     assert (len(asked), row.error, row.money) == (1, "", 0.001)
     # Nothing answers there any more.
@@ -293,7 +295,7 @@ def test_the_llm_is_asked_before_training(tmp_path: Path, monkeypatch: pytest.Mo
     said = check("llm answers", optional, ask_llm=True)()
     assert isinstance(said, Notice)  # which stops nothing
     rules = config(tmp_path)
-    assert preflight.llm_answers(rules.proposer) == (None, [])
+    assert make_first_call(rules.proposer) == (None, [])
 
 
 def test_the_first_call_is_one_of_the_run(
@@ -308,7 +310,7 @@ def test_the_first_call_is_one_of_the_run(
         def check(self) -> None:
             raise LLMError("it is down")
 
-    monkeypatch.setattr(preflight, "OpenAIClient", Client)
+    monkeypatch.setattr(first_call, "OpenAIClient", Client)
     llm = ENDPOINT | {"price_per_million_prompt_tokens": 1.0, "budget": 2.0}
     given = config(tmp_path, llm=llm)
 
@@ -346,7 +348,7 @@ def test_an_llm_of_ones_own_is_checked_its_own_way(
     )
     plain, checked = (config(tmp_path, llm=f"my.py:{name}") for name in ("Plain", "Checked"))
     assert preflight.llm(plain.proposer) == "llm: my.py:Plain"
-    assert preflight.llm_answers(plain.proposer) == (None, [])
+    assert make_first_call(plain.proposer) == (None, [])
     said = lacking(check("llm answers", checked, ask_llm=True))
     assert said.startswith("llm: a first call failed (OSError: no route); ")
     (tmp_path / "bank.txt").write_text("one\n\ntwo")

@@ -10,7 +10,7 @@ import netrc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,9 +33,10 @@ from cotune.data.splits import warn
 from cotune.engines.engine import Engine, engine_of
 from cotune.environments.environment_kind import EnvironmentOptions
 from cotune.environments.registry import BUILT_IN, kind_of
-from cotune.errors import BudgetError, ConfigError, EngineError, LLMError
-from cotune.llm.client import OpenAIClient, OpenAIOptions
-from cotune.llm.own import OwnLLMOptions, check_own, imported
+from cotune.errors import ConfigError, EngineError, LLMError
+from cotune.llm.client import OpenAIOptions
+from cotune.llm.first_call import make_first_call
+from cotune.llm.own import OwnLLMOptions, imported
 from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import (
     cached_folder,
@@ -61,8 +62,6 @@ if TYPE_CHECKING:
     from cotune.policy.codec import HFCodec
 
 # A server is asked once more at most, and an LLM not for long, whatever the run file allows later.
-_FIRST_CALL_S = 30.0
-_FIRST_RETRIES = 1
 _EXTRAS = [kind_of(kind).extra for kind in BUILT_IN if kind_of(kind).extra]
 OPTIONAL = ("peft", "vllm", *_EXTRAS, "wandb", "trackio", "tensorboard")
 """Packages that some run files need."""
@@ -134,7 +133,7 @@ class Preflight:
             # Questions, rewards and tools often need no heavy import.
             Check("environment", self._environment, needs=needs),
             # The last of the light ones, since it may cost something.
-            Check("llm answers", self._llm_answers, here=True, needs=("llm",)),
+            Check("llm answers", self._make_first_call, here=True, needs=("llm",)),
             *trainer.check(self),
             Check("prompts", self._prompts, needs=(*tokenizer, "environment")),
             Check("policy.lora", self._layers, needs=(*tokenizer, "packages")),
@@ -245,13 +244,13 @@ class Preflight:
         RunDir.check_free(self.config.output)
         return f"output: {self.config.output}"
 
-    def _llm_answers(self) -> str | None:
+    def _make_first_call(self) -> str | None:
         options = self.config.proposer
         if not (self._ask_llm or self.starting) or launched_rank() != 0:
             return None
         spent = 0.0 if self._new else RunDir(self.config.output).totals().money
         try:
-            answered, self.llm_calls = llm_answers(options, spent)
+            answered, self.llm_calls = make_first_call(options, spent)
         except LLMError as error:
             fix = "correct llm, or set llm.optional: true to train without its proposals"
             text = f"llm: a first call failed ({one_line(str(error))[:300]}); {fix}"
@@ -358,7 +357,7 @@ def retriever(environment: EnvironmentOptions) -> str | None:
     if options is None:
         return None
     begin("asking the retrieval server")
-    RemoteRetriever(options, retries=_FIRST_RETRIES).check()
+    RemoteRetriever(options, retries=1).check()
     return f"environment.retriever: {options.url} answers"
 
 
@@ -419,33 +418,3 @@ def llm(options: LLMConfig | None) -> str | None:
     return f"llm: {options.describe()}" + (
         f"; the environment variable {name} is set" if name else ""
     )
-
-
-def llm_answers(options: LLMConfig | None, spent: float = 0.0) -> tuple[str | None, list[CostRow]]:
-    """Make one small call to the LLM; return what it says of itself, and that call.
-
-    An LLM of the user's own is called only if it has a method `check`.
-
-    Args:
-        spent: money that counts against the budget.
-
-    Raises:
-        LLMError: there is no answer.
-    """
-    if isinstance(options, OwnLLMOptions):
-        return ("llm: a first call was answered" if check_own(options) else None), []
-    if not isinstance(options, OpenAIOptions):
-        return None, []
-    timeout_s = min(options.timeout_s, _FIRST_CALL_S)
-    begin(
-        f"asking {options.describe()} (at most {timeout_s * (1 + _FIRST_RETRIES) + _FIRST_RETRIES:g} s)"
-    )
-    first_call = replace(options, timeout_s=timeout_s)
-    if first_call.budget is not None:
-        first_call = replace(first_call, budget=max(0.0, first_call.budget - spent))
-    record = Record()
-    try:
-        OpenAIClient(first_call, record, _FIRST_RETRIES).check()
-    except BudgetError as error:
-        raise LLMError(str(error)) from error
-    return "llm: a first call was answered", record.cost_rows

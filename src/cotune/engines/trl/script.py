@@ -21,13 +21,13 @@ from cotune.config.run_checks import (
 )
 from cotune.config.run_file import EvaluationConfig, RulesConfig
 from cotune.data.splits import SPLITS
-from cotune.engines.preflight import llm_answers
 from cotune.engines.run_start import RunSettings
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.environments.base import SingleTurnEnvironment
 from cotune.errors import ConfigError, LLMError
 from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
+from cotune.llm.first_call import make_first_call
 from cotune.methods.method import RunShape
 from cotune.methods.registry import method_of
 from cotune.policy.codec import HFCodec
@@ -98,7 +98,7 @@ def ask_llm(llm: Any, record: Record) -> None:
     if not isinstance(llm, OpenAIOptions):
         return
     try:
-        _, calls = llm_answers(llm)
+        _, calls = make_first_call(llm)
     except LLMError as error:
         text = f"llm: a first call failed ({one_line(str(error))[:300]}); correct llm"
         if not llm.optional:
