@@ -318,7 +318,7 @@ def test_every_other_task_is_reproducible_and_accepts_its_own_answer(
             wrong.append(name)
         if env._verify(task, "zzz qqq") == 1 or repr(task.columns) != before:
             wrong.append(f"{name} by a wrong answer")
-        several = environment(name, train=8, validation=1, test=1).tasks("train")
+        several = environment(name, train=16, validation=1, test=1).tasks("train")
         for constant in ("0", "1", "nan", "[]", "-"):
             if all(env._verify(task, constant) == 1 for task in several):
                 wrong.append(f"{name} by always answering {constant}")

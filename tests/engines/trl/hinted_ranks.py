@@ -20,9 +20,11 @@ from cotune.types import (
     Progress,
     Prompt,
     Task,
+    Trajectory,
 )
 from tests.engines.trl.setup import HINT, start
 from tests.engines.trl.two_ranks import SIZES, fingerprint
+from tests.policy.tiny import Letters
 
 # Rows of three groups of two, three rows a rank; some on both ranks, then on the first alone.
 HINTED_ROWS = {"both": (0, 1, 3), "first": (1, 2)}
@@ -30,6 +32,14 @@ MODES = {
     "masked": Distillation(ratio="masked_signed", low=0.3, high=3.0),
     "filtered": None,
 }
+
+
+class Solvable(Letters):
+    """A rollout of even length is solved, and others have half of their share of "a": only successes are taught."""
+
+    def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+        share, answer = super().score(trajectory)
+        return (1.0 if len(trajectory.own_text) % 2 == 0 else share / 2), answer
 
 
 class HintedRows(StaticStrategy):
@@ -75,7 +85,7 @@ def train(folder: Path, checkpoints: Path, **changes: Any) -> dict[str, Any]:
                 "output_dir": str(checkpoints / where / mode),
             } | changes
             strategy = HintedRows(rows, distillation)
-            run = start(folder / where / mode, strategy, **sizes)
+            run = start(folder / where / mode, strategy, Solvable(), **sizes)
             run.trainer.train()
             logged = [
                 {

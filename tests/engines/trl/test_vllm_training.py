@@ -252,7 +252,8 @@ def test_a_run_file_is_trained_evolved_and_evaluated_through_vllm(
     assert {params.temperature for params, _ in engine.calls} == {0.0, 1.0}
     (result,) = evaluate_run(config, run, EvaluationOptions()).sets
     greedy = result.figures[0]
-    assert (greedy.mean, greedy.by_stratum) == (outcome.after.em, outcome.after.by_stratum)
+    by_stratum = {name: (figure["mean"], figure["n"]) for name, figure in greedy.by_stratum.items()}
+    assert (greedy.mean, by_stratum) == (outcome.after.em, outcome.after.by_stratum)
     assert 0 < outcome.after.n == greedy.n
 
 
