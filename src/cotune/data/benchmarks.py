@@ -115,7 +115,7 @@ def read_benchmark(benchmark: Benchmark, path: Path | None = None) -> list[Task]
         fix = f"if the hub cannot be reached, download it and give {option}=PATH"
         rows = hub_rows(benchmark.hub, benchmark.subset, benchmark.split, option, fix)
         source = f"{option}: {benchmark.hub}, split {benchmark.split},"
-    columns = dict(benchmark.columns)
+    columns: dict[Column, str | None] = dict(benchmark.columns)
     if len({row.get(_SOURCE) for _, row in rows}) > 1:
         columns |= {"stratum": _SOURCE, "id": None}
     # Files from elsewhere may lack a column that the hub's have.

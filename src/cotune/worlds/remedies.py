@@ -55,7 +55,7 @@ class Remedies:
 
     def __init__(
         self,
-        remedies: Mapping[str, Sequence[str]],
+        remedies: Mapping[Any, Sequence[str]],
         style: Sequence[str],
         lacks: Callable[[str, str], Sequence[str]],
     ) -> None:
