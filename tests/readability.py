@@ -31,7 +31,7 @@ _VERBS_IN_ED = "embed exceed feed need proceed seed shed speed succeed"
 VERBS_IN_ED = frozenset(_VERBS_IN_ED.split())
 
 LIMITS = {
-    "empty names, % of bindings": 1.0,
+    "empty names, % of bindings": 0.5,
     "functions named by a participle, %": 7.5,
     "parallel assignments per 1,000 lines": 0.5,
     "docstrings that begin with Return, %": 55.0,

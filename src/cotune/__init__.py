@@ -115,5 +115,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    own = {name for name in globals() if name.startswith("__")} - {"__getattr__", "__dir__"}
-    return sorted({*own, "__version__", *_MODULES})
+    dunder_names = {name for name in globals() if name.startswith("__")} - {
+        "__getattr__",
+        "__dir__",
+    }
+    return sorted({*dunder_names, "__version__", *_MODULES})

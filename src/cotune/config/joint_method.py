@@ -99,13 +99,13 @@ def _read_llm(name: str, llm: ProposingLLM) -> LLM | OpenAIOptions | BankOptions
     if llm is None or isinstance(llm, OpenAIOptions | BankOptions) or hasattr(llm, "public_name"):
         return llm
     if isinstance(llm, type) or not callable(getattr(llm, "complete", None)):
-        what = (
+        kind = (
             f"the class {llm.__name__}"
             if isinstance(llm, type)
             else f"of type {type(llm).__name__}"
         )
         raise ConfigError(
-            f"{name}: llm is {what}; expected a model's name, cotune.OpenAIOptions(model=…), "
+            f"{name}: llm is {kind}; expected a model's name, cotune.OpenAIOptions(model=…), "
             "cotune.BankOptions(path=…) or an object with complete(prompt)"
         )
     return llm

@@ -100,35 +100,35 @@ def parse_lists(cells: Sequence[object]) -> list[object] | None:
 
 
 def read_messages(
-    value: object, column: str, where: str
+    value: object, column: str, place: str
 ) -> tuple[tuple[tuple[str, str], ...], str]:
     """Return the messages before a question, as (role, content), and the question.
 
     Args:
         value: a text, or chat messages that end with the user's.
-        column, where: the column and the row, named in errors.
+        column, place: the column and the row, named in errors.
     """
     messages = [{"role": "user", "content": value}]
     if isinstance(value, list):
-        check_messages(cast("list[object]", value), column, where)
+        check_messages(cast("list[object]", value), column, place)
         messages = [flat_message(message) for message in cast("list[Any]", value)]
     for i, message in enumerate(messages):
         if message["role"] not in _ROLES or message.get("tool_calls"):
             raise ConfigError(
-                f'{where}: message {i} of "{column}": is of role {message["role"]!r} or a tool call; '
+                f'{place}: message {i} of "{column}": is of role {message["role"]!r} or a tool call; '
                 f"expected text of {', '.join(_ROLES)}: leave out tool calls"
             )
     if not messages or messages[-1]["role"] != "user":
         last = messages[-1]["role"] if messages else "nothing"
         raise ConfigError(
-            f'{where}: "{column}" ends with {last}; expected messages that end with the user\'s: '
+            f'{place}: "{column}" ends with {last}; expected messages that end with the user\'s: '
             "leave out the policy's reply"
         )
     *before, last_message = messages
     question: object = last_message["content"]
     if not isinstance(question, str) or not question.strip():
         raise ConfigError(
-            f'{where}: "{column}" is {shortened(question)}; expected text, or chat messages that end '
+            f'{place}: "{column}" is {shortened(question)}; expected text, or chat messages that end '
             "with the user's"
         )
     context = tuple((str(m["role"]), str(m["content"])) for m in before)
@@ -136,7 +136,7 @@ def read_messages(
         "".join([question, *(content for _, content in context)]).encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f'{where}: "{column}" cannot be encoded as UTF-8 ({error.reason}); fix the row'
+            f'{place}: "{column}" cannot be encoded as UTF-8 ({error.reason}); fix the row'
         ) from error
     return context, question.strip()
 

@@ -61,12 +61,12 @@ def read_corpus(path: Path) -> list[tuple[str, str]]:
     field = "environment.corpus"
     passages = list[tuple[str, str]]()
     first_with: dict[str, str] = {}
-    for where, row in json_rows(path, field):
-        passages.append(split_contents(_contents(row, where)))
+    for place, row in json_rows(path, field):
+        passages.append(split_contents(_contents(row, place)))
         id = plain_text(row.get("id"))
-        if id and first_with.setdefault(id, where) != where:
+        if id and first_with.setdefault(id, place) != place:
             raise ConfigError(
-                f"{where}: the id {shortened(id)} came before, in {first_with[id].rpartition(', ')[2]}; "
+                f"{place}: the id {shortened(id)} came before, in {first_with[id].rpartition(', ')[2]}; "
                 "give each passage its own id, or none"
             )
     if not passages:
@@ -74,7 +74,7 @@ def read_corpus(path: Path) -> list[tuple[str, str]]:
     return passages
 
 
-def _contents(row: Mapping[str, Any], where: str) -> str:
+def _contents(row: Mapping[str, Any], place: str) -> str:
     """Return a row's contents, or its title and text joined; ConfigError if they are no text."""
     name = "text" if "contents" not in row and "title" in row else "contents"
     text = row.get(name)
@@ -84,7 +84,7 @@ def _contents(row: Mapping[str, Any], where: str) -> str:
             if name in row
             else f"missing, beside {listed(row) if row else 'nothing'}"
         )
-        raise ConfigError(f'{where}: "{name}" is {value}; expected text, as in {_EXAMPLE}')
+        raise ConfigError(f'{place}: "{name}" is {value}; expected text, as in {_EXAMPLE}')
     if name == "contents":
         return text.strip()
     return join_contents(" ".join(plain_text(row["title"]).split()), text.strip())

@@ -247,13 +247,13 @@ def _tasks(rows: Sequence[Row], config: DatasetConfig, source: str) -> list[Task
         )
     first_rows: dict[str, str] = {}
     tasks: list[Task] = []
-    for i, (where, cells) in enumerate(rows):
+    for i, (place, cells) in enumerate(rows):
         row = {name: cells.get(name) for name in names}
         parsed = row | {column: values[i] for column, values in lists.items() if values}
-        task = replace(_task(parsed, columns, aliases, where), columns=row)
-        if task.id and first_rows.setdefault(task.id, where) != where:
+        task = replace(_task(parsed, columns, aliases, place), columns=row)
+        if task.id and first_rows.setdefault(task.id, place) != place:
             raise ConfigError(
-                f"{where}: the id {task.id!r} came before, at {first_rows[task.id]}; give each row its "
+                f"{place}: the id {task.id!r} came before, at {first_rows[task.id]}; give each row its "
                 "own, or name another column in dataset.columns.id (null: a hash of the question)"
             )
         tasks.append(task)
@@ -289,33 +289,33 @@ def _columns(
 
 
 def _task(
-    row: Mapping[str, Any], columns: Mapping[Column, str], aliases: str | None, where: str
+    row: Mapping[str, Any], columns: Mapping[Column, str], aliases: str | None, place: str
 ) -> Task:
     values: dict[Column, Any] = {}
     for role, column in columns.items():
         values[role] = value = nested(row, column, _MISSING)
         if value is _MISSING:
             raise ConfigError(
-                f'{where}: has no "{column}"; add it, or name another column in '
+                f'{place}: has no "{column}"; add it, or name another column in '
                 f"dataset.columns.{role}"
             )
-    messages, question = read_messages(values["question"], columns["question"], where)
-    answers, reasoning = _answers(values.get("answers"), columns.get("answers", ""), where)
+    messages, question = read_messages(values["question"], columns["question"], place)
+    answers, reasoning = _answers(values.get("answers"), columns.get("answers", ""), place)
     if aliases is not None:
         answers = tuple(dict.fromkeys(answers + reference_answers(row[aliases])[0]))
-    context = _text(values.get("context"), "context", columns, where)
+    context = _text(values.get("context"), "context", columns, place)
     return Task(
-        id=_text(values.get("id"), "id", columns, where),
+        id=_text(values.get("id"), "id", columns, place),
         question=f"{context}\n\n{question}" if context else question,
         answers=answers,
-        stratum=_text(values.get("stratum"), "stratum", columns, where),
-        solution=_text(values.get("solution"), "solution", columns, where) or reasoning,
+        stratum=_text(values.get("stratum"), "stratum", columns, place),
+        solution=_text(values.get("solution"), "solution", columns, place) or reasoning,
         context=messages,
         chat=isinstance(values["question"], list),
     )
 
 
-def _answers(value: Any, column: str, where: str) -> tuple[tuple[str, ...], str]:
+def _answers(value: Any, column: str, place: str) -> tuple[tuple[str, ...], str]:
     """Return the accepted answers, and the reasoning of the first one in GSM8K's form."""
     answers, reasoning = reference_answers(value)
     value = plain_value(value)
@@ -329,12 +329,12 @@ def _answers(value: Any, column: str, where: str) -> tuple[tuple[str, ...], str]
         else "fix the row, or name another column in dataset.columns.answers (null: none)"
     )
     raise ConfigError(
-        f'{where}: "{column}" is {shortened(cast(object, value))}; expected text, a number, true or false, a '
+        f'{place}: "{column}" is {shortened(cast(object, value))}; expected text, a number, true or false, a '
         f"list of them, or null; {fix}"
     )
 
 
-def _text(value: Any, role: Column, columns: Mapping[Column, str], where: str) -> str:
+def _text(value: Any, role: Column, columns: Mapping[Column, str], place: str) -> str:
     """Return a text or number as text, of an id only a text or an integer; "" if there is none."""
     if value is None or value == "":
         return ""
@@ -343,7 +343,7 @@ def _text(value: Any, role: Column, columns: Mapping[Column, str], where: str) -
     if not text or (role == "id" and not is_id):
         kinds = "text or an integer" if role == "id" else "text"
         raise ConfigError(
-            f'{where}: "{columns[role]}" is {shortened(value)}; expected {kinds}, or name another column '
+            f'{place}: "{columns[role]}" is {shortened(value)}; expected {kinds}, or name another column '
             f"in dataset.columns.{role}"
         )
     return text

@@ -131,8 +131,8 @@ def json_rows(path: Path, field: str) -> Iterator[Row]:
             for number, raw in enumerate(lines, 1):
                 text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 if text.strip():
-                    where = f"{field}: {path}, line {number}"
-                    yield where, _object(text, where)
+                    place = f"{field}: {path}, line {number}"
+                    yield place, _object(text, place)
     except OSError as error:
         raise ConfigError(
             f"{field}: cannot read {path} ({error.strerror}); name a JSONL file"
@@ -143,7 +143,7 @@ def json_rows(path: Path, field: str) -> Iterator[Row]:
         ) from error
 
 
-def _object(line: str, where: str) -> Mapping[str, Any]:
+def _object(line: str, place: str) -> Mapping[str, Any]:
     """Return the JSON object of a line; ConfigError, starting with `where`, if it is not one."""
     try:
         row = _loaded(line)
@@ -154,10 +154,10 @@ def _object(line: str, where: str) -> Mapping[str, Any]:
             message = f"{error.msg} at character {error.pos + 1}"
         reason = f"{type(error).__name__}: {message}"
         raise ConfigError(
-            f"{where}: not JSON ({reason}): {shortened(line.strip())}; put one JSON object on each line"
+            f"{place}: not JSON ({reason}): {shortened(line.strip())}; put one JSON object on each line"
         ) from error
     if not isinstance(row, dict):
-        raise ConfigError(f"{where}: {shortened(row)}; expected a JSON object in braces")
+        raise ConfigError(f"{place}: {shortened(row)}; expected a JSON object in braces")
     return cast(dict[str, Any], row)
 
 
@@ -278,8 +278,8 @@ def _plain(dataset: "Dataset") -> list[dict[str, Any]]:
     return rows
 
 
-def _number(rows: Sequence[Mapping[str, Any]], where: str) -> list[Row]:
-    return [(f"{where}, row {i}", row) for i, row in enumerate(rows, 1)]
+def _number(rows: Sequence[Mapping[str, Any]], place: str) -> list[Row]:
+    return [(f"{place}, row {i}", row) for i, row in enumerate(rows, 1)]
 
 
 def _unreadable(path: Path, field: str, kind: str, error: Exception) -> ConfigError:

@@ -49,7 +49,7 @@ def read_rows(
                 "datasets.Dataset"
             )
         dataset = list(islice(cast("Iterable[Any]", dataset), rows_needed))
-    checked_rows = [_checked(row, where, needs_prompt) for where, row in given_rows(dataset, name)]
+    checked_rows = [_checked(row, place, needs_prompt) for place, row in given_rows(dataset, name)]
     if not checked_rows:
         raise ConfigError(f"{name} holds no rows; expected one for each question")
     _refuse_images(checked_rows[0], name)
@@ -62,13 +62,13 @@ def read_rows(
     return checked_rows
 
 
-def _checked(row: Mapping[str, Any], where: str, needs_prompt: bool) -> dict[str, Any]:
+def _checked(row: Mapping[str, Any], place: str, needs_prompt: bool) -> dict[str, Any]:
     """Return a row with its prompt as text or a list of messages."""
     columns = dict(row)
     if "prompt" not in columns:
         if needs_prompt:
             raise ConfigError(
-                f'{where} has no column "prompt", only {listed(list(columns))}; expected a text or chat '
+                f'{place} has no column "prompt", only {listed(list(columns))}; expected a text or chat '
                 "messages there, as for GRPOTrainer: rename the questions' column"
             )
         return columns
@@ -78,9 +78,9 @@ def _checked(row: Mapping[str, Any], where: str, needs_prompt: bool) -> dict[str
         return columns
     if not isinstance(prompt, list) or not prompt:
         raise ConfigError(
-            f"{where}: the prompt is {shortened(columns['prompt'])}; expected text or messages"
+            f"{place}: the prompt is {shortened(columns['prompt'])}; expected text or messages"
         )
-    check_messages(cast("list[object]", prompt), "prompt", where)
+    check_messages(cast("list[object]", prompt), "prompt", place)
     return columns
 
 

@@ -160,12 +160,12 @@ class BestPolicy:
             weights.
         """
         joint.coordinator.comm.broadcast(None)  # wait until rank 0 has written
-        kept = self.known()
-        if kept.step != joint.batches:
+        record = self.known()
+        if record.step != joint.batches:
             if joint.coordinator.comm.rank == 0:
                 check_whole(self._folder)
-            self.load_weights(joint, kept.step)
-        return kept.instruction_id, Prompt(kept.instruction, kept.hint)
+            self.load_weights(joint, record.step)
+        return record.instruction_id, Prompt(record.instruction, record.hint)
 
     def check(self) -> None:
         """Raise ConfigError if the kept policy is damaged."""
@@ -174,10 +174,10 @@ class BestPolicy:
 
     def known(self) -> BestRecord:
         """Return the record of what is kept. Raises FileNotFoundError before anything is."""
-        kept = self._read()
-        if kept is None:
+        record = self._read()
+        if record is None:
             raise FileNotFoundError(f"{self._folder}: no policy was kept")
-        return kept
+        return record
 
     def _read(self) -> BestRecord | None:
         # best.json is written last, so a staged folder that contains it is complete.

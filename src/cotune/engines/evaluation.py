@@ -185,18 +185,18 @@ class RunEvaluation:
             score, uplift = on_rank_zero(lambda: self.during(joint, last=True))
         on_rank_zero(lambda: self._offer(joint, score, uplift))
         self.best.restore(joint)
-        kept: BestRecord = on_rank_zero(lambda: self._conclude(joint, score))
-        text = kept.instruction
-        identity = kept.instruction_id
-        trained = kept.step
+        best: BestRecord = on_rank_zero(lambda: self._conclude(joint, score))
+        text = best.instruction
+        identity = best.instruction_id
+        trained = best.step
         after = plain = hinted = None
         if joint.parts.environment.tasks("test"):
             after = self._measure(joint, "test", "after", Prompt(text), identity, trained)
             plain = after
             if text != self._initial.instruction:
                 plain = self._measure(joint, "test", "plain", self._initial, "i0", trained)
-            if kept.hint:
-                prompt = Prompt(text, kept.hint)
+            if best.hint:
+                prompt = Prompt(text, best.hint)
                 hinted = self._measure(joint, "test", "hinted", prompt, identity, trained)
         return Outcome(
             self._before(),
@@ -206,7 +206,7 @@ class RunEvaluation:
             identity,
             joint.batches,
             hinted,
-            kept,
+            best,
             joint.ended_early,
         )
 

@@ -38,12 +38,12 @@ def write_run_summary(settings: RunSettings, run: Record, outcome: "Outcome") ->
     }
     if outcome.hinted:
         arm |= _score("em_with_hint", outcome.hinted)
-    if (kept := outcome.kept) is not None:
-        arm["best_step"] = kept.step
-        arm["kept"] = kept.statement()
-        if kept.observed_rollouts is not None:
-            arm["best_instruction_observed_rollouts"] = kept.observed_rollouts
-            arm["too_close_to_call"] = kept.too_close_to_call
+    if (best := outcome.kept) is not None:
+        arm["best_step"] = best.step
+        arm["kept"] = best.statement()
+        if best.observed_rollouts is not None:
+            arm["best_instruction_observed_rollouts"] = best.observed_rollouts
+            arm["too_close_to_call"] = best.too_close_to_call
     run.write_summary(
         {
             "name": record["name"],

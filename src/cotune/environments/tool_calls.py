@@ -89,10 +89,10 @@ def turn_message(calls: Calls, text: str) -> dict[str, Any]:
     return message
 
 
-def _collect(said: str, read: Callable[[], Iterable[ToolCall]]) -> Calls:
+def _collect(text: str, read: Callable[[], Iterable[ToolCall]]) -> Calls:
     """Return the calls that `read` gives; one that cannot be parsed is the turn's error."""
     try:
-        return Calls(tuple(read()), said=said.strip())
+        return Calls(tuple(read()), said=text.strip())
     except (ValueError, RecursionError) as error:
         return Calls(error=_reason(error))
 

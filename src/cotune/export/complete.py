@@ -172,8 +172,8 @@ def _renders_alike(
     from cotune.policy.codec import HFCodec
 
     default = carrying.get(best / "chat_template.jinja", "")
-    named = {file.stem: template for file, template in carrying.items() if file.parent != best}
-    tokenizer.chat_template = {"default": default, **named} if named else default
+    templates = {file.stem: template for file, template in carrying.items() if file.parent != best}
+    tokenizer.chat_template = {"default": default, **templates} if templates else default
     codec = HFCodec(tokenizer, args)
     tools = [dict(tool) for tool in environment.tools]
     tasks = environment.tasks("validation") or environment.tasks("test")

@@ -196,7 +196,7 @@ def fenced(text: str, language: str = "text") -> str:
 
     Control characters and bidirectional marks are left out.
     """
-    shown = printable(text.replace("\r\n", "\n").replace("\r", "\n"))
-    longest = max(map(len, re.findall("`+", shown)), default=0)
+    line = printable(text.replace("\r\n", "\n").replace("\r", "\n"))
+    longest = max(map(len, re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{shown}\n{fence}"
+    return f"{fence}{language}\n{line}\n{fence}"

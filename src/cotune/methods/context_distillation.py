@@ -128,12 +128,12 @@ def batch_weights(
     """
     weights = np.zeros(trained_logprobs.shape)
     for row, trajectory in enumerate(trajectories):
-        own = np.flatnonzero(trajectory.mask)
-        weights[row, own] = 1.0
+        positions = np.flatnonzero(trajectory.mask)
+        weights[row, positions] = 1.0
         if needs_token_weights([trajectory], settings):
-            sampled = np.array(trajectory.logprobs)[own]
-            ratios = context_ratios(trained_logprobs[row, own], sampled)
-            weights[row, own] = token_weights(ratios, settings, float(advantages[row]))
+            sampled = np.array(trajectory.logprobs)[positions]
+            ratios = context_ratios(trained_logprobs[row, positions], sampled)
+            weights[row, positions] = token_weights(ratios, settings, float(advantages[row]))
             if statistics is not None:
-                statistics.add(ratios, weights[row, own])
+                statistics.add(ratios, weights[row, positions])
     return weights

@@ -59,6 +59,8 @@ def planned(
     under = [*spread(drawn, count), *[initial] * (size - count)]
     target = None if trained is None else Prompt(trained.text)
     return [
-        Assignment(task, prompt := Prompt(one.text), target or prompt, one.id, group)
-        for one in under
+        Assignment(
+            task, prompt := Prompt(instruction.text), target or prompt, instruction.id, group
+        )
+        for instruction in under
     ]

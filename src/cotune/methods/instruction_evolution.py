@@ -133,8 +133,10 @@ def instruction_prompt(parent: str, examples: Sequence[Record], required: Iterab
         required: texts that the new instruction must contain.
     """
     prompt = gepa_prompt(parent, examples, prompt_template=_TEMPLATE)
-    kept = ", ".join(required)
-    keep = f"Keep these texts in the new instruction, letter by letter: {kept}\n\n" if kept else ""
+    texts = ", ".join(required)
+    keep = (
+        f"Keep these texts in the new instruction, letter by letter: {texts}\n\n" if texts else ""
+    )
     return f"{prompt}\n{keep}Provide the new instructions within ``` blocks."
 
 

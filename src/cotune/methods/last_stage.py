@@ -154,8 +154,10 @@ class EvolvedInstructions(Strategy):
         assignments: list[Assignment] = []
         for group, task in enumerate(tasks):
             key = f"{self.name}/{self.seed}/assign/{progress.step}/{group}"
-            drawn = self._draw(key, group_size)
-            assignments += planned(task, group, group_size, self._groups, drawn, initial, trained)
+            instructions = self._draw(key, group_size)
+            assignments += planned(
+                task, group, group_size, self._groups, instructions, initial, trained
+            )
         return assignments
 
     def observe(
@@ -182,8 +184,10 @@ class EvolvedInstructions(Strategy):
         record: Recorder,
     ) -> None:
         """Record the "population" event: the living instructions, with the groups they were drawn for."""
-        drawn = {(t.assignment.instruction_id, t.assignment.group) for t in trajectories}
-        groups = Counter(identity for identity, _group in drawn)
+        instruction_groups = {
+            (t.assignment.instruction_id, t.assignment.group) for t in trajectories
+        }
+        groups = Counter(identity for identity, _group in instruction_groups)
         record(
             "population",
             members=[member | {"assigned_groups": groups[member["id"]]} for member in members],

@@ -84,7 +84,7 @@ def with_instruction(
         ConfigError: see `without_instruction`.
         TypeError: a value of `template_args` that is not a JSON value.
     """
-    own = without_instruction(template)
+    plain_template = without_instruction(template)
     lines = [_BEGIN]
     for name, value in (template_args or {}).items():
         if name.isidentifier():  # no template can read any other
@@ -104,7 +104,7 @@ def with_instruction(
     around = prompt_format.question_prefix or prompt_format.question_suffix
     if prompt_format.role == "user" or around:
         lines.append(_USER.replace("TEXT\n", _TEXT.replace("CHANGED", _wrapped(prompt_format))))
-    return "".join(lines) + _END + own
+    return "".join(lines) + _END + plain_template
 
 
 def without_instruction(template: str) -> str:
@@ -115,13 +115,13 @@ def without_instruction(template: str) -> str:
     """
     if not template.startswith(_BEGIN):
         return template
-    _, mark, own = template.partition(_END)
+    _, mark, plain_template = template.partition(_END)
     if not mark:
         raise ConfigError(
             "the chat template carries an instruction, but the mark before the model's own template "
             f"is missing; restore the line {_END.strip()}, or use the model's own template"
         )
-    return own
+    return plain_template
 
 
 def own_templates(templates: str | dict[str, str] | None) -> str | dict[str, str] | None:

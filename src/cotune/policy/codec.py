@@ -186,8 +186,8 @@ class HFCodec:
                 cannot be read.
         """
         prompt = self.render([{"role": "user", "content": _PROBE}], tools)
-        shown = self.decode(prompt)
-        if any(tool["function"]["name"] not in shown for tool in tools):
+        prompt_text = self.decode(prompt)
+        if any(tool["function"]["name"] not in prompt_text for tool in tools):
             raise ConfigError(
                 "policy: its chat template does not show tools: the model was trained without, or "
                 f"is given them in another way; {_FIX}"

@@ -137,7 +137,7 @@ def load_codec(options: PolicyConfig) -> HFCodec:
 
 
 @contextlib.contextmanager
-def _loading(what: str) -> Generator[None]:
+def _loading(files: str) -> Generator[None]:
     """Turn whatever transformers raises for strange files into one line."""
     try:
         yield
@@ -145,7 +145,7 @@ def _loading(what: str) -> Generator[None]:
         # Its first sentence; the hub's are followed by paragraphs of advice.
         reason = one_line(str(error)).split(". ")[0].rstrip(".") or type(error).__name__
         raise ConfigError(
-            f"policy.path: cannot load {what}: {reason[:300]}; name a folder that holds a model, "
+            f"policy.path: cannot load {files}: {reason[:300]}; name a folder that holds a model, "
             "or a model of the hub that is cached or within reach"
         ) from error
 

@@ -164,13 +164,13 @@ def only_local(path: str | Path, of: str = "", *, weights: bool = True) -> bool:
     name = str(path)
     if Path(path).is_dir():
         return True
-    shown = f"{hide_secrets(name, guess='/' not in name)!r}{of}"
+    quoted = f"{hide_secrets(name, guess='/' not in name)!r}{of}"
     try:
         HfApi().model_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
         return False
     except HFValidationError:
         raise ConfigError(
-            f"policy.path: cannot load {shown}: it is neither a folder here nor a model's name; {_FIX}"
+            f"policy.path: cannot load {quoted}: it is neither a folder here nor a model's name; {_FIX}"
         ) from None
     except RepositoryNotFoundError:
         reason = (
@@ -190,7 +190,7 @@ def only_local(path: str | Path, of: str = "", *, weights: bool = True) -> bool:
         lacks = [part for part in lacks if part in ("every part", "config.json", "tokenizer")]
     if lacks:
         raise ConfigError(
-            f"policy.path: cannot load {shown}: it is not a folder here, the hub's cache lacks "
+            f"policy.path: cannot load {quoted}: it is not a folder here, the hub's cache lacks "
             f"{', '.join(lacks)} of it, and {reason}; {_FIX}"
         )
     _LOG.warning("%s: %s is taken from the cache", reason, name)

@@ -68,11 +68,11 @@ def casting(
     """
     import torch
 
-    asked = engine_args or {}
+    args = engine_args or {}
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if asked.get("fp16"):
+    if args.get("fp16"):
         return partial(torch.autocast, device, torch.float16, enabled=True)
-    bf16 = asked.get("bf16")
+    bf16 = args.get("bf16")
     enabled = autocast(policy, precision) if bf16 is None else bf16
     # The trainer's own default is bfloat16.
     return partial(torch.autocast, device, torch.bfloat16, enabled=enabled is not False)

@@ -315,17 +315,17 @@ class CachedSession(_Session):
                 parked.append(Rows.of(names, fed.tolist(), mask, cache))
                 break
             if sum(done) * 4 >= len(done):
-                everything = Rows.of(names, fed.tolist(), mask, cache)
-                parked.append(everything.select([i for i, f in enumerate(done) if f]))
+                fed_rows = Rows.of(names, fed.tolist(), mask, cache)
+                parked.append(fed_rows.select([i for i, f in enumerate(done) if f]))
                 going = [i for i, f in enumerate(done) if not f]
-                kept = everything.select(going).trimmed()
-                names = kept.names
-                cache = kept.cache()
-                mask = kept.mask
-                fed = torch.tensor(kept.fed, device=mask.device)
+                going_rows = fed_rows.select(going).trimmed()
+                names = going_rows.names
+                cache = going_rows.cache()
+                mask = going_rows.mask
+                fed = torch.tensor(going_rows.fed, device=mask.device)
                 tokens = [tokens[i] for i in going]
                 done = [False] * len(going)
-                del everything, kept
+                del fed_rows, going_rows
             logits, mask, fed = self._forward_one(cache, mask, fed, tokens, done)
         self._rows = joined(parked)
         return [turns[r.row].sample() for r in requests]

@@ -19,13 +19,13 @@ class FieldLoader(yaml.SafeLoader):
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
-        given: set[tuple[str, str]] = set()
+        fields: set[tuple[str, str]] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in given:
+                if (key.tag, key.value) in fields:
                     problem = f"{key.value} is given twice; remove one"
                     raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-                given.add((key.tag, key.value))
+                fields.add((key.tag, key.value))
         return node
 
 

@@ -35,9 +35,9 @@ def file_failure(error: BaseException, folder: Path | None = None) -> str:
         return ""
     fix = _FIXES.get(number, "check the folder and its disk")
     names = [str(n) for n in (_get(cause, "filename"), _get(cause, "filename2")) if n is not None]
-    where = " -> ".join(names) or (f"a file in {folder}" if folder else "a file or the output")
+    place = " -> ".join(names) or (f"a file in {folder}" if folder else "a file or the output")
     reason = _get(cause, "strerror") or f"{type(cause).__name__}: {one_line(str(cause))[:300]}"
-    return f"{where}: {reason}; {fix}"
+    return f"{place}: {reason}; {fix}"
 
 
 _FIXES = {
@@ -75,8 +75,8 @@ def _errno_of(error: BaseException) -> int | None:
         of_a_file = error.errno in _OF_FILES or error.filename is not None
         return error.errno if of_a_file else None
     text = one_line(str(error))
-    if found := _OS_ERROR.search(text):
-        return int(found[1]) if int(found[1]) in _OF_FILES else None
+    if match := _OS_ERROR.search(text):
+        return int(match[1]) if int(match[1]) in _OF_FILES else None
     return next((number for phrase, number in _PHRASES.items() if phrase in text), None)
 
 

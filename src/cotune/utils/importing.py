@@ -32,9 +32,9 @@ def import_object(reference: str, field: str) -> Any:
     target: Any = module
     for part in name.split("."):
         if not hasattr(target, part):
-            known = [n for n in vars(target) if not n.startswith("_")] if part == name else []
+            names = [n for n in vars(target) if not n.startswith("_")] if part == name else []
             raise ConfigError(
-                f"{field}: {where} has no {name}{did_you_mean(part, known)}; correct the name"
+                f"{field}: {where} has no {name}{did_you_mean(part, names)}; correct the name"
             )
         target = getattr(target, part)
     return target
@@ -42,8 +42,8 @@ def import_object(reference: str, field: str) -> Any:
 
 def split_reference(reference: str) -> tuple[str, str]:
     """Return the module or file of a reference, and the object's name; "" for what is missing."""
-    where, _, name = reference.partition(":")
-    return where, name
+    module, _, name = reference.partition(":")
+    return module, name
 
 
 def is_file(where: str) -> bool:

@@ -101,12 +101,12 @@ def duration(seconds: float | None) -> str:
     """Write seconds as "42 s", "3 min 12 s" or "5 h 07 min"."""
     if seconds is None:
         return NONE
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    total_seconds = round(seconds)
+    if total_seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{total_seconds} s"
+    if total_seconds < 3600:
+        return f"{total_seconds // 60} min {total_seconds % 60:02d} s"
+    return f"{total_seconds // 3600} h {total_seconds % 3600 // 60:02d} min"
 
 
 @dataclass(frozen=True, slots=True)

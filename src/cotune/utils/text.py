@@ -95,9 +95,9 @@ def command_on(folder: str | Path, command: str, options: str = "") -> str:
     return " ".join(filter(None, ("cotune", command, shlex.quote(str(folder)), options)))
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return " (did you mean NAME?)" for a misspelt name; "" if no known name is close."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+    near = difflib.get_close_matches(name, list(names), n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 

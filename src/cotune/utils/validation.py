@@ -56,8 +56,8 @@ def describe(error: ValidationError, model: type[BaseModel]) -> str:
     return f"{text} (and {more} more)" if more else text
 
 
-def _describe(problem: dict[str, Any], known: list[Path]) -> str:
-    path, kind_of = _split(problem["loc"], known)
+def _describe(problem: dict[str, Any], paths: list[Path]) -> str:
+    path, kind_of = _split(problem["loc"], paths)
     field = ".".join(path)
     kind = problem["type"]
     context = problem.get("ctx", {})
@@ -65,11 +65,11 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
     if kind in _UNKNOWN:
         if secret and not _FIELD_NAME.fullmatch(path[-1]):
             return f"{path[0]}: holds an unknown field, whose name is not shown as it may be a key; remove it"
-        if path in known and len(problem["loc"]) > len(path):
+        if path in paths and len(problem["loc"]) > len(path):
             return f"{field}: is not a field of {kind_of}, but of another kind; remove it"
-        named = hide_secrets(field, guess=True)
-        return f"{named}: unknown field{_suggestion(path, known)}; remove it or correct its name"
-    if kind == "missing" and (*path, "kind") in known:
+        hidden_field = hide_secrets(field, guess=True)
+        return f"{hidden_field}: unknown field{_suggestion(path, paths)}; remove it or correct its name"
+    if kind == "missing" and (*path, "kind") in paths:
         return f"{field}: missing; expected {field}.kind, one of"
     if kind == "missing":
         return f"{field}: missing; it has no default"
@@ -82,7 +82,7 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
         return f"{field}.kind: {came}expected one of {context['expected_tags']}{meant}"
     came = "" if secret else f"; got {_short(problem['input'])}"
     if kind in _NO_MAPPING:
-        names = dict.fromkeys(field_path[-1] for field_path in known if field_path[:-1] == path)
+        names = dict.fromkeys(field_path[-1] for field_path in paths if field_path[:-1] == path)
         if "kind" in names:
             return f"{field}: expected {{kind: …}}{came}"
         if not names:
@@ -91,7 +91,7 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
     if kind == "too_short":
         return f"{field}: is empty; name at least {context['min_length']}"
     if kind == "value_error":
-        return _own_message(path, hide_secrets(str(context["error"]), guess=True), known)
+        return _own_message(path, hide_secrets(str(context["error"]), guess=True), paths)
     if kind == "tuple_type":
         return f"{field}: expected a list{came}"
     if kind == "path_type":
@@ -102,23 +102,23 @@ def _describe(problem: dict[str, Any], known: list[Path]) -> str:
     return f"{field}: {message}{came}"
 
 
-def _own_message(path: Path, message: str, known: list[Path]) -> str:
+def _own_message(path: Path, message: str, paths: list[Path]) -> str:
     """Complete the field name that starts a message of one of our own checks."""
     section = ".".join(path)
     if not section or message.startswith((f"{section}.", f"{section} ", f"{section}: ")):
         return message
-    return f"{section}{'.' if (*path, message.split()[0]) in known else ': '}{message}"
+    return f"{section}{'.' if (*path, message.split()[0]) in paths else ': '}{message}"
 
 
-def _split(loc: tuple[int | str, ...], known: list[Path]) -> tuple[Path, str]:
+def _split(loc: tuple[int | str, ...], paths: list[Path]) -> tuple[Path, str]:
     """Return the path of a problem, and the innermost section with a kind as "SECTION.kind KIND"."""
     path = Path()
     kind_of = ""
     kinded = None
     for part in (str(part) for part in loc if part != "[key]"):
-        kinds = known.count((*path, "kind")) if kinded != path else 0
+        kinds = paths.count((*path, "kind")) if kinded != path else 0
         # Below the first level a field "kind" may select nothing: what comes next is then a field.
-        if kinds and (len(path) == 1 or (kinds > 1 and (*path, part) not in known)):
+        if kinds and (len(path) == 1 or (kinds > 1 and (*path, part) not in paths)):
             kind_of = f"{'.'.join(path)}.kind {part}"
             kinded = path
         else:
@@ -126,12 +126,12 @@ def _split(loc: tuple[int | str, ...], known: list[Path]) -> tuple[Path, str]:
     return path, kind_of
 
 
-def _suggestion(path: Path, known: list[Path]) -> str:
+def _suggestion(path: Path, paths: list[Path]) -> str:
     """Return " (did you mean FIELD?)" for a misspelt or misplaced field, if that can be guessed."""
     section = path[:-1]
     name = path[-1]
-    near = difflib.get_close_matches(name, [p[-1] for p in known if p[:-1] == section], n=1)
-    elsewhere = [p for p in known if p[-1] == name]
+    near = difflib.get_close_matches(name, [p[-1] for p in paths if p[:-1] == section], n=1)
+    elsewhere = [p for p in paths if p[-1] == name]
     meant = [(*section, near[0])] if near else elsewhere
     return f" (did you mean {'.'.join(meant[0])}?)" if meant else ""
 

@@ -43,6 +43,7 @@ from cotune.engines.trl.script import (
     proposer_of,
     refuse_data,
     reward_weights,
+    run_shape,
     script_settings,
 )
 from cotune.engines.trl.script_data import (
@@ -60,7 +61,6 @@ from cotune.environments.prompt_in_data import PromptInData
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.rollout_text import show_rollouts
 from cotune.llm.client import NoLLM
-from cotune.methods.method import RunShape
 from cotune.policy.adapters import save_weights
 from cotune.policy.chat_template import with_instruction
 from cotune.policy.codec import HFCodec, PlainCodec
@@ -236,10 +236,8 @@ class JointTrainer(PolicyUpdate):
         joint = self.joint
         environment = joint.parts.environment
         sizes = {split: len(environment.tasks(split)) for split in SPLITS}
-        shape = RunShape(
-            group_size=joint.group_size,
-            steps=joint.total_batches,
-            questions_per_step=joint.order.questions,
+        shape = replace(
+            run_shape(joint.args),
             rollout_budget=self.settings.rollout_budget,
             frozen=self.settings.frozen,
             questions=sizes["train"],
@@ -321,7 +319,7 @@ class JointTrainer(PolicyUpdate):
                 f"{self.run_folder}: the checkpoint's run folder is not there (no run.yaml); put it back, or train "
                 "from the start"
             )
-        with self._stoppable(), self.open_run(resume=bool(resume)) as record:
+        with self._stoppable(), self.record_run(resume=bool(resume)) as record:
             chosen = self._choose(resume) if resume else None
             checkpoint = None if chosen is None else chosen.path
             fresh = checkpoint is None
@@ -389,7 +387,7 @@ class JointTrainer(PolicyUpdate):
             raise
 
     @contextmanager
-    def open_run(self, *, resume: bool, steps: int | None = None) -> Iterator[Record]:
+    def record_run(self, *, resume: bool, steps: int | None = None) -> Iterator[Record]:
         """Open the run folder, and record the run in it.
 
         Args:

@@ -26,7 +26,7 @@ def measure_steps(trainer: JointTrainer, steps: int) -> Measured:
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    with trainer.open_run(resume=False, steps=steps) as record:
+    with trainer.record_run(resume=False, steps=steps) as record:
         watch = _Stopwatch(steps, record)
         trainer.joint.before_rollout = watch.end_evolution
         trainer.add_callback(watch)

@@ -143,6 +143,18 @@ def limits_of(args: GRPOConfig, environment: Environment, context: int | None) -
     )
 
 
+def run_shape(args: GRPOConfig) -> RunShape:
+    """Return what a method's checks and costs depend on, by the trainer's arguments."""
+    group = args.num_generations or 1
+    return RunShape(
+        group_size=group,
+        group_field="GRPOConfig.num_generations",
+        steps=args.max_steps // steps_per_batch(args),
+        steps_field="GRPOConfig.max_steps, in rollout batches,",
+        questions_per_step=(args.generation_batch_size or group) // group,
+    )
+
+
 def check_environment(environment: Any) -> None:
     """Raise ConfigError for what is no environment."""
     if isinstance(environment, type) or not hasattr(environment, "initial_instruction"):
@@ -186,14 +198,8 @@ def check_script(
     llm = proposer_of(method, environment)
     if isinstance(llm, OpenAIOptions | BankOptions):
         build_llm(llm, args.seed, Record())  # its key is set, its file can be read
-    shape = RunShape(
-        group_size=args.num_generations or 1,
-        group_field="GRPOConfig.num_generations",
-        steps=args.max_steps // steps_per_batch(args),
-        steps_field="GRPOConfig.max_steps, in rollout batches,",
-    )
     try:
-        method_of(kind).check(method.options, shape)
+        method_of(kind).check(method.options, run_shape(args))
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if rewards is not None:

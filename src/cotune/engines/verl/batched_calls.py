@@ -42,12 +42,12 @@ class Together:
         # Let tasks that became ready at the same moment join this call.
         await asyncio.sleep(0)
         while self._waiting:
-            taken = self._waiting
+            calls = self._waiting
             self._waiting = []
             results, error = await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._outcome, [item for item, _ in taken]
+                self._thread, self._outcome, [item for item, _ in calls]
             )
-            for number, (_, answer) in enumerate(taken):
+            for number, (_, answer) in enumerate(calls):
                 if answer.done():
                     continue
                 if error is None:

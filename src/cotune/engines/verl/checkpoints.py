@@ -47,10 +47,12 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 def keep_newest(folder: Path, count: int) -> None:
     """Delete all but the newest `count` complete pairs, and incomplete ones before the newest."""
-    whole = sorted((step for step, path in _numbered(folder) if load_state(path)), reverse=True)
-    kept = set(whole[:count])
+    complete_steps = sorted(
+        (step for step, path in _numbered(folder) if load_state(path)), reverse=True
+    )
+    steps_to_keep = set(complete_steps[:count])
     for step, path in _numbered(folder):
-        if step not in kept and whole and step <= whole[0]:
+        if step not in steps_to_keep and complete_steps and step <= complete_steps[0]:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -106,13 +108,13 @@ class VerlBest(BestPolicy):
             str(pieces / "actor"), None, step, max_ckpt_to_keep=None
         )
         trainer.checkpoint_manager.update_weights(trainer.global_steps)
-        whole = pieces / "actor" / "huggingface"
-        if not any(whole.glob("*.safetensors")):
+        weights_folder = pieces / "actor" / "huggingface"
+        if not any(weights_folder.glob("*.safetensors")):
             raise EngineError(
-                f"veRL wrote no weights into {whole}; expected save_contents hf_model"
+                f"veRL wrote no weights into {weights_folder}; expected save_contents hf_model"
             )
-        shutil.copytree(whole, folder)
-        shutil.rmtree(whole)  # only the copy is kept
+        shutil.copytree(weights_folder, folder)
+        shutil.rmtree(weights_folder)  # only the copy is kept
         write_manifest(pieces)
         (pieces / _WHOLE).touch()
 

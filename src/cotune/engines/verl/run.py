@@ -206,8 +206,8 @@ def _fit(joint: VerlJoint, values: DictConfig, checkpoint: Path | None) -> Outco
     from cotune.engines.verl.rollouts import Manager
     from cotune.engines.verl.trainer import JointTrainer
 
-    made: Any = JointTrainer  # veRL registers its base by a decorator that hides the type
-    trainer: JointTrainer = made(config=values)
+    make_trainer: Any = JointTrainer  # veRL registers its base by a decorator that hides the type
+    trainer: JointTrainer = make_trainer(config=values)
     trainer.joint = joint
     failed = True
     try:
@@ -239,8 +239,8 @@ def report_scores(joint: VerlJoint, scores: Mapping[str, float]) -> None:
     """Log an evaluation's scores in veRL's trackers, as eval/em and test/em."""
     tracking = getattr(joint.trainer, "logger", None)
     if tracking is not None:
-        named = {name.replace("_", "/", 1): value for name, value in scores.items()}
-        tracking.log(data=named, step=joint.batches)
+        tracked = {name.replace("_", "/", 1): value for name, value in scores.items()}
+        tracking.log(data=tracked, step=joint.batches)
 
 
 @contextlib.contextmanager

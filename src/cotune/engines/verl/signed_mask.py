@@ -25,11 +25,11 @@ def signed(base: Any) -> Any:
         advantages: torch.Tensor,
         response_mask: torch.Tensor,
         rollout_is_weights: torch.Tensor,
-        **rest: Any,
+        **arguments: Any,
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         masked = (rollout_is_weights == 0) & (advantages <= 0) & response_mask.bool()
         loss_value, metrics = base(
-            advantages=advantages.masked_fill(masked, 0.0), response_mask=response_mask, **rest
+            advantages=advantages.masked_fill(masked, 0.0), response_mask=response_mask, **arguments
         )
         share = masked.sum() / response_mask.sum().clamp(min=1)
         return loss_value, {**metrics, "actor/signed_masked_share": share.item()}

@@ -38,14 +38,14 @@ class VeRL:
 
     def installation(self) -> str:
         """Check that the packages of cotune's extra are installed, and no TRL that breaks veRL."""
-        wanted = [Requirement(text) for text in requires("cotune") or ()]
+        requirements = [Requirement(text) for text in requires("cotune") or ()]
         wrong = [
             text
-            for one in wanted
-            if one.marker is not None
-            and one.marker.evaluate({"extra": "verl"})
-            and not one.marker.evaluate({"extra": ""})
-            and (text := not_fitting(one))
+            for requirement in requirements
+            if requirement.marker is not None
+            and requirement.marker.evaluate({"extra": "verl"})
+            and not requirement.marker.evaluate({"extra": ""})
+            and (text := not_fitting(requirement))
         ]
         if clash := together():
             wrong.append(f"{clash}; use a separate environment for each")

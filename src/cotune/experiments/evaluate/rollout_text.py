@@ -53,11 +53,11 @@ def rollout_text(trajectory: Trajectory, codec: Codec, labelled: bool = False) -
     if instruction:
         text.highlight_words([instruction], style=INSTRUCTION)
     tokens = zip(trajectory.completion_ids, trajectory.mask, strict=True)
-    for own, run in groupby(tokens, key=lambda token: token[1]):
+    for by_policy, run in groupby(tokens, key=lambda token: token[1]):
         if labelled:
-            text.append("\n[policy] " if own else "\n[masked] ")
+            text.append("\n[policy] " if by_policy else "\n[masked] ")
         written = codec.decode([token for token, _ in run])
-        text.append(printable(written), style=OWN if own else OBSERVED)
+        text.append(printable(written), style=OWN if by_policy else OBSERVED)
     return text
 
 

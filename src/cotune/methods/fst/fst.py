@@ -241,10 +241,10 @@ class Fst(EvolvedInstructions):
         options = self.options
         account = self._account
         record("gepa_phase", dev=len(self._dev), train=len(self._train), budget=budget)
-        shown = {instruction.text: instruction.shown for instruction in self._lineage}
-        reflector = Reflector(account, self._prompter, options.show_answers, shown)
+        shown_ids = {instruction.text: instruction.shown for instruction in self._lineage}
+        reflector = Reflector(account, self._prompter, options.show_answers, shown_ids)
         births = Births(self._lineage, reflector.drafts, step, record, llm, budget)
-        account.begin(llm, record, self._rules.check, births.reject, tried=shown)
+        account.begin(llm, record, self._rules.check, births.reject, tried=shown_ids)
         evolved = evolve_by_gepa(
             self._dev,
             self._train,
@@ -373,9 +373,9 @@ def check(options: FstOptions, shape: RunShape) -> None:
 def cost(options: FstOptions, shape: RunShape) -> Cost:
     rounds = sum(map(options.is_due, range(1, shape.steps + 1)))
     calls = rounds * math.ceil(options.budget / MINIBATCH)
-    shown = Proposals(calls, MAX_CHARS, MINIBATCH)
+    proposals = Proposals(calls, MAX_CHARS, MINIBATCH)
     evolve: dict[Purpose, int] = {"evolve": rounds * options.budget}
-    return Cost(rounds, evolve, (shown,), 1 + options.checks_uplift, options.prompts - 1)
+    return Cost(rounds, evolve, (proposals,), 1 + options.checks_uplift, options.prompts - 1)
 
 
 METHOD = Method(

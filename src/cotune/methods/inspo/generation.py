@@ -116,8 +116,8 @@ class Generator:
             failures = self._failures(parent, rng, spares_questions) if reads_failures else []
             form = (options.candidates, phase.rounds + 1, self._description, self._rules.required)
             request = PROPOSERS[proposer](Brief(parent=parent, failures=failures, form=form))
-            shown = request.provenance(llm) if request else parent.shown
-            tasks = self._replay.recent_tasks(options.verification_tasks, rng, shown)
+            shown_ids = request.provenance(llm) if request else parent.shown
+            tasks = self._replay.recent_tasks(options.verification_tasks, rng, shown_ids)
             left = None if affordable is None else affordable - phase.paid
             obstacle = self._obstacle(request, tasks if rollout else None, left)
             if request is None or obstacle:
@@ -180,8 +180,12 @@ class Generator:
                 "every question in the buffer was shown to the candidates' authors, so none is left to "
                 "verify on"
             )
-        most = (self._options.candidates + 1) * len(verified_on)  # plus their parent
-        return "too few rollouts are left to verify" if left is not None and most > left else ""
+        rollouts_at_most = (self._options.candidates + 1) * len(verified_on)  # plus their parent
+        return (
+            "too few rollouts are left to verify"
+            if left is not None and rollouts_at_most > left
+            else ""
+        )
 
     def _notice_if_few(self, count: int, step: int, record: Recorder) -> None:
         """Record a notice if provenance left fewer questions to verify on than the buffer has."""

@@ -71,10 +71,10 @@ def reflect_once(
     while barren < _BARREN_ROUNDS:
         # Each further hint costs its minibatch now and its dev scores at the end.
         left = search.budget - judge.evaluations - (1 + len(hints)) * len(dev)
-        wanted = min(search.beam - len(hints), left // (MINIBATCH + len(dev)))
-        if wanted < 1:
+        hints_wanted = min(search.beam - len(hints), left // (MINIBATCH + len(dev)))
+        if hints_wanted < 1:
             break
-        done = judge.evaluate([("", next(minibatches)) for _ in range(wanted)])
+        done = judge.evaluate([("", next(minibatches)) for _ in range(hints_wanted)])
         unsolved = [ts for ts in done if any(t.reward < SOLVED_AT for t in ts)]
         new = reflector.propose([("", ts) for ts in unsolved])
         valid = [hint for hint in new if hint is not None]

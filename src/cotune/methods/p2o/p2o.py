@@ -55,8 +55,8 @@ class P2OOptions:
 
     def hinted(self, group_size: int, groups: Groups = "own") -> int:
         """Return how many of a group's rollouts see a hint, the first ones; at least one."""
-        drawn = drawn_count(groups, group_size)
-        return drawn if self.hinted_per_group == "all" else drawn - drawn // 2
+        hinted_count = drawn_count(groups, group_size)
+        return hinted_count if self.hinted_per_group == "all" else hinted_count - hinted_count // 2
 
     def judged(self, group_size: int, groups: Groups = "own") -> int:
         """Return how many of a group's rollouts judge a question with hints."""
