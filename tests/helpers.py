@@ -7,9 +7,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from cotune.methods.inspo.proposers import propose
+from cotune.methods.inspo.replay import Experience
 from cotune.protocols import LLM, Strategy
 from cotune.rollout.coordinator import Coordinator
-from cotune.types import Assignment, Metrics, Progress, StopReason, Task, Trajectory, Turn
+from cotune.types import (
+    Assignment,
+    Instruction,
+    Metrics,
+    Progress,
+    StopReason,
+    Task,
+    Trajectory,
+    Turn,
+)
 
 INITIAL = (
     "Answer the given question. You may think inside <think> and </think>. "
@@ -30,6 +41,16 @@ def make_tasks(count: int) -> list[Task]:
         Task(f"q{i}", f"What is the currency of the country where Town{i} is?", (f"Coin{i}",))
         for i in range(count)
     ]
+
+
+def reflection_prompt(parent: str, failures: Sequence[Experience], count: int) -> str:
+    """INSPO's prompt for better instructions than a parent, "i0"."""
+    return propose(Instruction("i0", parent), failures, count).prompt
+
+
+def paraphrase_prompt(parent: str, *arguments: Any, **more: Any) -> str:
+    """INSPO's prompt for rewrites of a parent."""
+    return propose(Instruction("i0", parent), None, *arguments, **more).prompt
 
 
 def is_locked(path: Path) -> bool:

@@ -11,14 +11,13 @@ from cotune.errors import LLMError
 from cotune.methods.composed import InspoP2O
 from cotune.methods.fst.gepa import Gepa
 from cotune.methods.inspo.inspo import Inspo
-from cotune.methods.inspo.proposers import paraphrase_prompt
 from cotune.methods.p2o.p2o import P2O
 from cotune.methods.static import StaticStrategy
 from cotune.run.record import Record
 from cotune.run.replies import identity_of
 from cotune.types import Progress, Prompt
 from cotune.worlds.ladder import LadderEnvironment
-from tests.helpers import Events, make_trajectory
+from tests.helpers import Events, make_trajectory, paraphrase_prompt
 from tests.methods.p2o.hint_fakes import Author, Policy
 from tests.run_files import environment_of, strategy_of, tiny
 

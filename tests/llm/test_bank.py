@@ -7,13 +7,15 @@ import pytest
 
 from cotune.errors import BudgetError, ConfigError, LLMError
 from cotune.llm.bank import BankLLM, BankOptions, read_bank
-from cotune.methods.inspo.proposers import paraphrase_prompt, parse_candidates
+from cotune.methods.inspo.proposers import read_tagged
 from cotune.methods.instruction_evolution import instruction_prompt
 from cotune.methods.text_evolution import gepa_prompt, read_fenced
 from cotune.run.record import Record
 from cotune.run.replies import CachedLLM
+from tests.helpers import paraphrase_prompt
 
 EXAMPLES = [{"Inputs": "1 + 1?", "Generated Outputs": "3", "Feedback": "Wrong."}]
+
 REWRITES = paraphrase_prompt("Add. List the candidates in tags.", 2, attempt=3)
 HINTS = gepa_prompt("Carry the one.", EXAMPLES)
 INSTRUCTION = instruction_prompt("Add.", EXAMPLES, ())
@@ -63,11 +65,11 @@ def test_a_bank_that_cannot_propose_is_refused(
 def test_each_proposer_gets_the_next_entries_as_it_reads_them(tmp_path: Path) -> None:
     (tmp_path / "seven").write_text("\n\n".join("abcdefg"), encoding="utf-8")
     found = BankLLM(BankOptions(path=str(tmp_path / "seven")))  # type: ignore[arg-type]
-    assert parse_candidates(found.complete(REWRITES).text) == ["a", "b"]
+    assert read_tagged(found.complete(REWRITES).text)[1] == ["a", "b"]
     assert read_fenced(found.complete(HINTS).text) == ("", ["c"])
     assert read_fenced(found.complete(INSTRUCTION).text) == ("", ["d"])
     more = paraphrase_prompt("Add.", 4)
-    assert parse_candidates(found.complete(more).text) == ["e", "f", "g"]  # all that are left
+    assert read_tagged(found.complete(more).text)[1] == ["e", "f", "g"]  # all that are left
     with pytest.raises(BudgetError, match=r"seven is exhausted: its 7 texts"):
         found.complete(HINTS)
     with pytest.raises(LLMError, match="INSPO, GEPA and P²O only"):
@@ -79,7 +81,7 @@ def test_what_was_proposed_is_saved_and_is_not_proposed_again(tmp_path: Path) ->
     first.complete(REWRITES)
     again = bank(tmp_path, "new\n\na\n\nb\n\nc")  # an entry is added before the resume
     again.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert parse_candidates(again.complete(REWRITES).text) == ["new", "c"]
+    assert read_tagged(again.complete(REWRITES).text)[1] == ["new", "c"]
 
 
 def test_a_phase_that_was_cut_off_goes_on_after_its_last_entry(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from cotune.environments.tools import ToolEnvironment
-from cotune.methods.inspo.proposers import reflection_prompt
 from cotune.methods.inspo.replay import ReplayBuffer
 from cotune.rollout.episode import Episode, new_episodes, readable, run_episodes
 from cotune.types import (
     Assignment,
+    Instruction,
     Limits,
     Prompt,
     Response,
@@ -21,7 +21,7 @@ from cotune.types import (
     Task,
     Trajectory,
 )
-from tests.helpers import add
+from tests.helpers import add, reflection_prompt
 from tests.scripted import CharacterCodec, Reply, ScriptedSampler
 
 TASK = Task("q0", "3 + 4?", ("7",))
@@ -206,7 +206,9 @@ def test_proposers_read_calls_and_results_as_text() -> None:
     buffer = ReplayBuffer()
     buffer.add([trajectory], 1)
 
-    prompt = reflection_prompt("Add.", buffer.failures(1, random.Random(0)), 2)
+    prompt = reflection_prompt(
+        "Add.", buffer.failures(1, random.Random(0), Instruction("i0", "Add.")), 2
+    )
 
     assert (
         'Response: <tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>\n7\n'

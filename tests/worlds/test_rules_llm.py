@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 
 from cotune.errors import LLMError
 from cotune.methods.contract import InstructionRules, protocol_tags
-from cotune.methods.inspo.proposers import (
-    critique_of,
-    paraphrase_prompt,
-    parse_candidates,
-    reflection_prompt,
-)
+from cotune.methods.inspo.proposers import read_tagged
 from cotune.methods.inspo.replay import Experience
 from cotune.methods.text_evolution import example, read_fenced
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
@@ -29,7 +24,7 @@ from cotune.worlds.geo_rules import (
 )
 from cotune.worlds.remedies import Example, sentences_of
 from cotune.worlds.rules_llm import RulesLLM, read_examples
-from tests.helpers import INITIAL, make_trajectory
+from tests.helpers import INITIAL, make_trajectory, paraphrase_prompt, reflection_prompt
 
 QUESTION = "What is the currency of the country where Zinder is?"
 BROAD = "<search> currency of the country where Zinder is </search>"
@@ -119,11 +114,11 @@ def added_modes(candidate: str) -> set[Mode]:
 def test_reflection_remedies_what_went_wrong():
     prompt = reflection_prompt(INITIAL, FAILURES, 6)
     text = RulesLLM(0).complete(prompt).text
-    candidates = parse_candidates(text)
+    candidates = read_tagged(text)[1]
     assert len(candidates) == 6
     seen = {Mode.WHOLE_QUESTION, Mode.ONE_SEARCH, Mode.NO_ANSWER_TAG}
     assert all(added_modes(c) and added_modes(c) <= seen for c in candidates)
-    critique = critique_of(text)
+    critique = read_tagged(text)[0]
     assert "- searched the whole question (3 of 4)" in critique
     assert "- no answer tag (1 of 4)" in critique
 
@@ -131,14 +126,14 @@ def test_reflection_remedies_what_went_wrong():
 def test_an_old_remedy_is_replaced_by_a_new_wording():
     old = REMEDIES[Mode.NO_ANSWER_TAG][0]
     prompt = reflection_prompt(f"{INITIAL} {old}", FAILURES[3:], 6)
-    for candidate in parse_candidates(RulesLLM(1).complete(prompt).text):
+    for candidate in read_tagged(RulesLLM(1).complete(prompt).text)[1]:
         own = [s for s in REMEDIES[Mode.NO_ANSWER_TAG] if s in sentences_of(candidate)]
         assert len(own) == 1
         assert own != [old]
 
 
 def test_paraphrases_are_diverse_and_remedy_nothing():
-    candidates = parse_candidates(RulesLLM(0).complete(paraphrase_prompt(INITIAL, 6)).text)
+    candidates = read_tagged(RulesLLM(0).complete(paraphrase_prompt(INITIAL, 6)).text)[1]
     assert len(candidates) == 6
     assert all(added_modes(c) == set() for c in candidates)
     rules, valid = InstructionRules(INITIAL), [INITIAL]
@@ -162,7 +157,7 @@ def test_tags_are_kept_and_length_is_bounded(seed, extra):
     failures = rng.choices([*FAILURES, failure(""), failure(NAME)], k=4)
     limit = max(MAX_SENTENCES, len(sentences_of(INITIAL)))
     for prompt in (reflection_prompt(parent, failures, 4), paraphrase_prompt(parent, 4)):
-        for candidate in parse_candidates(RulesLLM(seed).complete(prompt).text):
+        for candidate in read_tagged(RulesLLM(seed).complete(prompt).text)[1]:
             assert set(protocol_tags(candidate)) >= set(protocol_tags(parent))
             assert len(sentences_of(candidate)) <= limit + 2
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from cotune.methods.contract import check_same_initial
 from cotune.methods.group_plan import Groups, planned
-from cotune.methods.method import Context, RunShape
+from cotune.methods.method import Context, RunShape, check_least
 from cotune.methods.proposals import record_born
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
 from cotune.types import (
@@ -45,8 +45,7 @@ class TrainedPromptOptions:
     distil_steps: int = 0
 
     def __post_init__(self) -> None:
-        if self.distil_steps < 0:
-            raise ValueError(f"distil_steps is {self.distil_steps}; expected 0 or more")
+        check_least(self, 0, "distil_steps")
         if self.distil_steps and self.target != "sampled":
             raise ValueError(
                 f"distil_steps is {self.distil_steps}, but target is {self.target!r}, which moves the gain into "
@@ -74,6 +73,16 @@ class TrainedPromptOptions:
         return self.target == "initial" or self.distil_steps > 0
 
 
+@dataclass(frozen=True, slots=True)
+class Evolution:
+    """What an evolution before a step works with: `Strategy.evolve_if_due`'s arguments."""
+
+    progress: Progress
+    rollout: Rollout
+    llm: LLM
+    record: Recorder
+
+
 class EvolvedInstructions(Strategy):
     """Base class of strategies that evolve instructions and may end with a last stage.
 
@@ -99,13 +108,13 @@ class EvolvedInstructions(Strategy):
 
     # ---- what a method decides
 
-    def _start(self, progress: Progress, llm: LLM, record: Recorder) -> Metrics:
+    def _start(self, evolution: Evolution) -> Metrics:
         """Prepare the first step, after the initial instruction was recorded."""
         return {}
 
     @abstractmethod
-    def _evolve(self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder) -> Metrics:
-        """Run the evolution that is due before step `progress.step`, if any."""
+    def _evolve(self, evolution: Evolution) -> Metrics:
+        """Run the evolution that is due before step `evolution.progress.step`, if any."""
 
     @abstractmethod
     def _draw(self, key: str, group_size: int) -> list[Instruction]:
@@ -131,16 +140,17 @@ class EvolvedInstructions(Strategy):
         """
         if progress.step <= self._begun:
             return {}
-        first = self._begun == 0
+        evolution = Evolution(progress, rollout, llm, record)
+        starts = self._begun == 0
         self._begun = progress.step
         metrics: Metrics = {}
-        if first:
+        if starts:
             record_born(self._lineage[0], record)
-            metrics = self._start(progress, llm, record)
+            metrics = self._start(evolution)
         if self._distils(progress, self._batch):
             self._notice_if_idle(progress, record)
             return metrics
-        return {**metrics, **self._evolve(progress, rollout, llm, record)}
+        return {**metrics, **self._evolve(evolution)}
 
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress

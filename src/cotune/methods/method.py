@@ -18,6 +18,13 @@ class MethodOptions(Protocol):
     def kind(self) -> str: ...
 
 
+def check_least(options: object, least: int, *names: str) -> None:
+    """Raise ValueError if one of these fields of some options is below `least`."""
+    for name in names:
+        if getattr(options, name) < least:
+            raise ValueError(f"{name} is {getattr(options, name)}; expected {least} or more")
+
+
 Options = TypeVar("Options", bound=MethodOptions)
 
 

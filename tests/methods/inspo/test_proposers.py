@@ -10,16 +10,13 @@ from cotune.errors import BudgetError, EvolutionError, LLMError
 from cotune.methods.inspo.proposers import (
     TAGGED,
     candidates_asked,
-    critique_of,
-    paraphrase_prompt,
-    parse_candidates,
-    reflection_prompt,
+    read_tagged,
 )
 from cotune.methods.inspo.replay import Experience
 from cotune.methods.proposals import ProposalAccount, Request
 from cotune.types import Completion, StopReason, Task
 from cotune.worlds.rules_llm import RulesLLM
-from tests.helpers import INITIAL, Events
+from tests.helpers import INITIAL, Events, paraphrase_prompt, reflection_prompt
 from tests.scripted import ScriptedLLM
 
 PIECES = ["<ins_1>", "</ins_1>", "<ins_2>", "</ins_2>", "<ins_0>", "</ins_0>", "<think>"]
@@ -44,15 +41,16 @@ def test_reflection_prompt_holds_parent_examples_and_form():
 
 
 def test_failures_under_other_instructions_are_told_apart():
-    own, other = failure("mine"), failure("theirs")
+    own = failure("mine")
+    other = replace(failure("theirs"), instruction_id="i1")
     foreign = "wrong when it was given other prompts"
-    both = reflection_prompt(INITIAL, [own], 6, others=[other])
+    both = reflection_prompt(INITIAL, [own, other], 6)
     mine, theirs = both.split(foreign)
     assert "An agent that was given this prompt still gets" in mine
     assert "Response: mine" in mine
     assert "Response: theirs" in theirs
     assert foreign not in reflection_prompt(INITIAL, [own], 6)
-    assert "was given this prompt" not in reflection_prompt(INITIAL, [], 6, others=[other])
+    assert "was given this prompt" not in reflection_prompt(INITIAL, [other], 6)
 
 
 def test_questions_without_answers_show_none():
@@ -118,30 +116,28 @@ def test_paraphrase_prompt():
     ],
 )
 def test_parse_candidates(reply, expected):
-    assert parse_candidates(reply) == expected
+    assert read_tagged(reply)[1] == expected
 
 
 def test_critique_is_what_stands_before_the_first_candidate():
-    assert critique_of("It guessed.\n```xml\n<ins_1>a</ins_1> bye") == "It guessed."
-    assert critique_of("<think>long</think>Short. <ins_2>a</ins_2>") == "Short."
-    assert (
-        critique_of("I will use <think> and </think>. <ins_1>a")
-        == "I will use <think> and </think>."
-    )
+    assert read_tagged("It guessed.\n```xml\n<ins_1>a</ins_1> bye")[0] == "It guessed."
+    assert read_tagged("<think>long</think>Short. <ins_2>a</ins_2>")[0] == "Short."
+    critique = "I will use <think> and </think>."
+    assert read_tagged(f"{critique} <ins_1>a")[0] == critique
 
 
 @given(st.text() | st.lists(st.sampled_from(PIECES)).map("".join))
 def test_parser_never_raises(text):
-    found = parse_candidates(text)
-    assert all(c and c == c.strip() for c in found)
-    assert len(set(found)) == len(found)
-    assert isinstance(critique_of(text), str)
+    critique, candidates = read_tagged(text)
+    assert all(c and c == c.strip() for c in candidates)
+    assert len(set(candidates)) == len(candidates)
+    assert isinstance(critique, str)
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="<`")), max_size=6))
 def test_parser_finds_what_was_written(texts):
     reply = "\n".join(f"<ins_{i}>{t}</ins_{i}>" for i, t in enumerate(texts, 1))
-    assert parse_candidates(reply) == list(dict.fromkeys(t.strip() for t in texts if t.strip()))
+    assert read_tagged(reply)[1] == list(dict.fromkeys(t.strip() for t in texts if t.strip()))
 
 
 def account_of(llm: Any, events: Events, saved: ProposalAccount | None = None) -> ProposalAccount:

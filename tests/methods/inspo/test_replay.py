@@ -6,9 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.methods.inspo.replay import ReplayBuffer
-from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
+from cotune.types import Assignment, Instruction, Prompt, StopReason, Task, Trajectory
 from cotune.utils.text import shorten_middle
 from tests.helpers import make_tasks, make_trajectory
+
+INITIAL = Instruction("i0", "x")
+OTHER = Instruction("i9", "y")
 
 
 def rollout(task: Task, reward: float, text: str = "t", stop=StopReason.ANSWERED) -> Trajectory:
@@ -21,11 +24,11 @@ def test_failures_come_from_the_latest_step_first():
     buffer = ReplayBuffer()
     buffer.add([rollout(t, 0.0, "old") for t in tasks[:4]], 1)
     buffer.add([rollout(tasks[4], 0.0), rollout(tasks[5], 0.0), rollout(tasks[0], 1.0)], 2)
-    got = buffer.failures(4, random.Random(0))
+    got = buffer.failures(4, random.Random(0), INITIAL)
     assert [e.step for e in got] == [2, 2, 1, 1]
     assert {e.task.id for e in got[:2]} == {"q4", "q5"}
-    assert got == buffer.failures(4, random.Random(0))
-    assert len(buffer.failures(99, random.Random(0))) == 6
+    assert got == buffer.failures(4, random.Random(0), INITIAL)
+    assert len(buffer.failures(99, random.Random(0), INITIAL)) == 6
 
 
 def test_one_failure_a_question_and_none_of_a_broken_environment():
@@ -33,7 +36,7 @@ def test_one_failure_a_question_and_none_of_a_broken_environment():
     buffer = ReplayBuffer()
     buffer.add([rollout(one, 0.0), rollout(one, 0.0)], 1)
     buffer.add([rollout(other, 0.0, stop=StopReason.ENVIRONMENT_ERROR)], 2)
-    assert [e.task.id for e in buffer.failures(5, random.Random(0))] == ["q0"]
+    assert [e.task.id for e in buffer.failures(5, random.Random(0), INITIAL)] == ["q0"]
 
 
 def test_an_instructions_own_failures_come_first_and_few_new_questions_are_shown():
@@ -45,13 +48,15 @@ def test_an_instructions_own_failures_come_first_and_few_new_questions_are_shown
         ]
         buffer.add([make_trajectory(row, 0.0) for row in rows], step)
     draw = random.Random(0)
-    assert [e.instruction_id for e in buffer.failures(6, draw, "i1")] == ["i1"] * 4 + ["i0"] * 2
-    assert [e.instruction_id for e in buffer.failures(5, draw)] == ["i0"] * 4 + ["i1"]
-    shown = {"q0", "q5"}
-    found = {e.task.id for e in buffer.failures(6, draw, "i1", shown, most_new=1)}
-    assert len(found) == 3
-    assert shown < found
-    assert {e.task.id for e in buffer.failures(6, draw, "i1", shown, 0)} == shown
+    parent = Instruction("i1", "z", shown=("q0", "q5"))
+    shown = set(parent.shown)
+    assert [e.instruction_id for e in buffer.failures(6, draw, parent)] == ["i1"] * 4 + ["i0"] * 2
+    assert [e.instruction_id for e in buffer.failures(5, draw, OTHER)] == ["i0"] * 4 + ["i1"]
+    # Six questions are unseen; at most half of the eight are spared.
+    for spared, new in ((5, 2), (3, 3), (1, 4)):
+        failures = {e.task.id for e in buffer.failures(6, draw, parent, spared)}
+        assert len(failures) == 2 + new
+        assert shown < failures
     assert {t.id for t in buffer.recent_tasks(9, draw, shown)} == {t.id for t in tasks} - shown
 
 
@@ -59,7 +64,7 @@ def test_failure_is_a_reward_below_the_threshold_and_only_its_text_is_kept():
     (task,) = make_tasks(1)
     buffer = ReplayBuffer()
     buffer.add([rollout(task, 0.5, "fine")], 1)
-    assert buffer.failures(1, random.Random(0)) == []
+    assert buffer.failures(1, random.Random(0), INITIAL) == []
     assert "fine" not in json.dumps(buffer.state_dict())
 
 
@@ -85,7 +90,7 @@ def test_shorten_middle():
     (task,) = make_tasks(1)
     buffer = ReplayBuffer(text_chars=4)
     buffer.add([rollout(task, 0.0, "0123456789")], 1)
-    (failure,) = buffer.failures(1, random.Random(0))
+    (failure,) = buffer.failures(1, random.Random(0), INITIAL)
     assert failure.text.startswith("01\n")
     assert failure.text.endswith("\n89")
 
@@ -104,7 +109,9 @@ def test_state_round_trip(rows):
         buffer.add([replace(made, feedback=text[::-1])], step // 3)
     copy.load_state_dict(json.loads(json.dumps(buffer.state_dict())), tasks)
     assert copy.state_dict() == buffer.state_dict()
-    assert copy.failures(3, random.Random(1)) == buffer.failures(3, random.Random(1))
+    assert copy.failures(3, random.Random(1), INITIAL) == buffer.failures(
+        3, random.Random(1), INITIAL
+    )
     assert copy.recent_tasks(3, random.Random(1)) == buffer.recent_tasks(3, random.Random(1))
 
 
@@ -125,4 +132,4 @@ def test_feedback_is_kept_of_failures():
     state = json.loads(json.dumps(buffer.state_dict()))
     assert [row[7:] for row in state["experiences"]] == [["Too long."], [""]]
     copy.load_state_dict(state, tasks)
-    assert copy.failures(1, random.Random(0))[0].feedback == "Too long."
+    assert copy.failures(1, random.Random(0), INITIAL)[0].feedback == "Too long."

@@ -1,19 +1,17 @@
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 
-from cotune.methods.inspo.verification import Candidate, accept, chance_of_less, race, verify
+from cotune.methods.inspo.verification import Candidate, accept, chance_of_less, verify
 from cotune.types import Assignment, Instruction, StopReason, Trajectory
 from tests.helpers import ScriptedRollout, make_tasks, make_trajectory
 
 
 def candidate(name: str, score: float | None = None, parent: float | None = 0.5) -> Candidate:
-    return Candidate(
-        name, f"text {name}", "i0", "reflection", "", score, parent if score is not None else None
-    )
+    instruction = Instruction(name, f"text {name}", "i0", "reflection")
+    return Candidate(instruction, score, parent if score is not None else None)
 
 
 def test_one_call_same_questions_groups_apart():
@@ -68,8 +66,8 @@ def test_a_tie_without_any_success_says_nothing(reward: float, unrewarded: bool)
         return [make_trajectory(a, reward) for a in assignments]
 
     tasks, parent = make_tasks(9), Instruction("i3", "parent")
-    for check in (verify, partial(race, vacancies=1)):
-        (verified,), _ = check([candidate("a")], parent, tasks, rollout)
+    for race_for in (None, 1):
+        (verified,), _ = verify([candidate("a")], parent, tasks, rollout, race_for)
         assert verified.unrewarded == unrewarded
         assert accept([verified], 1) == ([verified], [])
 
@@ -124,7 +122,7 @@ def raced(names: Sequence[str], vacancies: int) -> tuple[list[Candidate], list[i
         return [make_trajectory(a, r) for a, r in zip(assignments, rewards, strict=True)]
 
     parent = Instruction("i3", "parent")
-    found, spent = race([candidate(n) for n in names], parent, tasks, rollout, vacancies)
+    found, spent = verify([candidate(n) for n in names], parent, tasks, rollout, vacancies)
     assert spent == sum(paid)
     return found, paid
 

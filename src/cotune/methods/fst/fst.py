@@ -17,11 +17,12 @@ from cotune.errors import ConfigError
 from cotune.methods.contract import MAX_CHARS, InstructionRules
 from cotune.methods.instruction_evolution import Births, check_budget, instruction_prompter
 from cotune.methods.last_stage import (
+    Evolution,
     EvolvedInstructions,
     TrainedPromptOptions,
     check_last_stage,
 )
-from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
+from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv, check_least
 from cotune.methods.proposals import ProposalAccount
 from cotune.methods.scores import greedy_cover, too_close_to_call
 from cotune.methods.text_evolution import (
@@ -41,7 +42,7 @@ from cotune.methods.text_evolution import (
     scores_are_lost,
     split,
 )
-from cotune.protocols import LLM, Recorder, Rollout, State
+from cotune.protocols import Recorder, State
 from cotune.types import (
     Choice,
     Instruction,
@@ -78,9 +79,7 @@ class FstOptions(TrainedPromptOptions, GepaSearchOptions):
     def __post_init__(self) -> None:
         TrainedPromptOptions.__post_init__(self)
         GepaSearchOptions.__post_init__(self)
-        for name in ("prompts", "evolve_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more")
+        check_least(self, 1, "prompts", "evolve_every")
         if self.evolve_until is not None and self.evolve_until < 0:
             raise ValueError(f"evolve_until is {self.evolve_until}; expected 0 or more, or null")
 
@@ -156,15 +155,16 @@ class Fst(EvolvedInstructions):
 
     # ---- fast weights
 
-    def _evolve(self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder) -> Metrics:
+    def _evolve(self, evolution: Evolution) -> Metrics:
         """Run the round that is due before a step."""
+        progress = evolution.progress
         step = progress.step
         options = self.options
         if not options.is_due(step):
             return {}
         spendable = self._spendable(progress)
         if spendable is not None and options.budget > spendable:
-            record(
+            evolution.record(
                 "notice",
                 text=f"a round of {options.budget} evaluations is more than the {max(0, spendable)} that "
                 "rollout_budget leaves for one: no prompts are evolved",
@@ -172,12 +172,12 @@ class Fst(EvolvedInstructions):
             return {}
         before_stage = progress.total_steps - options.distil_steps
         later = any(map(options.is_due, range(step + 1, before_stage + 1)))
-        return self._round(step, rollout, llm, record, last=not later and not self._rounds)
+        return self._round(evolution, last=not later and not self._rounds)
 
-    def _round(
-        self, step: int, rollout: Rollout, llm: LLM, record: Recorder, last: bool
-    ) -> Metrics:
+    def _round(self, evolution: Evolution, last: bool) -> Metrics:
         options = self.options
+        rollout = evolution.rollout
+        record = evolution.record
         used = self._used()
         # 1. Score the prompts in use again, under the current policy. A single one is scored by the search.
         judge = Judge(Prompt, rollout, record, scoring=options.scoring)
@@ -190,7 +190,7 @@ class Fst(EvolvedInstructions):
         searching = Judge(Prompt, rollout, record, rollouts, options.scoring)
         budget = options.budget - judge.evaluations
         born = len(self._lineage)
-        evolved = self._search(used[best], budget, searching, step, llm, record, last)
+        evolved = self._search(used[best], budget, searching, evolution, last)
         self._rounds += 1
         seed_row, *new_rows = evolved.values()
         rows = [tuple(t.reward for t in row) for row in scored] or [seed_row]
@@ -224,14 +224,7 @@ class Fst(EvolvedInstructions):
         return {f"{self.name}/{name}": float(value) for name, value in metrics.items()}
 
     def _search(
-        self,
-        seed: Instruction,
-        budget: int,
-        judge: Judge,
-        step: int,
-        llm: LLM,
-        record: Recorder,
-        last: bool,
+        self, seed: Instruction, budget: int, judge: Judge, evolution: Evolution, last: bool
     ) -> DevScores:
         """Evolve instructions from one by GEPA; return all texts with their scores, the seed first.
 
@@ -240,6 +233,9 @@ class Fst(EvolvedInstructions):
         """
         options = self.options
         account = self._account
+        step = evolution.progress.step
+        llm = evolution.llm
+        record = evolution.record
         record("gepa_phase", dev=len(self._dev), train=len(self._train), budget=budget)
         shown_ids = {instruction.text: instruction.shown for instruction in self._lineage}
         reflector = Reflector(account, self._prompter, options.show_answers, shown_ids)

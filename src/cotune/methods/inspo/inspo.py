@@ -1,27 +1,34 @@
 """INSPO: Instruction-Policy Co-Evolution (arXiv 2512.01945), Algorithm 1."""
 
 import math
+import random
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import ClassVar, Literal
 
 from cotune.methods.contract import MAX_CHARS, InstructionRules
 from cotune.methods.group_plan import Groups
-from cotune.methods.inspo.generation import Generator
 from cotune.methods.inspo.population import Member, Population
-from cotune.methods.inspo.proposers import ProposerKind
-from cotune.methods.inspo.replay import ReplayBuffer
-from cotune.methods.inspo.verification import Candidate, Verification
+from cotune.methods.inspo.proposers import TAGGED, ProposerKind, propose
+from cotune.methods.inspo.replay import Experience, ReplayBuffer
+from cotune.methods.inspo.verification import Candidate, Verification, accept, verify
 from cotune.methods.last_stage import (
+    Evolution,
     EvolvedInstructions,
     TrainedPromptOptions,
     check_last_stage,
 )
-from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
-from cotune.methods.proposals import record_born
-from cotune.protocols import LLM, Recorder, Rollout, State
+from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv, check_least
+from cotune.methods.proposals import (
+    Draft,
+    ProposalAccount,
+    reads_prompts,
+    record_born,
+    rejections,
+)
+from cotune.protocols import Recorder, State
 from cotune.types import (
     Choice,
     Instruction,
@@ -29,10 +36,15 @@ from cotune.types import (
     Progress,
     Purpose,
     StopReason,
+    Task,
     Trajectory,
 )
 
 _FEW_QUESTIONS = 4  # a step, with which the schedule of steps is coarse
+_UNREWARDED = (
+    "verification could not tell candidates from their parent, since no rollout of them was rewarded: the "
+    "questions may be too hard for the policy, or the reward may not find its answers"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +92,9 @@ class InspoOptions(TrainedPromptOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = {"prune_every": 0, "evolve_every": 0, "evolve_until": 0}
-        ones = ("population_size", "parents", "window", "verification_tasks", "candidates")
-        least |= dict.fromkeys((*ones, "verification_rounds", "failures_per_reflection"), 1)
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected at least {low}")
+        check_least(self, 0, "prune_every", "evolve_every", "evolve_until")
+        check_least(self, 1, "population_size", "parents", "window", "candidates")
+        check_least(self, 1, "verification_tasks", "verification_rounds", "failures_per_reflection")
         if not self.selection_temperature > 0:
             raise ValueError(
                 f"selection_temperature is {self.selection_temperature}; expected above 0"
@@ -110,6 +119,27 @@ class InspoOptions(TrainedPromptOptions):
         return self.groups == "mixed" or super().checks_uplift
 
 
+@dataclass(slots=True)
+class _Generation:
+    """What the rounds of a phase have brought.
+
+    Attributes:
+        accepted: the new instructions, in order of acceptance.
+        rounds: number of proposals requested.
+        proposed: candidates read from the replies.
+        verified: candidates rolled out.
+        paid: rollouts of verification.
+        saved: rollouts that full verification would have cost in addition.
+    """
+
+    accepted: list[Candidate] = field(default_factory=list[Candidate])
+    rounds: int = 0
+    proposed: int = 0
+    verified: int = 0
+    paid: int = 0
+    saved: int = 0
+
+
 class Inspo(EvolvedInstructions):
     """Run Algorithm 1 of INSPO around an engine's policy update.
 
@@ -128,35 +158,33 @@ class Inspo(EvolvedInstructions):
     def __init__(self, options: InspoOptions, context: Context) -> None:
         super().__init__(options, context, options.groups)
         self.options = options
-        rules = InstructionRules.of(context)
         self.population = Population(options.window, options.selection_temperature)
-        self._replay = ReplayBuffer()
-        self._generator = Generator(rules, self._replay, options, self.seed, context.description)
         self.population.add(self._lineage[0], 0.0)
         self.last_weights: dict[str, float] = {}  # by id, of dropped instructions too
+        self._description = context.description
+        self._rules = InstructionRules.of(context)
+        self._account = ProposalAccount("instruction", TAGGED, needed=True)
+        self._replay = ReplayBuffer()
 
     # ---- Algorithm 1, line 2: before the first step
 
-    def _start(self, progress: Progress, llm: LLM, record: Recorder) -> Metrics:
+    def _start(self, evolution: Evolution) -> Metrics:
         """Start from the initial instruction and the LLM's rewrites of it, with weight 0."""
         options = self.options
-        before_stage = range(1, progress.total_steps - options.distil_steps)
+        before_stage = range(1, evolution.progress.total_steps - options.distil_steps)
         evolves = any(options.is_due(step, options.evolve_every) for step in before_stage)
-        self._notice_schedule(progress, evolves, record)
-        rewrites = self._generator.generate(
+        self._notice_schedule(evolution, evolves)
+        rewrites = self._generate(
             [self._lineage[0]],
             options.population_size - 1,
             "paraphrase",
-            step=0,
-            llm=llm,
-            rollout=None,
-            record=record,
-            origin="rewrite",
+            evolution,
+            at_start=True,
             last=not evolves,
         )
         for candidate in rewrites.accepted:
-            self._join(candidate, 0.0, 0, record)
-        self._notice_if_short(record)
+            self._join(candidate, 0.0, evolution.record)
+        self._notice_if_short(evolution.record)
         return {"inspo/initial_rewrites": float(len(rewrites.accepted))}
 
     # ---- lines 4 and 5: an instruction for each question
@@ -198,46 +226,42 @@ class Inspo(EvolvedInstructions):
 
     # ---- lines 10 to 13 and 16 to 24: at the end of step t
 
-    def _evolve(self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder) -> Metrics:
+    def _evolve(self, evolution: Evolution) -> Metrics:
         """Run the phases that were due at the end of the paper's step t.
 
         They run at the start of step t + 1, so that a checkpoint saved after t is resumed with its phases
         still to come.
         """
-        t = progress.step - 1
+        t = evolution.progress.step - 1
         metrics: dict[str, float] = {}
         # Lines 10-13: every K_p steps, prune.
         if self.options.is_due(t, self.options.prune_every):
             pruned = self.population.prune(self.options.parents)
-            _record_gone(pruned, "prune", record)
+            _record_gone(pruned, "prune", evolution.record)
             metrics["inspo/pruned"] = float(len(pruned))
         # Lines 16-24: every K_e steps, evolve.
         if self.options.is_due(t, self.options.evolve_every):
-            metrics |= self._renew(progress, rollout, llm, record)
+            metrics |= self._renew(evolution)
         return metrics
 
-    def _renew(self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder) -> Metrics:
+    def _renew(self, evolution: Evolution) -> Metrics:
         """Evolve the population (lines 17-23); it is unchanged if no candidate is accepted."""
+        options = self.options
+        record = evolution.record
         # Line 17: the parents are the best.
-        parents = self.population.top(self.options.parents)
-        # Lines 18-22, in `Generator.generate`.
-        new = self._generator.generate(
-            [parent.instruction for parent in parents],
-            self.options.population_size - len(parents),
-            self.options.proposer,
-            step=progress.step,
-            llm=llm,
-            rollout=None if self.options.verification == "none" else rollout,
-            record=record,
-            affordable=self._spendable(progress),
-        )
+        parents = self.population.top(options.parents)
+        # Lines 18-22: new instructions.
+        instructions = [parent.instruction for parent in parents]
+        vacancies = options.population_size - len(parents)
+        new = self._generate(instructions, vacancies, options.proposer, evolution)
         # Line 23: parents and new instructions are the population.
         if new.accepted:
-            starts = [self.population[c.parent].weight + c.gain for c in new.accepted]
+            weights: dict[str | None, float] = {parent.id: parent.weight for parent in parents}
             gone = self.population.keep_only({parent.id for parent in parents})
             _record_gone(gone, "evolution", record)
-            for candidate, start in zip(new.accepted, starts, strict=True):
-                self._join(candidate, start, progress.step, record)
+            for candidate in new.accepted:
+                start = weights[candidate.instruction.parent] + candidate.gain
+                self._join(candidate, start, record)
         self._notice_if_short(record)
         count = {"rounds": new.rounds, "proposed": new.proposed, "verified": new.verified}
         count |= {"accepted": len(new.accepted), "saved": new.saved}
@@ -245,16 +269,114 @@ class Inspo(EvolvedInstructions):
         record("evolution", parents=[p.id for p in parents], population=size, **count)
         return {f"inspo/evolution_{name}": float(value) for name, value in count.items()}
 
-    def _join(self, candidate: Candidate, start: float, born: int, record: Recorder) -> None:
-        instruction = Instruction(
-            id=f"i{len(self._lineage)}",
-            text=candidate.text,
-            parent=candidate.parent,
-            origin=candidate.origin,
-            born=born,
-            critique=candidate.critique,
-            shown=candidate.shown,
-        )
+    def _generate(
+        self,
+        parents: Sequence[Instruction],
+        vacancies: int,
+        proposer: ProposerKind,
+        evolution: Evolution,
+        at_start: bool = False,
+        last: bool = False,
+    ) -> _Generation:
+        """Run rounds of lines 18 to 22 until `vacancies` candidates are accepted or the rounds are spent.
+
+        A round whose call fails is the last one. None starts whose verification could exceed the rollouts left.
+
+        Args:
+            at_start: whether these are the rewrites of the initial instruction, which are not verified.
+            last: whether this is the run's last phase.
+
+        Raises:
+            EvolutionError: see `ProposalAccount.end_phase`.
+        """
+        options = self.options
+        account = self._account
+        llm = evolution.llm
+        record = evolution.record
+        step = 0 if at_start else evolution.progress.step
+        verifies = options.verification != "none" and not at_start
+        origin = getattr(llm, "origin", "") or ("rewrite" if at_start else proposer)
+        ids = {parent.text: parent.id for parent in parents}
+        reject = rejections(record, ids, origin)
+        account.begin(llm, record, self._rules.check, reject, tried=ids)
+        spendable = self._spendable(evolution.progress) if verifies else None
+        new = _Generation()
+        # Line 18: until the population is full.
+        while len(new.accepted) < vacancies and new.rounds < options.verification_rounds:
+            rng = random.Random(f"inspo/{self.seed}/generate/{step}/{new.rounds}")
+            # Line 19: sample a parent, failures of it and questions to verify on from the replay buffer.
+            parent = rng.choice(parents)
+            failures = None
+            if proposer == "reflection":
+                spared = options.verification_tasks if verifies and reads_prompts(llm) else 0
+                count = options.failures_per_reflection
+                failures = self._replay.failures(count, rng, parent, spared)
+            form = (options.candidates, new.rounds + 1, self._description, self._rules.required)
+            request = propose(parent, failures, *form)
+            shown_ids = request.provenance(llm)
+            tasks = self._replay.recent_tasks(options.verification_tasks, rng, shown_ids)
+            left = None if spendable is None else spendable - new.paid
+            if obstacle := self._obstacle(failures, tasks if verifies else None, left):
+                record("notice", text=f"{obstacle} before step {step}")
+                break
+            # Line 20: the LLM generates new instructions; the contract filters them.
+            new.rounds += 1
+            drafts = account.ask(request, options.candidates)
+            if drafts is None:
+                break
+            candidates = [
+                _candidate(draft, f"c{step}.{new.rounds}.{draft.number}", parent.id, origin, step)
+                for draft in drafts
+            ]
+            # Line 21: verify them, take the best, and add them to the population.
+            open_places = vacancies - len(new.accepted)
+            if verifies and candidates:
+                if not new.verified:
+                    self._notice_if_few(len(tasks), step, record)
+                race_for = open_places if options.verification == "racing" else None
+                candidates, paid = verify(candidates, parent, tasks, evolution.rollout, race_for)
+                new.verified += len(candidates)
+                new.paid += paid
+                new.saved += (len(candidates) + 1) * len(tasks) - paid
+                if all(candidate.unrewarded for candidate in candidates):
+                    record("notice", text=f"{_UNREWARDED} before step {step}")
+            best, rejected = accept(candidates, open_places)
+            new.accepted += best
+            for c, reason in rejected:
+                reject(c.instruction.text, parent.text, reason, c.score, c.parent_score)
+        new.proposed = account.proposed
+        if new.rounds:
+            account.end_phase(last)
+        return new
+
+    def _obstacle(
+        self,
+        failures: Sequence[Experience] | None,
+        tasks: Sequence[Task] | None,
+        rollouts_left: int | None,
+    ) -> str:
+        """Return why a round cannot start; "" if it can.
+
+        Args:
+            failures: the failures to reflect on; None for a proposer that reads none.
+            tasks: the questions to verify on; None without verification.
+        """
+        if failures == [] or (tasks is not None and not len(self._replay)):
+            return "no experience to learn from"
+        if tasks is None:
+            return ""
+        if not tasks:
+            return (
+                "every question in the buffer was shown to the candidates' authors, so none is left to "
+                "verify on"
+            )
+        most = (self.options.candidates + 1) * len(tasks)  # plus their parent
+        if rollouts_left is not None and most > rollouts_left:
+            return "too few rollouts are left to verify"
+        return ""
+
+    def _join(self, candidate: Candidate, start: float, record: Recorder) -> None:
+        instruction = replace(candidate.instruction, id=f"i{len(self._lineage)}")
         self._lineage.append(instruction)
         self.population.add(instruction, start)
         record_born(instruction, record, candidate.score, candidate.parent_score)
@@ -320,21 +442,31 @@ class Inspo(EvolvedInstructions):
                 "strategy.window, prune_every and evolve_every",
             )
 
-    def _notice_schedule(self, progress: Progress, evolves: bool, record: Recorder) -> None:
+    def _notice_if_few(self, count: int, step: int, record: Recorder) -> None:
+        """Record a notice if provenance left fewer questions to verify on than the buffer has."""
+        usual = min(self.options.verification_tasks, len(self._replay.tasks()))
+        if count < usual:
+            record(
+                "notice",
+                text=f"verification on {count} instead of {usual} questions before step {step}: "
+                "the authors of the candidates were shown the others",
+            )
+
+    def _notice_schedule(self, evolution: Evolution, evolves: bool) -> None:
         """Record a notice if the schedule, which counts steps, does not fit the run's length."""
         options = self.options
-        steps = progress.total_steps
+        steps = evolution.progress.total_steps
         if not options.evolve_every or options.population_size == 1:
             return
         if not evolves:
-            record(
+            evolution.record(
                 "notice",
                 text=f"the run of {steps} steps ends before its first evolution, due after step "
                 f"{options.evolve_every}: only rewrites of the initial instruction are tried; lower "
                 "strategy.evolve_every, or train longer",
             )
         elif 10 * options.evolve_until < steps:
-            record(
+            evolution.record(
                 "notice",
                 text=f"evolution ends at step {options.evolve_until} of {steps}: raise strategy.evolve_until, "
                 "and evolve_every with it",
@@ -344,7 +476,7 @@ class Inspo(EvolvedInstructions):
         return super().state_dict() | {
             "population": self.population.state_dict(),
             "replay": self._replay.state_dict(),
-            "generator": self._generator.state_dict(),
+            "health": self._account.state_dict(),
             "last_weights": dict(self.last_weights),
         }
 
@@ -352,8 +484,14 @@ class Inspo(EvolvedInstructions):
         super().load_state_dict(state)
         self.population.load_state_dict(state["population"])
         self._replay.load_state_dict(state["replay"], self._tasks)
-        self._generator.load_state_dict(state["generator"])
+        self._account.load_state_dict(state["health"])
         self.last_weights = dict(state["last_weights"])
+
+
+def _candidate(draft: Draft, identity: str, parent: str, origin: str, step: int) -> Candidate:
+    return Candidate(
+        Instruction(identity, draft.text, parent, origin, step, draft.critique, draft.shown)
+    )
 
 
 def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> None:

@@ -1,13 +1,12 @@
 """INSPO's proposers: prompts that ask an LLM for better instructions, and parsing of its replies.
 
-Two in the form of INSPO's Appendix E: reflection (the parent and failed rollouts; the method itself)
-and paraphrase (only the parent). `<ins_0>...</ins_0>` goes in, `<ins_1>...</ins_1>` to `<ins_N>...</ins_N>` come out. Prompts are
+Two in the form of INSPO's Appendix E: "reflection" (the parent and failed rollouts; the method itself)
+and "paraphrase" (only the parent). `<ins_0>...</ins_0>` goes in, `<ins_1>...</ins_1>` to `<ins_N>...</ins_N>` come out. Prompts are
 joined from strings; a model's output is never used as a template.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Literal
 
 from cotune.methods.contract import neutralised, protocol_tags
@@ -15,6 +14,7 @@ from cotune.methods.inspo.replay import Experience
 from cotune.methods.proposals import ReplyForm, Request, surroundings, without_reasoning
 from cotune.types import Instruction, StopReason
 
+ProposerKind = Literal["reflection", "paraphrase"]
 KEEP = "Keep these texts in every candidate, letter by letter:"
 """Begins the line of a prompt that names required texts, such as \\boxed."""
 
@@ -30,54 +30,48 @@ _OPENING = re.compile(r"<\s*ins_0*[1-9]\d*\s*>", re.IGNORECASE)
 _FENCED = re.compile(r"\A```[^\n]*\n(.*?)\n?```\Z", re.DOTALL)
 
 
-def reflection_prompt(
-    parent: str,
-    failures: Sequence[Experience],
+def propose(
+    parent: Instruction,
+    failures: Sequence[Experience] | None,
     count: int,
     attempt: int = 1,
     description: str = "",
     required: Sequence[str] = (),
-    others: Sequence[Experience] = (),
-) -> str:
-    """Build INSPO's own prompt: parent and failures in, critique and `count` candidates out.
+) -> Request:
+    """Ask for `count` better instructions: by reflection on failures, or for paraphrases without any.
 
     Args:
-        failures: rollouts under the parent.
+        failures: failed rollouts, one or more; None for paraphrases.
+        attempt: number of the request for this parent.
         description: the agent's environment; "" keeps INSPO's wording.
         required: texts besides tags that every candidate must contain; () keeps INSPO's wording, too.
-        others: failures under other instructions.
     """
-    own_heading = "An agent that was given this prompt still gets the following examples wrong:"
-    foreign = (
-        "The agent got the following examples wrong when it was given other prompts; it may make "
-        "the same mistakes with this one:"
-    )
-    examples = [own_heading, *map(_example, failures)] if failures else []
-    examples += [foreign, *map(_example, others)] if others else []
-    return surroundings(description) + "\n\n".join(
-        (
-            f"The initial prompt is:\n\n<ins_0>\n{parent}\n</ins_0>",
-            *examples,
+    heading = "" if failures is None else "The initial prompt is:\n\n"
+    parts = [f"{heading}<ins_0>\n{parent.text}\n</ins_0>"]
+    if failures is None:
+        parts.append(f"Improve the above prompt.\nGive {count} different candidates.")
+    else:
+        own = [failure for failure in failures if failure.instruction_id == parent.id]
+        others = [failure for failure in failures if failure.instruction_id != parent.id]
+        parts += [_OWN_FAILURES, *map(_example, own)] if own else []
+        parts += [_OTHER_FAILURES, *map(_example, others)] if others else []
+        parts.append(
             "First analyze why the agent made these mistakes and what in the prompt allowed them. "
             "Then take these reasons into account: revise and improve the initial prompt.\n"
             f"Give {count} different but better candidates. Write general strategies, never the "
-            "answers to these examples.",
-            _format_rules(parent, count, attempt, required),
+            "answers to these examples."
         )
-    )
+    parts.append(_format_rules(parent.text, count, attempt, required))
+    prompt = surroundings(description) + "\n\n".join(parts)
+    tasks = tuple(failure.task for failure in failures or ())
+    return Request(prompt, parent.text, parent.shown, tasks)
 
 
-def paraphrase_prompt(
-    parent: str, count: int, attempt: int = 1, description: str = "", required: Sequence[str] = ()
-) -> str:
-    """Build the paraphrase prompt: only the parent in, `count` rewrites out."""
-    return surroundings(description) + "\n\n".join(
-        (
-            f"<ins_0>\n{parent}\n</ins_0>",
-            f"Improve the above prompt.\nGive {count} different candidates.",
-            _format_rules(parent, count, attempt, required),
-        )
-    )
+_OWN_FAILURES = "An agent that was given this prompt still gets the following examples wrong:"
+_OTHER_FAILURES = (
+    "The agent got the following examples wrong when it was given other prompts; it may make "
+    "the same mistakes with this one:"
+)
 
 
 def _example(failure: Experience) -> str:
@@ -115,26 +109,22 @@ def candidates_asked(prompt: str) -> int | None:
     return None if request is None else int(request[1])
 
 
-def parse_candidates(text: str) -> list[str]:
-    """Return the candidates of a reply in the order of their numbers; never raises.
+def read_tagged(reply: str) -> tuple[str, list[str]]:
+    """Return what a reply says before its first candidate, and the candidates by number; never raises.
 
     Reasoning before the answer (`<think>...</think>`) is removed with the drafts in it, to the end of
     the reply if it is not closed. Code fences around a candidate are also removed. Numbers may have
     gaps; if a number is repeated, the last one counts; `<ins_0>` is the parent repeated; an unclosed
     candidate, an empty one and a duplicate are dropped.
     """
+    answer = without_reasoning(reply, _CANDIDATE)
     by_number: dict[int, str] = {}
-    for match in _CANDIDATE.finditer(without_reasoning(text, _CANDIDATE)):
+    for match in _CANDIDATE.finditer(answer):
         number = match.group(1)
         if len(number) <= 6 and int(number) > 0:
             by_number[int(number)] = _unfenced(match.group(2))
-    return list(dict.fromkeys(by_number[i] for i in sorted(by_number) if by_number[i]))
-
-
-def critique_of(text: str) -> str:
-    """Return the text of a reply before its first candidate."""
-    before = _OPENING.split(without_reasoning(text, _CANDIDATE), maxsplit=1)[0]
-    return re.sub(r"```\w*\s*\Z", "", before).strip()
+    critique = re.sub(r"```\w*\s*\Z", "", _OPENING.split(answer, maxsplit=1)[0]).strip()
+    return critique, list(dict.fromkeys(by_number[i] for i in sorted(by_number) if by_number[i]))
 
 
 def _unfenced(candidate: str) -> str:
@@ -142,55 +132,5 @@ def _unfenced(candidate: str) -> str:
     return (inner.group(1) if inner else candidate).strip()
 
 
-def _read(reply: str) -> tuple[str, list[str]]:
-    return critique_of(reply), parse_candidates(reply)
-
-
-TAGGED = ReplyForm(_read, "in <ins_1>...</ins_1> tags")
+TAGGED = ReplyForm(read_tagged, "in <ins_1>...</ins_1> tags")
 """How the replies to the prompts of this module hold their texts."""
-
-
-# ---- the proposers
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Brief:
-    """What a proposer may use.
-
-    Attributes:
-        parent: the instruction to improve.
-        failures: failed rollouts, those under the parent first; [] if there are none, and for a proposer that
-            reads none.
-        form: candidates wanted, number of the request, description of the environment, required texts.
-    """
-
-    parent: Instruction
-    failures: Sequence[Experience]
-    form: tuple[int, int, str, Sequence[str]]
-
-
-def reflect(brief: Brief) -> Request | None:
-    """Ask with the parent and failed rollouts: INSPO itself. Return None if nothing failed."""
-    parent = brief.parent
-    failures = brief.failures
-    if not failures:
-        return None
-    under_parent = [failure for failure in failures if failure.instruction_id == parent.id]
-    others = [failure for failure in failures if failure.instruction_id != parent.id]
-    prompt = reflection_prompt(parent.text, under_parent, *brief.form, others=others)
-    tasks = tuple(failure.task for failure in failures)
-    return Request(prompt, parent.text, parent.shown, tasks)
-
-
-def paraphrase(brief: Brief) -> Request:
-    """Ask with the parent alone."""
-    parent = brief.parent
-    return Request(paraphrase_prompt(parent.text, *brief.form), parent.text, parent.shown)
-
-
-ProposerKind = Literal["reflection", "paraphrase"]
-PROPOSERS: dict[ProposerKind, Callable[[Brief], Request | None]] = {
-    "reflection": reflect,
-    "paraphrase": paraphrase,
-}
-"""All proposers, by the name in `strategy.proposer`; None if there is nothing to learn from."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from cotune.methods.scores import SOLVED_AT
 from cotune.protocols import State
-from cotune.types import StopReason, Task, Trajectory
+from cotune.types import Instruction, StopReason, Task, Trajectory
 from cotune.utils.text import shorten_middle
 
 
@@ -58,38 +58,45 @@ class ReplayBuffer:
             )
 
     def failures(
-        self,
-        k: int,
-        rng: random.Random,
-        of: str | None = None,
-        shown: Collection[str] = (),
-        most_new: int | None = None,
+        self, count: int, rng: random.Random, parent: Instruction, spared: int = 0
     ) -> list[Experience]:
-        """Return at most k failures: those of one instruction first, latest first.
+        """Draw at most `count` failures to show: those under the parent first, latest first.
 
         At most one failure per question, so that one group does not crowd out other mistakes.
         Rollouts that failed because of the environment are left out.
 
         Args:
-            of: id of the instruction whose failures come first; None: all are equal.
-            shown: ids of questions that may be shown again.
-            most_new: how many other questions may be shown; None: no limit.
+            spared: questions that the parent's lineage was not shown and that stay so, to verify on; at most
+                half of the buffer's. If that leaves no failure to show, only one is spared. 0: no limit.
         """
+        if not spared:
+            return self._draw_failures(count, rng, parent, count)
+        questions = self.tasks()
+        unseen = sum(task.id not in parent.shown for task in questions)
+        for unshown in (min(spared, (len(questions) + 1) // 2), 1):
+            most_new = max(0, unseen - unshown)
+            if failures := self._draw_failures(count, rng, parent, most_new):
+                return failures
+        return []
+
+    def _draw_failures(
+        self, count: int, rng: random.Random, parent: Instruction, most_new: int
+    ) -> list[Experience]:
+        """Draw failures of which at most `most_new` questions are new to the parent's lineage."""
         by_age: dict[tuple[bool, int], list[Experience]] = {}
         for e in self._experiences:
             if e.reward < SOLVED_AT and e.stop is not StopReason.ENVIRONMENT_ERROR:
-                by_age.setdefault((e.instruction_id == of, e.step), []).append(e)
-        new_left = k if most_new is None else most_new
+                by_age.setdefault((e.instruction_id == parent.id, e.step), []).append(e)
         chosen: dict[str, Experience] = {}
         for age in sorted(by_age, reverse=True):
             for e in rng.sample(by_age[age], len(by_age[age])):
-                new = e.task.id not in shown
-                if e.task.id in chosen or (new and not new_left):
+                new = e.task.id not in parent.shown
+                if e.task.id in chosen or (new and not most_new):
                     continue
-                if len(chosen) == k:
+                if len(chosen) == count:
                     return list(chosen.values())
                 chosen[e.task.id] = e
-                new_left -= new
+                most_new -= new
         return list(chosen.values())
 
     def tasks(self) -> list[Task]:

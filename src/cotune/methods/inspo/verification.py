@@ -23,28 +23,24 @@ class Candidate:
     """A proposed instruction that meets the contract.
 
     Attributes:
-        id: provisional id; an instruction gets its final one when it joins.
-        parent: id of the instruction it was derived from.
-        origin: kind of the proposer that wrote it, or "rewrite".
+        instruction: its id is provisional until it joins.
         score: mean reward in verification, on questions where neither its rollout nor its parent's ended in
             an environment error; None if it was not verified, or there is no such question.
         parent_score: its parent's score on the same questions.
         verified: whether it was verified.
         unrewarded: whether every reward in verification, its parent's too, was the same failure, which says
             nothing of either.
-        shown: ids of the questions that its author, or an ancestor's, was shown.
     """
 
-    id: str
-    text: str
-    parent: str
-    origin: str
-    critique: str = ""
+    instruction: Instruction
     score: float | None = None
     parent_score: float | None = None
     verified: bool = False
     unrewarded: bool = False
-    shown: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        return self.instruction.id
 
     @property
     def gain(self) -> float:
@@ -55,53 +51,43 @@ class Candidate:
 
 
 def verify(
-    candidates: Sequence[Candidate], parent: Instruction, tasks: Sequence[Task], rollout: Rollout
+    candidates: Sequence[Candidate],
+    parent: Instruction,
+    tasks: Sequence[Task],
+    rollout: Rollout,
+    race_for: int | None = None,
 ) -> tuple[list[Candidate], int]:
     """Return the candidates with their scores and their parent's, and the rollouts made (Algorithm 1, line 21).
 
     One rollout for each candidate and question at the policy's sampling temperature, all in one call so that
     an engine can batch them. Each rollout is its own group, since nothing is compared within groups here.
-    """
-    contestants = [*candidates, parent]
-    rewards = _roll_out(contestants, tasks, 0, rollout)
-    return [_scored(c, rewards, parent) for c in candidates], len(contestants) * len(tasks)
 
-
-def race(
-    candidates: Sequence[Candidate],
-    parent: Instruction,
-    tasks: Sequence[Task],
-    rollout: Rollout,
-    vacancies: int,
-    error: float = RACE_ERROR,
-) -> tuple[list[Candidate], int]:
-    """Verify like `verify`, a block of questions at a time, and stop as soon as a candidate is decided.
-
-    A candidate stops when a paired test says that it is below its parent or, with a vacancy for every
-    candidate that is left, above it.
+    A race goes through the questions a block at a time. A candidate stops when a paired test says that it is
+    below its parent or, with a vacancy for every candidate that is left, above it.
 
     Args:
-        vacancies: how many candidates can be accepted.
-        error: the chance that the test errs for a candidate that equals its parent, over all looks.
+        race_for: how many candidates of a race can be accepted; None for no race.
     """
-    looks = math.ceil(len(tasks) / _BLOCK) - 1  # the last block ends the verification
-    rewards: dict[str, Rewards] = {contestant.id: [] for contestant in (*candidates, parent)}
+    block_size = len(tasks) if race_for is None else _BLOCK
+    looks = math.ceil(len(tasks) / block_size) - 1  # the last block ends the verification
+    rewards: dict[str, Rewards] = {id: [] for id in (*(c.id for c in candidates), parent.id)}
     undecided = list(candidates)
     paid = 0
-    for start in range(0, len(tasks), _BLOCK):
-        block = tasks[start : start + _BLOCK]
-        for identity, row in _roll_out([*undecided, parent], block, paid, rollout).items():
+    for start in range(0, len(tasks), block_size):
+        block = tasks[start : start + block_size]
+        contestants = [*(c.instruction for c in undecided), parent]
+        for identity, row in _roll_out(contestants, block, paid, rollout).items():
             rewards[identity] += row
-        paid += (len(undecided) + 1) * len(block)
-        if start + _BLOCK < len(tasks):
-            undecided = _undecided(undecided, rewards, parent, error / looks, vacancies)
+        paid += len(contestants) * len(block)
+        if race_for is not None and start + block_size < len(tasks):
+            undecided = _undecided(undecided, rewards, parent, RACE_ERROR / looks, race_for)
         if not undecided:
             break
     return [_scored(c, rewards, parent) for c in candidates], paid
 
 
 def _roll_out(
-    contestants: Sequence[Candidate | Instruction],
+    contestants: Sequence[Instruction],
     tasks: Sequence[Task],
     first_group: int,
     rollout: Rollout,
