@@ -195,10 +195,9 @@ def plan(
     steps: options.PlanSteps = None,
     processes: options.PlanProcesses = 1,
     questions: options.PlanQuestions = None,
-    gpu: options.PlanGpu = None,
     set_: Overrides = None,
 ) -> None:
-    """Estimate a run's rollouts, cost, memory and time without running it."""
+    """Estimate a run's rollouts, cost and memory without running it; with --steps also its time."""
     from cotune.cli.plan.plan import plan as plan_
 
     if questions is not None and steps is not None:
@@ -206,7 +205,7 @@ def plan(
             "--questions plans without the data, and --steps trains on it; expected one of them"
         )
     console = _console()
-    plan_(run_file, console, set_ or (), processes, questions, gpu)
+    plan_(run_file, console, set_ or (), processes, questions)
     if steps is not None:
         from cotune.cli.plan.measured_plan import plan_by_steps
 

@@ -134,11 +134,3 @@ PlanQuestions = Annotated[
         help="Plan for this many questions instead of reading the data.",
     ),
 ]
-PlanGpu = Annotated[
-    str | None,
-    typer.Option(
-        "--gpu",
-        metavar="a100|h100|h200|rtx4090",
-        help="Project the time on this GPU. Default: h100.",
-    ),
-]

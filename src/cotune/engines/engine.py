@@ -23,51 +23,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredStep:
-    """One step, in seconds.
-
-    Attributes:
-        evolution: proposals and verification before the rollouts, if due.
-        rollouts: training rollouts.
-        update: the rest: scoring, the forward and backward passes, the optimizer.
-    """
-
-    evolution: float
-    rollouts: float
-    update: float
-
-    @property
-    def training(self) -> float:
-        return self.rollouts + self.update
-
-
-@dataclass(frozen=True, slots=True)
 class Measured:
     """Measurements of the first steps of a run.
 
     Attributes:
-        steps: the measured steps, in order.
+        steps: the seconds of each step: of evolution before its rollouts, and of rollouts and update.
         totals: rollouts, tokens, seconds and LLM calls.
-        memory: peak resident memory of this process in bytes; None if unknown.
         gpu_memory: peak memory reserved on this process's GPU in bytes; None without a GPU.
-        gpu_total: that GPU's memory in bytes.
     """
 
-    steps: Sequence[MeasuredStep]
+    steps: Sequence[tuple[float, float]]
     totals: Totals
-    memory: int | None = None
     gpu_memory: int | None = None
-    gpu_total: int | None = None
-
-    @property
-    def steady(self) -> Sequence[MeasuredStep]:
-        """Return the steps to project from: all but the first (a warm-up), unless it is alone."""
-        return self.steps[1:] or self.steps
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Return the policy's tokens in training rollouts per second of rollouts."""
-        return self.totals.generated_tokens["train"] / max(self.totals.seconds["train"], 1e-9)
 
 
 class Engine(Protocol):
@@ -129,7 +96,7 @@ class Engine(Protocol):
         ...
 
     def layout(self, config: RunConfig, processes: int = 1) -> "Layout":
-        """Return where a run trains and samples, to estimate its memory and hours.
+        """Return where a run trains and samples, to estimate its memory.
 
         Args:
             config: the run file.

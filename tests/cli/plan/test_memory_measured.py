@@ -1,7 +1,6 @@
 """The estimates of `cotune.engines.estimate` beside what is measured here: tensors, by their storages."""
 
 import contextlib
-import json
 import weakref
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ def policy(kind: str, dtype: torch.dtype = torch.float32, **shape: int) -> Any:
 
 
 def shape_of(model: Any) -> Any:
-    return read_shape(json.loads(model.config.to_json_string()))
+    return read_shape(model.config)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,11 +1,17 @@
 """Projections worked by hand."""
 
-import pytest
+import io
+from pathlib import Path
 
-from cotune.cli.plan.measured_plan import caveats, project, rates
+import pytest
+from rich.console import Console
+
+from cotune.cli.plan.measured_plan import project, show_projection
 from cotune.config.cost import Plan
-from cotune.engines.engine import Measured, MeasuredStep
+from cotune.config.run_file import parse_config
+from cotune.engines.engine import Measured
 from cotune.run.costs import PURPOSES, Totals
+from tests.run_files import tiny
 
 
 def totals(
@@ -25,24 +31,20 @@ def totals(
     )  # fmt: skip
 
 
-WARM_UP = MeasuredStep(evolution=50.0, rollouts=100.0, update=200.0)
-STEADY = (MeasuredStep(5.0, 2.0, 6.0), MeasuredStep(0.0, 4.0, 8.0))
+WARM_UP = (50.0, 300.0)
+STEADY = ((5.0, 8.0), (0.0, 12.0))
 PLANNED = Plan(rollouts={"train": 80, "verify": 12, "evaluate": 30}, calls=6, price=None)
 
 
 def test_the_first_of_several_steps_is_left_out() -> None:
-    measured = Measured((WARM_UP, *STEADY), totals({"train": 24}))
-    # 8 rollouts a step: ten steps of (2 + 6 + 4 + 8) / 2, without what evolution took.
+    measured = Measured((WARM_UP, *STEADY), totals({"train": 24}, {"train": 9.0}))
+    # 8 rollouts a step: ten steps of (8 + 12) / 2, without what evolution took.
     seconds = project(measured, PLANNED, 8)
     assert seconds["train"] == pytest.approx(100.0)
-    # 3 s of rollouts a step of 8: neither verification nor evaluation was measured.
-    assert seconds["verify"] == pytest.approx(12 * 3 / 8)
-    assert seconds["evaluate"] == pytest.approx(30 * 3 / 8)
-
-
-def test_one_step_alone_counts() -> None:
-    measured = Measured((STEADY[1],), totals({"train": 8}))
-    assert project(measured, PLANNED, 8)["train"] == pytest.approx(120.0)
+    # Neither verification nor evaluation was measured: 9 s for 24 rollouts.
+    assert seconds["verify"] == pytest.approx(12 * 9 / 24)
+    assert seconds["evaluate"] == pytest.approx(30 * 9 / 24)
+    assert project(Measured(STEADY[1:], totals({"train": 8})), PLANNED, 8)["train"] == 120.0
 
 
 def test_what_was_measured_goes_at_its_own_rate() -> None:
@@ -51,31 +53,29 @@ def test_what_was_measured_goes_at_its_own_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("planned", "calls", "expected"), [(6, 2, {"LLM": 6 * 1.5}), (6, 0, {"LLM": None}), (0, 0, {})]
+    ("planned", "calls", "expected"), [(6, 2, {"LLM": 6 * 1.5}), (6, 0, {}), (0, 0, {})]
 )
-def test_llm_calls(planned: int, calls: int, expected: dict[str, float | None]) -> None:
+def test_llm_calls(planned: int, calls: int, expected: dict[str, float]) -> None:
     measured = Measured(STEADY, totals({"train": 16}, calls=calls, llm_seconds=1.5 * calls))
     plan = Plan(PLANNED.rollouts, calls=planned, price=None)
     seconds = project(measured, plan, 8)
     assert {part: taken for part, taken in seconds.items() if part == "LLM"} == expected
 
 
-def test_tokens_a_second() -> None:
-    measured = Measured(STEADY, totals({"train": 16}, {"train": 4.0}))
-    assert measured.tokens_per_second == 40.0
-
-
-def notes(measured: Measured, plan: Plan) -> str:
-    return "\n".join([*rates(measured), caveats(measured, plan, project(measured, plan, 8))])
+def printed(measured: Measured, plan: Plan) -> str:
+    out = io.StringIO()
+    config = parse_config(tiny(Path("out")), "test")
+    show_projection(config, measured, plan, Console(file=out, width=400))
+    return out.getvalue()
 
 
 def test_what_was_not_measured_is_said() -> None:
-    said = notes(Measured(STEADY, totals({"train": 16}), 3 * 2**30, 2**30, 8 * 2**30), PLANNED)
-    assert "peak memory 3.0 GiB; peak GPU memory 1.0 GiB of 8.0 GiB" in said
-    assert "assumed to be as fast as training: verify, evaluate." in said
-    assert "No evolution fell due: the time of LLM calls is not included." in said
+    text = printed(Measured(STEADY, totals({"train": 16}, {"train": 4.0}), 2**30), PLANNED)
+    assert "40 generated tokens a second of training rollouts; peak GPU memory 1.0 GiB" in text
+    assert "assumed to be as fast as training: verify, evaluate." in text
+    assert "No evolution fell due: the time of LLM calls is not included." in text
     static = Plan({"train": 80, "evaluate": 30}, calls=0, price=None)
-    said = notes(Measured(STEADY[:1], totals({"train": 8})), static)
-    assert "LLM" not in said
-    assert "GPU" not in said
-    assert "based on one step, warm-up included" in said
+    text = printed(Measured(STEADY[:1], totals({"train": 8})), static)
+    assert "LLM" not in text
+    assert "GPU" not in text
+    assert "based on one step, warm-up included" in text

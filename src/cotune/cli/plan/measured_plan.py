@@ -42,32 +42,13 @@ def plan_by_steps(
         )
     try:
         with stopped_by_sigterm(), tempfile.TemporaryDirectory(prefix="cotune-plan-") as folder:
-            measured = measured_steps(config, Path(folder) / "run", steps, console)
+            measured = measure(config, Path(folder) / "run", steps, console)
     except KeyboardInterrupt:
         raise Stopped("stopped; nothing was kept") from None
-    planned = plan_run(config)
-    training = config.training
-    seconds = project(measured, planned, training.questions_per_step * training.group_size)
-    table = plain_table(
-        "Measured, in seconds", (), ("step", "evolution", "rollouts", "update", "all")
-    )
-    for number, step in enumerate(measured.steps, 1):
-        times = (step.evolution, step.rollouts, step.update, step.evolution + step.training)
-        table.add_row(str(number), *(f"{time:.2f}" for time in times))
-    console.print(table)
-    console.print("\n".join(rates(measured)), highlight=False)
-    title = f"The whole run, {training.steps:,} steps, at this rate"
-    table = plain_table(title, [""], ["rollouts at most", "time projected"])
-    for part, projected in seconds.items():
-        count = planned.rollouts.get(part)
-        time = "?" if projected is None else duration(projected)
-        table.add_row(part, "" if count is None else f"{count:,}", time)
-    table.add_row("all", "", duration(math.fsum(filter(None, seconds.values()))))
-    console.print(table)
-    console.print(caveats(measured, planned, seconds), highlight=False)
+    show_projection(config, measured, plan_run(config), console)
 
 
-def measured_steps(config: RunConfig, folder: Path, steps: int, console: Console) -> Measured:
+def measure(config: RunConfig, folder: Path, steps: int, console: Console) -> Measured:
     """Run the first steps of a run in a temporary folder and show progress.
 
     Raises:
@@ -87,54 +68,63 @@ def measured_steps(config: RunConfig, folder: Path, steps: int, console: Console
         return checked.engine.measure(checked.engine.prepare(checked, console), steps)
 
 
-def project(measured: Measured, planned: Plan, rollouts_per_step: int) -> dict[str, float | None]:
+def show_projection(config: RunConfig, measured: Measured, planned: Plan, console: Console) -> None:
+    """Print the measured seconds, and what the whole run takes at this rate."""
+    table = plain_table("Measured, in seconds", (), ("step", "evolution", "rollouts and update"))
+    for number, seconds in enumerate(measured.steps, 1):
+        table.add_row(str(number), *(f"{part:.2f}" for part in seconds))
+    console.print(table)
+    totals = measured.totals
+    rate = totals.generated_tokens["train"] / max(totals.seconds["train"], 1e-9)
+    text = f"{rate:,.0f} generated tokens a second of training rollouts"
+    if measured.gpu_memory is not None:
+        text += f"; peak GPU memory {size(measured.gpu_memory)}"
+    if totals.llm_calls:
+        text += (
+            f"; {totals.llm_calls:,} LLM calls ({totals.llm_failed} failed) in "
+            f"{totals.llm_seconds:.1f} s, {totals.money:.4f} spent"
+        )
+    console.print(text, highlight=False)
+    training = config.training
+    seconds = project(measured, planned, training.questions_per_step * training.group_size)
+    title = f"The whole run, {training.steps:,} steps, at this rate"
+    table = plain_table(title, [""], ["rollouts at most", "time projected"])
+    for part, projected in seconds.items():
+        count = planned.rollouts.get(part)
+        table.add_row(part, "" if count is None else f"{count:,}", duration(projected))
+    table.add_row("all", "", duration(math.fsum(seconds.values())))
+    console.print(table)
+    caveats = ["The time assumes the most rollouts, at the rate of the steps after the first."]
+    if len(measured.steps) == 1:
+        caveats = ["The time is based on one step, warm-up included: give --steps 2 or more."]
+    others = [
+        name for name in seconds if name not in ("train", "LLM") and not totals.rollouts[name]
+    ]
+    if others:
+        caveats.append(f"Not measured, assumed to be as fast as training: {', '.join(others)}.")
+    if planned.calls and "LLM" not in seconds:
+        caveats.append("No evolution fell due: the time of LLM calls is not included.")
+    console.print(" ".join(caveats), highlight=False)
+
+
+def project(measured: Measured, planned: Plan, rollouts_per_step: int) -> dict[str, float]:
     """Return the seconds of a planned run by purpose of its rollouts, and of its "LLM" calls.
 
-    "train" includes the updates. Evaluation and any purpose not measured count as fast as training
-    rollouts. LLM calls are made one after the other; None if none was measured.
+    "train" includes the updates; its first step, a warm-up, counts only if it is alone. Any purpose that
+    was not measured counts as fast as training rollouts. LLM calls are made one after the other; they are
+    left out if none was measured.
     """
     totals = measured.totals
-    steady = measured.steady
-    per_step = math.fsum(step.training for step in steady) / len(steady)
-    rollout = math.fsum(step.rollouts for step in steady) / len(steady) / rollouts_per_step
-    seconds: dict[str, float | None] = {}
+    steady = [training for _, training in measured.steps[1:] or measured.steps]
+    rollout = totals.seconds["train"] / totals.rollouts["train"]
+    seconds: dict[str, float] = {}
     for purpose, count in planned.rollouts.items():
         if purpose == "train":
-            seconds[purpose] = count / rollouts_per_step * per_step
-        elif measured_rollouts := totals.rollouts.get(purpose):
-            seconds[purpose] = count * totals.seconds[purpose] / measured_rollouts
+            seconds[purpose] = count / rollouts_per_step * math.fsum(steady) / len(steady)
+        elif rollouts := totals.rollouts.get(purpose):
+            seconds[purpose] = count * totals.seconds[purpose] / rollouts
         else:
             seconds[purpose] = count * rollout
-    if planned.calls:
-        calls = totals.llm_calls
-        seconds["LLM"] = planned.calls * totals.llm_seconds / calls if calls else None
+    if planned.calls and totals.llm_calls:
+        seconds["LLM"] = planned.calls * totals.llm_seconds / totals.llm_calls
     return seconds
-
-
-def rates(measured: Measured) -> list[str]:
-    """Return lines about speed, memory and LLM calls."""
-    totals = measured.totals
-    parts = [f"{measured.tokens_per_second:,.0f} generated tokens a second of training rollouts"]
-    if measured.memory is not None:
-        parts.append(f"peak memory {size(measured.memory)}")
-    if measured.gpu_memory is not None and measured.gpu_total is not None:
-        parts.append(f"peak GPU memory {size(measured.gpu_memory)} of {size(measured.gpu_total)}")
-    calls = (
-        f"{totals.llm_calls:,} LLM calls ({totals.llm_failed} failed) in {totals.llm_seconds:.1f} s, "
-        f"{totals.money:.4f} spent"
-    )
-    return ["; ".join(parts), *([calls] if totals.llm_calls else [])]
-
-
-def caveats(measured: Measured, planned: Plan, seconds: dict[str, float | None]) -> str:
-    """Return what the projection assumes."""
-    text = "The time assumes the most rollouts, at the rate of the steps after the first."
-    if len(measured.steps) == 1:
-        text = "The time is based on one step, warm-up included: give --steps 2 or more."
-    rollouts = measured.totals.rollouts
-    assumed = [name for name in planned.rollouts if name != "train" and not rollouts[name]]
-    if assumed:
-        text += f" Not measured, assumed to be as fast as training: {', '.join(assumed)}."
-    if seconds.get("LLM", 0.0) is None:
-        text += " No evolution fell due: the time of LLM calls is not included."
-    return text

@@ -85,7 +85,6 @@ class TRL:
         return replace(
             layout,
             share=share,
-            split=int(args.get("vllm_tensor_parallel_size", 1)),
             kept=0.0 if args.get("vllm_enable_sleep_mode") else share,
         )
 

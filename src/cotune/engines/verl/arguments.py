@@ -115,13 +115,12 @@ def _keys(engine_args: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# veRL's defaults, except for the last entry, which `settings` sets.
+# veRL's defaults.
 _NUMBERS: Mapping[str, float] = {
     "trainer.n_gpus_per_node": 8,
     "trainer.nnodes": 1,
     "actor_rollout_ref.actor.fsdp_config.fsdp_size": -1,
     "actor_rollout_ref.rollout.gpu_memory_utilization": 0.5,
-    "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
 }
 
 
@@ -136,7 +135,7 @@ def layout_of(config: RunConfig) -> Layout:
     }
     single_gpu = {"trainer.n_gpus_per_node": 1.0} if config.training.single_gpu else {}
     defaults = {**_NUMBERS, **single_gpu}
-    per_node, nodes, fsdp, share, split = (_number(args, *item) for item in defaults.items())
+    per_node, nodes, fsdp, share = (_number(args, *item) for item in defaults.items())
     gpus = max(1, int(per_node * nodes))
     # veRL loads float32 unless something else is set.
     model_dtype = str(args.get(f"actor_rollout_ref.actor.{MODEL_DTYPE}"))
@@ -145,7 +144,6 @@ def layout_of(config: RunConfig) -> Layout:
         gpus,
         shards=int(fsdp) if fsdp > 0 else gpus,
         share=share,
-        split=max(1, int(split)),
         dtype="float32" if dtype == "auto" else dtype,
         whole_logits=True,
     )
