@@ -28,6 +28,7 @@ from cotune.llm.first_call import make_first_call
 from cotune.policy import policy_files as policies
 from cotune.policy.local_policy import load
 from cotune.run.record import Record
+from cotune.types import Completion
 from cotune.utils.packages import not_fitting
 from cotune.utils.progress import listening
 from tests.loopback import endpoint, retrieval_server
@@ -307,7 +308,7 @@ def test_the_first_call_is_one_of_the_run(
         def __init__(self, options: OpenAIOptions, record: Record, retries: int) -> None:
             asked.append((options, retries))
 
-        def check(self) -> None:
+        def complete(self, prompt: str) -> Completion:
             raise LLMError("it is down")
 
     monkeypatch.setattr(first_call, "OpenAIClient", Client)

@@ -19,7 +19,7 @@ from cotune.cli.try_rollouts import try_run
 from cotune.config.run_file import load_config
 from cotune.engines.preflight import Preflight
 from cotune.engines.trl import script
-from cotune.llm.client import CHECK
+from cotune.llm.first_call import PROMPT as FIRST_CALL
 from tests.examples.three_tools import FOLDER, Teacher, modules
 from tests.loopback import endpoint
 
@@ -125,7 +125,7 @@ def test_without_a_key_the_instructions_come_from_the_file(folder: Path) -> None
 def test_the_run_file_trains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = Teacher()
     monkeypatch.setenv("OPENAI_API_KEY", "of-the-test")
-    with endpoint(lambda p: "yes" if p == CHECK else llm.complete(p).text) as url:
+    with endpoint(lambda p: "yes" if p == FIRST_CALL else llm.complete(p).text) as url:
         changes = ["training.steps=3", "strategy.evolve_every=2", "strategy.evolve_until=3"]
         changes += ["training.questions_per_step=4", "training.micro_batch_size=16"]
         changes += ["evaluation.before=false", f"llm.base_url={url}"]

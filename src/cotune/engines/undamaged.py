@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cotune.errors import ConfigError
-from cotune.run.manifest import MANIFEST, damaged_file
+from cotune.run.manifest import damaged_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +44,14 @@ def newest_undamaged(complete: Iterable[Path]) -> Chosen:
     damaged: list[Path] = []
     wrong: Path | None = None
     for path in complete:
-        if (wrong := damaged_file(path)) is None:
-            if not (path / MANIFEST).exists():
-                notices.append(
-                    f"{path.name} has no manifest (an earlier version, or a kill), so its files are not "
-                    "checked"
-                )
+        wrong = damaged_file(path)
+        if wrong is None:
             return Chosen(path, tuple(notices), tuple(damaged))
         damaged.append(path)
         notices.append(f"{path.name} is skipped: {wrong} is damaged or missing")
-    if wrong is not None:
-        raise ConfigError(
-            f"{wrong}: is damaged or missing, and no checkpoint to resume from is whole; restore the file, "
-            "or start a new run in another folder"
-        )
-    return Chosen()
+    if wrong is None:
+        return Chosen()
+    raise ConfigError(
+        f"{wrong}: is damaged or missing, and no checkpoint to resume from is whole; restore the file, "
+        "or start a new run in another folder"
+    )

@@ -27,32 +27,25 @@ if TYPE_CHECKING:
 _LOOP = BackgroundLoop()
 
 OPENAI_URL = "https://api.openai.com/v1"
-CHECK = "This is a test of the connection. Reply with the word yes."
-"""The prompt of the call that is made before training."""
 _SHOWN_CHARACTERS = 300
 _SHORTEST_SECRET = 8  # characters of a key that is looked for in replies
-# By name, because openai moved from httpx to httpx2 between major versions. These are raised before
-# anything is sent, so nothing can have been charged.
-_UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol"}
 # Allowance for a chat template: role markers and, for some models, a system message.
 _TEMPLATE_TOKENS = 64
 _BYTES_PER_CHARACTER = 4
-# Endpoints' reasons for the end of a reply, as `_normalised` writes them. A reply that ended for any other
-# reason is whole: an endpoint's own word for "stop" must not have every reply discarded and paid again.
+# Endpoints' reasons for the end of a reply, in lower case. A reply that ended for any other reason is whole:
+# an endpoint's own word for "stop" must not have every reply discarded and paid again.
 _CUT_OFF = {"length", "max_tokens", "max_output_tokens", "model_length", "incomplete"}
 _BROKEN_OFF = {
     # The endpoint stopped it.
-    "error", "error_limit", "error_toxic", "network_error", "insufficient_system_resource",
-    "abort", "aborted", "cancelled", "canceled", "user_cancel", "timeout",
+    "error", "network_error", "insufficient_system_resource", "abort", "aborted", "cancelled", "timeout",
     # A filter did.
     "content_filter", "content_filtered", "guardrail_intervened", "refusal", "sensitive", "safety",
-    "recitation", "blocklist", "prohibited_content", "spii", "language", "other",
-    # The model called a tool, or waits.
+    "recitation", "blocklist", "prohibited_content", "spii",
+    # The model called a tool.
     "tool_calls", "tool_call", "tool_use", "function_call", "malformed_function_call",
-    "unexpected_tool_call", "pause_turn",
 }  # fmt: skip
 # What the client itself writes or reads, and what would multiply the price of a call.
-_OWN_FIELDS = (
+_RESERVED_FIELDS = (
     "model", "messages", "stop", "temperature", "max_tokens", "max_completion_tokens", "stream", "n",
     "best_of",
 )  # fmt: skip
@@ -159,18 +152,16 @@ class Outcome:
 
     Attributes:
         text: the reply; "" on failure.
-        usage: (prompt tokens, completion tokens) as reported, or None.
+        usage: (prompt tokens, completion tokens) as reported; None without a plausible report.
         error: what went wrong, in one line; "" on success.
-        unusable: whether a reply came, but without a whole text.
-        free: whether the request was refused or never sent, so that no token was charged.
+        replied: whether a reply came, which is paid for even if it has no whole text.
         truncated: whether the reply was cut off at its token limit.
     """
 
     text: str = ""
     usage: tuple[int, int] | None = None
     error: str = ""
-    unusable: bool = False
-    free: bool = False
+    replied: bool = False
     truncated: bool = False
 
 
@@ -179,8 +170,8 @@ class OpenAIClient:
 
     openai's client repeats a request that breaks off, times out or has status 408, 409, 429 or 5xx,
     as long as Retry-After says. A reply without a whole text is asked for again, as often. Other
-    statuses are final, and no redirect is followed. What was refused or never sent costs nothing; what
-    comes without a usage report is counted at its upper bound and marked as such.
+    statuses are final, and no redirect is followed. A reply without a usage report is counted at its upper
+    bound and marked as such; a request without a reply costs nothing.
 
     Args:
         options: `llm:` of the run file.
@@ -199,25 +190,10 @@ class OpenAIClient:
         self._retries = retries
         self._url = options.base_url or _openai_url()
         self._key = _read_key(options.api_key_env)
-        self._absent_headers = [] if self._key else ["Authorization"]
-        if self._url != OPENAI_URL:
-            # openai reads them from OPENAI_ORG_ID and OPENAI_PROJECT_ID; they are for OpenAI only.
-            self._absent_headers += ["OpenAI-Organization", "OpenAI-Project"]
         # Headers that openai takes from OPENAI_CUSTOM_HEADERS may hold a key, too.
         headers = os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines()
         values = [line.partition(":")[2].strip() for line in headers]
         self._secrets = [value for value in (self._key, *values) if value]
-
-    def __repr__(self) -> str:
-        return f"OpenAIClient({self._options!r})"
-
-    def check(self) -> None:
-        """Make one small call, so that an endpoint that does not answer is found before training.
-
-        Raises:
-            LLMError, BudgetError: see `complete`.
-        """
-        self.complete(CHECK)
 
     def complete(self, prompt: str) -> Completion:
         """Return the model's reply to one user message.
@@ -233,9 +209,9 @@ class OpenAIClient:
             self._record.check_budget(options.budget)
             begun = time.monotonic()
             outcome = _LOOP.run(self._ask(prompt))
-            estimated = outcome.usage is None and not outcome.free
+            estimated = outcome.replied and outcome.usage is None
             upper_bound = (prompt_token_bound(len(prompt.encode())), options.max_tokens)
-            usage = outcome.usage or (upper_bound if estimated else (0, 0))
+            usage = upper_bound if estimated else outcome.usage or (0, 0)
             self._record.charge(
                 options.model,
                 prompt_tokens=usage[0],
@@ -247,7 +223,7 @@ class OpenAIClient:
             )
             if not outcome.error:
                 return Completion(outcome.text, *usage, outcome.truncated)
-            if not outcome.unusable:
+            if not outcome.replied:
                 break
         raise LLMError(f"no reply from {options.model} at {self._url}: {outcome.error}")
 
@@ -256,6 +232,10 @@ class OpenAIClient:
 
         options = self._options
         create = cast(Any, self._openai.chat.completions.with_raw_response.create)
+        absent_headers = [] if self._key else ["Authorization"]
+        if self._url != OPENAI_URL:
+            # openai reads them from OPENAI_ORG_ID and OPENAI_PROJECT_ID; they are for OpenAI only.
+            absent_headers += ["OpenAI-Organization", "OpenAI-Project"]
         try:
             # openai's timeout only limits the pause between two parts of a reply.
             async with asyncio.timeout(options.timeout_s * (1 + self._retries)):
@@ -263,25 +243,25 @@ class OpenAIClient:
                     model=options.model,
                     messages=[{"role": "user", "content": prompt}],
                     temperature=openai.omit if options.temperature is None else options.temperature,
-                    extra_headers={name: openai.Omit() for name in self._absent_headers},
+                    extra_headers={name: openai.Omit() for name in absent_headers},
                     extra_body=options.extra_body or None,
                     **{options.max_tokens_field: options.max_tokens},
                 )
         except openai.APIStatusError as error:
-            return _refused(error.status_code, self._hide(error.response.text))
+            return Outcome(error=_refusal(error.status_code, self._hide(error.response.text)))
         except (TimeoutError, openai.APITimeoutError):
             attempts = f"{1 + self._retries} attempt(s) of llm.timeout_s, {options.timeout_s:g} s"
             return Outcome(error=f"timed out: no complete reply in {attempts}")
         except openai.OpenAIError as error:
             cause = error.__cause__ or error
-            reason = f"{type(cause).__name__.lstrip('_')}: {_shown(self._hide(str(cause)))}"
+            reason = f"{type(cause).__name__.lstrip('_')}: {_shorten(self._hide(str(cause)))}"
             root: BaseException = cause
             while (earlier := root.__cause__ or root.__context__) is not None:
                 root = earlier
             # "All connection attempts failed" alone does not say whether nothing listens there.
             if isinstance(root, ConnectionError) and root.errno:
                 reason += f" ({os.strerror(root.errno)})"
-            return Outcome(error=reason, free=type(cause).__name__ in _UNSENT)
+            return Outcome(error=reason)
         outcome = parse_reply(reply.content.decode("utf-8", "replace"), self._hide)
         return replace(outcome, text=self._hide(outcome.text, _SHORTEST_SECRET))
 
@@ -291,9 +271,9 @@ class OpenAIClient:
         # Importing openai takes half a second; errors found before the first call do not need it.
         import openai
 
-        options = self._options
+        timeout_s = self._options.timeout_s
         try:
-            http = openai.DefaultAsyncHttpxClient(timeout=options.timeout_s, follow_redirects=False)
+            http = openai.DefaultAsyncHttpxClient(timeout=timeout_s, follow_redirects=False)
         except Exception as error:  # noqa: BLE001
             # Not `from error`: httpx's own message may quote an address with its password.
             raise ConfigError(
@@ -304,7 +284,7 @@ class OpenAIClient:
             # Not None, for which openai would use OPENAI_API_KEY; the header is left out.
             api_key=self._key or "none",
             base_url=self._url,
-            timeout=options.timeout_s,
+            timeout=timeout_s,
             max_retries=self._retries,
             http_client=http,
         )
@@ -329,7 +309,7 @@ class NoLLM:
 
 
 class MeteredLLM:
-    """Count every call of an LLM without a price (the offline rules, a fake).
+    """Count every call of an LLM without a price (the offline rules, an object of the user's).
 
     Args:
         llm: the LLM that answers.
@@ -390,20 +370,23 @@ class MeteredLLM:
 
 def _as_completion(reply: object, name: str) -> Completion:
     """Convert an LLM object's return value; a plain text is a reply with unknown token counts."""
-    if isinstance(reply, Completion):
-        if not isinstance(cast(object, reply.text), str):
-            raise LLMError(f"{name}.complete(prompt) returned a Completion without a text")
-        counts = (reply.prompt_tokens, reply.completion_tokens)
-        prompt, completion = (n if type(n) is int and 0 <= n < 2**31 else 0 for n in counts)
-        return replace(reply, prompt_tokens=prompt, completion_tokens=completion)
     if isinstance(reply, str):
         return Completion(reply)
-    if reply is None:  # as the content of a refusal
-        raise LLMError(f"{name}.complete(prompt) returned None")
-    raise ConfigError(
-        f"llm: {name}.complete(prompt) returned {type(reply).__name__}; expected a text or "
-        "cotune.Completion(text, prompt_tokens, completion_tokens)"
-    )
+    if reply is None or (isinstance(reply, Completion) and not isinstance(reply.text, str)):
+        raise LLMError(f"{name}.complete(prompt) returned no text")  # as the content of a refusal
+    if not isinstance(reply, Completion):
+        raise ConfigError(
+            f"llm: {name}.complete(prompt) returned {type(reply).__name__}; expected a text or "
+            "cotune.Completion(text, prompt_tokens, completion_tokens)"
+        )
+    prompt = _token_count(reply.prompt_tokens)
+    completion = _token_count(reply.completion_tokens)
+    return replace(reply, prompt_tokens=prompt or 0, completion_tokens=completion or 0)
+
+
+def _token_count(value: object) -> int | None:
+    """Return a plausible number of tokens; None for anything else."""
+    return value if type(value) is int and 0 <= value < 2**31 else None
 
 
 def parse_reply(body: str, hide: Callable[[str], str] = str) -> Outcome:
@@ -415,51 +398,48 @@ def parse_reply(body: str, hide: Callable[[str], str] = str) -> Outcome:
     try:
         reply: object = json.loads(body)
     except (ValueError, RecursionError):
-        return Outcome(error=f"the reply is not JSON: {_shown(hide(body))!r}", unusable=True)
-    counts = [_field(_field(reply, "usage"), f"{part}_tokens") for part in ("prompt", "completion")]
-    plausible = [n for n in counts if type(n) is int and 0 <= n < 2**31]
-    usage = (plausible[0], plausible[1]) if len(plausible) == 2 else None
+        return Outcome(error=f"the reply is not JSON: {_shorten(hide(body))!r}", replied=True)
+    prompt = _token_count(_field(reply, "usage", "prompt_tokens"))
+    completion = _token_count(_field(reply, "usage", "completion_tokens"))
+    usage = None if prompt is None or completion is None else (prompt, completion)
     choices = _field(reply, "choices")
     if not isinstance(choices, list) or not choices:
-        error = f"the reply has no choices: {_shown(hide(body))!r}"
-        return Outcome(error=error, usage=usage, unusable=True)
+        error = f"the reply has no choices: {_shorten(hide(body))!r}"
+        return Outcome(error=error, usage=usage, replied=True)
     choice = cast("list[object]", choices)[0]
-    message = _field(choice, "message")
-    reported_reason = _field(choice, "finish_reason")
-    reason = _normalised(reported_reason)
-    text = _field(message, "content")
+    text = _field(choice, "message", "content")
     if isinstance(text, list):  # parts, of which those of type "thinking" are not the reply
         parts = [p for p in cast("list[object]", text) if _field(p, "type") == "text"]
         text = "".join(str(_field(part, "text") or "") for part in parts)
-    quoted_reason = f"finish_reason {_shown(hide(str(reported_reason)))!r}"
+    reported_reason = str(_field(choice, "finish_reason"))
+    reason = reported_reason.strip().lower().replace("-", "_")
+    quoted_reason = f"finish_reason {_shorten(hide(reported_reason))!r}"
     error = ""
     if not isinstance(text, str) or not text.strip():
         error = f"the reply has no text ({quoted_reason})"
         if reason in _CUT_OFF:
             error += ": llm.max_tokens may be too low"
-        if isinstance(refusal := _field(message, "refusal"), str) and refusal:
-            error += f": it refused: {_shown(hide(refusal))!r}"
+        if refusal := _field(choice, "message", "refusal"):
+            error += f": it refused: {_shorten(hide(str(refusal)))!r}"
     elif reason in _BROKEN_OFF:
         error = f"the reply is not whole ({quoted_reason})"
     if error:
-        return Outcome(error=error, usage=usage, unusable=True)
-    return Outcome(text=encodable(str(text)), usage=usage, truncated=reason in _CUT_OFF)
+        return Outcome(error=error, usage=usage, replied=True)
+    return Outcome(encodable(str(text)), usage, replied=True, truncated=reason in _CUT_OFF)
 
 
-def _normalised(reason: object) -> str:
-    """Return a finish reason in the spelling of the table: "MAX_TOKENS" and "max-tokens" are one."""
-    return str(reason).strip().lower().replace("-", "_")
+def _field(value: object, *names: str) -> object:
+    """Return a field of nested objects; None where there is none."""
+    for name in names:
+        value = cast("dict[str, object]", value).get(name) if isinstance(value, dict) else None
+    return value
 
 
-def _field(value: object, name: str) -> object:
-    return cast("dict[str, object]", value).get(name) if isinstance(value, dict) else None
-
-
-def _refused(status: int, body: str) -> Outcome:
-    """Return the outcome of a status other than 2xx, with the run-file field to check."""
+def _refusal(status: int, body: str) -> str:
+    """Describe a status other than 2xx, with the run-file field to check."""
     error = f"HTTP status {status}"
     if body.strip():
-        error += f": {_shown(body)!r}"
+        error += f": {_shorten(body)!r}"
     if status < 400:
         error += ": redirects are not followed, check llm.base_url"
     elif status in (401, 403):
@@ -468,12 +448,12 @@ def _refused(status: int, body: str) -> Outcome:
         error += ": check llm.base_url and llm.model"
     elif status < 500 and status not in (408, 409, 429):
         error += ": check llm.model, llm.max_tokens, llm.max_tokens_field and llm.temperature"
-    return Outcome(error=error, free=True)
+    return error
 
 
-def _shown(text: str) -> str:
+def _shorten(text: str) -> str:
     """Return the beginning of a text on one line."""
-    text = " ".join(text[: 4 * _SHOWN_CHARACTERS].split())
+    text = one_line(text[: 4 * _SHOWN_CHARACTERS])
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
 
 
@@ -492,7 +472,7 @@ def prompt_token_bound(prompt_bytes: int) -> int:
 
 
 def _check_extra(body: Mapping[str, Any]) -> None:
-    if reserved := [name for name in _OWN_FIELDS if name in body]:
+    if reserved := [name for name in _RESERVED_FIELDS if name in body]:
         raise ValueError(
             f"extra_body holds {reserved[0]}, which cotune sends or reads itself; remove it, and see the other "
             "fields of llm"

@@ -9,6 +9,7 @@ from cotune.run.costs import CostRow
 from cotune.run.record import Record
 from cotune.utils.progress import begin
 
+PROMPT = "This is a test of the connection. Reply with the word yes."
 _SECONDS = 30.0
 _RETRIES = 1
 
@@ -36,7 +37,7 @@ def make_first_call(options: object, spent: float = 0.0) -> tuple[str | None, li
         first_call = replace(first_call, budget=max(0.0, first_call.budget - spent))
     record = Record()
     try:
-        OpenAIClient(first_call, record, _RETRIES).check()
+        OpenAIClient(first_call, record, _RETRIES).complete(PROMPT)
     except BudgetError as error:
         raise LLMError(str(error)) from error
     return "llm: a first call was answered", record.cost_rows

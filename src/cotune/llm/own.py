@@ -48,12 +48,18 @@ class OwnLLMOptions:
         return Path(self.object).name
 
 
+# Making an object can be slow (it may load a model), so the run uses the one that was checked.
+_CHECKED: dict[OwnLLMOptions, LLM] = {}
+
+
 def own_llm(options: OwnLLMOptions) -> LLM:
-    """Return the object, made from its class if it is one.
+    """Return the object, made from its class if it is one; the one that `check_own` made, once.
 
     Raises:
         ConfigError: it cannot be imported or made, or has no `complete`.
     """
+    if options in _CHECKED:
+        return _CHECKED.pop(options)
     llm = imported(options)
     if not isinstance(llm, type):
         return cast("LLM", llm)
@@ -78,13 +84,15 @@ def imported(options: OwnLLMOptions) -> object:
 
 
 def check_own(options: OwnLLMOptions) -> bool:
-    """Call the object's `check`; return whether it has one.
+    """Make the object and call its `check`; return whether it has one.
 
     Raises:
         LLMError: the check raised.
         ConfigError: see `own_llm`.
     """
-    check = getattr(own_llm(options), "check", None)
+    llm = own_llm(options)
+    _CHECKED[options] = llm
+    check = getattr(llm, "check", None)
     if check is None:
         return False
     try:

@@ -29,14 +29,12 @@ def write_manifest(folder: Path, extra: Iterable[Path] = ()) -> None:
 def damaged_file(folder: Path) -> Path | None:
     """Return a file that is missing or has another size than the manifest says; None if there is none.
 
-    The manifest itself can be damaged. A folder without one, or with an earlier version's, is not checked.
+    The manifest itself can be damaged or missing.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
-        sizes = {folder / name: int(size) for name, size in manifest.get("sizes", {}).items()}
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError, AttributeError):
+        sizes = {folder / name: int(size) for name, size in manifest["sizes"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return folder / MANIFEST
     for path, size in sizes.items():
         if not path.is_file() or path.stat().st_size != size:

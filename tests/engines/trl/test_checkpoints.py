@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import save_file
 
 from cotune.engines.run_start import choose_checkpoint
@@ -35,7 +34,9 @@ def whole_pair(folder: Path, step: int) -> Path:
     save_state(folder, step, {"batches": step})
     trainers = folder / f"checkpoint-{step}"
     trainers.mkdir()
-    (trainers / "trainer_state.json").write_text('{"global_step": 1}')
+    for name in ("trainer_state.json", "model.safetensors", "optimizer.pt", "rng_state.pth"):
+        (trainers / name).write_bytes(name.encode() * 9)
+    complete_checkpoint(folder, step)
     return trainers
 
 
@@ -59,72 +60,17 @@ def test_the_newest_whole_pair_is_taken(tmp_path: Path) -> None:
     assert choose(tmp_path).path == tmp_path / "checkpoint-10"
 
 
-@pytest.mark.parametrize("torn", ["", '{"batches": 1', "[1]", "\x00\x00", None])
-@pytest.mark.parametrize("half", ["state", "trainer"])
-def test_a_pair_with_a_torn_or_missing_half_is_passed_over(
-    tmp_path: Path, half: str, torn: str | None
-) -> None:
+def test_a_pair_without_its_manifest_is_passed_over_and_dropped(tmp_path: Path) -> None:
+    """The trainer's rotation counts folders, whole or not, and would drop a whole one for them."""
     whole_pair(tmp_path, 4)
-    newer = whole_pair(tmp_path, 8)
-    victim = state_path(tmp_path, 8) if half == "state" else newer / "trainer_state.json"
-    victim.unlink()
-    if torn is not None:
-        victim.write_text(torn)
-    assert choose(tmp_path).path == tmp_path / "checkpoint-4"
-
-
-def of_two_ranks(folder: Path, step: int) -> Path:
-    """A whole pair as two processes write it under DeepSpeed."""
-    trainers = whole_pair(folder, step)
-    save_state(folder, step, {"batches": step, "processes": 2})
-    (trainers / "latest").write_text(f"global_step{step}")
-    (trainers / f"global_step{step}").mkdir()
-    for rank in range(2):
-        torch.save({}, trainers / f"rng_state_{rank}.pth")
-        name = f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-        torch.save({}, trainers / f"global_step{step}" / name)
-    return trainers
-
-
-@pytest.mark.parametrize(
-    "victim",
-    [None, "rng_state_1.pth", "global_step8/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"],
-)
-@pytest.mark.parametrize("torn", [True, False])
-def test_what_the_other_processes_write_must_be_whole(
-    tmp_path: Path, victim: str | None, torn: bool
-) -> None:
-    of_two_ranks(tmp_path, 4)
-    newer = of_two_ranks(tmp_path, 8)
-    if victim is None:
-        assert choose(tmp_path).path == newer
-        return
-    file = newer / victim
-    content = file.read_bytes()
-    file.unlink()
-    if torn:
-        file.write_bytes(content[: len(content) // 2])
+    torn = whole_pair(tmp_path, 8)
+    (torn / MANIFEST).unlink()
+    (tmp_path / "checkpoint-9").mkdir()  # none of ours: no state lies beside it
+    (tmp_path / "checkpoint-notes").mkdir()
     assert choose(tmp_path).path == tmp_path / "checkpoint-4"
     drop_torn(tmp_path)
-    assert not newer.exists()
-
-
-@pytest.mark.parametrize("name", ["pytorch_model_fsdp_0", "optimizer_0"])
-def test_shards_without_their_metadata_are_torn(tmp_path: Path, name: str) -> None:
-    folder = whole_pair(tmp_path, 4) / name
-    folder.mkdir()
-    assert choose(tmp_path).path is None
-    (folder / ".metadata").write_bytes(b"whole")
-    assert choose(tmp_path).path == folder.parent
-
-
-def sealed_pair(folder: Path, step: int) -> Path:
-    """A whole pair with its manifest."""
-    trainers = whole_pair(folder, step)
-    for name in ("model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt"):
-        (trainers / name).write_bytes(name.encode() * 9)
-    complete_checkpoint(folder, step)
-    return trainers
+    names = sorted(p.name for p in tmp_path.glob("checkpoint-*"))
+    assert names == ["checkpoint-4", "checkpoint-9", "checkpoint-notes"]
 
 
 def damage(file: Path, how: str) -> None:
@@ -138,22 +84,19 @@ def damage(file: Path, how: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt", "trainer_state.json",
-        "../cotune-state-8.json", MANIFEST,
+        "model.safetensors", "../cotune-state-8.json", MANIFEST,
     ],
 )  # fmt: skip
 def test_the_newest_pair_whose_manifest_holds_is_taken(tmp_path: Path, name: str, how: str) -> None:
-    sealed_pair(tmp_path, 4)
-    newer = sealed_pair(tmp_path, 8)
+    whole_pair(tmp_path, 4)
+    newer = whole_pair(tmp_path, 8)
     assert choose(tmp_path).notices == ()
     damage(newer / name, how)
     chosen = choose(tmp_path)
-    if (name, how) == (MANIFEST, "missing"):  # as an earlier version left it
-        assert chosen.path == newer
-        (notice,) = chosen.notices
-        assert notice.startswith("checkpoint-8 has no manifest (an earlier version, or a kill), so")
-        return
     assert chosen.path == tmp_path / "checkpoint-4"
+    if (name, how) == (MANIFEST, "missing"):  # as a kill leaves it
+        assert chosen.notices == ()
+        return
     (notice,) = chosen.notices
     victim = (newer / name).resolve()
     assert notice == f"checkpoint-8 is skipped: {victim} is damaged or missing"
@@ -192,7 +135,7 @@ def test_a_damaged_checkpoint_that_the_user_chose_is_refused(tmp_path: Path) -> 
 def test_what_a_resume_needs_is_checked_and_left_as_it_is(tmp_path: Path) -> None:
     run = Record.create(tmp_path / "run", {"name": "x"})
     run.event("run_started", 0)
-    checkpoint = sealed_pair(run.checkpoints_path, 4)
+    checkpoint = whole_pair(run.checkpoints_path, 4)
     run.best_path.mkdir()
     for name in ("config.json", "tokenizer.json"):
         (run.best_path / name).write_text("{}")
@@ -219,18 +162,6 @@ def test_states_are_dropped_with_the_checkpoints_they_belong_to(tmp_path: Path) 
         "cotune-state-4.json",
         "cotune-state-6.json",
     ]
-
-
-def test_only_trainer_folders_whose_save_was_cut_off_are_dropped(tmp_path: Path) -> None:
-    """The trainer's rotation counts folders, whole or not, and would drop a whole one for them."""
-    whole_pair(tmp_path, 4)
-    (whole_pair(tmp_path, 6) / "trainer_state.json").write_text('{"glob')
-    state_path(tmp_path, 4).unlink()  # the trainer's half of 4 is whole
-    (tmp_path / "checkpoint-8").mkdir()  # none of ours: no state lies beside it
-    (tmp_path / "checkpoint-notes").mkdir()
-    drop_torn(tmp_path)
-    names = sorted(p.name for p in tmp_path.glob("checkpoint-*"))
-    assert names == ["checkpoint-4", "checkpoint-8", "checkpoint-notes"]
 
 
 def numbers(run: Run) -> list[dict[str, Any]]:

@@ -1,21 +1,12 @@
 """Checkpoints: a trainer folder paired with cotune's state of the same step.
 
-cotune's half is written first, atomically; the trainer's first process writes `trainer_state.json`
-last. A pair is therefore complete if both that file and the state can be read, and a kill at any
-moment leaves the previous pair intact. With several processes, the others may still be writing at
-that point, so their files are checked as well: each process's random state and, under DeepSpeed,
-its part of the optimizer. FSDP2 writes `.metadata` after all of its shards.
-
-Last of all comes the manifest with the size of every file, once all processes have written. A pair
-from an earlier version, or one that a kill cut off from its manifest, is complete without it.
+cotune's half is written first, atomically, and the manifest of the pair last, once all processes have written.
+A pair is complete if it has its manifest, so a kill at any moment leaves the previous pair.
 """
 
 import json
 import shutil
-import zipfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from cotune.protocols import State
 from cotune.run.json_files import write_json_atomic
@@ -34,13 +25,11 @@ def save_state(folder: Path, step: int, state: State) -> None:
 
 def load_state(folder: Path, step: int) -> State | None:
     """Return the state of a step, or None if it cannot be read."""
-    return _read_json(state_path(folder, step))
-
-
-def complete_checkpoints(folder: Path) -> list[Path]:
-    """Return the trainer's folders of the complete pairs, newest first."""
-    newest_first = sorted(_trainer_folders(folder), reverse=True)
-    return [path for step, path in newest_first if _is_complete(folder, step, path)]
+    try:
+        state = json.loads(state_path(folder, step).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return state if isinstance(state, dict) else None
 
 
 def complete_checkpoint(folder: Path, step: int) -> None:
@@ -49,11 +38,10 @@ def complete_checkpoint(folder: Path, step: int) -> None:
     write_manifest(folder / f"checkpoint-{step}", (state,) if state.exists() else ())
 
 
-def _is_complete(folder: Path, step: int, path: Path) -> bool:
-    if (path / MANIFEST).exists():
-        return True
-    state = load_state(folder, step)
-    return bool(state) and _is_whole(path, state or {})
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Return the trainer's folders of the complete pairs, newest first."""
+    newest_first = sorted(_trainer_folders(folder), reverse=True)
+    return [path for _, path in newest_first if (path / MANIFEST).exists()]
 
 
 def drop_torn(folder: Path) -> None:
@@ -62,9 +50,7 @@ def drop_torn(folder: Path) -> None:
     Deletes only folders of cotune's own saves: those that have a state file beside them.
     """
     for step, path in _trainer_folders(folder):
-        if state_path(folder, step).exists() and not (
-            (path / MANIFEST).exists() or _is_whole(path, load_state(folder, step) or {})
-        ):
+        if state_path(folder, step).exists() and not (path / MANIFEST).exists():
             shutil.rmtree(path)
 
 
@@ -72,11 +58,8 @@ def drop_orphans(folder: Path, keep_from: int) -> None:
     """Delete states older than `keep_from` whose trainer folder was rotated away."""
     for path in folder.glob("cotune-state-*.json"):
         step = path.stem.removeprefix("cotune-state-")
-        if (
-            step.isdigit()
-            and int(step) < keep_from
-            and not (folder / f"checkpoint-{step}").exists()
-        ):
+        rotated_away = not (folder / f"checkpoint-{step}").exists()
+        if step.isdigit() and int(step) < keep_from and rotated_away:
             path.unlink(missing_ok=True)
 
 
@@ -85,38 +68,3 @@ def _trainer_folders(folder: Path) -> list[tuple[int, Path]]:
         (path.name.removeprefix("checkpoint-"), path) for path in folder.glob("checkpoint-*")
     ]
     return [(int(step), path) for step, path in numbered if step.isdigit()]
-
-
-def _is_whole(path: Path, state: State) -> bool:
-    if _read_json(path / "trainer_state.json") is None:
-        return False
-    # torch.save writes a zip archive, whose directory is at its end.
-    return all(map(zipfile.is_zipfile, _of_other_processes(path, state))) and all(
-        (shards / ".metadata").is_file() for shards in _shard_folders(path)
-    )
-
-
-def _of_other_processes(path: Path, state: State) -> Iterator[Path]:
-    """Yield the files written by the processes other than the first."""
-    if not (path / "rng_state_0.pth").is_file():
-        return  # one process, or only the weights were saved
-    latest = path / "latest"
-    step = latest.read_text(encoding="utf-8").strip() if latest.is_file() else None
-    for rank in range(1, int(state.get("processes", 1))):
-        yield path / f"rng_state_{rank}.pth"
-        if step is not None:
-            name = f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-            yield next((path / step).glob(f"*{name}"), path / step / name)
-
-
-def _shard_folders(path: Path) -> list[Path]:
-    names = ("pytorch_model_fsdp_0", "optimizer_0")
-    return [path / name for name in names if (path / name).is_dir()]
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None

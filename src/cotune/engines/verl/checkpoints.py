@@ -1,7 +1,7 @@
-"""Checkpoints: veRL's folder of a step, with cotune's state in it, which is written last.
+"""Checkpoints: veRL's folder of a step, with cotune's state in it.
 
-A pair is therefore complete if the state can be read, and a kill at any moment leaves the previous
-pair intact. A manifest with the size of every file follows. veRL deletes no checkpoints; older ones are deleted once a newer pair is complete.
+A manifest with the size of every file follows. A pair is complete if it has its manifest, so a kill at any
+moment leaves the previous pair. veRL deletes no checkpoints; older ones are deleted once a newer pair is complete.
 """
 
 import json
@@ -42,13 +42,13 @@ def load_state(checkpoint: Path) -> State | None:
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Return veRL's folders of the complete pairs, newest first."""
     newest_first = sorted(_numbered(folder), reverse=True)
-    return [path for _, path in newest_first if (path / MANIFEST).exists() or load_state(path)]
+    return [path for _, path in newest_first if (path / MANIFEST).exists()]
 
 
 def keep_newest(folder: Path, count: int) -> None:
     """Delete all but the newest `count` complete pairs, and incomplete ones before the newest."""
     complete_steps = sorted(
-        (step for step, path in _numbered(folder) if load_state(path)), reverse=True
+        (step for step, path in _numbered(folder) if (path / MANIFEST).exists()), reverse=True
     )
     steps_to_keep = set(complete_steps[:count])
     for step, path in _numbered(folder):
@@ -70,14 +70,11 @@ def _numbered(folder: Path) -> list[tuple[int, Path]]:
     return [(int(step), path) for step, path in numbers if step.isdigit()]
 
 
-_WHOLE = "whole"
-
-
 class VerlBest(BestPolicy):
     """Save and load the best policy, whose weights are sharded over veRL's workers.
 
     A checkpoint that the workers can load is kept beside the run's own. It is written under another
-    name and marked once it is complete, so that a kill leaves the previous one.
+    name, its manifest last, so that a kill leaves the previous one.
 
     Args:
         folder: the Hugging Face folder.
@@ -116,7 +113,6 @@ class VerlBest(BestPolicy):
         shutil.copytree(weights_folder, folder)
         shutil.rmtree(weights_folder)  # only the copy is kept
         write_manifest(pieces)
-        (pieces / _WHOLE).touch()
 
     def load_weights(self, joint: Any, step: int) -> None:
         trainer = joint.trainer
@@ -146,12 +142,12 @@ class VerlBest(BestPolicy):
 
     def _pieces(self, step: int) -> Path | None:
         """Return the newest complete checkpoint of a step."""
-        complete = [p for p in self._checkpoint.glob(f"step_{step}_*") if (p / _WHOLE).exists()]
-        return max(complete, key=lambda path: (path / _WHOLE).stat().st_mtime, default=None)
+        complete = [p for p in self._checkpoint.glob(f"step_{step}_*") if (p / MANIFEST).exists()]
+        return max(complete, key=lambda path: (path / MANIFEST).stat().st_mtime, default=None)
 
 
 def _check(pieces: Path) -> None:
-    """Raise ConfigError if the workers' checkpoint is damaged; older ones have no manifest."""
+    """Raise ConfigError if the workers' checkpoint is damaged."""
     if (wrong := damaged_file(pieces)) is not None:
         raise ConfigError(
             f"{wrong}: is damaged or missing; restore the file, or remove {pieces} and resume the run "
