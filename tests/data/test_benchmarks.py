@@ -113,7 +113,7 @@ def test_the_hub_is_asked_for_what_the_registry_says(monkeypatch: pytest.MonkeyP
 
     def hub(name: str, subset: str | None, split: str, field: str, fix: str) -> list[Row]:
         asked.append((name, subset, split))
-        return [(f"{field}, row 1", {"id": "a", "question": "q", "golden_answers": ["x"]})]
+        return [{"id": "a", "question": "q", "golden_answers": ["x"]}]
 
     monkeypatch.setattr(benchmarks, "hub_rows", hub)
     assert [t.id for t in read_benchmark(BENCHMARKS["hotpotqa"])] == ["hotpotqa-a"]

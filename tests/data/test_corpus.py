@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.data.corpus import read_corpus
+from cotune.data.corpus import read_corpus, split_contents
 from cotune.errors import ConfigError
 
 LINE = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\n\r"), min_size=1).filter(
@@ -31,13 +31,15 @@ def test_a_corpus(write: Callable[[str], Path]):
         "\n"
         '{"contents": "Plain\\ntext", "extra": 1}\r\n'
         '{"title": " Bergen\\nby ", "text": "Rain."}\n'
-        '{"contents": " No title. "}'
+        '{"contents": " No title. "}\n'
+        '{"title": "", "text": "None\\neither."}'
     )
-    assert read_corpus(path) == [
+    assert [split_contents(contents) for contents in read_corpus(path)] == [
         ("Oslo", "The capital.\nOn a fjord."),
         ("Plain", "text"),
         ("Bergen by", "Rain."),
         ("", "No title."),
+        ("", "None either."),
     ]
 
 
@@ -49,7 +51,8 @@ def test_a_corpus_is_read_back(passages: list[tuple[str, str]]):
             json.dumps({"id": i, "contents": f'"{t}"\n{x}'}) for i, (t, x) in enumerate(passages)
         ]
         path.write_text("\n".join(rows), encoding="utf-8")
-        assert read_corpus(path) == [(t.strip(), x.strip()) for t, x in passages]
+        read_back = [split_contents(contents) for contents in read_corpus(path)]
+        assert read_back == [(t.strip(), x.strip()) for t, x in passages]
 
 
 @pytest.mark.parametrize(
@@ -60,12 +63,11 @@ def test_a_corpus_is_read_back(passages: list[tuple[str, str]]):
         ('{"contents": "a"}\nnonsense', r"rows\.jsonl, line 2: not JSON .*'nonsense'; put one"),
         ('"text"', r"line 1: 'text'; expected a JSON object"),
         ('{"id": 1, "text": "a"}', r'line 1: "contents" is missing, beside id, text; expected text, as in "contents"'),
-        ("{}", r'"contents" is missing, beside nothing'),
+        ("{}", r'"contents" is missing, beside none'),
         ('{"contents": 5}', r'line 1: "contents" is 5; expected text'),
         ('{"title": "T", "text": " "}', r'"text" is \' \'; expected text'),
         ('{"id": 7, "contents": "a"}\n\n{"id": "7", "contents": "b"}', r"line 3: the id '7' came before, in line 1; give each passage its own id, or none"),
         ('{"contents": " "}', r'"contents" is \' \'; expected text'),
-        ('{"contents": "\\ud800"}', r"line 1: not JSON \(UnicodeEncodeError"),
         ("[" * 100_000, r"line 1: not JSON \(RecursionError"),
         ("9" * 5_000, r"line 1: not JSON \(ValueError"),
     ],
@@ -82,5 +84,5 @@ def test_files_that_cannot_be_read(tmp_path: Path):
         read_corpus(tmp_path / "none.jsonl")
     latin = tmp_path / "latin.jsonl"
     latin.write_bytes(b'{"contents": "\xe9"}')
-    with pytest.raises(ConfigError, match=r"latin\.jsonl is not UTF-8"):
+    with pytest.raises(ConfigError, match=r"latin\.jsonl \(UnicodeDecodeError"):
         read_corpus(latin)

@@ -78,13 +78,15 @@ def test_every_kind_of_file_gives_the_same_tasks(tmp_path: Path) -> None:
     others = [
         jsonl(tmp_path / "lines.json", rows),
         tmp_path / "list.json",
-        tmp_path / "a.csv",
-        tmp_path / "a.tsv",
         parquet(tmp_path / "a.parquet", rows),
         tmp_path / "folder",
     ]
     for path in others:
         assert read(path) == expected, path.name
+    in_texts = read(
+        jsonl(tmp_path / "b.jsonl", [{**row, "answer": str(row["answer"])} for row in rows])
+    )
+    assert read(tmp_path / "a.csv") == read(tmp_path / "a.tsv") == in_texts
 
 
 def test_reading_a_file_leaves_no_copy_of_it(
@@ -98,30 +100,18 @@ def test_reading_a_file_leaves_no_copy_of_it(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    ("header", "row", "others", "expected"),
-    [
-        # Separators at the ends of lines.
-        ("question,answer", "Q?,1,", "{i}?,{i},", {"answer": 1}),
-        # Texts that only look missing, and a cell that is.
-        ("question,answer,level", "Q?,NA,", "{i}?,DE,1", {"answer": "NA", "level": None}),
-        ("question,answer", "Q?,", "{i}?,{i}", {"answer": None}),
-        # A column is one of numbers if each is written as Python writes it.
-        ("question,answer", "Q?,007", "{i}?,{i}", {"answer": "007"}),
-        ("question,whole", "Q?,12345678901234567", "{i}?,", {"whole": 12345678901234567}),
-        ("question,decimal", "Q?,0.5", "{i}?,2.0", {"decimal": 0.5}),
-        ("question,account,price", "Q?,1e3,1.50", "{i}?,2,{i}", {"account": "1e3", "price": "1.50"}),
-        ("question,long,open", f"Q?,{'9' * 400},inf", "{i}?,1,0.5", {"long": int("9" * 400), "open": "inf"}),
-    ],
-)  # fmt: skip
-def test_cells_of_a_csv(
-    tmp_path: Path, header: str, row: str, others: str, expected: dict[str, Any]
-) -> None:
-    lines = [header, row, *(others.format(i=i) for i in range(12))]
+def test_cells_of_a_csv_are_texts(tmp_path: Path) -> None:
+    lines = [
+        "question,answer,level",
+        "Q?,NA,",
+        "R?,007,1.50,",
+        *(f"{i}?,{i},1," for i in range(12)),
+    ]
     (tmp_path / "a.csv").write_text("\n".join(lines))
     columns = {t.question: t.columns for t in all_of(read(tmp_path / "a.csv"))}
-    assert columns["Q?"] == {"question": "Q?", **expected}
-    assert len(columns) == 13
+    assert columns["Q?"] == {"question": "Q?", "answer": "NA", "level": None}
+    assert columns["R?"] == {"question": "R?", "answer": "007", "level": "1.50"}
+    assert len(columns) == 14
 
 
 def test_parquet_as_the_hub_stores_it(tmp_path: Path) -> None:
@@ -147,15 +137,15 @@ def test_parquet_as_the_hub_stores_it(tmp_path: Path) -> None:
         ("a.jsonl", None, ["dataset.path: no file", "a.jsonl", ".parquet"]),
         ("a.txt", "x", ["dataset.path", "ends in .txt", ".jsonl"]),
         ("a", "x", ["ends in no suffix"]),
-        ("a.jsonl", '{"question": "q"}\n{"question"', ["a.jsonl, line 2", "not JSON (JSONDecodeError: Expecting ':' delimiter at character"]),
-        ("a.json", "[1", ["a.json cannot be read as JSON", "JSONDecodeError"]),
-        ("a.json", '[{"question": "q"}, 3]', ["a.json, row 2: 3", "JSON object"]),
+        ("a.jsonl", '{"question": "q"}\n{"question"', ["a.jsonl, line 2", "not JSON (JSONDecodeError: Expecting ':' delimiter)"]),
+        ("a.json", "[1", ["a.json cannot be read (", "JSONDecodeError"]),
+        ("a.json", '[{"question": "q"}, 3]', ["a.json, row 2: 3", "expected a mapping"]),
         ("a.json", "", ["dataset.path", "a.json holds no rows"]),
         ("a.csv", "", ["dataset.path", "a.csv holds no rows"]),
         ("a.csv", "question\n", ["a.csv holds no rows"]),
         ("a.csv", "question,answer\nWhat, now?,a\n", ["a.csv, row 1 has more cells than the header"]),
         ("a.tsv", "question\tanswer\nq\ta\tb\n", ["a.tsv, row 1 has more cells than the header"]),
-        ("a.parquet", "no", ["cannot be read as Parquet", "fix or rename"]),
+        ("a.parquet", "no", ["cannot be read (", "fix or rename"]),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_read(
@@ -293,14 +283,13 @@ def test_what_was_understood_is_told(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_columns_of_parquet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_columns_of_parquet(tmp_path: Path) -> None:
     columns = {
         "question": [f"q{i}" for i in range(5)],
         "answer": pa.array([0.1, 2.5, 3.0, None, 1e-7], pa.float32()),
         "price": pa.array(
             [Decimal("100.00"), Decimal(0), *[Decimal("1.50")] * 3], pa.decimal128(9, 2)
         ),
-        "pairs": pa.array([[("a", 1)]] * 5, pa.map_(pa.string(), pa.int64())),
     }
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     file = tmp_path / "a.parquet"
@@ -311,7 +300,6 @@ def test_columns_of_parquet(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         tasks = read(file, columns={"answers": column}, validation=file, test=file)
         assert [task.answers for task in tasks["train"]] == expected
     assert tasks["train"][0].columns["answer"] == 0.1
-    assert "the columns pairs are maps or views and are not read" in caplog.text
 
 
 def test_named_columns() -> None:
@@ -345,7 +333,7 @@ def test_a_field_below_a_column(tmp_path: Path) -> None:
     text = error_of(tmp_path / "a.jsonl", columns={"answers": "reward_model.ground_truth"})
     assert "dataset.columns.answers: reward_model.ground_truth.target" in text
     text = error_of(tmp_path / "a.jsonl", columns={"answers": "reward_model.truth"})
-    assert 'line 1: has no "reward_model.truth"' in text
+    assert 'row 1: has no "reward_model.truth"' in text
     path = jsonl(tmp_path / "b.jsonl", [*rows, {"question": "Why?", "reward_model": None}])
     found = {t.question: t.answers for t in all_of(read(path, columns=column))}
     assert (found["Why?"], found["Who?"]) == ((), ("A", "B"))
@@ -421,7 +409,7 @@ def test_chat_messages(written: Callable[[Any], Any]) -> None:
 def test_a_prompt_that_is_none(tmp_path: Path, prompt: Any, said: list[str]) -> None:
     file = jsonl(tmp_path / "a.jsonl", [{"prompt": "q"}, {"prompt": prompt}])
     text = error_of(file)
-    assert f"dataset.path: {file}, line 2" in text
+    assert f"dataset.path: {file}, row 2" in text
     for part in said:
         assert part in text
 
@@ -441,7 +429,7 @@ def test_a_prompt_that_is_none(tmp_path: Path, prompt: Any, said: list[str]) -> 
 def test_a_cell_of_the_wrong_kind(tmp_path: Path, row: dict[str, Any], said: list[str]) -> None:
     file = jsonl(tmp_path / "a.jsonl", [{"question": "q0"}, {"question": "q", **row}])
     text = error_of(file)
-    assert "a.jsonl, line 2: " in text
+    assert "a.jsonl, row 2: " in text
     for part in said:
         assert part in text
 
@@ -492,8 +480,7 @@ def test_equal_questions_after_other_messages_are_different() -> None:
 def test_given_ids_that_repeat(tmp_path: Path) -> None:
     rows = [{"id": 1, "question": "a"}, {"id": 2, "question": "a"}, {"id": "1", "question": "b"}]
     text = error_of(jsonl(tmp_path / "a.jsonl", rows))
-    assert "line 3: the id '1' came before, at " in text
-    assert "line 1; " in text
+    assert "row 3: the id '1' came before, in row 1; " in text
     assert "dataset.columns.id" in text
 
 

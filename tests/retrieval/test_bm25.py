@@ -7,7 +7,7 @@ from typing import get_args
 import bm25s
 import pytest
 
-from cotune.data.corpus import Language, read_corpus
+from cotune.data.corpus import Language, read_corpus, split_contents
 from cotune.errors import ConfigError
 from cotune.retrieval import bm25
 from cotune.retrieval.bm25 import BM25Retriever
@@ -94,7 +94,9 @@ def test_what_is_remembered_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("top_k", [1, 3, 40])
 def test_the_ranking_is_that_of_bm25s_with_ties_by_row(tmp_path: Path, top_k: int):
-    texts = [text for _, text in read_corpus(write_corpus(tmp_path / "c.jsonl", 1000))]
+    texts = [
+        split_contents(text)[1] for text in read_corpus(write_corpus(tmp_path / "c.jsonl", 1000))
+    ]
     library = bm25s.BM25()
     library.index(bm25s.tokenize(texts, stopwords=[], show_progress=False), show_progress=False)
     asked = ["red fox", "owl", *queries(100), "number7", "number7 number7"]

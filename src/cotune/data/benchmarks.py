@@ -114,11 +114,11 @@ def read_benchmark(benchmark: Benchmark, path: Path | None = None) -> list[Task]
     else:
         fix = f"if the hub cannot be reached, download it and give {option}=PATH"
         rows = hub_rows(benchmark.hub, benchmark.subset, benchmark.split, option, fix)
-        source = f"{option}: {benchmark.hub}, split {benchmark.split},"
+        source = f"{option}: {benchmark.hub}, split {benchmark.split}"
     columns: dict[Column, str | None] = dict(benchmark.columns)
-    if len({row.get(_SOURCE) for _, row in rows}) > 1:
+    if len({row.get(_SOURCE) for row in rows}) > 1:
         columns |= {"stratum": _SOURCE, "id": None}
     # Files from elsewhere may lack a column that the hub's have.
-    names = {name for _, row in rows for name in row}
+    names = {name for row in rows for name in row}
     columns = {role: name for role, name in columns.items() if name is None or name in names}
     return tasks_of_rows(rows, columns, source, benchmark.name)

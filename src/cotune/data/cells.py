@@ -5,10 +5,12 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any, cast
 
 from cotune.errors import ConfigError
+from cotune.utils.text import encodable
 
 ANSWER_COLUMNS = (
     "answers", "answer", "golden_answers", "ground_truth", "final_answer",
@@ -41,7 +43,7 @@ def plain_text(value: object) -> str:
     # NumPy's text of a single-precision number is the shortest; as a double it would get more digits.
     value = Decimal(str(value)) if is_single else plain_value(value)
     if isinstance(value, str):
-        return value.strip()
+        return encodable(value.strip())
     if not isinstance(value, float | Decimal):
         return str(value) if isinstance(value, int) else ""
     if not math.isfinite(value):
@@ -58,45 +60,53 @@ def reference_answers(value: Any) -> tuple[tuple[str, ...], str]:
     They are a text, finite number or boolean, or a list of them, of which blank ones are dropped; anything
     else holds none.
     """
-    value = plain_value(value)
-    members = cast("list[object]", value) if isinstance(value, list) else [value]
-    texts = [text for text in map(plain_text, members) if text]
+    members = cells_of(value)
     if any(isinstance(member, list | Mapping) for member in members):
         return (), ""
-    finals = [_FINAL_LINE.search(text) for text in texts]
-    reasoning = next((t for t, final in zip(texts, finals, strict=True) if final), "")
-    return tuple(
-        final["final"].strip() if final else text for text, final in zip(texts, finals, strict=True)
-    ), reasoning
+    answers: list[str] = []
+    reasoning = ""
+    for text in filter(None, map(plain_text, members)):
+        final = _FINAL_LINE.search(text)
+        answers.append(final["final"].strip() if final else text)
+        if final and not reasoning:
+            reasoning = text
+    return tuple(answers), reasoning
 
 
-def parse_lists(cells: Sequence[object]) -> list[object] | None:
-    """Return the lists in a column whose cells are all lists written as text, in JSON or as Python writes them.
+def cells_of(value: Any) -> list[object]:
+    """Return the members of a list or array; a list of anything else alone."""
+    value = plain_value(value)
+    return cast("list[object]", value) if isinstance(value, list) else [value]
+
+
+def parse_list(cell: object) -> list[Any] | None:
+    """Return the list that a text holds, in JSON or as Python writes it; None for anything else."""
+    if not isinstance(cell, str) or not cell.strip().startswith("["):
+        return None
+    for parse in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            value: object = parse(cell.strip())
+            return cast("list[Any]", value) if isinstance(value, list) else None
+    return None
+
+
+def parse_lists(cells: Sequence[object]) -> list[list[Any] | None] | None:
+    """Return the lists in a column whose cells are all empty or lists written as text.
 
     Returns:
-        None unless each cell is empty or a list, and they hold texts or chat messages: lists of numbers
-        alone may be intervals or vectors, which are answers themselves.
+        None unless they hold texts or chat messages: lists of numbers alone may be intervals or
+        vectors, which are answers themselves.
     """
-    lists: list[object] = []
-    for cell in cells:
-        if cell is None or cell == "":
-            lists.append(None)
-            continue
-        if not isinstance(cell, str) or not cell.strip().startswith("["):
-            return None
-        try:
-            value = json.loads(cell)
-        except (ValueError, RecursionError):
-            try:
-                value = ast.literal_eval(cell.strip())
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                return None
-        lists.append(value)
-    members = [member for value in lists for member in cast("list[object]", value or ())]
-    hold_texts = all(isinstance(m, str | int | float) for m in members)
-    hold_messages = all(isinstance(m, dict) and "role" in m for m in members)
-    has_text = any(isinstance(m, str) for m in members)
-    return lists if members and ((hold_texts and has_text) or hold_messages) else None
+    lists = [parse_list(cell) for cell in cells]
+    if any(
+        parsed is None and cell not in (None, "") for parsed, cell in zip(lists, cells, strict=True)
+    ):
+        return None
+    members = [member for parsed in lists for member in parsed or ()]
+    hold_texts = all(isinstance(member, str | int | float) for member in members)
+    hold_messages = all(isinstance(member, dict) and "role" in member for member in members)
+    has_text = any(isinstance(member, str) for member in members)
+    return lists if members and (hold_messages or (hold_texts and has_text)) else None
 
 
 def read_messages(
@@ -118,48 +128,36 @@ def read_messages(
                 f'{place}: message {i} of "{column}": is of role {message["role"]!r} or a tool call; '
                 f"expected text of {', '.join(_ROLES)}: leave out tool calls"
             )
-    if not messages or messages[-1]["role"] != "user":
-        last = messages[-1]["role"] if messages else "nothing"
+    last_role = messages[-1]["role"] if messages else "nothing"
+    if last_role != "user":
         raise ConfigError(
-            f'{place}: "{column}" ends with {last}; expected messages that end with the user\'s: '
+            f'{place}: "{column}" ends with {last_role}; expected messages that end with the user\'s: '
             "leave out the policy's reply"
         )
-    *before, last_message = messages
-    question: object = last_message["content"]
+    *before, (_, question) = [(message["role"], message["content"]) for message in messages]
     if not isinstance(question, str) or not question.strip():
         raise ConfigError(
             f'{place}: "{column}" is {shortened(question)}; expected text, or chat messages that end '
             "with the user's"
         )
-    context = tuple((str(m["role"]), str(m["content"])) for m in before)
-    try:
-        "".join([question, *(content for _, content in context)]).encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f'{place}: "{column}" cannot be encoded as UTF-8 ({error.reason}); fix the row'
-        ) from error
-    return context, question.strip()
+    return tuple((role, encodable(content)) for role, content in before), encodable(
+        question.strip()
+    )
 
 
 def check_messages(messages: Sequence[object], column: str, where: str) -> None:
     """Raise ConfigError for something that is not a chat message of text, or of tool calls."""
     for i, message in enumerate(messages):
         place = f'{where}: message {i} of "{column}"'
-        fields = _fields(message)
-        if "role" not in fields:
+        if not isinstance(message, Mapping) or "role" not in message:
             raise ConfigError(f"{place}: {shortened(message)}; expected {{role: …, content: …}}")
-        content: object = fields.get("content")
+        content: object = cast("Mapping[str, Any]", message).get("content")
         if not isinstance(content, str | list | None):
             raise ConfigError(f"{place}: content is {shortened(content)}; expected text")
-        for part in cast("list[object]", content) if isinstance(content, list) else ():
-            part_fields = _fields(part)
-            kind = part_fields.get("type", type(part).__name__)
-            if kind != "text" or not isinstance(part_fields.get("text"), str):
+        for part in cast("list[Any]", content) if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            if kind != "text":
                 raise ConfigError(f"{place}: holds content of type {kind}; expected only text")
-
-
-def _fields(value: object) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 def flat_message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,10 +179,8 @@ def nested(row: Mapping[str, Any], column: str, default: object = None) -> Any:
     value: Any = row
     for part in column.split("."):
         if isinstance(value, str) and value.lstrip().startswith("{"):
-            try:
+            with suppress(ValueError, RecursionError):
                 value = json.loads(value)
-            except (ValueError, RecursionError):
-                return default
         if value is None:
             return None
         if not isinstance(value, Mapping) or part not in value:

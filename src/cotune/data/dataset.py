@@ -1,7 +1,7 @@
 """A user's data as tasks: the `dataset` section, its files or hub data set, columns and splits."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 from cotune.data.cells import (
     ALIAS_COLUMNS,
     ANSWER_COLUMNS,
+    cells_of,
     listed,
     nested,
     parse_lists,
@@ -27,6 +28,8 @@ from cotune.types import Task
 from cotune.utils.validation import Model, describe
 
 Column = Literal["question", "context", "answers", "solution", "stratum", "id"]
+Columns = Mapping[Column, str | None]
+"""The column of each role; None if it is not to be read."""
 
 DEFAULT_COLUMNS: Mapping[Column, tuple[str, ...]] = {
     "question": ("question", "prompt", "problem"),
@@ -39,6 +42,7 @@ DEFAULT_COLUMNS: Mapping[Column, tuple[str, ...]] = {
 """Columns that are tried, in this order, if `dataset.columns` names none."""
 
 _MISSING = object()
+_TEXTS: tuple[Column, ...] = ("context", "solution", "stratum", "id")
 
 
 class DatasetConfig(Model):
@@ -71,11 +75,13 @@ class DatasetConfig(Model):
     @field_validator("validation", "test", mode="before")
     @classmethod
     def _held_out(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, int | str | Path) and not isinstance(value, bool):
+        least = 0 if info.field_name == "validation" else 1
+        is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        if is_count or isinstance(value, str | Path):
             return value
         raise ValueError(
-            f"dataset.{info.field_name} is {value!r}; expected a number of questions to hold out, a file, "
-            "or a split of the hub's data set"
+            f"dataset.{info.field_name} is {value!r}; expected a number of questions to hold out, {least} or "
+            "more, a file, or a split of the hub's data set"
         )
 
     @model_validator(mode="after")
@@ -83,15 +89,11 @@ class DatasetConfig(Model):
         if (self.path is None) == (self.name is None):
             fields = "both path and name" if self.path else "neither path nor name"
             raise ValueError(f"dataset: has {fields}; expected one of them")
-        for name in ("subset", "split"):
-            default = type(self).model_fields[name].default
-            if self.path is not None and getattr(self, name) != default:
-                raise ValueError(
-                    f"dataset.{name} is for a data set of the hub (name), but path is set; remove one"
-                )
-        for name, least in (("validation", 0), ("test", 1)):
-            if isinstance(value := getattr(self, name), int) and value < least:
-                raise ValueError(f"dataset.{name} is {value}; expected {least} or more")
+        if self.path is not None and (self.subset is not None or self.split != "train"):
+            raise ValueError(
+                f"dataset.{'split' if self.subset is None else 'subset'} is for a data set of the hub (name), "
+                "but path is set; remove one"
+            )
         if "question" in self.columns and self.columns["question"] is None:
             raise ValueError("dataset.columns.question is null; expected the questions' column")
         return self
@@ -110,28 +112,19 @@ def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
         ConfigError: no such file or data set, a column missing or of the wrong type, a repeated id,
             or too few questions to hold some out; names the file and row.
     """
-    path = config.path
-    name = config.name
-    field, train = ("dataset.path", path) if name is None else ("dataset.name", config.split)
-    source = f"{field}: {path}" if name is None else f"{field}: {name}, split {config.split},"
-    sizes: dict[str, int] = {}
-    tasks: dict[str, list[Task]] = {}
-    for split, value in (
-        ("train", train),
-        ("validation", config.validation),
-        ("test", config.test),
-    ):
-        if isinstance(value, int):
-            sizes[split] = value
-            continue
-        if split != "train":
-            field = f"dataset.{split}"
-        if name is None:
-            rows = file_rows(cast(Path, value), field)
-        else:
-            rows = hub_rows(name, config.subset, str(value), field)
-        tasks[split] = _tasks(rows, config, source if split == "train" else f"{field}: {value}")
-    tasks = _split(tasks, sizes, source, config.model_fields_set)
+
+    def read(split: str, value: Any) -> tuple[list[Row], str]:
+        field = f"dataset.{split}"
+        if split == "train":
+            field = "dataset.path" if config.name is None else "dataset.name"
+        if config.name is None:
+            return file_rows(value, field), f"{field}: {value}"
+        rows = hub_rows(config.name, config.subset, str(value), field)
+        return rows, f"{field}: {config.name}, split {value}"
+
+    train = config.path or config.split
+    sources = {"train": train, "validation": config.validation, "test": config.test}
+    tasks = _by_split(sources, read, config.columns, config.model_fields_set)
     return {**tasks, "train": tasks["train"][: config.limit]}
 
 
@@ -160,40 +153,39 @@ def tasks_from(
         config = DatasetConfig(path=Path("dataset"), columns=cast(Any, dict(columns or {})))
     except ValidationError as error:
         raise ConfigError(f"dataset.{describe(error, DatasetConfig)}") from error
-    tasks = {"train": _tasks(given_rows(dataset, "dataset"), config, "dataset")}
-    sizes: dict[str, int] = {}
-    for split, value in (("validation", validation), ("test", test)):
-        field = f"dataset.{split}"
-        if not isinstance(value, int):
-            tasks[split] = _tasks(given_rows(value, field), config, field)
-        elif value < 0:
-            raise ConfigError(f"{field} is {value}; expected 0 or more, or rows")
-        else:
-            sizes[split] = value
-    return _split(tasks, sizes, "dataset", sizes)
+
+    def read(split: str, value: Any) -> tuple[list[Row], str]:
+        source = "dataset" if split == "train" else f"dataset.{split}"
+        return given_rows(value, source), source
+
+    sources = {"train": dataset, "validation": validation, "test": test}
+    return _by_split(sources, read, config.columns, sources)
 
 
-def tasks_of_rows(
-    rows: Sequence[Row], columns: Mapping[Column, str | None], source: str, split: str
-) -> list[Task]:
+def tasks_of_rows(rows: Sequence[Row], columns: Columns, source: str, split: str) -> list[Task]:
     """Turn rows into the tasks of one split, with its name before their ids; `source` starts messages."""
-    config = DatasetConfig(path=Path("dataset"), columns=dict(columns))
-    return _with_ids(_tasks(rows, config, source), split, True)
+    return _with_ids(_tasks(rows, columns, source), split, True)
 
 
-def _split(
-    tasks: Mapping[str, list[Task]],
-    sizes: Mapping[str, int],
-    source: str,
+def _by_split(
+    sources: Mapping[str, Any],
+    read: Callable[[str, Any], tuple[list[Row], str]],
+    columns: Columns,
     asked: Collection[str],
 ) -> dict[str, list[Task]]:
-    """Hold questions out for the splits without data, and return the tasks of all with their ids.
+    """Read the tasks of each split, and hold questions out for the splits without data.
 
-    `asked` names the splits whose number is the user's own, not a default.
+    Args:
+        sources: the data of each split, or the number of questions to hold out.
+        read: returns the rows of a split's data, and the start of messages about them.
+        columns: the column of each role.
+        asked: the splits whose number is the user's own, not a default.
     """
-    places = hold_out([_key(task) for task in tasks["train"]], sizes, source)
-    held_out = {split: [tasks["train"][i] for i in rows] for split, rows in places.items()}
-    parts = {**tasks, **held_out}
+    sizes = {split: n for split, n in sources.items() if split != "train" and isinstance(n, int)}
+    data = {split: read(split, value) for split, value in sources.items() if split not in sizes}
+    tasks = {split: _tasks(rows, columns, source) for split, (rows, source) in data.items()}
+    places = hold_out([_key(task) for task in tasks["train"]], sizes, data["train"][1])
+    parts = tasks | {split: [tasks["train"][i] for i in rows] for split, rows in places.items()}
     short = {split for split in sizes if split in asked and len(parts[split]) < sizes[split]}
     if short:
         counts = [
@@ -201,7 +193,7 @@ def _split(
             for split, rows in parts.items()
         ]
         warn(f"dataset: {sum(map(len, parts.values()))} questions: {', '.join(counts)}")
-    warn_of_overlaps({split: [_key(task) for task in parts[split]] for split in ("train", *tasks)})
+    warn_of_overlaps({split: [_key(task) for task in parts[split]] for split in data})
     return {split: _with_ids(parts[split], split, split not in sizes) for split in SPLITS}
 
 
@@ -221,76 +213,65 @@ def _with_ids(tasks: Sequence[Task], split: str, has_own_data: bool) -> list[Tas
     ]
 
 
-def _tasks(rows: Sequence[Row], config: DatasetConfig, source: str) -> list[Task]:
+def _tasks(rows: Sequence[Row], columns: Columns, source: str) -> list[Task]:
     """Turn rows into tasks, whose ids are "" if the data has none."""
     if not rows:
         raise ConfigError(f"{source} holds no rows; expected one for each question")
-    names = list(dict.fromkeys(name for _, row in rows for name in row))
-    columns = _columns(config, rows, names, source)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    rows = [{name: row.get(name) for name in names} for row in rows]
+    column_of = _columns(columns, rows[0], source)
     aliases = None
-    if "answers" in columns and "answers" not in config.columns:
+    if "answers" in column_of and "answers" not in columns:
         aliases = next((name for name in ALIAS_COLUMNS if name in names), None)
     if aliases is not None:
         warn(
-            f"{source}: the accepted answers are those of {columns['answers']} and of {aliases}; name one "
+            f"{source}: the accepted answers are those of {column_of['answers']} and of {aliases}; name one "
             "in dataset.columns.answers to read it alone"
         )
-    # Lists that a CSV file or a column of texts holds as JSON, or as Python writes them.
-    lists = {
-        column: parse_lists([row.get(column) for _, row in rows])
-        for column in (columns["question"], columns.get("answers"), aliases)
-        if column is not None
-    }
-    if texts := [column for column, values in lists.items() if values is not None]:
-        warn(
-            f"{source}: {listed(sorted(texts))} holds lists written as text, which are read as lists"
-        )
-    first_rows: dict[str, str] = {}
+    # A CSV file or a column of texts may hold lists as JSON, or as Python writes them.
+    parsed_rows = [dict(row) for row in rows]
+    for column in (column_of["question"], column_of.get("answers"), aliases):
+        if column in names and (lists := parse_lists([row[column] for row in rows])):
+            warn(f"{source}: {column} holds lists written as text, which are read as lists")
+            for row, value in zip(parsed_rows, lists, strict=True):
+                row[column] = value
+    first_rows: dict[str, int] = {}
     tasks: list[Task] = []
-    for i, (place, cells) in enumerate(rows):
-        row = {name: cells.get(name) for name in names}
-        parsed = row | {column: values[i] for column, values in lists.items() if values}
-        task = replace(_task(parsed, columns, aliases, place), columns=row)
-        if task.id and first_rows.setdefault(task.id, place) != place:
+    for i, (row, parsed) in enumerate(zip(rows, parsed_rows, strict=True), 1):
+        task = replace(_task(parsed, column_of, aliases, f"{source}, row {i}"), columns=row)
+        if task.id and first_rows.setdefault(task.id, i) != i:
             raise ConfigError(
-                f"{place}: the id {task.id!r} came before, at {first_rows[task.id]}; give each row its "
-                "own, or name another column in dataset.columns.id (null: a hash of the question)"
+                f"{source}, row {i}: the id {task.id!r} came before, in row {first_rows[task.id]}; give each "
+                "row its own, or name another column in dataset.columns.id (null: a hash of the question)"
             )
         tasks.append(task)
     return tasks
 
 
-def _columns(
-    config: DatasetConfig, rows: Sequence[Row], names: Sequence[str], source: str
-) -> dict[Column, str]:
-    """Return the column of each role that the data has."""
+def _columns(columns: Columns, row: Row, source: str) -> dict[Column, str]:
+    """Return the column of each role that the data has, by its first row."""
     column_of: dict[Column, str] = {}
     for role, defaults in DEFAULT_COLUMNS.items():
-        if role in config.columns and config.columns[role] is None:
-            continue
-        column = config.columns.get(role)
-        if column is not None and column.partition(".")[0] not in names and column not in names:
+        column = columns.get(role)
+        if column is not None and column.partition(".")[0] not in row and column not in row:
             raise ConfigError(
-                f"dataset.columns.{role} is {column!r}, but {source} has the columns {listed(names)}; "
+                f"dataset.columns.{role} is {column!r}, but {source} has the columns {listed(row)}; "
                 "name one of them"
             )
-        if column is None:
-            first = rows[0][1]
-            column = next((n for n in defaults if n in names or nested(first, n) is not None), None)
+        if role not in columns:
+            column = next((n for n in defaults if n in row or nested(row, n) is not None), None)
         if column is not None:
             column_of[role] = column
     if "question" not in column_of:
         raise ConfigError(
             f"dataset.columns.question: {source.partition(': ')[2] or source} has none of the columns "
-            f"{', '.join(DEFAULT_COLUMNS['question'])}, only {listed(names)}; name the one with the "
+            f"{', '.join(DEFAULT_COLUMNS['question'])}, only {listed(row)}; name the one with the "
             "questions in dataset.columns: {question: …}"
         )
     return column_of
 
 
-def _task(
-    row: Mapping[str, Any], columns: Mapping[Column, str], aliases: str | None, place: str
-) -> Task:
+def _task(row: Row, columns: Mapping[Column, str], aliases: str | None, place: str) -> Task:
     values: dict[Column, Any] = {}
     for role, column in columns.items():
         values[role] = value = nested(row, column, _MISSING)
@@ -299,17 +280,17 @@ def _task(
                 f'{place}: has no "{column}"; add it, or name another column in '
                 f"dataset.columns.{role}"
             )
+    texts = {role: _text(values.get(role), role, columns, place) for role in _TEXTS}
     messages, question = read_messages(values["question"], columns["question"], place)
     answers, reasoning = _answers(values.get("answers"), columns.get("answers", ""), place)
     if aliases is not None:
         answers = tuple(dict.fromkeys(answers + reference_answers(row[aliases])[0]))
-    context = _text(values.get("context"), "context", columns, place)
     return Task(
-        id=_text(values.get("id"), "id", columns, place),
-        question=f"{context}\n\n{question}" if context else question,
+        id=texts["id"],
+        question=f"{texts['context']}\n\n{question}" if texts["context"] else question,
         answers=answers,
-        stratum=_text(values.get("stratum"), "stratum", columns, place),
-        solution=_text(values.get("solution"), "solution", columns, place) or reasoning,
+        stratum=texts["stratum"],
+        solution=texts["solution"] or reasoning,
         context=messages,
         chat=isinstance(values["question"], list),
     )
@@ -318,18 +299,16 @@ def _task(
 def _answers(value: Any, column: str, place: str) -> tuple[tuple[str, ...], str]:
     """Return the accepted answers, and the reasoning of the first one in GSM8K's form."""
     answers, reasoning = reference_answers(value)
-    value = plain_value(value)
-    members = cast("list[object]", value) if isinstance(value, list) else [value]
-    if answers or all(member in (None, "") or isinstance(member, str) for member in members):
+    if answers or all(member is None or isinstance(member, str) for member in cells_of(value)):
         return answers, reasoning
-    below = list(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else []
+    below = next(iter(cast(Row, value)), None) if isinstance(value, Mapping) else None
     fix = (
-        f"name a field below it (such as dataset.columns.answers: {column}.{below[0]})"
-        if below
-        else "fix the row, or name another column in dataset.columns.answers (null: none)"
+        "fix the row, or name another column in dataset.columns.answers (null: none)"
+        if below is None
+        else f"name a field below it (such as dataset.columns.answers: {column}.{below})"
     )
     raise ConfigError(
-        f'{place}: "{column}" is {shortened(cast(object, value))}; expected text, a number, true or false, a '
+        f'{place}: "{column}" is {shortened(plain_value(value))}; expected text, a number, true or false, a '
         f"list of them, or null; {fix}"
     )
 
@@ -341,9 +320,9 @@ def _text(value: Any, role: Column, columns: Mapping[Column, str], place: str) -
     text = plain_text(value)
     is_id = isinstance(plain_value(value), str | int) and not isinstance(plain_value(value), bool)
     if not text or (role == "id" and not is_id):
-        kinds = "text or an integer" if role == "id" else "text"
         raise ConfigError(
-            f'{place}: "{columns[role]}" is {shortened(value)}; expected {kinds}, or name another column '
-            f"in dataset.columns.{role}"
+            f'{place}: "{columns[role]}" is {shortened(value)}; expected '
+            f"{'text or an integer' if role == 'id' else 'text'}, or name another column in "
+            f"dataset.columns.{role}"
         )
     return text

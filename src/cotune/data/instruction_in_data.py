@@ -8,6 +8,9 @@ from cotune.data.cells import shortened
 from cotune.data.trl_data import holding, last_question, messages_of
 from cotune.errors import ConfigError
 
+Messages = Sequence[dict[str, Any]]
+"""Chat messages."""
+
 
 @dataclass(frozen=True)
 class InstructionPlace:
@@ -46,10 +49,10 @@ def place_instruction(
     """
     prompts = [messages_of(row) for row in rows if "prompt" in row]
     argument = f"method=cotune.{method_name}(instruction=…)"
-    if instruction is not None:
-        place = _place_of(instruction, prompts, argument)
-    else:
+    if instruction is None:
         place = _shared(prompts, needs_instruction, argument)
+    else:
+        place = _place_of(instruction, prompts, argument)
     if needs_instruction and not place.initial.strip():
         raise ConfigError(
             f"method: {method_name} evolves an instruction, and the prompts share no system message; "
@@ -58,9 +61,7 @@ def place_instruction(
     return place
 
 
-def _place_of(
-    instruction: str, prompts: Sequence[list[dict[str, Any]]], argument: str
-) -> InstructionPlace:
+def _place_of(instruction: str, prompts: Sequence[Messages], argument: str) -> InstructionPlace:
     """Return the place of the method's instruction, which may have white space around it."""
     for text in (instruction.rstrip(), instruction.strip()):
         without = [messages for messages in prompts if not holding(messages, text)]
@@ -76,24 +77,21 @@ def _place_of(
 
 
 def _shared(
-    prompts: Sequence[list[dict[str, Any]]], needs_instruction: bool, argument: str
+    prompts: Sequence[Messages], needs_instruction: bool, argument: str
 ) -> InstructionPlace:
     """Return the system message, or else the whole question, that all prompts share."""
-    systems = list(dict.fromkeys(_system(messages) for messages in prompts))
+    systems: dict[str, None] = {}
+    for messages in prompts:
+        contents = (message["content"] for message in messages if message["role"] == "system")
+        systems[next(contents, "")] = None
     if len(systems) > 1 and needs_instruction:
-        first, second = (shortened(text) if text else "none" for text in systems[:2])
+        first, second = [shortened(text) if text else "none" for text in systems][:2]
         raise ConfigError(
             f"the data has {len(systems)} different system messages, such as {first} and {second}; "
             f"expected one that all rows share, as one instruction is evolved: give {argument}, a text "
             "that all prompts have or one to add to each"
         )
-    if len(systems) == 1 and systems[0]:
-        return InstructionPlace(systems[0], systems[0])
-    if len(prompts) > 1 and all(messages == prompts[0] for messages in prompts):
-        question = last_question(prompts[0])["content"].rstrip()
-        return InstructionPlace(question, question)
-    return InstructionPlace()
-
-
-def _system(messages: Sequence[dict[str, Any]]) -> str:
-    return next((str(m["content"]) for m in messages if m["role"] == "system"), "")
+    text = next(iter(systems), "") if len(systems) == 1 else ""
+    if not text and len(prompts) > 1 and all(messages == prompts[0] for messages in prompts):
+        text = last_question(prompts[0])["content"].rstrip()
+    return InstructionPlace(text, text)

@@ -34,7 +34,7 @@ def read_rows(
     Args:
         dataset: a `datasets.Dataset` or `IterableDataset`, or a list of rows.
         name: the argument that it was given as, which starts error messages.
-        rows_needed: the rows that are read of a stream, which has no length.
+        rows_needed: the rows that are read of a stream, which has no length; None refuses a stream.
         needs_prompt: whether each row needs a `prompt`; an environment can make it instead.
 
     Raises:
@@ -45,43 +45,39 @@ def read_rows(
     if hasattr(dataset, "__iter__") and not hasattr(dataset, "__len__"):
         if rows_needed is None:
             raise ConfigError(
-                f"{name} is a stream, whose length is unknown; set max_steps, or give a "
-                "datasets.Dataset"
+                f"{name} is a stream, whose length is unknown; give a datasets.Dataset or a list of rows, or "
+                "to train on a stream set max_steps"
             )
         dataset = list(islice(cast("Iterable[Any]", dataset), rows_needed))
-    checked_rows = [_checked(row, place, needs_prompt) for place, row in given_rows(dataset, name)]
-    if not checked_rows:
+    rows = [dict(row) for row in given_rows(dataset, name)]
+    if not rows:
         raise ConfigError(f"{name} holds no rows; expected one for each question")
-    _refuse_images(checked_rows[0], name)
-    chats = [not isinstance(row["prompt"], str) for row in checked_rows if "prompt" in row]
+    _refuse_images(rows[0], name)
+    for i, row in enumerate(rows, 1):
+        if "prompt" in row or needs_prompt:
+            _check_prompt(row, f"{name}, row {i}")
+    chats = [not isinstance(row["prompt"], str) for row in rows if "prompt" in row]
     if len(set(chats)) > 1:
         raise ConfigError(
             f"{name} has texts and chat messages ({sum(chats)} of {len(chats)}) as prompts; expected "
             "one form: write every prompt as messages, [{'role': 'user', 'content': …}]"
         )
-    return checked_rows
+    return rows
 
 
-def _checked(row: Mapping[str, Any], place: str, needs_prompt: bool) -> dict[str, Any]:
-    """Return a row with its prompt as text or a list of messages."""
-    columns = dict(row)
-    if "prompt" not in columns:
-        if needs_prompt:
-            raise ConfigError(
-                f'{place} has no column "prompt", only {listed(list(columns))}; expected a text or chat '
-                "messages there, as for GRPOTrainer: rename the questions' column"
-            )
-        return columns
-    # NumPy's format makes an array of messages.
-    prompt = columns["prompt"] = plain_value(columns["prompt"])
-    if isinstance(prompt, str):
-        return columns
-    if not isinstance(prompt, list) or not prompt:
+def _check_prompt(row: dict[str, Any], place: str) -> None:
+    """Raise ConfigError for a row whose prompt is neither text nor a list of messages."""
+    if "prompt" not in row:
         raise ConfigError(
-            f"{place}: the prompt is {shortened(columns['prompt'])}; expected text or messages"
+            f'{place} has no column "prompt", only {listed(row)}; expected a text or chat '
+            "messages there, as for GRPOTrainer: rename the questions' column"
         )
-    check_messages(cast("list[object]", prompt), "prompt", place)
-    return columns
+    # NumPy's format makes an array of messages.
+    prompt = row["prompt"] = plain_value(row["prompt"])
+    if isinstance(prompt, list) and prompt:
+        check_messages(cast("list[object]", prompt), "prompt", place)
+    elif not isinstance(prompt, str):
+        raise ConfigError(f"{place}: the prompt is {shortened(prompt)}; expected text or messages")
 
 
 def _refuse_images(columns: Iterable[str], name: str) -> None:

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal, Self
 from cotune.data.corpus import (
     Language,
     indexed_text,
-    join_contents,
     read_corpus,
     shown_passage,
+    split_contents,
 )
 from cotune.environments.base import TaskEnvironment, without_answer
 from cotune.environments.environment_kind import EnvironmentKind, Tasks
@@ -256,8 +256,8 @@ def _build_retriever(options: SearchOptions) -> Retriever:
     from cotune.retrieval.bm25 import BM25Retriever
 
     corpus = read_corpus(options.corpus)
-    passages = [shown_passage(join_contents(*row), options.protocol) for row in corpus]
-    indexed = [indexed_text(*row, _TITLE_WEIGHT) for row in corpus]
+    passages = [shown_passage(contents, options.protocol) for contents in corpus]
+    indexed = [indexed_text(*split_contents(contents), _TITLE_WEIGHT) for contents in corpus]
     return BM25Retriever(passages, indexed, options.language)
 
 

@@ -19,7 +19,7 @@ from cotune.config.build import build_llm, initial_instruction
 from cotune.config.cost import Plan, plan_method, show_plan
 from cotune.config.joint_method import JointMethod, Static
 from cotune.data.splits import SPLITS
-from cotune.data.trl_data import tasks_of
+from cotune.data.trl_data import read_rows, tasks_of
 from cotune.engines.best_policy import BestPolicy
 from cotune.engines.comm import world
 from cotune.engines.conclude import conclude
@@ -50,7 +50,6 @@ from cotune.engines.trl.script_data import (
     fit_arguments,
     keep_best_by_reward,
     read_data,
-    read_evaluated,
 )
 from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
@@ -531,7 +530,7 @@ class JointTrainer(PolicyUpdate):
                 "eval_dataset: rows need a trainer with a train_dataset; name a split of the environment, such as "
                 'evaluate("test")'
             )
-        return tasks_of(read_evaluated(eval_dataset), "evaluate", prompt_format.text)
+        return tasks_of(read_rows(eval_dataset, "eval_dataset"), "evaluate", prompt_format.text)
 
     def push_to_hub(self, *_: Any, **__: Any) -> Any:
         """Raise ConfigError: the trainer would upload its output folder, with the run in it."""

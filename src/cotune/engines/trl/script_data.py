@@ -78,7 +78,9 @@ def read_data(
         )
     evaluated = eval_dataset if isinstance(eval_dataset, Mapping) else {"validation": eval_dataset}
     validation = {
-        name: read_evaluated(data) for name, data in evaluated.items() if data is not None
+        name: read_rows(data, "eval_dataset")
+        for name, data in evaluated.items()
+        if data is not None
     }
     every_row = [*rows, *(row for part in validation.values() for row in part)]
     options = method.options
@@ -113,20 +115,6 @@ def read_data(
     else:
         environment = SingleTurnEnvironment(tasks, place.initial, prompt_format)
     return ScriptData(environment, chat, partial(served_format, every_row, place.text))
-
-
-def read_evaluated(dataset: Any) -> list[dict[str, Any]]:
-    """Read rows to evaluate on.
-
-    Raises:
-        ConfigError: see `read_rows`; or a stream, of which nobody says how much to read.
-    """
-    if not hasattr(dataset, "__len__"):
-        raise ConfigError(
-            "eval_dataset is a stream, whose length is unknown; expected a datasets.Dataset or a list of the rows to "
-            "evaluate on"
-        )
-    return read_rows(dataset, "eval_dataset")
 
 
 def _rows_needed(args: GRPOConfig) -> int | None:
