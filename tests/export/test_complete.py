@@ -12,8 +12,8 @@ from cotune.cli import train
 from cotune.config.run_file import RunConfig
 from cotune.environments.base import TaskEnvironment
 from cotune.errors import ConfigError
-from cotune.export.complete import complete_best, completed, question_messages
-from cotune.export.serving import read_serving
+from cotune.export.complete import complete_best, complete_serving, question_messages
+from cotune.export.export import export
 from cotune.policy.codec import HFCodec
 from cotune.policy.local_policy import load
 from cotune.policy.policy_files import policy_path
@@ -124,7 +124,7 @@ def test_a_question_alone_is_rendered_to_the_evaluated_tokens(
     run, config = finished_run(world(kind, tmp_path, **changes), own, instruction=HOSTILE)
     environment = environment_of(config)
     complete_best(config, run, environment)
-    serving = read_serving(run.best_path)
+    serving = complete_serving(run)
     assert serving is not None
     assert (serving.instruction_in_template, serving.reason) == (True, "")
     assert serving.tools == (("look_up",) if kind == "tools" else ())
@@ -177,7 +177,7 @@ def test_an_environment_that_lays_out_its_own_messages_keeps_the_models_template
     complete_best(config, run, environment)
     template = (run.best_path / "chat_template.jinja").read_text(encoding="utf-8")
     assert template == tokenizer.chat_template
-    serving = read_serving(run.best_path)
+    serving = complete_serving(run)
     assert serving is not None
     assert not serving.instruction_in_template
     card = (run.best_path / "README.md").read_text(encoding="utf-8")
@@ -205,7 +205,7 @@ def test_completing_again_changes_nothing_and_repairs_a_kill(tmp_path: Path) -> 
             else:
                 path.unlink()
         if written % 2:
-            completed(config, run)
+            export(run.path, output=tmp_path / f"export-{written}")
         else:
             assert train.resume(run.path, Console(quiet=True)) == run.path
         assert files(run.best_path) == whole
@@ -217,18 +217,17 @@ def test_completing_again_changes_nothing_and_repairs_a_kill(tmp_path: Path) -> 
 def test_a_completion_of_an_earlier_attempt_is_done_anew(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     run, config = finished_run(world("geo", tmp_path), tokenizer, tiny_model(tokenizer))
-    assert completed(config, run).attempt == 1
-    card = run.best_path / "README.md"
-    card.write_text("of the first attempt", encoding="utf-8")
-    assert completed(config, run).attempt == 1
-    assert card.read_text(encoding="utf-8") == "of the first attempt"
+    assert complete_best(config, run).attempt == 1
+    assert complete_serving(run)
     run.cut_back(0)
     with pytest.raises(ConfigError, match="not finished"):
-        completed(config, run)
+        complete_serving(run)
     summary = read_json(run.summary_path)
     run.write_summary({k: v for k, v in summary.items() if k not in ("attempt", "schema_version")})
-    assert completed(config, run).attempt == 2
-    assert "Results" in card.read_text(encoding="utf-8")
+    assert complete_serving(run) is None
+    (run.best_path / "README.md").write_text("of the first attempt", encoding="utf-8")
+    export(run.path)
+    assert "Results" in (run.best_path / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_generation_config_is_that_of_the_evaluation(tmp_path: Path) -> None:

@@ -106,8 +106,8 @@ def test_the_folder_that_one_is_in_is_filled_and_a_link_is_followed(
     real.mkdir()
     link.symlink_to(real)
     monkeypatch.chdir(here)
-    assert export(run.path, output=Path()) == here == Path.cwd()
-    assert export(run.path, output=link) == real
+    export(run.path, output=Path())
+    export(run.path, output=link)
     assert files(here) == files(real) == files(run.best_path)
 
 

@@ -63,7 +63,7 @@ def test_texts_of_a_model_are_one_block_each_and_nothing_else(tmp_path: Path) ->
     assert tags <= {"<code>", "</code>"}
     assert not [token for token in inlines if token.type == "image"]
     links = {token.attrs["href"] for token in inlines if token.type == "link_open"}
-    assert all(str(link).startswith("https://arxiv.org/abs/") for link in links)
+    assert not links
     headings = [
         after.content for token, after in pairwise(tokens) if token.tag == "h2"
         and token.nesting == 1
@@ -96,7 +96,7 @@ def test_the_results_are_those_of_the_summary(tmp_path: Path) -> None:
     assert rows[3] == ["2 hops", "0.250", "0.188", "0.375", "0.125"]
     assert "Exact match of one greedy rollout a question. 95 % interval of the first figure" in card
     assert "0.352 to 0.648" in card
-    assert "The hint that helped most in training" in card
+    assert "A hint that helped in training" in card
 
 
 def test_the_measure_is_named(tmp_path: Path) -> None:

@@ -40,7 +40,6 @@ def test_each_method_says_what_it_is() -> None:
         assert method_of(kind) is method
         assert method.options().kind == kind
         assert method.label
-        assert method.card
         assert method.about
         assert bool(method.evolves) == method.needs_llm(method.options())
     assert len({method.label for method in BUILT_IN.values()}) == len(BUILT_IN)

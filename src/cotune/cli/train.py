@@ -120,9 +120,9 @@ def _conclude_late(run: RunDir, config: RunConfig, console: Console) -> bool:
         return False
     from cotune.engines.conclude import result_files
     from cotune.experiments.report import write_report
-    from cotune.export.complete import complete_best, is_complete
+    from cotune.export.complete import complete_best, complete_serving
 
-    if is_complete(run) and run.report_path.is_file():
+    if complete_serving(run) and run.report_path.is_file():
         return False
     with _stoppable(run.path, config), run_locked(run.path):
         complete_best(config, run)

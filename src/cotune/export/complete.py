@@ -7,6 +7,7 @@ between completing it again repairs it.
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from cotune.config.build import run_environment
 from cotune.config.run_file import RunConfig
 from cotune.environments.base import TaskEnvironment
 from cotune.export.model_card import write_card
-from cotune.export.serving import Serving, best_choice, finished, read_serving
+from cotune.export.serving import FILE, Serving, best_choice, finished, read_serving
 from cotune.policy.chat_template import own_templates, with_instruction, without_instruction
-from cotune.policy.policy_files import check_whole, is_adapter
+from cotune.policy.policy_files import is_adapter
 from cotune.protocols import Environment
 from cotune.run.json_files import Row, write_atomic, write_json_atomic
 from cotune.run.run_dir import RunDir
@@ -27,7 +28,9 @@ _OF_THIS_MACHINE = ("is_local", "local_files_only", "name_or_path")
 _COMPARED = 20  # questions for which the two renderings are compared
 
 
-def complete_best(config: RunConfig, run: RunDir, environment: Environment | None = None) -> None:
+def complete_best(
+    config: RunConfig, run: RunDir, environment: Environment | None = None
+) -> Serving:
     """Make a finished run's `best/` a folder that can be served without changes.
 
     The chat template carries the best instruction if it renders questions of the validation split
@@ -37,6 +40,9 @@ def complete_best(config: RunConfig, run: RunDir, environment: Environment | Non
     Args:
         run: its folder, with its summary.json written.
         environment: the run's; built here if None.
+
+    Returns:
+        How the policy was evaluated.
 
     Raises:
         ConfigError: the run is not finished, or its environment or tokenizer cannot be loaded.
@@ -68,28 +74,19 @@ def complete_best(config: RunConfig, run: RunDir, environment: Environment | Non
         tasks={name: len(environment.tasks(name)) for name in ("train", "validation", "test")},
     )
     write_card(best, config, run, serving, "adapter" if is_adapter(best) else "full")
-    serving.write(best)
+    write_json_atomic(best / FILE, asdict(serving))
+    return serving
 
 
-def is_complete(run: RunDir) -> bool:
-    """Return whether a finished run's `best/` is complete. Raises ConfigError if it is not finished."""
-    serving = read_serving(run.best_path)
-    return serving is not None and serving.attempt == finished(run).get("attempt", run.attempt)
-
-
-def completed(config: RunConfig, run: RunDir) -> Serving:
-    """Return how the finished run's policy was evaluated; complete `best/` first if needed.
+def complete_serving(run: RunDir) -> Serving | None:
+    """Return how a finished run's policy was evaluated; None if its `best/` is not complete.
 
     Raises:
-        ConfigError: see `complete_best`; or a part of `best/` is missing.
+        ConfigError: the run is not finished.
     """
-    best_choice(run.best_path)
-    check_whole(run.best_path)
-    if not is_complete(run):
-        complete_best(config, run)
+    attempt = finished(run).get("attempt", run.attempt)
     serving = read_serving(run.best_path)
-    assert serving is not None  # it was just written
-    return serving
+    return serving if serving is not None and serving.attempt == attempt else None
 
 
 def write_generation_config(folder: Path, limits: Limits, tokenizer: Any = None) -> None:

@@ -1,6 +1,5 @@
 """`cotune export`: a run's best policy in its own folder, unchanged or merged into its base."""
 
-import os
 import shutil
 from pathlib import Path
 from typing import get_args
@@ -8,10 +7,10 @@ from typing import get_args
 from cotune.config.resuming import open_trained
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.export.complete import completed
+from cotune.export.complete import complete_best, complete_serving
 from cotune.export.model_card import write_card
 from cotune.export.serving import Format, finished
-from cotune.policy.policy_files import is_adapter, policy_path
+from cotune.policy.policy_files import check_whole, is_adapter, policy_path
 from cotune.run.json_files import check_folder
 from cotune.run.run_dir import RunDir
 
@@ -39,25 +38,21 @@ def export(folder: Path, format: str | None = None, output: Path | None = None) 
     kind = checked_format(run, format)
     target = output or run.path / "export"
     check_folder(target, "--output")
-    if not target.name or target.is_symlink():
-        target = target.resolve()
     if target.exists() and any(target.iterdir()):
         raise ConfigError(
             f"--output: {target} exists and is not an empty folder; remove it, or name another"
         )
-    # A mount point and the folder that a shell is in cannot be replaced: a folder that is there is filled.
-    filled = target.is_dir()
-    staged = target / ".new" if filled else target.with_name(f".{target.name}.{os.getpid()}.new")
+    new = not target.exists()
+    staged = target / ".new"
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        staged.mkdir(parents=True)
         stage(config, run, kind, staged)
-        if filled:
-            for path in staged.iterdir():
-                path.rename(target / path.name)
-        else:
-            staged.rename(target)
+        for path in staged.iterdir():
+            path.rename(target / path.name)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
+        if new and target.is_dir() and not any(target.iterdir()):
+            target.rmdir()
     return target
 
 
@@ -79,16 +74,12 @@ def checked_format(run: RunDir, format: str | None) -> Format:
         return "full" if not adapter else "merged" if format else "adapter"
     if format not in FORMATS:
         raise ConfigError(f"--format is {format!r}; expected one of {', '.join(FORMATS)}")
-    if (format == "adapter") != adapter:
-        raise ConfigError(
-            f"--format is {format}, but {run.path} trained "
-            + (
-                "an adapter (policy.lora); expected adapter, or merged for whole weights"
-                if adapter
-                else "all weights (no policy.lora); expected full"
-            )
-        )
-    return "adapter" if adapter else "full"
+    if (format == "adapter") == adapter:
+        return "adapter" if adapter else "full"
+    fix = "an adapter (policy.lora); expected adapter, or merged for whole weights"
+    if not adapter:
+        fix = "all weights (no policy.lora); expected full"
+    raise ConfigError(f"--format is {format}, but {run.path} trained {fix}")
 
 
 def refuse_links(folder: Path) -> None:
@@ -100,17 +91,13 @@ def refuse_links(folder: Path) -> None:
             )
 
 
-def stage(
-    config: RunConfig,
-    run: RunDir,
-    kind: Format,
-    staged: Path,
-) -> None:
-    """Write the export into a folder that does not exist yet."""
+def stage(config: RunConfig, run: RunDir, kind: Format, staged: Path) -> None:
+    """Write the export into an empty folder; complete `best/` first if a kill has left it incomplete."""
     refuse_links(run.best_path)
-    serving = completed(config, run)
+    check_whole(run.best_path)
+    serving = complete_serving(run) or complete_best(config, run)
     skipped = shutil.ignore_patterns(".*", *(_WEIGHTS if kind == "merged" else ()))
-    shutil.copytree(run.best_path, staged, ignore=skipped)
+    shutil.copytree(run.best_path, staged, ignore=skipped, dirs_exist_ok=True)
     if kind == "merged":
         from cotune.policy.local_policy import load
 

@@ -4,9 +4,9 @@ Texts of models and of the run file cannot end their block or become a tag, a li
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 import yaml
 from huggingface_hub import ModelCardData
@@ -14,21 +14,23 @@ from huggingface_hub import ModelCardData
 from cotune.config.run_file import RunConfig, dump_config
 from cotune.export.serving import Format, Serving, best_choice, finished
 from cotune.policy.policy_files import is_local
+from cotune.run.best import BestRecord
 from cotune.run.json_files import Row, write_atomic
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import EXACT_MATCH
 from cotune.utils.text import printable
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
-_TRAINING = (
-    "steps", "questions_per_step", "group_size", "mini_batches", "learning_rate", "schedule",
-    "warmup", "kl", "clip", "temperature", "rollout_budget",
-)  # fmt: skip
 _SCORES = {
     "em": "trained, best instruction",
     "em_initial_instruction": "trained, initial instruction",
     "em_with_hint": "trained, best instruction and hint",
     "em_before": "before training, initial instruction",
+}
+_WEIGHTS = {
+    "full": "Weights",
+    "adapter": "A LoRA adapter",
+    "merged": "Weights with a LoRA adapter merged in",
 }
 
 
@@ -58,79 +60,44 @@ def write_card(
     """
     (arm,) = finished(run)["arms"].values()
     chosen = best_choice(folder)
-    method = config.method
-    limits = serving.limits
-    adapter = kind == "adapter"
     front = ModelCardData(
         base_model=hub_id(config.policy.path) or None,
-        library_name="peft" if adapter else "transformers",
+        library_name="peft" if kind == "adapter" else "transformers",
         pipeline_tag="text-generation",
-        tags=["cotune", *method.tags],
+        tags=["cotune", "grpo", config.strategy.kind],
         model_name=re.sub(r"\W+", "-", config.name).strip("-") or "run",
     )
-    weights = {
-        "full": "Weights",
-        "adapter": "A LoRA adapter",
-        "merged": "Weights with a LoRA adapter merged in",
-    }
+    base = inline(base_name(config.policy.path))
     measure = inline(arm.get("measure", EXACT_MATCH)).capitalize()
     interval = arm.get("em_interval")
     parts = [
         f"---\n{front.to_yaml()}\n---",
         f"# {inline(config.name) or 'run'}",
-        f"{weights[kind]} of {inline(base_name(config.policy.path))}, trained with cotune. {inline(chosen.statement())}.",
+        f"{_WEIGHTS[kind]} of {base}, trained with cotune. {inline(chosen.statement())}.",
         "## Results",
         _results(arm),
         f"{measure} of one greedy rollout a question."
         + (
             " 95 % interval of the first figure: {:.3f} to {:.3f}.".format(*interval)
-            if interval
-            else ""
+            * bool(interval)
         ),
         "## Instruction",
         fenced(chosen.instruction)
         if chosen.instruction
         else "None: it was trained and evaluated on the questions only.",
-    ]
-    if serving.instruction_in_template:
-        parts.append(
-            "The chat template carries it: a request with only the question is rendered to the tokens that were "
-            'evaluated. The template argument `instruction` replaces it, and `instruction=""` leaves it out.'
-        )
-    elif chosen.instruction:
-        parts.append(
-            f"The chat template does not carry it, since {inline(serving.reason)}. `serving.json` says where it stood."
-        )
-    if chosen.hint:
-        parts += [
-            "The hint that helped most in training; what it taught is in the weights:",
-            fenced(chosen.hint),
-        ]
-    parts += [
+        _place(chosen, serving),
+        "A hint that helped in training; what it taught is in the weights:" * bool(chosen.hint),
+        fenced(chosen.hint) if chosen.hint else "",
         "## Serving",
         fenced(_serve_command(config, kind), "sh"),
-        f"It was evaluated greedily, with at most {limits.turn_tokens} tokens a turn and "
-        f"{limits.trajectory_tokens} after the prompt. Turns: at most {limits.turns}.",
-    ]
-    if serving.stop:
-        stops = ", ".join(map(_code, serving.stop))
-        parts.append(
-            f"A turn ended at {stops}: set `stop` and `include_stop_str_in_output` in a request."
-        )
-    if serving.tools:
-        parts.append(
-            f"It was offered the tools {', '.join(map(_code, serving.tools))}: pass them as `tools` of a request."
-        )
-    description = (config.training.frozen and method.card_frozen) or method.card
-    proposer = config.proposer
-    parts += [
+        *_serving_notes(serving),
         "## Method",
-        f"{description}. Trained by `cotune train` with",  # Markdown of the method's own code
+        f"{inline(config.method.label)}: {inline(config.method.about)}. Trained by `cotune train` with",
         fenced(_settings(config), "yaml"),
-        f"Proposals by {inline(proposer.public_name)}."
-        if proposer
+        f"Proposals by {inline(config.proposer.public_name)}."
+        if config.proposer
         else "The instruction was fixed.",
-        "The weights are the base's." if config.training.frozen else "",
+        "The weights are the base's." * config.training.frozen,
         "The licence of the base model holds for what is derived from it.",
     ]
     write_atomic(folder / "README.md", "\n\n".join(filter(None, parts)) + "\n")
@@ -145,6 +112,36 @@ def _results(arm: Row) -> str:
         scores = [arm[f"{name}_by_stratum"].get(stratum) for name in names]
         rows.append([inline(stratum), *("" if s is None else f"{s:.3f}" for s in scores)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _place(chosen: BestRecord, serving: Serving) -> str:
+    """Say whether a request needs the instruction."""
+    if serving.instruction_in_template:
+        return (
+            "The chat template carries it: a request with only the question is rendered to the tokens that were "
+            'evaluated. The template argument `instruction` replaces it, and `instruction=""` leaves it out.'
+        )
+    if not chosen.instruction:
+        return ""
+    return (
+        f"The chat template does not carry it, since {inline(serving.reason)}. `serving.json` says where it "
+        "stood."
+    )
+
+
+def _serving_notes(serving: Serving) -> Iterator[str]:
+    """Yield what a server or client must share with the evaluation."""
+    limits = serving.limits
+    yield (
+        f"It was evaluated greedily, with at most {limits.turn_tokens} tokens a turn and "
+        f"{limits.trajectory_tokens} after the prompt. Turns: at most {limits.turns}."
+    )
+    if serving.stop:
+        stops = ", ".join(map(_code, serving.stop))
+        yield f"A turn ended at {stops}: set `stop` and `include_stop_str_in_output` in a request."
+    if serving.tools:
+        tools = ", ".join(map(_code, serving.tools))
+        yield f"It was offered the tools {tools}: pass them as `tools` of a request."
 
 
 def _serve_command(config: RunConfig, kind: Format) -> str:
@@ -164,14 +161,9 @@ def _serve_command(config: RunConfig, kind: Format) -> str:
 def _settings(config: RunConfig) -> str:
     """Return the part of the run file that says how it was trained, without what is private."""
     dumped = dump_config(config)
-    settings: dict[str, Any] = {
-        "seed": config.seed,
-        "environment": config.environment.kind,
-        "strategy": dumped["strategy"],
-        "training": {name: dumped["training"][name] for name in _TRAINING},
-        "limits": dumped["limits"],
-    }
-    settings |= {name: dumped["policy"][name] for name in ("lora", "template_args")}
+    del dumped["training"]["engine_args"]
+    names = ("seed", "strategy", "training", "limits")
+    settings = {name: dumped[name] for name in names} | {"lora": dumped["policy"]["lora"]}
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).strip()
 
 

@@ -1,6 +1,6 @@
 """A finished run's best policy: its choice in `best/best.json`, its evaluation in `best/serving.json`."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from cotune.environments.base import PromptFormat
 from cotune.errors import ConfigError
 from cotune.run.best import BestRecord, read_best
-from cotune.run.json_files import Row, write_json_atomic
+from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits
 from cotune.utils.text import command_on
@@ -49,26 +49,13 @@ class Serving:
 
     schema_version: Literal[1] = 1
 
-    def write(self, folder: Path) -> None:
-        """Replace serving.json in a folder."""
-        write_json_atomic(folder / FILE, asdict(self))
-
 
 def read_serving(folder: Path) -> Serving | None:
-    """Read serving.json of a folder; None if there is none.
-
-    Raises:
-        ConfigError: the file was not written by `Serving.write`.
-    """
-    path = folder / FILE
-    if not path.is_file():
-        return None
+    """Read serving.json of a folder; None if there is none that can be read."""
     try:
-        return TypeAdapter(Serving).validate_json(path.read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise ConfigError(f"{path}: cannot be read ({place}: {first['msg']}); remove it") from error
+        return TypeAdapter(Serving).validate_json((folder / FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
 def finished(run: RunDir) -> Row:

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from cotune.methods.inspo import inspo
 from cotune.methods.inspo.inspo import Inspo, InspoOptions
-from cotune.methods.method import Context, Cost, Method, RunShape, arxiv
+from cotune.methods.method import Context, Cost, Method, RunShape
 from cotune.methods.p2o import p2o
 from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.types import Distillation
@@ -77,11 +77,6 @@ METHOD = Method(
     build=InspoP2O,
     label="INSPO with P²O",
     about="both composed",
-    card=(
-        f"INSPO ({arxiv('2512.01945')}) and P²O ({arxiv('2603.21877')}) composed: the instruction "
-        "evolves, and hard questions are rolled out under evolved hints, on GRPO"
-    ),
-    tags=("grpo", "inspo", "p2o"),
     evolves=("instruction", "hints"),
     check=lambda options, shape: p2o.check(options.p2o, shape, options.inspo.groups),
     cost=_cost,

@@ -116,9 +116,6 @@ class Method(Generic[Options]):
         build: makes the strategy.
         label: its name in tables and reports.
         about: what it does, in a line.
-        card: what was done, for the model card; in Markdown, with the papers.
-        card_frozen: the same under a frozen policy; "" is `card`.
-        tags: tags for the model card.
         evolves: the texts that it changes; each may fill an equal share of half a prompt.
         needs_llm: returns whether it asks an optimizer LLM.
         uses_batches: whether it learns from training batches, so that they are rolled out even if
@@ -135,9 +132,6 @@ class Method(Generic[Options]):
     build: Callable[[Options, Context], Strategy]
     label: str
     about: str
-    card: str
-    card_frozen: str = ""
-    tags: tuple[str, ...] = ("grpo",)
     evolves: tuple[Literal["instruction", "hints"], ...] = ()
     needs_llm: Callable[[Options], bool] = lambda options: True
     uses_batches: bool = True
@@ -150,8 +144,3 @@ class Method(Generic[Options]):
     def kind(self) -> str:
         """Return `strategy.kind` as in the run file."""
         return str(getattr(self.options, "kind"))  # noqa: B009  the default of its field
-
-
-def arxiv(number: str) -> str:
-    """Return a Markdown link to a paper."""
-    return f"[arXiv {number}](https://arxiv.org/abs/{number})"

@@ -52,8 +52,6 @@ METHOD = Method(
     build=lambda options, context: StaticStrategy(context.instruction),
     label="GRPO",
     about="GRPO under the static instruction",
-    card="GRPO under a fixed instruction",
-    card_frozen="No method: the instruction is fixed",
     needs_llm=lambda options: False,
     uses_batches=False,
 )

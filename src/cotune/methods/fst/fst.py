@@ -22,7 +22,7 @@ from cotune.methods.last_stage import (
     TrainedPromptOptions,
     check_last_stage,
 )
-from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv, check_least
+from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, check_least
 from cotune.methods.proposals import ProposalAccount
 from cotune.methods.scores import greedy_cover, too_close_to_call
 from cotune.methods.text_evolution import (
@@ -379,11 +379,6 @@ METHOD = Method(
     build=Fst,
     label="FST",
     about="a set of prompts and policy together, by GEPA and CISPO",
-    card=(
-        f"FST ({arxiv('2605.12484')}): groups spread over prompts that GEPA evolves on the current "
-        "policy, on GRPO's advantages with CISPO's loss"
-    ),
-    tags=("grpo", "fst"),
     evolves=("instruction",),
     loss="cispo",
     check=check,

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from cotune.methods.fst import fst
 from cotune.methods.fst.fst import Fst, FstOptions
-from cotune.methods.method import Context, Method, arxiv
+from cotune.methods.method import Context, Method
 from cotune.methods.scores import too_close_to_call
 from cotune.methods.text_evolution import DevScores, GepaSearchOptions, ranked
 from cotune.protocols import Recorder
@@ -86,9 +86,6 @@ METHOD = Method(
     build=Gepa,
     label="GEPA",
     about="the instruction evolved before the first step",
-    card=f"GRPO under an instruction that GEPA ({arxiv('2507.19457')}) evolved before the first step",
-    card_frozen=f"GEPA ({arxiv('2507.19457')}) on the instruction",
-    tags=("grpo", "gepa"),
     evolves=("instruction",),
     uses_batches=False,
     check=lambda options, shape: fst.check(options.once, shape),

@@ -20,7 +20,7 @@ from cotune.methods.last_stage import (
     TrainedPromptOptions,
     check_last_stage,
 )
-from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv, check_least
+from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, check_least
 from cotune.methods.proposals import (
     Draft,
     ProposalAccount,
@@ -529,8 +529,6 @@ METHOD = Method(
     build=Inspo,
     label="INSPO",
     about="instructions and policy together",
-    card=f"INSPO ({arxiv('2512.01945')}): weights and instruction trained together, on GRPO",
-    tags=("grpo", "inspo"),
     evolves=("instruction",),
     check=lambda options, shape: check_last_stage(options.distil_steps, shape),
     cost=cost,

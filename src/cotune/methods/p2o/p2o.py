@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from cotune.methods.contract import MAX_CHARS, HintRules
 from cotune.methods.group_plan import Groups, drawn_count
-from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, arxiv
+from cotune.methods.method import Context, Cost, Method, Proposals, RunShape
 from cotune.methods.p2o.hard_samples import HardSamples
 from cotune.methods.p2o.hint_evolution import HintEvolution
 from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, covering, withheld
@@ -285,11 +285,6 @@ METHOD = Method(
     build=P2O,
     label="P²O",
     about="hints for hard questions, distilled into the policy",
-    card=(
-        f"P²O ({arxiv('2603.21877')}): hard questions rolled out under evolved hints and trained on "
-        "without them, on GRPO"
-    ),
-    tags=("grpo", "p2o"),
     evolves=("hints",),
     check=check,
     cost=cost,
