@@ -1,83 +1,122 @@
 """Evolve instructions with GEPA under the current policy: the prompt, and what a search records."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from cotune.methods.contract import InstructionRules
-from cotune.methods.method import RunShape
-from cotune.methods.proposals import Draft, record_born, rejections, surroundings
-from cotune.methods.text_evolution import Record, Report, gepa_prompt
-from cotune.protocols import LLM, Recorder
-from cotune.types import Instruction
+from cotune.methods.method import Evolution, RunShape
+from cotune.methods.proposals import ProposalAccount, record_born, rejections, surroundings
+from cotune.methods.text_evolution import (
+    DevScores,
+    Record,
+    SearchPlan,
+    TextSearch,
+    gepa_prompt,
+    mean_scores,
+)
+from cotune.types import Instruction, Prompt
 
 _ORIGIN = "gepa"
 _PROGRESS_EVENTS = 20  # within a phase
 
 
-class Births(Report):
-    """Names accepted instructions and records the events of a search.
+class InstructionSearch(TextSearch):
+    """Evolve instructions from one by GEPA, and record the events.
 
     Args:
-        lineage: all instructions so far, in order of birth; the search starts from one of them.
-        drafts: the valid texts, filled by the search.
-        step: the step before which this happens.
-        llm: writes the instructions.
-        budget: evaluations of the search.
+        instructions: all so far, in order of birth; the search starts from one of them.
+        description: the environment, described to the LLM.
 
     Attributes:
         instructions: all instructions, the new ones last.
-        reject: records that a text did not join.
     """
 
     def __init__(
         self,
-        lineage: Sequence[Instruction],
-        drafts: Mapping[str, Draft],
-        step: int,
-        record: Recorder,
-        llm: LLM,
-        budget: int,
+        instructions: Sequence[Instruction],
+        description: str,
+        plan: SearchPlan,
+        evolution: Evolution,
+        account: ProposalAccount,
+        rules: InstructionRules,
     ) -> None:
-        self.instructions = list(lineage)
-        self._ids = {instruction.text: instruction.id for instruction in lineage}
-        self._drafts = drafts
-        self._step = step
-        self._record = record
-        self._budget = budget
-        self._origin = getattr(llm, "origin", "") or _ORIGIN
-        self.reject = rejections(record, self._ids, self._origin)
+        self.instructions = list(instructions)
+        self._about = surroundings(description)
+        self._rules = rules
+        self._born = evolution.progress.step
+        self._ids = {instruction.text: instruction.id for instruction in instructions}
+        self._origin = getattr(evolution.llm, "origin", "") or _ORIGIN
+        self._reject = rejections(evolution.record, self._ids, self._origin)
+        self._before = 0  # rollouts before the search itself
         self._part = -1  # of the budget, when progress was last recorded
+        lineage = {instruction.text: instruction.shown for instruction in instructions}
+        super().__init__(plan, evolution, account, rules, self._reject, lineage)
+
+    def run(self, seed: Instruction, last: bool) -> DevScores:
+        """Return all texts with their scores, the seed first; the accepted ones join the instructions.
+
+        Args:
+            last: whether no other search can follow.
+
+        Raises:
+            EngineError, EvolutionError: see `end_phase`.
+        """
+        self._before = self.evaluations
+        budget = self.left
+        self.record("gepa_phase", dev=len(self.plan.dev), train=len(self.plan.train), budget=budget)
+        scores = self.evolve(seed.text)
+        self.end_phase(last)
+        means = [*mean_scores(scores).values()]
+        self.record(
+            "gepa_phase_ended",
+            evaluations=self.evaluations - self._before,
+            budget=budget,
+            asked=self.account.asked,
+            proposed=self.account.answered,
+            valid=self.account.valid,
+            accepted=len(scores) - 1,
+            initial_dev_score=means[0],
+            best_dev_score=max(means),
+        )
+        return scores
+
+    def prompt(self, text: str) -> Prompt:
+        return Prompt(text)
+
+    def reflection_prompt(self, parent: str, examples: Sequence[Record]) -> str:
+        return self._about + instruction_prompt(parent, examples, self._rules.kept_texts)
 
     def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
-        draft = self._drafts[text]
+        draft = self.drafts[text]
         instruction = Instruction(
             id=f"i{len(self.instructions)}",
             text=text,
             parent=self._ids[parent],
             origin=self._origin,
-            born=self._step,
+            born=self._born,
             critique=draft.critique,
             shown=tuple(sorted(draft.shown)),
         )
         self.instructions.append(instruction)
         self._ids[text] = instruction.id
-        record_born(instruction, self._record, score, parent_score)
+        record_born(instruction, self.record, score, parent_score)
 
     def rejected(
-        self, text: str, parent: str, score: float, parent_score: float, improved: bool
+        self, text: str, parent: str, score: float, parent_score: float, reason: str
     ) -> None:
-        reason = "no budget left to score it" if improved else "not above its parent"
-        self.reject(text, parent, reason, score, parent_score)
+        self._reject(text, parent, reason, score, parent_score)
 
-    def progress(self, evaluations: int, texts: int, best: float) -> None:
+    def progress(self, texts: int, best: float) -> None:
         """Recorded periodically: an iteration may be only six rollouts."""
-        part = evaluations * _PROGRESS_EVENTS // self._budget
+        evaluations = self.evaluations - self._before
+        budget = self.plan.budget - self._before
+        part = evaluations * _PROGRESS_EVENTS // budget
         if part == self._part:
             return
         self._part = part
-        self._record(
+        self.record(
             "gepa_progress",
             evaluations=evaluations,
-            budget=self._budget,
+            budget=budget,
             instructions=texts,
             best_dev_score=best,
         )
@@ -138,16 +177,3 @@ def instruction_prompt(parent: str, examples: Sequence[Record], required: Iterab
         f"Keep these texts in the new instruction, letter by letter: {texts}\n\n" if texts else ""
     )
     return f"{prompt}\n{keep}Provide the new instructions within ``` blocks."
-
-
-def instruction_prompter(
-    rules: InstructionRules, description: str = ""
-) -> Callable[[str, Sequence[Record]], str]:
-    """Return the function that builds a prompt from a parent and examples.
-
-    Args:
-        rules: the contract of an instruction.
-        description: the environment, described to the LLM.
-    """
-    about = surroundings(description)
-    return lambda parent, examples: about + instruction_prompt(parent, examples, rules.kept_texts)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from cotune.methods.contract import check_same_initial
 from cotune.methods.group_plan import Groups, planned
-from cotune.methods.method import Context, RunShape, check_least
+from cotune.methods.method import Context, Evolution, RunShape, check_least
 from cotune.methods.proposals import record_born
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
 from cotune.types import (
@@ -71,16 +71,6 @@ class TrainedPromptOptions:
     def checks_uplift(self) -> bool:
         """Return whether the gain may move into the weights (`Strategy.checks_uplift`)."""
         return self.target == "initial" or self.distil_steps > 0
-
-
-@dataclass(frozen=True, slots=True)
-class Evolution:
-    """What an evolution before a step works with: `Strategy.evolve_if_due`'s arguments."""
-
-    progress: Progress
-    rollout: Rollout
-    llm: LLM
-    record: Recorder
 
 
 class EvolvedInstructions(Strategy):

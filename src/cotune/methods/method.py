@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
-from cotune.protocols import Strategy
-from cotune.types import Distillation, Purpose, Task
+from cotune.protocols import LLM, Recorder, Rollout, Strategy
+from cotune.types import Distillation, Progress, Purpose, Task
 
 CISPO_CAP = 5.0
 """Upper bound of the importance ratio in CISPO's loss; ScaleRL's value (arXiv 2510.13786)."""
@@ -51,6 +51,16 @@ class Context:
     count_tokens: Callable[[str], int] | None = None
     max_tokens: int | None = None
     control_tokens: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Evolution:
+    """What an evolution before a step works with: `Strategy.evolve_if_due`'s arguments."""
+
+    progress: Progress
+    rollout: Rollout
+    llm: LLM
+    record: Recorder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The seam of everybody who writes texts: a proposer asks, a contract checks, provenance follows.
 
 proposer     makes a `Request` of a parent and what was learned under it: `inspo.proposers`, and for
-             GEPA `text_evolution.Reflector`
+             GEPA `text_evolution.TextSearch`
 ReplyForm    reads the texts of a reply
 contract     says why a text is rejected, before it costs a rollout (`contract`)
 provenance   the questions that the author of a text, or of an ancestor, was shown (`Draft.shown`)

@@ -1,6 +1,6 @@
 """Evolve texts with `gepa.optimize` (arXiv 2507.19457), through its public adapter and strategies.
 
-The text is P²O's hint or GEPA's whole instruction; the caller defines its rating and reflection.
+The text is P²O's hint or GEPA's whole instruction, each a subclass of `TextSearch`.
 
 gepa is given nothing that outlives the phase: no run folder, no cache, no pickle. The same inputs
 and the same replies of policy and LLM make the same calls in the same order, so that an interrupted
@@ -10,6 +10,7 @@ phase is resumed by replaying both.
 import hashlib
 import random
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,9 +18,10 @@ from statistics import fmean
 from typing import Any, Literal
 
 from cotune.errors import EngineError
+from cotune.methods.contract import InstructionRules
+from cotune.methods.method import Evolution, check_least
 from cotune.methods.proposals import Draft, ProposalAccount, ReplyForm, Request, without_reasoning
 from cotune.methods.scores import SOLVED_AT
-from cotune.protocols import Recorder, Rollout
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 from cotune.utils.text import shorten_middle
 
@@ -63,86 +65,7 @@ class GepaSearchOptions:
     show_answers: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("dev_size", "beam"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more")
-
-
-class Judge:
-    """Evaluate texts under the current policy, by one rollout per text and question.
-
-    Args:
-        prompt: builds the prompt from a candidate text.
-        record: told once if rollouts end in an environment error; they count as their reward, 0.
-        earlier: rollouts under the current policy that were made before and are not repeated, by text and by
-            question.
-        scoring: whether rollouts are greedy, or sampled as in training.
-
-    Attributes:
-        evaluations: rollouts made so far.
-        lost: of these, rollouts that ended in an environment error.
-    """
-
-    def __init__(
-        self,
-        prompt: Callable[[str], Prompt],
-        rollout: Rollout,
-        record: Recorder,
-        earlier: Mapping[str, Mapping[str, Trajectory]] | None = None,
-        scoring: Scoring = "greedy",
-    ) -> None:
-        self._prompt = prompt
-        self._rollout = rollout
-        self._earlier = earlier or {}
-        self._greedy = scoring == "greedy"
-        self._record = record
-        self.evaluations = self.lost = 0
-
-    def evaluate(self, items: Sequence[tuple[str, Sequence[Task]]]) -> list[list[Trajectory]]:
-        """Return the trajectories of each (text, questions), all made in one rollout call."""
-        earlier = self._earlier
-        pairs = [
-            (self._prompt(text), task)
-            for text, tasks in items
-            for task in tasks
-            if task.id not in earlier.get(text, ())
-        ]
-        assignments = [Assignment(task, p, p, "", i) for i, (p, task) in enumerate(pairs)]
-        new: list[Trajectory] = []
-        if assignments:
-            new = self._rollout(assignments, purpose="evolve", greedy=self._greedy)
-        self.evaluations += len(new)
-        failed = sum(t.stop is StopReason.ENVIRONMENT_ERROR for t in new)
-        if failed and not self.lost:
-            self._record(
-                "notice",
-                text=f"{failed} of {len(new)} rollouts that score texts ended in an environment error "
-                "and count as 0, so the scores may be too low",
-            )
-        self.lost += failed
-        in_order = iter(new)
-        return [
-            [earlier.get(text, {}).get(task.id) or next(in_order) for task in tasks]
-            for text, tasks in items
-        ]
-
-
-def scores_are_lost(lost: int, evaluations: int, record: Recorder, stays: str) -> bool:
-    """Return whether the environment failed in too many rollouts of a phase to decide by its scores.
-
-    Args:
-        lost: rollouts that ended in an environment error.
-        evaluations: all rollouts that scored texts.
-        record: takes the notice.
-        stays: what stays as it was, for the notice.
-    """
-    if lost <= _MOST_LOST * evaluations:
-        return False
-    record(
-        "notice",
-        text=f"{lost} of {evaluations} rollouts that score texts ended in an environment error: {stays}",
-    )
-    return True
+        check_least(self, 1, "dev_size", "beam")
 
 
 def feedback(trajectory: Trajectory, show_answers: bool) -> str:
@@ -220,105 +143,6 @@ FENCED = ReplyForm(read_fenced, "within ``` blocks")
 """How the replies to gepa's prompts hold their texts."""
 
 
-class Reflector:
-    """Ask for texts with gepa's prompts: one request a parent, about rollouts under it.
-
-    This is gepa's `BatchReflectionLM`. A parent without a valid text returns none, and gepa spends no
-    evaluation on it. gepa swallows errors raised here and retries one by one, so the first error is kept,
-    no request follows it, and the phase raises it when gepa has returned.
-
-    Args:
-        account: asks the LLM; its phase has begun.
-        prompt: returns the prompt for a parent and examples.
-        lineage: by parent, the ids of the questions that it or an ancestor was derived from.
-
-    Attributes:
-        drafts: the valid texts.
-        failure: the error that ends the phase; None for none.
-        barren: iterations in a row that had failures to reflect on and led to no valid text.
-    """
-
-    def __init__(
-        self,
-        account: ProposalAccount,
-        prompt: Callable[[str, Sequence[Record]], str],
-        show_answers: bool,
-        lineage: Mapping[str, tuple[str, ...]] | None = None,
-    ) -> None:
-        self.account = account
-        self._prompt = prompt
-        self._show_answers = show_answers
-        self._lineage = dict(lineage or {})
-        # Whether a request was not made, since all its rollouts are environment errors.
-        self._broken = False
-        self.drafts: dict[str, Draft] = {}
-        self.failure: BaseException | None = None
-        self.barren = 0
-
-    def reflect(
-        self, candidate: Candidate, reflective_dataset: Dataset, components_to_update: list[str]
-    ) -> tuple[Any, "Reflector"]:
-        return self.reflect_many([(candidate, reflective_dataset, components_to_update)])[0]
-
-    def reflect_many(self, jobs: Sequence[Job]) -> list[tuple[Any, "Reflector"]]:
-        """Return gepa's proposal for each (candidate, rollouts under it)."""
-        reflection_lm: Any = import_module("gepa.proposer.reflective_mutation.reflection_lm")
-        if self.failure is not None:
-            raise self.failure
-        try:
-            proposed = self.propose(
-                [(text[_PART], [row[_ROLLOUT] for row in rows[_PART]]) for text, rows, _ in jobs]
-            )
-        except BaseException as error:
-            self.failure = error
-            raise
-        if proposed:
-            self.barren = 0 if any(text is not None for text in proposed) else self.barren + 1
-        texts = [{} if text is None else {_PART: text} for text in proposed]
-        return [(reflection_lm.ReflectionProposal(new_texts=new), self) for new in texts]
-
-    def propose(self, jobs: Sequence[tuple[str, Sequence[Trajectory]]]) -> list[str | None]:
-        """Return a valid text for each parent with rollouts under it.
-
-        Rollouts that are not `judged` are not shown. The text is None if there are no others, the call failed
-        or the reply breaks the contract.
-        """
-        return [self._propose(parent, rollouts) for parent, rollouts in jobs]
-
-    def _propose(self, parent: str, rollouts: Sequence[Trajectory]) -> str | None:
-        judged = [t for t in rollouts if t.judged]
-        if not judged:
-            self._broken |= bool(rollouts)
-            return None
-        chars = _REFLECTION_CHARS // len(judged)
-        prompt = self._prompt(parent, [example(t, self._show_answers, chars) for t in judged])
-        lineage = self._lineage.get(parent, ())
-        drafts = self.account.ask(Request(prompt, parent, lineage, tuple(t.task for t in judged)))
-        if not drafts:
-            return None
-        self.drafts[drafts[0].text] = drafts[0]
-        self._lineage[drafts[0].text] = drafts[0].shown
-        return drafts[0].text
-
-    def end_phase(self, last: bool = False) -> None:
-        """End the phase.
-
-        Raises:
-            EngineError: the last phase could not ask, because the environment failed.
-            EvolutionError: see `ProposalAccount.end_phase`.
-        """
-        account = self.account
-        if account.asked or account.spent:
-            account.end_phase(last)
-            return
-        why = "there was no failure to reflect on"
-        if self._broken:
-            why = "all rollouts to reflect on ended in an environment error or without a reward"
-            if last and not getattr(account.llm, "optional", False):
-                raise EngineError(f"no {account.what} was asked for: {why}; fix the environment")
-        account.record("notice", text=f"no {account.what} was asked for: {why}")
-
-
 DevScores = dict[str, tuple[float, ...]]
 """Rewards on the dev questions, by text or by id; one rollout each."""
 
@@ -364,123 +188,148 @@ def split(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
-    """The start and the limits of a phase.
+class SearchPlan:
+    """The questions and the limits of a search.
 
     Attributes:
-        seed: the text that evolution starts from.
-        budget: evaluations (one is one rollout).
-        beam: parents that texts are derived from in one iteration.
-        barren: iterations in a row without a valid text that end the phase.
+        options: how texts are scored and reflected on.
+        dev: questions that texts are scored on, by one rollout each.
+        train: questions that are reflected on.
+        budget: rollouts of the search.
+        barren: iterations in a row without a valid text that end it.
+        key: seed of all draws.
     """
 
-    seed: str
+    options: GepaSearchOptions
+    dev: Sequence[Task]
+    train: Sequence[Task]
     budget: int
-    beam: int
     barren: int
+    key: str
 
 
-class Report:
-    """Receives what happens in a phase; by default it does nothing with it."""
+class TextSearch(ABC):
+    """Search for better texts under the current policy.
 
-    def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
-        """A text joined; the scores are the means of both over dev."""
+    It is all that gepa calls: adapter, reflection, sampling and selection strategy, stopper and logger.
 
-    def rejected(
-        self, text: str, parent: str, score: float, parent_score: float, improved: bool
-    ) -> None:
-        """A valid text did not join; the scores are the means of both over its minibatch.
-
-        Args:
-            improved: whether it beat its parent, but no budget was left to score it on dev.
-        """
-
-    def progress(self, evaluations: int, texts: int, best: float) -> None:
-        """Evaluations, texts with the seed, and the highest mean over dev, after every iteration."""
-
-
-def evolve_by_gepa(
-    dev: Sequence[Task],
-    train: Sequence[Task],
-    judge: Judge,
-    reflector: Reflector,
-    search: Search,
-    seed_key: str,
-    report: Report,
-) -> DevScores:
-    """Return the seed and all that gepa accepted, with their scores on dev.
-
-    An iteration draws `beam` parents from the instance-level Pareto front, reflects on a minibatch
-    of train with each, and scores on dev the children that are strictly better on their
-    minibatch. The search ends after `barren` iterations in a row without a valid text, or when the rest
-    of the budget does not cover a parent and a child on a minibatch and the child on dev. Fewer parents
-    than `beam` are drawn if the budget covers no more. The budget is never exceeded, except by the
-    seed's scores on dev.
-
-    Raises:
-        Exception: any error of the rollout, the LLM (except LLMError) or the report.
-    """
-
-    gepa: Any = import_module("gepa")  # untyped: its generics cannot be inferred from our arguments
-    bridge = _Bridge(reflector, judge, search, len(dev), report)
-    result: Any = gepa.optimize(
-        seed_candidate={_PART: search.seed},
-        trainset=list(train),
-        valset=list(dev),
-        adapter=bridge,
-        reflection_strategy=reflector,
-        reflection_minibatch_size=MINIBATCH,
-        sampling_strategy=bridge,
-        selection_strategy=bridge,
-        acceptance_criterion="strict_improvement",
-        perfect_score=1.0,  # a minibatch of these is not reflected on
-        candidate_selection_strategy="pareto",
-        frontier_type="instance",
-        use_merge=False,
-        cache_evaluation=False,
-        track_best_outputs=False,
-        display_progress_bar=False,
-        run_dir=None,
-        logger=bridge,
-        stop_callbacks=[bridge],
-        seed=int.from_bytes(hashlib.sha256(seed_key.encode()).digest()[:8], "big"),
-        raise_on_exception=True,
-    )
-    if reflector.failure is not None:
-        raise reflector.failure
-    return {
-        candidate[_PART]: tuple(row[i] for i in range(len(dev)))
-        for candidate, row in zip(result.candidates, result.val_subscores, strict=True)
-    }
-
-
-class _Bridge:
-    """What gepa calls: its adapter, sampling and selection strategy, stopper and logger.
-
-    The current policy stands in place of a fixed task model. gepa checks a budget only between iterations, and
-    one iteration of `beam` parents could exceed it by `beam` × dev, so the number of parents and of children
-    is limited here. Progress is reported from here, since gepa swallows errors of its own callbacks.
+    gepa checks a budget only between iterations, and one iteration of `beam` parents could exceed it by
+    `beam` × dev, so the number of parents and of children is limited here. Progress is reported from here,
+    since gepa swallows errors of its own callbacks. It also swallows errors of a reflection and retries one
+    by one, so the first is kept, no request follows it, and `evolve` raises it when gepa has returned.
 
     Args:
-        dev: questions that a child is scored on.
+        evolution: the policy, the LLM and the record.
+        account: asks the LLM; its phase begins here.
+        rules: the contract of a text.
+        refuse: records a text that breaks it: text, parent, reason.
+        lineage: by text, the ids of the questions that it or an ancestor was derived from.
+
+    Attributes:
+        drafts: the valid texts.
+        evaluations: rollouts made so far.
+        lost: of these, rollouts that ended in an environment error; they count as their reward, 0.
     """
 
-    propose_new_texts = None  # declared, or some versions of gepa propose nothing
+    propose_new_texts = None  # of an adapter; declared, or some versions of gepa propose nothing
 
     def __init__(
-        self, reflector: Reflector, judge: Judge, search: Search, dev: int, report: Report
+        self,
+        plan: SearchPlan,
+        evolution: Evolution,
+        account: ProposalAccount,
+        rules: InstructionRules,
+        refuse: Callable[[str, str, str], None],
+        lineage: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        self._reflector = reflector
-        self._judge = judge
-        self._search = search
-        self._dev = dev
-        self._report = report
+        self.plan = plan
+        self.account = account
+        self.record = evolution.record
+        self.drafts: dict[str, Draft] = {}
+        self.evaluations = self.lost = 0
+        self._rollout = evolution.rollout
+        self._lineage = dict(lineage or {})
+        self._scored: dict[str, dict[str, Trajectory]] = {}  # on dev, by text and question
+        self._broken = False  # whether all rollouts to reflect on were environment errors once
+        self._failure: BaseException | None = None
+        self._barren = 0
         self._reported = 1  # texts that joined; the first is the seed
+        account.begin(evolution.llm, self.record, rules.check, refuse, tried=self._lineage)
 
-    def log(self, message: str) -> None:
-        """Drop gepa's message: the run's events replace them."""
+    # ---- what the texts are
 
-    # ---- the adapter
+    @abstractmethod
+    def prompt(self, text: str) -> Prompt:
+        """Return the prompt that tries a text."""
+
+    @abstractmethod
+    def reflection_prompt(self, parent: str, examples: Sequence[Record]) -> str:
+        """Return the LLM's prompt for a text that is better than a parent on the examples."""
+
+    @abstractmethod
+    def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
+        """Record that a text joined; the scores are the means of both over dev."""
+
+    def rejected(  # noqa: B027  a hook
+        self, text: str, parent: str, score: float, parent_score: float, reason: str
+    ) -> None:
+        """Record that a valid text did not join; the scores are the means of both over its minibatch."""
+
+    @abstractmethod
+    def progress(self, texts: int, best: float) -> None:
+        """Record the texts with the seed, and the highest mean over dev, after every iteration."""
+
+    # ---- rollouts under texts
+
+    def roll_out(self, items: Sequence[tuple[str, Sequence[Task]]]) -> list[list[Trajectory]]:
+        """Return the trajectories of each (text, questions), all made in one rollout call."""
+        pairs = [
+            (self.prompt(text), task)
+            for text, tasks in items
+            for task in tasks
+            if task.id not in self._scored.get(text, ())
+        ]
+        assignments = [Assignment(task, p, p, "", i) for i, (p, task) in enumerate(pairs)]
+        new: list[Trajectory] = []
+        if assignments:
+            greedy = self.plan.options.scoring == "greedy"
+            new = self._rollout(assignments, purpose="evolve", greedy=greedy)
+        self.evaluations += len(new)
+        failed = sum(t.stop is StopReason.ENVIRONMENT_ERROR for t in new)
+        if failed and not self.lost:
+            self.record(
+                "notice",
+                text=f"{failed} of {len(new)} rollouts that score texts ended in an environment error "
+                "and count as 0, so the scores may be too low",
+            )
+        self.lost += failed
+        in_order = iter(new)
+        return [
+            [self._scored.get(text, {}).get(task.id) or next(in_order) for task in tasks]
+            for text, tasks in items
+        ]
+
+    def score(self, texts: Sequence[str]) -> DevScores:
+        """Return the scores of texts on dev; the search does not repeat them."""
+        rows = self.roll_out([(text, self.plan.dev) for text in texts])
+        for text, row in zip(texts, rows, strict=True):
+            self._scored[text] = {t.task.id: t for t in row}
+        return {t: tuple(t.reward for t in row) for t, row in zip(texts, rows, strict=True)}
+
+    def scores_are_lost(self, stays: str) -> bool:
+        """Return whether the environment failed in too many rollouts to decide by their scores.
+
+        Args:
+            stays: what stays as it was, for the notice.
+        """
+        if self.lost <= _MOST_LOST * self.evaluations:
+            return False
+        self.record(
+            "notice",
+            text=f"{self.lost} of {self.evaluations} rollouts that score texts ended in an environment error: "
+            f"{stays}",
+        )
+        return True
 
     def evaluate(
         self, batch: Sequence[Task], candidate: Candidate, capture_traces: bool = False
@@ -490,13 +339,13 @@ class _Bridge:
     def batch_evaluate(
         self, items: Sequence[tuple[Candidate, Sequence[Task]]], capture_traces: bool = True
     ) -> list[Any]:
-        """Return gepa's `EvaluationBatch` for each item; all items are one rollout call.
+        """Return gepa's `EvaluationBatch` for each item.
 
         Args:
             capture_traces: passed by versions after 0.1.4; trajectories are always returned.
         """
         batch_of: Any = import_module("gepa").EvaluationBatch
-        rows = self._judge.evaluate([(candidate[_PART], tasks) for candidate, tasks in items])
+        rows = self.roll_out([(candidate[_PART], tasks) for candidate, tasks in items])
         return [
             batch_of(outputs=row, scores=[t.reward for t in row], trajectories=row) for row in rows
         ]
@@ -504,20 +353,133 @@ class _Bridge:
     def make_reflective_dataset(
         self, candidate: Candidate, eval_batch: Any, components_to_update: list[str]
     ) -> Dataset:
-        """Return the rollouts as they are: the reflector writes their text."""
+        """Return the rollouts as they are: `propose` writes their text."""
         return {_PART: [{_ROLLOUT: trajectory} for trajectory in eval_batch.trajectories]}
 
-    # ---- the budget
+    # ---- reflection
+
+    def propose(self, parent: str, rollouts: Sequence[Trajectory]) -> str | None:
+        """Return a valid text from a parent with rollouts under it; those that are not `judged` are not shown.
+
+        None if there are no others, the call failed or the reply breaks the contract.
+        """
+        judged = [t for t in rollouts if t.judged]
+        if not judged:
+            self._broken |= bool(rollouts)
+            return None
+        chars = _REFLECTION_CHARS // len(judged)
+        examples = [example(t, self.plan.options.show_answers, chars) for t in judged]
+        prompt = self.reflection_prompt(parent, examples)
+        lineage = self._lineage.get(parent, ())
+        drafts = self.account.ask(Request(prompt, parent, lineage, tuple(t.task for t in judged)))
+        if not drafts:
+            return None
+        self.drafts[drafts[0].text] = drafts[0]
+        self._lineage[drafts[0].text] = drafts[0].shown
+        return drafts[0].text
+
+    def reflect(
+        self, candidate: Candidate, reflective_dataset: Dataset, components_to_update: list[str]
+    ) -> tuple[Any, "TextSearch"]:
+        return self.reflect_many([(candidate, reflective_dataset, components_to_update)])[0]
+
+    def reflect_many(self, jobs: Sequence[Job]) -> list[tuple[Any, "TextSearch"]]:
+        """Return gepa's proposal for each (candidate, rollouts under it); without a text it costs no evaluation."""
+        reflection_lm: Any = import_module("gepa.proposer.reflective_mutation.reflection_lm")
+        if self._failure is not None:
+            raise self._failure
+        try:
+            texts = [
+                self.propose(candidate[_PART], [row[_ROLLOUT] for row in rows[_PART]])
+                for candidate, rows, _ in jobs
+            ]
+        except BaseException as error:
+            self._failure = error
+            raise
+        if any(text is not None for text in texts):
+            self._barren = 0
+        elif texts:
+            self._barren += 1
+        proposals = [{} if text is None else {_PART: text} for text in texts]
+        return [(reflection_lm.ReflectionProposal(new_texts=new), self) for new in proposals]
+
+    def end_phase(self, last: bool = False) -> None:
+        """End the account's phase.
+
+        Raises:
+            EngineError: the last phase could not ask, because the environment failed.
+            EvolutionError: see `ProposalAccount.end_phase`.
+        """
+        account = self.account
+        if account.asked or account.spent:
+            account.end_phase(last)
+            return
+        why = "there was no failure to reflect on"
+        if self._broken:
+            why = "all rollouts to reflect on ended in an environment error or without a reward"
+            if last and not getattr(account.llm, "optional", False):
+                raise EngineError(f"no {account.what} was asked for: {why}; fix the environment")
+        self.record("notice", text=f"no {account.what} was asked for: {why}")
+
+    # ---- the search itself
+
+    def evolve(self, seed: str) -> DevScores:
+        """Return the seed and all that gepa accepted, with their scores on dev.
+
+        An iteration draws `beam` parents from the instance-level Pareto front, reflects on a minibatch
+        of train with each, and scores on dev the children that are strictly better on their
+        minibatch. The search ends after `barren` iterations in a row without a valid text, or when the rest
+        of the budget does not cover a parent and a child on a minibatch and the child on dev. Fewer parents
+        than `beam` are drawn if the budget covers no more. The budget is never exceeded, except by the
+        seed's scores on dev.
+
+        Raises:
+            Exception: any error of the rollout, the LLM (except LLMError) or the record.
+        """
+        # Untyped: its generics cannot be inferred from our arguments.
+        gepa: Any = import_module("gepa")
+        result: Any = gepa.optimize(
+            seed_candidate={_PART: seed},
+            trainset=list(self.plan.train),
+            valset=list(self.plan.dev),
+            adapter=self,
+            reflection_strategy=self,
+            reflection_minibatch_size=MINIBATCH,
+            sampling_strategy=self,
+            selection_strategy=self,
+            acceptance_criterion="strict_improvement",
+            perfect_score=1.0,  # a minibatch of these is not reflected on
+            candidate_selection_strategy="pareto",
+            frontier_type="instance",
+            use_merge=False,
+            cache_evaluation=False,
+            track_best_outputs=False,
+            display_progress_bar=False,
+            run_dir=None,
+            logger=self,
+            stop_callbacks=[self],
+            seed=int.from_bytes(hashlib.sha256(self.plan.key.encode()).digest()[:8], "big"),
+            raise_on_exception=True,
+        )
+        if self._failure is not None:
+            raise self._failure
+        return {
+            candidate[_PART]: tuple(row[i] for i in range(len(self.plan.dev)))
+            for candidate, row in zip(result.candidates, result.val_subscores, strict=True)
+        }
+
+    def log(self, message: str) -> None:
+        return  # gepa's messages: the run's events replace them
 
     @property
     def left(self) -> int:
-        return self._search.budget - self._judge.evaluations
+        return self.plan.budget - self.evaluations
 
     @property
     def parents(self) -> int:
         """Return how many parents and children a minibatch each can be afforded, with dev for a child."""
-        affordable = (self.left - self._dev) // (2 * MINIBATCH)
-        return max(0, min(self._search.beam, affordable))
+        affordable = (self.left - len(self.plan.dev)) // (2 * MINIBATCH)
+        return max(0, min(self.plan.options.beam, affordable))
 
     def sample_tasks(self, *arguments: Any) -> list[Any]:
         """Return parents and minibatches, as many as the budget covers."""
@@ -533,16 +495,17 @@ class _Bridge:
         # Ties keep their order.
         chosen = sorted(
             improved, key=lambda p: sum(p.subsample_scores_before) - sum(p.subsample_scores_after)
-        )[: max(0, self.left // self._dev)]
+        )[: max(0, self.left // len(self.plan.dev))]
         texts = [candidate[_PART] for candidate in state.program_candidates]
         for proposal in proposals:
             if not any(proposal is improvement for improvement in chosen):
-                self._report.rejected(
+                beat_parent = any(proposal is improvement for improvement in improved)
+                self.rejected(
                     proposal.candidate[_PART],
                     texts[proposal.parent_program_ids[0]],
                     fmean(proposal.subsample_scores_after),
                     fmean(proposal.subsample_scores_before),
-                    any(proposal is improvement for improvement in improved),
+                    "no budget left to score it" if beat_parent else "not above its parent",
                 )
         return chosen
 
@@ -554,10 +517,9 @@ class _Bridge:
         ]
         for i in range(self._reported, len(texts)):
             parent: int = gepa_state.parent_program_for_candidate[i][0]
-            self._report.accepted(texts[i], texts[parent], means[i], means[parent])
+            self.accepted(texts[i], texts[parent], means[i], means[parent])
         self._reported = len(texts)
-        self._report.progress(self._judge.evaluations, len(texts), max(means))
+        self.progress(len(texts), max(means))
         # Once the LLM's budget is spent, further rollouts would be wasted.
-        reflector = self._reflector
-        over = reflector.failure is not None or bool(reflector.account.spent)
-        return over or reflector.barren >= self._search.barren or not self.parents
+        over = self._failure is not None or bool(self.account.spent)
+        return over or self._barren >= self.plan.barren or not self.parents

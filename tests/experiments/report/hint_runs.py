@@ -4,15 +4,18 @@ from dataclasses import replace
 from typing import Any
 
 from cotune.methods.contract import HintRules
-from cotune.methods.p2o.hint_evolution import HintEvolution, PhaseResult
+from cotune.methods.method import Evolution
+from cotune.methods.p2o.hint_evolution import HintEvolution
+from cotune.methods.p2o.hints import HintPool
 from cotune.protocols import LLM
 from cotune.run.run_dir import RunDir
+from cotune.types import Progress
 from tests.methods.p2o.hint_fakes import SMALL, Policy, tasks_of_two_kinds
 
 
 def phase(
     run: RunDir, step: int, policy: Policy, llm: LLM, number: int = 1, **changes: Any
-) -> PhaseResult:
+) -> HintPool:
     """Record a phase before a step's rollouts."""
 
     def record(kind: str, /, **fields: object) -> None:
@@ -21,4 +24,6 @@ def phase(
     evolution = HintEvolution(HintRules(), replace(SMALL, **changes), seed=1)
     evolution.load_state_dict(evolution.state_dict() | {"phases": number - 1})
     tasks = tasks_of_two_kinds(20)
-    return evolution.phase(tasks, "Solve it.", policy, llm, record, f"test/{step}")
+    now = Evolution(Progress(step, 0, 99), policy, llm, record)
+    pool, _ = evolution.phase(tasks, "Solve it.", now, f"test/{step}")
+    return pool

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -5,8 +6,9 @@ from typing import Any
 import pytest
 
 from cotune.errors import ConfigError, EvolutionError
-from cotune.methods.fst.fst import METHOD, Fst, FstOptions, covering_prompts
+from cotune.methods.fst.fst import METHOD, Fst, FstOptions
 from cotune.methods.method import Context, RunShape
+from cotune.methods.scores import greedy_cover
 from cotune.types import (
     Assignment,
     Distillation,
@@ -54,7 +56,7 @@ def fst(seed: int = 1, tasks: int = 30, **changes: Any) -> Fst:
     ],
 )
 def test_the_cover_of_the_front_by_hand(scores: Any, count: int, chosen: list[int]):
-    assert covering_prompts(scores, count) == chosen
+    assert greedy_cover(scores, -math.inf)[:count] == chosen
 
 
 def test_rounds_run_every_t_steps_from_the_first_and_never_exceed_their_budget():

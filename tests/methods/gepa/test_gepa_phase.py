@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 
 from cotune.errors import EngineError, LLMError
+from cotune.methods.contract import HintRules
+from cotune.methods.method import Evolution
+from cotune.methods.p2o.hint_evolution import HintSearch
 from cotune.methods.p2o.hints import covering
-from cotune.methods.text_evolution import MINIBATCH
-from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
+from cotune.methods.proposals import ProposalAccount
+from cotune.methods.text_evolution import FENCED, MINIBATCH, SearchPlan
+from cotune.protocols import Rollout
+from cotune.types import Assignment, Progress, StopReason, Task, Trajectory
 from tests.helpers import Events
 from tests.methods.p2o.hint_fakes import (
     KEYWORDS,
+    SMALL,
     Author,
     Policy,
     by_keyword,
@@ -30,16 +36,15 @@ REPOSITORY = Path(__file__).parents[3]
 
 def test_hints_for_both_kinds_end_up_in_the_cover():
     policy, author, record = Policy(), Author(one_keyword_each), Events()
-    result = evolve(policy, author, record)
-    cover = [result.pool.texts[i] for i in covering(result.pool)]
+    pool, search = evolve(policy, author, record)
+    cover = [pool.texts[i] for i in covering(pool)]
     assert len(cover) == 2
     assert {k for k in KEYWORDS.values() if any(k in text for text in cover)} == set(
         KEYWORDS.values()
     )
-    assert result.pool.texts[0] == ""
-    assert result.pool.scores == tuple(
-        tuple(float(by_keyword(task, text)) for task in map(by_id, result.pool.dev))
-        for text in result.pool.texts
+    assert pool.texts[0] == ""
+    assert pool.scores == tuple(
+        tuple(float(by_keyword(task, text)) for task in map(by_id, pool.dev)) for text in pool.texts
     )
     [started], [ended] = record.of("hint_phase"), record.of("hint_phase_ended")
     assert started == {
@@ -53,17 +58,17 @@ def test_hints_for_both_kinds_end_up_in_the_cover():
     assert (ended["solved_without"], ended["solved_by_cover"]) == (0.0, 1.0)
     assert ended["covering"] == 2
     assert ended["covering_texts"] == cover
-    assert ended["evaluations"] == result.judge.evaluations == policy.evaluations
+    assert ended["evaluations"] == search.evaluations == policy.evaluations
     assert ended["valid"] == ended["proposed"] == ended["asked"] == len(author.prompts)
     born = record.of("hint_accepted")
-    assert tuple(event["text"] for event in born) == result.pool.texts[1:]
-    assert {event["parent"] for event in born} <= set(result.pool.texts)
+    assert tuple(event["text"] for event in born) == pool.texts[1:]
+    assert {event["parent"] for event in born} <= set(pool.texts)
     assert [event["mean_dev_score"] for event in born] == [
-        result.pool.mean(i) for i in range(1, len(result.pool.texts))
+        pool.mean(i) for i in range(1, len(pool.texts))
     ]
     progress = [event["evaluations"] for event in record.of("hint_progress")]
     assert progress == sorted(progress)
-    assert (progress[0], progress[-1]) == (8, result.judge.evaluations)
+    assert (progress[0], progress[-1]) == (8, search.evaluations)
 
 
 @pytest.mark.parametrize("reflection", ["gepa", "single_turn"])
@@ -77,7 +82,7 @@ def test_a_hint_carries_the_questions_that_it_and_its_ancestors_were_derived_fro
 
     asked: dict[str, set[str]] = {}
     record = Events()
-    pool = evolve(Policy(), Author(write), record, reflection=reflection).pool
+    pool, _ = evolve(Policy(), Author(write), record, reflection=reflection)
     parents = {row["text"]: row["parent"] for row in record.of("hint_accepted")}
     assert pool.shown[0] == frozenset()
     assert any(parents.values()) == (reflection == "gepa")
@@ -90,11 +95,14 @@ def test_a_hint_carries_the_questions_that_it_and_its_ancestors_were_derived_fro
         assert not shown & set(pool.dev)
 
 
-def test_adapters_take_the_calls_of_gepa_and_of_later_versions():
-    from cotune.methods.text_evolution import Judge, _Bridge  # pyright: ignore[reportPrivateUsage]
+def search_of(rollout: Rollout, record: Events) -> HintSearch:
+    plan = SearchPlan(options=SMALL, dev=(), train=(), budget=9, barren=1, key="")
+    now = Evolution(Progress(1, 0, 9), rollout, Author(one_keyword_each), record)
+    return HintSearch("Solve it.", "", plan, now, ProposalAccount("hint", FENCED), HintRules())
 
-    judge = Judge(lambda hint: Prompt("Solve it.", hint), Policy(), Events())
-    adapter = _Bridge(None, judge, None, 2, None)  # type: ignore[arg-type]
+
+def test_adapters_take_the_calls_of_gepa_and_of_later_versions():
+    adapter = search_of(Policy(), Events())
     tasks = tasks_of_two_kinds(2)
     calls = [
         adapter.batch_evaluate([({"text": ""}, tasks)]),
@@ -102,23 +110,22 @@ def test_adapters_take_the_calls_of_gepa_and_of_later_versions():
         adapter.batch_evaluate(items=[({"text": ""}, tasks)], capture_traces=False),
         [adapter.evaluate(tasks, {"text": ""}, capture_traces=True)],
     ]
-    assert [[batch.scores for batch in made] for made in calls] == [[[0.0, 0.0]]] * 4
-    assert all(len(made[0].trajectories) == 2 for made in calls)
+    assert [[batch.scores for batch in batches] for batches in calls] == [[[0.0, 0.0]]] * 4
+    assert all(len(batches[0].trajectories) == 2 for batches in calls)
 
 
 def test_environment_errors_in_scores_are_told_once():
-    from cotune.methods.text_evolution import Judge
-
     def rollout(assignments: Sequence[Assignment], **_: object) -> list[Trajectory]:
         done = Policy()(assignments, purpose="evolve", greedy=True)
         return [replace(done[0], stop=StopReason.ENVIRONMENT_ERROR), *done[1:]]
 
     record = Events()
-    judge = Judge(Prompt, rollout, record)
+    search = search_of(rollout, record)
     for _ in range(2):
-        judge.evaluate([("Solve it.", tasks_of_two_kinds(3))])
-    (told,) = record.of("notice")
-    assert told["text"].startswith("1 of 3 rollouts that score texts ended in an environment error")
+        search.roll_out([("Take care.", tasks_of_two_kinds(3))])
+    (notice,) = record.of("notice")
+    text = "1 of 3 rollouts that score texts ended in an environment error"
+    assert notice["text"].startswith(text)
 
 
 def test_one_rollout_call_for_each_batch_of_gepa():
@@ -143,8 +150,10 @@ def test_one_rollout_call_for_each_batch_of_gepa():
 @pytest.mark.parametrize("reflection", ["gepa", "single_turn"])
 def test_no_batch_begins_that_the_budget_does_not_cover(budget: int, reflection: str):
     policy, record = Policy(), Events()
-    result = evolve(policy, Author(one_keyword_each), record, budget=budget, reflection=reflection)
-    assert result.judge.evaluations == policy.evaluations <= budget
+    _, search = evolve(
+        policy, Author(one_keyword_each), record, budget=budget, reflection=reflection
+    )
+    assert search.evaluations == policy.evaluations <= budget
     if reflection == "gepa":
         # A parent, its child and the child's dev scores would cost more than what is left.
         assert policy.evaluations > budget - (2 * MINIBATCH + 8)
@@ -161,15 +170,15 @@ def test_budget_is_reckoned_from_dev_where_none_is_given():
 @pytest.mark.parametrize("reflection", ["gepa", "single_turn"])
 def test_two_hard_questions_are_enough(reflection: str):
     policy = Policy()
-    result = evolve(policy, Author(one_keyword_each), count=2, reflection=reflection)
-    assert len(result.pool.dev) == 1
+    pool, _ = evolve(policy, Author(one_keyword_each), count=2, reflection=reflection)
+    assert len(pool.dev) == 1
 
 
 def test_a_policy_that_solves_all_is_not_reflected_on():
     author = Author(one_keyword_each)
-    result = evolve(Policy(lambda task, hint: True), author)
+    pool, search = evolve(Policy(lambda task, hint: True), author)
     assert author.prompts == []
-    assert (result.reflector.account.asked, result.pool.texts, covering(result.pool)) == (
+    assert (search.account.asked, pool.texts, covering(pool)) == (
         0,
         ("",),
         [0],

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cotune.methods.contract import HintRules
-from cotune.methods.p2o.hint_evolution import HintEvolution, PhaseResult
-from cotune.methods.p2o.hints import HintOptions
+from cotune.methods.method import Evolution
+from cotune.methods.p2o.hint_evolution import HintEvolution, HintSearch
+from cotune.methods.p2o.hints import HintOptions, HintPool
 from cotune.protocols import LLM
-from cotune.types import Assignment, Completion, Task, Trajectory
+from cotune.types import Assignment, Completion, Progress, Task, Trajectory
 from tests.helpers import Events, make_trajectory
 
 SMALL = HintOptions(hard_set_min_count=4, dev_size=8, budget=150, beam=4)
@@ -93,17 +94,19 @@ def raising(error: Exception) -> Callable[[int, str], str]:
 
 def evolve(
     policy: Policy, llm: LLM, record: Events | None = None, count: int = 20, **changes: Any
-) -> PhaseResult:
+) -> tuple[HintPool, HintSearch]:
     evolution = HintEvolution(HintRules(), replace(SMALL, **changes), seed=1)
     tasks = tasks_of_two_kinds(count)
-    return evolution.phase(tasks, "Solve it.", policy, llm, record or Events(), "test")
+    now = Evolution(Progress(1, 0, 9), policy, llm, record or Events())
+    return evolution.phase(tasks, "Solve it.", now, "test")
 
 
-def described(policy: Policy, author: Author, record: Events, result: PhaseResult) -> str:
+def described(policy: Policy, author: Author, record: Events, pool: HintPool) -> str:
     calls = [[(a.task.id, a.sampled.hint) for a in call] for call in policy.calls]
-    return json.dumps([calls, author.prompts, record.rows, result.pool.state_dict()])
+    return json.dumps([calls, author.prompts, record.rows, pool.state_dict()])
 
 
 def one_phase(reflection: str) -> str:
     policy, author, record = Policy(), Author(one_keyword_each), Events()
-    return described(policy, author, record, evolve(policy, author, record, reflection=reflection))
+    pool, _ = evolve(policy, author, record, reflection=reflection)
+    return described(policy, author, record, pool)

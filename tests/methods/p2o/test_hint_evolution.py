@@ -7,10 +7,11 @@ import pytest
 
 from cotune.errors import BudgetError, EvolutionError, LLMError
 from cotune.methods.contract import HintRules
+from cotune.methods.method import Evolution
 from cotune.methods.p2o.hint_evolution import HintEvolution
 from cotune.methods.p2o.hints import HintPool, covering
 from cotune.protocols import LLM
-from cotune.types import StopReason, Trajectory
+from cotune.types import Progress, StopReason, Trajectory
 from tests.helpers import Events
 from tests.methods.p2o.hint_fakes import (
     SMALL,
@@ -70,10 +71,7 @@ def runner(
         return evolution.run(
             tasks_of_two_kinds(count),
             instruction="Solve it.",
-            step=step,
-            rollout=policy,
-            llm=llm,
-            record=record,
+            evolution=Evolution(Progress(step, 0, 9), policy, llm, record),
             **more,
         )
 
@@ -110,15 +108,15 @@ def test_phases_of_other_steps_draw_anew():
 
 def test_single_turn_asks_from_the_empty_hint_and_evolves_none():
     policy, author, record = Policy(), Author(one_keyword_each), Events()
-    result = evolve(policy, author, record, reflection="single_turn")
+    pool, _ = evolve(policy, author, record, reflection="single_turn")
     assert len(author.prompts) == 4
     assert all("perform a task for me:\n```\n\n```" in prompt for prompt in author.prompts)
     minibatches, dev = policy.calls
     assert len({a.task.id for a in minibatches}) == len(minibatches) == 12
     assert len(dev) == (1 + 4) * 8
-    assert len(result.pool.texts) == 5
+    assert len(pool.texts) == 5
     assert [e["parent"] for e in record.of("hint_accepted")] == [""] * 4
-    assert len(covering(result.pool)) == 2
+    assert len(covering(pool)) == 2
 
 
 def test_single_turn_asks_again_where_a_hint_was_rejected():
@@ -126,9 +124,9 @@ def test_single_turn_asks_again_where_a_hint_was_rejected():
         return "" if n in (0, 1, 4) else one_keyword_each(n, prompt)
 
     author = Author(write)
-    result = evolve(Policy(), author, reflection="single_turn")
+    pool, search = evolve(Policy(), author, reflection="single_turn")
     assert len(author.prompts) == 4 + 2 + 1
-    assert (result.accepted, result.reflector.account.valid, result.reflector.account.asked) == (
+    assert (len(pool.texts) - 1, search.account.valid, search.account.asked) == (
         4,
         4,
         7,
@@ -142,8 +140,8 @@ def test_single_turn_ends_with_the_llms_budget():
         return one_keyword_each(n, prompt)
 
     policy, author = Policy(), Author(write)
-    result = evolve(policy, author, reflection="single_turn")
-    assert (result.accepted, len(author.prompts)) == (1, 2)
+    pool, _ = evolve(policy, author, reflection="single_turn")
+    assert (len(pool.texts) - 1, len(author.prompts)) == (1, 2)
     minibatches, dev = policy.calls
     assert (len(minibatches), len(dev)) == (12, 2 * 8)
 

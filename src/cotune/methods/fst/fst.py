@@ -15,14 +15,21 @@ from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
 from cotune.methods.contract import MAX_CHARS, InstructionRules
-from cotune.methods.instruction_evolution import Births, check_budget, instruction_prompter
+from cotune.methods.instruction_evolution import InstructionSearch, check_budget
 from cotune.methods.last_stage import (
-    Evolution,
     EvolvedInstructions,
     TrainedPromptOptions,
     check_last_stage,
 )
-from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, check_least
+from cotune.methods.method import (
+    Context,
+    Cost,
+    Evolution,
+    Method,
+    Proposals,
+    RunShape,
+    check_least,
+)
 from cotune.methods.proposals import ProposalAccount
 from cotune.methods.scores import greedy_cover, too_close_to_call
 from cotune.methods.text_evolution import (
@@ -30,16 +37,12 @@ from cotune.methods.text_evolution import (
     MINIBATCH,
     DevScores,
     GepaSearchOptions,
-    Judge,
-    Reflector,
     Scoring,
-    Search,
+    SearchPlan,
     dev_count,
-    evolve_by_gepa,
     least_budget,
     mean_scores,
     ranked,
-    scores_are_lost,
     split,
 )
 from cotune.protocols import Recorder, State
@@ -48,7 +51,6 @@ from cotune.types import (
     Instruction,
     Metrics,
     Progress,
-    Prompt,
     Purpose,
     Trajectory,
 )
@@ -93,17 +95,6 @@ class FstOptions(TrainedPromptOptions, GepaSearchOptions):
         return (step - 1) % self.evolve_every == 0 and not ended
 
 
-def covering_prompts(scores: Sequence[Sequence[float]], count: int) -> list[int]:
-    """Return at most `count` prompts that cover the Pareto front over questions, by index (`greedy_cover`).
-
-    The first is the one with the highest mean; ties go to the earliest.
-
-    >>> covering_prompts([[0.5, 0.5, 0.5], [1, 0, 0], [0, 0, 0.4]], 3)
-    [0, 1]
-    """
-    return greedy_cover(scores, -math.inf)[:count]
-
-
 class Fst(EvolvedInstructions):
     """Run FST around an engine's policy update: rounds for the fast weights, batches for the slow ones.
 
@@ -136,7 +127,7 @@ class Fst(EvolvedInstructions):
             )
         self._key = f"{self.name}/{self.seed}"
         self._dev, self._train = split(context.tasks, options.dev_size, self._key)
-        self._prompter = instruction_prompter(self._rules, context.description)
+        self._description = context.description
         self._account = ProposalAccount("instruction", FENCED, needed=True)
         self._means: dict[str, float] = {}  # last mean dev score by id
         self._rows: DevScores = {}  # of the prompts in use, the best first; none before a round
@@ -176,31 +167,30 @@ class Fst(EvolvedInstructions):
 
     def _round(self, evolution: Evolution, last: bool) -> Metrics:
         options = self.options
-        rollout = evolution.rollout
-        record = evolution.record
         used = self._used()
-        # 1. Score the prompts in use again, under the current policy. A single one is scored by the search.
-        judge = Judge(Prompt, rollout, record, scoring=options.scoring)
-        again = used if options.prompts > 1 else []
-        scored = judge.evaluate([(prompt.text, self._dev) for prompt in again])
-        # 2. GEPA evolves from the best of them; the others stay candidates for the cover.
-        means = [fmean(t.reward for t in row) for row in scored]
-        best = max(range(len(again)), key=means.__getitem__, default=0)
-        rollouts = {again[best].text: {t.task.id: t for t in scored[best]}} if again else {}
-        searching = Judge(Prompt, rollout, record, rollouts, options.scoring)
-        budget = options.budget - judge.evaluations
         born = len(self._lineage)
-        evolved = self._search(used[best], budget, searching, evolution, last)
+        plan = SearchPlan(
+            options=options,
+            dev=self._dev,
+            train=self._train,
+            budget=options.budget,
+            barren=self.barren,
+            key=self._search_key(evolution.progress.step),
+        )
+        search = InstructionSearch(
+            self._lineage, self._description, plan, evolution, self._account, self._rules
+        )
+        # 1. Score the prompts in use again, under the current policy. A single one is scored by the search.
+        again = search.score([prompt.text for prompt in used] if options.prompts > 1 else [])
+        # 2. GEPA evolves from the best of them; the others stay candidates for the cover.
+        seed = max(used, key=lambda prompt: fmean(again.get(prompt.text, (0.0,))))
+        by_text = again | (evolved := search.run(seed, last))
         self._rounds += 1
-        seed_row, *new_rows = evolved.values()
-        rows = [tuple(t.reward for t in row) for row in scored] or [seed_row]
-        prompts = [*used, *self._lineage[born:]]
-        scores = dict(zip((prompt.id for prompt in prompts), [*rows, *new_rows], strict=True))
+        self._lineage = search.instructions
+        scores = {prompt.id: by_text[prompt.text] for prompt in (*used, *self._lineage[born:])}
         # 3. The prompts in use are those that cover the Pareto front of all.
-        spent = judge.evaluations + searching.evaluations
-        lost = judge.lost + searching.lost
         cause = "not in the cover"
-        if scores_are_lost(lost, spent, record, "the prompts in use stay"):
+        if search.scores_are_lost("the prompts in use stay"):
             cause = "its scores were lost"
             self._means = mean_scores(scores) | self._means
             self._rows = {
@@ -208,63 +198,23 @@ class Fst(EvolvedInstructions):
             }
         else:
             self._means |= mean_scores(scores)
-            cover = [prompts[i].id for i in covering_prompts([*scores.values()], options.prompts)]
+            ids = [*scores]
+            # The first has the highest mean; ties go to the earliest.
+            cover = greedy_cover([*scores.values()], -math.inf)[: options.prompts]
+            in_use = {ids[i] for i in cover}
             self._rows = {
-                identity: scores[identity] for identity in ranked(scores) if identity in cover
+                identity: scores[identity] for identity in ranked(scores) if identity in in_use
             }
-        self._report_round(scores, cause, record)
+        self._report_round(scores, cause, evolution.record)
         front = [max(column) for column in zip(*self._rows.values(), strict=True)]
         metrics = {
-            "evaluations": spent,
-            "accepted": len(new_rows),
+            "evaluations": search.evaluations,
+            "accepted": len(evolved) - 1,
             "prompts": len(self._rows),
             "best_dev_score": self._means[self._prompts[0]],
             "covered_dev_score": fmean(front),
         }
         return {f"{self.name}/{name}": float(value) for name, value in metrics.items()}
-
-    def _search(
-        self, seed: Instruction, budget: int, judge: Judge, evolution: Evolution, last: bool
-    ) -> DevScores:
-        """Evolve instructions from one by GEPA; return all texts with their scores, the seed first.
-
-        The accepted ones join the lineage. Records "gepa_phase", "gepa_progress" and "gepa_phase_ended";
-        accepted instructions as "instruction_born", the others as "instruction_rejected".
-        """
-        options = self.options
-        account = self._account
-        step = evolution.progress.step
-        llm = evolution.llm
-        record = evolution.record
-        record("gepa_phase", dev=len(self._dev), train=len(self._train), budget=budget)
-        shown_ids = {instruction.text: instruction.shown for instruction in self._lineage}
-        reflector = Reflector(account, self._prompter, options.show_answers, shown_ids)
-        births = Births(self._lineage, reflector.drafts, step, record, llm, budget)
-        account.begin(llm, record, self._rules.check, births.reject, tried=shown_ids)
-        evolved = evolve_by_gepa(
-            self._dev,
-            self._train,
-            judge,
-            reflector,
-            Search(seed=seed.text, budget=budget, beam=options.beam, barren=self.barren),
-            self._search_key(step),
-            births,
-        )
-        reflector.end_phase(last)
-        means = [*mean_scores(evolved).values()]
-        record(
-            "gepa_phase_ended",
-            evaluations=judge.evaluations,
-            budget=budget,
-            asked=account.asked,
-            proposed=account.answered,
-            valid=account.valid,
-            accepted=len(evolved) - 1,
-            initial_dev_score=means[0],
-            best_dev_score=max(means),
-        )
-        self._lineage = births.instructions
-        return evolved
 
     def _search_key(self, step: int) -> str:
         return f"{self._key}/{step}"

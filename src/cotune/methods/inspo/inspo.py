@@ -15,12 +15,19 @@ from cotune.methods.inspo.proposers import TAGGED, ProposerKind, propose
 from cotune.methods.inspo.replay import Experience, ReplayBuffer
 from cotune.methods.inspo.verification import Candidate, Verification, accept, verify
 from cotune.methods.last_stage import (
-    Evolution,
     EvolvedInstructions,
     TrainedPromptOptions,
     check_last_stage,
 )
-from cotune.methods.method import Context, Cost, Method, Proposals, RunShape, check_least
+from cotune.methods.method import (
+    Context,
+    Cost,
+    Evolution,
+    Method,
+    Proposals,
+    RunShape,
+    check_least,
+)
 from cotune.methods.proposals import (
     Draft,
     ProposalAccount,

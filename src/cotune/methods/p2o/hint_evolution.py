@@ -2,9 +2,10 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cotune.methods.contract import HintRules
+from cotune.methods.method import Evolution
 from cotune.methods.p2o.hints import HintOptions, HintPool, covering
 from cotune.methods.proposals import ProposalAccount, surroundings
 from cotune.methods.scores import SOLVED_AT
@@ -12,84 +13,94 @@ from cotune.methods.text_evolution import (
     FENCED,
     MINIBATCH,
     DevScores,
-    Judge,
-    Reflector,
-    Report,
-    Search,
+    Record,
+    SearchPlan,
+    TextSearch,
     dev_count,
-    evolve_by_gepa,
     gepa_prompt,
     least_budget,
     mean_scores,
-    scores_are_lost,
     split,
 )
-from cotune.protocols import LLM, Recorder, Rollout, State
+from cotune.protocols import State
 from cotune.types import Prompt, Task
 
 _BARREN_ROUNDS = 2  # consecutive iterations without a valid hint that end a phase
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseResult:
-    """The result of a phase and its cost.
+class HintSearch(TextSearch):
+    """Search for hints under an instruction, and record the events.
 
-    Attributes:
-        pool: the hints with their dev scores; only the empty one if no other was accepted.
-        judge: with the number of rollouts spent, and of those that were lost.
-        reflector: with its account of the replies; its phase has not ended.
+    Args:
+        instruction: the instruction that the policy sees with the hint.
+        about: the environment, described to the reflector.
     """
 
-    pool: HintPool
-    judge: Judge
-    reflector: Reflector
+    def __init__(
+        self,
+        instruction: str,
+        about: str,
+        plan: SearchPlan,
+        evolution: Evolution,
+        account: ProposalAccount,
+        rules: HintRules,
+    ) -> None:
+        self._instruction = instruction
+        self._about = about
+        rules = replace(rules, instruction=instruction)
+        super().__init__(plan, evolution, account, rules, self._refuse)
 
-    @property
-    def accepted(self) -> int:
-        """Return the number of proposals in the pool."""
-        return len(self.pool.texts) - 1
+    def _refuse(self, text: str, parent: str, reason: str) -> None:
+        self.record("hint_rejected", reason=reason, text=text, parent=parent)
 
+    def prompt(self, text: str) -> Prompt:
+        return Prompt(self._instruction, text)
 
-def reflect_once(
-    dev: Sequence[Task],
-    train: Sequence[Task],
-    judge: Judge,
-    reflector: Reflector,
-    search: Search,
-    seed_key: str,
-    report: Report,
-) -> DevScores:
-    """Single-turn reflection (the paper's ablation): hints written from the empty one, none evolved.
+    def reflection_prompt(self, parent: str, examples: Sequence[Record]) -> str:
+        return self._about + gepa_prompt(parent, examples)
 
-    Asks about minibatches of train, each evaluated once without a hint, until there are `beam`
-    valid hints, or as many as the budget can score on dev, or two rounds in a row bring none, or the
-    LLM's budget is spent. All hints and the empty one are then scored on dev in one batch.
-    """
-    minibatches = _minibatches(train, MINIBATCH, seed_key)
-    hints: list[str] = []
-    barren = 0
-    while barren < _BARREN_ROUNDS:
-        # Each further hint costs its minibatch now and its dev scores at the end.
-        left = search.budget - judge.evaluations - (1 + len(hints)) * len(dev)
-        hints_wanted = min(search.beam - len(hints), left // (MINIBATCH + len(dev)))
-        if hints_wanted < 1:
-            break
-        done = judge.evaluate([("", next(minibatches)) for _ in range(hints_wanted)])
-        unsolved = [ts for ts in done if any(t.reward < SOLVED_AT for t in ts)]
-        new = reflector.propose([("", ts) for ts in unsolved])
-        valid = [hint for hint in new if hint is not None]
-        barren = 0 if valid else barren + 1
-        hints += valid
-        if reflector.account.spent:
-            break
-    texts = ["", *hints]
-    rows = judge.evaluate([(hint, dev) for hint in texts])
-    scores = {text: tuple(t.reward for t in row) for text, row in zip(texts, rows, strict=True)}
-    means = mean_scores(scores)
-    for hint in hints:
-        report.accepted(hint, "", means[hint], means[""])
-    report.progress(judge.evaluations, len(texts), max(means.values()))
-    return scores
+    def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
+        self.record("hint_accepted", text=text, parent=parent, mean_dev_score=score)
+
+    def progress(self, texts: int, best: float) -> None:
+        self.record(
+            "hint_progress",
+            evaluations=self.evaluations,
+            budget=self.plan.budget,
+            hints=texts,
+            best_mean_dev_score=best,
+        )
+
+    def reflect_once(self) -> DevScores:
+        """Single-turn reflection (the paper's ablation): hints written from the empty one, none evolved.
+
+        Asks about minibatches of train, each evaluated once without a hint, until there are `beam`
+        valid hints, or as many as the budget can score on dev, or two rounds in a row bring none, or the
+        LLM's budget is spent. All hints and the empty one are then scored on dev in one batch.
+        """
+        plan = self.plan
+        minibatches = _minibatches(plan.train, MINIBATCH, plan.key)
+        hints: list[str] = []
+        barren = 0
+        while barren < plan.barren and not self.account.spent:
+            # Each further hint costs its minibatch now and its dev scores at the end.
+            left = self.left - (1 + len(hints)) * len(plan.dev)
+            affordable = left // (MINIBATCH + len(plan.dev))
+            hints_wanted = min(plan.options.beam - len(hints), affordable)
+            if hints_wanted < 1:
+                break
+            done = self.roll_out([("", next(minibatches)) for _ in range(hints_wanted)])
+            unsolved = [ts for ts in done if any(t.reward < SOLVED_AT for t in ts)]
+            new = [self.propose("", rollouts) for rollouts in unsolved]
+            valid = [hint for hint in new if hint is not None]
+            barren = 0 if valid else barren + 1
+            hints += valid
+        scores = self.score(["", *hints])
+        means = mean_scores(scores)
+        for hint in hints:
+            self.accepted(hint, "", means[hint], means[""])
+        self.progress(len(scores), max(means.values()))
+        return scores
 
 
 def _minibatches(train: Sequence[Task], size: int, seed_key: str) -> Iterator[list[Task]]:
@@ -98,26 +109,6 @@ def _minibatches(train: Sequence[Task], size: int, seed_key: str) -> Iterator[li
     while True:
         tasks = rng.sample(train, len(train))
         yield from (tasks[i : i + size] for i in range(0, len(tasks), size))
-
-
-class _HintReport(Report):
-    """Records the hints of a phase; "hint_phase_ended" counts the rejected ones."""
-
-    def __init__(self, record: Recorder, budget: int) -> None:
-        self._record = record
-        self._budget = budget
-
-    def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
-        self._record("hint_accepted", text=text, parent=parent, mean_dev_score=score)
-
-    def progress(self, evaluations: int, texts: int, best: float) -> None:
-        self._record(
-            "hint_progress",
-            evaluations=evaluations,
-            budget=self._budget,
-            hints=texts,
-            best_mean_dev_score=best,
-        )
 
 
 class HintEvolution:
@@ -135,7 +126,7 @@ class HintEvolution:
         self.options = options
         self._rules = rules
         self._seed = seed
-        self._description = description
+        self._about = surroundings(description)
         self._phases = 0
         self._account = ProposalAccount("hint", FENCED)
 
@@ -144,10 +135,7 @@ class HintEvolution:
         hard: Sequence[Task],
         *,
         instruction: str,
-        step: int,
-        rollout: Rollout,
-        llm: LLM,
-        record: Recorder,
+        evolution: Evolution,
         affordable: int | None = None,
         before: HintPool | None = None,
     ) -> HintPool | None:
@@ -160,7 +148,8 @@ class HintEvolution:
 
         Args:
             hard: the hard questions.
-            step: the step before which this happens; keys the draws.
+            instruction: the instruction that the policy sees with the hint.
+            evolution: what the phase works with; its step keys the draws.
             affordable: evaluations that the run can still afford; None for no limit.
             before: the pool so far.
 
@@ -170,7 +159,7 @@ class HintEvolution:
             CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
         """
         options = self.options
-        account = self._account
+        record = evolution.record
         if len(hard) < options.hard_set_min_count:
             pool = before if options.keep_if_skipped else None
             dropped = "" if pool is before else ", and the earlier ones are dropped"
@@ -183,14 +172,14 @@ class HintEvolution:
         if obstacle := self._obstacle(len(hard), affordable):
             record("notice", text=obstacle)
             return before
-        key = f"p2o/{self._seed}/hints/{step}"
-        result = self.phase(hard, instruction, rollout, llm, record, key)
-        result.reflector.end_phase()
-        judge = result.judge
-        if scores_are_lost(judge.lost, judge.evaluations, record, "the earlier hints stay"):
+        key = f"p2o/{self._seed}/hints/{evolution.progress.step}"
+        pool, search = self.phase(hard, instruction, evolution, key)
+        search.end_phase()
+        if search.scores_are_lost("the earlier hints stay"):
             return before
+        account = self._account
         unheard = bool(account.spent) or (account.asked > 0 and not account.answered)
-        return before if unheard and not result.accepted else result.pool
+        return before if unheard and len(pool.texts) == 1 else pool
 
     def _obstacle(self, hard: int, affordable: int | None) -> str:
         """Return why a phase with so many hard questions cannot find a hint; "" if it can."""
@@ -210,28 +199,24 @@ class HintEvolution:
         return ""
 
     def phase(
-        self,
-        hard: Sequence[Task],
-        instruction: str,
-        rollout: Rollout,
-        llm: LLM,
-        record: Recorder,
-        seed_key: str,
-    ) -> PhaseResult:
-        """Run one phase. The same arguments and replies make the same calls in the same order.
+        self, hard: Sequence[Task], instruction: str, evolution: Evolution, key: str
+    ) -> tuple[HintPool, HintSearch]:
+        """Run one phase; return its hints and the search, whose phase has not ended.
+
+        The same arguments and replies make the same calls in the same order.
 
         Args:
             hard: the hard questions, two or more.
-            instruction: the instruction that the policy sees with the hint.
-            seed_key: seed of all draws.
+            key: seed of all draws.
 
         Raises:
-            CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
+            CotuneError: what the policy or the LLM raised; an LLMError is recorded instead.
         """
         self._phases += 1
         options = self.options
         account = self._account
-        dev, train = split(hard, options.dev_size, seed_key)
+        record = evolution.record
+        dev, train = split(hard, options.dev_size, key)
         budget = options.evaluations(len(dev))
         record(
             "hint_phase",
@@ -242,55 +227,38 @@ class HintEvolution:
             budget=budget,
             reflection=options.reflection,
         )
-        judge = Judge(
-            lambda hint: Prompt(instruction, hint), rollout, record, scoring=options.scoring
+        plan = SearchPlan(
+            options=options, dev=dev, train=train, budget=budget, barren=_BARREN_ROUNDS, key=key
         )
-        account.begin(
-            llm,
-            record,
-            replace(self._rules, instruction=instruction).check,
-            lambda text, parent, reason: record(
-                "hint_rejected", reason=reason, text=text, parent=parent
-            ),
-        )
-        about = surroundings(self._description)
-        reflector = Reflector(
-            account,
-            lambda parent, examples: about + gepa_prompt(parent, examples),
-            options.show_answers,
-        )
-        search = Search(seed="", budget=budget, beam=options.beam, barren=_BARREN_ROUNDS)
-        evolve = evolve_by_gepa if options.reflection == "gepa" else reflect_once
-        report = _HintReport(record, budget)
-        scores = evolve(dev, train, judge, reflector, search, seed_key, report)
+        search = HintSearch(instruction, self._about, plan, evolution, account, self._rules)
+        scores = search.evolve("") if options.reflection == "gepa" else search.reflect_once()
         pool = HintPool(
             tuple(scores),
             tuple(task.id for task in dev),
             tuple(scores.values()),
-            tuple(frozenset(reflector.drafts[h].shown if h else ()) for h in scores),
+            tuple(frozenset(search.drafts[h].shown if h else ()) for h in scores),
         )
-        result = PhaseResult(pool, judge, reflector)
         cover = covering(pool)
+        solved = [pool.solved(hint) for hint in range(len(pool.texts))]
         record(
             "hint_phase_ended",
             phase=self._phases,
-            evaluations=judge.evaluations,
+            evaluations=search.evaluations,
             budget=budget,
             asked=account.asked,
             proposed=account.answered,
             valid=account.valid,
-            accepted=result.accepted,
+            accepted=len(pool.texts) - 1,
             covering=len(cover),
             covering_texts=[pool.texts[hint] for hint in cover],
             solved_without=pool.solved_share([0]),
             solved_by_cover=pool.solved_share(cover),
             solved=[
-                {"text": text, "dev": [i for i, id in enumerate(pool.dev) if id in solved]}
-                for hint, text in enumerate(pool.texts)
-                for solved in [pool.solved(hint)]
+                {"text": text, "dev": [i for i, id in enumerate(pool.dev) if id in ids]}
+                for text, ids in zip(pool.texts, solved, strict=True)
             ],
         )
-        return result
+        return pool, search
 
     def state_dict(self) -> State:
         return {"phases": self._phases, "health": self._account.state_dict()}

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from cotune.methods.contract import MAX_CHARS, HintRules
 from cotune.methods.group_plan import Groups, drawn_count
-from cotune.methods.method import Context, Cost, Method, Proposals, RunShape
+from cotune.methods.method import Context, Cost, Evolution, Method, Proposals, RunShape
 from cotune.methods.p2o.hard_samples import HardSamples
 from cotune.methods.p2o.hint_evolution import HintEvolution
 from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, covering, withheld
@@ -175,16 +175,15 @@ class P2O(Strategy):
             if progress.rollouts_left is not None:
                 # What the base spent is no longer available for hints.
                 progress = replace(progress, rollouts_left=progress.rollouts_left - spent)
-            metrics |= self._evolve_hints(progress, rollout, llm, record)
+            metrics |= self._evolve_hints(Evolution(progress, rollout, llm, record))
         return metrics
 
-    def _evolve_hints(
-        self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
-    ) -> Metrics:
+    def _evolve_hints(self, evolution: Evolution) -> Metrics:
         # Eq. 3: the questions that are hard in the epoch that begins.
         trend = self._hard.close_epoch()
         counts = asdict(trend) | {"hard": len(trend.hard)}
-        record("hard_samples", epoch=progress.epoch, **counts)
+        progress = evolution.progress
+        evolution.record("hard_samples", epoch=progress.epoch, **counts)
         del counts["seen"]
         hard = [self._tasks[task_id] for task_id in trend.hard]
         # One batch is set aside: hints evolved after the last batch would never be used.
@@ -195,10 +194,7 @@ class P2O(Strategy):
         self._pool = self._evolution.run(
             hard,
             instruction=self.base.best_prompt().instruction,
-            step=progress.step,
-            rollout=rollout,
-            llm=llm,
-            record=record,
+            evolution=evolution,
             affordable=affordable,
             before=self._pool,
         )
