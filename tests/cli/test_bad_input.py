@@ -63,7 +63,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["environment.validation asks for more than", "problems with round sum"],
     ),
     "impossible value": ({"training": {"steps": 0}}, ["training.steps", "got 0"]),
-    "impossible option": ({"strategy": {"window": 0}}, ["strategy.window is 0", "at least 1"]),
+    "impossible option": ({"strategy": {"window": 0}}, ["strategy.window is 0", "1 or more"]),
     "impossible limit": ({"limits": {"turns": 0}}, ["limits.turns is 0", "1 or more"]),
     "wrong type": ({"limits": {"turns": "many"}}, ["limits.turns", "got 'many'"]),
     "infinite": ({"training": {"learning_rate": float("inf")}}, ["learning_rate", "finite"]),

@@ -14,7 +14,9 @@ from cotune.cli.starter import KINDS, OFFLINE, write_starter
 from cotune.cli.train import train
 from cotune.config.cost import plan_run
 from cotune.config.run_file import load_config
-from cotune.engines.preflight import Notice, Preflight
+from cotune.engines.engine import engine_of
+from cotune.engines.estimate import memory_of, shape_of
+from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError
 from cotune.run.json_files import write_atomic
 from cotune.run.run_dir import RunDir
@@ -45,15 +47,14 @@ def test_a_starter_fits_a_small_gpu_and_gives_no_notice(
     monkeypatch.chdir(tmp_path)
     use_cache(monkeypatch, tmp_path / "cache", *CONFIGS)
 
-    def planned(*assignments: str) -> str:
-        out = io.StringIO()
-        plan(Path("run.yaml"), Console(file=out, width=200), assignments, 1, "400,50,90", "rtx4090")
-        return out.getvalue()
-
-    assert "in all" in planned()
-    assert "notice" not in planned()
-    everything = ("training.rows_per_call=4000", "training.questions_per_step=800")
-    assert "notice: an rtx4090 of 24 GB does not hold this" in planned(*everything)
+    config = load_config("run.yaml")
+    memory = memory_of(config, shape_of(config.policy.path), engine_of(config).layout(config))
+    libraries = 3 * 2**30  # CUDA, NCCL and fragmentation, at most
+    assert max(memory.sampling or 0, memory.training) + libraries < 24e9
+    out = io.StringIO()
+    plan(Path("run.yaml"), Console(file=out, width=200), (), 1, "400,50,90")
+    assert "in all" in out.getvalue()
+    assert "notice" not in out.getvalue()
 
 
 def test_the_rewards_of_the_starters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +135,7 @@ def test_the_offline_starter_holds_together(
     assert {"README.md", "instructions.txt", "questions.jsonl", "rewards.py"} <= names
     monkeypatch.chdir(tmp_path)
     checked = Preflight(load_config("run.yaml"), new=False)
-    assert not any(isinstance(found, Exception | Notice) for _, found in checked.outcomes())
+    assert not any(isinstance(found, Exception) for _, found in checked.outcomes())
     boxed = import_object("rewards.py:boxed", "rewards")
     said = ["\\boxed{1}, so \\boxed{12}", "12", "\\boxed{ 12 }"]
     assert boxed(said, answer=["12"] * 3) == [1.0, 0.0, 1.0]

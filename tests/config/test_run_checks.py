@@ -8,7 +8,6 @@ import pytest
 from cotune.config.prompt_lengths import without_too_long
 from cotune.config.run_checks import (
     check_columns,
-    check_context,
     check_instruction,
     check_prompts,
     check_retriever,
@@ -31,6 +30,7 @@ class Words:
     """A codec with a token a word, and one for the template."""
 
     eos_id = 0
+    control_tokens = ("<|end|>",)
 
     def render(
         self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()
@@ -196,7 +196,7 @@ def test_the_first_number_named_is_the_one_that_is_enough() -> None:
 def test_a_number_beyond_the_context_is_said_to_be() -> None:
     limits = Limits(prompt_tokens=2, trajectory_tokens=10, turn_tokens=1)
     with pytest.raises(
-        ConfigError, match=r"least 11, but .* context holds 20, .* \(10\) included; leave"
+        ConfigError, match=r"least 11, but .* context holds 20, .* \(10\) included; shorten"
     ):
         check_prompts(
             environment("a b c d e f g h"), Words(), "do", limits, ["train"],
@@ -267,11 +267,19 @@ def test_an_environment_without_rewards_needs_functions() -> None:
 
 
 def test_context() -> None:
-    limits = Limits(prompt_tokens=100, trajectory_tokens=28)
-    check_context(128, limits)
-    check_context(None, limits)
+    limits = Limits(prompt_tokens=100, trajectory_tokens=28, turn_tokens=8)
+    env = environment("Who?")
+    for context in (128, None):
+        check_prompts(
+            env, Words(), "do", limits, SPLITS[:1], strategy="static", context_tokens=context
+        )
     with pytest.raises(ConfigError, match=r"100 \+ 28 = 128, but the policy's context holds 127"):
-        check_context(127, limits)
+        check_prompts(env, Words(), "do", limits, SPLITS[:1], strategy="static", context_tokens=127)
+
+
+def test_an_instruction_that_spells_out_a_control_token() -> None:
+    with pytest.raises(ConfigError, match=r"^instruction spells out <\|end\|>, control tokens"):
+        check_prompts(environment("Who?"), Words(), "do <|end|>", Limits(), [], strategy="static")
 
 
 def test_a_retrieval_server_must_answer() -> None:

@@ -76,8 +76,8 @@ def test_a_run_file_whose_engine_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = parse_config(tiny(tmp_path / "out"), "test")
-    trl = engine.engine_named("trl")
-    assert preflight.engine(config.training.engine, trl).startswith("training.engine: trl 1.")
+    (_, outcome), *_ = preflight.Preflight(config).outcomes()
+    assert str(outcome).startswith("training.engine: trl 1.")
     with_packages(monkeypatch)
     with pytest.raises(ConfigError, match=r"pip install 'cotune\[trl\]'"):
         passed(config)

@@ -287,7 +287,7 @@ def compare(
 
         with step_progress(console):
             for config in running.dry_run(suite, console, set_ or ()):
-                Preflight(config, new=False).require_run_file()
+                Preflight(config, new=False).require(here=())
     else:
         running.compare(suite, console, set_ or ())
 

@@ -17,7 +17,7 @@ from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.step_progress import step_progress
 from cotune.config.run_file import load_config
 from cotune.engines.engine import engine_named
-from cotune.engines.preflight import OPTIONAL, Notice, Preflight
+from cotune.engines.preflight import OPTIONAL, Preflight
 from cotune.errors import ConfigError, EngineError
 from cotune.utils.packages import ENGINES, installed, not_fitting
 from cotune.utils.progress import begin
@@ -33,7 +33,7 @@ def show(run_file: Path | None, console: Console, assignments: Sequence[str] = (
     well = True
     with step_progress(console):
         for outcome in examine(run_file, assignments):
-            missing = isinstance(outcome, Exception | Notice)
+            missing = isinstance(outcome, Exception)
             well &= not missing
             mark = ("not ok ", "red") if missing else ("ok     ", "green")
             line = Text.assemble(mark, f"  {hide_secrets(one_line(str(outcome)))}")

@@ -45,8 +45,8 @@ def try_run(
     config = load_config(path, assignments=assignments)
     quiet_libraries(config)
     with step_progress(console):
-        checked = Preflight(config, new=False, loads=True)
-        checked.require_run_file("policy files", "environment.retriever")
+        checked = Preflight(config, new=False)
+        checked.require(here=("policy files", "environment.retriever"))
         tasks = checked.environment.tasks(split)[:count]
         if not tasks:
             raise ConfigError(f"--split {split} has no questions; expected a split with some")

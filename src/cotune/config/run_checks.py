@@ -1,17 +1,16 @@
-"""Check a run's parts without an engine; `cotune.engines.preflight` runs the checks in order."""
+"""Check a run's parts without an engine; `cotune.engines.preflight` and scripts run the checks in order."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from cotune.config.prompt_lengths import longest_prompt
 from cotune.environments.base import missing_texts
 from cotune.environments.description import description_of
 from cotune.errors import ConfigError
 from cotune.methods.registry import method_of
-from cotune.protocols import Codec, Environment, TokenRules
+from cotune.protocols import Codec, Environment
 from cotune.rewards.functions import RewardFunctions, of_environment
 from cotune.types import Limits
-
-_TOKENS = ("hub_token", "push_to_hub_token")
+from cotune.utils.progress import begin
 
 
 def check_instruction(environment: Environment, instruction: str, strategy: str = "static") -> None:
@@ -35,31 +34,7 @@ def check_instruction(environment: Environment, instruction: str, strategy: str 
             )
     if missing := missing_texts(instruction, environment.required):
         raise ConfigError(f"instruction {missing}")
-
-
-def check_prompt_texts(environment: Environment, instruction: str, tokens: TokenRules) -> None:
-    """Raise ConfigError if texts could not be put into prompts unchanged.
-
-    Args:
-        instruction: the initial one.
-        tokens: the policy's codec; a control token written out in an instruction would stay text.
-    """
-    if spelled := [token for token in tokens.control_tokens if token in instruction]:
-        raise ConfigError(
-            f"instruction spells out {', '.join(spelled)}, control tokens of the policy; the policy "
-            "would see a different text instead: remove them"
-        )
-    description_of(environment)
-
-
-def check_tokens(engine_args: Mapping[str, object]) -> None:
-    """Raise ConfigError if engine_args contains a token, which the run folder would store."""
-    for name in _TOKENS:
-        if engine_args.get(name) is not None:
-            raise ConfigError(
-                f"training.engine_args.{name}: the run file is stored with the run, and a token must not "
-                "be (the value is not shown); remove it and set the environment variable HF_TOKEN"
-            )
+    description_of(environment)  # raises for one that is no text
 
 
 def check_splits(environment: Environment, *, validates: bool) -> None:
@@ -75,69 +50,6 @@ def check_splits(environment: Environment, *, validates: bool) -> None:
                 f"environment: the {split} split has no questions; expected at least one: hold some "
                 f"out, or give it data of its own{instead}"
             )
-
-
-def check_prompts(
-    environment: Environment,
-    codec: Codec,
-    instruction: str,
-    limits: Limits,
-    splits: Iterable[str],
-    *,
-    strategy: str,
-    context_tokens: int | None = None,
-    leave_out: str = "of the data",
-    max_completion_length: int | None = None,
-) -> None:
-    """Raise ConfigError if the longest prompts of some splits exceed the limit.
-
-    The message names the limit to set, room for evolved texts included.
-
-    Args:
-        instruction: the initial one.
-        splits: the splits to check; only the tasks with the longest questions are read.
-        strategy: the kind of strategy; texts that it evolves may take half of the limit.
-        context_tokens: the policy's context length; None if unlimited.
-        leave_out: how to leave questions out, for the message.
-        max_completion_length: GRPOConfig's, if the limit is what it leaves of the context; None if the
-            limit was set.
-    """
-    longest = longest_prompt(environment, codec, instruction, splits, strategy)
-    limit = limits.prompt_tokens
-    evolves = method_of(strategy).evolves
-    if longest is None or longest.needed <= limit:
-        return
-    texts = " and ".join("instructions" if text == "instruction" else text for text in evolves)
-    half = f", half of which is left for evolved {texts}" if evolves else ""
-    without = (
-        "" if longest.fixed == longest.tokens else f", {longest.fixed} without the instruction"
-    )
-    prompt = (
-        f"the prompt of task {longest.task.id} has {longest.tokens} tokens{without}; expected at least "
-        f"{longest.needed}"
-    )
-    if max_completion_length is not None and context_tokens is not None:
-        room = context_tokens - longest.needed
-        lower = f"lower max_completion_length to {room}, " if room > 0 else ""
-        raise ConfigError(
-            f"GRPOConfig.max_completion_length is {max_completion_length} and leaves {limit} tokens of the "
-            f"policy's context of {context_tokens} for the prompt{half}, but {prompt}: "
-            f"{lower}shorten the instruction, or leave long questions out of the data"
-        )
-    if context_tokens is not None and longest.needed + limits.trajectory_tokens > context_tokens:
-        beyond = (
-            f", but the policy's context holds {context_tokens}, limits.trajectory_tokens "
-            f"({limits.trajectory_tokens}) included; "
-        )
-    else:
-        beyond = f": raise it to {longest.needed}; or "
-    # A shorter instruction helps only if the question alone would fit.
-    bare = longest.tokens - len(codec.encode(instruction))
-    shorten = "" if bare > limit // (2 if evolves else 1) else "shorten the instruction, or "
-    raise ConfigError(
-        f"limits.prompt_tokens is {limit}{half}, but {prompt}{beyond}{shorten}leave long questions out "
-        f"{leave_out}"
-    )
 
 
 def check_columns(
@@ -169,19 +81,75 @@ def check_retriever(environment: Environment) -> None:
     """
     check = getattr(getattr(environment, "retriever", None), "check", None)
     if check is not None:
+        begin("asking the retrieval server")
         check()
 
 
-def check_context(context_tokens: int | None, limits: Limits) -> None:
-    """Raise ConfigError if a full episode is longer than the policy's context.
+def check_prompts(
+    environment: Environment,
+    codec: Codec,
+    instruction: str,
+    limits: Limits,
+    splits: Iterable[str],
+    *,
+    strategy: str,
+    context_tokens: int | None = None,
+    leave_out: str = "of the data",
+    max_completion_length: int | None = None,
+) -> None:
+    """Raise ConfigError if prompts cannot be put to the policy whole.
+
+    The instruction spells out a control token, which would stay text; a full episode is longer than the
+    policy's context; or the longest prompts of some splits exceed the limit. The message then names the
+    limit to set, room for evolved texts included.
 
     Args:
+        instruction: the initial one.
+        splits: the splits to check; only the tasks with the longest questions are read.
+        strategy: the kind of strategy; texts that it evolves may take half of the limit.
         context_tokens: the policy's context length; None if unlimited.
+        leave_out: how to leave questions out, for the message.
+        max_completion_length: GRPOConfig's, if the limit is what it leaves of the context; None if the
+            limit was set.
     """
-    episode = limits.prompt_tokens + limits.trajectory_tokens
-    if context_tokens is not None and episode > context_tokens:
+    if spelled := [token for token in getattr(codec, "control_tokens", ()) if token in instruction]:
         raise ConfigError(
-            f"limits.prompt_tokens + limits.trajectory_tokens is {limits.prompt_tokens} + "
-            f"{limits.trajectory_tokens} = {episode}, but the policy's context holds "
-            f"{context_tokens} tokens; lower one of the two, in the run file or in cotune.Limits(…)"
+            f"instruction spells out {', '.join(spelled)}, control tokens of the policy; the policy "
+            "would see a different text instead: remove them"
         )
+    limit = limits.prompt_tokens
+    room = None if context_tokens is None else context_tokens - limits.trajectory_tokens
+    if room is not None and limit > room:
+        raise ConfigError(
+            f"limits.prompt_tokens + limits.trajectory_tokens is {limit} + {limits.trajectory_tokens} = "
+            f"{limit + limits.trajectory_tokens}, but the policy's context holds {context_tokens} tokens; "
+            "lower one of the two, in the run file or in cotune.Limits(…)"
+        )
+    longest = longest_prompt(environment, codec, instruction, splits, strategy)
+    if longest is None or longest.needed <= limit:
+        return
+    evolves = method_of(strategy).evolves
+    texts = " and ".join("instructions" if text == "instruction" else text for text in evolves)
+    half = f", half of which is left for evolved {texts}" if evolves else ""
+    without = (
+        "" if longest.fixed == longest.tokens else f", {longest.fixed} without the instruction"
+    )
+    prompt = (
+        f"the prompt of task {longest.task.id} has {longest.tokens} tokens{without}; expected at least "
+        f"{longest.needed}"
+    )
+    shorten = f"shorten the instruction, or leave long questions out {leave_out}"
+    if max_completion_length is not None and context_tokens is not None:
+        left = context_tokens - longest.needed
+        lower = f"lower max_completion_length to {left}, " if left > 0 else ""
+        raise ConfigError(
+            f"GRPOConfig.max_completion_length is {max_completion_length} and leaves {limit} tokens of the "
+            f"policy's context of {context_tokens} for the prompt{half}, but {prompt}: {lower}{shorten}"
+        )
+    fix = f": raise it to {longest.needed}; or {shorten}"
+    if room is not None and longest.needed > room:
+        fix = (
+            f", but the policy's context holds {context_tokens}, limits.trajectory_tokens "
+            f"({limits.trajectory_tokens}) included; {shorten}"
+        )
+    raise ConfigError(f"limits.prompt_tokens is {limit}{half}, but {prompt}{fix}")

@@ -1,37 +1,31 @@
 """The preflight of a run file: one ordered list of checks for every command.
 
 A check builds a part of the run, and its error is the check's. `train` and `resume` stop at the first one.
-`plan`, `try` and `compare --dry-run` stop at errors in the run file, and warn of what this machine lacks.
+`plan --steps`, `try` and `compare --dry-run` stop at errors in the run file, and warn of what this machine lacks.
 `doctor` goes on and shows all of it. Checks run in order of cost: mostly before any heavy import; then the engine's
 arguments; then what needs the tokenizer, and the policy's layers. Weights are not loaded.
 """
 
-import netrc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from cotune.config.build import build_llm, build_rewards, initial_instruction, run_environment
 from cotune.config.run_checks import (
     check_columns,
-    check_context,
     check_instruction,
-    check_prompt_texts,
     check_prompts,
     check_retriever,
     check_splits,
-    check_tokens,
 )
 from cotune.config.run_file import LLMConfig, RulesConfig, RunConfig
 from cotune.data.dataset import SPLITS
 from cotune.data.splits import warn
-from cotune.engines.engine import Engine, engine_of
-from cotune.environments.environment_kind import EnvironmentOptions
+from cotune.engines.engine import engine_of
 from cotune.environments.registry import BUILT_IN, kind_of
 from cotune.errors import ConfigError, EngineError, LLMError
 from cotune.llm.client import OpenAIOptions
@@ -57,18 +51,16 @@ from cotune.utils.progress import begin
 from cotune.utils.text import one_line, size
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig
 
     from cotune.policy.codec import HFCodec
 
-# A server is asked once more at most, and an LLM not for long, whatever the run file allows later.
 _EXTRAS = [kind_of(kind).extra for kind in BUILT_IN if kind_of(kind).extra]
 OPTIONAL = ("peft", "vllm", *_EXTRAS, "wandb", "trackio", "tensorboard")
 """Packages that some run files need."""
-_VLLM = "'trl[vllm]'"  # in a version that TRL supports
 
 
-class Notice(str):
+class Notice(ConfigError):
     """What a check doubts, in one line; it stops no training."""
 
 
@@ -78,7 +70,7 @@ class Check:
 
     Attributes:
         name: the field or thing that it checks.
-        look: returns what is there, in one line, or a `Notice`; None to say nothing. Raises ConfigError.
+        look: returns what is there, in one line; None to say nothing. Raises ConfigError.
         here: whether it checks this machine rather than the run file.
         needs: names of the checks that must pass first.
     """
@@ -96,7 +88,6 @@ class Preflight:
         config: the run file.
         new: whether the run folder is still to be created.
         ask_llm: whether to make one small call to the LLM; done in any case before training.
-        loads: whether the policy is loaded afterwards; done in any case before training.
 
     Attributes:
         starting: whether these processes will train.
@@ -105,12 +96,9 @@ class Preflight:
 
     starting = False
 
-    def __init__(
-        self, config: RunConfig, *, new: bool = True, ask_llm: bool = False, loads: bool = False
-    ) -> None:
+    def __init__(self, config: RunConfig, *, new: bool = True, ask_llm: bool = False) -> None:
         self.config = config
         self.engine = engine_of(config)
-        self._loads = loads
         self._new = new
         self._ask_llm = ask_llm
         self.llm_calls: list[CostRow] = []
@@ -118,45 +106,39 @@ class Preflight:
     def checks(self) -> list[Check]:
         """Return the checks, cheap ones first."""
         config = self.config
-        trainer = self.engine
         tokenizer = ("policy", "policy files")
         needs = ("packages", *(tokenizer if self._drops else ()))
         return [
-            Check("training.engine", partial(engine, config.training.engine, trainer), here=True),
-            Check("training.engine_args", lambda: check_tokens(config.training.engine_args)),
+            Check("training.engine", self._engine, here=True),
             Check("policy", lambda: policy(config.policy)),
             Check("policy files", self._policy_files, here=True),
-            Check("packages", partial(packages, config), here=True),
-            Check("llm", partial(llm, config.proposer), here=True),
+            Check("packages", lambda: packages(config), here=True),
+            Check("llm", lambda: llm(config.proposer), here=True),
             Check("output", self._output, here=True),
-            Check("environment.retriever", partial(retriever, config.environment), here=True),
             # Questions, rewards and tools often need no heavy import.
             Check("environment", self._environment, needs=needs),
+            Check("environment.retriever", self._retriever, here=True, needs=("environment",)),
             # The last of the light ones, since it may cost something.
             Check("llm answers", self._make_first_call, here=True, needs=("llm",)),
-            *trainer.check(self),
+            *self.engine.check(self),
             Check("prompts", self._prompts, needs=(*tokenizer, "environment")),
             Check("policy.lora", self._layers, needs=(*tokenizer, "packages")),
         ]
 
-    def require(self) -> "Preflight":
-        """Raise ConfigError for the first thing that stops training in these processes."""
-        self.starting = True
-        for check in self.checks():
-            if isinstance(outcome := check.look(), Notice):
-                warn(outcome)
-        return self
-
-    def require_run_file(self, *needed: str) -> "Preflight":
-        """Raise ConfigError for the first error in the run file; warn of what this machine lacks for training.
+    def require(self, *, here: Sequence[str] | None = None) -> "Preflight":
+        """Raise ConfigError for the first error; warn of notices.
 
         Args:
-            needed: names of checks of this machine that must pass, too.
+            here: names of the checks of this machine that must pass; the others only warn. None is all, as
+                these processes will train.
         """
+        self.starting = here is None
         for check, outcome in self.outcomes():
-            if isinstance(outcome, Exception) and (not check.here or check.name in needed):
-                raise outcome
-            if isinstance(outcome, Exception | Notice):
+            if isinstance(outcome, Notice):
+                warn(str(outcome))
+            elif isinstance(outcome, Exception):
+                if here is None or not check.here or check.name in here:
+                    raise outcome
                 warn(f"missing here: {one_line(str(outcome))}")
         return self
 
@@ -164,14 +146,14 @@ class Preflight:
         """Yield every check with what it says or raises, except those that depend on a failed one."""
         failed: set[str] = set()
         for check in self.checks():
-            if failed & set(check.needs):
+            if failed.isdisjoint(check.needs):
+                try:
+                    yield check, check.look()
+                except (ConfigError, EngineError) as error:
+                    failed.add(check.name)
+                    yield check, error
+            else:
                 failed.add(check.name)
-                continue
-            try:
-                yield check, check.look()
-            except (ConfigError, EngineError) as error:
-                failed.add(check.name)
-                yield check, error
 
     # ---- objects that the checks build
 
@@ -194,20 +176,11 @@ class Preflight:
         return initial_instruction(self.config.instruction.text, self.environment)
 
     @cached_property
-    def tokenizer(self) -> "PreTrainedTokenizerBase":
-        begin("loading the tokenizer")
-        from cotune.policy.codec import use_template
-        from cotune.policy.local_policy import load_tokenizer
-
-        tokenizer = load_tokenizer(policy_path(self.config.policy.path))
-        use_template(tokenizer, self.config.policy.chat_template)
-        return tokenizer
-
-    @cached_property
     def codec(self) -> "HFCodec":
-        from cotune.policy.codec import HFCodec
+        begin("loading the tokenizer")
+        from cotune.policy.local_policy import load_codec
 
-        return HFCodec(self.tokenizer, self.config.policy.template_args)
+        return load_codec(self.config.policy)
 
     @cached_property
     def architecture(self) -> "PretrainedConfig":
@@ -223,19 +196,17 @@ class Preflight:
 
     # ---- checks that use those objects
 
+    def _engine(self) -> str:
+        """Check that the engine can be used in this environment."""
+        self.engine.check_installed()
+        name = self.config.training.engine
+        return f"training.engine: {name} {installed(name) or ''}".rstrip()
+
     def _policy_files(self) -> None:
-        """Check that a policy's name is in the hub's cache, or that the hub has it before it is loaded."""
-        name = self.config.policy.path
-        path = policy_path(name)
-        if Path(path).is_dir() or cached_folder(path):
-            return
-        if self.starting or self._loads:
-            only_local(path)  # raises if the hub does not have it either
-        else:
-            raise ConfigError(
-                f"policy.path: {name} is neither a folder nor in the cache of the Hugging Face hub; fetch it "
-                f"(hf download {name}), or correct policy.path"
-            )
+        """Check that a policy's name is in the hub's cache, or that the hub has it."""
+        path = policy_path(self.config.policy.path)
+        if not Path(path).is_dir() and not cached_folder(path):
+            only_local(path)
 
     def _output(self) -> str | None:
         """Check that the run folder can be created: that it does not exist, and can be written."""
@@ -256,31 +227,30 @@ class Preflight:
             text = f"llm: a first call failed ({one_line(str(error))[:300]}); {fix}"
             # A resume may need no further proposal.
             if getattr(options, "optional", False) or (self.starting and not self._new):
-                return Notice(text)
+                raise Notice(text) from error
             raise ConfigError(text) from error
         return answered
 
     def _environment(self) -> None:
         config = self.config
         rewards = self.rewards
-        environment = self.environment
-        check_instruction(environment, self.instruction, config.strategy.kind)
-        check_splits(environment, validates=bool(config.evaluation.every))
-        check_columns(rewards, environment, SPLITS)
-        if getattr(config.environment, "retriever", None) is None:
-            check_retriever(environment)  # a user's own environment
+        check_instruction(self.environment, self.instruction, config.strategy.kind)
+        check_splits(self.environment, validates=bool(config.evaluation.every))
+        check_columns(rewards, self.environment, SPLITS)
+
+    def _retriever(self) -> str | None:
+        check_retriever(self.environment)
+        options = getattr(self.config.environment, "retriever", None)
+        return None if options is None else f"environment.retriever: {options.url} answers"
 
     def _prompts(self) -> str:
         begin("checking the prompts")
         from cotune.policy.template_checks import check_template
 
         config = self.config
-        environment = self.environment
-        check_context(self.context_tokens, config.limits)
-        check_template(environment, self.codec, self.instruction)
-        check_prompt_texts(environment, self.instruction, self.codec)
+        check_template(self.environment, self.codec, self.instruction)
         check_prompts(
-            environment,
+            self.environment,
             self.codec,
             self.instruction,
             config.limits,
@@ -307,12 +277,6 @@ class Preflight:
 
 
 # ---- the cheap checks
-
-
-def engine(name: str, trainer: Engine) -> str:
-    """Check that the engine can be used in this environment."""
-    trainer.check_installed()
-    return f"training.engine: {name} {installed(name) or ''}".rstrip()
 
 
 def policy(options: PolicyConfig) -> str:
@@ -345,43 +309,28 @@ def policy(options: PolicyConfig) -> str:
     return f"policy: {name}, {size(weights_size(folder))} of weights"
 
 
-def retriever(environment: EnvironmentOptions) -> str | None:
-    """Check that the retrieval server answers a query.
-
-    Raises:
-        ConfigError: the server returns no usable reply.
-    """
-    from cotune.retrieval.remote import RemoteRetriever
-
-    options = getattr(environment, "retriever", None)
-    if options is None:
-        return None
-    begin("asking the retrieval server")
-    RemoteRetriever(options, retries=1).check()
-    return f"environment.retriever: {options.url} answers"
-
-
 def packages(config: RunConfig) -> None:
     """Check that the optional packages that the run file asks for are installed."""
     args = config.training.engine_args
-    reported = args.get("report_to") or []
-    trackers = [reported] if isinstance(reported, str) else list(reported)
-    needed = {
-        "peft": "policy.lora" if config.policy.lora is not None else "",
-        "vllm": "training.engine_args.use_vllm" if args.get("use_vllm") else "",
-        **{name: "training.engine_args.report_to" for name in trackers if name in OPTIONAL},
-        **dict.fromkeys(config.logging.report_to, "logging.report_to"),
-    }
+    reported = args.get("report_to") or ()
+    trackers = (reported,) if isinstance(reported, str) else reported
+    needed = {name: "training.engine_args.report_to" for name in trackers if name in OPTIONAL}
+    needed |= dict.fromkeys(config.logging.report_to, "logging.report_to")
+    if config.policy.lora is not None:
+        needed["peft"] = "policy.lora"
+    if args.get("use_vllm"):
+        needed["vllm"] = "training.engine_args.use_vllm"
+    # vLLM in a version that TRL supports, and what is installed with cotune.
+    sources = {"vllm": "'trl[vllm]'"}
     if extra := config.environment_kind.extra:
         needed[extra] = "environment.kind"
+        sources[extra] = f"'cotune[{extra}]'"
     for name, field in needed.items():
-        if field and not installed(name):
-            source = f"'cotune[{name}]'" if field == "environment.kind" else name
+        if not installed(name):
             raise ConfigError(
-                f"{name} is not installed, but {field} asks for it; pip install "
-                f"{_VLLM if name == 'vllm' else source}"
+                f"{name} is not installed, but {field} asks for it; pip install {sources.get(name, name)}"
             )
-    if needed.get("wandb") and not _wandb_can_log_in():
+    if "wandb" in needed and not _wandb_can_log_in():
         raise ConfigError(
             f"{needed['wandb']}: W&B has no API key; run wandb login, or set WANDB_API_KEY, or "
             "WANDB_MODE=offline"
@@ -394,12 +343,10 @@ def _wandb_can_log_in() -> bool:
         return True
     if any(map(os.environ.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))):
         return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname
-    try:
-        file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
-        return netrc.netrc(file).authenticators(host or "") is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+    from requests.utils import get_netrc_auth  # as W&B reads it
+
+    url = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
+    return get_netrc_auth(url) is not None
 
 
 def llm(options: LLMConfig | None) -> str | None:

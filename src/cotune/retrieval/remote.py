@@ -94,13 +94,15 @@ class RemoteRetriever:
         return [[shown_passage(text, self._protocol) for text in contents[query]] for query in sent]
 
     def check(self) -> None:
-        """Request one passage, so that a wrong address is found before training starts.
+        """Request one passage, at most twice, so that a wrong address is found before training starts.
 
         Raises:
             ConfigError: the server returned no usable reply.
         """
+        retries = min(self._retries, 1)
+        client = RemoteRetriever(self._options, self._protocol, retries=retries, sleep=self._sleep)
         try:
-            self.search(["test"], 1)
+            client.search(["test"], 1)
         except RetrievalError as error:
             raise ConfigError(
                 f"environment.retriever.url: {error}; start the server, such as Search-R1's, or correct "

@@ -36,7 +36,7 @@ def test_the_preflight_says_what_training_says(
 ) -> None:
     before = checked(tmp_path, args)
     with pytest.raises(ConfigError) as early:
-        before.require_run_file("training")  # as plan does
+        before.require(here=("training",))  # as plan does
     with pytest.raises(ConfigError) as late:
         verl_config(before.config, tmp_path, 1, False)
     assert part in str(early.value)

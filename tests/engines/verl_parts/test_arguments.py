@@ -42,7 +42,7 @@ WRONG = [
 def test_a_teacher_is_refused(tmp_path: Path) -> None:
     strategy = {"kind": "inspo", "distil_steps": 1}
     with pytest.raises(ConfigError) as caught:
-        Preflight(config(tmp_path, {"strategy": strategy})).require_run_file()
+        Preflight(config(tmp_path, {"strategy": strategy})).require(here=())
     assert str(caught.value) == (
         "strategy.distil_steps is not supported by training.engine verl; change it, or set training.engine: trl"
     )
@@ -54,7 +54,7 @@ def test_training_and_doctor_say_the_same(
 ) -> None:
     checked = Preflight(config(tmp_path, **training))
     with pytest.raises(ConfigError) as caught:
-        checked.require_run_file()  # as plan and try do
+        checked.require(here=())  # as plan and try do
     assert str(caught.value) == message
     assert message in [str(found) for _, found in checked.outcomes()]  # as doctor does
 

@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerBase, TrainerState
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import GRPOConfig
 
-from cotune.config.run_checks import check_tokens
 from cotune.config.run_file import RunConfig, TrainingConfig
 from cotune.engines.preflight import Preflight
 from cotune.engines.run_start import method_of, settings_of
@@ -190,7 +189,6 @@ def _loss(loss: str, training: TrainingConfig) -> dict[str, Any]:
 
 def check_engine_args(engine_args: dict[str, Any]) -> None:
     """Raise ConfigError for fields that GRPOConfig lacks or that are set elsewhere."""
-    check_tokens(engine_args)
     for name in engine_args:
         if name in _SET_ELSEWHERE:
             raise ConfigError(
@@ -237,5 +235,6 @@ _SET_ELSEWHERE = {
     "epsilon": "training.clip",
     "max_completion_length": "limits.trajectory_tokens",
     "chat_template_kwargs": "policy.template_args",
+    "hub_token": "the environment variable HF_TOKEN, as the run file is stored with the run",
 }
 """GRPOTrainer's arguments that a run file has fields for: the plan, the record and a resume use those."""

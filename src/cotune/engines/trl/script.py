@@ -14,9 +14,7 @@ from cotune.config.build import build_llm, describe_llm, initial_instruction
 from cotune.config.joint_method import JointMethod
 from cotune.config.run_checks import (
     check_columns,
-    check_context,
     check_instruction,
-    check_prompt_texts,
     check_prompts,
 )
 from cotune.config.run_file import EvaluationConfig, RulesConfig
@@ -207,7 +205,6 @@ def check_script(
     splits = [split for split in SPLITS if environment.tasks(split)]
     check_columns(rewards, environment, splits)
     check_template(environment, codec, instruction)
-    check_prompt_texts(environment, instruction, codec)
     check_prompts(
         environment,
         codec,
@@ -218,7 +215,6 @@ def check_script(
         context_tokens=context,
         max_completion_length=max_completion_length,
     )
-    check_context(context, limits)
     return limits
 
 

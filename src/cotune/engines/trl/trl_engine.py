@@ -137,7 +137,7 @@ def processes(training: TrainingConfig, starting: bool = False) -> str | None:
         start_each = f"processes: {shared} GPUs are visible; start one process for each: {start}"
     rows = training.questions_per_step * training.group_size // training.optimizer_steps
     if rows % (shared * training.micro_batch_size):
-        return Notice(
+        raise Notice(
             f"training.micro_batch_size: {training.micro_batch_size} on {shared} processes does "
             f"not divide the {rows} rollouts of a mini-batch; make it a divisor of {rows} / {shared}"
         )
@@ -162,7 +162,7 @@ def gpu_memory(config: RunConfig) -> str | None:
     if needed <= total:
         return need
     fix = "lower training.micro_batch_size, training.rows_per_call or the limits; or LoRA"
-    return Notice(f"{need}; {fix}")
+    raise Notice(f"{need}; {fix}")
 
 
 ENGINE = TRL()

@@ -55,7 +55,7 @@ class VeRL:
 
     def check(self, checked: Preflight) -> list[Check]:
         look = partial(_arguments, checked.config)
-        return [Check("training", look, needs=("training.engine_args",))]
+        return [Check("training", look)]
 
     def prepare(self, checked: Preflight, console: Console) -> "VerlSetup":
         from cotune.engines.verl import run

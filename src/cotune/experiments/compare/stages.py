@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from cotune.config.build import build_environment, describe_llm
-from cotune.config.run_checks import check_tokens
 from cotune.config.run_file import RunConfig, TrainingConfig, parse_config
 from cotune.errors import ConfigError
 from cotune.experiments.compare.methods import Method, method_named
@@ -195,15 +194,12 @@ def check_rows(rows: Sequence[SuiteRow]) -> None:
     Raises:
         ConfigError: one of them is invalid; or `focus` finds no question, or another number for each seed.
     """
-    for row in rows:
-        for config in row.planned:
-            check_tokens(config.training.engine_args)
+    planned = [row.planned for row in rows]
     suite = rows[0].suite
     if suite.focus is None:
         return
     counts: dict[str, int] = {}
-    for row in rows[:: len(suite.methods)]:
-        config = row.planned[0]
+    for config, *_ in planned[:: len(suite.methods)]:
         key = repr(config.environment)
         if key not in counts:
             tasks = build_environment(config.environment, config.dataset, config.instruction).tasks(
