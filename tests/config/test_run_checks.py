@@ -196,7 +196,7 @@ def test_the_first_number_named_is_the_one_that_is_enough() -> None:
 def test_a_number_beyond_the_context_is_said_to_be() -> None:
     limits = Limits(prompt_tokens=2, trajectory_tokens=10, turn_tokens=1)
     with pytest.raises(
-        ConfigError, match=r"least 11, but .* context holds 20, .* \(10\) included; shorten"
+        ConfigError, match=r"least 11, but .* context holds 20, .* \(10\) included; leave"
     ):
         check_prompts(
             environment("a b c d e f g h"), Words(), "do", limits, ["train"],

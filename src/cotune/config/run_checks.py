@@ -138,7 +138,10 @@ def check_prompts(
         f"the prompt of task {longest.task.id} has {longest.tokens} tokens{without}; expected at least "
         f"{longest.needed}"
     )
-    shorten = f"shorten the instruction, or leave long questions out {leave_out}"
+    # A shorter instruction helps only if the question alone would fit.
+    bare = longest.tokens - len(codec.encode(instruction))
+    shorten = "" if bare > limit // (2 if evolves else 1) else "shorten the instruction, or "
+    shorten += f"leave long questions out {leave_out}"
     if max_completion_length is not None and context_tokens is not None:
         left = context_tokens - longest.needed
         lower = f"lower max_completion_length to {left}, " if left > 0 else ""
