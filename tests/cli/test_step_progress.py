@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from cotune.cli.step_progress import described, lines, step_progress
-from cotune.utils.progress import TimeLeft, begin, report, rounded
+from cotune.utils.progress import begin, report
 
 
 class Clock:
@@ -15,24 +15,11 @@ class Clock:
         return self.now
 
 
-def test_the_time_left_goes_by_the_steps_after_the_first() -> None:
-    clock = Clock()
-    left = TimeLeft(clock)
-    found: list[str] = []
-    for step, seconds in ((3, 100.0), (4, 160.0), (4, 170.0), (6, 220.0), (9, 400.0)):
-        clock.now = seconds
-        found.append(left.after(step, 9))
-    assert found == ["", "5 min left", "6 min left", "2 min left", ""]
-    assert [rounded(s) for s in (0.4, 59, 61, 3599, 7260)] == [
-        "0 s", "59 s", "1 min", "1 h 00 min", "2 h 01 min",
-    ]  # fmt: skip
-
-
 def test_without_a_terminal_a_line_names_each_beginning_and_later_comes_every_half_a_minute() -> (
     None
 ):
     clock, written = Clock(), list[str]()
-    listen = described(lines(written.append, clock), clock)
+    listen = described(lines(written.append, clock))
     for seconds, what, done, total in (
         (1, "loading the policy", 0, 0), (5, "evaluate", 0, 24), (9, "evaluate", 24, 24),
         (10, "train", 0, 512), (40, "train", 128, 512), (50, "tokens", 7, 64), (60, "step", 1, 3),
@@ -49,13 +36,13 @@ def test_without_a_terminal_a_line_names_each_beginning_and_later_comes_every_ha
         "  rollouts 128/512",
         "  step 2/3: saving …",
         "  step 2/3: rollouts 0/512; token 9 of at most 64",
-        "  step 3/3: update, micro-batches 2/8; 1 min left",
+        "  step 3/3: update, micro-batches 2/8",
     ]
 
 
 def test_without_a_terminal_stages_of_many_checks_have_a_line_once() -> None:
     clock, written = Clock(), list[str]()
-    listen = described(lines(written.append, clock), clock)
+    listen = described(lines(written.append, clock))
     for seconds in (0, 2, 4, 40):
         clock.now = seconds
         listen("loading PyTorch", 0, 0)
@@ -72,12 +59,9 @@ def shown(**options: bool) -> str:
     return out.getvalue()
 
 
-def test_a_terminal_has_a_bar_that_goes_away_and_a_log_none() -> None:
+def test_a_terminal_has_a_status_that_goes_away_and_a_log_none() -> None:
     bar = shown(force_terminal=True)
-    assert "step 5/9: rollouts" in bar
-    assert "12/48" in bar
-    assert "loading the policy" in bar
-    assert "0/0" not in bar
+    assert "step 5/9: rollouts 12/48" in bar
     assert bar.rstrip().endswith("\x1b[2K")
     assert shown(force_terminal=True, quiet=True) == ""
     assert shown() == "  loading the policy …\n"

@@ -50,6 +50,15 @@ def test_mini_batches_of_a_step_are_one_line_and_one_step() -> None:
     assert ["nothing to learn" in text for text in texts] == [False] * 4 + [True]
 
 
+def test_the_time_left_goes_by_the_steps_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter((0.0, *(second for time in (100.0, 160.0, 220.0, 400.0) for second in (time, time))))
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    text = of_steps(*({"step": step} for step in (3, 4, 6, 9)))[-1]
+    assert [line.rpartition("  ")[2] for line in text.splitlines()] == [
+        "turns 0.0", "5 min 00 s left", "2 min 00 s left", "turns 0.0",
+    ]  # fmt: skip
+
+
 def test_a_teacher_is_a_gradient_too() -> None:
     metrics = {"zero_advantage_share": 1.0, "distil/share": 1.0, "distil/loss": 0.25}
     text = of_steps(*(dict(metrics) for _ in range(5)))[-1]

@@ -12,8 +12,8 @@ from rich.text import Text
 from cotune.run.events import EVENTS, describe_event
 from cotune.run.notices import TRUNCATED_SHARE, Notices
 from cotune.run.scores import Score
-from cotune.utils.progress import TimeLeft, report
-from cotune.utils.tables import plain_table
+from cotune.utils.progress import report
+from cotune.utils.tables import duration, plain_table
 from cotune.utils.text import one_line
 
 _log = logging.getLogger("cotune")
@@ -31,7 +31,7 @@ class ConsoleListener:
         self._console = console
         self._total = total_steps
         self._started = time.monotonic()
-        self._time_left = TimeLeft()
+        self._first: tuple[int, float] | None = None
         self._notices = Notices()
         self._shown_step: int | None = None
 
@@ -45,12 +45,21 @@ class ConsoleListener:
         self._shown_step = step
         total = int(values.get("total_steps", self._total))
         figures = _step_figures(values)
-        if left := self._time_left.after(step, total):
-            figures.append(left)
+        figures += self._time_left(step, total)
         report("step", step, total)
         self._print(f"[bold]step {step}/{total}[/]  " + "  ".join(figures))
         for notice in self._notices.after(values):
             self._print(f"[yellow]{escape(notice)}[/]")
+
+    def _time_left(self, step: int, total: int) -> list[str]:
+        """Estimate the time left from the steps after the first one seen, which also warms up."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = step, now
+        since, began = self._first
+        if not since < step < total:
+            return []
+        return [f"{duration((now - began) / (step - since) * (total - step))} left"]
 
     def _print(self, line: str) -> None:
         """Print markup after the time: with a hanging indent on a terminal, as one line in a file."""

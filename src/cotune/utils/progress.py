@@ -1,6 +1,5 @@
 """Progress within a step: slow code reports it, and the command that shows it listens."""
 
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
@@ -32,34 +31,3 @@ def listening(listener: Listener) -> Generator[None]:
         yield
     finally:
         _listeners.remove(listener)
-
-
-class TimeLeft:
-    """Estimate the time left from the steps after the first one seen, which also warms up.
-
-    Args:
-        clock: returns seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._first: tuple[int, float] | None = None
-
-    def after(self, step: int, total: int) -> str:
-        """Return "1 h 05 min left" once a step has ended; "" while unknown, or at the end."""
-        now = self._clock()
-        if self._first is None:
-            self._first = step, now
-        since, began = self._first
-        if not since < step < total:
-            return ""
-        left = (now - began) / (step - since) * (total - step)
-        return f"{rounded(max(1.0, left))} left"
-
-
-def rounded(seconds: float) -> str:
-    """Write seconds as "42 s", "3 min" or "5 h 07 min"."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
