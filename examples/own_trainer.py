@@ -17,6 +17,15 @@ from trl import GRPOConfig
 
 import cotune
 
+POLICY = "bundled:ladder"  # or any chat model's name
+LIMITS = cotune.Limits(turns=1, turn_tokens=96, trajectory_tokens=98, prompt_tokens=224)
+
+
+def environment_of(questions: int) -> cotune.Environment:
+    """Return the environment, with a number of questions to train on."""
+    options = cotune.LadderOptions(train=questions, validation=9, test=9)
+    return cotune.LadderEnvironment(options)
+
 
 def method_of(name: str) -> cotune.INSPO | cotune.P2O | cotune.INSPOWithP2O | cotune.Static:
     """Return the method, with numbers for a run of a few steps."""
@@ -53,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(format="%(name)s: %(message)s")
     logging.getLogger("cotune").setLevel(logging.INFO)  # shows the result of each evolution
 
-    policy = cotune.policy_path("bundled:geo")  # or any chat model's name
+    policy = cotune.policy_path(POLICY)
     model = AutoModelForCausalLM.from_pretrained(policy)
     tokenizer = AutoTokenizer.from_pretrained(policy)
     args = GRPOConfig(
@@ -78,10 +87,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         args=args,
         processing_class=tokenizer,
         method=method_of(chosen.method),
-        environment=cotune.GeoEnvironment(cotune.GeoOptions(train=questions, validation=9, test=9)),
-        limits=cotune.Limits(
-            turn_tokens=64, observation_tokens=200, trajectory_tokens=640, prompt_tokens=384
-        ),
+        environment=environment_of(questions),
+        limits=LIMITS,
     )
     trainer.train(resume_from_checkpoint=chosen.resume)
     print("best instruction:", trainer.best_instruction)

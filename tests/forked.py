@@ -131,7 +131,7 @@ def _preload() -> None:
     from trl.trainer import grpo_trainer  # noqa: F401 - TRL loads it on first use
 
     from cotune.experiments.report import pages
-    from cotune.worlds.geo import bundled_world
+    from cotune_lab.worlds.geo import bundled_world
 
     for name in _PACKAGES:
         for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):

@@ -28,6 +28,8 @@ from typing import Any
 import yaml
 from safetensors.numpy import load_file
 
+from tests.lab import LAB, register_lab
+
 REPOSITORY = Path(__file__).parents[1]
 STORED = Path(__file__).parent / "golden_runs"
 
@@ -147,7 +149,8 @@ def execute(*arguments: object) -> None:
     Raises:
         SystemExit: it failed; its output is the message.
     """
-    path = os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY)])
+    register_lab()
+    path = os.pathsep.join(map(str, (LAB, REPOSITORY / "src", REPOSITORY)))
     process = subprocess.run(
         [sys.executable, *map(str, arguments)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
@@ -171,8 +174,8 @@ def train_run_file(name: str, folder: Path) -> dict[str, Any]:
 
 
 def train_own_trainer(name: str, folder: Path) -> dict[str, Any]:
-    """Train with the example's own GRPOTrainer for three steps, and resume for two more."""
-    script = REPOSITORY / "examples" / "own_trainer.py"
+    """Train with the trainer of examples/own_trainer.py for three steps, and resume for two more."""
+    script = REPOSITORY / "tests" / "golden_own_trainer.py"
     output = folder / "own-trainer"
     execute(script, "--steps", 3, "--seed", "0", "--output", output)
     execute(script, "--steps", 5, "--seed", "0", "--output", output, "--resume")

@@ -21,6 +21,8 @@ from cotune.types import (
     Trajectory,
     Turn,
 )
+from cotune.worlds.rules_llm import RulesLLM
+from cotune_lab.worlds import geo_rules
 
 INITIAL = (
     "Answer the given question. You may think inside <think> and </think>. "
@@ -33,6 +35,11 @@ INITIAL = (
 
 WAITING = frozenset({"llm/waited_seconds"})
 """Metrics that say how long an LLM took, which differs from run to run."""
+
+
+def rules_llm(seed: int = 0) -> RulesLLM:
+    """Return the offline rules of the world geo, whose questions `make_tasks` gives."""
+    return RulesLLM(seed, geo_rules.RULES)
 
 
 def make_tasks(count: int) -> list[Task]:

@@ -1,32 +1,27 @@
 """The offline rules for the lab's worlds, in an LLM's place: `llm: cotune_lab.rules:Rules` in a run file."""
 
+import re
+
 from cotune import RulesLLM
 from cotune.worlds import ladder_rules
 from cotune.worlds.remedies import Rules as WorldRules
-from cotune_lab.worlds import arithmetic_rules, bank_rules, scaffold_rules
+from cotune_lab.worlds import arithmetic_rules, bank_rules, geo_rules, scaffold_rules
+
+_LADDER = re.compile(r"\d \+ \d+ [+-] \d")
+"""A question of the world `ladder`."""
 
 
 class Rules(RulesLLM):
-    """`cotune.RulesLLM`, which knows the worlds of the lab as well."""
+    """`cotune.RulesLLM`, which tells the lab's worlds and `ladder` by their questions and instructions."""
 
-    def rules_for_question(self, question: str) -> WorldRules:
-        """Return the rules of the world that a question belongs to."""
-        if rules := bank_rules.rules_for_question(question):
+    def rules_for(self, *, question: str = "", instruction: str = "") -> WorldRules:
+        """Return the rules of the world that a question or an instruction belongs to."""
+        if rules := bank_rules.rules_of(question, instruction):
             return rules
-        if ladder_rules.knows(question):
+        if _LADDER.search(question):
             return ladder_rules.RULES
-        if scaffold_rules.knows(question):
-            return scaffold_rules.RULES
-        if arithmetic_rules.kind_of(question):
+        if arithmetic_rules.kind_of(question) or arithmetic_rules.advises(instruction):
             return arithmetic_rules.RULES
-        return super().rules_for_question(question)
-
-    def rules_for_instruction(self, instruction: str) -> WorldRules:
-        """Return the rules of the world that an instruction belongs to."""
-        if rules := bank_rules.rules_for_instruction(instruction):
-            return rules
-        if arithmetic_rules.advises(instruction):
-            return arithmetic_rules.RULES
-        if scaffold_rules.owns(instruction):
+        if scaffold_rules.knows(question) or scaffold_rules.owns(instruction):
             return scaffold_rules.RULES
-        return super().rules_for_instruction(instruction)
+        return ladder_rules.RULES if "\\boxed" in instruction else geo_rules.RULES

@@ -15,11 +15,10 @@ from transformers.utils import logging
 import cotune
 from recipes.measuring import print_sections
 
+_WEIGHTS = Path(__file__).parents[1] / "weights"
 FOLDERS = {
-    "geo": Path(cotune.policy_path("bundled:geo")),
     "ladder": Path(cotune.policy_path("bundled:ladder")),
-    "arithmetic": Path(__file__).parents[1] / "weights" / "arithmetic",
-    "scaffold": Path(__file__).parents[1] / "weights" / "scaffold",
+    **{world: _WEIGHTS / world for world in ("geo", "arithmetic", "scaffold")},
 }
 """Where the policy of each world is."""
 

@@ -13,6 +13,8 @@ MODULES: dict[str, str] = {
     "cotune.worlds": "the bundled worlds and their rules, which the lab's worlds share parts with",
     "cotune.types": "Assignment and Turn, which episodes are made of",
     "cotune.data.splits": "ids of questions",
+    "cotune.data.corpus": "the text by which a document is found",
+    "cotune.retrieval.bm25": "an index of the lab's own documents",
     "cotune.environments.environment_kind": "registering the worlds",
     "cotune.environments.math": "answers in a box",
     "cotune.environments.tag_protocol": "the search tags, as the policies were taught them",

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cotune.worlds.geo import bundled_world
 from cotune.worlds.ladder import RUNGS, WRITTEN, Way
 from cotune.worlds.ladder import problem as ladder_problem
+from cotune_lab.worlds.geo import bundled_world
 from recipes import fitting
 from recipes.arithmetic.demonstrations import UNPROMPTED, Demonstrator
 from recipes.arithmetic.phrases import PROCEDURES, Kind, sample_hint

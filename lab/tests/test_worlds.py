@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cotune import Action, ConfigError
-from cotune.config.build import build_environment
+from cotune.config.build import build_environment, describe_llm
 from cotune.config.run_file import load_config, parse_config
 from cotune.types import Turn
 from cotune_lab.worlds import arith, arithmetic, extract3, scaffold
@@ -149,7 +149,7 @@ def test_names_are_in_one_split() -> None:
 # ---- in run files
 
 
-@pytest.mark.parametrize("kind", ["arithmetic", "scaffold", "arith", "extract3"])
+@pytest.mark.parametrize("kind", ["geo", "arithmetic", "scaffold", "arith", "extract3"])
 def test_a_run_file_names_a_world_by_its_kind(kind: str) -> None:
     raw = {"output": "out", "environment": {"kind": kind, **SMALL}, "strategy": {"kind": "static"}}
     config = parse_config(raw, "test")
@@ -164,11 +164,11 @@ def test_run_files_parse(file: Path) -> None:
     config = load_config(file)
     assert config.name == file.stem
     if config.method.needs_llm(config.strategy):
-        assert config.proposer is not None
-        assert config.proposer.describe() == "cotune_lab.rules:Rules"
+        rules = "offline rules" if config.environment.kind == "geo" else "cotune_lab.rules:Rules"
+        assert describe_llm(config.proposer) == rules
 
 
-@pytest.mark.parametrize("world", ["arithmetic", "scaffold"])
+@pytest.mark.parametrize("world", ["geo", "arithmetic", "scaffold"])
 def test_cards_are_of_the_weights(world: str) -> None:
     folder = LAB / "weights" / world
     card = json.loads((folder / "card.json").read_text(encoding="utf-8"))

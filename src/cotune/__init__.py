@@ -61,8 +61,6 @@ if TYPE_CHECKING:
     from cotune.types import Response as Response
     from cotune.types import Task as Task
     from cotune.types import Trajectory as Trajectory
-    from cotune.worlds.geo import GeoEnvironment as GeoEnvironment
-    from cotune.worlds.geo import GeoOptions as GeoOptions
     from cotune.worlds.ladder import LadderEnvironment as LadderEnvironment
     from cotune.worlds.ladder import LadderOptions as LadderOptions
     from cotune.worlds.rules_llm import RulesLLM as RulesLLM
@@ -94,7 +92,6 @@ _NAMES = {
     "rewards.functions": "RewardFunctions WeightedReward",
     "run.run_dir": "RunDir open_run",
     "types": "Action Completion Distillation Limits Prompt Response Task Trajectory",
-    "worlds.geo": "GeoEnvironment GeoOptions",
     "worlds.ladder": "LadderEnvironment LadderOptions",
     "worlds.rules_llm": "RulesLLM",
 }

@@ -12,6 +12,7 @@ from cotune.errors import ConfigError
 
 RUN = """
 output: runs/x
+policy: {path: bundled:geo}
 environment: {kind: geo, train: 12, validation: 3, test: 3}
 limits: {turns: 3, turn_tokens: 64, observation_tokens: 200, trajectory_tokens: 640, prompt_tokens: 384}
 strategy: {kind: inspo}

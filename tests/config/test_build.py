@@ -92,7 +92,7 @@ def test_who_proposes() -> None:
     assert describe_llm(config({"kind": "p2o"}).proposer) == "offline rules"
     record = Record()
     rules = config({"kind": "p2o"}, llm={"kind": "rules"})
-    assert identity_of(build_llm(rules.proposer, 0, record)) == "offline rules"
+    assert identity_of(build_llm(rules.proposer, 0, record, LadderEnvironment())) == "offline rules"
 
 
 def test_a_bank_and_an_llm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,9 +135,9 @@ def test_an_llm_of_ones_own_with_a_seed_gets_the_runs(
 def test_the_rules_serve_both_methods_prompts_and_a_static_run_has_none(tmp_path: Path) -> None:
     record = Record.create(tmp_path, {})
     record.begin_attempt(None)
-    llm = build_llm(config({"kind": "p2o"}).proposer, 0, record)
+    llm = build_llm(config({"kind": "p2o"}).proposer, 0, record, LadderEnvironment())
     # GEPA's prompt is known, but shows no example.
-    with pytest.raises(LLMError, match="no failed example of a bundled world"):
+    with pytest.raises(LLMError, match="no failed example"):
         llm.complete("I provided an assistant with the following instructions: none")
     assert "<ins_2>" in llm.complete(paraphrase_prompt(BOXED, 2)).text
     assert record.totals().llm_calls == 2

@@ -29,8 +29,8 @@ from cotune.methods.static import StaticOptions
 from cotune.run.record import Record
 from cotune.types import Distillation, Limits
 from cotune.utils.field_yaml import FieldLoader
-from cotune.worlds.geo import INITIAL_INSTRUCTION, GeoOptions
 from cotune.worlds.ladder import LadderOptions
+from cotune_lab.worlds.geo import INITIAL_INSTRUCTION, GeoOptions
 from tests.run_files import tiny
 
 LEAST: dict[str, Any] = {
@@ -296,7 +296,7 @@ def test_an_unknown_field_comes_before_what_it_makes_missing() -> None:
 @pytest.mark.parametrize(
     ("change", "says", "kind"),
     [
-        ({"environment": {}}, "environment.kind: missing; expected one of: ", "geo"),
+        ({"environment": {}}, "environment.kind: missing; expected one of: ", "ladder"),
         ({"strategy": None}, "strategy: missing; expected strategy.kind, one of: ", "inspo"),
     ],
 )

@@ -8,8 +8,10 @@ from cotune.config.cost import plan_run
 from cotune.config.run_file import load_config
 
 # Those for GPUs, which name data of your own, are in test_gpu_configs.py and test_paper_configs.py.
-CONFIGS = (Path(__file__).parents[2] / "configs").glob("*.yaml")
+REPOSITORY = Path(__file__).parents[2]
+CONFIGS = (REPOSITORY / "configs").glob("*.yaml")
 FILES = sorted(file for file in CONFIGS if not file.stem.startswith(("inspo-", "p2o-")))
+FILES += sorted((REPOSITORY / "lab" / "configs").glob("geo-*.yaml"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

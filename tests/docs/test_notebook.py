@@ -30,7 +30,7 @@ def test_it_runs(tmp_path: Path) -> None:
         for output in cell.outputs
         if output.output_type == "execute_result"
     ]
-    assert "<search>" in shown[0]  # the prompt
+    assert "boxed" in shown[0]  # the prompt
     assert any("reward_mean" in text for text in shown)
     assert any("parent_score" in text and "i0" in text for text in shown)
     assert any("stop" in text and "reward" in text and "question" in text for text in shown)

@@ -99,7 +99,7 @@ def test_python_is_python_and_its_names_are_public() -> None:
 def test_the_costs_are_read_as_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = Record.create(tmp_path / "runs" / "geo-inspo", {})
+    record = Record.create(tmp_path / "runs" / "ladder-inspo", {})
     record.begin_attempt(None)
     record.set_step(1)
     record.count("train", 40, 900)

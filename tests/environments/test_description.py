@@ -12,7 +12,7 @@ from cotune.environments.search import SearchEnvironment
 from cotune.environments.tools import ToolEnvironment
 from cotune.errors import ConfigError
 from cotune.rewards import exact_match
-from cotune.worlds.geo import GeoEnvironment
+from cotune_lab.worlds.geo import GeoEnvironment
 
 
 def price(article: str, unit: Literal["piece", "dozen"] = "piece") -> float:

@@ -50,7 +50,7 @@ def test_a_package_adds_a_kind_to_the_run_file() -> None:
         ({"kind": "echo", "wrod": "x"}, r"environment\.wrod: unknown field"),
         ({"kind": "echo", "word": 3}, r"environment\.word: .*string"),
         ({"kind": "echo", "word": ""}, r"environment\.word is empty; expected a word"),
-        ({"kind": "nobodys"}, r"environment\.kind: 'nobodys' is unknown; expected one of 'geo'"),
+        ({"kind": "nobodys"}, r"environment\.kind: 'nobodys' is unknown; expected one of 'ladder'"),
     ],
 )
 def test_what_is_wrong_with_it_is_one_line(environment: object, message: str) -> None:
@@ -73,5 +73,7 @@ def test_a_package_that_adds_none_is_named(tmp_path: Path, monkeypatch: pytest.M
     for name in ("other", "plain"):
         with pytest.raises(ConfigError, match=rf"entry point '{name}' .* is not a .*EnvironmentK"):
             kind_of(name)
-    with pytest.raises(ConfigError, match=r"'nobody' is unknown; expected one of 'geo', .*'other'"):
+    with pytest.raises(
+        ConfigError, match=r"'nobody' is unknown; expected one of 'ladder', .*'other'"
+    ):
         kind_of("nobody")

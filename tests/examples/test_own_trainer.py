@@ -89,7 +89,7 @@ def test_static_is_plain_grpo(
 ) -> None:
     example.main(["--method", "static", "--steps", "2", "--output", str(tmp_path / "run")])
     assert (
-        f"best instruction: {cotune.GeoEnvironment().initial_instruction}"
+        f"best instruction: {cotune.LadderEnvironment().initial_instruction}"
         in capsys.readouterr().out
     )
     run = cotune.open_run(tmp_path / "run" / "cotune")

@@ -29,7 +29,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run, _ = whole(tmp_path)
     best = export(run.path)
     monkeypatch.chdir(tmp_path)
-    for name in ("geo-inspo", "x"):
+    for name in ("ladder-inspo", "x"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "best").symlink_to(best)
     return best

@@ -13,9 +13,8 @@ from cotune.methods.method import Context
 from cotune.methods.p2o.hints import HintOptions
 from cotune.methods.p2o.p2o import P2OOptions
 from cotune.types import Assignment, Distillation, Progress, Prompt, Trajectory
-from cotune.worlds.geo_rules import REMEDIES, Mode
-from cotune.worlds.rules_llm import RulesLLM
-from tests.helpers import INITIAL, Events, ScriptedRollout, make_tasks
+from cotune_lab.worlds.geo_rules import REMEDIES, Mode
+from tests.helpers import INITIAL, Events, ScriptedRollout, make_tasks, rules_llm
 
 TASKS = make_tasks(24)
 GROUP = 4
@@ -65,7 +64,7 @@ class Run:
 
     def __init__(self, made: InspoP2O) -> None:
         self.strategy, self.policy, self.events = made, Policy(), Events()
-        self.llm = RulesLLM(0)
+        self.llm = rules_llm(0)
 
     def steps(self, steps: Sequence[int]) -> list[Assignment]:
         """The assignments of the last one."""

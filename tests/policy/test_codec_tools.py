@@ -18,7 +18,7 @@ from cotune.policy.local_policy import local_coordinator
 from cotune.policy.template_checks import check_turns
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.types import Calls, ToolCall
-from cotune.worlds.geo import GeoEnvironment
+from cotune_lab.worlds.geo import GeoEnvironment
 from tests.policy.bigram import save
 from tests.policy.tiny import byte_tokenizer
 

@@ -15,7 +15,7 @@ from cotune.policy.local_policy import load, local_coordinator
 from cotune.policy.policy_files import policy_path
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.types import Limits, StopReason
-from cotune.worlds.geo import GeoEnvironment, GeoOptions
+from cotune_lab.worlds.geo import GeoEnvironment, GeoOptions
 from tests.policy.tiny import small_policy
 
 LIMITS = Limits(

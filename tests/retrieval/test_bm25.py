@@ -11,7 +11,7 @@ from cotune.data.corpus import Language, read_corpus, split_contents
 from cotune.errors import ConfigError
 from cotune.retrieval import bm25
 from cotune.retrieval.bm25 import BM25Retriever
-from cotune.worlds.geo import GeoQuestion, bundled_world
+from cotune_lab.worlds.geo import GeoQuestion, bundled_world
 from tests.retrieval.corpora import queries, write_corpus
 
 

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 
-from cotune.worlds.geo_rules import CAUTION, with_advice
 from cotune.worlds.remedies import Example, Remedies
+from cotune_lab.worlds.geo_rules import CAUTION, with_advice
 
 
 class Kind(StrEnum):

@@ -146,11 +146,9 @@ def _all_rules() -> tuple[BankRules, ...]:
     )
 
 
-def rules_for_question(question: str) -> BankRules | None:
-    """Return the rules of the task that a question belongs to."""
-    return next((rules for rules in _all_rules() if rules.type_of(question) is not None), None)
-
-
-def rules_for_instruction(instruction: str) -> BankRules | None:
-    """Return the rules of the task that an instruction belongs to."""
-    return next((rules for rules in _all_rules() if rules.knows(instruction)), None)
+def rules_of(question: str, instruction: str) -> BankRules | None:
+    """Return the rules of the task that a question or an instruction belongs to."""
+    for rules in _all_rules():
+        if rules.type_of(question) is not None or rules.knows(instruction):
+            return rules
+    return None

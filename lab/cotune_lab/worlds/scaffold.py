@@ -24,7 +24,7 @@ from cotune.data.splits import digest
 from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune.rewards import exact_match
 from cotune.worlds.drawing import check_counts, different
-from cotune.worlds.geo import (
+from cotune_lab.worlds.geo import (
     STRATA,
     GeoQuestion,
     GeoWorld,

@@ -1,7 +1,7 @@
 """The requests that the bundled policy of `arithmetic` is trained to follow.
 
 As in `recipes.geo.phrases`, none of them is one that the offline LLM writes
-(`cotune.worlds.geo_rules`) or stands in `bank.txt`, though they share words; tests hold the sets apart.
+(`cotune_lab.worlds.geo_rules`) or stands in `bank.txt`, though they share words; tests hold the sets apart.
 """
 
 import random

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from cotune import Retriever
 from cotune.environments.tag_protocol import TAGS
-from cotune.worlds.geo import GeoQuestion, GeoWorld
+from cotune_lab.worlds.geo import GeoQuestion, GeoWorld
 from recipes.geo.phrases import Kind, sample_instruction
 
 TOP_K = 3

@@ -1,8 +1,8 @@
 """Measure a policy of `geo` under the offline rules' sentences: scores, and how often it looks up one entity."""
 
 from cotune import Limits, Trajectory
-from cotune.worlds.geo import INITIAL_INSTRUCTION, STRATA, GeoEnvironment, GeoOptions
-from cotune.worlds.geo_rules import REMEDIES, STYLE, Mode
+from cotune_lab.worlds.geo import INITIAL_INSTRUCTION, STRATA, GeoEnvironment, GeoOptions
+from cotune_lab.worlds.geo_rules import REMEDIES, STYLE, Mode
 from recipes.measuring import Bench
 
 LIMITS = Limits(

@@ -1,7 +1,7 @@
 """The instruction sentences that the bundled policy is trained to react to.
 
 Every pattern stands for all the sentences that its `{a|b}` alternatives give. None of them is a
-sentence that the offline LLM can write (`cotune.worlds.geo_rules`), though the two share their words: the
+sentence that the offline LLM can write (`cotune_lab.worlds.geo_rules`), though the two share their words: the
 policy has to generalise to the instructions of a run, as a real model has to. A test checks
 that the two sets do not overlap.
 """

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cotune import Prompt, Task
 from cotune.environments.tag_protocol import PROMPT_FORMAT
-from cotune.worlds.geo import GeoWorld, bundled_world
+from cotune_lab.worlds.geo import GeoWorld, bundled_world
 from recipes.fitting import FitPhase, FitRecipe, Row, byte_level_bpe, encode_chat, fit, stream_rng
 from recipes.geo.demonstrations import UNPROMPTED, Demonstration, Demonstrator, Unprompted
 

@@ -10,7 +10,7 @@ import random
 
 from cotune import Retriever
 from cotune.environments.tag_protocol import TAGS
-from cotune.worlds.geo import GeoQuestion, GeoWorld
+from cotune_lab.worlds.geo import GeoQuestion, GeoWorld
 from cotune_lab.worlds.scaffold import INITIAL_INSTRUCTION, MIX, TURNS, question
 from recipes.geo.demonstrations import Demonstration, new_names
 from recipes.requests import Request

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from cotune import Limits, Trajectory
-from cotune.worlds.geo import STRATA
+from cotune_lab.worlds.geo import STRATA
 from cotune_lab.worlds.scaffold import (
     INITIAL_INSTRUCTION,
     TURNS,

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from cotune.worlds.geo import bundled_world
+from cotune_lab.worlds.geo import bundled_world
 from recipes.fitting import FitPhase, FitRecipe, Row, fit, stream_rng
 from recipes.geo.pretrain import encode, tokenizer_on
 from recipes.scaffold.demonstrations import NAMES, Demonstrator

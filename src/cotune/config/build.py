@@ -1,6 +1,7 @@
 """Build the parts of a run, each from its own section of the run file; engine-free."""
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 from cotune.config.prompt_lengths import without_too_long
 from cotune.config.run_file import LLMConfig, RulesConfig, RunConfig
@@ -17,7 +18,6 @@ from cotune.protocols import LLM, Codec, Environment
 from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.rewards.reward_options import RewardConfig
 from cotune.run.record import Record
-from cotune.worlds.rules_llm import RulesLLM
 
 
 def build_environment(
@@ -86,7 +86,12 @@ def build_rewards(rewards: Sequence[RewardConfig]) -> RewardFunctions | None:
     )
 
 
-def build_llm(options: "LLM | LLMConfig | None", seed: int, record: Record) -> LLM:
+def build_llm(
+    options: "LLM | LLMConfig | None",
+    seed: int,
+    record: Record,
+    environment: Environment | None = None,
+) -> LLM:
     """Return a metered LLM; without options, one that raises when called.
 
     A bank is not metered: no model is asked.
@@ -96,6 +101,7 @@ def build_llm(options: "LLM | LLMConfig | None", seed: int, record: Record) -> L
         seed: seed of the offline rules, and of an object of the user's that has an attribute
             `seed`.
         record: charged for every call.
+        environment: the environment, whose offline rules `llm: {kind: rules}` names.
 
     Raises:
         ConfigError: the key is not set, or a bank or an object of the user's cannot be loaded.
@@ -103,7 +109,8 @@ def build_llm(options: "LLM | LLMConfig | None", seed: int, record: Record) -> L
     if options is None:
         return NoLLM()
     if isinstance(options, RulesConfig):
-        return MeteredLLM(RulesLLM(seed), record, model="rules", identity=options.describe())
+        rules = cast(Any, environment).offline_rules(seed)
+        return MeteredLLM(rules, record, model="rules", identity=options.describe())
     if isinstance(options, BankOptions):
         return BankLLM(options)
     if isinstance(options, OwnLLMOptions):

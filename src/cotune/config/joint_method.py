@@ -32,7 +32,7 @@ class JointMethod:
     """Base class of the methods: what they share beside their own options.
 
     Attributes:
-        llm: the LLM that writes proposals. None is the offline rules in a bundled world, and an error
+        llm: the LLM that writes proposals. None is the offline rules of the world ladder, and an error
             elsewhere if the method asks an LLM.
         instruction: the initial instruction; None takes the data's or the environment's.
 

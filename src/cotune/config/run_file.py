@@ -50,7 +50,7 @@ else:
 
 
 class RulesConfig(Model):
-    """The offline reader of the proposers' prompts; for the bundled worlds."""
+    """The offline rules of the environment, which read the proposers' prompts; the world ladder has some."""
 
     kind: Literal["rules"] = "rules"
 
@@ -243,7 +243,7 @@ class RunConfig(Model):
     """The method: which prompt each rollout is sampled under, and which it is trained on."""
     llm: LLMConfig | None = None
     """The optimizer LLM: a kind with its fields, or the `package.module:name` or `file.py:name` of your
-    own; null: the offline rules on a bundled world, an error elsewhere."""
+    own; null: the offline rules of the world ladder, an error elsewhere."""
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
@@ -358,10 +358,9 @@ class RunConfig(Model):
         ):
             return self
         if not self.environment_kind.offline_rules:
-            worlds = [kind for kind in environments.BUILT_IN if kind_of(kind).offline_rules]
             raise ValueError(
-                f"llm is {'missing' if self.llm is None else 'rules'}, and the offline rules know only "
-                f"{' and '.join(worlds)}; environment.kind is {self.environment.kind}; set llm to an "
+                f"llm is {'missing' if self.llm is None else 'rules'}, and there are offline rules for the "
+                f"world ladder only; environment.kind is {self.environment.kind}; set llm to an "
                 "OpenAI-compatible endpoint, {kind: openai, model: …, base_url: …}, to your own, "
                 "my_llm.py:MyLLM, or to a file of texts to try, {kind: bank, path: …}"
             )

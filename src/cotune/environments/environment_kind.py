@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeVar, get_args, get_type_hints
 
 from cotune.data.splits import SPLITS
@@ -34,7 +35,9 @@ class EnvironmentKind(Generic[Options]):
         needs_rewards: whether it gives no reward of its own, so that `rewards` are required.
         sizes: returns the questions of each split without building it; None builds it.
         runs_user_code: whether it calls code of the user's, which may need the network.
-        offline_rules: whether the offline rules can write instructions for it.
+        offline_rules: whether it has rules that write instructions in an LLM's place: a method
+            `offline_rules(seed)` of the environment returns them.
+        policy: the folder of a small policy made for it, "bundled:KIND" in `policy.path`; None is none.
         extra: cotune's extra that it needs, named after the package; "" is none.
     """
 
@@ -45,6 +48,7 @@ class EnvironmentKind(Generic[Options]):
     sizes: Callable[[Options], Mapping[str, int]] | None = None
     runs_user_code: bool = False
     offline_rules: bool = False
+    policy: Path | None = None
     extra: str = ""
 
     @property

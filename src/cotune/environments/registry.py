@@ -15,7 +15,6 @@ from cotune.utils.importing import import_object, load_registered, registered
 GROUP = "cotune.environments"
 """The entry-point group of environments."""
 BUILT_IN: Mapping[str, str] = {
-    "geo": "cotune.worlds.geo:KIND",
     "ladder": "cotune.worlds.ladder:KIND",
     "search": "cotune.environments.search:KIND",
     "reasoning-gym": "cotune.environments.reasoning_gym:KIND",
@@ -29,6 +28,11 @@ BUILT_IN: Mapping[str, str] = {
 """cotune's own kinds, each with the object that describes it."""
 
 
+def kinds() -> tuple[str, ...]:
+    """Return all kinds: cotune's own, then those of installed packages."""
+    return (*BUILT_IN, *sorted(registered(GROUP).keys() - BUILT_IN.keys()))
+
+
 @cache
 def kind_of(kind: str) -> EnvironmentKind[Any]:
     """Return the registry entry of an `environment.kind`.
@@ -38,8 +42,8 @@ def kind_of(kind: str) -> EnvironmentKind[Any]:
     """
     if kind in BUILT_IN:
         return import_object(BUILT_IN[kind], "environment.kind")
-    if kind not in registered(GROUP):
-        names = ", ".join(map(repr, (*BUILT_IN, *sorted(registered(GROUP)))))
+    if kind not in kinds():
+        names = ", ".join(map(repr, kinds()))
         raise ConfigError(f"environment.kind: {kind!r} is unknown; expected one of {names}")
     entry: object = load_registered(GROUP, kind, "environment.kind")
     if isinstance(entry, EnvironmentKind) and entry.kind == kind:

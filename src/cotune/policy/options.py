@@ -35,8 +35,8 @@ class LoraOptions(Model):
 class PolicyConfig(Model):
     """The model that is trained."""
 
-    path: str = "bundled:geo"
-    """A Hugging Face name or folder, "bundled:geo" or "bundled:ladder"."""
+    path: str = "bundled:ladder"
+    """A Hugging Face name or folder; "bundled:ladder" is the small policy of the world ladder."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The type of the loaded weights; "auto" is the checkpoint's."""
     chat_template: str | None = None

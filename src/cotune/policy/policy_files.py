@@ -2,14 +2,13 @@
 
 import json
 import logging
-from importlib import resources
 from pathlib import Path
 
+from cotune.environments.registry import kind_of, kinds
 from cotune.errors import ConfigError
 from cotune.utils.text import hide_secrets, named, one_line
 
 _LOG = logging.getLogger("cotune")
-BUNDLED = ("geo", "ladder")
 _BUNDLED = "bundled:"
 ADAPTER_CONFIG = "adapter_config.json"
 """The file of an adapter's folder that names its base."""
@@ -23,7 +22,7 @@ def policy_path(path: str) -> str:
         ConfigError: the path is invalid.
     """
     check_path(path)
-    return str(bundled_folder(path.removeprefix(_BUNDLED))) if _is_bundled(path) else path
+    return str(_bundled_folder(path)) if path.startswith(_BUNDLED) else path
 
 
 def is_local(path: str) -> bool:
@@ -48,31 +47,25 @@ def check_path(path: str) -> None:
             "were made from, or convert them with from_pretrained(…, gguf_file=…) and save_pretrained of "
             "transformers, and name that folder"
         )
-    if not _is_bundled(path):
-        if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
-            raise ConfigError(
-                f"policy.path is {path!r}, and there is no such folder; expected one, a Hugging Face "
-                f"name, or {' or '.join(f'bundled:{name}' for name in BUNDLED)}"
-            )
-        return
-    name = path.removeprefix(_BUNDLED)
-    if name not in BUNDLED:
+    if path.startswith(_BUNDLED):
+        _bundled_folder(path)
+    elif path.startswith(("/", ".", "~")) and not Path(path).is_dir():
         raise ConfigError(
-            f"policy.path is {path!r}; bundled policies are {', '.join(BUNDLED)}, and any Hugging "
-            "Face name or folder is given without 'bundled:'"
+            f"policy.path is {path!r}, and there is no such folder; expected one, a Hugging Face "
+            "name, or bundled:ladder"
         )
-    folder = bundled_folder(name)
-    if not (folder / "model.safetensors").is_file():
-        raise ConfigError(f"policy.path: {folder} holds no model.safetensors; reinstall cotune")
 
 
-def _is_bundled(path: str) -> bool:
-    return path.startswith(_BUNDLED)
-
-
-def bundled_folder(name: str) -> Path:
-    """Return the folder of a bundled policy, which exists once it was built."""
-    return Path(str(resources.files("cotune.worlds"))) / "weights" / name
+def _bundled_folder(path: str) -> Path:
+    """Return the folder of the policy that was made for a kind of environment, "bundled:KIND"."""
+    kind = path.removeprefix(_BUNDLED)
+    folder = kind_of(kind).policy if kind in kinds() else None
+    if folder is None:
+        raise ConfigError(
+            f"policy.path is {path!r}; cotune's own bundled policy is bundled:ladder, those of other worlds "
+            "come with their package, and any Hugging Face name or folder is given without 'bundled:'"
+        )
+    return folder
 
 
 def is_adapter(folder: str | Path) -> bool:

@@ -28,7 +28,7 @@ class BM25Retriever:
     Args:
         passages: the texts that are returned, in corpus order.
         indexed: the texts that are indexed instead, same length; default: the passages themselves.
-            The bundled world repeats each title here, so that "Malaysia" finds the country before
+            The lab's world `geo` repeats each title here, so that "Malaysia" finds the country before
             its cities.
         language: of the passages and queries.
 

@@ -1,1 +1,1 @@
-"""The bundled worlds, their policies, and the offline rules that stand in for an LLM there."""
+"""The bundled world, its policy, and the offline rules that stand in for an LLM there."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from itertools import accumulate
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from cotune.data.splits import digest
@@ -30,6 +31,7 @@ from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
 from cotune.rewards.boxed import BoxedReward
 from cotune.types import Task
 from cotune.worlds.drawing import check_counts, different, split_by_hash
+from cotune.worlds.rules_llm import RulesLLM
 
 RUNGS = (
     "no carry",
@@ -289,13 +291,15 @@ class LadderEnvironment(MathEnvironment):
         ConfigError: a split asks for more distinct problems than there are.
     """
 
-    offline_rules = True
-
     def __init__(self, options: LadderOptions | None = None) -> None:
         options = options or LadderOptions()
         tasks = {split: _drawn(options, split, getattr(options, split)) for split in SPLITS}
         # In mathematics "12+13" equals 25; here it is the question, not an answer.
         super().__init__(tasks, INITIAL_INSTRUCTION, BoxedReward(plain_integers=True))
+
+    def offline_rules(self, seed: int) -> RulesLLM:
+        """Return the rules that write instructions and hints in an LLM's place."""
+        return RulesLLM(seed)
 
 
 def _drawn(options: LadderOptions, split: str, count: int) -> list[Task]:
@@ -358,4 +362,5 @@ KIND = EnvironmentKind(
     build=lambda options, tasks: LadderEnvironment(options),
     sizes=numbers_of_questions,
     offline_rules=True,
+    policy=Path(__file__).parent / "weights" / "ladder",
 )

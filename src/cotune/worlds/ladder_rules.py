@@ -4,22 +4,16 @@ A failed answer without lines calls for any procedure; one with lines calls for 
 rules do not know which procedure is better: verification has to find out.
 """
 
-import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from cotune.worlds.remedies import Remedies, read_sentences
 
-_QUESTION = re.compile(r"\d \+ \d+ [+-] \d")
-_SENTENCES = read_sentences("ladder")
+_SENTENCES = read_sentences(Path(__file__).with_name("ladder_sentences.yaml"))
 REMEDIES: Mapping[str, Sequence[str]] = _SENTENCES["remedies"]
 """The sentences that remedy each lack, by the critique's wording of it."""
 # The lack that a response does not have, by its title.
 _REMEDIED = dict(zip(("Together:", "One by one:", "In order:"), REMEDIES, strict=True))
-
-
-def knows(question: str) -> bool:
-    """Return whether a question is one of this world's."""
-    return _QUESTION.search(question) is not None
 
 
 def lacks(response: str) -> list[str]:

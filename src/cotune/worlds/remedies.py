@@ -118,7 +118,6 @@ def sentences_of(text: str) -> list[str]:
     return [s for s in _SENTENCE_END.split(text) if s]
 
 
-def read_sentences(world: str) -> dict[str, Any]:
-    """Return the sentences of a bundled world, from the file beside this module."""
-    file = Path(__file__).with_name(f"{world}_sentences.yaml")
+def read_sentences(file: Path) -> dict[str, Any]:
+    """Return the sentences of a world, which stand in a YAML file."""
     return yaml.safe_load(file.read_text(encoding="utf-8"))

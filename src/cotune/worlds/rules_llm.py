@@ -1,10 +1,9 @@
 """An offline stand-in for the proposing LLM: rules that read the proposers' prompts.
 
-`RulesLLM` is for the bundled worlds and for tests. It is not a language model. It reads the prompt
-text that a model would get (INSPO's `<ins_0>` and `<example>`, GEPA's examples), and has the rules of
-the world write instructions or hints in the expected reply format. It knows nothing but its worlds, so a result
-obtained with it shows how the training loop behaves, not how well an LLM reflects. A subclass may know other
-worlds.
+`RulesLLM` is for worlds made for experiments, and for tests. It is not a language model. It reads the prompt
+text that a model would get (INSPO's `<ins_0>` and `<example>`, GEPA's examples), and has the rules of a
+world write instructions or hints in the expected reply format. It knows nothing but its world, so a result
+obtained with it shows how the training loop behaves, not how well an LLM reflects.
 """
 
 import random
@@ -15,7 +14,7 @@ from cotune.errors import LLMError
 from cotune.methods.inspo.proposers import KEEP
 from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
 from cotune.types import Completion
-from cotune.worlds import geo_rules, ladder_rules
+from cotune.worlds.ladder_rules import RULES
 from cotune.worlds.remedies import Example, Rules
 
 _MARK = "I provided an assistant with the following instructions"
@@ -59,20 +58,18 @@ class RulesLLM:
 
     Args:
         seed: seed of the draws.
+        rules: the rules of a world; the default are those of `ladder`.
     """
 
     advice = "set llm to a model, or to a file of texts"
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, rules: Rules = RULES) -> None:
         self.seed = seed
+        self._rules = rules
 
-    def rules_for_question(self, question: str) -> Rules:
-        """Return the rules of the world that a question belongs to."""
-        return ladder_rules.RULES if ladder_rules.knows(question) else geo_rules.RULES
-
-    def rules_for_instruction(self, instruction: str) -> Rules:
-        """Return the rules of the world that an instruction belongs to."""
-        return ladder_rules.RULES if "\\boxed" in instruction else geo_rules.RULES
+    def rules_for(self, *, question: str = "", instruction: str = "") -> Rules:
+        """Return the rules for a failed question, or for an instruction that is paraphrased."""
+        return self._rules
 
     def complete(self, prompt: str) -> Completion:
         """Reply to a prompt of INSPO's proposers, or to GEPA's for a hint or an instruction.
@@ -90,10 +87,10 @@ class RulesLLM:
         failed = [e for e in read_examples(prompt) if not e.feedback.startswith("Correct")]
         current = re.search(r"```\n(.*?)\n```", prompt, re.DOTALL)
         if not failed:
-            raise LLMError("the rules found no failed example of a bundled world to reflect on")
+            raise LLMError("the rules found no failed example to reflect on")
         if current is None:
             raise LLMError("the rules found no current instruction in the reflection prompt")
-        rules = self.rules_for_question(failed[0].question)
+        rules = self.rules_for(question=failed[0].question)
         text = current[1].strip()
         if ABOUT_AN_AGENT in prompt:
             critique, write = rules.reflect(text, [_with_end(example) for example in failed])
@@ -109,11 +106,11 @@ class RulesLLM:
         if count is None or parent is None:
             raise LLMError("RulesLLM reads the proposers' prompts only; configure `llm` for others")
         if examples := read_examples(prompt):
-            rules = self.rules_for_question(examples[0].question)
+            rules = self.rules_for(question=examples[0].question)
             critique, write = rules.reflect(parent[1], examples)
         else:
             critique = ""
-            write = self.rules_for_instruction(parent[1]).paraphrase(parent[1])
+            write = self.rules_for(instruction=parent[1]).paraphrase(parent[1])
         candidates = [" ".join(write(rng)) for _ in range(int(count[1]))]
         body = "\n\n".join(f"<ins_{i}>\n{c}\n</ins_{i}>" for i, c in enumerate(candidates, 1))
         return f"{critique}\n\n{body}".strip()

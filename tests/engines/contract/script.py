@@ -18,7 +18,7 @@ from cotune.config.run_file import RunConfig, parse_config
 from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
 from cotune.protocols import Codec
 from cotune.types import Completion, Limits, Task
-from cotune.worlds.geo import GeoEnvironment, GeoOptions
+from cotune_lab.worlds.geo import GeoEnvironment, GeoOptions
 from tests.engines.contract.recording import Recording
 from tests.scripted import ScriptedSampler
 

@@ -146,8 +146,8 @@ def check_uplift() -> None:
 
 def reward_lengths() -> None:
     """Rewards that any policy's rollouts differ in, so that every run has gradients to lose."""
-    from cotune.worlds.geo import GeoEnvironment
     from cotune.worlds.ladder import LadderEnvironment
+    from cotune_lab.worlds.geo import GeoEnvironment
 
     for kind in (LadderEnvironment, GeoEnvironment):
 

@@ -9,7 +9,7 @@ import torch
 from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.engines.trl.trl_joint import was_cut
 from cotune.types import Trajectory
-from cotune.worlds.geo import GeoEnvironment, GeoOptions
+from cotune_lab.worlds.geo import GeoEnvironment, GeoOptions
 from tests.engines.trl.setup import Counting
 from tests.engines.trl.test_distillation import Spy, start_small
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.methods.static import StaticStrategy
 from cotune.types import Assignment, Distillation, Limits, Progress, Prompt, Task, Trajectory
-from cotune.worlds.geo import GeoEnvironment, GeoOptions
+from cotune_lab.worlds.geo import GeoEnvironment, GeoOptions
 from tests.engines.trl.setup import HINT, Run, start
 from tests.policy.tiny import small_policy
 from tests.reference_loop import completion_logprobs, policy_loss

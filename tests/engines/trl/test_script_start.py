@@ -16,6 +16,7 @@ from cotune.methods.p2o.p2o import P2O
 from cotune.rewards.reward_model import rewards_of_trainer
 from cotune.run.locks import run_locked
 from cotune.run.record import Record
+from cotune_lab.worlds.geo import GeoEnvironment, GeoOptions
 from tests.config.test_run_checks import environment
 from tests.engines.trl.script_runs import begin
 from tests.engines.trl.setup import config
@@ -26,8 +27,8 @@ LIMITS = cotune.Limits(turn_tokens=64, trajectory_tokens=640, prompt_tokens=384)
 
 
 @pytest.fixture(scope="module")
-def geo() -> cotune.GeoEnvironment:
-    return cotune.GeoEnvironment(cotune.GeoOptions(train=4, validation=3, test=3))
+def geo() -> GeoEnvironment:
+    return GeoEnvironment(GeoOptions(train=4, validation=3, test=3))
 
 
 # ---- methods
@@ -78,7 +79,7 @@ def started(folder: Path, given: dict[str, Any], **changes: Any) -> cotune.Joint
     ],
 )
 def test_in_a_bundled_world_a_method_needs_no_llm(
-    method: Any, kind: str, strategy: type[Any], geo: cotune.GeoEnvironment, tmp_path: Path
+    method: Any, kind: str, strategy: type[Any], geo: GeoEnvironment, tmp_path: Path
 ) -> None:
     trainer = started(tmp_path, {"method": method(), "environment": geo})
     assert type(trainer.joint.coordinator.strategy) is strategy
@@ -98,7 +99,7 @@ def test_in_a_bundled_world_a_method_needs_no_llm(
         ({"method": cotune.INSPO(llm=cotune.OpenAIOptions(model="m"))}, "OPENAI_API_KEY is not set"),
         ({"reward_funcs": 3}, "rewards: a function is int; expected a function or"),
         ({"environment": "geo"}, "environment is a text; expected an environment"),
-        ({"environment": cotune.GeoEnvironment}, "environment is the class GeoEnvironment"),
+        ({"environment": GeoEnvironment}, "environment is the class GeoEnvironment"),
         ({"limits": 3}, r"limits is of type int; expected cotune\.Limits"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -106,7 +107,7 @@ def test_in_a_bundled_world_a_method_needs_no_llm(
 def test_what_a_trainer_refuses(
     given: dict[str, Any],
     expected: str,
-    geo: cotune.GeoEnvironment,
+    geo: GeoEnvironment,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -15,7 +15,7 @@ from cotune.types import (
     Prompt,
     Task,
 )
-from cotune.worlds.geo import GeoOptions
+from cotune_lab.worlds.geo import GeoOptions
 from tests.engines.trl.test_distillation import (
     ACCUMULATED,
     GEO_HINT,

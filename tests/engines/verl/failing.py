@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cotune.errors import ConfigError
 from cotune.types import Action, Response, Trajectory
-from cotune.worlds.geo import GeoEnvironment, GeoOptions
+from cotune_lab.worlds.geo import GeoEnvironment, GeoOptions
 
 
 class FailingEnvironment(GeoEnvironment):

@@ -8,7 +8,7 @@ from typing import Any
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.policy.policy_files import policy_path
 from cotune.run.record import Record
-from cotune.worlds.geo import INITIAL_INSTRUCTION as SEARCH
+from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.run_files import tiny
 
 BETTER = f"{SEARCH} Search for one entity at a time."

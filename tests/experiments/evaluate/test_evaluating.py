@@ -20,7 +20,7 @@ from cotune.rewards.functions import RewardFunctions
 from cotune.rewards.reward_options import RewardConfig
 from cotune.run.record import Record
 from cotune.types import Task
-from cotune.worlds.geo import INITIAL_INSTRUCTION as SEARCH
+from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished
 from tests.export.finished import files
 from tests.run_files import environment_of, tiny

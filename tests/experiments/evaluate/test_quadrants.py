@@ -27,7 +27,7 @@ from cotune.experiments.evaluate.quadrants import (
 )
 from cotune.run.scores import difference_interval, wilson
 from cotune.utils.tables import on_console
-from cotune.worlds.geo import INITIAL_INSTRUCTION as SEARCH
+from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.experiments.evaluate.folders import BETTER, GEO, finished
 from tests.experiments.evaluate.measured import quadrants
 

@@ -17,14 +17,14 @@ from cotune.types import (
     StopReason,
     Trajectory,
 )
-from cotune.worlds.geo_rules import REMEDIES, Mode
-from cotune.worlds.rules_llm import RulesLLM
+from cotune_lab.worlds.geo_rules import REMEDIES, Mode
 from tests.helpers import (
     INITIAL,
     Events,
     ScriptedRollout,
     check_a_stop_changes_nothing,
     make_tasks,
+    rules_llm,
     run,
 )
 from tests.scripted import ScriptedLLM
@@ -61,7 +61,7 @@ def test_the_cover_of_the_front_by_hand(scores: Any, count: int, chosen: list[in
 
 def test_rounds_run_every_t_steps_from_the_first_and_never_exceed_their_budget():
     strategy, policy, events = fst(), ScriptedRollout(chance), Events()
-    metrics = run(strategy, policy, RulesLLM(3), events, range(1, 9), TASKS)
+    metrics = run(strategy, policy, rules_llm(3), events, range(1, 9), TASKS)
     assert [m.get("fst/evaluations", 0) > 0 for m in metrics] == [
         True, False, False, True, False, False, True, False,
     ]  # fmt: skip
@@ -71,12 +71,12 @@ def test_rounds_run_every_t_steps_from_the_first_and_never_exceed_their_budget()
     assert strategy.choice().rollouts > 0
     ids = [row["id"] for row in events.of("instruction_born")]
     assert ids == [f"i{n}" for n in range(len(ids))]
-    assert strategy.evolve_if_due(Progress(7, 0, 9), policy, RulesLLM(3), events) == {}
+    assert strategy.evolve_if_due(Progress(7, 0, 9), policy, rules_llm(3), events) == {}
 
 
 def test_a_round_that_lost_its_scores_keeps_the_prompts():
     strategy, policy, events = fst(), ScriptedRollout(chance), Events()
-    run(strategy, policy, RulesLLM(3), events, range(1, 4), TASKS)
+    run(strategy, policy, rules_llm(3), events, range(1, 4), TASKS)
     before = strategy.state_dict()
 
     def failing(assignments: Sequence[Assignment], **how: Any) -> list[Trajectory]:
@@ -84,7 +84,7 @@ def test_a_round_that_lost_its_scores_keeps_the_prompts():
         done = policy(assignments, **how)
         return [replace(t, **lost) if i % 2 else t for i, t in enumerate(done)]
 
-    strategy.evolve_if_due(Progress(4, 0, 9), failing, RulesLLM(3), events)
+    strategy.evolve_if_due(Progress(4, 0, 9), failing, rules_llm(3), events)
     after = strategy.state_dict()
     assert after["rows"] == before["rows"]
     assert "environment error: the prompts in use stay" in events.of("notice")[-1]["text"]
@@ -95,7 +95,7 @@ def test_a_round_that_lost_its_scores_keeps_the_prompts():
 
 def test_a_prompt_is_scored_on_questions_that_no_reflection_shows():
     strategy, policy = fst(), ScriptedRollout(chance)
-    run(strategy, policy, RulesLLM(3), Events(), range(1, 8), TASKS)
+    run(strategy, policy, rules_llm(3), Events(), range(1, 8), TASKS)
     dev = {task.id for task in strategy._dev}
     assert len(dev) == 10
     shown = {one for s in strategy.standings() for one in s.instruction.shown}
@@ -106,7 +106,7 @@ def test_a_prompt_is_scored_on_questions_that_no_reflection_shows():
 def test_the_last_stage_teaches_the_initial_instruction_by_the_best_prompt():
     strategy = fst(distil_steps=3)
     events, policy = Events(), ScriptedRollout(chance)
-    run(strategy, policy, RulesLLM(3), events, range(1, 8), TASKS, total=9)
+    run(strategy, policy, rules_llm(3), events, range(1, 8), TASKS, total=9)
     assert len(events.of("gepa_phase")) == 2  # before steps 1 and 4; 7 belongs to the last stage
     best = strategy.best_prompt()
     assert chance(best.instruction) == 0.9
@@ -120,7 +120,7 @@ def test_the_last_stage_teaches_the_initial_instruction_by_the_best_prompt():
 def test_a_last_stage_without_anything_to_distil_says_so():
     strategy = fst(distil_steps=3)
     events, policy = Events(), ScriptedRollout(lambda _: 0.0)  # no prompt is better
-    run(strategy, policy, RulesLLM(3), events, range(1, 10), TASKS, total=9)
+    run(strategy, policy, rules_llm(3), events, range(1, 10), TASKS, total=9)
     texts = [row["text"] for row in events.of("notice")]
     assert [text for text in texts if "distil" in text] == [
         "the last 3 batches have nothing to distil: no instruction is better than the initial one"
@@ -129,7 +129,7 @@ def test_a_last_stage_without_anything_to_distil_says_so():
 
 def test_groups_are_spread_over_the_prompts_and_trained_on_what_they_saw():
     strategy = fst()
-    run(strategy, ScriptedRollout(chance), RulesLLM(3), Events(), range(1, 4), TASKS)
+    run(strategy, ScriptedRollout(chance), rules_llm(3), Events(), range(1, 4), TASKS)
     strategy._rows = {"i0": (1.0,), "i1": (0.0,)}
     assert len({one.instruction.id for one in strategy.standings() if one.alive}) == 2
     rows = strategy.assign(TASKS, 5, Progress(4, 0, 9))
@@ -148,12 +148,12 @@ def test_groups_are_spread_over_the_prompts_and_trained_on_what_they_saw():
 
 @pytest.mark.parametrize("stop", range(1, 8))
 def test_a_run_that_was_stopped_continues_as_if_it_was_not(stop: int):
-    check_a_stop_changes_nothing(fst, ScriptedRollout(chance), RulesLLM(5), TASKS, stop, 8)
+    check_a_stop_changes_nothing(fst, ScriptedRollout(chance), rules_llm(5), TASKS, stop, 8)
 
 
 def test_a_round_that_the_budget_does_not_cover_is_skipped():
     strategy, policy, events = fst(), ScriptedRollout(chance), Events()
-    strategy.evolve_if_due(Progress(1, 0, 9, 119), policy, RulesLLM(3), events)
+    strategy.evolve_if_due(Progress(1, 0, 9, 119), policy, rules_llm(3), events)
     assert "a round of 120 evaluations is more than the 119" in events.of("notice")[0]["text"]
     assert not events.of("gepa_phase")
     assert strategy.choice().instruction.id == "i0"
@@ -236,7 +236,7 @@ def test_an_llm_of_no_use_ends_the_run_in_the_only_round_before_the_last_stage()
 
 def test_the_record_says_what_a_prompt_was_observed_in():
     strategy, events = fst(), Events()
-    run(strategy, ScriptedRollout(chance), RulesLLM(3), events, range(1, 3), TASKS)
+    run(strategy, ScriptedRollout(chance), rules_llm(3), events, range(1, 3), TASKS)
     choice = strategy.choice()
     assert (choice.steps, choice.rollouts) == (2, strategy._observed[choice.instruction.id])
     last = {row["id"]: row["observed"] for row in events.of("population")[-1]["members"]}

@@ -11,10 +11,10 @@ from cotune.methods.fst.gepa import Gepa, GepaOptions
 from cotune.methods.method import Context
 from cotune.methods.text_evolution import example, read_fenced
 from cotune.types import Assignment, Completion, Progress, Prompt, StopReason, Task, Trajectory
-from cotune.worlds.geo_rules import REMEDIES, Mode
 from cotune.worlds.remedies import sentences_of
-from cotune.worlds.rules_llm import RulesLLM, read_examples
-from tests.helpers import INITIAL, Events, make_trajectory
+from cotune.worlds.rules_llm import read_examples
+from cotune_lab.worlds.geo_rules import REMEDIES, Mode
+from tests.helpers import INITIAL, Events, make_trajectory, rules_llm
 from tests.methods.p2o.hint_fakes import Author, raising
 
 START = "Solve it inside <think> and </think>."
@@ -333,7 +333,7 @@ def test_the_rules_answer_with_remedies():
     for number in range(20):
         shown = [example(whole_question_searched(number), False, 6000)]
         prompt = instruction_prompt(INITIAL, shown, ("<search>", "</search>"))
-        answer = RulesLLM(number).complete(prompt)
+        answer = rules_llm(number).complete(prompt)
         assert isinstance(answer, Completion)
         critique, (text,) = read_fenced(answer.text)
         known = {s: mode for mode, options in REMEDIES.items() for s in options}
@@ -351,4 +351,4 @@ def test_the_rules_have_nothing_to_say_of_success():
 
     right = replace(whole_question_searched(1), reward=1.0)
     with pytest.raises(LLMError, match="no failed example"):
-        RulesLLM(0).complete(instruction_prompt(INITIAL, [example(right, False, 6000)], ()))
+        rules_llm(0).complete(instruction_prompt(INITIAL, [example(right, False, 6000)], ()))

@@ -21,8 +21,9 @@ from cotune.types import (
     StopReason,
     Trajectory,
 )
-from cotune.worlds.geo_rules import REMEDIES, Mode
 from cotune.worlds.rules_llm import RulesLLM
+from cotune_lab.worlds import geo_rules
+from cotune_lab.worlds.geo_rules import REMEDIES, Mode
 from tests.helpers import (
     INITIAL,
     Events,
@@ -30,6 +31,7 @@ from tests.helpers import (
     check_a_stop_changes_nothing,
     make_tasks,
     make_trajectory,
+    rules_llm,
     run,
 )
 from tests.scripted import ScriptedLLM
@@ -186,7 +188,7 @@ def test_the_last_stage_teaches_the_initial_instruction_by_the_best_and_evolves_
         inspo(distil_steps=2),
         Events(),
     )
-    rollout, llm = ScriptedRollout(chance), RulesLLM(0)
+    rollout, llm = ScriptedRollout(chance), rules_llm(0)
     # Ten steps; an evolution falls due at the ends of 4 and 8, and 9 and 10 are the last stage.
     run(strategy, rollout, llm, events, range(1, 9), TASKS, total=10)
     weights = {member.id: member.weight for member in strategy.population.members}
@@ -208,7 +210,7 @@ def test_the_last_stage_teaches_the_initial_instruction_by_the_best_and_evolves_
 
 def test_the_last_stage_begins_when_the_budget_pays_for_no_more():
     strategy = inspo(distil_steps=2, verification_tasks=4)
-    events, rollout, llm = Events(), ScriptedRollout(chance), RulesLLM(0)
+    events, rollout, llm = Events(), ScriptedRollout(chance), rules_llm(0)
     run(strategy, rollout, llm, events, range(1, 5), TASKS)
     batch = 4 * len(TASKS)
     for left, taught in ((3 * batch, False), (3 * batch - 1, True), (batch, True)):
@@ -223,9 +225,9 @@ def test_the_last_stage_begins_when_the_budget_pays_for_no_more():
 
 def test_without_a_last_stage_a_spent_budget_begins_none():
     strategy, events = inspo(), Events()
-    run(strategy, ScriptedRollout(chance), RulesLLM(0), events, range(1, 3), TASKS)
+    run(strategy, ScriptedRollout(chance), rules_llm(0), events, range(1, 3), TASKS)
     strategy.evolve_if_due(
-        Progress(3, 0, 99, rollouts_left=0), ScriptedRollout(chance), RulesLLM(0), events
+        Progress(3, 0, 99, rollouts_left=0), ScriptedRollout(chance), rules_llm(0), events
     )
     assert events.of("instruction_pruned")
 
@@ -235,7 +237,7 @@ def test_without_a_last_stage_a_spent_budget_begins_none():
 
 def test_phases_run_first_thing_at_the_step_after_they_fall_due():
     strategy, events = inspo(), Events()
-    rollout, llm = ScriptedRollout(chance), RulesLLM(0)
+    rollout, llm = ScriptedRollout(chance), rules_llm(0)
     for step in range(1, 13):
         before = len(events.rows)
         run(strategy, rollout, llm, events, range(step, step + 1), TASKS)
@@ -255,7 +257,7 @@ def test_phases_run_first_thing_at_the_step_after_they_fall_due():
 
 def test_a_second_call_at_the_same_step_does_nothing():
     strategy, events = inspo(), Events()
-    rollout, llm = ScriptedRollout(chance), RulesLLM(0)
+    rollout, llm = ScriptedRollout(chance), rules_llm(0)
     run(strategy, rollout, llm, events, range(1, 5), TASKS)
     assert strategy.evolve_if_due(Progress(5, 0, 9), rollout, llm, events)
     state, rows = strategy.state_dict(), len(events.rows)
@@ -274,7 +276,7 @@ def test_a_second_call_at_the_same_step_does_nothing():
 )
 def test_ablations_by_option(changes, sizes):
     events = Events()
-    run(inspo(**changes), ScriptedRollout(chance), RulesLLM(0), events, range(1, 11), TASKS)
+    run(inspo(**changes), ScriptedRollout(chance), rules_llm(0), events, range(1, 11), TASKS)
     assert [len(ids) for ids in members(events)] == sizes
 
 
@@ -387,6 +389,9 @@ class Told(RulesLLM):
     """The rules, and the questions that their last reply was shown."""
 
     shown: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        super().__init__(0, geo_rules.RULES)
 
     def complete(self, prompt: str) -> Completion:
         self.shown = frozenset(f"q{n}" for n in re.findall(r"Question: .*Town(\d+) is", prompt))
@@ -551,7 +556,7 @@ def test_a_last_stage_needs_batches_before_it_and_a_policy_that_learns():
 
 def test_it_finds_what_the_policy_needs():
     strategy, events = inspo(), Events()
-    run(strategy, ScriptedRollout(chance), RulesLLM(3), events, range(1, 11), TASKS)
+    run(strategy, ScriptedRollout(chance), rules_llm(3), events, range(1, 11), TASKS)
     assert chance(INITIAL) == 0.2
     assert chance(strategy.best_prompt().instruction) == 0.9
     assert strategy.choice().rollouts > 0
@@ -586,7 +591,7 @@ def test_a_run_that_was_stopped_continues_as_if_it_was_not(stop, groups, propose
     def fresh() -> Inspo:
         return inspo(proposer=proposer, groups=groups)
 
-    check_a_stop_changes_nothing(fresh, ScriptedRollout(chance), RulesLLM(5), TASKS, stop, 11)
+    check_a_stop_changes_nothing(fresh, ScriptedRollout(chance), rules_llm(5), TASKS, stop, 11)
 
 
 def test_state_of_another_run_is_refused():

@@ -399,8 +399,9 @@ class JointTrainer(PolicyUpdate):
             llm = NoLLM()
             # The other ranks never ask the LLM, and making the user's own may load a model.
             if world().rank == 0:
-                proposer = proposer_of(self.method, joint.parts.environment)
-                llm = build_llm(proposer, settings.seed, record)
+                environment = joint.parts.environment
+                proposer = proposer_of(self.method, environment)
+                llm = build_llm(proposer, settings.seed, record, environment)
             joint.record_in(record, llm)
             try:
                 yield record

@@ -77,11 +77,11 @@ def proposer_of(method: JointMethod, environment: Environment) -> Any:
         return None
     if method.llm is not None:
         return method.llm
-    if getattr(environment, "offline_rules", False):
+    if hasattr(environment, "offline_rules"):
         return RulesConfig()
     name = type(method).__name__
     raise ConfigError(
-        f"{name}: llm is missing, and the offline rules know only cotune's bundled worlds; give a model's "
+        f"{name}: llm is missing, and the environment has no offline rules, as cotune.LadderEnvironment has; give a model's "
         f'name, {name}(llm="gpt-4.1"), cotune.OpenAIOptions(model=…, base_url=…) or an object with '
         "complete(prompt)"
     )
@@ -158,7 +158,7 @@ def check_environment(environment: Any) -> None:
     if isinstance(environment, type) or not hasattr(environment, "initial_instruction"):
         raise ConfigError(
             f"environment is {_kind(environment)}; expected an environment, such as "
-            "cotune.GeoEnvironment() or your subclass of cotune.TaskEnvironment"
+            "cotune.LadderEnvironment() or your subclass of cotune.TaskEnvironment"
         )
 
 

@@ -194,7 +194,8 @@ def _step_of(checkpoint: Path) -> int:
 def _joint(setup: VerlSetup, run: Record, best: VerlBest) -> VerlJoint:
     worker = setup.worker
     config = worker.config
-    parts = replace(setup.parts, llm=build_llm(config.proposer, config.seed, run), record=run)
+    llm = build_llm(config.proposer, config.seed, run, worker.environment)
+    parts = replace(setup.parts, llm=llm, record=run)
     initial = Prompt(initial_instruction(config.instruction.text, worker.environment))
     evaluation = RunEvaluation(config.evaluation, initial, run, best, report_scores)
     return VerlJoint(parts, worker, evaluation)

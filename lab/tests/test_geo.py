@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 from cotune.errors import ConfigError
 from cotune.rewards.qa import normalize
 from cotune.types import Action
-from cotune.worlds.geo import (
+from cotune_lab.worlds.geo import (
     INITIAL_INSTRUCTION,
     STRATA,
     GeoEnvironment,

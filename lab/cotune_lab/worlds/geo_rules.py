@@ -9,8 +9,9 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from enum import StrEnum
+from pathlib import Path
 
-from cotune.errors import LLMError
+from cotune import LLMError
 from cotune.worlds.remedies import Example, Writer, read_sentences, sentences_of
 
 
@@ -28,7 +29,7 @@ class Mode(StrEnum):
     TOO_LONG = "the answer is too long"
 
 
-_SENTENCES = read_sentences("geo")
+_SENTENCES = read_sentences(Path(__file__).with_name("geo_sentences.yaml"))
 REMEDIES = {Mode(mode): tuple(texts) for mode, texts in _SENTENCES["remedies"].items()}
 STYLE: tuple[str, ...] = tuple(_SENTENCES["style"])
 """Sentences that ask for nothing specific."""
@@ -132,7 +133,7 @@ class GeoRules:
         """
         counts = Counter(mode for example in failed for mode in sorted(failure_modes(example)))
         if not counts:
-            raise LLMError("the rules found no failed example of a bundled world to reflect on")
+            raise LLMError("the rules found no failed example to reflect on")
         mode = rng.choices(list(counts), list(counts.values()))[0]
         return f"It fails at: {mode}.", with_advice(current, REMEDIES[mode], rng)
 

@@ -12,7 +12,9 @@ from cotune.methods.inspo.proposers import read_tagged
 from cotune.methods.inspo.replay import Experience
 from cotune.methods.text_evolution import example, read_fenced
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
-from cotune.worlds.geo_rules import (
+from cotune.worlds.remedies import Example, sentences_of
+from cotune.worlds.rules_llm import read_examples
+from cotune_lab.worlds.geo_rules import (
     CAUTION,
     MAX_SENTENCES,
     REMEDIES,
@@ -22,9 +24,7 @@ from cotune.worlds.geo_rules import (
     failure_modes,
     is_style,
 )
-from cotune.worlds.remedies import Example, sentences_of
-from cotune.worlds.rules_llm import RulesLLM, read_examples
-from tests.helpers import INITIAL, make_trajectory, paraphrase_prompt, reflection_prompt
+from tests.helpers import INITIAL, make_trajectory, paraphrase_prompt, reflection_prompt, rules_llm
 
 QUESTION = "What is the currency of the country where Zinder is?"
 BROAD = "<search> currency of the country where Zinder is </search>"
@@ -113,7 +113,7 @@ def added_modes(candidate: str) -> set[Mode]:
 
 def test_reflection_remedies_what_went_wrong():
     prompt = reflection_prompt(INITIAL, FAILURES, 6)
-    text = RulesLLM(0).complete(prompt).text
+    text = rules_llm(0).complete(prompt).text
     candidates = read_tagged(text)[1]
     assert len(candidates) == 6
     seen = {Mode.WHOLE_QUESTION, Mode.ONE_SEARCH, Mode.NO_ANSWER_TAG}
@@ -126,14 +126,14 @@ def test_reflection_remedies_what_went_wrong():
 def test_an_old_remedy_is_replaced_by_a_new_wording():
     old = REMEDIES[Mode.NO_ANSWER_TAG][0]
     prompt = reflection_prompt(f"{INITIAL} {old}", FAILURES[3:], 6)
-    for candidate in read_tagged(RulesLLM(1).complete(prompt).text)[1]:
+    for candidate in read_tagged(rules_llm(1).complete(prompt).text)[1]:
         own = [s for s in REMEDIES[Mode.NO_ANSWER_TAG] if s in sentences_of(candidate)]
         assert len(own) == 1
         assert own != [old]
 
 
 def test_paraphrases_are_diverse_and_remedy_nothing():
-    candidates = read_tagged(RulesLLM(0).complete(paraphrase_prompt(INITIAL, 6)).text)[1]
+    candidates = read_tagged(rules_llm(0).complete(paraphrase_prompt(INITIAL, 6)).text)[1]
     assert len(candidates) == 6
     assert all(added_modes(c) == set() for c in candidates)
     rules, valid = InstructionRules(INITIAL), [INITIAL]
@@ -145,9 +145,9 @@ def test_paraphrases_are_diverse_and_remedy_nothing():
 
 def test_replies_are_keyed_by_seed_and_prompt():
     prompt = reflection_prompt(INITIAL, FAILURES, 6)
-    assert RulesLLM(4).complete(prompt) == RulesLLM(4).complete(prompt)
-    assert RulesLLM(4).complete(prompt) != RulesLLM(5).complete(prompt)
-    assert RulesLLM(4).complete(prompt) != RulesLLM(4).complete(prompt + " ")
+    assert rules_llm(4).complete(prompt) == rules_llm(4).complete(prompt)
+    assert rules_llm(4).complete(prompt) != rules_llm(5).complete(prompt)
+    assert rules_llm(4).complete(prompt) != rules_llm(4).complete(prompt + " ")
 
 
 @given(st.integers(0, 10_000), st.lists(st.sampled_from(OWN), max_size=25))
@@ -157,7 +157,7 @@ def test_tags_are_kept_and_length_is_bounded(seed, extra):
     failures = rng.choices([*FAILURES, failure(""), failure(NAME)], k=4)
     limit = max(MAX_SENTENCES, len(sentences_of(INITIAL)))
     for prompt in (reflection_prompt(parent, failures, 4), paraphrase_prompt(parent, 4)):
-        for candidate in read_tagged(RulesLLM(seed).complete(prompt).text)[1]:
+        for candidate in read_tagged(rules_llm(seed).complete(prompt).text)[1]:
             assert set(protocol_tags(candidate)) >= set(protocol_tags(parent))
             assert len(sentences_of(candidate)) <= limit + 2
 
@@ -169,7 +169,7 @@ def test_any_response_can_be_read(text):
 
 def test_other_prompts_are_refused():
     with pytest.raises(LLMError, match="proposers' prompts"):
-        RulesLLM().complete("What is the capital of Niger?")
+        rules_llm().complete("What is the capital of Niger?")
 
 
 # ---- hints, which GEPA asks for
@@ -194,7 +194,7 @@ def rollout(text: str, reward: float = 0.0) -> Trajectory:
 def test_hints_are_remedies_of_what_failed():
     failed = rollout(THOUGHT + BROAD + INFORMATION + "<answer> none </answer>")
     expected = {*REMEDIES[Mode.WHOLE_QUESTION], *REMEDIES[Mode.ONE_SEARCH]}
-    replies = [RulesLLM(seed).complete(gepas_prompt([failed])).text for seed in range(30)]
+    replies = [rules_llm(seed).complete(gepas_prompt([failed])).text for seed in range(30)]
     written = [sentences_of(read_fenced(reply)[1][0]) for reply in replies]
     assert all(w[0] in expected | set(REMEDIES[Mode.NOT_IN_EVIDENCE]) for w in written)
     assert all(set(w[1:]) <= set(CAUTION) for w in written)
@@ -203,5 +203,5 @@ def test_hints_are_remedies_of_what_failed():
 
 
 def test_success_calls_for_no_hint():
-    with pytest.raises(LLMError, match="no failed example of a bundled world"):
-        RulesLLM(0).complete(gepas_prompt([rollout("<answer> Franc </answer>", 1.0)]))
+    with pytest.raises(LLMError, match="no failed example"):
+        rules_llm(0).complete(gepas_prompt([rollout("<answer> Franc </answer>", 1.0)]))
