@@ -12,7 +12,7 @@ import trl
 import cotune
 from cotune.data.cells import ALIAS_COLUMNS
 from cotune.data.dataset import DEFAULT_COLUMNS
-from cotune.rewards.functions import GIVEN
+from cotune.rewards.functions import ARGUMENTS
 from cotune.rewards.reward_model import rewards_of_trainer
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from tests.docs.sources import DOCS, blocks
@@ -39,7 +39,7 @@ def test_the_columns_are_those_that_are_read() -> None:
 def test_the_arguments_of_reward_functions_are_listed() -> None:
     text = REWARDS.read_text(encoding="utf-8").partition("\n## What a function is given\n")[2]
     names = re.findall(r"^- `(\w+)", text.partition("\n## ")[0], re.MULTILINE)
-    assert set(names) == set(GIVEN)
+    assert set(names) == set(ARGUMENTS)
 
 
 def rollout(task: Task, text: str) -> Trajectory:

@@ -62,7 +62,7 @@ def test_shorthands_of_an_environment(raw: object, expected: dict[str, Any]) -> 
         ({**DATA, "dataset": {"path": "x", "validation": None}}, "dataset.validation is None; expected a number"),
         ({**DATA, "dataset": {"path": "x", "test": True}}, "dataset.test is True; expected a number"),
         ({**DATA, "dataset": {"path": "x", "name": "y"}}, "dataset: has both path and name"),
-        ({**DATA, "dataset": {"path": "x", "test": 0}}, "dataset.test is 0; expected 1 or more"),
+        ({**DATA, "dataset": {"path": "x", "test": 0}}, "dataset.test is 0; expected a number of questions to hold out, 1 or more"),
         ({**DATA, "dataset": {"path": "x", "spilt": "a"}}, "dataset.spilt: unknown field (did you"),
         ({**DATA, "rewards": [{"fn": "x"}]}, "unknown field"),
         ({**DATA, "environment": {"kind": "tools"}}, "environment.tools: missing"),

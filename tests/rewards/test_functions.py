@@ -239,22 +239,6 @@ def test_a_text_beside_a_value_is_feedback() -> None:
     assert [t.feedback for t in both] == ["exact: The sum is off by 3.\nbrief: Too long.", ""]
 
 
-def test_a_function_that_does_not_return_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cotune.rewards.functions._SLOW_S", 0.05)
-    told = threading.Event()
-    monkeypatch.setattr("cotune.rewards.functions._log.warning", lambda *_: told.set())
-
-    def endless(completions: list[str]) -> list[float]:
-        return [float(told.wait(30))] * len(completions)
-
-    async def endless_too(completions: list[str]) -> list[float]:
-        return [float(await asyncio.to_thread(told.wait, 30))] * len(completions)
-
-    for function in (endless, endless_too):
-        told.clear()
-        assert [t.reward for t in scored(function)] == [1.0, 1.0]  # it went on once it was told
-
-
 def test_async_functions_give_feedback_and_long_texts_are_shortened() -> None:
     async def judge(completions: list[str]) -> list[Any]:
         return [(0.0, "a" * 9000 + "end")] * len(completions)
@@ -514,7 +498,7 @@ def gives_too_much(completions: list[str]) -> list[float]:
     [
         (exits, "exits raised SystemExit: 5 (test_functions.py, line"),
         (exits_async, "exits_async raised SystemExit: 5 (test_functions.py, line"),
-        (judge, "judge raised TimeoutError: no reply (test_functions.py, line"),
+        (judge, "judge raised TimeoutError: no reply; fix the function"),
         (stops, "stops raised Stop: at once (test_functions.py, line"),
         (cancels, "cancels raised CancelledError:"),
         (
@@ -553,11 +537,11 @@ def test_a_function_is_told_how_to_get_the_other_form() -> None:
         ("exact", ["'exact' is unknown; expected one of exact_match, f1_squad, f1_hotpot, boxed"]),
         (weighted(len, "much"), ["the weight of len is 'much'"]),
         (weighted(len, float("nan")), ["the weight of len is nan", "finite"]),
-        (3, ["a function is int; expected a function"]),
+        (3, ["int is no function; expected a function"]),
         (None, ["rewards: there are none"]),
-        (Length, ["Length is a class"]),
-        (torch.nn.Linear(1, 1), ["Linear is a torch module", "wrap it in a function"]),
-        ("math:pi", ["math:pi is float; expected a function"]),
+        (Length, ["Length is no function"]),
+        (torch.nn.Linear(1, 1), ["Linear is no function", "wrap a class or a model in a function"]),
+        ("math:pi", ["math:pi is no function"]),
         ("math:poe", ["math has no poe"]),
     ],
 )

@@ -1,7 +1,5 @@
 """Environments of a class or function of the user's own."""
 
-import traceback
-from pathlib import Path
 from typing import Any, Literal, cast
 
 from pydantic import Field
@@ -10,7 +8,7 @@ from cotune.environments.environment_kind import EnvironmentKind, Tasks
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
 from cotune.utils.importing import import_object
-from cotune.utils.text import named
+from cotune.utils.text import line_of, named
 from cotune.utils.validation import Model
 
 _FIELD = "environment.object"
@@ -43,10 +41,8 @@ def python_environment(options: PythonOptions, tasks: Tasks | None) -> Environme
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        frames = traceback.extract_tb(error.__traceback__)[1:]  # none for arguments that do not fit
-        place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
         raise ConfigError(
-            f"{_FIELD}: {options.object} raised {named(error)}{place}; fix it, or change "
+            f"{_FIELD}: {options.object} raised {named(error)}{line_of(error)}; fix it, or change "
             "environment.args"
         ) from error
     missing = [name for name in _MEMBERS if not hasattr(environment, name)]

@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -106,12 +105,10 @@ class BoxedReward:
             Otherwise 12 \\times 13 equals 156, and a policy may learn to box the question.
 
     Raises:
-        ConfigError: `seconds` is not positive, or a worker does not start.
+        ConfigError: a worker does not start.
     """
 
     def __init__(self, seconds: float = 5.0, *, plain_integers: bool = False) -> None:
-        if not seconds > 0:
-            raise ConfigError(f"BoxedReward: seconds is {seconds}; expected more than 0")
         self._seconds = seconds
         self._plain_integers = plain_integers
         self._idle: list[_Worker] = []
@@ -131,18 +128,6 @@ class BoxedReward:
                 # After an error or Ctrl-C, map cancels the answers that are not begun.
                 rewards = dict(zip(questions, pool.map(self._compare, questions), strict=True))
         return [rewards[each] if isinstance(each, tuple) else each for each in settled]
-
-    def close(self) -> None:
-        """End the workers, which otherwise end with this process; a later call starts others."""
-        with self._lock:
-            while self._idle:
-                self._idle.pop().end()
-
-    def __enter__(self) -> "BoxedReward":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _settle(self, answer: str | None, truths: Sequence[str]) -> float | _Question:
         """Return the reward of an answer, or what only a worker can compare."""
@@ -165,10 +150,7 @@ class BoxedReward:
         return (text, tuple(unsettled)) if unsettled else 0.0
 
     def _compare(self, question: _Question) -> float:
-        try:
-            worker = self._idle.pop()
-        except IndexError:
-            worker = _Worker()
+        worker = self._idle.pop() if self._idle else _Worker()
         if worker.ended:
             worker = _Worker()
         try:
@@ -178,7 +160,7 @@ class BoxedReward:
 
 
 class _Worker:
-    """A process of `math_worker`, which compares one answer at a time."""
+    """A process of `math_worker`, which compares one answer at a time, and ends with this process."""
 
     def __init__(self) -> None:
         # By path with -P, so that no file of this folder or the user's shadows a library's module.
@@ -193,15 +175,15 @@ class _Worker:
                 # sympy's order of simplification may depend on the order of sets.
                 env={**os.environ, "PYTHONHASHSEED": "0"},
             )
-        except OSError as error:
-            raise _no_start(str(error)) from error
-        self.end = weakref.finalize(self, _end, self._process)
-        hello = self._exchange("", _START_SECONDS)
-        if hello is None:
-            raise _no_start(f"it ended with status {self._process.returncode}")
-        if "error" in hello:
-            self.end()
-            raise _no_start(hello["error"])
+            hello = self._exchange("", _START_SECONDS)
+        except OSError as failure:
+            hello = {"error": str(failure)}
+        ended = {"error": f"it ended, or was not ready within {_START_SECONDS:g} s"}
+        if error := (hello or ended).get("error"):
+            raise ConfigError(
+                f"the worker that compares answers did not start: {error}; check that "
+                f"`{sys.executable} -c 'import math_verify'` works (pip install 'math-verify[antlr4_13_2]')"
+            )
 
     @property
     def ended(self) -> bool:
@@ -212,14 +194,10 @@ class _Worker:
         """Return the reward of an answer; 0 if it took more than `seconds`, which ends the worker."""
         question = json.dumps({"answer": answer, "truths": truths, "seconds": seconds})
         reply = self._exchange(question + "\n", _BUSY * seconds + 5)
-        return 0.0 if reply is None else float(reply["equal"])
+        return float(reply is not None and reply["equal"])
 
     def _exchange(self, line: str, seconds: float) -> dict[str, Any] | None:
-        """Send a line and read one; None if the worker crashed or was killed for being late.
-
-        On any other interruption, such as Ctrl-C, a worker whose reply was not read is ended, since
-        its reply would be mistaken for the next one.
-        """
+        """Send a line and read one; None if the worker crashed or was killed for being late."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         timer = threading.Timer(seconds, self._process.kill)
@@ -233,26 +211,11 @@ class _Worker:
                 reply = self._process.stdout.readline()
         finally:
             timer.cancel()
+            # After Ctrl-C, too: a reply that was not read would be mistaken for the next one.
             if not reply.endswith("\n"):
-                self.end()
+                self._process.kill()
+                self._process.wait()
         return json.loads(reply) if reply.endswith("\n") else None
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            # Closing flushes into a pipe that has no reader.
-            with suppress(OSError):
-                pipe.close()
-
-
-def _no_start(reason: str) -> ConfigError:
-    return ConfigError(
-        f"the worker that compares answers did not start: {reason}; check that "
-        f"`{sys.executable} -c 'import math_verify'` works (pip install 'math-verify[antlr4_13_2]')"
-    )
 
 
 def _integer(text: str) -> str | None:

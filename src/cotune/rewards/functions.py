@@ -5,9 +5,8 @@ import inspect
 import logging
 import math
 import reprlib
-import threading
-import traceback
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from cotune.types import Prompt, Task, Trajectory, Turn
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.importing import import_object
 from cotune.utils.numbers import finite
-from cotune.utils.text import named, shorten_middle, without_thoughts
+from cotune.utils.text import line_of, named, shorten_middle, without_thoughts
 
 RewardFunction = Callable[..., Any]
 """`f(prompts, completions, **columns)`, sync or async. It returns a number for each completion, None where
@@ -30,7 +29,7 @@ it does not apply, or a pair of one and a text that explains it."""
 FEEDBACK_CHARS = 2000
 """Characters that are kept of a function's text; the middle of a longer one is left out."""
 
-GIVEN = (
+ARGUMENTS = (
     "prompts", "completions", "completion_ids", "ground_truths", "trainer_state", "log_extra",
     "log_metric",
 )  # fmt: skip
@@ -44,7 +43,6 @@ _LARGEST = 1e15
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LOOP = BackgroundLoop()
 _log = logging.getLogger("cotune")
-_SLOW_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,27 +119,25 @@ class _Loaded:
         """Raise ConfigError for a required parameter that nothing provides."""
         for parameter in self.parameters:
             required = parameter.kind in _NAMED and parameter.default is inspect.Parameter.empty
-            if required and parameter.name not in (*columns, *GIVEN):
+            if required and parameter.name not in (*columns, *ARGUMENTS):
                 raise ConfigError(
                     f"rewards: {self.name} needs the column {parameter.name!r}, but the data has "
                     f"{', '.join(columns) or 'no columns'}; rename the parameter or the column"
                 )
 
     @contextmanager
-    def fault(self, completions: Sequence[Any]) -> Generator[None]:
+    def name_faults(self, completions: Sequence[Any]) -> Generator[None]:
         """Turn what the function raises into a ConfigError, with its line and the form of `completions`."""
         try:
             yield
         except (ConfigError, KeyboardInterrupt):
             raise
-        except (
-            BaseException
-        ) as error:  # the user's code may raise anything, CancelledError and SystemExit too
+        except BaseException as error:  # the user's code may raise anything, SystemExit too
             is_text = isinstance(completions[0], str)
             form, other = ("texts", "chat messages") if is_text else ("chat messages", "texts")
             raise ConfigError(
-                f"rewards: {self.name} raised {_with_line(error, self.function)}; fix the function: it gets "
-                f"{form} (messages: {str(is_text).lower()} for it in rewards gives {other})"
+                f"rewards: {self.name} raised {named(error)}{line_of(error)}; fix the function: it gets {form} "
+                f"(messages: {str(is_text).lower()} for it in rewards gives {other})"
             ) from error
 
 
@@ -237,7 +233,14 @@ class RewardFunctions:
                     scored=bool(parts),
                 )
             )
-        self._warn_of_unscored(results)
+        unscored = next((t.task.id for t in results if not t.scored), None)
+        if unscored is not None and not self._warned:
+            self._warned = True
+            _log.warning(
+                "rewards: every function returned None for a rollout of task %s, which is not trained on; "
+                "return a number from at least one of them",
+                unscored,
+            )
         return results
 
     def weights(self, environment: Environment) -> dict[str, float]:
@@ -249,18 +252,6 @@ class RewardFunctions:
         if own_name := getattr(environment, "own_reward", ""):
             weights[self._free_name(own_name)] = 1.0
         return weights
-
-    def _warn_of_unscored(self, trajectories: Sequence[Trajectory]) -> None:
-        """Warn once of a rollout for which every function returned None."""
-        unscored = next((t for t in trajectories if not t.scored), None)
-        if unscored is None or self._warned:
-            return
-        self._warned = True
-        _log.warning(
-            "rewards: every function returned None for a rollout of task %s, which is not trained on; return a "
-            "number from at least one of them",
-            unscored.task.id,
-        )
 
     def describe(self) -> list[dict[str, object]]:
         """Return plain data that identifies these functions."""
@@ -293,7 +284,7 @@ class RewardFunctions:
         logged: dict[str, list[float]],
         extra: dict[str, Sequence[Any]],
     ) -> dict[str, list[Scored]]:
-        """Return the results of the functions, by name; async ones run together, after the others."""
+        """Return the results of the functions, by name; async ones run together, beside the others."""
 
         def log_extra(column: str, values: Sequence[Any]) -> None:
             if len(values) != len(trajectories):
@@ -315,33 +306,27 @@ class RewardFunctions:
             }
 
         returned: dict[str, Any] = {}
-        for reward in self._functions:
-            arguments = arguments_for(reward.messages)
-            if isinstance(reward.function, AnswerReward):
-                returned[reward.name] = reward.function(trajectories)
-                continue
-            with reward.fault(arguments["completions"]), _told_if_slow(reward.name):
-                returned[reward.name] = reward.function(**reward.accepted(arguments))
-        waiting = {
-            name: _LOOP.submit(_awaited(value))
-            for name, value in returned.items()
-            if inspect.isawaitable(value)
-        }
-        ids = [trajectory.task.id for trajectory in trajectories]
         scores: dict[str, list[Scored]] = {}
+        ids = [trajectory.task.id for trajectory in trajectories]
         try:
             for reward in self._functions:
-                name = reward.name
-                completions = arguments_for(reward.messages)["completions"]
-                with reward.fault(completions), _told_if_slow(name):
-                    values = waiting[name].result() if name in waiting else returned[name]
-                    if isinstance(values, BaseException):
-                        raise values
+                arguments = arguments_for(reward.messages)
+                if isinstance(reward.function, AnswerReward):
+                    returned[reward.name] = reward.function(trajectories)
+                    continue
+                with reward.name_faults(arguments["completions"]):
+                    value = reward.function(**reward.accepted(arguments))
+                    returned[reward.name] = _started(value)
+            for reward in self._functions:
+                with reward.name_faults(arguments_for(reward.messages)["completions"]):
+                    value = returned[reward.name]
                     # A generator runs only now.
-                    scores[name] = _checked(name, values, ids)
+                    values = value.result() if isinstance(value, Future) else value
+                    scores[reward.name] = _checked(reward.name, values, ids)
         finally:
-            for future in waiting.values():
-                future.cancel()
+            for value in returned.values():
+                if isinstance(value, Future):
+                    value.cancel()
         return scores
 
     def _free_name(self, name: str) -> str:
@@ -366,19 +351,16 @@ def load_reward(reference: str) -> RewardFunction | AnswerReward:
 def _load(reward: WeightedReward) -> _Loaded:
     """Load and check a function with its weight."""
     function = reward.function
+    label = function if isinstance(function, str) else _name_of(function)
     if isinstance(function, str):
         function = load_reward(function)
-    label = reward.function if isinstance(reward.function, str) else _name_of(function)
-    is_class = isinstance(function, type)
     is_module = hasattr(function, "named_parameters")
-    if not callable(function) or is_class or is_module:
-        kind = "a class" if is_class else "a torch module" if is_module else type(function).__name__
-        subject = label if callable(function) or isinstance(reward.function, str) else "a function"
+    if not callable(function) or isinstance(function, type) or is_module:
         raise ConfigError(
-            f"rewards: {subject} is {kind}; expected a function or a callable object: wrap it in a "
-            "function that takes completions and gives a number for each"
+            f"rewards: {label} is no function; expected a function or a callable object: wrap a class or a "
+            "model in a function that takes completions and gives a number for each"
         )
-    weight = None if isinstance(reward.weight, bool) else finite(reward.weight)
+    weight = finite(reward.weight)
     if weight is None:
         raise ConfigError(
             f"rewards: the weight of {label} is {reward.weight!r}; expected a finite number"
@@ -386,12 +368,13 @@ def _load(reward: WeightedReward) -> _Loaded:
     return _Loaded(_name_of(function), function, weight, reward.messages)
 
 
-async def _awaited(value: Awaitable[Any]) -> Any:
-    """Return the value, or what it raised: asyncio would drop the lines of a TimeoutError or CancelledError."""
-    try:
+def _started(value: Any) -> Any:
+    """Return what a function returned; of an async one the future of its run on the common event loop."""
+
+    async def run() -> Any:
         return await value
-    except BaseException as error:  # noqa: BLE001
-        return error
+
+    return _LOOP.submit(run()) if inspect.isawaitable(value) else value
 
 
 def _arguments(
@@ -454,29 +437,23 @@ def of_environment(
     return {} if give is None else give(trajectories)
 
 
-def _unwrapped(function: RewardFunction) -> RewardFunction:
-    """Return the function in a partial."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
-
-
 def _name_of(function: RewardFunction) -> str:
     """Return a function's name as in TRL: of a partial the wrapped one's, of an object its class's."""
-    function = _unwrapped(function)
+    while isinstance(function, functools.partial):
+        function = function.func
     name = str(getattr(function, "__name__", type(function).__name__))
     return "lambda" if name == "<lambda>" else name
 
 
 def _checked(name: str, values: Any, ids: Sequence[str]) -> list[Scored]:
     """Return a function's results; ConfigError if it is not one finite number for each rollout."""
-    listed: Any = values.tolist() if hasattr(values, "tolist") else values
-    if isinstance(listed, str | Mapping) or not isinstance(listed, Iterable):
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
         raise ConfigError(
             f"rewards: {name} returned {_shown(values)}; expected a list of {len(ids)} numbers, one "
             "for each completion"
         )
-    rewards = list(cast("Iterable[Any]", listed))
+    rewards: list[Any] = list(values)
     if len(rewards) != len(ids):
         raise ConfigError(
             f"rewards: {name} returned {len(rewards)} values for {len(ids)} completions; expected "
@@ -485,22 +462,14 @@ def _checked(name: str, values: Any, ids: Sequence[str]) -> list[Scored]:
     return [_scored(name, value, id) for value, id in zip(rewards, ids, strict=True)]
 
 
-def _join(texts: Mapping[str, str]) -> str:
-    """Return the functions' texts, each after its function's name if there are several functions."""
-    is_named = len(texts) > 1
-    return "\n".join(
-        f"{name}: {text}" if is_named else text for name, text in texts.items() if text
-    )
-
-
 def _scored(name: str, value: Any, id: str) -> Scored:
-    score = value
+    score: Any = value
     feedback = ""
     if isinstance(value, tuple | list):
         pair = cast("Sequence[Any]", value)
         if len(pair) == 2 and isinstance(pair[1], str):
             score, feedback = pair
-    number = None if score is None else finite(score)
+    number = finite(score)
     if number is None and score is not None:
         raise ConfigError(
             f"rewards: {name} returned {_shown(value)} for task {id}; expected a finite number, None where it "
@@ -509,32 +478,13 @@ def _scored(name: str, value: Any, id: str) -> Scored:
     return number, shorten_middle(feedback.strip(), FEEDBACK_CHARS)
 
 
+def _join(texts: Mapping[str, str]) -> str:
+    """Return the functions' texts, each after its function's name if there are several functions."""
+    return "\n".join(
+        f"{name}: {text}" if len(texts) > 1 else text for name, text in texts.items() if text
+    )
+
+
 def _shown(value: Any) -> str:
     text = " ".join(reprlib.repr(value).split())
     return text if len(text) <= 60 else f"{type(value).__name__} {text[:57]}..."
-
-
-def _with_line(error: BaseException, function: RewardFunction) -> str:
-    """Return an exception with the last line of the function's own file that led to it."""
-    function = _unwrapped(function)
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    code = code or getattr(getattr(type(function), "__call__", None), "__code__", None)  # noqa: B004
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    in_its_file = [f for f in frames if code is not None and f.filename == code.co_filename]
-    if not frames:
-        return named(error)
-    last = (in_its_file or frames)[-1]
-    return f"{named(error)} ({last.filename.rpartition('/')[2]}, line {last.lineno})"
-
-
-@contextmanager
-def _told_if_slow(name: str) -> Generator[None]:
-    """Warn of a call that has not returned after a minute: it may never return, and a run would hang in silence."""
-    text = "rewards: %s has been computing for %.0f s; if it should not, stop the run and correct the function"
-    timer = threading.Timer(_SLOW_S, _log.warning, (text, name, _SLOW_S))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import resource
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -51,9 +52,10 @@ def main() -> None:
     reply(ready=True)
     for line in sys.stdin:
         pair = json.loads(line)
-        set_alarm(pair["seconds"])
+        # The kernel ends this process after so many CPU seconds, even inside C code.
+        signal.setitimer(signal.ITIMER_PROF, pair["seconds"])
         verdict = equal(pair["answer"], pair["truths"])
-        set_alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         reply(equal=verdict)
 
 
@@ -121,24 +123,10 @@ def differ(answer: Sequence[object], truth: Sequence[object]) -> bool:
 
 def limit_memory() -> None:
     """Limit the address space if the system supports it."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    unlimited = hard == resource.RLIM_INFINITY
-    soft = MEMORY_BYTES if unlimited else min(MEMORY_BYTES, hard)
+    soft = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     with suppress(ValueError, OSError):  # macOS refuses
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def set_alarm(seconds: float) -> None:
-    """Let the kernel end this process after a number of CPU seconds, even inside C code; 0 is never.
-
-    CPU seconds, so that a busy machine fails no answer.
-    """
-    if hasattr(signal, "setitimer"):  # on Windows only the parent ends this process
-        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 if __name__ == "__main__":

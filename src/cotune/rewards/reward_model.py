@@ -49,28 +49,28 @@ class RewardModel:
         self, prompts: Sequence[Any], completions: Sequence[Any], **_: object
     ) -> list[float]:
         """Return the model's score of each prompt with its completion, texts or chat messages."""
-        texts = [self._text(p, c) for p, c in zip(prompts, completions, strict=True)]
-        parts = [texts[i : i + self._rows] for i in range(0, len(texts), self._rows)]
-        return [score for part in parts for score in self._scores(part)]
-
-    def _text(self, prompt: Any, completion: Any) -> str:
-        if isinstance(prompt, str):
-            return prompt + completion
-        messages = [*prompt, *completion]
         tokenizer = cast(Any, self._tokenizer)
-        return tokenizer.apply_chat_template(messages, tokenize=False, **self._template_args)
-
-    def _scores(self, texts: list[str]) -> list[float]:
-        encoded = self._tokenizer(
-            text=texts,
-            return_tensors="pt",
-            padding=True,
-            padding_side="right",
-            add_special_tokens=False,
-        )
-        with torch.inference_mode():
-            logits = self._model(**encoded.to(self._device)).logits
-        return logits[:, 0].float().tolist()
+        texts = [
+            prompt + completion
+            if isinstance(prompt, str)
+            else tokenizer.apply_chat_template(
+                [*prompt, *completion], tokenize=False, **self._template_args
+            )
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+        scores: list[float] = []
+        for start in range(0, len(texts), self._rows):
+            encoded = tokenizer(
+                text=texts[start : start + self._rows],
+                return_tensors="pt",
+                padding=True,
+                padding_side="right",
+                add_special_tokens=False,
+            )
+            with torch.inference_mode():
+                logits = self._model(**encoded.to(self._device)).logits
+            scores += logits[:, 0].float().tolist()
+        return scores
 
 
 def rewards_of_trainer(
@@ -95,8 +95,8 @@ def rewards_of_trainer(
     functions = _list_of(reward_funcs)
     if not functions:
         return None
-    weights = args.reward_weights
     tokenizers = _list_of(reward_processing_classes or [None] * len(functions))
+    weights = args.reward_weights
     for name, entries in (
         ("GRPOConfig.reward_weights", functions if weights is None else weights),
         ("reward_processing_classes", tokenizers),
@@ -105,15 +105,10 @@ def rewards_of_trainer(
             raise ConfigError(
                 f"{name} has {len(entries)} entries for {len(functions)} reward functions; expected one for each"
             )
-    loaded = [
-        _function(function, tokenizer, args)
-        for function, tokenizer in zip(functions, tokenizers, strict=True)
-    ]
+    loaded = [_function(*pair, args) for pair in zip(functions, tokenizers, strict=True)]
     if weights is not None:
-        loaded = [
-            WeightedReward(function=function, weight=weight)
-            for function, weight in zip(loaded, weights, strict=True)
-        ]
+        pairs = zip(loaded, weights, strict=True)
+        loaded = [WeightedReward(function=function, weight=weight) for function, weight in pairs]
     return RewardFunctions(loaded)
 
 

@@ -3,9 +3,13 @@
 import difflib
 import re
 import shlex
+import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
+
+_PACKAGE = Path(__file__).parents[1]
 
 # C0 and C1 controls (ESC and CSI begin sequences that a terminal acts on), marks that turn the
 # direction of a line, and lone surrogates, which no terminal can be sent.
@@ -38,6 +42,17 @@ def message_of(error: BaseException) -> str:
 def named(error: BaseException, limit: int = 200) -> str:
     """Return an error's class and message on one line of at most `limit` characters."""
     return one_line(f"{type(error).__name__}: {message_of(error)}")[:limit]
+
+
+def line_of(error: BaseException) -> str:
+    """Return " (FILE, line N)" for the user's last line that led to an error; "" if there is none.
+
+    Lines of cotune's, of Python's own modules and of installed packages are left out.
+    """
+    others = (sys.prefix, sys.base_prefix, str(_PACKAGE), "<frozen")
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f for f in frames if not f.filename.startswith(others)]
+    return f" ({Path(lines[-1].filename).name}, line {lines[-1].lineno})" if lines else ""
 
 
 # Without the first look a long word would be searched from each of its letters.
