@@ -4,7 +4,7 @@ import json
 import logging
 import pickle
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -244,14 +244,8 @@ def test_only_the_question_is_needed(column: str) -> None:
         ({"reward_model": {"ground_truth": "34"}}, ("34",)),
         ({"reward_model": '{"ground_truth": {"target": ["Ada"]}}'}, ("Ada",)),
         ({"answer": "Ada", "answer_aliases": ["A.", "Ada"]}, ("Ada", "A.")),
-        ({"answer": "Ada", "aliases": "['A.', \"B's\"]"}, ("Ada", "A.", "B's")),
         ({"answer": "Ada", "answer_aliases": []}, ("Ada",)),
-        ({"answer": '["politician", "political leader"]'}, ("politician", "political leader")),
-        ({"answer": "['a', 1]"}, ("a", "1")),
-        # Intervals and vectors are answers themselves, and so is what only begins as a list.
-        ({"answer": "[0, 1]"}, ("[0, 1]",)),
-        ({"answer": "[0, 1)"}, ("[0, 1)",)),
-        ({"answer": "[sic] yes"}, ("[sic] yes",)),
+        ({"answer": '["a", "b"]'}, ('["a", "b"]',)),
         # Numbers are the shortest text that reads back equal.
         ({"answer": 0.00001}, ("0.00001",)),
         ({"answer": 1e16}, ("10000000000000000",)),
@@ -273,13 +267,12 @@ def test_answers_by_default(columns: dict[str, Any], answers: tuple[str, ...]) -
 
 def test_what_was_understood_is_told(caplog: pytest.LogCaptureFixture) -> None:
     warn.cache_clear()
-    rows = [{"question": "Told?", "answer": "['a']", "aliases": ["b"]}]
+    rows = [{"question": "Told?", "answer": "a", "aliases": ["b"]}]
     with caplog.at_level(logging.WARNING, "cotune"):
         tasks_from(rows)
     assert caplog.messages == [
         "dataset: the accepted answers are those of answer and of aliases; name one in dataset.columns.answers to "
-        "read it alone",
-        "dataset: answer holds lists written as text, which are read as lists",
+        "read it alone"
     ]
 
 
@@ -375,18 +368,17 @@ def test_answers_in_gsm8k_form() -> None:
     assert second.answers == (heading,)
 
 
-@pytest.mark.parametrize("written", [json.dumps, repr, list])
-def test_chat_messages(written: Callable[[Any], Any]) -> None:
+def test_chat_messages() -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": "Hi"},
         {"role": "user", "content": [{"type": "text", "text": "Who?"}], "tool_calls": None},
     ]
-    (task,) = tasks_from([{"prompt": written(messages)}])["train"]
+    (task,) = tasks_from([{"prompt": messages}])["train"]
     assert (task.question, task.chat) == ("Who?", True)
     assert task.context == (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi"))
-    assert task.columns["prompt"] == written(messages)
+    assert task.columns["prompt"] == messages
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Values of a row: numbers and texts, accepted answers, chat messages; every form that data has is read here."""
 
-import ast
 import json
 import math
 import re
@@ -79,36 +78,6 @@ def cells_of(value: Any) -> list[object]:
     return cast("list[object]", value) if isinstance(value, list) else [value]
 
 
-def parse_list(cell: object) -> list[Any] | None:
-    """Return the list that a text holds, in JSON or as Python writes it; None for anything else."""
-    if not isinstance(cell, str) or not cell.strip().startswith("["):
-        return None
-    for parse in (json.loads, ast.literal_eval):
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            value: object = parse(cell.strip())
-            return cast("list[Any]", value) if isinstance(value, list) else None
-    return None
-
-
-def parse_lists(cells: Sequence[object]) -> list[list[Any] | None] | None:
-    """Return the lists in a column whose cells are all empty or lists written as text.
-
-    Returns:
-        None unless they hold texts or chat messages: lists of numbers alone may be intervals or
-        vectors, which are answers themselves.
-    """
-    lists = [parse_list(cell) for cell in cells]
-    if any(
-        parsed is None and cell not in (None, "") for parsed, cell in zip(lists, cells, strict=True)
-    ):
-        return None
-    members = [member for parsed in lists for member in parsed or ()]
-    hold_texts = all(isinstance(member, str | int | float) for member in members)
-    hold_messages = all(isinstance(member, dict) and "role" in member for member in members)
-    has_text = any(isinstance(member, str) for member in members)
-    return lists if members and (hold_messages or (hold_texts and has_text)) else None
-
-
 def read_messages(
     value: object, column: str, place: str
 ) -> tuple[tuple[tuple[str, str], ...], str]:
@@ -118,7 +87,7 @@ def read_messages(
         value: a text, or chat messages that end with the user's.
         column, place: the column and the row, named in errors.
     """
-    messages = [{"role": "user", "content": value}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": value}]
     if isinstance(value, list):
         check_messages(cast("list[object]", value), column, place)
         messages = [flat_message(message) for message in cast("list[Any]", value)]
@@ -140,23 +109,28 @@ def read_messages(
             f'{place}: "{column}" is {shortened(question)}; expected text, or chat messages that end '
             "with the user's"
         )
-    return tuple((role, encodable(content)) for role, content in before), encodable(
-        question.strip()
-    )
+    context = tuple((role, encodable(content)) for role, content in before)
+    return context, encodable(question.strip())
 
 
 def check_messages(messages: Sequence[object], column: str, where: str) -> None:
     """Raise ConfigError for something that is not a chat message of text, or of tool calls."""
     for i, message in enumerate(messages):
         place = f'{where}: message {i} of "{column}"'
-        if not isinstance(message, Mapping) or "role" not in message:
-            raise ConfigError(f"{place}: {shortened(message)}; expected {{role: …, content: …}}")
-        content: object = cast("Mapping[str, Any]", message).get("content")
+        fields = cast("Mapping[str, Any]", message if isinstance(message, Mapping) else {})
+        if "role" not in fields:
+            raise ConfigError(
+                f"{place}: {shortened(cast(object, message))}; expected {{role: …, content: …}}"
+            )
+        content: object = fields.get("content")
         if not isinstance(content, str | list | None):
             raise ConfigError(f"{place}: content is {shortened(content)}; expected text")
         for part in cast("list[Any]", content) if isinstance(content, list) else ():
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            if kind != "text":
+            fields = cast(
+                "Mapping[str, Any]", part if isinstance(part, dict) else {"type": type(part)}
+            )
+            kind = fields.get("type")
+            if kind != "text" or not isinstance(fields.get("text"), str):
                 raise ConfigError(f"{place}: holds content of type {kind}; expected only text")
 
 

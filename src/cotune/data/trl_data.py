@@ -27,7 +27,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def read_rows(
-    dataset: Any, name: str, *, rows_needed: int | None = None, needs_prompt: bool = True
+    dataset: Any, name: str, rows_needed: int | None = None, needs_prompt: bool = True
 ) -> list[dict[str, Any]]:
     """Read the rows of a data set as GRPOTrainer takes it; a set format such as "torch" is kept.
 
@@ -73,11 +73,14 @@ def _check_prompt(row: dict[str, Any], place: str) -> None:
             "messages there, as for GRPOTrainer: rename the questions' column"
         )
     # NumPy's format makes an array of messages.
-    prompt = row["prompt"] = plain_value(row["prompt"])
+    prompt: object = plain_value(row["prompt"])
+    row["prompt"] = prompt
     if isinstance(prompt, list) and prompt:
         check_messages(cast("list[object]", prompt), "prompt", place)
     elif not isinstance(prompt, str):
-        raise ConfigError(f"{place}: the prompt is {shortened(prompt)}; expected text or messages")
+        raise ConfigError(
+            f"{place}: the prompt is {shortened(cast(object, prompt))}; expected text or messages"
+        )
 
 
 def _refuse_images(columns: Iterable[str], name: str) -> None:

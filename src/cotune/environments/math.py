@@ -1,7 +1,7 @@
 r"""Mathematics problems answered in one turn, the final answer in \boxed{…}."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from cotune.environments.base import TaskEnvironment, without_answer
@@ -9,17 +9,15 @@ from cotune.environments.environment_kind import EnvironmentKind, Tasks
 from cotune.rewards import Reward
 from cotune.rewards.boxed import BoxedReward, last_boxed
 from cotune.types import Task, Trajectory
+from cotune.utils.validation import Model
 
 INITIAL_INSTRUCTION = "Solve the problem. Put the final answer in \\boxed{}."
 NO_ANSWER = "no \\boxed{} answer"
 REQUIRED = ("\\boxed",)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MathOptions:
+class MathOptions(Model):
     r"""Problems of `dataset`, answered in one turn in \boxed{…} and compared by math-verify."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     kind: Literal["math"] = "math"
 
@@ -54,7 +52,7 @@ class MathEnvironment(TaskEnvironment):
 
     def read_answer(self, text: str) -> str | None:
         """Return the last boxed answer, stripped; None if there is none or it is blank."""
-        return _answer(text)
+        return (last_boxed(text) or "").strip() or None
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         """Return the reward of the last boxed answer outside the policy's thoughts, and that answer."""
@@ -63,14 +61,12 @@ class MathEnvironment(TaskEnvironment):
 
     def scores(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, str | None]]:
         """Return the rewards of a batch, whose answers several processes compare."""
-        if (
-            not isinstance(self._reward, BoxedReward)
-            or type(self).score is not MathEnvironment.score
-        ):
+        is_own = type(self).score is MathEnvironment.score
+        if not isinstance(self._reward, BoxedReward) or not is_own:
             return [self.score(trajectory) for trajectory in trajectories]
-        answers = [self.answer_of(trajectory) for trajectory in trajectories]
-        pairs = [(a, t.task.answers) for a, t in zip(answers, trajectories, strict=True)]
-        return list(zip(self._reward.score(pairs), answers, strict=True))
+        pairs = [(self.answer_of(t), t.task.answers) for t in trajectories]
+        rewards = self._reward.score(pairs)
+        return [(reward, answer) for reward, (answer, _) in zip(rewards, pairs, strict=True)]
 
 
 def math_environment(options: MathOptions, tasks: Tasks | None) -> MathEnvironment:
@@ -88,15 +84,11 @@ def math_environment(options: MathOptions, tasks: Tasks | None) -> MathEnvironme
 
 def with_final(task: Task) -> Task:
     r"""Return a task whose answers are the last boxes of its answers, or of its solution without any."""
-    texts = task.answers or ((task.solution,) if _answer(task.solution) else ())
-    if not texts:
+    box_of_solution = (last_boxed(task.solution) or "").strip()
+    answers = [(last_boxed(text) or "").strip() or text for text in task.answers]
+    if not answers and not box_of_solution:
         raise without_answer(task, ", or a solution with \\boxed{…} by {solution: …}")
-    return replace(task, answers=tuple(_answer(text) or text for text in texts))
-
-
-def _answer(text: str) -> str | None:
-    """Return the last boxed answer, stripped; None if there is none or it is blank."""
-    return (last_boxed(text) or "").strip() or None
+    return replace(task, answers=tuple(answers) or (box_of_solution,))
 
 
 KIND = EnvironmentKind(

@@ -7,7 +7,6 @@ curriculum has levels; each level of each task is a stratum.
 import io
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -92,10 +91,10 @@ class ReasoningGymOptions(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> "ReasoningGymOptions":
-        label, count = Counter(map(_label, self.tasks)).most_common(1)[0]
-        if count > 1:
-            raise ValueError(f"environment.tasks names {label} {count} times; expected each once")
-        for task in self.tasks:
+        labels = [_label(task) for task in self.tasks]
+        for task, label in zip(self.tasks, labels, strict=True):
+            if labels.count(label) > 1:
+                raise ValueError(f"environment.tasks names {label} twice; expected each once")
             if task.name in REFUSED:
                 raise ValueError(
                     f"environment.tasks: {task.name} is refused: its verifier runs answers as Python code or "
@@ -209,25 +208,22 @@ def _splits(options: ReasoningGymOptions, datasets: Mapping[str, Any]) -> dict[s
     """Return the tasks of each split, those of the data sets in turn; no question is in two of them."""
     texts = set[str]()
     streams = {label: _questions(label, dataset, texts) for label, dataset in datasets.items()}
-    splits: dict[str, list[Task]] = {}
+    splits: dict[str, list[Task]] = {split: [] for split in SPLITS}
     # Held-out splits first, so that they do not depend on the number of training questions.
     for split in reversed(SPLITS):
         total = numbers_of_questions(options)[split]
-        parts: list[list[Task]] = []
-        for number, (label, stream) in enumerate(streams.items()):
+        for label, stream in itertools.islice(itertools.cycle(streams.items()), total):
             # At a high level some generators may never finish; this says which.
             begin(f"generating questions of {label}")
-            count = len(range(number, total, len(streams)))
-            parts.append(list(itertools.islice(stream, count)))
-            if len(parts[-1]) < count:
+            task = next(stream, None)
+            if task is None:
                 raise ConfigError(
-                    f"environment.{split} asks for {count} questions of {label}, and {len(parts[-1])} "
-                    "different ones were found that no other split has; lower it, or change the task's "
-                    "config or difficulty"
+                    f"environment.{split} asks for {total} questions, and after {len(splits[split])} there is "
+                    f"none of {label} that no other split has; lower it, or change the task's config or "
+                    "difficulty"
                 )
-        turns = itertools.zip_longest(*parts)
-        splits[split] = [task for turn in turns for task in turn if task is not None]
-    return {split: splits[split] for split in SPLITS}
+            splits[split].append(task)
+    return splits
 
 
 def _questions(label: str, dataset: Any, texts: set[str]) -> Iterator[Task]:

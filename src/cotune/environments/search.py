@@ -40,6 +40,12 @@ SEARCH_R1_INSTRUCTION = (
 )
 """The initial instruction of Search-R1 and of INSPO's search experiments (INSPO, appendix)."""
 
+_DESCRIPTION = (
+    "The agent writes turn after turn. It may think inside <think> and </think>. A turn ends with "
+    "one action: <search> query </search> asks the search engine, which returns the "
+    "{} best passages for it between <information> and </information>; "
+    "<answer> text </answer> gives the final answer and ends the episode. There is no other tool."
+)
 OUT_OF_TURNS = "out of turns"
 _TITLE_WEIGHT = 3  # times that a passage's title is repeated before its text in the index
 
@@ -87,7 +93,7 @@ class SearchEnvironment(TaskEnvironment):
         self.retriever = retriever
         self._reward = reward
         self._top_k = top_k
-        self.description = _description(top_k)
+        self.description = _DESCRIPTION.format(top_k)
 
     @property
     def measure(self) -> str:
@@ -111,13 +117,14 @@ class SearchEnvironment(TaskEnvironment):
         Raises:
             ConfigError: the retriever does not return one list of passages for each query.
         """
-        parsed = [self._protocol.parse(action.text) for action in actions]
-        responses = [self._without_search(*pair) for pair in zip(actions, parsed, strict=True)]
-        results = iter(
-            self._retrieve(
-                [p.argument for p, r in zip(parsed, responses, strict=True) if r is None]
-            )
-        )
+        queries: list[str] = []
+        responses: list[Response | None] = []
+        for action in actions:
+            parsed = self._protocol.parse(action.text)
+            responses.append(self._without_search(action, parsed))
+            if responses[-1] is None:
+                queries.append(parsed.argument)
+        results = iter(self._retrieve(queries))
         return [next(results) if response is None else response for response in responses]
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
@@ -236,15 +243,6 @@ def _prepare(task: Task) -> Task:
     # In the data sets of FlashRAG, and so in Search-R1's, this column holds whole passages.
     columns = {name: value for name, value in task.columns.items() if name != "metadata"}
     return replace(task, columns=columns)
-
-
-def _description(top_k: int) -> str:
-    return (
-        "The agent writes turn after turn. It may think inside <think> and </think>. A turn ends with "
-        "one action: <search> query </search> asks the search engine, which returns the "
-        f"{top_k} best passages for it between <information> and </information>; "
-        "<answer> text </answer> gives the final answer and ends the episode. There is no other tool."
-    )
 
 
 def _build_retriever(options: SearchOptions) -> Retriever:

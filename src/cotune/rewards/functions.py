@@ -320,9 +320,10 @@ class RewardFunctions:
             for reward in self._functions:
                 with reward.name_faults(arguments_for(reward.messages)["completions"]):
                     value = returned[reward.name]
+                    if isinstance(value, Future):
+                        value = cast("Future[Any]", value).result()
                     # A generator runs only now.
-                    values = value.result() if isinstance(value, Future) else value
-                    scores[reward.name] = _checked(reward.name, values, ids)
+                    scores[reward.name] = _checked(reward.name, value, ids)
         finally:
             for value in returned.values():
                 if isinstance(value, Future):

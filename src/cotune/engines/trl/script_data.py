@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig
 
 from cotune.config.joint_method import JointMethod
@@ -70,12 +69,7 @@ def read_data(
     rows = episodes
     if train_dataset is not None:
         needs_prompt = environment_factory is None
-        rows = read_rows(
-            train_dataset,
-            "train_dataset",
-            rows_needed=_rows_needed(args),
-            needs_prompt=needs_prompt,
-        )
+        rows = read_rows(train_dataset, "train_dataset", _rows_needed(args), needs_prompt)
     evaluated = eval_dataset if isinstance(eval_dataset, Mapping) else {"validation": eval_dataset}
     validation = {
         name: read_rows(data, "eval_dataset")
@@ -139,15 +133,10 @@ def fit_arguments(args: GRPOConfig, questions: int) -> None:
     if args.max_steps < 1:
         steps = math.ceil(args.num_train_epochs * epoch)
         args.max_steps = steps + -steps % steps_per_batch(args)
-    if args.save_strategy == SaveStrategy.EPOCH:
-        args.save_strategy = SaveStrategy.STEPS
-        args.save_steps = epoch
-    if args.eval_strategy == IntervalStrategy.EPOCH:
-        args.eval_strategy = IntervalStrategy.STEPS
-        args.eval_steps = epoch
-    if args.logging_strategy == IntervalStrategy.EPOCH:
-        args.logging_strategy = IntervalStrategy.STEPS
-        args.logging_steps = epoch
+    for name in ("save", "eval", "logging"):
+        if getattr(args, f"{name}_strategy") == "epoch":
+            setattr(args, f"{name}_strategy", type(getattr(args, f"{name}_strategy"))("steps"))
+            setattr(args, f"{name}_steps", epoch)
 
 
 def keep_best_by_reward(args: GRPOConfig) -> None:
