@@ -15,6 +15,7 @@ from cotune.engines.preflight import Check, Preflight
 from cotune.engines.run_start import RunSettings, opened_run, settings_of
 from cotune.errors import ConfigError
 from cotune.policy.policy_files import policy_path
+from cotune.run.best import read_best
 from cotune.run.record import Record
 from cotune.run.scores import score_trajectories
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
@@ -92,7 +93,9 @@ def _outcome(config: RunConfig, run: Record, setup: Preflight) -> Outcome:
     }
     (run.best_path / "best.json").write_text(json.dumps({**best, "hint": ""}))
     before = score_trajectories([_trajectory(task, 0.0, text) for task in _tasks(setup)])
-    return Outcome(before, score, score, text, "i0", steps)
+    kept = read_best(run.best_path)
+    assert kept is not None
+    return Outcome(kept=kept, steps=steps, before=before, after=score, plain=score)
 
 
 def _tasks(setup: Preflight) -> list[Task]:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from cotune.config.run_file import RunConfig, dump_config, parse_config
+from cotune.engines.conclude import write_run_summary
 from cotune.engines.evaluation import Outcome
 from cotune.engines.run_start import settings_of
-from cotune.engines.run_summary import write_run_summary
 from cotune.run.best import BestRecord
 from cotune.run.json_files import write_atomic
 from cotune.run.record import Record
@@ -33,7 +33,7 @@ def finished_run(
     write_atomic(best / "instruction.txt", instruction + "\n")
     if hint:
         write_atomic(best / "hint.txt", hint + "\n")
-    BestRecord(
+    kept = BestRecord(
         em=0.625,
         step=2,
         instruction_id="i3",
@@ -41,20 +41,23 @@ def finished_run(
         hint=hint,
         validated=bool(config.evaluation.every),
         trained=3,
-    ).write(best)
-    finish(run, config, instruction, hint)
+    )
+    kept.write(best)
+    finish(run, config, kept)
     return run, config
 
 
-def finish(run: Record, config: RunConfig, instruction: str, hint: str = "") -> None:
+def finish(run: Record, config: RunConfig, kept: BestRecord) -> None:
     """Writes what a run writes last: its costs, its events and its summary."""
 
     def score(em: float) -> Score:
         measure = "mean reward" if config.rewards else "exact match"
         return Score(em, 40, {"1 hop": (em, 20), "2 hops": (em / 2, 20)}, measure)
 
-    hinted = score(0.75) if hint else None
-    outcome = Outcome(score(0.25), score(0.5), score(0.375), instruction, "i3", 3, hinted)
+    hinted = score(0.75) if kept.hint else None
+    outcome = Outcome(
+        kept=kept, steps=3, before=score(0.25), after=score(0.5), plain=score(0.375), hinted=hinted
+    )
     run.begin_attempt(None)
     for purpose, rollouts in (("train", 24), ("verify", 14), ("evaluate", 120)):
         run.count(purpose, rollouts, rollouts * 30)

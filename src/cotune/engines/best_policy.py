@@ -13,7 +13,7 @@ from cotune.run.best import FILE as BEST_JSON
 from cotune.run.best import BestRecord, read_best
 from cotune.run.json_files import write_atomic
 from cotune.run.scores import Score
-from cotune.types import Choice, Prompt
+from cotune.types import Prompt
 from cotune.utils.files import link_or_copy
 
 
@@ -78,7 +78,6 @@ class BestPolicy:
         # safetensors writes files that only their owner can read; a server may run under another account.
         for weights in staged.rglob("*.safetensors"):
             shutil.copymode(staged / "instruction.txt", weights)
-        choice = strategy.choice()
         record = BestRecord(
             em=em,
             initial_em=initial_em,
@@ -89,9 +88,18 @@ class BestPolicy:
             hint=hint,
             validated=score is not None,
             training_tasks=joint.identity.get("the training tasks"),
-            **({} if score is None else _evidence(score)),
-            **({} if choice is None else _observed(choice)),
         )
+        if score is not None:
+            record = replace(record, measure=score.measure, n=score.n, interval=score.interval)
+        if (choice := strategy.choice()) is not None:
+            record = replace(
+                record,
+                weight=choice.weight,
+                observed_steps=choice.steps,
+                observed_rollouts=choice.rollouts,
+                runner_up=choice.runner_up.id if choice.runner_up else None,
+                too_close_to_call=choice.too_close,
+            )
         record.write(staged)
         self._swap_in(staged)
 
@@ -115,23 +123,32 @@ class BestPolicy:
             last_em=None if last is None else last.em,
         )
         if record.initial_em is not None and record.initial_em >= record.em:
-            record = _initial_kept(record, initial, record.initial_em)
-        return self._rewritten(record)
-
-    def _rewritten(self, record: BestRecord) -> BestRecord:
-        """Replace the record, and the instruction's text if it has changed."""
+            # What the method observed is of its own instruction.
+            record = replace(
+                record,
+                instruction_id="i0",
+                instruction=initial.instruction,
+                em=record.initial_em,
+                interval=record.initial_interval,
+                weight=None,
+                observed_steps=None,
+                observed_rollouts=None,
+                runner_up=None,
+                too_close_to_call=None,
+                replaced=record,
+            )
         if record.instruction == self.known().instruction:
             record.write(self._folder)
             return record
         # The record holds the text too, so a kill must leave the old pair or the new one.
-        shutil.rmtree(self._staged, ignore_errors=True)
+        staged = self._staged
+        shutil.rmtree(staged, ignore_errors=True)
         shutil.copytree(
-            self._folder, self._staged, copy_function=link_or_copy, ignore=lambda *_: [BEST_JSON]
+            self._folder, staged, copy_function=link_or_copy, ignore=lambda *_: [BEST_JSON]
         )
-        text = self._staged / "instruction.txt"
-        write_atomic(text, record.instruction + "\n")
-        record.write(self._staged)
-        self._swap_in(self._staged)
+        write_atomic(staged / "instruction.txt", record.instruction + "\n")
+        record.write(staged)
+        self._swap_in(staged)
         return record
 
     def write_weights(self, joint: Any, folder: Path, step: int) -> None:
@@ -190,34 +207,3 @@ def _rank(em: float, initial_em: float | None) -> tuple[float, float]:
     """Return what policies are compared by: the higher of two scores, then the lower."""
     other = em if initial_em is None else initial_em
     return max(em, other), min(em, other)
-
-
-def _initial_kept(record: BestRecord, initial: Prompt, em: float) -> BestRecord:
-    """Return the record with the initial instruction in place of the method's."""
-    return replace(
-        record,
-        instruction_id="i0",
-        instruction=initial.instruction,
-        em=em,
-        interval=record.initial_interval,
-        weight=None,
-        observed_steps=None,
-        observed_rollouts=None,
-        runner_up=None,
-        too_close_to_call=None,
-        replaced=record,
-    )
-
-
-def _evidence(score: Score) -> dict[str, Any]:
-    return {"measure": score.measure, "n": score.n, "interval": score.interval}
-
-
-def _observed(choice: Choice) -> dict[str, Any]:
-    return {
-        "weight": choice.weight,
-        "observed_steps": choice.steps,
-        "observed_rollouts": choice.rollouts,
-        "runner_up": choice.runner_up.id if choice.runner_up else None,
-        "too_close_to_call": choice.too_close,
-    }

@@ -3,12 +3,12 @@
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from cotune.engines.evaluation import Outcome
 from cotune.engines.run_start import RunSettings
-from cotune.engines.run_summary import write_run_summary
 from cotune.experiments.report import write_report
 from cotune.export.complete import complete_best
 from cotune.protocols import Environment
@@ -16,6 +16,7 @@ from cotune.run.console import score_table
 from cotune.run.notices import truncation_notice
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
+from cotune.run.scores import Score
 from cotune.utils.text import one_line
 
 _log = logging.getLogger("cotune")
@@ -35,23 +36,75 @@ def conclude(
         complete_best(settings.run_file, run, environment)
     report = write_report(run.path)
     if settings.console is None:
-        _log_result(run, outcome, report)
+        statement = outcome.kept.statement()
+        _log.info("step %d: trained. %s; report %s", outcome.steps, statement, report)
     else:
         _show_result(settings.console, run, outcome, report)
 
 
-def _log_result(run: RunDir, outcome: Outcome, report: Path) -> None:
+def write_run_summary(settings: RunSettings, run: Record, outcome: Outcome) -> None:
+    """Write the summary.json of one run, with a single arm."""
+    record = settings.record
+    kind = record["strategy"]["kind"]
+    after = outcome.after
     best = outcome.kept
-    score = "not checked on validation"
-    if best is not None and best.validated:
-        score = f"{best.measure} {best.em:.3f} on validation"
-    _log.info(
-        "step %d: trained; best instruction %s, %s; report %s",
-        outcome.steps,
-        outcome.instruction_id,
-        score,
-        report,
+    totals = run.totals()
+    events = run.read_events()
+    ended = [row["reason"] for row in events if row["kind"] == "proposals_ended"]
+    arm: dict[str, Any] = {
+        **_figures("em", after),
+        **_figures("em_before", outcome.before),
+        **_figures("em_initial_instruction", outcome.plain),
+        "measure": after.measure if after else None,
+        "em_interval": after.interval if after else None,
+        "policy_rollouts": totals.rollouts,
+        "generated_tokens": sum(totals.generated_tokens.values()),
+        "llm_calls": totals.llm_calls,
+        "money": totals.money,
+        "seconds": round(_seconds_spent(run), 1),
+        "steps": outcome.steps,
+        "best_instruction": best.instruction,
+        "folder": ".",
+        "ended_early": outcome.ended_early or None,
+        "failed_phases": sum(row["kind"] == "phase_failed" for row in events),
+        "proposals_ended": ended[-1] if ended else None,
+        "best_step": best.step,
+        "kept": best.statement(),
+    }
+    if outcome.hinted:
+        arm |= _figures("em_with_hint", outcome.hinted)
+    if best.observed_rollouts is not None:
+        arm["best_instruction_observed_rollouts"] = best.observed_rollouts
+        arm["too_close_to_call"] = best.too_close_to_call
+    run.write_summary(
+        {
+            "name": record["name"],
+            "strategy": kind,
+            "seed": settings.seed,
+            "llm": settings.llm_name,
+            "policy": record["policy"]["path"],
+            "arms": {kind: arm},
+            "asked_steps": record["training"]["steps"],
+            "rollout_budget": settings.rollout_budget,
+            "best_instruction": best.instruction,
+        }
     )
+
+
+def _figures(name: str, score: Score | None) -> dict[str, Any]:
+    """Return a score as entries of a summary's arm; None if it was not measured."""
+    if score is None:
+        return {name: None}
+    by_stratum = {stratum: em for stratum, (em, _) in score.by_stratum.items()}
+    return {name: score.em, f"{name}_by_stratum": by_stratum, f"{name}_n": score.n}
+
+
+def _seconds_spent(run: Record) -> float:
+    """Return the wall time of all attempts, each from its first line to its last."""
+    spans: dict[int, list[float]] = {}
+    for row in (*run.read_events(), *run.read_metrics()):
+        spans.setdefault(int(row["attempt"]), []).append(float(row["time"]))
+    return sum(max(times) - min(times) for times in spans.values())
 
 
 def _show_result(console: Console, run: RunDir, outcome: Outcome, report: Path) -> None:
@@ -60,13 +113,14 @@ def _show_result(console: Console, run: RunDir, outcome: Outcome, report: Path) 
             ("before", outcome.before),
             ("after", outcome.after),
             ("after, initial instruction", outcome.plain),
-            *([("after, with the best hint", outcome.hinted)] if outcome.hinted else []),
+            ("after, with the best hint", outcome.hinted),
         ]
         console.print(score_table(f"Held-out {outcome.after.measure}", rows))
     steps = run.read_metrics()
     if cut := truncation_notice(steps[-1]) if steps else "":
         console.print(f"[yellow]last step: {cut}[/]", highlight=False)
-    text = f"best instruction {outcome.instruction_id}: {one_line(outcome.instruction)}"
+    best = outcome.kept
+    text = f"best instruction {best.instruction_id}: {one_line(best.instruction)}"
     console.print(text, markup=False, highlight=False)
     console.out(result_files(run, report), highlight=False)
 

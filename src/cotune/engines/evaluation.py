@@ -13,27 +13,26 @@ from cotune.run.scores import EXACT_MATCH, Score, measure_of, score_trajectories
 from cotune.types import Prompt, Trajectory
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """The result of a finished run.
 
     Attributes:
+        kept: which pair of policy and instruction is reported, and why.
+        steps: trained in all.
         before: test score of the untrained policy, initial instruction; None if not measured.
         after: test score of the reported policy, best instruction; None without test questions.
         plain: test score of the reported policy, initial instruction; None without test questions.
         hinted: test score of the reported policy, best instruction and hint; None without hints.
-        kept: which pair is reported, and why.
         ended_early: why training ended before its last step; "" if it did not.
     """
 
-    before: Score | None
-    after: Score | None
-    plain: Score | None
-    instruction: str
-    instruction_id: str
+    kept: BestRecord
     steps: int
+    before: Score | None = None
+    after: Score | None = None
+    plain: Score | None = None
     hinted: Score | None = None
-    kept: BestRecord | None = None
     ended_early: str = ""
 
 
@@ -104,17 +103,18 @@ class RunEvaluation:
         policy into which the gain has moved is kept. This second score is None otherwise, and if the
         initial instruction is the best one.
         """
-        # At the end, the policy may just have been validated under this instruction.
-        score = self._score_during(joint) if last else None
+        strategy = joint.coordinator.strategy
+        score: Score | None = None
+        if last:  # when the policy may just have been validated under this instruction
+            leader = strategy.best_instruction_id()
+            score = self._recorded(when="during", trained=joint.batches, instruction_id=leader)
         if score is None:
             score = self._measure(joint, "validation", "during")
             self.rollouts = self._measured
         if last:
             score = self._settled(joint, score)
-        strategy = joint.coordinator.strategy
-        if not strategy.checks_uplift:
-            return score, None
-        if strategy.best_prompt().instruction == self._initial.instruction:
+        same = strategy.best_prompt().instruction == self._initial.instruction
+        if same or not strategy.checks_uplift:
             return score, None
         return score, self._measure(joint, "validation", "uplift", self._initial, "i0")
 
@@ -186,28 +186,24 @@ class RunEvaluation:
         on_rank_zero(lambda: self._offer(joint, score, uplift))
         self.best.restore(joint)
         best: BestRecord = on_rank_zero(lambda: self._conclude(joint, score))
-        text = best.instruction
         identity = best.instruction_id
-        trained = best.step
         after = plain = hinted = None
         if joint.parts.environment.tasks("test"):
-            after = self._measure(joint, "test", "after", Prompt(text), identity, trained)
-            plain = after
-            if text != self._initial.instruction:
-                plain = self._measure(joint, "test", "plain", self._initial, "i0", trained)
+            prompt = Prompt(best.instruction)
+            after = plain = self._measure(joint, "test", "after", prompt, identity, best.step)
+            if best.instruction != self._initial.instruction:
+                plain = self._measure(joint, "test", "plain", self._initial, "i0", best.step)
             if best.hint:
-                prompt = Prompt(text, best.hint)
-                hinted = self._measure(joint, "test", "hinted", prompt, identity, trained)
+                prompt = Prompt(best.instruction, best.hint)
+                hinted = self._measure(joint, "test", "hinted", prompt, identity, best.step)
         return Outcome(
-            self._before(),
-            after,
-            plain,
-            text,
-            identity,
-            joint.batches,
-            hinted,
-            best,
-            joint.ended_early,
+            kept=best,
+            steps=joint.batches,
+            before=self._recorded(when="before"),
+            after=after,
+            plain=plain,
+            hinted=hinted,
+            ended_early=joint.ended_early,
         )
 
     def _offer(self, joint: Joint, score: Score | None, plain: Score | None) -> None:
@@ -219,17 +215,29 @@ class RunEvaluation:
         self.best.offer(joint, score, joint.batches, plain)
 
     def _conclude(self, joint: Joint, score: Score | None) -> BestRecord:
-        """Choose the instruction to keep with the kept policy; record the pair.
+        """Choose the instruction to keep with the kept policy; record the choice and the pair.
 
         Args:
             score: the last policy's on validation.
         """
-        leader = joint.coordinator.strategy.best_instruction_id()
+        strategy = joint.coordinator.strategy
+        step = joint.coordinator.current_step
+        leader = strategy.best_instruction_id()
         record = self.best.conclude(joint.batches, leader, score, self._initial)
-        self._record_choice(joint)
+        if (choice := strategy.choice()) is not None:
+            joint.parts.record.event(
+                "best_instruction",
+                step,
+                id=choice.instruction.id,
+                weight=choice.weight,
+                observed_steps=choice.steps,
+                observed_rollouts=choice.rollouts,
+                runner_up=choice.runner_up.id if choice.runner_up else None,
+                too_close_to_call=choice.too_close,
+            )
         joint.parts.record.event(
             "best_kept",
-            joint.coordinator.current_step,
+            step,
             id=record.instruction_id,
             policy_step=record.step,
             trained=record.trained,
@@ -242,31 +250,6 @@ class RunEvaluation:
             text=record.statement(),
         )
         return record
-
-    def _record_choice(self, joint: Joint) -> None:
-        """Record the strategy's choice of the best instruction, if it makes one."""
-        best = joint.coordinator.strategy.choice()
-        if best is None:
-            return
-        joint.parts.record.event(
-            "best_instruction",
-            joint.coordinator.current_step,
-            id=best.instruction.id,
-            weight=best.weight,
-            observed_steps=best.steps,
-            observed_rollouts=best.rollouts,
-            runner_up=best.runner_up.id if best.runner_up else None,
-            too_close_to_call=best.too_close,
-        )
-
-    def _before(self) -> Score | None:
-        """Return the score before training, including one from an interrupted attempt."""
-        return self._recorded(when="before")
-
-    def _score_during(self, joint: Joint) -> Score | None:
-        """Return the policy's score on validation under the best instruction, if it has one already."""
-        leader = joint.coordinator.strategy.best_instruction_id()
-        return self._recorded(when="during", trained=joint.batches, instruction_id=leader)
 
     def _recorded(self, **fields: object) -> Score | None:
         """Return the score of the first evaluation with these fields, of whichever attempt."""

@@ -4,18 +4,17 @@ Everything that names the best of a run reads this one record: the console, the 
 the report and the model card.
 """
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from cotune.errors import ConfigError
 from cotune.run.json_files import write_json_atomic
 from cotune.run.scores import EXACT_MATCH
 
 FILE = "best.json"
-_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +60,7 @@ class BestRecord:
     initial_interval: tuple[float, float] | None = None
     replaced: "BestRecord | None" = None
     training_tasks: str | None = None
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> Self:
-        """Parse the fields of best.json; unknown ones are ignored."""
-        known_fields = {field.name: row[field.name] for field in fields(cls) if field.name in row}
-        for name in ("interval", "initial_interval"):
-            if known_fields.get(name) is not None:
-                known_fields[name] = tuple(known_fields[name])
-        # Folders of earlier versions call it "found".
-        if (replaced := row.get("replaced", row.get("found"))) is not None:
-            known_fields["replaced"] = cls.of(replaced)
-        return cls(**known_fields)
+    schema_version: Literal[1] = 1
 
     @property
     def method_best(self) -> "BestRecord":
@@ -81,7 +69,7 @@ class BestRecord:
 
     def write(self, folder: Path) -> None:
         """Replace best.json in a folder."""
-        write_json_atomic(folder / FILE, {"schema_version": _VERSION} | asdict(self))
+        write_json_atomic(folder / FILE, asdict(self))
 
     def statement(self) -> str:
         """Return which pair is kept, and why, in one or two sentences."""
@@ -122,21 +110,16 @@ def read_best(folder: Path) -> BestRecord | None:
     """
     path = folder / FILE
     try:
-        row = json.loads(path.read_bytes())
-        if row.pop("schema_version", _VERSION) != _VERSION:
-            raise ValueError(f"its schema_version is not {_VERSION}")
-        if not isinstance(row.get("instruction"), str):
-            raise ValueError("it has no instruction")
-        record = BestRecord.of(row)
+        return TypeAdapter(BestRecord).validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        reason = " ".join(str(error).split())
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
         raise ConfigError(
-            f"{path}: cannot be read ({reason}); restore the file, or remove {folder} and resume the run "
-            "without what it had kept"
+            f"{path}: cannot be read ({place}: {first['msg']}); restore the file, or remove {folder} and "
+            "resume the run without what it had kept"
         ) from error
-    return record
 
 
 def _count(number: int, noun: str) -> str:

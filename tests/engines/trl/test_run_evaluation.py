@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from cotune.config.run_file import EvaluationConfig, parse_config
+from cotune.engines.conclude import write_run_summary
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.run_start import settings_of
-from cotune.engines.run_summary import write_run_summary
 from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.engines.trl.trackers import report_scores
 from cotune.experiments.report import write_report
@@ -122,7 +122,7 @@ def test_the_best_instruction_is_told_with_how_sure_one_can_be(
     assert event["weight"] == pytest.approx(weight)
     fields = ("id", "runner_up", "observed_steps", "observed_rollouts", "too_close_to_call")
     assert [event[f] for f in fields] == [chosen, runner_up, size, 3 * size, close]
-    assert (outcome.instruction_id, outcome.steps) == (chosen, 2)
+    assert (outcome.kept.instruction_id, outcome.steps) == (chosen, 2)
     summary, arm = summary_of(run, outcome)
     assert (arm["too_close_to_call"], arm["best_instruction_observed_rollouts"]) == (
         close,
@@ -158,9 +158,8 @@ def test_one_statement_says_which_pair_is_kept_and_why(
         "best on validation with exact match 0.750 (95 %: 0.409 to 0.929). Instruction i1 ranks first "
         "after step 2, and scored 0.500 with the policy of that step"
     )
-    assert outcome.kept is not None
     assert outcome.kept.statement() == said
-    assert (outcome.instruction_id, outcome.instruction) == ("i0", TEXTS[0])
+    assert (outcome.kept.instruction_id, outcome.kept.instruction) == ("i0", TEXTS[0])
     assert read_best(run.folder.best_path) == outcome.kept
     assert out.getvalue().count("i1") == 1
     assert said in out.getvalue()
@@ -196,10 +195,10 @@ def test_a_method_may_have_its_instruction_checked_against_the_initial_one(
         return Score({"during": 0.75, "uplift": plain}.get(when, 0.25), 8, {})
 
     monkeypatch.setattr(RunEvaluation, "_measure", measure)
-    assert evaluation.finish(run.joint).instruction == shipped
+    assert evaluation.finish(run.joint).kept.instruction == shipped
     measured.clear()
     outcome = evaluation_of(run, every=1).finish(run.joint)  # as a resume after the last step does
-    assert outcome.instruction == shipped
+    assert outcome.kept.instruction == shipped
     assert outcome.kept == read_best(run.folder.best_path)
     uplift = [("validation", "uplift", initial)] if checks else []
     assert measured[: 2 + len(uplift)] == [
@@ -208,7 +207,7 @@ def test_a_method_may_have_its_instruction_checked_against_the_initial_one(
     event = [row for row in run.folder.read_events() if row["kind"] == "best_kept"][-1]
     scores = (event["em"], event["initial_em"])
     assert scores == (0.75, plain if checks else None)
-    assert event["id"] == outcome.instruction_id == ("i1" if ships else "i0")
+    assert event["id"] == outcome.kept.instruction_id == ("i1" if ships else "i0")
     text = run.folder.best_path / "instruction.txt"
     assert text.read_text() == shipped + "\n"
     if checks:
@@ -252,8 +251,7 @@ def test_validation_decides_between_instructions_that_are_too_close(
     monkeypatch.setattr(RunEvaluation, "_measure", measure)
     outcome = evaluation.finish(run.joint)
     assert scored == scores
-    assert (outcome.instruction_id, outcome.instruction) == (kept, TEXTS[int(kept[1])])
-    assert outcome.kept is not None
+    assert (outcome.kept.instruction_id, outcome.kept.instruction) == (kept, TEXTS[int(kept[1])])
     assert (outcome.kept.em, outcome.kept.leader) == (scores[kept], kept)
 
 
@@ -346,7 +344,6 @@ def test_without_validation_a_run_that_went_further_is_reported_by_its_last_poli
 
 def test_a_strategy_without_a_population_says_nothing_of_a_choice(tmp_path: Path) -> None:
     run, outcome = finished(tmp_path, Counting())
-    assert outcome.kept is not None
     assert outcome.kept.observed_rollouts is None
     assert "best_instruction" not in {row["kind"] for row in run.folder.read_events()}
     _, arm = summary_of(run, outcome)

@@ -239,7 +239,6 @@ def test_evaluations_are_counted_and_change_no_step(
     assert {when for split, when in closing if split == "validation"} <= {"contender"}
     outcome = seen.trainer.outcome
     assert outcome is not None
-    assert outcome.kept is not None
     assert outcome.kept.em == max(e["em"] for e in events if e["split"] == "validation")
     (row, *_) = seen.run.read_trajectories(STEPS + 1, "evaluate_after")
     assert row["sampled"] == {"instruction": seen.trainer.best_instruction, "hint": ""}
@@ -261,8 +260,7 @@ def test_the_initial_instruction_is_kept_if_validation_finds_no_uplift(
     training.trainer.train()
     outcome = training.trainer.outcome
     assert outcome is not None
-    assert outcome.kept is not None
-    assert (outcome.instruction_id, outcome.kept.em) == ("i0", 0.5)
+    assert (outcome.kept.instruction_id, outcome.kept.em) == ("i0", 0.5)
     assert training.trainer.best_instruction == Even.initial_instruction
     assert "best instruction i0, mean reward 0.500 on validation" in caplog.text
 
@@ -289,7 +287,6 @@ def test_after_training_it_holds_the_best_policy_and_its_instruction(
     training.trainer.train()
     outcome = training.trainer.outcome
     assert outcome is not None
-    assert outcome.kept is not None
     assert 0 < outcome.kept.step < STEPS  # or the test shows nothing
     weights = load_file(training.run.best_path / "model.safetensors")
     for name, value in training.trainer.model.state_dict().items():  # type: ignore[union-attr]
@@ -371,7 +368,7 @@ def test_what_happens_is_logged_in_a_line_each(
     evolved = f"step 4: evolution: {event['accepted']} of {event['proposed']} proposals accepted"
     assert sum(line.startswith(evolved) for line in lines) == 1
     assert sum("hints: " in line for line in lines) == 1
-    assert "trained; best instruction" in lines[-1]
+    assert "trained. Kept: the policy" in lines[-1]
 
 
 def test_no_handler_is_put_on_the_logger() -> None:

@@ -459,13 +459,13 @@ class JointTrainer(PolicyUpdate):
         method's best so far, which only the first rank knows.
         """
         if self.outcome is not None:
-            return self.outcome.instruction
+            return self.outcome.kept.instruction
         return self.joint.coordinator.strategy.best_prompt().instruction
 
     @property
     def best_hint(self) -> str:
         """Return the most helpful hint, for users who keep one at inference; "" if there is none."""
-        if self.outcome is not None and self.outcome.kept is not None:
+        if self.outcome is not None:
             return self.outcome.kept.hint
         return self.joint.coordinator.strategy.best_hint()
 
@@ -499,8 +499,8 @@ class JointTrainer(PolicyUpdate):
                 return self._evaluation.rollouts
             if (outcome := self.outcome) is None:
                 return joint.coordinator.evaluate(tasks)
-            prompt = Prompt(outcome.instruction)
-            return joint.coordinator.evaluate(tasks, prompt, outcome.instruction_id)
+            prompt = Prompt(outcome.kept.instruction)
+            return joint.coordinator.evaluate(tasks, prompt, outcome.kept.instruction_id)
 
         rollouts = joint.coordinator.on_rank_zero(roll_out)
         metrics = _means(rollouts, metric_key_prefix)
