@@ -101,11 +101,11 @@ def test_the_costs_are_read_as_shown(
 ) -> None:
     record = Record.create(tmp_path / "runs" / "ladder-inspo", {})
     record.begin_attempt(None)
-    record.set_step(1)
+    record.step = 1
     record.count("train", 40, 900)
     record.charge("m", money=0.5)
     record.begin_attempt(0)  # throws that away
-    record.set_step(1)
+    record.step = 1
     record.count("train", 40, 1000)
     (code,) = blocks(PAGES["how-to/costs.md"], "python")
     monkeypatch.chdir(tmp_path)

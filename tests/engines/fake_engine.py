@@ -59,7 +59,7 @@ class Fake:
         for step in range(done + 1, config.training.steps + 1):
             if not done and step == config.training.engine_args.get("stop_at"):
                 raise KeyboardInterrupt
-            run.set_step(step)
+            run.step = step
             run.count("train", 8, 80)
             run.metrics(step, {"reward": step / 10, "loss": 0.0})
             (run.checkpoints_path / f"step-{step}").mkdir(parents=True)

@@ -77,8 +77,10 @@ class Diary(Record):
     def rollouts(self, step: int, purpose: str, trajectories: Iterable[Trajectory]) -> None:
         self.lines.append(("trajectories", step, purpose, len(list(trajectories))))
 
-    def set_step(self, step: int) -> None:
-        self.lines.append(("step", step))
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "step" and hasattr(self, "lines"):
+            self.lines.append(("step", value))
 
     def count(
         self, purpose: str, rollouts: int, generated_tokens: int, seconds: float = 0.0

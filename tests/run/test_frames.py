@@ -110,10 +110,10 @@ def test_trajectories_are_chosen_by_step_and_purpose(empty: RunDir, record: Reco
 
 def test_costs_are_rows_with_all_columns(empty: RunDir, record: Record) -> None:
     record.begin_attempt(None)
-    record.set_step(1)
+    record.step = 1
     record.count("train", 8, 200, 1.5)
     record.charge("m", prompt_tokens=10, completion_tokens=5, money=0.25, error="odd")
-    record.set_step(2)
+    record.step = 2
     record.count("verify", 4, 50)
     frame = empty.costs_frame()
     found = [dict(zip(frame.columns, row, strict=True)) for row in frame.itertuples(index=False)]

@@ -43,7 +43,7 @@ def test_a_silent_record_writes_nothing_and_counts(tmp_path: Path, path: str | N
     silent.event("notice", 1, text="x")
     silent.metrics(1, {"reward_mean": 1.0})
     silent.rollouts(1, "train", [])
-    silent.set_step(3)
+    silent.step = 3
     silent.count("train", 8, 80)
     assert silent.totals().rollouts["train"] == 8
     silent.cut_back(1)
@@ -64,7 +64,7 @@ def test_a_resume_goes_on_in_its_folder(tmp_path: Path) -> None:
     record = Record.create(tmp_path / "run", CONFIG)
     record.begin_attempt(None)
     for step in (1, 2, 3):
-        record.set_step(step)
+        record.step = step
         record.metrics(step, {"loss": float(step)})
         record.count("train", 8, 80)
     again = Record.open(record.path)

@@ -13,7 +13,7 @@ from cotune.methods.static import StaticStrategy
 from cotune.protocols import LLM, Recorder, Rollout
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.run.costs import Totals
-from cotune.run.json_files import append, exact_line, read_jsonl
+from cotune.run.json_files import append, json_line, read_jsonl
 from cotune.run.record import Record
 from cotune.run.replies import CachedLLM, ReplyCache
 from cotune.types import Assignment, Completion, Metrics, Progress, Prompt, Sampling
@@ -32,7 +32,7 @@ ROW = {"step": 1, "costs": [], "completion": {"text": "x"}}
 def test_a_line_that_cannot_be_read_is_ignored(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "log"
     for key in "ab":
-        append(path, exact_line({"key": key, **ROW}))
+        append(path, json_line({"key": key, **ROW}, "row"))
     append(path, torn)
     cache = ReplyCache(path)
     assert [cache.find(key) is not None for key in "abc"] == [True, True, False]
@@ -147,7 +147,7 @@ def attempt(
     run = Record.open(folder) if resumed else Record.create(folder, {})
     run.begin_attempt(4 if resumed else None)
     if not resumed:
-        run.set_step(4)
+        run.step = 4
         run.count("train", 8, 80)
         run.event("saved", 4)
     coordinator = Coordinator(
@@ -169,7 +169,7 @@ def attempt(
 
 
 def counted(totals: Totals) -> list[Any]:
-    names = ("rollouts", "generated_tokens", "llm_calls", "llm_failed", "llm_prompt_tokens")
+    names = ("rollouts", "generated_tokens", "llm_calls", "llm_failed")
     return [getattr(totals, name) for name in names]
 
 

@@ -4,7 +4,6 @@ import errno
 import os
 import shutil
 import socket
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -34,12 +33,11 @@ def caused() -> Exception:
         (system(errno.ENOTEMPTY, "a", "b"), "a -> b: Directory not empty; check the folder and its disk"),
         (system(errno.ETIMEDOUT, "a"), "a: Connection timed out; check the folder and its disk"),
         (system(errno.EPROTO, "a"), "a: Protocol error; check the folder and its disk"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), "a file in out: Broken pipe; check"),
         (Exception("No space left on device (os error 28)"), "Exception: No space left on device (os error 28); make room"),
         (SafetensorError("Error: I/O error: Stale file handle (os error 116)"), "SafetensorError: Error: I/O error"),
         (RuntimeError("[enforce fail] . unexpected pos 64 vs 0"), "; make room"),
         (RuntimeError("open file failed with strerror: Permission denied"), "; give this user the right to it"),
-        (sqlite3.OperationalError("database is locked"), "OperationalError: database is locked"),
-        (sqlite3.OperationalError("attempt to write a readonly database"), "; give this user"),
         (shutil.Error([("a", "b", "[Errno 5] Input/output error: 'b'")]), "[Errno 5] Input/output error"),
         (caused(), "a: Input/output error"),
     ],

@@ -36,8 +36,7 @@ def conclude(
         complete_best(settings.run_file, run, environment)
     report = write_report(run.path)
     if settings.console is None:
-        statement = outcome.kept.statement()
-        _log.info("step %d: trained. %s; report %s", outcome.steps, statement, report)
+        _log.info("step %d: trained; report %s", outcome.steps, report)
     else:
         _show_result(settings.console, run, outcome, report)
 
@@ -61,7 +60,7 @@ def write_run_summary(settings: RunSettings, run: Record, outcome: Outcome) -> N
         "generated_tokens": sum(totals.generated_tokens.values()),
         "llm_calls": totals.llm_calls,
         "money": totals.money,
-        "seconds": round(_seconds_spent(run), 1),
+        "seconds": round(run.seconds_spent(), 1),
         "steps": outcome.steps,
         "best_instruction": best.instruction,
         "folder": ".",
@@ -97,14 +96,6 @@ def _figures(name: str, score: Score | None) -> dict[str, Any]:
         return {name: None}
     by_stratum = {stratum: em for stratum, (em, _) in score.by_stratum.items()}
     return {name: score.em, f"{name}_by_stratum": by_stratum, f"{name}_n": score.n}
-
-
-def _seconds_spent(run: Record) -> float:
-    """Return the wall time of all attempts, each from its first line to its last."""
-    spans: dict[int, list[float]] = {}
-    for row in (*run.read_events(), *run.read_metrics()):
-        spans.setdefault(int(row["attempt"]), []).append(float(row["time"]))
-    return sum(max(times) - min(times) for times in spans.values())
 
 
 def _show_result(console: Console, run: RunDir, outcome: Outcome, report: Path) -> None:

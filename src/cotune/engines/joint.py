@@ -112,7 +112,7 @@ class Joint:
         """Record what follows under the step after the last; a resume drops and repeats it."""
         self.coordinator.current_step = self.batches + 1
         if self.coordinator.comm.rank == 0:
-            self.parts.record.set_step(self.batches + 1)
+            self.parts.record.step = self.batches + 1
 
     # ---- saved state
 

@@ -190,7 +190,7 @@ class Coordinator:
         def work() -> dict[str, float]:
             self.current_step = progress.step
             self._calls = Counter()
-            self.record.set_step(progress.step)
+            self.record.step = progress.step
             llm = CachedLLM(self.llm, self.record, progress.step)
             try:
                 metrics = self.strategy.evolve_if_due(

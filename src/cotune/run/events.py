@@ -5,8 +5,10 @@ A line is a format string of the event's fields in rich markup, or a function th
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from string import Formatter
+from typing import Any
 
 from rich.markup import escape
 
@@ -36,36 +38,25 @@ def describe_event(kind: str, fields: Fields) -> str:
     Model text is escaped, and stripped of control characters.
     """
     line = EVENTS[kind].line if kind in EVENTS else ""
-    template = line if isinstance(line, str) else line(fields)
-    return template.format_map(_Shown(fields))
+    return _Line().vformat(line if isinstance(line, str) else line(fields), (), fields)
 
 
-class _Shown(dict[str, "_Value"]):
-    """An event's fields for a format string; a missing one is as None."""
-
-    def __init__(self, fields: Fields) -> None:
-        super().__init__((name, _Value(value)) for name, value in fields.items())
-
-    def __missing__(self, name: str) -> "_Value":
-        return _Value(None)
-
-
-class _Value:
-    """A value that is formatted without an error: a text escaped, None as a dash.
+class _Line(Formatter):
+    """Formats an event's fields without an error: a text escaped, a missing one as a dash.
 
     For a text, the format is the most characters of it to show.
     """
 
-    def __init__(self, value: object) -> None:
-        self._value = value
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return kwargs.get(str(key))
 
-    def __format__(self, spec: str) -> str:
-        if isinstance(self._value, int | float):
-            return format(self._value, spec)
-        if self._value is None:
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if isinstance(value, int | float):
+            return format(value, format_spec)
+        if value is None:
             return "–"
-        text = one_line(str(self._value))
-        limit = int(spec) if spec.isdigit() else len(text)
+        text = one_line(str(value))
+        limit = int(format_spec) if format_spec.isdigit() else len(text)
         return escape(text if len(text) <= limit else f"{text[:limit]}…")
 
 

@@ -131,11 +131,6 @@ def json_line(row: Mapping[str, object], place: str) -> bytes:
     return _encode(plain(row, place))
 
 
-def exact_line(row: Mapping[str, object]) -> bytes:
-    """Return `row` as one line that `json.loads` reads back exactly, NaN and lone surrogates included."""
-    return json.dumps(row).encode() + b"\n"
-
-
 def append(path: Path, data: bytes, *, durably: bool = False) -> None:
     """Append to a file, created if missing; durably, even if the power fails."""
     new = not path.exists()

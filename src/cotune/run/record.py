@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 import yaml
 
 from cotune.errors import BudgetError, ConfigError
-from cotune.run.costs import LLM_CALL, CostRow, committed
+from cotune.run.costs import LLM_CALL, PURPOSES, CostRow, committed
 from cotune.run.json_files import (
     Row,
     append,
@@ -29,9 +29,6 @@ from cotune.run.scores import Score
 from cotune.types import Purpose, Trajectory
 from cotune.utils.field_yaml import FieldDumper
 
-_INSTRUCTION_KEYS = (
-    "id", "parent", "text", "origin", "born", "critique", "score", "parent_score", "shown",
-)  # fmt: skip
 _ROW_KEYS = frozenset({"time", "attempt", "step"})
 # A budget of exactly n calls pays for n calls although sums of prices are rounded.
 _SLACK = 1 + 1e-9
@@ -52,7 +49,7 @@ class Record(RunDir):
     `Record()` is silent: it writes nothing, counts in memory, and has no listeners. So is
     `Record(folder, silent=True)`, which knows the folder: for ranks other than 0.
 
-    In a run: `begin_attempt`, then for each step `set_step`, `event`, `rollouts`, `count`, `metrics`; the LLM's
+    In a run: `begin_attempt`, then for each step `step = …`, `event`, `rollouts`, `count`, `metrics`; the LLM's
     client calls `check_budget` before and `charge` after each call. Whole files are replaced atomically. JSON
     lines are appended, one write per call; rows of costs and replies are on disk when the call returns.
 
@@ -66,7 +63,7 @@ class Record(RunDir):
 
     Attributes:
         attempt: counted from 1; every line has the attempt that wrote it.
-        step: the step that costs are counted for; 0 is before the first.
+        step: the step that costs are counted for, set as a run goes on; 0 is before the first.
         listeners, rollouts_every, total_steps: as given; may be changed.
         cost_rows: every row of costs so far, of all attempts.
     """
@@ -157,14 +154,12 @@ class Record(RunDir):
     def cut_back(self, step: int) -> None:
         """Begin a new attempt at the end of `step`, -1 for none; drop everything that later steps wrote.
 
-        Removes later lines of events, metrics and instructions, and later trajectory files; costs and replies
-        stay. Each file is replaced atomically, the events last: they hold the attempt, so that calling again
+        Removes later lines of events and metrics, and later trajectory files; costs and replies stay. Each file is replaced atomically, the events last: they hold the attempt, so that calling again
         completes an interrupted call.
         """
         attempt = self.attempt + 1
         if not self._silent:
-            for path in (self.metrics_path, self.instructions_path):
-                self._cut(path, step, [])
+            self._cut(self.metrics_path, step, [])
             for later, _, path in self._trajectory_paths():
                 if later > step:
                     path.unlink()
@@ -178,7 +173,7 @@ class Record(RunDir):
     # ---- what happens
 
     def event(self, kind: str, step: int, /, **fields: object) -> None:
-        """Append an event; "instruction_born" also adds its row to instructions.jsonl.
+        """Append an event.
 
         Raises:
             TypeError: a field that has no JSON form; nothing is written.
@@ -188,9 +183,6 @@ class Record(RunDir):
             return
         row = self._row(step, f"event {kind!r}", {"kind": kind}, fields)
         self._append(self.events_path, [row], f"event {kind!r}")
-        if kind == "instruction_born":
-            lineage = {key: row.get(key) for key in _INSTRUCTION_KEYS} | {"step": step}
-            self._append(self.instructions_path, [lineage], "instruction")
         for listener in self.listeners:
             listener.event(kind, step, fields)
 
@@ -252,16 +244,13 @@ class Record(RunDir):
 
     # ---- what it costs
 
-    def set_step(self, step: int) -> None:
-        """Set the step that later costs are counted for; 0 is before the first."""
-        if step < 0:
-            raise ValueError(f"step is {step}, expected >= 0")
-        self.step = step
-
     def count(
         self, purpose: Purpose, rollouts: int, generated_tokens: int, seconds: float = 0.0
     ) -> None:
         """Count finished rollouts: their number, the policy's own tokens, and the seconds they took."""
+        # Rollouts of `cotune try` are counted by a silent record.
+        if purpose not in (*PURPOSES, "try"):
+            raise ValueError(f"purpose is {purpose!r}, expected one of {', '.join(PURPOSES)}")
         self._add(
             kind=purpose, rollouts=rollouts, generated_tokens=generated_tokens, seconds=seconds
         )

@@ -20,7 +20,7 @@ from cotune.run.json_files import (
     append,
     complete_lines,
     drop_torn_line,
-    exact_line,
+    json_line,
     write_atomic,
 )
 from cotune.types import Completion, Metrics
@@ -57,13 +57,14 @@ class ReplyCache:
         """Append the row of a call; it is on disk when this returns."""
         if self._path is not None:
             self._rows[row["key"]] = row
-            append(self._path, exact_line(row), durably=True)
+            append(self._path, json_line(row, "reply"), durably=True)
 
     def forget(self, step: int) -> None:
         """Remove a step's replies, for a phase that would fail again on them."""
         if self._path is not None and self._rows:
             self._rows = {key: row for key, row in self._rows.items() if row["step"] != step}
-            write_atomic(self._path, b"".join(map(exact_line, self._rows.values())))
+            lines = [json_line(row, "reply") for row in self._rows.values()]
+            write_atomic(self._path, b"".join(lines))
 
 
 class CachedLLM:

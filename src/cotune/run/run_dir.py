@@ -4,7 +4,6 @@
     run.lock            held while a process trains
     events.jsonl        what happened, one event a line
     metrics.jsonl       metrics of each step
-    instructions.jsonl  lineage: one row per instruction born
     trajectories/       {purpose}-{step:06d}.jsonl, one rollout a line
     costs.jsonl         rollouts, tokens, LLM calls and money (cotune.run.costs)
     checkpoints/        what a resume starts from
@@ -57,7 +56,6 @@ class RunDir:
         self.config_path = path / "run.yaml"
         self.events_path = path / "events.jsonl"
         self.metrics_path = path / "metrics.jsonl"
-        self.instructions_path = path / "instructions.jsonl"
         self.trajectories_path = path / "trajectories"
         self.costs_path = path / "costs.jsonl"
         self.checkpoints_path = path / "checkpoints"
@@ -111,7 +109,8 @@ class RunDir:
         return read_jsonl(self.metrics_path)
 
     def read_instructions(self) -> list[Row]:
-        return read_jsonl(self.instructions_path)
+        """Return the events of the instructions that were born, in order."""
+        return [row for row in self.read_events() if row["kind"] == "instruction_born"]
 
     def read_trajectories(self, step: int, purpose: Purpose) -> list[Row]:
         """Return the rollouts of a step and purpose as `trajectory_row` wrote them; [] if none."""
@@ -148,11 +147,18 @@ class RunDir:
         for number, line in enumerate(read_jsonl(self.costs_path), 1):
             try:
                 rows.append(CostRow.of(line))
-            except (TypeError, ValueError) as error:
+            except TypeError as error:
                 raise ConfigError(
                     f"{self.costs_path}, line {number}: not a row of costs ({error}); fix the line"
                 ) from error
         return committed(rows, self.read_cuts())
+
+    def seconds_spent(self) -> float:
+        """Return the wall time of all attempts, each from its first line to its last."""
+        spans: dict[int, list[float]] = {}
+        for row in (*self.read_events(), *self.read_metrics()):
+            spans.setdefault(int(row["attempt"]), []).append(float(row["time"]))
+        return sum(max(times) - min(times) for times in spans.values())
 
     def totals(self) -> Totals:
         """Return the cost of the run so far."""

@@ -26,8 +26,8 @@ def totals(
         rollouts={p: rollouts.get(p, 0) for p in PURPOSES},
         generated_tokens={p: rollouts.get(p, 0) * per_rollout.get(p, 20) for p in PURPOSES},
         seconds={p: (seconds or {}).get(p, 0.0) for p in PURPOSES},
-        llm_calls=calls, llm_failed=0, llm_prompt_tokens=0,
-        llm_completion_tokens=0, llm_seconds=llm_seconds, money=0.0,
+        llm_calls=calls, llm_failed=0,
+        llm_seconds=llm_seconds, money=0.0,
     )  # fmt: skip
 
 

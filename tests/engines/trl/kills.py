@@ -111,5 +111,6 @@ def learnt(run: RunDir) -> list[dict[str, Any]]:
 
 def spent(run: RunDir) -> dict[str, Any]:
     totals = run.totals()
-    names = ("rollouts", "generated_tokens", "llm_calls", "llm_prompt_tokens")
-    return {name: getattr(totals, name) for name in names}
+    names = ("rollouts", "generated_tokens", "llm_calls")
+    prompts = sum(row.prompt_tokens for row in run.read_costs() if row.committed)
+    return {name: getattr(totals, name) for name in names} | {"prompt_tokens": prompts}

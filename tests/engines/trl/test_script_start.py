@@ -162,7 +162,7 @@ def save(record: Record) -> None:
 
 def roll_out_twice(record: Record) -> None:
     for step in (1, 2):
-        record.set_step(step)
+        record.step = step
         record.count("train", 8, 80)
 
 

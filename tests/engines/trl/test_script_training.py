@@ -262,7 +262,7 @@ def test_the_initial_instruction_is_kept_if_validation_finds_no_uplift(
     assert outcome is not None
     assert (outcome.kept.instruction_id, outcome.kept.em) == ("i0", 0.5)
     assert training.trainer.best_instruction == Even.initial_instruction
-    assert "best instruction i0, mean reward 0.500 on validation" in caplog.text
+    assert "with instruction i0, the best on validation with mean reward 0.500" in caplog.text
 
 
 def shares(folder: Path, **changes: Any) -> ScriptTraining:
@@ -368,7 +368,7 @@ def test_what_happens_is_logged_in_a_line_each(
     evolved = f"step 4: evolution: {event['accepted']} of {event['proposed']} proposals accepted"
     assert sum(line.startswith(evolved) for line in lines) == 1
     assert sum("hints: " in line for line in lines) == 1
-    assert "trained. Kept: the policy" in lines[-1]
+    assert "trained; report" in lines[-1]
 
 
 def test_no_handler_is_put_on_the_logger() -> None:

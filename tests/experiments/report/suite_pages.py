@@ -36,7 +36,7 @@ def stage(
     run.begin_attempt(None)
     run.event("run_started", 0, strategy="static")
     for step in range(1, steps + 1):
-        run.set_step(step)
+        run.step = step
         if verify and step % 8 == 0:
             run.count("verify", 48, 900)
         run.count("train", 96, 2000)

@@ -94,7 +94,7 @@ def train(run: Record, steps: int, evolve: bool, seed: int = 0) -> str:
             worst = min(alive, key=lambda name: alive[name])
             run.event("instruction_pruned", step, id=worst, weight=alive.pop(worst))
         reward = 0.15 + (0.45 if evolve else 0.2) * step / steps + rng.gauss(0, 0.05)
-        run.set_step(step)
+        run.step = step
         run.count("train", 200, 9000)
         if evolve and step % 3 == 0:
             run.count("verify", 60, 0)

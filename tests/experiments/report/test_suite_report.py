@@ -188,10 +188,10 @@ def test_rollouts_that_a_resume_dropped_do_not_count(tmp_path: Path) -> None:
     run = Record.create(tmp_path / "a", {"name": "a"})
     run.begin_attempt(None)
     for step in (1, 2):
-        run.set_step(step)
+        run.step = step
         run.count("train", 100, 0)
     run.begin_attempt(1)
-    run.set_step(2)
+    run.step = 2
     run.count("train", 7, 0)
     for step in (1, 2):
         run.metrics(step, {"reward_mean": 0.5})

@@ -72,14 +72,6 @@ class RecordedRun:
         return max((row["step"] for row in self.metrics), default=0)
 
     @property
-    def seconds(self) -> float:
-        """The wall time of all attempts, each from its first line to its last."""
-        times: dict[int, list[float]] = {}
-        for row in (*self.events, *self.metrics):
-            times.setdefault(row["attempt"], []).append(row["time"])
-        return sum(max(attempt) - min(attempt) for attempt in times.values())
-
-    @property
     def scores(self) -> Scores:
         return Scores(self.measure == EXACT_MATCH)
 

@@ -172,7 +172,7 @@ def costs(run: RecordedRun) -> list[tuple[str, str]]:
         ("· waited for", duration(sum(y for _, y in waited) if waited else None)),
         ("Phases without a useful proposal", count(len(run.of_kind("phase_failed")) or None)),
         ("Money", money(totals.money)),
-        ("Time", duration(run.seconds or None)),
+        ("Time", duration(run.folder.seconds_spent() or None)),
     ]
     return [row for row in rows if row[1] != NONE]
 
