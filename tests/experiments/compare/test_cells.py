@@ -7,8 +7,7 @@ import pytest
 
 from cotune.config.run_file import RunConfig, dump_config
 from cotune.errors import ConfigError
-from cotune.experiments.compare.cells import Cell, State, cells_of, run_cells
-from cotune.experiments.compare.stages import rows_of
+from cotune.experiments.compare.cells import Cell, cells_of, run_cells
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.evaluate.quadrants import relative
 from cotune.run.record import Record
@@ -20,11 +19,11 @@ TEXT = "Found. <search> </search> <answer> </answer> <think> </think> <informati
 
 
 def cells_in(folder: Path, **changes: Any) -> list[Cell]:
-    return cells_of(rows_of(*load_suite(suite_file(folder, **changes))))
+    return cells_of(*load_suite(suite_file(folder, **changes)))
 
 
 def run(cells: list[Cell], at_once: int = 2) -> None:
-    run_cells(cells, at_once, lambda _: None, every=0.0)
+    run_cells(cells, at_once, lambda: None, every=0.0)
 
 
 def finished(config: RunConfig, words: tuple[str, ...]) -> int:
@@ -41,17 +40,18 @@ def test_what_is_finished_is_not_run_again(tmp_path: Path, monkeypatch: pytest.M
     cells = cells_in(tmp_path, seeds=[0, 1, 2])
     run(cells)
     assert [Path(words[1]).parent.name for words in processes.started] == ["seed-2"] * 2
-    assert {cell.state for cell in cells} == {State.DONE}
+    assert {cell.state for cell in cells} == {"done"}
 
 
 def test_a_run_that_was_cut_off_is_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = cells_in(tmp_path)[0].row
-    Record.create(first.stage_folder(0), dump_config(first.config(0, ())))
+    first = cells_in(tmp_path)[0]
+    folder = first.folder / "train"
+    Record.create(folder, dump_config(first.planned[0]))
     processes = Processes(monkeypatch, finished)
     run(cells_in(tmp_path))
-    assert ("resume", str(first.stage_folder(0)), "--trust", "--quiet") in processes.started
+    assert ("resume", str(folder), "--trust", "--quiet") in processes.started
     assert [words[0] for words in processes.started].count("train") == 3
 
 
@@ -64,7 +64,7 @@ def test_a_run_of_another_configuration_is_refused_and_left_alone(
     other = "holds a run with another value of training.kl; restore the suite file"
     with pytest.raises(ConfigError, match=other):
         cells_in(tmp_path, set={"training.kl": 0.5})
-    assert {c.state for c in cells_in(tmp_path, set={"threads": 64})} == {State.DONE}
+    assert {c.state for c in cells_in(tmp_path, set={"threads": 64})} == {"done"}
     assert (tmp_path / "out/inspo/seed-0/train/run.yaml").read_text() == kept
 
 
@@ -75,7 +75,7 @@ def test_a_failure_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     Processes(monkeypatch, outcome)
     cells = cells_in(tmp_path)
     run(cells)
-    assert [cell.state for cell in cells] == [State.DONE, State.DONE, State.DONE, State.FAILED]
+    assert [cell.state for cell in cells] == ["done", "done", "done", "failed"]
     assert cells[3].problem.startswith("stage train, status 1: ValueError: it broke (see ")
 
 
@@ -85,7 +85,7 @@ def test_ending_well_without_a_result_is_a_failure(
     Processes(monkeypatch, lambda config, words: 0)
     cells = cells_in(tmp_path, seeds=[0])
     run(cells)
-    assert {cell.state for cell in cells} == {State.FAILED}
+    assert {cell.state for cell in cells} == {"failed"}
 
 
 def test_stages_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_stages_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     cells = cells_in(tmp_path, methods=["grpo", entry], seeds=[0])
     run(cells, at_once=1)
     assert seen[1:] == [("prompt", None, 20), ("train", TEXT, 24)]
-    assert [one.folder.name for one in cells[1].finished] == ["prompt", "train"]
+    assert len(cells[1].finished) == 2
 
 
 def test_a_run_that_was_gone_on_with_is_not_finished(
@@ -121,23 +121,20 @@ def test_what_is_finished_is_known_before_anything_is_started(
     Processes(monkeypatch, finished)
     run(cells_in(tmp_path, seeds=[1]))
     cells = cells_in(tmp_path, seeds=[0, 1])
-    seen: list[list[State]] = []
-    run_cells(cells, 1, lambda now: seen.append([cell.state for cell in now]), every=0.0)
-    assert seen[0] == [State.RUNNING, State.WAITING, State.DONE, State.DONE]
+    seen: list[list[str]] = []
+    run_cells(cells, 1, lambda: seen.append([cell.state for cell in cells]), every=0.0)
+    assert seen[0] == ["running", "waiting", "done", "done"]
 
 
 def test_no_more_run_at_once_than_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Processes(monkeypatch, finished)
-    most = 0
-
-    def watch(now: Any) -> None:
-        nonlocal most
-        most = max(most, sum(cell.state == State.RUNNING for cell in now))
-
-    run_cells(cells_in(tmp_path, seeds=[0, 1, 2]), 2, watch, every=0.0)
-    assert most == 2
+    cells = cells_in(tmp_path, seeds=[0, 1, 2])
+    running: list[int] = []
+    watch = lambda: running.append(sum(cell.state == "running" for cell in cells))  # noqa: E731
+    run_cells(cells, 2, watch, every=0.0)
+    assert max(running) == 2
 
 
 @pytest.mark.parametrize(("listed", "given"), [("2,5", {"2", "5"}), ("2", {None}), ("", {None})])
@@ -172,7 +169,7 @@ def test_the_last_stage_has_its_quadrants_scored_once(
     processes = Processes(monkeypatch, scored)
     cells = cells_in(tmp_path, quadrant_samples=2, **changes)
     run(cells, at_once=1)
-    assert {cell.state for cell in cells} == {State.DONE}
+    assert {cell.state for cell in cells} == {"done"}
     out = tmp_path / "out"
     first, prompt, last = (
         str(out / name)
@@ -206,7 +203,7 @@ def test_the_last_stage_has_its_quadrants_scored_once(
     run(cells, at_once=1)
     assert [words[1] for words in processes.started] == [first, last]
     # The fake scores another policy than the one that is kept.
-    assert cells[0].state == State.FAILED
+    assert cells[0].state == "failed"
     assert cells[0].problem.startswith("stage quadrants, status 0: ValueError: it broke (see ")
     assert cells[0].problem.endswith("grpo/seed-0/quadrants.log)")
 
@@ -216,7 +213,7 @@ def test_processes_are_ended_where_the_suite_is(
 ) -> None:
     processes = Processes(monkeypatch, finished)
 
-    def stopped(_: Any) -> None:
+    def stopped() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -9,8 +9,8 @@ from rich.console import Console
 from cotune.config.run_file import RunConfig, dump_config
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.compare import cells, running
+from cotune.experiments.compare.cells import cells_of
 from cotune.experiments.compare.running import demo
-from cotune.experiments.compare.stages import rows_of
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.compare.suite_summary import SuiteSummary
 from cotune.experiments.compare.suite_table import suite_tables
@@ -50,8 +50,8 @@ def good(config: RunConfig, words: tuple[str, ...]) -> int:
 
 def test_rows_differ_in_strategy_and_its_learning_rate_alone() -> None:
     suite, base = load_suite(SUITE, ["seeds=[4]"])
-    rows = rows_of(suite, base)
-    configs = [row.config(0, ()) for row in (rows[0], rows[-1])]
+    rows = cells_of(suite, base)
+    configs = [row.planned[0] for row in (rows[0], rows[-1])]
     one, other = (config.model_dump(mode="json") for config in configs)
     for raw in (one, other):
         assert raw["training"].pop("learning_rate") > 0
@@ -68,8 +68,7 @@ def test_a_demo_is_a_suite_and_is_shown_again(
     shown = run(folder)
     assert "policy rollouts each; proposals by offline rules" in shown
     assert f"report: {folder / 'report.html'}" in shown
-    rows = rows_of(*load_suite(SUITE))
-    started = sum(len(row.method.stages) for row in rows)
+    started = sum(len(row.stages) for row in cells_of(*load_suite(SUITE)))
     assert len(processes.started) == started
     assert shown.splitlines()[-1] == run(folder).splitlines()[-1]
     assert len(processes.started) == started
@@ -109,7 +108,7 @@ def test_a_missing_trl_is_named_before_anything_is_written(
     assert not any(tmp_path.iterdir())
 
 
-def test_many_strata_and_costs_have_tables_of_their_own() -> None:
+def test_strata_and_costs_have_tables_of_their_own() -> None:
     strata = {f"{n} hops": 0.5 for n in range(5)}
     score = spread(0.5, 0.4, 0.6, strata)
     told = summary(

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from cotune.config.run_file import RunConfig
-from cotune.experiments.compare.cells import Cell, run_cells
+from cotune.experiments.compare.cells import cells_of, run_cells
 from cotune.experiments.compare.results import summarise
-from cotune.experiments.compare.stages import rows_of, setting_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.evaluate.quadrants import relative
 from cotune.run.scores import wilson
@@ -34,10 +33,10 @@ def summary_of(
 ) -> tuple[SuiteConfig, dict[str, Any], dict[str, dict[str, Any]]]:
     folder.mkdir(exist_ok=True)
     suite, base = load_suite(suite_file(folder, **changes))
-    cells = [Cell(row) for row in rows_of(suite, base)]
+    cells = cells_of(suite, base)
     Processes(monkeypatch, outcome)
-    run_cells(cells, 2, lambda _: None, every=0.0)
-    summary = summarise(suite, cells, setting_of([cell.row for cell in cells])).model_dump()
+    run_cells(cells, 2, lambda: None, every=0.0)
+    summary = summarise(suite, cells, "none").model_dump()
     return suite, summary, {row["name"]: row for row in summary["methods"]}
 
 
@@ -216,19 +215,16 @@ def test_nothing_finished_is_no_comparison(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_staged_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They pay for all stages, name the LLM of any, and call no instruction that was taken over the initial one."""
+    """They pay for all stages, and call no instruction that was taken over the initial one."""
 
     def outcome(config: RunConfig, _: Any) -> int:
         finish(config, HALF, {"train": config.training.rollout_budget or 0}, instruction=VALID)
         return 0
 
     methods = ["grpo", "w-p-w", "prompt-after-rl"]
-    _, summary, rows = summary_of(tmp_path, monkeypatch, outcome, methods=methods, budget=80)
-    assert summary["llm"] != "none"
+    _, _, rows = summary_of(tmp_path, monkeypatch, outcome, methods=methods, budget=80)
     assert rows["w-p-w"]["plain"] is None
     row = rows["prompt-after-rl"]
     assert row["plain"]["mean"] == 0.5
     assert (row["status"], row["costs"]["rollouts"], row["costs"]["seconds"]) == ("ok", 80, 20)
     assert row["runs"]["0"] == ["prompt-after-rl/seed-0/train", "prompt-after-rl/seed-0/prompt"]
-    _, alone, _ = summary_of(tmp_path / "alone", monkeypatch, outcome, methods=["grpo"])
-    assert alone["llm"] == "none"

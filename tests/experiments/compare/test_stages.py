@@ -5,30 +5,29 @@ from typing import Any
 
 import pytest
 
-from cotune.experiments.compare.stages import Finished, SuiteRow, rows_of
+from cotune.experiments.compare.cells import Cell
 from cotune.experiments.compare.suite_file import load_suite
 from tests.experiments.compare.folders import suite_file
 
 
-def row(folder: Path, entry: Any, **changes: Any) -> SuiteRow:
+def row(folder: Path, entry: Any, **changes: Any) -> Cell:
     """The row of an entry with seed 1, in a suite of it and its baseline."""
-    methods = ["grpo", entry]
-    suite, base = load_suite(suite_file(folder, **{"methods": methods, **changes}))
-    return next(r for r in rows_of(suite, base)[len(methods) - 1 :: len(methods)] if r.seed == 1)
+    suite, base = load_suite(suite_file(folder, methods=["grpo", entry], **changes))
+    return Cell(suite, base, suite.methods[-1], 1)
 
 
-def left(folder: Path, paid: int, instruction: str = "Found.") -> Finished:
-    figures = {
+def left(paid: int) -> dict[str, Any]:
+    """What a finished stage leaves."""
+    return {
         "policy_rollouts": {"train": paid, "evaluate": 99},
-        "best_instruction": f"{instruction} <search> </search> <answer> </answer> <information> "
+        "best_instruction": "Found. <search> </search> <answer> </answer> <information> "
         "</information> <think> </think>",
     }
-    return Finished(folder, figures)
 
 
 def test_a_row_is_the_base_with_its_strategy_seed_and_budget(tmp_path: Path) -> None:
     suite = {"by_strategy": {"inspo": {"strategy.parents": 2}, "static": {"training.kl": 0.5}}}
-    inspo = row(tmp_path, "inspo", **suite).config(0, ())
+    inspo = row(tmp_path, "inspo", **suite).config(0)
     assert (inspo.strategy.kind, inspo.seed, inspo.training.kl) == ("inspo", 1, 0)
     assert inspo.strategy.parents == 2  # pyright: ignore[reportAttributeAccessIssue]
     assert inspo.strategy.window == 5  # pyright: ignore[reportAttributeAccessIssue]
@@ -45,7 +44,7 @@ def test_a_rows_own_fields_win_and_named_fields_get_the_seed(tmp_path: Path) -> 
     entry = {"method": "inspo", "name": "mine", "set": {"strategy.parents": 2}}
     config = row(
         tmp_path, entry, seed_fields=["environment.seed"], set={"environment.test": 4}
-    ).config(0, ())
+    ).config(0)
     assert config.strategy.parents == 2  # pyright: ignore[reportAttributeAccessIssue]
     assert config.environment.seed == 1  # pyright: ignore[reportAttributeAccessIssue]
     assert config.environment.test == 4  # pyright: ignore[reportAttributeAccessIssue]
@@ -68,41 +67,42 @@ def test_stages_share_the_budget_and_begin_with_what_the_earlier_ones_left(
 ) -> None:
     """By stage: p searches for an instruction by INSPO, frozen; s trains under it by GRPO."""
     staged = row(tmp_path, entry, budget=budget)
-    done = [left(tmp_path / f"stage-{i}", 13) for i in range(3)]
+    done = [left(13)] * 3
     configs = [staged.config(i, done[:i]) for i in range(len(kinds))]
     assert "".join("p" if c.strategy.kind == "inspo" else "s" for c in configs) == kinds
     assert [c.training.frozen for c in configs] == [kind == "p" for kind in kinds]
     assert [c.training.rollout_budget for c in configs] == budgets
     for i, config in enumerate(configs):
-        policy = str(tmp_path / f"stage-{i - 1}" / "best") if "s" in kinds[:i] else "bundled:geo"
+        before = staged.folder / staged.stages[i - 1] / "best"
+        policy = str(before) if "s" in kinds[:i] else "bundled:geo"
         assert config.policy.path == policy
         assert (config.instruction.text or "").startswith("Found.") == ("p" in kinds[:i])
-    assert len({staged.stage_folder(i) for i in range(len(kinds))}) == len(kinds)
+    assert len(set(staged.stages)) == len(kinds)
 
 
 def test_an_instruction_that_is_taken_over_stands_where_the_bases_does(tmp_path: Path) -> None:
     changes = {"set": {"instruction": {"role": "system"}}}
     one = row(tmp_path, "prompt-before-rl", **changes)
-    config = one.config(1, [left(tmp_path / "p", 10)])
+    config = one.config(1, [left(10)])
     assert (config.instruction.text or "").startswith("Found.")
     assert config.instruction.role == "system"
 
 
 def test_a_later_stage_sees_other_questions(tmp_path: Path) -> None:
     one = row(tmp_path, "w-p-w", budget=80, seed_fields=["environment.seed"])
-    configs = [one.config(i, [left(tmp_path / "w", 20)] * i) for i in range(3)]
+    configs = [one.config(i, [left(20)] * i) for i in range(3)]
     assert len({config.seed for config in configs}) == 3
     assert {c.environment.seed for c in configs} == {1}  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_gepa_searches_alone_within_the_budget(tmp_path: Path) -> None:
-    config = row(tmp_path, "gepa", by_strategy={"gepa": {"strategy.dev_size": 8}}).config(0, ())
+    config = row(tmp_path, "gepa", by_strategy={"gepa": {"strategy.dev_size": 8}}).config(0)
     assert config.training.frozen
     assert config.strategy.budget == 40  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_steps_follow_a_rows_own_batch(tmp_path: Path) -> None:
     entry = {"method": "grpo", "name": "mine", "set": {"training.group_size": 4}}
-    assert row(tmp_path, entry).config(0, ()).training.steps == 3  # 40 in batches of 16
+    assert row(tmp_path, entry).config(0).training.steps == 3  # 40 in batches of 16
     entry = {"method": "grpo", "name": "mine", "set": {"training.steps": 2}}
-    assert row(tmp_path, entry).config(0, ()).training.steps == 2
+    assert row(tmp_path, entry).config(0).training.steps == 2

@@ -1,21 +1,22 @@
 """Intervals and gains against numbers worked by hand."""
 
-import numpy as np
+import pandas as pd
 import pytest
 
-from cotune.experiments.compare.statistics import Samples, gain, interval
+from cotune.experiments.compare.statistics import focused, gain, interval
 from cotune.run.scores import wilson
 
 
 def samples(
     rewards: list[list[float]], strata: list[str] | None = None, own: bool = False
-) -> Samples:
+) -> pd.DataFrame:
     """Seeds' rewards; with `own` each seed has questions of its own."""
-    values = np.array(rewards, dtype=float)
-    seeds, questions = values.shape
-    ids = [[f"{s if own else ''}q{q}" for q in range(questions)] for s in range(seeds)]
-    names = strata or [""] * questions
-    return Samples(values, np.array(ids), np.array([names] * seeds))
+    rows = [
+        (seed, f"{seed if own else ''}q{i}", strata[i] if strata else "", reward)
+        for seed, of_seed in enumerate(rewards)
+        for i, reward in enumerate(of_seed)
+    ]
+    return pd.DataFrame(rows, columns=["seed", "question", "stratum", "reward"])
 
 
 def test_one_seed_has_the_interval_of_every_other_table() -> None:
@@ -66,19 +67,18 @@ def test_questions_that_seeds_share_are_resampled_together() -> None:
 
 
 def test_a_gain_is_paired() -> None:
-    baseline = samples([[1.0, 0.0] * 10, [0.0, 1.0] * 10])
-    better = Samples(baseline.rewards + 0.25, baseline.questions, baseline.strata)
+    rewards = [[1.0, 0.0] * 10, [0.0, 1.0] * 10]
+    baseline = samples(rewards)
+    better = baseline.assign(reward=baseline.reward + 0.25)
     assert gain(better, baseline) == (0.25, None)
     assert gain(samples([[1.0, 0.0] * 10] * 3), baseline) is None
-    assert gain(samples(baseline.rewards.tolist(), own=True), baseline) is None
+    assert gain(samples(rewards, own=True), baseline) is None
     one = samples([[1.0, 0.0] * 10])
     assert gain(one, one) == (0.0, (-wilson(0, 20)[1], wilson(0, 20)[1]))
 
 
 def test_a_focus_keeps_the_questions_of_its_strata() -> None:
     whole = samples([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]], ["short x", "long x", "long y"])
-    focused = whole.focused("long")
-    assert focused.rewards.tolist() == [[0.0, 0.0], [1.0, 0.0]]
-    assert focused.questions.tolist() == [["q1", "q2"]] * 2
-    assert whole.focused(None) is whole
-    assert whole.by_stratum() == {"long x": 0.5, "long y": 0.0, "short x": 1.0}
+    assert focused(whole, "long").reward.tolist() == [0.0, 0.0, 1.0, 0.0]
+    assert focused(whole, "long").question.tolist() == ["q1", "q2"] * 2
+    assert focused(whole, None).equals(whole)

@@ -11,7 +11,6 @@ from cotune.run.record import Record
 from tests.experiments.report.pages import Checker
 from tests.experiments.report.suite_pages import (
     PLAIN,
-    STRATA,
     build_suite,
     method,
     spread,
@@ -108,16 +107,16 @@ def test_the_first_screen_says_what_was_run_and_what_came_of_it(suite: Page) -> 
     assert "difference is larger than seeds and questions can explain" in found.words
 
 
-def test_the_main_table_has_scores_intervals_seeds_strata_and_gains(suite: Page) -> None:
+def test_the_tables_have_scores_intervals_seeds_strata_and_gains(suite: Page) -> None:
     found = suite
     headings = [row[0] for row in found.rows if len(row) == 1][:4]
     assert headings == ["Trained", "Prompt only", "Staged", "Ours"]
     assert found.row("INSPO") == [
-        "INSPO", "97.6_% 93–100", "97.6 97.6", "98.0_%", "97.6_%", "97.6_%", "+64.6 +59 to +71",
-        "33.0_% 27–38", "1x 3_088",
+        "INSPO", "97.6_% 93–100", "97.6 97.6", "+64.6 +59 to +71", "33.0_% 27–38", "1x 3_088",
     ]  # fmt: skip
+    assert ["INSPO", "98.0_%", "97.6_%", "97.6_%"] in found.rows
     baseline = found.row("Search-R1 baseline")
-    assert baseline[6] == "–"
+    assert baseline[3] == "–"
     assert found.row("Direct")[-1] == "1x 0"
 
 
@@ -169,7 +168,7 @@ def test_methods_without_a_sound_result_stay_with_their_reason(tmp_path: Path) -
     assert "gepa (failed): seed 1: no LLM answered" in head
     assert "dapo (unequal compute): paid 3,900 of 3,120" in head
     assert "inspo (unfinished): seed 1 is at step 4" in head
-    assert found.row("gepa failed")[1:] == ["–", "– –", "–", "–", "–", "–", "–", "1x –"]
+    assert found.row("gepa failed")[1:] == ["–", "– –", "–", "–", "1x –"]
     assert found.row("inspo unfinished")[2] == "90.0 –"
 
 
@@ -211,8 +210,8 @@ def test_stages_and_the_instructions_in_force_are_laid_end_to_end(tmp_path: Path
         search.event("population", step, members=members)
     stage(tmp_path / "train", 8, (0.5, 0.9), instruction=f"{PLAIN} Be brief.")
     course = course_of(tmp_path, s0=["prompt", "train"])
-    assert [(c.rollouts, c.stage, c.label) for c in course.changes] == [
-        (0, "prompt, ", "i0"), (3 * 96, "prompt, ", "i1"), (4 * 96, "train, ", "i0"),
+    assert [change[:3] for change in course.changes] == [
+        (0, "i0", "prompt, "), (3 * 96, "i1", "prompt, "), (4 * 96, "i0", "train, "),
     ]  # fmt: skip
     (line,) = course.lines
     assert [line[i][0] for i in (0, 4, 11)] == [96, 5 * 96, 12 * 96]
@@ -281,7 +280,7 @@ def test_a_suite_that_has_finished_nothing_has_a_page_of_dashes(tmp_path: Path) 
 def test_one_seed_claims_nothing_of_others(tmp_path: Path) -> None:
     only = method("inspo", "ours", 0.9, by_seed={"3": 0.9})
     found = written(tmp_path, summary(only, seeds=[3]))
-    assert len(found.row("inspo")) == 2 + len(STRATA) + 3
+    assert len(found.row("inspo")) == 5
     assert "95 % over questions, one seed, n" in found.words
     assert "It says nothing about other seeds, whose scores may lie outside." in found.words
     assert "larger than the choice of questions can explain" in found.words

@@ -1,48 +1,43 @@
-"""Run one row of a suite at one seed, stage by stage; and many rows, some at a time.
-
-Every stage is a `cotune` command in its own process, watched through its run folder.
-"""
+"""Run the cells of a suite, each a row at one seed: `cotune` commands one after another, watched in their folders."""
 
 import ctypes
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
+from typing import Any, Literal
 
 import yaml
 
 from cotune.config.resuming import recorded_config
-from cotune.config.run_file import RunConfig, dump_config
+from cotune.config.run_file import RunConfig, TrainingConfig, dump_config, parse_config
 from cotune.errors import ConfigError, CotuneError
-from cotune.experiments.compare.stages import Finished, SuiteRow
+from cotune.experiments.compare.methods import is_search, method_named
+from cotune.experiments.compare.suite_file import MethodEntry, SuiteConfig, expand, merge
 from cotune.experiments.evaluate.quadrants import Quadrants, read_quadrants, relative
-from cotune.run.json_files import read_jsonl, write_atomic
+from cotune.methods.registry import method_of
+from cotune.run.costs import policy_rollouts
+from cotune.run.json_files import Row, read_jsonl, write_atomic
 from cotune.run.run_dir import RunDir
 from cotune.utils.field_yaml import FieldDumper
 from cotune.utils.text import flat, named, one_line
 
+State = Literal["waiting", "running", "done", "failed"]
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _FAILURES = (CotuneError, OSError, KeyError, ValueError)
-
-
-class State(StrEnum):
-    """The state of a cell."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
+_APART = 1000  # between the seeds of a row's stages
 
 
 @dataclass(frozen=True)
 class Command:
-    """A `cotune` command that a cell needs next.
+    """A `cotune` command.
 
     Attributes:
         name: what it does: the name of a stage, or "quadrants".
@@ -56,191 +51,281 @@ class Command:
 
 
 class Cell:
-    """One row at one seed.
+    """A row of a suite at one seed.
 
     Attributes:
-        problem: why it failed.
-        finished: its finished stages, as found in their folders.
+        stages: the names of its runs' folders, in order.
+        label: its name in tables.
+        allowance: policy rollouts of its compute class.
+        finished: of each finished stage, the figures of its summary.json.
+        command: what runs now, or is due; None if nothing is missing.
+        process: what runs.
         gpu: the only GPU that its processes see; None for all.
-        command: what runs now, or ran last; None before the first.
+        problem: why it failed.
     """
 
-    def __init__(self, row: SuiteRow) -> None:
-        self.row = row
-        self.state = State.WAITING
-        self.problem = ""
-        self.finished: list[Finished] = []
-        self.gpu: str | None = None
+    def __init__(
+        self, suite: SuiteConfig, base: Mapping[str, Any], entry: MethodEntry, seed: int
+    ) -> None:
+        """Take a row of a suite and `base`, the run file that it is based on, as plain data."""
+        self.suite = suite
+        self.base = base
+        self.entry = entry
+        self.seed = seed
+        self.method = method_named(entry.method)
+        self.stages = list(self.method.stages)
+        self.label = entry.name or self.method.label
+        self.name = f"{entry.key}, seed {seed}"
+        self.folder = suite.output / entry.key / f"seed-{seed}"
+        self.allowance = float(entry.compute.removesuffix("x")) * suite.budget
+        self.finished: list[Row] = []
         self.command: Command | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.gpu: str | None = None
+        self.problem = ""
+
+    # ---- its run files
+
+    def takes_instruction(self, index: int) -> bool:
+        """Return whether a stage starts from an instruction that an earlier one found."""
+        return any(map(is_search, self.stages[:index]))
+
+    def config(self, index: int, before: Sequence[Row] = ()) -> RunConfig:
+        """Return the run file of one stage.
+
+        Args:
+            before: figures of the stages before it; () checks the stage with the suite's policy and instruction.
+
+        Raises:
+            ConfigError: one of its fields is invalid.
+        """
+        suite = self.suite
+        name = self.stages[index]
+        strategy = self.method.stages[name]
+        # As a section, so that a stage can replace the text and leave its role.
+        instruction = self.base.get("instruction")
+        if instruction is None or isinstance(instruction, str):
+            instruction = {"text": instruction}
+        raw = merge({**self.base, "instruction": instruction}, suite.set)
+        # With the same seed, a later stage would see the questions in the same order as the first.
+        seed = self.seed + _APART * index
+        raw = merge(raw, {"strategy": {"kind": strategy}, "seed": seed})
+        raw = merge(raw, suite.by_strategy.get(strategy, {}))
+        if is_search(name):
+            raw = merge(raw, suite.prompt_stage if strategy == "inspo" else {})
+            raw = merge(raw, {"training": {"frozen": True}})
+        if not method_of(strategy).evolves:
+            raw["llm"] = None
+        raw = merge(raw, self.entry.set)
+        raw = merge(raw, self._budget(raw, index, before))
+        takes_policy = not all(map(is_search, self.stages[:index]))
+        if before and takes_policy:
+            best = self.folder / self.stages[index - 1] / "best"
+            raw = merge(raw, {"policy": {"path": str(best)}})
+        if before and self.takes_instruction(index):
+            raw = merge(raw, {"instruction": {"text": before[-1]["best_instruction"]}})
+        raw = merge(raw, self.entry.set)  # its own steps, for example
+        for field in suite.seed_fields:
+            raw = merge(raw, expand({field: self.seed}))
+        raw |= {"name": f"{self.label}, seed {self.seed}", "output": str(self.folder / name)}
+        config = parse_config(raw, f"methods: {self.entry.key}, stage {name}")
+        if takes_policy and config.policy.lora is not None:
+            raise ConfigError(
+                f"methods: {self.entry.key} trains an adapter (policy.lora) before its stage {name}, which starts "
+                "from whole weights; remove policy.lora for it, or the row"
+            )
+        return config
+
+    @cached_property
+    def planned(self) -> list[RunConfig]:
+        """The run files of all stages, with the suite's policy and instruction. Raises as `config` does."""
+        return [self.config(index) for index in range(len(self.stages))]
+
+    def _budget(self, raw: Mapping[str, Any], index: int, before: Sequence[Row]) -> dict[str, Any]:
+        """Return the part of the budget of the stage at `index`, and the steps that it is enough for."""
+        name = self.stages[index]
+        if index < len(self.stages) - 1:
+            # Searches share `share` equally, trainings the rest.
+            alike = sum(is_search(other) == is_search(name) for other in self.stages)
+            share = self.entry.share if is_search(name) else 1 - self.entry.share
+            budget = int(self.allowance * share / alike)
+        else:
+            # What the earlier stages left, since one may end early.
+            paid = sum(policy_rollouts(figures["policy_rollouts"]) for figures in before)
+            budget = int(self.allowance - paid)
+        sizes = ("questions_per_step", "group_size")
+        defaults = {size: TrainingConfig.model_fields[size].default for size in sizes}
+        batch = math.prod((defaults | raw.get("training", {}))[size] for size in sizes)
+        if budget < batch:
+            raise ConfigError(
+                f"methods: {self.entry.key} has {budget} policy rollouts for its stage "
+                f"{name}, less than one batch of {batch}; raise budget"
+            )
+        training = {"rollout_budget": budget, "steps": math.ceil(budget / batch)}
+        strategy = {"budget": budget} if self.method.stages[name] == "gepa" else {}
+        return {"training": training, "strategy": strategy}
+
+    # ---- its commands
 
     @property
-    def name(self) -> str:
-        return f"{self.row.entry.key}, seed {self.row.seed}"
-
-    @property
-    def stage(self) -> int:
-        """The index of the stage that runs now or next; the number of stages if all are finished."""
-        return len(self.finished)
-
-    @property
-    def _folder(self) -> Path:
-        return self.row.stage_folder(self.stage)
-
-    def look(self) -> None:
-        """Take over the stages that are finished in the folder; start nothing."""
-        try:
-            if self._next_command() is None:
-                self.state = State.DONE
-        except _FAILURES as error:
-            self.fail(error)
-
-    def proceed(self) -> None:
-        """Check the process, if there is one; start what is missing next."""
-        self.state = State.RUNNING
-        status = 0
-        ended = ""
-        if self._process is not None and self.command is not None:
-            running = self._process.poll()
-            if running is None:
-                return
-            status = running
-            ended = self.command.name
-            self._process = None
-        try:
-            command = None if status else self._next_command()
-            if status or (command is not None and command.name == ended):
-                raise ConfigError(self._last_words(ended, status))
-            if command is None:
-                self.state = State.DONE
-            else:
-                self._start(command)
-        except _FAILURES as error:  # in this cell's folder: the others continue
-            self.fail(error)
-
-    def fail(self, error: Exception) -> None:
-        self.state = State.FAILED
-        self.problem = one_line(str(error)) if isinstance(error, CotuneError) else named(error)
-
-    def stop(self) -> None:
-        """End the process, if there is one; its run can be resumed."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            self._process.wait()
-        if self.state == State.RUNNING:
-            self.state = State.WAITING
-
-    def progress(self) -> tuple[int, float | None]:
-        """Return the current stage's last step, and the mean reward of the last three."""
-        if self.stage == len(self.row.method.stages):
-            return 0, None
-        rows = read_jsonl(self._folder / "metrics.jsonl")
-        rewards = [row["reward_mean"] for row in rows[-3:] if row.get("reward_mean") is not None]
-        reward = sum(rewards) / len(rewards) if rewards else None
-        return int(rows[-1]["step"]) if rows else 0, reward
+    def state(self) -> State:
+        if self.problem:
+            return "failed"
+        if self.process is not None:
+            return "running"
+        return "waiting" if self.command else "done"
 
     @property
     def standing(self) -> str:
-        """Why there is no result yet, in a few words: "begun, stage train", "failed: …", "not begun"."""
-        if self.state == State.FAILED:
+        """Why there is no result yet, in a few words: "begun, train", "failed: …", "not begun"."""
+        if self.problem:
             return f"failed: {self.problem}"
-        stages = self.row.method.stages
-        if self.stage == len(stages):
-            return "without its quadrants"
-        if self.state == State.WAITING and not self.finished and not RunDir.is_run(self._folder):
-            return "not begun"
-        return "begun" + f", stage {stages[self.stage].name}" * (len(stages) > 1)
+        current = self.command.name if self.command else self.stages[-1]
+        waiting = self.process is None and not RunDir.is_run(self.folder / current)
+        return "not begun" if waiting and not self.finished else f"begun, {current}"
 
-    def quadrants(self) -> Quadrants | None:
-        """Return the quadrants of the last stage; None if they do not match the suite file."""
-        last = self.finished[-1]
-        first = self.row.stage_folder(0)
-        quadrants = read_quadrants(last.folder)
-        since = "" if first == last.folder else relative(first, last.folder)
-        expected = (self.row.suite.quadrant_samples, "test", since)
-        if quadrants is None or (quadrants.samples, quadrants.split, quadrants.since) != expected:
-            return None
-        return quadrants if len(quadrants.questions) == last.figures.get("em_n") else None
-
-    def _next_command(self) -> Command | None:
-        """Take over what is finished, and return what is due; None if nothing is missing.
+    def look(self) -> None:
+        """Take over what is finished in the folder, and find the command that is due.
 
         Raises:
             ConfigError: a folder holds a run of another configuration.
         """
-        row = self.row
-        config = row.planned[-1]
-        for index in range(self.stage, len(row.method.stages)):
-            stage = row.method.stages[index]
-            config = row.config(index, self.finished)
-            folder = self._folder
+        self.command = None
+        config = self.planned[-1]
+        for index in range(len(self.finished), len(self.stages)):
+            name = self.stages[index]
+            config = self.config(index, self.finished)
+            folder = self.folder / name
             if not RunDir.is_run(folder):
-                return Command(stage.name, ["train", f"{folder}.yaml", "--quiet"], config)
-            if problem := other_settings(folder, config):
-                raise ConfigError(problem)
-            finished = Finished.read(folder)
-            if finished is None:
+                self.command = Command(name, ["train", f"{folder}.yaml", "--quiet"], config)
+                return
+            _check_settings(folder, config)
+            figures = _read_figures(folder)
+            if figures is None:
                 # The suite is the user's own, so its code is trusted.
-                return Command(stage.name, ["resume", str(folder), "--trust", "--quiet"], config)
-            self.finished.append(finished)
-        if not row.suite.quadrant_samples or self.quadrants() is not None:
+                words = ["resume", str(folder), "--trust", "--quiet"]
+                self.command = Command(name, words, config)
+                return
+            self.finished.append(figures)
+        if self.suite.quadrant_samples and self.quadrants() is None:
+            last = self.folder / self.stages[-1]
+            words = ["evaluate", str(last), "--trust", "--quadrants"]
+            words += ["--samples", str(self.suite.quadrant_samples)]
+            if len(self.stages) > 1:
+                words += ["--since", str(self.folder / self.stages[0])]
+            self.command = Command("quadrants", words, config)
+
+    def proceed(self) -> None:
+        """Start the command that is due; if one runs and has ended, find the next, and start it."""
+        try:
+            if self.process is not None and self.command is not None:
+                status = self.process.poll()
+                if status is None:
+                    return
+                ended = self.command.name
+                self.process = None
+                if not status:
+                    self.look()
+                if status or (self.command is not None and self.command.name == ended):
+                    raise ConfigError(self._last_words(ended, status))
+            if self.command is not None:
+                self._start(self.command)
+        except _FAILURES as error:  # in this cell's folder: the others continue
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Keep what went wrong."""
+        self.problem = one_line(str(error)) if isinstance(error, CotuneError) else named(error)
+
+    def stop(self) -> None:
+        """End the process, if there is one; its run can be resumed."""
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+            self.process = None
+
+    def step(self) -> int:
+        """Return the last step of the stage that runs; 0 before the first."""
+        if self.command is None:
+            return 0
+        rows = read_jsonl(self.folder / self.command.name / "metrics.jsonl")
+        return int(rows[-1]["step"]) if rows else 0
+
+    def quadrants(self) -> Quadrants | None:
+        """Return the quadrants of the last stage; None if they do not match the suite file."""
+        last = self.folder / self.stages[-1]
+        quadrants = read_quadrants(last)
+        since = relative(self.folder / self.stages[0], last) if len(self.stages) > 1 else ""
+        expected = (self.suite.quadrant_samples, "test", since, self.finished[-1].get("em_n"))
+        if quadrants is None or expected != (
+            quadrants.samples, quadrants.split, quadrants.since, len(quadrants.questions),
+        ):  # fmt: skip
             return None
-        first = row.stage_folder(0)
-        last_folder = self.finished[-1].folder
-        words = ["evaluate", str(last_folder), "--trust", "--quadrants"]
-        words += ["--samples", str(row.suite.quadrant_samples)]
-        return Command(
-            "quadrants", words + ["--since", str(first)] * (first != last_folder), config
-        )
+        return quadrants
 
     def _start(self, command: Command) -> None:
         if command.words[0] == "train":
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self.folder / command.name, ignore_errors=True)
             raw = dump_config(command.config)
             text = yaml.dump(raw, Dumper=FieldDumper, sort_keys=False, allow_unicode=True)
-            self.row.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             write_atomic(Path(command.words[1]), text)
-        self.command = command
-        log = self.row.folder / f"{command.name}.log"
-        self._process = start(command.words, log, command.config.threads, self.gpu)
+        log = self.folder / f"{command.name}.log"
+        self.process = start(command.words, log, command.config.threads, self.gpu)
 
     def _last_words(self, name: str, status: int) -> str:
         """Return how a process ended, with the last line that it printed."""
-        log = self.row.folder / f"{name}.log"
+        log = self.folder / f"{name}.log"
         text = log.read_text("utf-8", errors="replace") if log.is_file() else ""
         lines = text.strip().splitlines() or ["nothing was printed; is the disk full?"]
         return f"stage {name}, status {status}: {lines[-1].strip()} (see {log})"
 
 
-def cells_of(rows: Iterable[SuiteRow]) -> list[Cell]:
-    """Return the cells of some rows, with what is finished in their folders.
+def cells_of(suite: SuiteConfig, base: Mapping[str, Any]) -> list[Cell]:
+    """Return the cells of a suite, all rows of the first seed first, with what is finished in their folders.
 
     Raises:
-        ConfigError: a folder holds a run with other settings, or cannot be read.
+        ConfigError: a run file is invalid, a folder holds a run with other settings, or cannot be read.
     """
-    cells = [Cell(row) for row in rows]
+    cells = [Cell(suite, base, entry, seed) for seed in suite.seeds for entry in suite.methods]
+    # All run files are checked before a folder is looked at.
+    for cell in cells:
+        _ = cell.planned
     for cell in cells:
         cell.look()
-        if cell.state == State.FAILED:
-            raise ConfigError(cell.problem)
     return cells
 
 
-def other_settings(folder: Path, config: RunConfig) -> str:
-    """Say which setting of a run folder is not a run file's; "" if none. `threads` may differ."""
-    # Read with this version, so that new fields have their defaults.
-    recorded = dump_config(recorded_config(RunDir.open(folder)))
-    old, new = (
-        {key: repr(value) for key, value in flat(raw).items()}
-        for raw in (recorded, dump_config(config))
-    )
-    differing = sorted(key for key, _ in old.items() ^ new.items() if key != "threads")
-    if not differing:
-        return ""
-    return (
-        f"{folder} holds a run with another value of {differing[0]}; restore the suite file, "
-        "give it another output, or remove the folder"
-    )
+def run_cells(
+    cells: Sequence[Cell], at_once: int, watch: Callable[[], None], every: float = 1.0
+) -> None:
+    """Run cells, `at_once` at a time and in order.
+
+    A cell that fails does not stop the others. If CUDA_VISIBLE_DEVICES lists several GPUs, each cell sees
+    one, that with the fewest cells.
+
+    Args:
+        watch: called whenever a cell may have changed.
+        every: seconds between checks of the processes.
+    """
+    gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()]
+    try:
+        while True:
+            unfinished = [cell for cell in cells if cell.state in ("running", "waiting")]
+            # Running cells first, so that they keep their places.
+            unfinished.sort(key=lambda cell: cell.process is None)
+            for cell in unfinished[:at_once]:
+                if len(gpus) > 1 and cell.process is None:
+                    busy = [other.gpu for other in cells if other.process is not None]
+                    cell.gpu = min(gpus, key=busy.count)
+                cell.proceed()
+            watch()
+            if not unfinished:
+                return
+            time.sleep(every)
+    finally:
+        for cell in cells:
+            cell.stop()
 
 
 def start(
@@ -272,36 +357,39 @@ def start(
         )
 
 
-def run_cells(
-    cells: Sequence[Cell],
-    at_once: int,
-    watch: Callable[[Sequence[Cell]], None],
-    every: float = 1.0,
-) -> None:
-    """Run cells, `at_once` at a time and in order.
+def _read_figures(folder: Path) -> Row | None:
+    """Return the figures of a run's summary.json; None if it is not finished, or was resumed and has not ended.
 
-    A cell that fails does not stop the others. If CUDA_VISIBLE_DEVICES lists several GPUs, each cell sees
-    one, that with the fewest cells.
-
-    Args:
-        watch: called with all cells whenever some may have changed.
-        every: seconds between checks of the processes.
+    Raises:
+        ConfigError: its summary.json is not a run's.
     """
-    listed = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()]
-    if all(cell.state in (State.DONE, State.FAILED) for cell in cells):
-        watch(cells)
+    summary = RunDir.open(folder).read_summary()
+    if summary is None:
+        return None
     try:
-        while unfinished := [c for c in cells if c.state in (State.WAITING, State.RUNNING)]:
-            # Running cells first, so that they keep their places.
-            unfinished.sort(key=lambda cell: cell.state == State.WAITING)
-            for cell in unfinished[:at_once]:
-                if len(listed) > 1 and cell.state == State.WAITING:
-                    busy = [other.gpu for other in cells if other.state == State.RUNNING]
-                    cell.gpu = min(listed, key=busy.count)
-                cell.proceed()
-            watch(cells)
-            if any(cell.state == State.RUNNING for cell in cells):
-                time.sleep(every)
-    finally:
-        for cell in cells:
-            cell.stop()
+        (figures,) = summary["arms"].values()
+    except (AttributeError, KeyError, ValueError):
+        raise ConfigError(
+            f"{folder / 'summary.json'} is not that of a run; remove the folder, and run it again"
+        ) from None
+    return figures
+
+
+def _check_settings(folder: Path, config: RunConfig) -> None:
+    """Raise ConfigError if a setting of a run folder is not a run file's; `threads` may differ."""
+    # Read with this version, so that new fields have their defaults.
+    configs = (recorded_config(RunDir.open(folder)), config)
+    recorded, expected = (
+        {
+            (name, repr(value))
+            for name, value in flat(dump_config(each)).items()
+            if name != "threads"
+        }
+        for each in configs
+    )
+    differing = sorted(name for name, _ in recorded ^ expected)
+    if differing:
+        raise ConfigError(
+            f"{folder} holds a run with another value of {differing[0]}; restore the suite file, "
+            "give it another output, or remove the folder"
+        )

@@ -13,21 +13,6 @@ Group = Literal["trained", "prompt", "staged", "ours"]
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One run of a method.
-
-    Attributes:
-        name: the name of its folder.
-        strategy: the run file's `strategy.kind`.
-        frozen: whether it searches for an instruction while the policy is frozen.
-    """
-
-    name: str
-    strategy: str
-    frozen: bool = False
-
-
-@dataclass(frozen=True)
 class Method:
     """A method that a suite can name.
 
@@ -35,43 +20,38 @@ class Method:
         label: its name in tables.
         group: its heading in tables.
         about: what it does, in a line.
-        stages: one after the other; the last one's policy and prompt are the result. Each starts from the best
-            policy and the best instruction of the stages before it.
+        stages: by the name of its folder, the `strategy.kind` of each run, one after the other; see `is_search`. Each
+            starts from the best policy and the best instruction of those before it.
     """
 
     label: str
     group: Group
     about: str
-    stages: tuple[Stage, ...]
+    stages: Mapping[str, str]
 
 
-_SEARCH = Stage("prompt", "inspo", frozen=True)
-_SEARCH_AGAIN = Stage("prompt-2", "inspo", frozen=True)
-_TRAIN_FIRST = Stage("first", "static")
-_TRAIN = Stage("train", "static")
+def is_search(stage: str) -> bool:
+    """Return whether a stage searches for an instruction while the policy is frozen."""
+    return stage.startswith("prompt")
 
 
-def _in_stages(label: str, *stages: Stage) -> Method:
-    words = (
-        "a search for an instruction under the frozen policy" if s.frozen else "GRPO"
-        for s in stages
-    )
-    return Method(label, "staged", ", then ".join(words), stages)
+def _in_stages(label: str, *names: str) -> Method:
+    search = "a search for an instruction under the frozen policy"
+    about = ", then ".join(search if is_search(name) else "GRPO" for name in names)
+    stages = {name: "inspo" if is_search(name) else "static" for name in names}
+    return Method(label, "staged", about, stages)
 
 
 METHODS: Mapping[str, Method] = {
-    "grpo": Method("GRPO", "trained", "GRPO under the static instruction", (_TRAIN,)),
+    "grpo": Method("GRPO", "trained", "GRPO under the static instruction", {"train": "static"}),
     "gepa": Method(
-        "GEPA",
-        "prompt",
-        "the instruction evolved under the frozen policy",
-        (Stage("prompt", "gepa", frozen=True),),
+        "GEPA", "prompt", "the instruction evolved under the frozen policy", {"prompt": "gepa"}
     ),
-    "prompt-before-rl": _in_stages("Prompt before RL", _SEARCH, _TRAIN),
-    "prompt-after-rl": _in_stages("Prompt after RL", _TRAIN, _SEARCH),
-    "w-p-w": _in_stages("w -> p -> w", _TRAIN_FIRST, _SEARCH, _TRAIN),
-    "p-w-p": _in_stages("p -> w -> p", _SEARCH, _TRAIN, _SEARCH_AGAIN),
-    "p-w-p-w": _in_stages("p -> w -> p -> w", _SEARCH, _TRAIN_FIRST, _SEARCH_AGAIN, _TRAIN),
+    "prompt-before-rl": _in_stages("Prompt before RL", "prompt", "train"),
+    "prompt-after-rl": _in_stages("Prompt after RL", "train", "prompt"),
+    "w-p-w": _in_stages("w -> p -> w", "first", "prompt", "train"),
+    "p-w-p": _in_stages("p -> w -> p", "prompt", "train", "prompt-2"),
+    "p-w-p-w": _in_stages("p -> w -> p -> w", "prompt", "first", "prompt-2", "train"),
 }
 """Methods besides those of the registry, which are named by their `strategy.kind`."""
 
@@ -92,7 +72,7 @@ def method_named(name: str) -> Method:
         return METHODS[name]
     if name in method_names():
         method = method_of(name)
-        return Method(method.label, "ours", method.about, (Stage("train", name),))
+        return Method(method.label, "ours", method.about, {"train": name})
     raise ConfigError(
         f"methods: {name!r} is unknown{did_you_mean(name, method_names())}; cotune compare --methods lists the "
         "methods. A row with other options is {method: …, name: …, set: {strategy.…: …}}"

@@ -1,24 +1,21 @@
-"""The summary of a suite: scores and costs of its runs, for summary.json."""
+"""The summary of a suite: scores and costs of its runs, for summary.json.
+
+What every finished cell scored is one table, from which scores, intervals, gains, strata and quadrants are drawn.
+"""
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
+import pandas as pd
 
 from cotune.errors import ConfigError, CotuneError
-from cotune.experiments.compare.cells import Cell, State
-from cotune.experiments.compare.statistics import Samples, gain, interval
+from cotune.experiments.compare.cells import Cell
+from cotune.experiments.compare.statistics import focused, gain, interval
 from cotune.experiments.compare.suite_file import SuiteConfig, slug
 from cotune.experiments.compare.suite_summary import Spread, SuiteMethod, SuiteSummary
-from cotune.experiments.evaluate.quadrants import (
-    DECODINGS,
-    PROMPTS,
-    QUADRANTS,
-    Quadrants,
-    per_question,
-)
+from cotune.experiments.evaluate.quadrants import DECODINGS, PROMPTS, QUADRANTS, per_question
 from cotune.run.costs import policy_rollouts
 from cotune.run.run_dir import RunDir
 from cotune.utils.tables import Scores
@@ -27,38 +24,43 @@ _SUMS = ("generated_tokens", "llm_calls", "money", "seconds")
 TOLERANCE = 0.05
 """The share by which a row's rollouts may differ from its compute class."""
 _COMPARED = 4  # the verdict names the first ones, so that it stays a sentence
-
-Figures = dict[str, Samples]
-"""What a finished cell scored on its test questions, each of one seed: "before" training; "score", after it under
-the best instruction; "plain", after it under the initial one; its quadrants ("trained_plain greedy") and their
-divergences ("KL plain")."""
+_COLUMNS = ["row", "seed", "figure", "question", "stratum", "reward"]
 
 
-def summarise(
-    suite: SuiteConfig, cells: Sequence[Cell], setting: Mapping[str, Any]
-) -> SuiteSummary:
+def summarise(suite: SuiteConfig, cells: Sequence[Cell], llm: str) -> SuiteSummary:
     """Return a suite's summary, over the runs that are finished.
 
     Reads the run folders of finished stages. Marks a cell as failed if its evaluation is unusable.
+
+    Args:
+        llm: the LLMs that propose.
     """
-    by_key = {
-        entry.key: [cell for cell in cells if cell.row.entry.key == entry.key]
-        for entry in suite.methods
-    }
-    figures: dict[Cell, Figures] = {}
-    for row_cells in by_key.values():
-        figures |= _read_figures(suite, row_cells)
-    baseline = [cell for cell in by_key[slug(suite.baseline)] if cell in figures]
-    if unequal(baseline):
-        baseline = []
-    measures = {str(cell.finished[-1].figures.get("measure") or "") for cell in figures} - {""}
-    first = next((figures[cell]["score"] for cell in cells if cell in figures), None)
-    strata = Counter(first.strata[0].tolist()) if first else Counter[str]()
+    tables: list[pd.DataFrame] = []
+    sizes: dict[str, tuple[int, int]] = {}
+    finished: list[Cell] = []
+    for cell in cells:
+        if cell.state != "done":
+            continue
+        try:
+            tables.append(_scores_of(cell, sizes))
+            finished.append(cell)
+        except (CotuneError, OSError, KeyError, TypeError) as error:
+            cell.fail(error)
+    scores = pd.concat(tables) if tables else pd.DataFrame(columns=_COLUMNS)
+    measures = {str(cell.finished[-1].get("measure") or "") for cell in finished} - {""}
+    # The questions of any seed: all have as many.
+    tested = scores[scores["figure"] == "score"].groupby(["row", "seed"], sort=False)
+    questions = next((of_cell for _, of_cell in tested), scores)
+    strata = Counter(questions["stratum"])
+    methods = [[c for c in cells if c.entry is entry] for entry in suite.methods]
+    first = cells[0].planned[0]
     summary = SuiteSummary(
         name=suite.name,
         caption=suite.caption,
         created=round(time.time(), 3),
-        **setting,
+        environment=first.environment.kind,
+        policy=first.policy.path,
+        llm=llm,
         seeds=list(suite.seeds),
         budget=suite.budget,
         baseline=slug(suite.baseline),
@@ -66,162 +68,146 @@ def summarise(
         quadrant_samples=suite.quadrant_samples,
         measure=measures.pop() if len(measures) == 1 else "mean reward",
         strata={name: strata[name] for name in sorted(strata) if name},
-        n=int(first.focused(suite.focus).rewards.shape[1]) if first else None,
-        methods=[_row(suite, cells, figures, baseline) for cells in by_key.values()],
+        n=len(focused(questions, suite.focus)) or None,
+        methods=[_method(suite, of_row, finished, scores) for of_row in methods],
     )
     return summary.model_copy(update={"verdict": _verdict(summary)})
 
 
-def _read_figures(suite: SuiteConfig, cells: Sequence[Cell]) -> dict[Cell, Figures]:
-    """Read the figures of a row's finished cells; all have the same number of questions.
-
-    A cell whose evaluation is unusable fails; the others are kept.
-    """
-    by_cell: dict[Cell, Figures] = {}
-    expected: tuple[int, int] | None = None
-    for cell in cells:
-        if cell.state != State.DONE:
-            continue
-        try:
-            figures = _figures(cell, suite.focus)
-            for name in figures.keys() & {"before", "score"}:
-                strata = figures[name].strata[0].tolist()
-                counts = len(strata), sum(name.startswith(suite.focus or "") for name in strata)
-                if not counts[1] or counts != (expected or counts):
-                    total, some = expected or ("some", "some")
-                    raise ConfigError(
-                        f"{cell.finished[-1].folder}: was tested on {counts[0]} questions, {counts[1]} "
-                        f"of them to be scored; expected {total} and {some}, the same for each seed"
-                    )
-                expected = counts
-            by_cell[cell] = figures
-        except (CotuneError, OSError, KeyError, TypeError) as error:
-            cell.fail(error)
-    return by_cell
-
-
-def _figures(cell: Cell, focus: str | None) -> Figures:
+def _scores_of(cell: Cell, sizes: dict[str, tuple[int, int]]) -> pd.DataFrame:
     """Read what a finished cell scored, before its first stage and after its last.
 
+    The figures are "before" training; "score", after it under the best instruction; "plain", after it under the initial
+    one; its quadrants ("trained_plain greedy") and their divergences ("KL plain").
+
+    Args:
+        sizes: by row, the number of questions and of those to be scored; a row's first cell sets its own.
+
     Raises:
-        ConfigError: the last stage was not evaluated.
+        ConfigError: the last stage was not evaluated, or on other questions than at other seeds.
     """
-    row = cell.row
-    first, last = (RunDir.open(cell.finished[i].folder) for i in (0, -1))
-    figures: Figures = {}
+    focus = cell.suite.focus
+    first, last = (RunDir.open(cell.folder / cell.stages[index]) for index in (0, -1))
+    figures: dict[str, pd.DataFrame] = {}
     for name, run, when in (
         ("before", first, "before"),
         ("score", last, "after"),
         ("plain", last, "plain"),
     ):
         rows = run.read_evaluation(when)
-        if rows:
-            tasks = [each["task"] for each in rows]
-            figures[name] = _of_one_seed(
-                [each["reward"] for each in rows],
-                [task["id"] for task in tasks],
-                [task["stratum"] for task in tasks],
-            )
+        if not rows:
+            continue
+        tasks = [row["task"] for row in rows]
+        figures[name] = pd.DataFrame(
+            {
+                "question": [task["id"] for task in tasks],
+                "stratum": [task["stratum"] for task in tasks],
+                "reward": [float(row["reward"]) for row in rows],
+            }
+        )
+        if name != "plain":
+            size = len(rows), len(focused(figures[name], focus))
+            total, scored = sizes.setdefault(cell.entry.key, size)
+            if not size[1] or size != (total, scored):
+                raise ConfigError(
+                    f"{last.path}: was tested on {size[0]} questions, {size[1]} of them to be scored; "
+                    f"expected {total} and {scored or 'some'}, the same for each seed"
+                )
     if "score" not in figures:
         raise ConfigError(
             f"{last.path}: was not evaluated on test questions at its end; remove the folder, and "
             "run it again"
         )
-    # Without a "plain" evaluation, the best instruction is the run's initial one.
-    figures.setdefault("plain", figures["score"])
-    quadrants = cell.quadrants() if row.suite.quadrant_samples else None
-    if quadrants is not None:
-        figures |= _quadrant_figures(quadrants, focus or "")
-    if row.takes_instruction(len(row.method.stages) - 1):
+    figures |= _quadrant_scores(cell)
+    if cell.takes_instruction(len(cell.stages) - 1):
         # That was not evaluated under the suite's own instruction, but for its quadrants.
-        del figures["plain"]
-        if quadrants is not None:
+        figures.pop("plain", None)
+        if "trained_plain greedy" in figures:
             figures["plain"] = figures["trained_plain greedy"]
-    return figures
+    else:
+        # Without a "plain" evaluation, the best instruction is the run's initial one.
+        figures.setdefault("plain", figures["score"])
+    of_cell = pd.concat(figures, names=["figure", "place"]).reset_index()
+    return of_cell.assign(row=cell.entry.key, seed=str(cell.seed))[_COLUMNS]
 
 
-def _quadrant_figures(quadrants: Quadrants, focus: str) -> Figures:
-    focused = [i for i, name in enumerate(quadrants.strata) if name.startswith(focus)]
-    questions = [quadrants.questions[i] for i in focused]
-    strata = [quadrants.strata[i] for i in focused]
-    values = {
-        f"{name} {decoding}": [rewards[i] for i in focused]
+def _quadrant_scores(cell: Cell) -> dict[str, pd.DataFrame]:
+    quadrants = cell.quadrants() if cell.suite.quadrant_samples else None
+    if quadrants is None:
+        return {}
+    questions = pd.DataFrame({"question": quadrants.questions, "stratum": quadrants.strata})
+    kept = questions["stratum"].str.startswith(cell.suite.focus or "")
+    figures = {
+        f"{name} {decoding}": questions.assign(reward=rewards)[kept]
         for name, by_decoding in quadrants.rewards.items()
         for decoding, rewards in by_decoding.items()
     }
     for prompt, divergences in quadrants.divergences.items():
-        values[f"KL {prompt}"] = per_question([divergences[i] for i in focused])
-    return {name: _of_one_seed(each, questions, strata) for name, each in values.items()}
+        of_kept = [pair for pair, keep in zip(divergences, kept, strict=True) if keep]
+        figures[f"KL {prompt}"] = questions[kept].assign(reward=per_question(of_kept))
+    return figures
 
 
-def _of_one_seed(
-    rewards: Sequence[float], questions: Sequence[str], strata: Sequence[str]
-) -> Samples:
-    return Samples(np.array([rewards], dtype=float), np.array([questions]), np.array([strata]))
-
-
-def _over_seeds(
-    cells: Sequence[Cell], figures: Mapping[Cell, Figures], name: str
-) -> Samples | None:
-    """Return a figure of some cells, a seed a row; None if there is no cell, or one lacks it."""
-    samples = [figures[cell][name] for cell in cells if name in figures[cell]]
-    if not samples or len(samples) < len(cells):
-        return None
-    arrays = zip(*((each.rewards, each.questions, each.strata) for each in samples), strict=True)
-    rewards, questions, strata = map(np.vstack, arrays)
-    return Samples(rewards, questions, strata)
-
-
-def _row(
-    suite: SuiteConfig,
-    cells: Sequence[Cell],
-    figures: Mapping[Cell, Figures],
-    baseline: Sequence[Cell],
+def _method(
+    suite: SuiteConfig, cells: Sequence[Cell], finished: Sequence[Cell], scores: pd.DataFrame
 ) -> SuiteMethod:
-    """Return the summary of one row: what it is, what it cost, what it scored."""
-    row = cells[0].row
-    finished = [cell for cell in cells if cell in figures]
-    unequal_rollouts = unequal(finished)
-    without = [f"seed {c.row.seed}: {c.standing}" for c in cells if c.state != State.DONE]
+    """Return the summary of one row: what it is, what it cost, what it scored.
+
+    Args:
+        cells: those of the row.
+        finished: the finished ones of all rows.
+        scores: what these scored.
+    """
+    entry = cells[0].entry
+    done = [cell for cell in cells if cell in finished]
+    unequal = unequal_compute(done)
+    without = [f"seed {c.seed}: {c.standing}" for c in cells if c not in finished]
     status = "ok"
-    if any(cell.state == State.FAILED for cell in cells):
+    if any(cell.problem for cell in cells):
         status = "failed"
-    elif unequal_rollouts:
+    elif unequal:
         status = "unequal"
     elif without:
         status = "unfinished"
+    of_row = scores[scores["row"] == entry.key]
+    baseline = slug(suite.baseline)
+    compared = [cell for cell in finished if cell.entry.key == baseline != entry.key]
+    gained = None
+    if not unequal and compared and not unequal_compute(compared):
+        gained = _gain(suite, of_row, scores[scores["row"] == baseline])
     return SuiteMethod(
-        name=row.entry.key,
-        label=row.label,
-        group=row.method.group,
-        compute=row.entry.compute,
+        name=entry.key,
+        label=cells[0].label,
+        group=cells[0].method.group,
+        compute=entry.compute,
         status=status,
-        problem="; ".join(filter(None, [*without, unequal_rollouts])),
-        runs={str(cell.row.seed): folders for cell in cells if (folders := _run_folders(cell))},
-        costs=_means([_cost(cell) for cell in finished]),
-        rollouts_by_purpose=_means([_purposes(cell) for cell in finished]),
-        finished=len(finished),
-        instruction=finished[0].finished[-1].instruction if finished else None,
-        **_scores(suite, [] if unequal_rollouts else finished, figures, baseline),
+        problem="; ".join(filter(None, [*without, unequal])),
+        runs={str(cell.seed): folders for cell in cells if (folders := list(_run_folders(cell)))},
+        costs=_means([_cost(cell) for cell in done]),
+        rollouts_by_purpose=_means([_purposes(cell) for cell in done]),
+        finished=len(done),
+        instruction=done[0].finished[-1]["best_instruction"] if done else None,
+        gain=gained,
+        **({} if unequal or not done else _spreads(suite, of_row)),
     )
 
 
-def _run_folders(cell: Cell) -> list[str]:
-    """Return the run folders of the stages that have begun, relative to the suite's folder."""
-    row = cell.row
-    folders = map(row.stage_folder, range(len(row.method.stages)))
-    return [str(f.relative_to(row.suite.output)) for f in folders if RunDir.is_run(f)]
+def _run_folders(cell: Cell) -> Iterator[str]:
+    """Yield the run folders of the stages that have begun, relative to the suite's folder."""
+    for folder in (cell.folder / stage for stage in cell.stages):
+        if RunDir.is_run(folder):
+            yield str(folder.relative_to(cell.suite.output))
 
 
-def unequal(cells: Sequence[Cell]) -> str:
+def unequal_compute(cells: Sequence[Cell]) -> str:
     """Say which finished cell paid more or fewer rollouts than its compute class allows; "" if none did."""
     for cell in cells:
         paid = policy_rollouts(_purposes(cell))
-        low = cell.row.allowance * (1 - TOLERANCE)
-        high = cell.row.allowance * (1 + TOLERANCE)
+        low = cell.allowance * (1 - TOLERANCE)
+        high = cell.allowance * (1 + TOLERANCE)
         if not low <= paid <= high:
             return (
-                f"paid {paid:,} policy rollouts; its compute class {cell.row.entry.compute} allows "
+                f"paid {paid:,} policy rollouts; its compute class {cell.entry.compute} allows "
                 f"{low:,.0f} to {high:,.0f}"
             )
     return ""
@@ -230,52 +216,44 @@ def unequal(cells: Sequence[Cell]) -> str:
 def _purposes(cell: Cell) -> Counter[str]:
     """Return the policy rollouts of all stages by purpose, without evaluation."""
     purposes = Counter[str]()
-    for stage in cell.finished:
-        purposes.update(stage.figures["policy_rollouts"])
+    for figures in cell.finished:
+        purposes.update(figures["policy_rollouts"])
     del purposes["evaluate"]
     return purposes
 
 
 def _cost(cell: Cell) -> dict[str, float]:
     """Return what all stages of a cell spent together."""
-    figures = [stage.figures for stage in cell.finished]
-    costs = {key: sum(each.get(key) or 0 for each in figures) for key in _SUMS}
+    costs = {key: sum(figures.get(key) or 0 for figures in cell.finished) for key in _SUMS}
     costs["rollouts"] = policy_rollouts(_purposes(cell))
-    evaluated = sum(each["policy_rollouts"].get("evaluate", 0) for each in figures)
-    if cell.row.suite.quadrant_samples and (quadrants := cell.quadrants()) is not None:
+    evaluated = sum(figures["policy_rollouts"].get("evaluate", 0) for figures in cell.finished)
+    if cell.suite.quadrant_samples and (quadrants := cell.quadrants()) is not None:
         evaluated += quadrants.rollouts
         costs["generated_tokens"] += quadrants.generated_tokens
     return {**costs, "evaluation_rollouts": evaluated}
 
 
-def _means(costs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = sorted({name for cost in costs for name in cost})
-    return {name: sum(cost.get(name, 0) for cost in costs) / len(costs) for name in names}
+def _means(amounts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return pd.DataFrame(amounts).fillna(0).mean().to_dict()
 
 
-def _scores(
-    suite: SuiteConfig,
-    cells: Sequence[Cell],
-    figures: Mapping[Cell, Figures],
-    baseline: Sequence[Cell],
-) -> dict[str, Any]:
-    """Return held-out figures over the finished seeds; those that are not known are left out."""
-    score = _over_seeds(cells, figures, "score")
-    if score is None:
-        return {}
+def _spreads(suite: SuiteConfig, scores: pd.DataFrame) -> dict[str, Any]:
+    """Return a row's held-out figures over its finished seeds; those that a seed lacks are left out."""
     spreads: dict[str, Spread] = {}
-    for name in figures[cells[0]]:
-        if samples := _over_seeds(cells, figures, name):
-            focused = samples.focused(suite.focus)
-            mean = float(focused.rewards.mean())
-            # No page shows how far a divergence varies, and it is no share.
-            ends = None if name.startswith("KL ") else interval(focused)
-            spreads[name] = Spread(mean=mean, interval=ends, by_stratum=samples.by_stratum())
-    means = score.focused(suite.focus).rewards.mean(axis=1).tolist()
+    seeds = scores["seed"].nunique()
+    for name, figure in scores.groupby("figure", sort=False):
+        if figure["seed"].nunique() < seeds:
+            continue
+        scored = focused(figure, suite.focus)
+        # No page shows how far a divergence varies, and it is no share.
+        ends = None if str(name).startswith("KL ") else interval(scored)
+        by_stratum = figure[figure["stratum"] != ""].groupby("stratum")["reward"].mean()
+        mean = float(scored["reward"].mean())
+        spreads[str(name)] = Spread(mean=mean, interval=ends, by_stratum=by_stratum.to_dict())
+    score = focused(scores[scores["figure"] == "score"], suite.focus)
     return {
         **{name: spreads[name] for name in ("score", "plain", "before") if name in spreads},
-        "by_seed": dict(zip((str(cell.row.seed) for cell in cells), means, strict=True)),
-        "gain": _gain(suite, cells, figures, baseline),
+        "by_seed": score.groupby("seed", sort=False)["reward"].mean().to_dict(),
         "quadrants": {
             name: {decoding: spreads[f"{name} {decoding}"] for decoding in DECODINGS}
             for name in QUADRANTS
@@ -287,44 +265,35 @@ def _scores(
     }
 
 
-def _gain(
-    suite: SuiteConfig,
-    cells: Sequence[Cell],
-    figures: Mapping[Cell, Figures],
-    baseline: Sequence[Cell],
-) -> Spread | None:
+def _gain(suite: SuiteConfig, method: pd.DataFrame, baseline: pd.DataFrame) -> Spread | None:
     """Return the gain over the baseline on the seeds that both have finished."""
-    if cells[0].row.entry.key == slug(suite.baseline):
+    seeds = set(method["seed"]) & set(baseline["seed"])
+    if not seeds:
         return None
-    by_seed = {cell.row.seed: cell for cell in baseline}
-    paired = [cell for cell in cells if cell.row.seed in by_seed]
-    scores = _over_seeds(paired, figures, "score")
-    baseline_scores = _over_seeds([by_seed[cell.row.seed] for cell in paired], figures, "score")
-    if scores is None or baseline_scores is None:
-        return None
-    difference = gain(scores.focused(suite.focus), baseline_scores.focused(suite.focus))
+    pair = (
+        focused(each[(each["figure"] == "score") & each["seed"].isin(seeds)], suite.focus)
+        for each in (method, baseline)
+    )
+    difference = gain(*pair)
     return Spread(mean=difference[0], interval=difference[1]) if difference else None
 
 
 def _verdict(suite: SuiteSummary) -> str:
     """Say in one sentence what the methods of the group "ours" gained over the baseline; without any, the best."""
     baseline = suite.baseline_method
-    compared = [row for row in suite.methods if row.gain]
-    compared.sort(key=lambda row: row.group != "ours")
-    joint_methods = sum(row.group == "ours" for row in compared)
+    compared = [(row, row.gain) for row in suite.methods if row.gain]
     if baseline.score is None or not compared:
         return "No comparison yet: too few runs are finished."
-    if not joint_methods:
-        compared.sort(key=lambda row: -row.gain.mean if row.gain else 0.0)
+    ours = [(row, gained) for row, gained in compared if row.group == "ours"]
+    shown = ours[:_COMPARED] or [max(compared, key=lambda pair: pair[1].mean)]
     form = Scores(suite.shares)
     clauses: list[str] = []
-    for row in compared[: min(joint_methods, _COMPARED) or 1]:
-        assert row.gain is not None
-        cell = form.cell(row.gain.mean, row.gain.interval, change=True)
+    for row, gained in shown:
+        cell = form.cell(gained.mean, gained.interval, change=True)
         ends = f" (95 %: {cell.note})" if cell.note else ""
         clear = "" if cell.css else ", which may be none"
         clauses.append(f"{row.label} {cell.text}{' points' * suite.shares}{ends}{clear}")
-    seeds = {len(row.by_seed.keys() & baseline.by_seed.keys()) for row in compared}
+    seeds = {len(row.by_seed.keys() & baseline.by_seed.keys()) for row, _ in compared}
     over = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
     over = "one seed, which says nothing of others" if over == "1" else f"{over} seeds"
     return (

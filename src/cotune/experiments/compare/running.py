@@ -2,18 +2,18 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
 from rich.console import Console
 
+from cotune.config.build import describe_llm
 from cotune.config.cost import plan_run
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError, CotuneError, Stopped
-from cotune.experiments.compare.cells import Cell, State, cells_of, run_cells
+from cotune.experiments.compare.cells import Cell, cells_of, run_cells
 from cotune.experiments.compare.methods import method_named, method_names
-from cotune.experiments.compare.stages import check_rows, rows_of, setting_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.compare.suite_summary import SuiteSummary
 from cotune.run.costs import policy_rollouts
@@ -46,29 +46,26 @@ def compare(
         SuiteFailed: rows failed, or used more or fewer rollouts than their class allows.
     """
     suite, base = load_suite(path, assignments)
-    rows = rows_of(suite, base)
-    check_rows(rows)
     _check_folder(suite.output)
-    cells = cells_of(rows)
-    setting = setting_of(rows)
+    cells = cells_of(suite, base)
     printed = set[str]()
-    fields = (word for assignment in assignments for word in ("--set", assignment))
-    command = again or shlex.join(["cotune", "compare", str(path), *fields])
 
-    def watch(cells: Sequence[Cell]) -> None:
+    def watch() -> None:
         if _print_progress(cells, printed, console):
-            _write(suite, cells, setting)  # for a reader while it runs
+            _write(suite, cells)  # for a reader while it runs
 
     busy = f"output: {suite.output} is being worked on by another cotune compare; wait for it, or stop it"
-    _print_heading(suite, setting, console)
+    _print_heading(suite, cells, console)
     with locked(suite.output / _LOCK, busy):
         try:
             with stopped_by_sigterm():
                 run_cells(cells, suite.at_once, watch)
         except KeyboardInterrupt:
-            _write(suite, cells, setting)
+            _write(suite, cells)
+            fields = (word for assignment in assignments for word in ("--set", assignment))
+            command = again or shlex.join(["cotune", "compare", str(path), *fields])
             raise Stopped(f"stopped; resume with: {command}") from None
-        summary = _write(suite, cells, setting)
+        summary = _write(suite, cells)
     _show(summary, suite, console)
     excluded = [row for row in summary.methods if row.status in ("failed", "unequal")]
     if excluded:
@@ -104,28 +101,26 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> li
         ConfigError: `cotune train` would reject a run file on any machine.
     """
     suite, base = load_suite(path, assignments)
-    rows = rows_of(suite, base)
-    check_rows(rows)
-    cells = cells_of(rows)
-    _print_heading(suite, setting_of(rows), console)
+    cells = cells_of(suite, base)
+    _print_heading(suite, cells, console)
     numbers = ("steps", "policy rollouts", "LLM calls")
     table = plain_table("", ("method", "stage", "strategy"), numbers)
     configs: list[RunConfig] = []
-    for row in rows[: len(suite.methods)]:
-        for index, (stage, config) in enumerate(zip(row.method.stages, row.planned, strict=True)):
+    for cell in cells[: len(suite.methods)]:
+        for stage, config in zip(cell.stages, cell.planned, strict=True):
             planned = plan_run(config)
             rollouts = policy_rollouts(planned.rollouts)
-            configs.append(config)
             table.add_row(
-                row.label if index == 0 else "",
-                stage.name,
+                cell.label if stage == cell.stages[0] else "",
+                stage,
                 config.strategy.kind,
                 f"{config.training.steps:,}",
                 f"{min(rollouts, config.training.rollout_budget or rollouts):,}",
                 f"up to {planned.calls:,}" if planned.calls else "",
             )
+        configs += cell.planned
     console.print(table)
-    finished = sum(cell.state == State.DONE for cell in cells)
+    finished = sum(cell.state == "done" for cell in cells)
     console.print(f"runs: {len(cells)}, of {len(suite.methods)} methods; finished: {finished}")
     return configs
 
@@ -139,32 +134,37 @@ def list_methods(console: Console) -> None:
     console.print(table)
 
 
-def _print_heading(suite: SuiteConfig, setting: Mapping[str, str], console: Console) -> None:
-    llm = "" if setting["llm"] == "none" else f"; proposals by {setting['llm']}"
+def _llms(cells: Sequence[Cell]) -> str:
+    """Return the LLMs that propose in any stage of a suite; "none" without one."""
+    names = {describe_llm(config.proposer) for cell in cells for config in cell.planned}
+    return ", ".join(sorted(names - {"none"})) or "none"
+
+
+def _print_heading(suite: SuiteConfig, cells: Sequence[Cell], console: Console) -> None:
+    llms = _llms(cells)
     heading = (
-        f"{suite.name}: {len(suite.methods)} methods on {setting['environment']}, "
-        f"seeds {', '.join(map(str, suite.seeds))}, {suite.budget:,} policy rollouts each{llm}; "
-        f"folder {suite.output}"
+        f"{suite.name}: {len(suite.methods)} methods on {cells[0].planned[0].environment.kind}, "
+        f"seeds {', '.join(map(str, suite.seeds))}, {suite.budget:,} policy rollouts each"
+        f"{'' if llms == 'none' else f'; proposals by {llms}'}; folder {suite.output}"
     )
     console.print(one_line(heading), markup=False, highlight=False)
 
 
 def _check_folder(folder: Path) -> None:
     """Raise ConfigError unless a folder is new, empty, or a suite's."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
+    if folder.exists() and not folder.is_dir():
         raise ConfigError(f"output: {folder} is a file; choose another folder")
-    if RunDir.is_run(folder) or (any(folder.iterdir()) and not (folder / _LOCK).exists()):
+    foreign = folder.exists() and any(folder.iterdir()) and not (folder / _LOCK).exists()
+    if foreign or RunDir.is_run(folder):
         raise ConfigError(f"output: {folder} holds something else; choose another folder")
 
 
-def _write(suite: SuiteConfig, cells: Sequence[Cell], setting: Mapping[str, str]) -> SuiteSummary:
+def _write(suite: SuiteConfig, cells: Sequence[Cell]) -> SuiteSummary:
     """Write the summary of the runs that are finished, and its page."""
     from cotune.experiments.compare.results import summarise
     from cotune.experiments.report.suite_report import write_suite_report
 
-    summary = summarise(suite, cells, setting)
+    summary = summarise(suite, cells, _llms(cells))
     write_summary(suite.output, summary.model_dump())
     write_suite_report(suite.output, summary)
     return summary
@@ -192,35 +192,30 @@ def _show(summary: SuiteSummary, suite: SuiteConfig, console: Console) -> None:
 
 
 def _print_progress(cells: Sequence[Cell], printed: set[str], console: Console) -> bool:
-    """Print what is new of each cell: a start, every tenth step, an end. Return whether one began or ended.
+    """Print what is new of each cell: a start, ten steps more, an end. Return whether one began or ended.
 
     Args:
         printed: what was printed before; added to.
     """
-    finished = sum(cell.state == State.DONE for cell in cells)
+    finished = sum(cell.state == "done" for cell in cells)
     began_or_ended = False
     for cell in cells:
         step = 0
         details = ""
-        if cell.state == State.FAILED:
+        if cell.problem:
             text = f"failed: {cell.problem}"
-        elif cell.state == State.DONE:
+        elif cell.command is None:
             text = "done"
             details = f" ({finished} of {len(cells)})"
-        elif cell.state == State.RUNNING and cell.command is not None:
-            step, reward = cell.progress()
+        elif cell.process is not None:
+            step = cell.step() // 10 * 10
             steps = cell.command.config.training.steps
-            text = (
-                f"{cell.command.name}, step {step} of {steps}"
-                if step
-                else f"{cell.command.name} begins"
-            )
-            details = f", reward {reward:.2f}" if reward is not None else ""
+            text = f"{cell.command.name} " + (f"at step {step} of {steps}" if step else "begins")
         else:
             continue
         line = one_line(f"{cell.name}: {text}")
-        if step % 10 == 0 and line not in printed:
+        if line not in printed:
             printed.add(line)
             console.print(f"{line}{details}", markup=False, highlight=False)
-            began_or_ended = began_or_ended or step == 0
+            began_or_ended = began_or_ended or not step
     return began_or_ended

@@ -11,13 +11,13 @@ from cotune.run.costs import PURPOSES
 from cotune.run.scores import EXACT_MATCH
 from cotune.utils.text import one_line
 
-GROUPS: Mapping[Group, str] = {
-    "trained": "Trained",
-    "prompt": "Prompt only",
-    "staged": "Staged",
-    "ours": "Ours",
+GROUPS: Mapping[Group, tuple[str, str]] = {
+    "trained": ("Trained", "s0"),
+    "prompt": ("Prompt only", "s4"),
+    "staged": ("Staged", "s3"),
+    "ours": ("Ours", "s1"),
 }
-"""The groups of methods in the order of the tables, with their headings."""
+"""The groups of methods in the order of the tables: heading, and the class of their colour on the page."""
 
 
 class Spread(BaseModel, frozen=True):
@@ -142,17 +142,9 @@ class SuiteSummary(BaseModel, frozen=True):
         return names if len(names) > 1 else []
 
     @property
-    def grouped(self) -> dict[Group, list[SuiteMethod]]:
-        """The methods by group, in the order of the tables, without empty groups."""
-        groups: dict[Group, list[SuiteMethod]] = {group: [] for group in GROUPS}
-        for method in self.methods:
-            groups[method.group].append(method)
-        return {group: methods for group, methods in groups.items() if methods}
-
-    @property
     def ordered(self) -> list[SuiteMethod]:
         """The methods in the order of the tables."""
-        return [method for methods in self.grouped.values() for method in methods]
+        return sorted(self.methods, key=lambda method: list(GROUPS).index(method.group))
 
     @property
     def purposes(self) -> list[str]:

@@ -1,16 +1,12 @@
 """A suite's tables, for the console and for its page: result, quadrants, strata and cost."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cotune.experiments.compare.suite_summary import GROUPS, Spread, SuiteMethod, SuiteSummary
 from cotune.experiments.evaluate.quadrants import QUADRANTS
 from cotune.utils.tables import Bar, Cell, Scores, Table, count, duration, money
 
-STYLES: Mapping[str, str] = {"trained": "s0", "prompt": "s4", "staged": "s3", "ours": "s1"}
-"""The class of each group's colour on the page."""
-STRATA_IN_RESULT = 4
-"""Of more strata the scores have a table of their own."""
 Column = tuple[Cell, Callable[[SuiteMethod], Cell]]
 """The heading of a column, and each method's cell."""
 
@@ -19,41 +15,40 @@ def suite_tables(suite: SuiteSummary, brief: bool = False) -> dict[str, Table]:
     """Return the tables by name: "result", "quadrants" and "strata" if there are any, "costs".
 
     Args:
-        brief: for the console, which is narrower: the result lacks seeds and strata.
+        brief: for the console, which is narrower: the result lacks the scores by seed.
     """
     tables = {"result": _result_table(suite, brief)}
     if any(method.quadrants for method in suite.methods):
         tables["quadrants"] = _quadrant_table(suite)
-    if len(suite.stratum_names) > STRATA_IN_RESULT:
-        tables["strata"] = _table(suite, suite.title, _stratum_columns(suite))
+    if suite.stratum_names:
+        columns = [_stratum_column(suite, name) for name in suite.stratum_names]
+        tables["strata"] = _table(suite, suite.title, columns)
     return tables | {"costs": _cost_table(suite)}
 
 
 def _result_table(suite: SuiteSummary, brief: bool) -> Table:
-    scores = Scores(suite.shares)
     n = f", n\u00a0=\u00a0{count(suite.n)}" if suite.n else ""
 
     def by_seed(method: SuiteMethod) -> Cell:
-        each = (scores.score(method.by_seed.get(str(seed))) for seed in suite.seeds)
-        return Cell(" ".join(score.removesuffix("\u202f%") for score in each))
+        score = Scores(suite.shares).score
+        texts = (score(method.by_seed.get(str(seed))) for seed in suite.seeds)
+        return Cell(" ".join(text.removesuffix("\u202f%") for text in texts))
+
+    def before(method: SuiteMethod) -> Cell:
+        return replace(_cell(suite, method.before), note="")
 
     columns: list[Column] = [(Cell("Score", f"95 % over {suite.varied}{n}"), _bars(suite))]
     if len(suite.seeds) > 1 and not brief:
         columns.append((Cell("By seed", ", ".join(map(str, suite.seeds))), by_seed))
-    if not brief and len(suite.stratum_names) <= STRATA_IN_RESULT:
-        columns += _stratum_columns(suite)
     gain = Cell("Gain", f"over {suite.baseline_method.label}")
     columns.append((gain, lambda m: _cell(suite, m.gain, change=True)))
     if any(method.before is not None for method in suite.methods):
-        columns.append(
-            (Cell("Before", "training"), lambda m: replace(_cell(suite, m.before), note=""))
-        )
+        columns.append((Cell("Before", "training"), before))
+    plain = Cell("Plain", "initial instruction")
+    compute = Cell("Compute", "rollouts paid")
     columns += [
-        (Cell("Plain", "initial instruction"), lambda m: _cell(suite, m.plain)),
-        (
-            Cell("Compute", "rollouts paid"),
-            lambda m: Cell(m.compute, count(m.costs.get("rollouts"))),
-        ),
+        (plain, lambda m: _cell(suite, m.plain)),
+        (compute, lambda m: Cell(m.compute, count(m.costs.get("rollouts")))),
     ]
     return _table(suite, suite.title, columns)
 
@@ -84,6 +79,13 @@ def _quadrant_table(suite: SuiteSummary) -> Table:
     return _table(suite, title, [*columns, (Cell("KL", "nats per token"), divergence)])
 
 
+def _stratum_column(suite: SuiteSummary, name: str) -> Column:
+    n = suite.strata.get(name)
+    head = Cell(name, f"n\u00a0=\u00a0{count(n)}" if n else "")
+    form = Scores(suite.shares)
+    return head, lambda m: form.cell(m.score.by_stratum.get(name) if m.score else None)
+
+
 def _cost_table(suite: SuiteSummary) -> Table:
     """Return the cost of one run of each method."""
 
@@ -112,13 +114,16 @@ def _cost_table(suite: SuiteSummary) -> Table:
 def _table(suite: SuiteSummary, title: str, columns: Sequence[Column]) -> Table:
     """Return a table with a row a method under its group's heading."""
     rows: list[list[Cell]] = []
-    for group, methods in suite.grouped.items():
-        rows.append([Cell(GROUPS[group], css=STYLES[group])])
-        for method in methods:
-            tags = ["baseline"] * (method.name == suite.baseline)
-            tags += [method.status] * (method.status != "ok")
-            name = Cell(method.label, tag=", ".join(tags))
-            rows.append([name, *(cell(method) for _, cell in columns)])
+    group = ""
+    for method in suite.ordered:
+        if method.group != group:
+            group = method.group
+            heading, css = GROUPS[group]
+            rows.append([Cell(heading, css=css)])
+        tags = ["baseline"] * (method.name == suite.baseline)
+        tags += [method.status] * (method.status != "ok")
+        name = Cell(method.label, tag=", ".join(tags))
+        rows.append([name, *(cell(method) for _, cell in columns)])
     return Table([Cell(title), *(head for head, _ in columns)], rows)
 
 
@@ -149,18 +154,8 @@ def _bars(suite: SuiteSummary) -> Callable[[SuiteMethod], Cell]:
             [place(end) for end in method.score.interval or ()],
             [place(score) for score in method.by_seed.values()],
             None if baseline is None else place(baseline.mean),
-            STYLES[method.group],
+            GROUPS[method.group][1],
         )
         return replace(_cell(suite, method.score), bar=bar)
 
     return cell
-
-
-def _stratum_columns(suite: SuiteSummary) -> list[Column]:
-    def column(name: str) -> Column:
-        n = suite.strata.get(name)
-        head = Cell(name, f"n\u00a0=\u00a0{count(n)}" if n else "")
-        scores = Scores(suite.shares)
-        return head, lambda m: scores.cell(m.score.by_stratum.get(name) if m.score else None)
-
-    return [column(name) for name in suite.stratum_names]

@@ -1,33 +1,20 @@
 """A suite's report: methods × seeds on one page, in one HTML file without scripts."""
 
-import bisect
-import itertools
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import quote
 
 from cotune.errors import ConfigError
-from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
-from cotune.experiments.compare.suite_table import STYLES, suite_tables
-from cotune.experiments.report.charts import Chart, Point, Series, average, line_chart
+from cotune.experiments.compare.suite_summary import GROUPS, SuiteMethod, SuiteSummary
+from cotune.experiments.compare.suite_table import suite_tables
+from cotune.experiments.report.charts import Chart, Point, average, line_chart
 from cotune.experiments.report.instructions import Segment, in_force, sentence_diff
 from cotune.experiments.report.pages import moment, write_page
-from cotune.run.costs import CostRow
 from cotune.run.run_dir import RunDir
 from cotune.utils.tables import NONE, count, duration, money
 
 _MOST_TEXTS = 6  # instructions of a method that the page shows
-
-
-@dataclass(frozen=True)
-class Change:
-    """A place where a stage begins, or another instruction leads: policy rollouts, a label, its stage, its text."""
-
-    rollouts: float
-    label: str
-    stage: str
-    text: str
 
 
 @dataclass
@@ -36,24 +23,25 @@ class Course:
 
     Attributes:
         lines: (policy rollouts, training reward) of each seed, its stages laid end to end.
-        changes: of the first seed.
+        changes: of the first seed, where a stage begins or another instruction leads: policy rollouts, the
+            instruction's id, its stage, its text.
         missing: what could not be read, one line each.
     """
 
     lines: list[list[Point]] = field(default_factory=list[list[Point]])
-    changes: list[Change] = field(default_factory=list[Change])
+    changes: list[tuple[float, str, str, str]] = field(
+        default_factory=list[tuple[float, str, str, str]]
+    )
     missing: list[str] = field(default_factory=list[str])
 
     def texts(self) -> list[tuple[str, list[Segment]]]:
         """Return (from where, text marked against the one before) of the instructions in force."""
-        before = ["", *(change.text for change in self.changes)]
-        marked = [
-            (
-                f"{change.stage}{change.label}, from rollout {count(change.rollouts)}",
-                sentence_diff(previous, change.text),
-            )
-            for change, previous in zip(self.changes, before, strict=False)
-        ]
+        marked: list[tuple[str, list[Segment]]] = []
+        previous = ""
+        for rollouts, name, stage, text in self.changes:
+            place = f"{stage}{name}, from rollout {count(rollouts)}"
+            marked.append((place, sentence_diff(previous, text)))
+            previous = text
         return marked if len(marked) <= _MOST_TEXTS else [marked[0], *marked[1 - _MOST_TEXTS :]]
 
 
@@ -71,8 +59,7 @@ def write_suite_report(folder: Path, suite: SuiteSummary) -> Path:
         "verdict": suite.verdict,
         "complaints": [method.complaint for method in suite.methods if method.complaint],
         "tables": suite_tables(suite),
-        "panels": _panels(suite, courses),
-        "links": {method.name: _links(folder, method) for method in suite.methods},
+        "panels": list(_panels(folder, suite, courses)),
         "missing": [line for course in courses.values() for line in course.missing],
     }
     return write_page(folder, "suite.html.j2", content)
@@ -83,8 +70,7 @@ def _facts(suite: SuiteSummary) -> list[tuple[str, str]]:
 
     def total(name: str) -> float | None:
         # A method's numbers are means over its finished seeds.
-        means = [(method.costs.get(name), method.finished) for method in suite.methods]
-        sums = [mean * seeds for mean, seeds in means if mean is not None]
+        sums = [m.costs[name] * m.finished for m in suite.methods if name in m.costs]
         return sum(sums) if sums else None
 
     runs = len(suite.methods) * len(suite.seeds)
@@ -108,90 +94,81 @@ def _facts(suite: SuiteSummary) -> list[tuple[str, str]]:
 def read_course(folder: Path, method: SuiteMethod) -> Course:
     """Read a method's run folders; missing or broken ones are listed, not raised."""
     course = Course()
-    for number, names in enumerate(method.runs.values()):
+    for names in method.runs.values():
         line: list[Point] = []
-        begin = 0.0
+        changes: list[tuple[float, str, str, str]] = []
+        begin = 0
         for name in names:
             try:
                 run = RunDir.open(folder / name)
-                paid = _count_rollouts(run.read_costs())
+                costs = [
+                    row for row in run.read_costs() if row.committed and row.kind != "evaluate"
+                ]
                 rewards = {row["step"]: row.get("reward_mean") for row in run.read_metrics()}
                 leaders = _leaders(run)
             except ConfigError as error:
                 course.missing.append(str(error))
                 break  # later stages would be at the wrong x
-            line += [(begin + paid(step), y) for step, y in rewards.items() if y is not None]
-            if number == 0:
-                stage = f"{name.rpartition('/')[2]}, " if len(names) > 1 else ""
-                course.changes += [
-                    Change(begin + paid(step) * bool(step), label, stage, text)
-                    for step, label, text in leaders
-                ]
-            begin += paid(10**9)  # of all steps
+            paid = {
+                step: begin + sum(row.rollouts for row in costs if row.step <= step)
+                for step in (*rewards, *(step for step, _, _ in leaders))
+            }
+            line += [(float(paid[step]), y) for step, y in rewards.items() if y is not None]
+            stage = f"{name.rpartition('/')[2]}, " if len(names) > 1 else ""
+            changes += [
+                (float(paid[step] if step else begin), label, stage, text)
+                for step, label, text in leaders
+            ]
+            begin += sum(row.rollouts for row in costs)
         if line:
             course.lines.append(line)
+        course.changes = course.changes or changes
     return course
 
 
 def _leaders(run: RunDir) -> list[tuple[int, str, str]]:
     """Return (step, id, text) of the instruction that a run begins under, and of those that lead later."""
     texts = {row["id"]: row["text"] for row in run.read_instructions()}
-    initial = next(iter(texts), "i0")
     if not texts:  # it never changes
-        texts = {initial: (run.read_summary() or {}).get("best_instruction") or ""}
+        texts = {"i0": (run.read_summary() or {}).get("best_instruction") or ""}
+    initial = next(iter(texts))
     leaders = [(step, name) for step, name in in_force(run.read_events()) if name != initial]
     return [(step, name, texts.get(name, "")) for step, name in ((0, initial), *leaders)]
 
 
-def _count_rollouts(costs: Iterable[CostRow]) -> Callable[[int], float]:
-    """Return a function of a step: the policy rollouts paid up to its end, without evaluation."""
-    rows = sorted(
-        (row.step, row.rollouts) for row in costs if row.committed and row.kind != "evaluate"
-    )
-    steps = [step for step, _ in rows]
-    sums = [0, *itertools.accumulate(rollouts for _, rollouts in rows)]
-    return lambda step: float(sums[bisect.bisect_right(steps, step)])
-
-
 def _panels(
-    suite: SuiteSummary, courses: Mapping[str, Course]
-) -> list[tuple[SuiteMethod, Chart, list[tuple[str, list[Segment]]]]]:
-    """Draw each method's training reward, with the baseline's in grey, all on the same scales."""
+    folder: Path, suite: SuiteSummary, courses: Mapping[str, Course]
+) -> Iterator[tuple[Chart, list[tuple[str, list[Segment]]], list[tuple[str, str]]]]:
+    """Yield the training reward of each method, with the baseline's in grey, all on the same scales.
+
+    With it come the instructions in force, and (name, relative link) of the method's runs that have a report.
+    """
     points = [p for course in courses.values() for line in course.lines for p in line]
     longest = max((x for x, _ in points), default=1.0)
-    highest = max((y for _, y in points), default=0.0)
-    panels: list[tuple[SuiteMethod, Chart, list[tuple[str, list[Segment]]]]] = []
+    baseline = suite.baseline_method
     for method in suite.ordered:
         course = courses[method.name]
-        lines = [average(method.label, line, STYLES[method.group])[0] for line in course.lines]
-        grey: list[Series] = []
-        if method.name != suite.baseline:
-            label = suite.baseline_method.label
-            baseline = courses[suite.baseline].lines
+        css = GROUPS[method.group][1]
+        series = [average(method.label, line, css)[0] for line in course.lines]
+        if series and method.name != suite.baseline:
             grey = [
-                Series(label, average(label, line, "muted")[0].points, "muted") for line in baseline
+                average(baseline.label, line, "muted")[0] for line in courses[baseline.name].lines
             ]
+            series = [*(replace(line, raw=()) for line in grey), *series]
         chart = line_chart(
             method.label,
-            [*grey, *lines] if lines else [],
+            series,
             x_label="policy rollouts",
             share=suite.shares,
-            guides=[
-                (change.rollouts, change.label) for change in course.changes if change.rollouts
-            ],
+            guides=[(rollouts, name) for rollouts, name, _, _ in course.changes if rollouts],
             x_range=(0.0, longest or 1.0),
-            y_top=highest,
+            y_top=max((y for _, y in points), default=0.0),
         )
+        names = [name for runs in method.runs.values() for name in runs]
+        links = [
+            (name.partition("/")[2], f"./{quote(name)}/report.html")
+            for name in names
+            if (folder / name / "report.html").is_file()
+        ]
         if chart is not None:
-            panels.append((method, chart, course.texts()))
-    return panels
-
-
-def _links(folder: Path, method: SuiteMethod) -> list[tuple[str, str]]:
-    """Return the runs of a method that have a report, with a relative link to it."""
-    names = [name for runs in method.runs.values() for name in runs]
-    return [
-        (name.partition("/")[2], f"./{quote(name)}/report.html")
-        for name in names
-        if (folder / name / "report.html").is_file()
-    ]
+            yield chart, course.texts(), links
