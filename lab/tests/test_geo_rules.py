@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.errors import LLMError
-from cotune.methods.contract import InstructionRules, protocol_tags
+from cotune.methods.contract import TextRules, protocol_tags
 from cotune.methods.inspo.proposers import read_tagged
 from cotune.methods.inspo.replay import Experience
 from cotune.methods.text_evolution import example, read_fenced
@@ -136,7 +136,7 @@ def test_paraphrases_are_diverse_and_remedy_nothing():
     candidates = read_tagged(rules_llm(0).complete(paraphrase_prompt(INITIAL, 6)).text)[1]
     assert len(candidates) == 6
     assert all(added_modes(c) == set() for c in candidates)
-    rules, valid = InstructionRules(INITIAL), [INITIAL]
+    rules, valid = TextRules(INITIAL), [INITIAL]
     for candidate in candidates:
         if rules.check(candidate, INITIAL, valid, []) is None:
             valid.append(candidate)

@@ -4,15 +4,14 @@ from typing import Any
 import pytest
 
 from cotune.methods.fst import fst
-from cotune.methods.group_plan import planned, spread
+from cotune.methods.group_plan import sampled_under
 from cotune.methods.inspo import inspo
 from cotune.methods.last_stage import TrainedPromptOptions
 from cotune.methods.method import Context, Method
-from cotune.types import Distillation, Instruction, Prompt
+from cotune.types import Distillation, Instruction
 from tests.helpers import make_tasks
 
 FIRST, A, B, C = (Instruction(f"i{n}", f"Text {n}.") for n in range(4))
-(TASK,) = make_tasks(1)
 
 
 @pytest.mark.parametrize(
@@ -31,14 +30,8 @@ FIRST, A, B, C = (Instruction(f"i{n}", f"Text {n}.") for n in range(4))
 def test_what_a_group_is_sampled_under(
     groups: Any, drawn: list[Instruction], size: int, ids: str
 ) -> None:
-    rows = planned(TASK, 7, size, groups, drawn, FIRST, None)
-    assert "".join(row.instruction_id[1] for row in rows) == ids
-    assert {(row.task, row.group) for row in rows} == {(TASK, 7)}
-    for row, number in zip(rows, ids, strict=True):
-        assert row.trained == row.sampled == Prompt(f"Text {number}.")
-    on_one = planned(TASK, 7, size, groups, drawn, FIRST, B)
-    assert [row.sampled for row in on_one] == [row.sampled for row in rows]
-    assert {row.trained for row in on_one} == {Prompt("Text 2.")}
+    rows = sampled_under(groups, size, drawn, FIRST)
+    assert "".join(instruction.id[1] for instruction in rows) == ids
 
 
 @pytest.mark.parametrize(
@@ -78,5 +71,5 @@ def test_a_spread_gives_every_instruction_a_share() -> None:
     for count in range(1, 5):
         drawn = [FIRST, A, B, C][:count]
         for size in range(count, 12):
-            counts = [spread(drawn, size).count(one) for one in drawn]
+            counts = [sampled_under("population", size, drawn, FIRST).count(one) for one in drawn]
             assert max(counts) - min(counts) <= 1

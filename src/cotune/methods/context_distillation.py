@@ -8,9 +8,7 @@ Two other masks leave tokens out whatever their ratio: `rollout/episode.py` mask
 wrote, and `Trajectory.trained_mask` a whole rollout whose environment broke or that nothing scored.
 """
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,45 +64,22 @@ def token_weights(ratios: Floats, settings: Distillation, advantage: float) -> F
     return ((ratios >= settings.low) & (ratios <= settings.high)).astype(np.float64)
 
 
-@dataclass
-class RatioStatistics:
-    """Statistics of the context ratios of the policy's own tokens in distilled rollouts.
+def ratio_metrics(rollouts: Sequence[tuple[Floats, Floats]]) -> dict[str, float]:
+    """Return statistics of the context ratios of the policy's own tokens in distilled rollouts; {} without any.
 
-    Attributes:
-        count, total, lowest, highest: number, sum, minimum and maximum of the ratios.
-        masked: tokens with weight 0.
+    Args:
+        rollouts: ratios and weights, both (C,), of each.
     """
-
-    count: int = 0
-    total: float = 0.0
-    lowest: float = math.inf
-    highest: float = 0.0
-    masked: int = 0
-
-    def add(self, ratios: Floats, weights: Floats) -> None:
-        """Add the tokens of one rollout, both (C,)."""
-        if len(ratios):
-            figures = float(ratios.sum()), float(ratios.min()), float(ratios.max())
-            self.merge(RatioStatistics(len(ratios), *figures, int((weights < 1).sum())))
-
-    def merge(self, other: "RatioStatistics") -> None:
-        """Add the counts of another process."""
-        self.count += other.count
-        self.total += other.total
-        self.lowest = min(self.lowest, other.lowest)
-        self.highest = max(self.highest, other.highest)
-        self.masked += other.masked
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics by name; empty if no token was counted."""
-        if not self.count:
-            return {}
-        return {
-            "p2o/ratio_min": self.lowest,
-            "p2o/ratio_mean": self.total / self.count,
-            "p2o/ratio_max": self.highest,
-            "p2o/ratio_masked_share": self.masked / self.count,
-        }
+    ratios = [row for row, _ in rollouts if len(row)]
+    if not ratios:
+        return {}
+    count = sum(map(len, ratios))
+    return {
+        "p2o/ratio_min": min(float(row.min()) for row in ratios),
+        "p2o/ratio_mean": sum(float(row.sum()) for row in ratios) / count,
+        "p2o/ratio_max": max(float(row.max()) for row in ratios),
+        "p2o/ratio_masked_share": sum(int((row < 1).sum()) for _, row in rollouts) / count,
+    }
 
 
 def batch_weights(
@@ -112,7 +87,7 @@ def batch_weights(
     trained_logprobs: Floats,
     advantages: Sequence[float] | Floats,
     settings: Distillation,
-    statistics: RatioStatistics | None = None,
+    distilled: list[tuple[Floats, Floats]] | None = None,
 ) -> Floats:
     """Return the factor of each token's advantage, (B, C); zero for tokens the policy did not write.
 
@@ -124,7 +99,7 @@ def batch_weights(
             distilled rollouts only, with a mask.
         advantages: (B,), whose signs the mask reads.
         settings: the mode.
-        statistics: collects the ratios.
+        distilled: takes ratios and weights of each rollout with a mask, for `ratio_metrics`.
     """
     weights = np.zeros(trained_logprobs.shape)
     for row, trajectory in enumerate(trajectories):
@@ -134,6 +109,6 @@ def batch_weights(
             sampled = np.array(trajectory.logprobs)[positions]
             ratios = context_ratios(trained_logprobs[row, positions], sampled)
             weights[row, positions] = token_weights(ratios, settings, float(advantages[row]))
-            if statistics is not None:
-                statistics.add(ratios, weights[row, positions])
+            if distilled is not None:
+                distilled.append((ratios, weights[row, positions]))
     return weights

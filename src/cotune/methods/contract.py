@@ -6,9 +6,8 @@ A candidate that breaks it is rejected with the reason, never repaired.
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from cotune.errors import ConfigError
 from cotune.methods.leaks import is_dense, leaked_answer, quoted_solution, words_of
@@ -19,7 +18,6 @@ _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 # Tags of INSPO's proposal prompts (`inspo.proposers`): in an instruction they would break them.
 # Blanks are allowed, as in the parser of replies.
 _RESERVED = re.compile(r"<\s*(?:/\s*)?(?:ins_\d+|score_\d+|example|history)\s*>", re.IGNORECASE)
-_THINK_TAG = re.compile(r"</?think>")
 # Of gepa's prompt; in a parent they would be filled in.
 _PLACEHOLDERS = ("<curr_param>", "<side_info>")
 _LEAST_WORDS = 3  # an ellipsis of an echoed format, or a dash, is no text
@@ -81,25 +79,27 @@ def is_near_copy(a: str, b: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class InstructionRules:
-    """The contract of every instruction in a run.
+class TextRules:
+    """The contract of every instruction in a run, or of every hint.
 
     Attributes:
-        original: the initial instruction; its tags are the protocol's.
+        original: the initial instruction, whose tags are the protocol's; "" for hints.
         count_tokens: counts a text's tokens; None if no tokenizer is available.
         max_tokens: length limit in tokens; None for none.
         control_tokens: the policy's special tokens as text; a chat template would obey them.
         required: further texts without which no policy can act.
+        beside: the instruction that a hint stands beside; text already in it is not a leak.
     """
 
-    original: str
+    original: str = ""
     count_tokens: Callable[[str], int] | None = None
     max_tokens: int | None = None
     control_tokens: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
+    beside: str = ""
 
     @classmethod
-    def of(cls, context: Context) -> "InstructionRules":
+    def of_instructions(cls, context: Context) -> "TextRules":
         """Return the rules of a run; ConfigError if nothing can evolve from its instruction."""
         instruction = context.instruction
         if not instruction.strip():
@@ -109,13 +109,15 @@ class InstructionRules:
                 f"the initial instruction holds {', '.join(reserved)}; these tags are reserved for "
                 "proposals: rename them"
             )
-        return cls(
-            instruction,
-            context.count_tokens,
-            context.max_tokens,
-            tuple(context.control_tokens),
-            tuple(context.required),
+        return replace(
+            cls.of_hints(context), original=instruction, required=tuple(context.required)
         )
+
+    @classmethod
+    def of_hints(cls, context: Context) -> "TextRules":
+        """Return the rules of a run's hints."""
+        control_tokens = tuple(context.control_tokens)
+        return cls("", context.count_tokens, context.max_tokens, control_tokens)
 
     @property
     def kept_texts(self) -> tuple[str, ...]:
@@ -123,14 +125,14 @@ class InstructionRules:
         return tuple(dict.fromkeys((*protocol_tags(self.original), *self.required)))
 
     def check(
-        self, candidate: str, parent: str, others: Iterable[str], tasks: Iterable[Task]
+        self, candidate: str, parent: str, others: Iterable[str], tasks: Sequence[Task]
     ) -> str | None:
         """Return why the candidate is rejected, in a few words; None if it is valid.
 
         Args:
-            parent: the instruction it was derived from; text already in it is not a leak.
-            others: instructions alive or already tried, which it must not copy.
-            tasks: the questions that its author was shown, whose answers it must not contain.
+            parent: the text it was derived from; what is already in it is not a leak.
+            others: texts alive or already tried, which it must not copy.
+            tasks: the questions that its author was shown, whose answers and solutions it must not contain.
         """
         if placed := [p for p in _PLACEHOLDERS if p in candidate]:
             return f"holds {', '.join(placed)}, which only the reflection prompt may"
@@ -153,44 +155,11 @@ class InstructionRules:
         tokens = self.count_tokens(candidate) if self.count_tokens is not None else 0
         if self.max_tokens is not None and tokens > self.max_tokens:
             return f"{tokens} tokens; {self.max_tokens} allowed"
-        if (answer := leaked_answer(candidate, parent, tasks)) is not None:
+        not_new = f"{self.beside}\n{parent}"
+        if (answer := leaked_answer(candidate, not_new, tasks)) is not None:
             return f"brings in the answer {answer!r} of a training question"
+        if (quoted := quoted_solution(candidate, not_new, tasks)) is not None:
+            return f"quotes the solution of a shown question: {quoted!r}"
         if any(is_near_copy(candidate, other) for other in others):
             return "near copy of one alive or tried"
-        return None
-
-
-@dataclass(frozen=True, slots=True)
-class HintRules(InstructionRules):
-    """The contract of every hint in a run: an instruction's, plus nothing from a hard question's solution.
-
-    Attributes:
-        instruction: the policy's instruction; text already in it is not a leak.
-    """
-
-    original: str = ""  # it has no protocol tags to keep
-    instruction: str = ""
-
-    def check(
-        self, candidate: str, parent: str, others: Iterable[str], tasks: Iterable[Task]
-    ) -> str | None:
-        """Return why the candidate is rejected, in a few words; None if it is valid.
-
-        Args:
-            parent: the hint it was derived from; may be empty.
-            others: hints already tried in this phase, which it must not copy.
-            tasks: the questions that its author was shown, whose answers and solutions it must not
-                contain.
-        """
-        opened = accumulate(1 if tag == "<think>" else -1 for tag in _THINK_TAG.findall(candidate))
-        if min(depths := [0, *opened]) < 0 or depths[-1]:
-            return "unclosed or stray think tag"
-        not_new = f"{self.instruction}\n{parent}"
-        tasks = list(tasks)
-        # A text of a few words is always within two words of the empty hint; that is not a copy.
-        earlier = [text for text in (parent, *others) if text.strip()]
-        if reason := InstructionRules.check(self, candidate, not_new, earlier, tasks):
-            return reason
-        if (quoted := quoted_solution(candidate, self.instruction, tasks)) is not None:
-            return f"quotes the solution of a shown question: {quoted!r}"
         return None

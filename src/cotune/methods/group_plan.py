@@ -6,8 +6,6 @@
     target      sampled     the gradient is taken on the instruction that a rollout was sampled under
                 initial     on the initial instruction, so that the gain moves into the weights
 
-A last stage (`methods.last_stage`) has its own plan.
-
 One advantage is computed over the whole group, so rollouts under different instructions are compared
 with each other. P²O adds hints to the rollouts under a drawn instruction.
 """
@@ -15,7 +13,7 @@ with each other. P²O adds hints to the rollouts under a drawn instruction.
 from collections.abc import Sequence
 from typing import Literal
 
-from cotune.types import Assignment, Instruction, Prompt, Task
+from cotune.types import Instruction
 
 Groups = Literal["own", "mixed", "population"]
 
@@ -25,42 +23,20 @@ def drawn_count(groups: Groups, size: int) -> int:
     return size - size // 2 if groups == "mixed" else size
 
 
-def spread(drawn: Sequence[Instruction], size: int) -> list[Instruction]:
-    """Return one instruction for each of `size` rollouts, with counts that differ by one at most.
+def sampled_under(
+    groups: Groups, size: int, drawn: Sequence[Instruction], initial: Instruction
+) -> list[Instruction]:
+    """Return the instruction of each of a group's `size` rollouts.
 
-    >>> a, b = Instruction("a", ""), Instruction("b", "")
-    >>> "".join(one.id for one in spread([a, b], 5))
-    'aaabb'
-    """
-    return [drawn[i * len(drawn) // size] for i in range(size)]
-
-
-def planned(
-    task: Task,
-    group: int,
-    size: int,
-    groups: Groups,
-    drawn: Sequence[Instruction],
-    initial: Instruction,
-    trained: Instruction | None,
-) -> list[Assignment]:
-    """Return the assignments of one group.
+    Drawn instructions are spread evenly: their counts differ by one at most.
 
     Args:
-        task: the question.
-        group: the group's index in its batch.
-        size: G, rollouts of the group.
-        groups: the plan.
         drawn: the drawn instructions; one, or for "population" up to `size`.
-        initial: the initial instruction.
-        trained: the instruction that the gradient is taken on; None is each rollout's own.
+
+    >>> a, b = Instruction("a", ""), Instruction("b", "")
+    >>> "".join(one.id for one in sampled_under("population", 5, [a, b], a))
+    'aaabb'
     """
     count = drawn_count(groups, size)
-    under = [*spread(drawn, count), *[initial] * (size - count)]
-    target = None if trained is None else Prompt(trained.text)
-    return [
-        Assignment(
-            task, prompt := Prompt(instruction.text), target or prompt, instruction.id, group
-        )
-        for instruction in under
-    ]
+    spread = [drawn[i * len(drawn) // count] for i in range(count)]
+    return spread + [initial] * (size - count)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from cotune.methods.contract import InstructionRules
+from cotune.methods.contract import TextRules
 from cotune.methods.method import Evolution, RunShape
 from cotune.methods.proposals import ProposalAccount, record_born, rejections, surroundings
 from cotune.methods.text_evolution import (
@@ -37,7 +37,7 @@ class InstructionSearch(TextSearch):
         plan: SearchPlan,
         evolution: Evolution,
         account: ProposalAccount,
-        rules: InstructionRules,
+        rules: TextRules,
     ) -> None:
         self.instructions = list(instructions)
         self._about = surroundings(description)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from cotune.methods.contract import check_same_initial
-from cotune.methods.group_plan import Groups, planned
+from cotune.methods.group_plan import Groups, sampled_under
 from cotune.methods.method import Context, Evolution, RunShape, check_least
 from cotune.methods.proposals import record_born
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
@@ -145,19 +145,29 @@ class EvolvedInstructions(Strategy):
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
-        """Sample each group under the instructions drawn for it; in the last stage under the best one."""
+        """Sample each group under the instructions drawn for it; in the last stage under the best one.
+
+        The policy under the best instruction then teaches. Rollouts under the initial one could not teach
+        what the policy never does there: KL(p ‖ q) has no gradient if p is certain.
+        """
         initial = self._lineage[0]
-        self._distilling = self._distils(progress, len(tasks) * group_size)
-        if self._distilling:
-            return taught_groups(tasks, group_size, initial, self.best())
-        trained = initial if self._training.target == "initial" else None
+        best = self.best()
+        distils = self._distilling = self._distils(progress, len(tasks) * group_size)
+        on_initial = distils or self._training.target == "initial"
+        teacher = Prompt(best.text) if distils and best != initial else None
         assignments: list[Assignment] = []
         for group, task in enumerate(tasks):
-            key = f"{self.name}/{self.seed}/assign/{progress.step}/{group}"
-            instructions = self._draw(key, group_size)
-            assignments += planned(
-                task, group, group_size, self._groups, instructions, initial, trained
-            )
+            under = [best] * group_size
+            if not distils:
+                key = f"{self.name}/{self.seed}/assign/{progress.step}/{group}"
+                drawn = self._draw(key, group_size)
+                under = sampled_under(self._groups, group_size, drawn, initial)
+            for instruction in under:
+                sampled = Prompt(instruction.text)
+                trained = Prompt(initial.text) if on_initial else sampled
+                assignments.append(
+                    Assignment(task, sampled, trained, instruction.id, group, teacher)
+                )
         return assignments
 
     def observe(
@@ -286,20 +296,3 @@ def check_last_stage(steps: int, shape: RunShape) -> None:
             f"{shape.rollout_budget // batch} batches of {batch}; expected fewer distil_steps, or at least "
             f"{(steps + 1) * batch}"
         )
-
-
-def taught_groups(
-    tasks: Sequence[Task], size: int, initial: Instruction, best: Instruction
-) -> list[Assignment]:
-    """Return a batch of the last stage: sampled under the best instruction, trained on the initial one.
-
-    The policy under the best instruction teaches. Rollouts under the initial one could not teach what the
-    policy never does there: KL(p ‖ q) has no gradient if p is certain.
-    """
-    plain = Prompt(initial.text)
-    sampled = Prompt(best.text)
-    return [
-        Assignment(task, sampled, plain, best.id, group, None if best == initial else sampled)
-        for group, task in enumerate(tasks)
-        for _ in range(size)
-    ]

@@ -17,9 +17,6 @@ _RUN = 5
 _LATEX = re.compile(r"\\[A-Za-z]+")
 # What may group the digits of a number: a comma or a blank, also as LaTeX writes them.
 _GROUPING = re.compile(r"(?<=[0-9])(?:[,\s~]|\\[,;:! ]|\{,\})(?=[0-9]{3}(?![0-9]))")
-# Combining classes of marks that are part of a letter: vowel signs, nukta, kana voicing, virama.
-# Others, such as accents and points, may be left out in writing.
-_INHERENT_MARKS = {0, 7, 8, 9}
 # Scripts without spaces between words, one character a word: Thai and Lao, Myanmar, Khmer, kana, Han.
 _DENSE = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff]"
@@ -34,17 +31,13 @@ _COMMON = frozenset(_COMMON_WORDS.split())
 
 
 def folded(text: str) -> str:
-    """Return a text in NFKC and case-folded, without accents and invisible characters.
+    """Return a text in NFKD and case-folded, without accents, vowel points and invisible characters.
 
     >>> folded("Zürich") == folded("ZU\\u0308\\u200bRICH") == "zurich"
     True
     """
-    characters = (
-        c
-        for c in unicodedata.normalize("NFD", unicodedata.normalize("NFKC", text).casefold())
-        if unicodedata.combining(c) in _INHERENT_MARKS and unicodedata.category(c) != "Cf"
-    )
-    return unicodedata.normalize("NFC", "".join(characters))
+    characters = unicodedata.normalize("NFKD", text.casefold()).casefold()
+    return "".join(c for c in characters if unicodedata.category(c) not in ("Mn", "Cf"))
 
 
 def words_of(text: str) -> tuple[str, ...]:

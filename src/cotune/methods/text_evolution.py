@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from cotune.errors import EngineError
-from cotune.methods.contract import InstructionRules
+from cotune.methods.contract import TextRules
 from cotune.methods.method import Evolution, check_least
 from cotune.methods.proposals import Draft, ProposalAccount, ReplyForm, Request, without_reasoning
 from cotune.methods.scores import SOLVED_AT
@@ -238,7 +238,7 @@ class TextSearch(ABC):
         plan: SearchPlan,
         evolution: Evolution,
         account: ProposalAccount,
-        rules: InstructionRules,
+        rules: TextRules,
         refuse: Callable[[str, str, str], None],
         lineage: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from cotune.methods.contract import HintRules
+from cotune.methods.contract import TextRules
 from cotune.methods.method import Evolution
 from cotune.methods.p2o.hint_evolution import HintEvolution
 from cotune.methods.p2o.hints import HintPool
@@ -21,7 +21,7 @@ def phase(
     def record(kind: str, /, **fields: object) -> None:
         run.event(kind, step, **fields)
 
-    evolution = HintEvolution(HintRules(), replace(SMALL, **changes), seed=1)
+    evolution = HintEvolution(TextRules(), replace(SMALL, **changes), seed=1)
     evolution.load_state_dict(evolution.state_dict() | {"phases": number - 1})
     tasks = tasks_of_two_kinds(20)
     now = Evolution(Progress(step, 0, 99), policy, llm, record)

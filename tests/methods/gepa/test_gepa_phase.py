@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cotune.errors import EngineError, LLMError
-from cotune.methods.contract import HintRules
+from cotune.methods.contract import TextRules
 from cotune.methods.method import Evolution
 from cotune.methods.p2o.hint_evolution import HintSearch
 from cotune.methods.p2o.hints import covering
@@ -98,7 +98,7 @@ def test_a_hint_carries_the_questions_that_it_and_its_ancestors_were_derived_fro
 def search_of(rollout: Rollout, record: Events) -> HintSearch:
     plan = SearchPlan(options=SMALL, dev=(), train=(), budget=9, barren=1, key="")
     now = Evolution(Progress(1, 0, 9), rollout, Author(one_keyword_each), record)
-    return HintSearch("Solve it.", "", plan, now, ProposalAccount("hint", FENCED), HintRules())
+    return HintSearch("Solve it.", "", plan, now, ProposalAccount("hint", FENCED), TextRules())
 
 
 def test_adapters_take_the_calls_of_gepa_and_of_later_versions():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cotune.methods.contract import HintRules
+from cotune.methods.contract import TextRules
 from cotune.methods.method import Evolution
 from cotune.methods.p2o.hint_evolution import HintEvolution, HintSearch
 from cotune.methods.p2o.hints import HintOptions, HintPool
@@ -95,7 +95,7 @@ def raising(error: Exception) -> Callable[[int, str], str]:
 def evolve(
     policy: Policy, llm: LLM, record: Events | None = None, count: int = 20, **changes: Any
 ) -> tuple[HintPool, HintSearch]:
-    evolution = HintEvolution(HintRules(), replace(SMALL, **changes), seed=1)
+    evolution = HintEvolution(TextRules(), replace(SMALL, **changes), seed=1)
     tasks = tasks_of_two_kinds(count)
     now = Evolution(Progress(1, 0, 9), policy, llm, record or Events())
     return evolution.phase(tasks, "Solve it.", now, "test")

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from cotune.methods.context_distillation import (
-    RatioStatistics,
+    Floats,
     batch_weights,
     context_ratios,
     is_distilled,
     is_hinted,
     needs_token_weights,
+    ratio_metrics,
     token_weights,
     uses_context_mask,
 )
@@ -68,15 +69,10 @@ def test_weights_by_hand(settings: Distillation, expected: list[float], advantag
     assert found == pytest.approx([1] * 6 if advantage > 0 else expected)
 
 
-def test_statistics_of_two_processes() -> None:
-    here, there = RatioStatistics(), RatioStatistics()
-    assert here.metrics() == {}
-    here.add(np.array([0.5, 20.0]), np.array([1.0, 0.0]))
-    here.add(np.array([]), np.array([]))
-    there.add(np.array([0.001, 1.5, 2.0]), np.array([0.1, 1.0, 1.0]))
-    here.merge(there)
-    here.merge(RatioStatistics())
-    assert here.metrics() == pytest.approx(
+def test_ratio_metrics_by_hand() -> None:
+    assert ratio_metrics([]) == ratio_metrics([(np.array([]), np.array([]))]) == {}
+    rollouts = [([0.5, 20.0], [1.0, 0.0]), ([], []), ([0.001, 1.5, 2.0], [0.1, 1.0, 1.0])]
+    assert ratio_metrics([(np.array(r), np.array(w)) for r, w in rollouts]) == pytest.approx(
         {
             "p2o/ratio_min": 0.001,
             "p2o/ratio_mean": 24.001 / 5,
@@ -84,7 +80,6 @@ def test_statistics_of_two_processes() -> None:
             "p2o/ratio_masked_share": 0.4,
         }
     )
-    assert here.count == 5
 
 
 def test_who_is_hinted_and_who_distilled() -> None:
@@ -119,13 +114,13 @@ TRAINED = np.log(np.array([[0.02, 0.9, 0.5, 1.0], [math.exp(-0.5), 1.0, 1.0, 1.0
 def test_weights_of_a_batch_by_hand(
     settings: Distillation, first: list[float], advantages: list[float]
 ) -> None:
-    statistics = RatioStatistics()
-    weights = batch_weights([distilled(), plain()], TRAINED, advantages, settings, statistics)
+    ratios: list[tuple[Floats, Floats]] = []
+    weights = batch_weights([distilled(), plain()], TRAINED, advantages, settings, ratios)
     assert weights == pytest.approx(np.array([first, [1, 0, 0, 0]]))
-    found = statistics.metrics()
+    metrics = ratio_metrics(ratios)
     if uses_context_mask(settings):
-        assert found["p2o/ratio_min"] == pytest.approx(0.04)
-        assert found["p2o/ratio_max"] == pytest.approx(2.0)
-        assert found["p2o/ratio_masked_share"] == sum(first[i] < 1 for i in (0, 2)) / 2
+        assert metrics["p2o/ratio_min"] == pytest.approx(0.04)
+        assert metrics["p2o/ratio_max"] == pytest.approx(2.0)
+        assert metrics["p2o/ratio_masked_share"] == sum(first[i] < 1 for i in (0, 2)) / 2
     else:
-        assert not found
+        assert not metrics

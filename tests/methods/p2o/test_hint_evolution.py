@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cotune.errors import BudgetError, EvolutionError, LLMError
-from cotune.methods.contract import HintRules
+from cotune.methods.contract import TextRules
 from cotune.methods.method import Evolution
 from cotune.methods.p2o.hint_evolution import HintEvolution
 from cotune.methods.p2o.hints import HintPool, covering
@@ -28,7 +28,7 @@ BAD_REFLECTORS: dict[str, tuple[Callable[[int, str], str], str, str]] = {
     "errs": (raising(LLMError("timed out after 3 tries")), "proposal_failed", "LLMError: timed out"),
     "garbage": (lambda n, prompt: f"```{'x y ' * 2_500}```", "hint_rejected", "9999 characters"),
     "cut off": (lambda n, prompt: "<think> a ```Try``` is", "proposal_failed", "holds no hint"),
-    "unclosed": (lambda n, prompt: "```\n<think> Go on\n```", "hint_rejected", "think tag"),
+    "unclosed": (lambda n, prompt: "```\n<think> Go on\n```", "hint_rejected", "unclosed <think>"),
     "seed": (lambda n, prompt: "```\n```", "proposal_failed", "holds no hint within"),
     "apology": (lambda n, prompt: f"I am sorry, but I can't help with request {n}.", "proposal_failed", "the reply holds no hint within ``` blocks"),
     "leaks": (leaking, "hint_rejected", "the answer"),
@@ -42,7 +42,7 @@ def test_the_run_goes_on_with_what_it_has_and_a_second_failed_phase_is_an_error(
 ):
     write, event, reason = BAD_REFLECTORS[name]
     author, policy, record = Author(write), Policy(), Events()
-    evolution = HintEvolution(HintRules(), replace(SMALL, reflection=reflection), seed=1)
+    evolution = HintEvolution(TextRules(), replace(SMALL, reflection=reflection), seed=1)
     run = runner(evolution, policy, author, record)
     pool = run(step=5)
     if name == "errs":  # no reply at all: what was there before is kept, which is nothing
@@ -57,7 +57,7 @@ def test_the_run_goes_on_with_what_it_has_and_a_second_failed_phase_is_an_error(
     assert all(reason in rejected["reason"] for rejected in record.of(event))
     assert record.of("hint_phase_ended")[0]["valid"] == 0
     saved = json.loads(json.dumps(evolution.state_dict()))
-    evolution = HintEvolution(HintRules(), replace(SMALL, reflection=reflection), seed=1)
+    evolution = HintEvolution(TextRules(), replace(SMALL, reflection=reflection), seed=1)
     evolution.load_state_dict(saved)
     assert evolution.state_dict() == saved
     with pytest.raises(EvolutionError, match=f"2 phases in a row failed.*{reason}"):
@@ -80,7 +80,7 @@ def runner(
 
 def test_too_few_hard_samples_skip_the_phase_and_say_so():
     record, policy, author = Events(), Policy(), Author(one_keyword_each)
-    evolution = HintEvolution(HintRules(), SMALL, seed=1)
+    evolution = HintEvolution(TextRules(), SMALL, seed=1)
     assert runner(evolution, policy, author, record, count=3)(1) is None
     assert (policy.calls, author.prompts) == ([], [])
     [(kind, fields)] = record.rows
@@ -90,7 +90,7 @@ def test_too_few_hard_samples_skip_the_phase_and_say_so():
 
 def test_a_budget_that_scores_no_hint_skips_the_phase_and_says_so():
     record, policy = Events(), Policy()
-    evolution = HintEvolution(HintRules(), replace(SMALL, budget=21), seed=1)
+    evolution = HintEvolution(TextRules(), replace(SMALL, budget=21), seed=1)
     assert runner(evolution, policy, Author(one_keyword_each), record)(1) is None
     assert policy.calls == []
     [(kind, fields)] = record.rows
@@ -100,7 +100,7 @@ def test_a_budget_that_scores_no_hint_skips_the_phase_and_says_so():
 
 def test_phases_of_other_steps_draw_anew():
     first, second = Policy(), Policy()
-    evolution = HintEvolution(HintRules(), SMALL, seed=1)
+    evolution = HintEvolution(TextRules(), SMALL, seed=1)
     for step, policy in ((1, first), (2, second)):
         runner(evolution, policy, Author(one_keyword_each), Events())(step)
     assert first.calls[0] != second.calls[0]
@@ -154,7 +154,7 @@ def test_a_phase_that_lost_its_scores_keeps_the_hints():
             return [replace(t, **lost) if i % 2 else t for i, t in enumerate(done)]
 
     record, author = Events(), Author(one_keyword_each)
-    evolution = HintEvolution(HintRules(), SMALL, seed=1)
+    evolution = HintEvolution(TextRules(), SMALL, seed=1)
     before = runner(evolution, Policy(), author, record)(1)
     assert before is not None
     assert len(before.texts) > 1
@@ -167,7 +167,7 @@ def test_a_spent_budget_is_no_failed_phase():
         raise BudgetError("the next call could exceed llm.budget")
 
     record, author = Events(), Author(broke)
-    evolution = HintEvolution(HintRules(), SMALL, seed=1)
+    evolution = HintEvolution(TextRules(), SMALL, seed=1)
     found = [runner(evolution, Policy(), author, record)(step) for step in (1, 2, 3)]
     assert found == [None] * 3  # earlier hints are not replaced by none
     assert len(author.prompts) == 3  # once a phase: the budget may have been raised

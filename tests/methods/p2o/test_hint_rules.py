@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.methods.contract import HintRules
+from cotune.methods.contract import TextRules
 from cotune.methods.leaks import leaked_answer
 from cotune.types import Task
 
@@ -18,7 +18,7 @@ VALID = "Work from right to left and write every carry above its column."
 
 
 def check(text: str, parent: str = "", others: tuple[str, ...] = (), **rules: object) -> str | None:
-    return HintRules(instruction=INSTRUCTION, **rules).check(text, parent, others, TASKS)  # pyright: ignore
+    return TextRules(beside=INSTRUCTION, **rules).check(text, parent, others, TASKS)  # pyright: ignore
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,7 @@ def test_valid(text: str):
     ("text", "reason"),
     [
         ("  \n", "fewer than 3 words"),
-        ("<think> first I", "unclosed or stray think tag"),
-        ("reasoning </think> do it", "unclosed or stray think tag"),
-        ("</think> and <think>", "unclosed or stray think tag"),
+        ("<think> first I", "unclosed <think>"),
         ("Answer in <ins_1> tags", "holds <ins_1>, which only proposals may"),
         ("See <side_info> here", "holds <side_info>, which only the reflection prompt may"),
         ("x y " * 2_500, "10000 characters; 4000 allowed"),
@@ -68,9 +66,8 @@ def test_quoted_run_is_named():
 
 def test_near_copies_of_parent_and_of_those_tried():
     near = VALID.replace("every", "each")
-    assert check(near, parent=VALID) == "near copy of one alive or tried"
     assert check(near, others=("Another one entirely.", VALID)) == "near copy of one alive or tried"
-    assert check(f"{VALID} Then check it once more.", parent=VALID) is None
+    assert check(f"{VALID} Then check it once more.", others=(VALID,)) is None
 
 
 def test_what_the_parent_holds_is_no_leak():
@@ -111,7 +108,7 @@ def test_a_number_of_three_digits_is_found_however_written(number: int, form: st
     ],
 )
 def test_small_numbers_and_letters_in_passing_are_no_leak(gold: str, text: str):
-    assert HintRules().check(text, "", [], [Task("q", "?", (gold,))]) is None
+    assert TextRules().check(text, "", [], [Task("q", "?", (gold,))]) is None
 
 
 @given(st.text(alphabet="<>/think_ins1curr_param` 0123,.", max_size=60))

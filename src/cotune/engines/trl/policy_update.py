@@ -19,9 +19,10 @@ from cotune.engines.trl.batches import (
 from cotune.engines.trl.shared_prompts import completion_logits, score_completions
 from cotune.engines.trl.vllm_start import starting_vllm
 from cotune.methods.context_distillation import (
-    RatioStatistics,
+    Floats,
     batch_weights,
     is_distilled,
+    ratio_metrics,
 )
 from cotune.methods.teacher_kl import mean_over_rollouts, token_losses
 from cotune.policy.adapters import make_savable
@@ -140,11 +141,11 @@ class PolicyUpdate(GRPOTrainer):
             distilled = [row for row, t in enumerate(rollouts) if is_distilled(t)]
             logprobs, tokens_fed = self._score_on_training_prompts(output, distilled, joint)
         before = logprobs.double().cpu().numpy()
-        statistics = RatioStatistics()
+        ratios: list[tuple[Floats, Floats]] = []
         advantages = output["advantages"]
-        weights = batch_weights(rollouts, before, advantages.tolist(), settings, statistics)
+        weights = batch_weights(rollouts, before, advantages.tolist(), settings, ratios)
         output["advantages"] = advantages[:, None] * torch.from_numpy(weights).to(advantages)
-        self._log_distillation(statistics, tokens_fed, joint)
+        self._log_distillation(ratios, tokens_fed, joint)
 
     def _score_on_training_prompts(
         self, output: dict[str, Any], rows: list[int], joint: "TRLJoint"
@@ -172,15 +173,12 @@ class PolicyUpdate(GRPOTrainer):
         return logprobs, tokens_fed
 
     def _log_distillation(
-        self, statistics: RatioStatistics, tokens_fed: int, joint: "TRLJoint"
+        self, ratios: list[tuple[Floats, Floats]], tokens_fed: int, joint: "TRLJoint"
     ) -> None:
         """Log the ratios of all ranks and the extra pass's tokens, the cost of distillation."""
-        all_ranks = RatioStatistics()
-        all_tokens = 0
-        for rank_statistics, rank_tokens in joint.coordinator.comm.gather((statistics, tokens_fed)):
-            all_ranks.merge(rank_statistics)
-            all_tokens += rank_tokens
-        metrics = {**all_ranks.metrics(), "p2o/logprob_tokens": float(all_tokens)}
+        ranks: list[Any] = joint.coordinator.comm.gather((ratios, tokens_fed))
+        metrics = ratio_metrics([row for rank_ratios, _ in ranks for row in rank_ratios])
+        metrics["p2o/logprob_tokens"] = float(sum(rank_tokens for _, rank_tokens in ranks))
         joint.metrics = {**joint.metrics, **metrics}
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)

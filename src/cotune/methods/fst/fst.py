@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import ClassVar, Literal
 
 from cotune.errors import ConfigError
-from cotune.methods.contract import MAX_CHARS, InstructionRules
+from cotune.methods.contract import MAX_CHARS, TextRules
 from cotune.methods.instruction_evolution import InstructionSearch, check_budget
 from cotune.methods.last_stage import (
     EvolvedInstructions,
@@ -110,7 +110,7 @@ class Fst(EvolvedInstructions):
     def __init__(self, options: FstOptions, context: Context) -> None:
         super().__init__(options, context, "population")
         self.options = options
-        self._rules = InstructionRules.of(context)
+        self._rules = TextRules.of_instructions(context)
         if len(context.tasks) < 2:
             raise ConfigError(
                 f"{len(context.tasks)} training questions; {self.name.upper()} expects 2 or more, to "

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import ClassVar, Literal
 
-from cotune.methods.contract import MAX_CHARS, InstructionRules
+from cotune.methods.contract import MAX_CHARS, TextRules
 from cotune.methods.group_plan import Groups
 from cotune.methods.inspo.population import Member, Population
 from cotune.methods.inspo.proposers import TAGGED, ProposerKind, propose
@@ -169,7 +169,7 @@ class Inspo(EvolvedInstructions):
         self.population.add(self._lineage[0], 0.0)
         self.last_weights: dict[str, float] = {}  # by id, of dropped instructions too
         self._description = context.description
-        self._rules = InstructionRules.of(context)
+        self._rules = TextRules.of_instructions(context)
         self._account = ProposalAccount("instruction", TAGGED, needed=True)
         self._replay = ReplayBuffer()
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from cotune.methods.contract import HintRules
+from cotune.methods.contract import TextRules
 from cotune.methods.method import Evolution
 from cotune.methods.p2o.hints import HintOptions, HintPool, covering
 from cotune.methods.proposals import ProposalAccount, surroundings
@@ -43,11 +43,11 @@ class HintSearch(TextSearch):
         plan: SearchPlan,
         evolution: Evolution,
         account: ProposalAccount,
-        rules: HintRules,
+        rules: TextRules,
     ) -> None:
         self._instruction = instruction
         self._about = about
-        rules = replace(rules, instruction=instruction)
+        rules = replace(rules, beside=instruction)
         super().__init__(plan, evolution, account, rules, self._refuse)
 
     def _refuse(self, text: str, parent: str, reason: str) -> None:
@@ -121,7 +121,7 @@ class HintEvolution:
     """
 
     def __init__(
-        self, rules: HintRules, options: HintOptions, seed: int, description: str = ""
+        self, rules: TextRules, options: HintOptions, seed: int, description: str = ""
     ) -> None:
         self.options = options
         self._rules = rules

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar, Literal
 
-from cotune.methods.contract import MAX_CHARS, HintRules
+from cotune.methods.contract import MAX_CHARS, TextRules
 from cotune.methods.group_plan import Groups, drawn_count
 from cotune.methods.method import Context, Cost, Evolution, Method, Proposals, RunShape
 from cotune.methods.p2o.hard_samples import HardSamples
@@ -96,11 +96,7 @@ class P2O(Strategy):
         self.seed = context.seed
         self._tasks = {task.id: task for task in context.tasks}
         self._hard = HardSamples(options.successes_below)
-        rules = HintRules(
-            count_tokens=context.count_tokens,
-            max_tokens=context.max_tokens,
-            control_tokens=tuple(context.control_tokens),
-        )
+        rules = TextRules.of_hints(context)
         self._evolution = HintEvolution(rules, options.hints, self.seed, context.description)
         self._pool: HintPool | None = None
         self._epoch = 0
