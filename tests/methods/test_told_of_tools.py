@@ -10,13 +10,12 @@ from cotune.config.run_file import parse_config
 from cotune.config.strategy import build_strategy
 from cotune.environments.tools import ToolEnvironment
 from cotune.methods.inspo.inspo import InspoOptions
-from cotune.methods.inspo.proposers import paraphrase_prompt, reflection_prompt
 from cotune.methods.method import Context
 from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.methods.proposals import surroundings
 from cotune.protocols import Strategy
 from cotune.types import Limits, Progress, Task
-from tests.helpers import Events, ScriptedRollout, make_tasks, run
+from tests.helpers import Events, ScriptedRollout, make_tasks, paraphrase_prompt, run
 from tests.methods.p2o.hint_fakes import SMALL, Author, Policy, one_keyword_each
 from tests.methods.p2o.p2o_run import HARD, INSTRUCTION, TASKS, Run
 from tests.run_files import environment_of, strategy_of, tiny
@@ -130,8 +129,7 @@ def test_an_environment_of_ones_own_is_told_too_and_can_forbid_it() -> None:
 
 def test_without_a_description_the_prompts_are_the_papers() -> None:
     assert surroundings("") == surroundings(" \n") == ""
-    assert paraphrase_prompt("Go.", 2, 1, "") == paraphrase_prompt("Go.", 2)
-    assert reflection_prompt("Go.", [], 2, 1, "") == reflection_prompt("Go.", [], 2)
+    assert paraphrase_prompt("Go.", 2).startswith("<ins_0>\nGo.")
 
 
 def test_a_docstring_cannot_leave_its_section_or_forge_candidates() -> None:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from cotune.environments.math import INITIAL_INSTRUCTION as INITIAL
-from cotune.methods.inspo.proposers import paraphrase_prompt, parse_candidates, reflection_prompt
+from cotune.methods.inspo.proposers import read_tagged
 from cotune.methods.inspo.replay import Experience
 from cotune.types import StopReason, Task
 from cotune.worlds.drawing import split_by_hash
@@ -25,6 +25,7 @@ from cotune.worlds.ladder import (
 )
 from cotune.worlds.ladder_rules import REMEDIES, lacks
 from cotune.worlds.rules_llm import RulesLLM
+from tests.helpers import paraphrase_prompt, reflection_prompt
 
 MIXED = Problem(RUNGS[4], 59, (6, -8, -9, 8, -7), "What is 59 + 6 - 8 - 9 + 8 - 7?")
 LATER = Problem(RUNGS[3], 52, (9, -5, -8, -9, 9, -8), "What is 52 + 9 - 5 - 8 - 9 + 9 - 8?")
@@ -144,7 +145,7 @@ def test_the_rules_answer_a_reflection_with_one_remedy(response: str, found: lis
     seen = set[str]()
     for seed in range(8):
         reply = RulesLLM(seed).complete(reflection_prompt(parent, [failure], 6)).text
-        for candidate in parse_candidates(reply):
+        for candidate in read_tagged(reply)[1]:
             held = [lack for lack in REMEDIES if any(s in candidate for s in REMEDIES[lack])]
             assert len(held) == 1
             assert INITIAL.split(". ")[1] in candidate
@@ -153,7 +154,7 @@ def test_the_rules_answer_a_reflection_with_one_remedy(response: str, found: lis
 
 
 def test_rewrites_remedy_nothing() -> None:
-    candidates = parse_candidates(RulesLLM(0).complete(paraphrase_prompt(INITIAL, 6)).text)
+    candidates = read_tagged(RulesLLM(0).complete(paraphrase_prompt(INITIAL, 6)).text)[1]
     assert len(candidates) > 3
     for candidate in candidates:
         assert INITIAL in candidate
