@@ -1,7 +1,7 @@
 """The seam of everybody who writes texts: a proposer asks, a contract checks, provenance follows.
 
-proposer     makes a `Request` of a parent and what was learned under it: `inspo.proposers`, and for
-             GEPA `text_evolution.TextSearch`
+proposer     makes a `Request` of a parent and what was learned under it: `inspo.proposers.propose`, and
+             for GEPA `text_evolution.TextSearch`
 ReplyForm    reads the texts of a reply
 contract     says why a text is rejected, before it costs a rollout (`contract`)
 provenance   the questions that the author of a text, or of an ancestor, was shown (`Draft.shown`)
@@ -65,13 +65,11 @@ class Draft:
     """A proposed text that meets the contract.
 
     Attributes:
-        number: its place in the reply, counted from 0.
         critique: what the LLM said before the texts.
         shown: ids of the questions that its author, or an ancestor's, was shown.
     """
 
     text: str
-    number: int
     critique: str
     shown: tuple[str, ...]
 
@@ -176,11 +174,11 @@ class ProposalAccount:
         self.proposed += len(texts)
         drafts: list[Draft] = []
         reasons: list[str] = []
-        for number, text in enumerate(texts):
+        for text in texts:
             reason = self._check(text, request.parent, self._tried, request.tasks)
             if reason is None:
                 self._tried.append(text)
-                drafts.append(Draft(text, number, critique[:_CRITIQUE_CHARS], shown_ids))
+                drafts.append(Draft(text, critique[:_CRITIQUE_CHARS], shown_ids))
             else:
                 reasons.append(reason)
                 self._reject(text, request.parent, reason)
@@ -208,22 +206,20 @@ class ProposalAccount:
         elif not self.spent or (self._needed and not health.useful):
             if self.spent:
                 self._blame(self.spent)
-            self._end_failed(last and not health.useful)
+            health.failed += 1
+            causes = "; ".join(health.causes)
+            self.record("phase_failed", reason=causes, in_a_row=health.failed)
+            ends = health.failed >= _ENDS_A_RUN or (last and not health.useful)
+            if ends and not getattr(self.llm, "optional", False):
+                advice = getattr(self.llm, "advice", "") or _ADVICE
+                phases = (
+                    "the only phase" if health.failed == 1 else f"{health.failed} phases in a row"
+                )
+                raise EvolutionError(f"every {self.what} of {phases} failed ({causes}): {advice}")
         if self.spent:
             if not health.ended:
                 self.record("proposals_ended", reason=self.spent)
             health.ended = True
-
-    def _end_failed(self, last: bool) -> None:
-        health = self._health
-        health.failed += 1
-        causes = "; ".join(health.causes)
-        self.record("phase_failed", reason=causes, in_a_row=health.failed)
-        if getattr(self.llm, "optional", False) or (health.failed < _ENDS_A_RUN and not last):
-            return
-        advice = getattr(self.llm, "advice", "") or _ADVICE
-        phases = "the only phase" if health.failed == 1 else f"{health.failed} phases in a row"
-        raise EvolutionError(f"every {self.what} of {phases} failed ({causes}): {advice}")
 
     def _fail(self, reason: str) -> None:
         self._blame(reason)

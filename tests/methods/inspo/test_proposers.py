@@ -222,12 +222,12 @@ def test_a_talkative_reply_is_cut_to_what_was_asked_for():
     assert [draft.text for draft in drafts] == ["candidate 1", "candidate 2"]
 
 
-def test_a_draft_knows_its_place_its_critique_and_what_its_author_was_shown():
+def test_a_draft_knows_its_critique_and_what_its_author_was_shown():
     reply = f"{'x' * 9999}\n<ins_1>lost</ins_1><ins_2>a</ins_2>"
     llm = ScriptedLLM([reply] * 2)
     request = Request("p", "parent", ("a", "b"), (Task("q", "?", ()), Task("a", "!", ())))
     (draft,) = account_of(llm, Events()).ask(request) or []
-    assert (draft.text, draft.number, len(draft.critique)) == ("a", 1, 2000)
+    assert (draft.text, len(draft.critique)) == ("a", 2000)
     assert draft.shown == ("a", "b", "q")
     llm.origin = "bank"  # pyright: ignore[reportAttributeAccessIssue]  it reads no prompt
     (draft,) = account_of(llm, Events()).ask(request) or []

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cotune.methods.contract import TextRules
@@ -103,7 +103,7 @@ def evolve(
 
 def described(policy: Policy, author: Author, record: Events, pool: HintPool) -> str:
     calls = [[(a.task.id, a.sampled.hint) for a in call] for call in policy.calls]
-    return json.dumps([calls, author.prompts, record.rows, pool.state_dict()])
+    return json.dumps([calls, author.prompts, record.rows, asdict(pool)])
 
 
 def one_phase(reflection: str) -> str:

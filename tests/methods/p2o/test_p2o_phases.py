@@ -83,7 +83,7 @@ def test_no_rollout_sees_a_hint_that_was_derived_from_its_question():
         run.step += 1
         metrics = run.evolve(Progress(run.step, epoch, 100))
         assignments = run.batch(epoch, tasks=few)
-        pool = HintPool.from_state(run.pool)
+        pool = HintPool(**run.pool)
         known = dict(zip(pool.texts, pool.shown, strict=True))
         hinted = hinted_ids(assignments)
         assert hinted

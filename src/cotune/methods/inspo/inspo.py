@@ -29,7 +29,6 @@ from cotune.methods.method import (
     check_least,
 )
 from cotune.methods.proposals import (
-    Draft,
     ProposalAccount,
     reads_prompts,
     record_born,
@@ -332,14 +331,14 @@ class Inspo(EvolvedInstructions):
             if drafts is None:
                 break
             candidates = [
-                _candidate(draft, f"c{step}.{new.rounds}.{draft.number}", parent.id, origin, step)
-                for draft in drafts
+                Candidate(
+                    Instruction(f"c{i}", d.text, parent.id, origin, step, d.critique, d.shown)
+                )
+                for i, d in enumerate(drafts)
             ]
             # Line 21: verify them, take the best, and add them to the population.
             open_places = vacancies - len(new.accepted)
             if verifies and candidates:
-                if not new.verified:
-                    self._notice_if_few(len(tasks), step, record)
                 race_for = open_places if options.verification == "racing" else None
                 candidates, paid = verify(candidates, parent, tasks, evolution.rollout, race_for)
                 new.verified += len(candidates)
@@ -449,16 +448,6 @@ class Inspo(EvolvedInstructions):
                 "strategy.window, prune_every and evolve_every",
             )
 
-    def _notice_if_few(self, count: int, step: int, record: Recorder) -> None:
-        """Record a notice if provenance left fewer questions to verify on than the buffer has."""
-        usual = min(self.options.verification_tasks, len(self._replay.tasks()))
-        if count < usual:
-            record(
-                "notice",
-                text=f"verification on {count} instead of {usual} questions before step {step}: "
-                "the authors of the candidates were shown the others",
-            )
-
     def _notice_schedule(self, evolution: Evolution, evolves: bool) -> None:
         """Record a notice if the schedule, which counts steps, does not fit the run's length."""
         options = self.options
@@ -493,12 +482,6 @@ class Inspo(EvolvedInstructions):
         self._replay.load_state_dict(state["replay"], self._tasks)
         self._account.load_state_dict(state["health"])
         self.last_weights = dict(state["last_weights"])
-
-
-def _candidate(draft: Draft, identity: str, parent: str, origin: str, step: int) -> Candidate:
-    return Candidate(
-        Instruction(identity, draft.text, parent, origin, step, draft.critique, draft.shown)
-    )
 
 
 def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> None:

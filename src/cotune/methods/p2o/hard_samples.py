@@ -8,26 +8,6 @@ from cotune.protocols import State
 from cotune.types import Trajectory
 
 
-@dataclass(frozen=True, slots=True)
-class EpochTrend:
-    """The changes after an epoch.
-
-    Attributes:
-        hard: ids of the hard questions of the next epoch, sorted.
-        seen: questions rolled out in the epoch.
-        newly_hard: hard now and not before.
-        graduated: hard before and not now.
-        solved_by_hint: graduated questions that were judged on rollouts under a hint; they may not
-            yet be solved without one.
-    """
-
-    hard: tuple[str, ...]
-    seen: int
-    newly_hard: int
-    graduated: int
-    solved_by_hint: int
-
-
 @dataclass(slots=True)
 class _Count:
     """A question's rollouts in one epoch.
@@ -91,22 +71,27 @@ class HardSamples:
             count.successes += trajectory.reward >= SOLVED_AT
             count.hinted |= bool(trajectory.assignment.sampled.hint.strip())
 
-    def close_epoch(self) -> EpochTrend:
-        """Set the hard questions of the next epoch from this epoch's counts, and reset the counts."""
+    def close_epoch(self) -> dict[str, int]:
+        """Set the hard questions of the next epoch from this epoch's counts, and reset the counts.
+
+        Returns:
+            how many questions are `hard` now, were `seen` in the epoch, are `newly_hard`, have `graduated`
+            (hard before and not now), and of these were `solved_by_hint`: judged on rollouts under a hint,
+            so that they may not yet be solved without one.
+        """
         before = self._hard
         met = {i: count for i, count in self._counts.items() if count.rollouts > count.errors}
         failed = {task_id for task_id, count in met.items() if count.is_hard(self._below)}
-        after = frozenset(failed | (before - met.keys()))
-        graduated = before - after
-        self._hard = after
+        self._hard = frozenset(failed | (before - met.keys()))
         self._counts = {}
-        return EpochTrend(
-            hard=self.hard,
-            seen=len(met),
-            newly_hard=len(after - before),
-            graduated=len(graduated),
-            solved_by_hint=sum(met[task_id].hinted for task_id in graduated),
-        )
+        graduated = before - self._hard
+        return {
+            "hard": len(self._hard),
+            "seen": len(met),
+            "newly_hard": len(self._hard - before),
+            "graduated": len(graduated),
+            "solved_by_hint": sum(met[task_id].hinted for task_id in graduated),
+        }
 
     def state_dict(self) -> State:
         counts = {i: list(astuple(count)) for i, count in self._counts.items()}

@@ -236,7 +236,7 @@ class HintEvolution:
             tuple(scores),
             tuple(task.id for task in dev),
             tuple(scores.values()),
-            tuple(frozenset(search.drafts[h].shown if h else ()) for h in scores),
+            tuple(search.drafts[hint].shown if hint else () for hint in scores),
         )
         cover = covering(pool)
         solved = [pool.solved(hint) for hint in range(len(pool.texts))]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, Literal
 
+from cotune.methods.method import check_least
 from cotune.methods.scores import SOLVED_AT, greedy_cover
 from cotune.methods.text_evolution import GepaSearchOptions
-from cotune.protocols import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,7 @@ class HintOptions(GepaSearchOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.hard_set_min_count < 2:
-            raise ValueError(f"hard_set_min_count is {self.hard_set_min_count}; expected 2 or more")
+        check_least(self, 2, "hard_set_min_count")
         if self.budget is not None and self.budget <= self.dev_size:
             raise ValueError(
                 f"budget is {self.budget}; expected more than dev_size, {self.dev_size}, which "
@@ -76,17 +75,13 @@ class HintPool:
         dev: ids of the questions they were scored on.
         scores: rewards, hints × dev; one rollout each, under the policy of that time.
         shown: by hint, the ids of the questions that it or an ancestor was derived from. They may
-            carry their answers, so it is never used on them. Empty for all if unknown.
+            carry their answers, so it is never used on them.
     """
 
     texts: tuple[str, ...]
     dev: tuple[str, ...]
     scores: tuple[tuple[float, ...], ...]
-    shown: tuple[frozenset[str], ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.shown:
-            object.__setattr__(self, "shown", (frozenset[str](),) * len(self.texts))
+    shown: tuple[tuple[str, ...], ...]
 
     def mean(self, hint: int) -> float:
         """Return a hint's mean reward over dev."""
@@ -96,30 +91,12 @@ class HintPool:
         """Return the ids of the dev questions that a hint solved without having been derived from them."""
         row = zip(self.dev, self.scores[hint], strict=True)
         solved = frozenset(task_id for task_id, score in row if score >= SOLVED_AT)
-        return solved - self.shown[hint]
+        return solved.difference(self.shown[hint])
 
     def solved_share(self, hints: Sequence[int]) -> float:
         """Return the share of dev that at least one of some hints solved."""
         solved = frozenset[str]().union(*(self.solved(hint) for hint in hints))
         return len(solved) / len(self.dev) if self.dev else 0.0
-
-    def state_dict(self) -> State:
-        return {
-            "texts": list(self.texts),
-            "dev": list(self.dev),
-            "scores": [list(row) for row in self.scores],
-            "shown": [sorted(ids) for ids in self.shown],
-        }
-
-    @classmethod
-    def from_state(cls, state: State) -> "HintPool":
-        """Return a saved pool."""
-        return cls(
-            tuple(state["texts"]),
-            tuple(state["dev"]),
-            tuple(tuple(r) for r in state["scores"]),
-            tuple(frozenset(ids) for ids in state["shown"]),
-        )
 
 
 def covering(pool: HintPool) -> list[int]:
@@ -146,20 +123,14 @@ def candidates(pool: HintPool, task_ids: Sequence[str]) -> dict[str, list[int]]:
     cover = covering(pool)
     solved = [pool.solved(hint) for hint in range(len(pool.texts))]
     others = [h for h, text in enumerate(pool.texts) if text.strip() and solved[h]]
-
-    def of(task_id: str) -> list[int]:
-        def allowed(hints: Sequence[int]) -> list[int]:
-            return [hint for hint in hints if task_id not in pool.shown[hint]]
-
+    allowed: dict[str, list[int]] = {}
+    for task_id in task_ids if cover else ():
         solving = [hint for hint in cover if task_id in solved[hint]]
-        return solving or allowed(cover) or allowed(others)
-
-    return {task_id: of(task_id) for task_id in task_ids} if cover else {}
-
-
-def withheld(pool: HintPool, hard_ids: Sequence[str]) -> int:
-    """Return how many hard questions get no hint because all hints were derived from them."""
-    return sum(not hints for hints in candidates(pool, hard_ids).values())
+        covering_others = [hint for hint in cover if task_id not in pool.shown[hint]]
+        allowed[task_id] = (
+            solving or covering_others or [h for h in others if task_id not in pool.shown[h]]
+        )
+    return allowed
 
 
 def assign_hints(
@@ -174,16 +145,11 @@ def assign_hints(
         Hints by task id; without questions that have no candidate.
     """
     assigned: dict[str, tuple[str, ...]] = {}
-    for task_id, able in candidates(pool, hard_ids).items():
-        if able:
-            draws = random.Random(f"{seed_key}/{task_id}").choices(
-                able, weights=_weights(pool, able), k=count
-            )
+    for task_id, hints in candidates(pool, hard_ids).items():
+        if hints:
+            means = [pool.mean(hint) for hint in hints]
+            shares = [pool.solved_share([hint]) for hint in hints]
+            weights = means if min(means) > 0 else shares
+            draws = random.Random(f"{seed_key}/{task_id}").choices(hints, weights, k=count)
             assigned[task_id] = tuple(pool.texts[hint] for hint in draws)
     return assigned
-
-
-def _weights(pool: HintPool, hints: Sequence[int]) -> list[float]:
-    """Return the drawing weights of hints: their means, or solved shares if a mean is not above 0."""
-    means = [pool.mean(hint) for hint in hints]
-    return means if min(means) > 0 else [pool.solved_share([hint]) for hint in hints]

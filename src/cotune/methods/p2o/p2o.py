@@ -10,7 +10,7 @@ from cotune.methods.group_plan import Groups, drawn_count
 from cotune.methods.method import Context, Cost, Evolution, Method, Proposals, RunShape
 from cotune.methods.p2o.hard_samples import HardSamples
 from cotune.methods.p2o.hint_evolution import HintEvolution
-from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, covering, withheld
+from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, candidates, covering
 from cotune.methods.static import StaticStrategy
 from cotune.methods.text_evolution import MINIBATCH, dev_count
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
@@ -176,12 +176,11 @@ class P2O(Strategy):
 
     def _evolve_hints(self, evolution: Evolution) -> Metrics:
         # Eq. 3: the questions that are hard in the epoch that begins.
-        trend = self._hard.close_epoch()
-        counts = asdict(trend) | {"hard": len(trend.hard)}
+        counts = self._hard.close_epoch()
         progress = evolution.progress
         evolution.record("hard_samples", epoch=progress.epoch, **counts)
         del counts["seen"]
-        hard = [self._tasks[task_id] for task_id in trend.hard]
+        hard = [self._tasks[task_id] for task_id in self._hard.hard]
         # One batch is set aside: hints evolved after the last batch would never be used.
         affordable = None
         if progress.rollouts_left is not None:
@@ -195,7 +194,9 @@ class P2O(Strategy):
             before=self._pool,
         )
         if self._pool is not None:
-            counts["withheld"] = withheld(self._pool, self._hard.hard)
+            # All hints were derived from these questions.
+            drawable = candidates(self._pool, self._hard.hard)
+            counts["withheld"] = sum(not hints for hints in drawable.values())
         return {f"p2o/{name}": float(value) for name, value in counts.items()}
 
     # ---- the result: hints are used in training only
@@ -228,17 +229,19 @@ class P2O(Strategy):
             "base": self.base.state_dict(),
             "hard": self._hard.state_dict(),
             "evolution": self._evolution.state_dict(),
-            "pool": None if self._pool is None else self._pool.state_dict(),
+            "pool": None if self._pool is None else asdict(self._pool),
             "epoch": self._epoch,
             "batch": self._batch,
         }
 
     def load_state_dict(self, state: State) -> None:
+        # Imported here, so that importing cotune stays light.
+        from pydantic import TypeAdapter
+
         self.base.load_state_dict(state["base"])
         self._hard.load_state_dict(state["hard"])
         self._evolution.load_state_dict(state["evolution"])
-        pool = state["pool"]
-        self._pool = None if pool is None else HintPool.from_state(pool)
+        self._pool = TypeAdapter(HintPool | None).validate_python(state["pool"])
         self._epoch = int(state["epoch"])
         self._batch = int(state["batch"])
 
