@@ -14,7 +14,6 @@ from cotune.data.benchmarks import BENCHMARKS, parse_benchmark, read_benchmark
 from cotune.data.rows import Row
 from cotune.environments.math import with_final
 from cotune.errors import ConfigError
-from cotune.rewards import REWARDS
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
@@ -93,8 +92,6 @@ OLYMPIAD = {"id": 1606, "question": "Determine $T$.", "solution": ["First …", 
         ("amc", AMC, ("0", "How many?", ("142",), "", "")),
         ("math-500", MATH_500, ("test/precalculus/807.json", "Convert.", ("\\frac{1}{2}",), "2", "So $\\boxed{3}$.")),
         ("minerva", {"question": "Q", "answer": "2.45e6"}, (None, "Q", ("2.45e6",), "", "")),
-        ("minerva", {"problem": "Q", "solution": "Thus \\boxed{ 4 }.", "type": "x"}, (None, "Q", ("4",), "", "Thus \\boxed{ 4 }.")),
-        ("minerva", {"problem": "Q", "answer": 1e-5}, (None, "Q", ("0.00001",), "", "")),
         ("olympiadbench", OLYMPIAD, ("1606", "Determine $T$.", ("$\\frac{1}{72}$", "$1$, $2$"), "Algebra", "")),
         ("olympiadbench", {**OLYMPIAD, "context": "Let $T=4$."}, ("1606", "Let $T=4$.\n\nDetermine $T$.", ("$\\frac{1}{72}$", "$1$, $2$"), "Algebra", "")),
     ],
@@ -139,7 +136,6 @@ def test_a_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([], "holds no rows"),
         ([{"text": "a", "label": 1}], "has none of the columns question, prompt, problem, only text, label; name"),
         ([{"problem": " ", "answer": "1"}], 'row 1: "problem" is \' \'; expected text'),
         ([{"id": 1, "problem": p, "answer": "1"} for p in "ab"], "row 2: the id '1' came before"),
@@ -163,16 +159,6 @@ def test_names_and_paths() -> None:
         parse_benchmark("hotpot")
     with pytest.raises(ConfigError, match="--benchmark amc: no path after '='"):
         parse_benchmark("amc= ")
-
-
-def test_the_registry_names_what_there_is() -> None:
-    assert set(BENCHMARKS) == {
-        "hotpotqa", "2wikimultihopqa", "musique", "bamboogle", "nq", "triviaqa", "popqa",
-        "aime24", "aime25", "amc", "math-500", "minerva", "olympiadbench",
-    }  # fmt: skip
-    for name, benchmark in BENCHMARKS.items():
-        assert benchmark.name == name
-        assert benchmark.f1 in REWARDS
 
 
 def test_the_documented_list_is_the_registry() -> None:

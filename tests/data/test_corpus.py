@@ -59,17 +59,13 @@ def test_a_corpus_is_read_back(passages: list[tuple[str, str]]):
     ("text", "message"),
     [
         ("", r"environment\.corpus: .*rows\.jsonl is empty; expected lines of"),
-        ("\n\n", r"is empty"),
         ('{"contents": "a"}\nnonsense', r"rows\.jsonl, line 2: not JSON .*'nonsense'; put one"),
         ('"text"', r"line 1: 'text'; expected a JSON object"),
         ('{"id": 1, "text": "a"}', r'line 1: "contents" is missing, beside id, text; expected text, as in "contents"'),
-        ("{}", r'"contents" is missing, beside none'),
         ('{"contents": 5}', r'line 1: "contents" is 5; expected text'),
-        ('{"title": "T", "text": " "}', r'"text" is \' \'; expected text'),
         ('{"id": 7, "contents": "a"}\n\n{"id": "7", "contents": "b"}', r"line 3: the id '7' came before, in line 1; give each passage its own id, or none"),
         ('{"contents": " "}', r'"contents" is \' \'; expected text'),
         ("[" * 100_000, r"line 1: not JSON \(RecursionError"),
-        ("9" * 5_000, r"line 1: not JSON \(ValueError"),
     ],
 )  # fmt: skip
 def test_a_bad_corpus_names_the_line(write: Callable[[str], Path], text: str, message: str):

@@ -136,15 +136,11 @@ def test_parquet_as_the_hub_stores_it(tmp_path: Path) -> None:
     [
         ("a.jsonl", None, ["dataset.path: no file", "a.jsonl", ".parquet"]),
         ("a.txt", "x", ["dataset.path", "ends in .txt", ".jsonl"]),
-        ("a", "x", ["ends in no suffix"]),
         ("a.jsonl", '{"question": "q"}\n{"question"', ["a.jsonl, line 2", "not JSON (JSONDecodeError: Expecting ':' delimiter)"]),
         ("a.json", "[1", ["a.json cannot be read (", "JSONDecodeError"]),
         ("a.json", '[{"question": "q"}, 3]', ["a.json, row 2: 3", "expected a mapping"]),
-        ("a.json", "", ["dataset.path", "a.json holds no rows"]),
         ("a.csv", "", ["dataset.path", "a.csv holds no rows"]),
-        ("a.csv", "question\n", ["a.csv holds no rows"]),
         ("a.csv", "question,answer\nWhat, now?,a\n", ["a.csv, row 1 has more cells than the header"]),
-        ("a.tsv", "question\tanswer\nq\ta\tb\n", ["a.tsv, row 1 has more cells than the header"]),
         ("a.parquet", "no", ["cannot be read (", "fix or rename"]),
     ],
 )  # fmt: skip
@@ -196,9 +192,7 @@ def test_a_hub_data_set_and_its_splits(cloned: Path) -> None:
     ("fields", "said"),
     [
         ({"split": "training"}, ["dataset.name: cannot load split 'training'", "dataset.path"]),
-        ({"test": Path("tset")}, ["dataset.test: cannot load split 'tset'"]),
         ({"name": "nobody/nothing"}, ["'nobody/nothing'", "OfflineMode"]),
-        ({"subset": "main"}, ["dataset.subset"]),
     ],
 )
 def test_a_hub_data_set_that_cannot_be_had(
@@ -229,13 +223,6 @@ def test_a_row_is_a_task() -> None:
     assert pickle.loads(pickle.dumps(task)) == task  # noqa: S301
 
 
-@pytest.mark.parametrize("column", ["question", "prompt", "problem"])
-def test_only_the_question_is_needed(column: str) -> None:
-    (task,) = tasks_from([{column: "Who?"}])["train"]
-    assert task.question == "Who?"
-    assert (task.answers, task.solution, task.stratum, task.context) == ((), "", "", ())
-
-
 @pytest.mark.parametrize(
     ("columns", "answers"),
     [
@@ -248,15 +235,9 @@ def test_only_the_question_is_needed(column: str) -> None:
         ({"answer": '["a", "b"]'}, ('["a", "b"]',)),
         # Numbers are the shortest text that reads back equal.
         ({"answer": 0.00001}, ("0.00001",)),
-        ({"answer": 1e16}, ("10000000000000000",)),
-        ({"answer": -0.0}, ("0",)),
-        ({"answer": 1e300}, ("1e+300",)),
-        ({"answer": 100.0}, ("100",)),
         # What is blank is no answer.
         ({"answer": ["A", "", None, " "]}, ("A",)),
         ({"answer": " "}, ()),
-        ({"answer": [None]}, ()),
-        ({"answer": []}, ()),
     ],
 )  # fmt: skip
 def test_answers_by_default(columns: dict[str, Any], answers: tuple[str, ...]) -> None:
@@ -332,19 +313,15 @@ def test_a_field_below_a_column(tmp_path: Path) -> None:
     assert (found["Why?"], found["Who?"]) == ((), ("A", "B"))
 
 
-def test_numbers_of_numpy_and_the_rows_of_a_transform() -> None:
+def test_numbers_of_numpy_and_a_data_set_in_its_own_format() -> None:
     rows = [{"id": np.int64(i), "question": f"q{i}", "answer": np.bool_(i % 2)} for i in range(2)]
-    found = tasks_from(rows)["train"]
-    assert [(t.id, t.answers) for t in found] == [("0", ("False",)), ("1", ("True",))]
-    data = datasets.Dataset.from_list([{"question": "2 + 2", "answer": "4"}])
+    tasks = tasks_from(rows)["train"]
+    assert [(t.id, t.answers) for t in tasks] == [("0", ("False",)), ("1", ("True",))]
+    data = Dataset.from_list([{"id": 7, "question": "2 + 2", "answers": [1, 2], "weights": [0.5]}])
     asked = data.with_transform(
         lambda rows: {**rows, "question": [f"Add {q}" for q in rows["question"]]}
     )
     assert [t.question for t in tasks_from(asked)["train"]] == ["Add 2 + 2"]
-
-
-def test_a_set_format_reaches_the_reward_functions() -> None:
-    data = Dataset.from_list([{"id": 7, "question": "q", "answers": [1, 2], "weights": [0.5]}])
     (task,) = tasks_from(data.with_format("torch"))["train"]
     assert (task.id, task.answers) == ("7", ("1", "2"))
     assert task.columns["weights"].flatten().tolist() == [0.5]
@@ -389,13 +366,9 @@ def test_chat_messages() -> None:
         ([{"role": "tool", "content": "x"}], ["message 0", "of role 'tool'"]),
         ([{"role": "assistant", "content": "", "tool_calls": [{}]}], ["message 0", "or a tool call"]),
         ([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}], ["message 0", "content of type image", "only text"]),
-        ([{"role": "user", "content": [{"type": "thinking", "text": "?"}]}], ["content of type thinking"]),
-        ([{"role": "user", "content": None}], ["\"prompt\" is ''"]),
         (["Who?"], ["message 0", "'Who?'", "{role: …, content: …}"]),
-        ([{"role": "user", "content": " "}], ["\"prompt\" is ' '", "expected text"]),
         (3, ['"prompt" is 3', "or chat messages"]),
         ("", ["\"prompt\" is ''"]),
-        (None, ['"prompt" is None']),
     ],
 )  # fmt: skip
 def test_a_prompt_that_is_none(tmp_path: Path, prompt: Any, said: list[str]) -> None:
@@ -411,9 +384,7 @@ def test_a_prompt_that_is_none(tmp_path: Path, prompt: Any, said: list[str]) -> 
     [
         ({"answer": [["A"]]}, ["\"answer\" is [['A']]", "a list of them, or null"]),
         ({"answer": {"text": ["A"]}}, ["dataset.columns.answers: answer.text"]),
-        ({"answer": {}}, ["name another column in dataset.columns.answers"]),
         ({"solution": ["A"]}, ["\"solution\" is ['A']", "dataset.columns.solution"]),
-        ({"stratum": {}}, ['"stratum" is {}']),
         ({"id": 1.5}, ['"id" is 1.5', "text or an integer"]),
         ({"id": True}, ['"id" is True']),
     ],
@@ -458,15 +429,13 @@ def test_equal_questions_are_tasks_of_their_own() -> None:
     first, second = (t for t in tasks if t.question == "What is 3?")
     assert second.id == f"{first.id}-1"
     assert (first.answers, second.answers) == (("3",), ("another",))
-    assert len({t.id for t in tasks}) == 11
-
-
-def test_equal_questions_after_other_messages_are_different() -> None:
     chats = [
-        {"prompt": [{"role": "system", "content": first}, {"role": "user", "content": "?"}]}
-        for first in "ab"
+        {"prompt": [{"role": "system", "content": text}, {"role": "user", "content": "?"}]}
+        for text in "ab"
     ]
-    assert len({t.id for t in tasks_from(chats)["train"]}) == 2
+    # After other messages a question is another one.
+    first, second = tasks_from(chats)["train"]
+    assert second.id != f"{first.id}-1"
 
 
 def test_given_ids_that_repeat(tmp_path: Path) -> None:
@@ -504,14 +473,6 @@ def test_what_is_held_out_depends_on_no_order(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_held_out_is_spread_over_the_questions(tmp_path: Path) -> None:
-    rows = [{"question": f"{kind} {i:03}?"} for kind in ("easy", "hard") for i in range(200)]
-    tasks = read(jsonl(tmp_path / "a.jsonl", rows), validation=40, test=40)
-    for split in ("test", "validation"):
-        hard = sum(question.startswith("hard") for question in ids(tasks[split]))
-        assert 10 <= hard <= 30
-
-
 def test_what_is_held_out_changes_little_with_more_rows(tmp_path: Path) -> None:
     before = read(jsonl(tmp_path / "a.jsonl", questions(400)), test=40, validation=20)
     after = read(jsonl(tmp_path / "b.jsonl", questions(440)), test=40, validation=20)
@@ -527,14 +488,6 @@ def test_how_much_of_one_is_held_out_does_not_change_the_other(tmp_path: Path) -
     many = read(file, test=10, validation=10)
     assert many["test"] == few["test"]
     assert ids(few["validation"]) < ids(many["validation"])
-
-
-def test_rows_of_one_question_stay_on_one_side(tmp_path: Path) -> None:
-    rows = [{"id": f"{i}/{k}", "question": f"q{i}"} for i in range(30) for k in range(2)]
-    tasks = read(jsonl(tmp_path / "a.jsonl", rows), test=6, validation=3)
-    assert [len(tasks[split]) for split in ("train", "validation", "test")] == [42, 6, 12]
-    assert len(set.union(*(ids(found) for found in tasks.values()))) == 30
-    assert not ids(tasks["train"]) & ids(tasks["test"])
 
 
 def test_a_limit_leaves_what_is_held_out(tmp_path: Path) -> None:
@@ -636,12 +589,8 @@ def test_rows_at_hand_give_the_tasks_of_a_file_that_holds_them(tmp_path: Path) -
         ([{"question": "a"}, "b"], {}, ["dataset, row 2: 'b'", "expected a mapping"]),
         (datasets.DatasetDict({"train": Dataset.from_list([{"question": "a"}])}), {},
          ["dataset: is a DatasetDict of train", "data['train']"]),
-        ([{"question": "a"}, {"question": 7}], {}, ['dataset, row 2: "question" is 7']),
-        ([{"text": "a"}], {}, ["dataset.columns.question: dataset has none of", "only text"]),
-        ([{"question": "a"}], {"columns": {"answers": "b"}}, ["dataset.columns.answers is 'b'"]),
         ([{"question": "a"}], {"columns": {"anwser": "b"}}, ["dataset.columns.anwser"]),
         ([{"question": "a"}], {"columns": {"question": None}}, ["dataset.columns.question is null"]),
-        ([{"question": "a"}], {"test": 1}, ["dataset has 1 different questions", "dataset.test"]),
         ([{"question": "a"}], {"test": -1}, ["dataset.test is -1"]),
         ([{"question": "a"}], {"test": ["b"]}, ["dataset.test, row 1: 'b'"]),
     ],

@@ -1,6 +1,5 @@
 """Rows and tasks of data in TRL's form, and where its initial instruction stands."""
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -63,12 +62,9 @@ def test_rows_need_no_prompt_if_an_environment_makes_it() -> None:
         ([], "holds no rows"),
         ([{"question": "2+2?"}], 'row 1 has no column "prompt", only question'),
         ([{"prompt": [user("?")]}, {"prompt": "?"}], r"chat messages \(1 of 2\)"),
-        ([{"prompt": None}], "row 1: the prompt is None"),
         ([{"prompt": []}], r"row 1: the prompt is \[\]"),
         ([{"prompt": ["2+2?"]}], "row 1: message 0 of .prompt.: '2\\+2\\?'; expected {role"),
-        ([{"prompt": [{"role": "user", "content": 7}]}], "content is 7; expected text"),
         ([{"prompt": "?", "image": "x.png"}], "has the column image; expected only text"),
-        (Dataset.from_list([{"prompt": "?", "images": ["x"]}]), "has the column images"),
         ([{"prompt": [{"role": "user", "content": [{"type": "image", "image": "x"}]}]}], "holds content of type image; expected only text"),
     ],
 )  # fmt: skip
@@ -106,12 +102,10 @@ def test_an_id_does_not_depend_on_the_process() -> None:
         ({"ground_truth": 4.0}, ("4",), ""),
         ({"solution": "$\\frac12$"}, ("$\\frac12$",), ""),
         ({"answer": "2+2=4\n#### 4"}, ("4",), "2+2=4\n#### 4"),
-        ({"answer": {"value": 4}, "solution": "4"}, ("4",), ""),
         ({"answer": 4, "solution": "2+2=4"}, ("4",), "2+2=4"),
         ({"answers": ["4", "four"]}, ("4", "four"), ""),
         ({"answer": [{"value": 4}]}, (), ""),
         ({"answer": "", "level": 3}, (), ""),
-        ({"answer": None}, (), ""),
     ],
 )
 def test_only_plain_values_are_reference_answers(
@@ -172,16 +166,3 @@ def test_data_without_one_instruction_is_refused(
     with pytest.raises(ConfigError, match=message) as error:
         placed(prompt, instruction)
     assert "\n" not in str(error.value)
-
-
-def test_many_rows_are_cheap() -> None:
-    data = [
-        {"prompt": [system(S), user(f"What is {i} + 1? {'x' * 200}")], "solution": str(i)}
-        for i in range(20_000)
-    ]
-    started = time.process_time()
-    rows = read_rows(data, "train_dataset")
-    place = place_instruction(rows, None, True, "INSPO")
-    tasks = tasks_of(rows, "train", place.text)
-    assert time.process_time() - started < 5  # about 0.5 without other load
-    assert len({task.id for task in tasks}) == len(data)

@@ -1,6 +1,5 @@
 """The client of a retrieval server, against servers that misbehave in every way."""
 
-import json
 import socket
 from typing import Any
 
@@ -11,7 +10,7 @@ from cotune.data.corpus import shown_passage
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
 from cotune.errors import ConfigError, RetrievalError
 from cotune.retrieval import remote
-from cotune.retrieval.remote import RemoteOptions, RemoteRetriever, read_reply
+from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.rewards import exact_match
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.rollout.metrics import trajectory_metrics
@@ -53,12 +52,14 @@ def test_equal_queries_are_sent_once() -> None:
     assert [request["queries"] for request in server.asked] == [["q0", "q1", "q2"]]
 
 
-def test_what_a_model_writes_is_data() -> None:
+def test_what_a_model_writes_and_a_server_sends_is_data() -> None:
     query = 'a"}], "topk": 9\r\nHost: x\x00\x1b[31m \ud800 '
-    with raw_server(found) as server:
-        assert len(retriever(server).search([query], 1)) == 1
-    assert server.asked[0]["queries"] == [query.replace("\ud800", "?")]
-    assert server.asked[0]["topk"] == 1
+    reply = {"result": [[{"document": {"contents": text}} for text in ("\ud800 x", "b")]]}
+    with raw_server(as_json(reply)) as server:
+        assert retriever(server).search([query], 1) == [["? x"]]
+    assert server.asked == [
+        {"queries": [query.replace("\ud800", "?")], "topk": 1, "return_scores": True}
+    ]
 
 
 def test_no_query_makes_no_request() -> None:
@@ -67,26 +68,16 @@ def test_no_query_makes_no_request() -> None:
         retriever("http://127.0.0.1:1/retrieve").search(["a"], 0)
 
 
-def test_a_reply_is_cut_to_what_was_asked_and_made_encodable() -> None:
-    reply = {"result": [[{"document": {"contents": text}} for text in ("\ud800 x", "b", "c")], []]}
-    assert read_reply(json.dumps(reply).encode(), 2, 2) == [["? x", "b"], []]
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (b"", "JSONDecodeError: the reply begins b''; expected"),
-        (b"\xff\xfe[]", "the reply begins"),
         (b"[" * 100_000, "RecursionError"),
-        (b"9" * 10_000, "ValueError"),
         (b"null", "begins b'null'; expected"),
         (b"[[]]", "expected"),
-        (b'{"error": "x"}', "expected"),
         (b'{"result": {}}', "0 results for 1 queries"),
         (b'{"result": [[], []]}', "2 results for 1 queries"),
-        (b'{"result": [{}]}', "expected"),
         (b'{"result": [7]}', "expected"),
-        (b'{"result": [["x"]]}', "expected"),
         (b'{"result": [[{"document": 3}]]}', "expected"),
         (b'{"result": [[{"document": {"contents": null}}]]}', "expected"),
         (b'{"result": [[{"document": {"contents": "' + b"x" * 9999 + b'"}}, 1]]}', "expected"),
@@ -114,17 +105,11 @@ def half(connection: socket.socket, _: dict[str, Any]) -> None:
     connection.sendall(head("200 OK", "Content-Length: 1000") + b'{"result": [')
 
 
-def gone(connection: socket.socket, _: dict[str, Any]) -> None:
-    connection.close()
-
-
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
         (body(b"", "500 Oops"), "status 500"),
-        (body(b"", "429 Too Many"), "status 429"),
         (half, "RemoteProtocolError"),
-        (gone, "RemoteProtocolError"),
     ],
 )
 def test_what_does_not_get_better_ends_after_the_retries(
@@ -143,7 +128,6 @@ def test_what_does_not_get_better_ends_after_the_retries(
     [
         (body(b"", "302 Found", "Location: http://127.0.0.1:1/"), "redirects are not followed"),
         (body(b"", "404 Not Found"), r"status 404 \(is the address right"),
-        (body(b"", "204 No Content"), "status 204"),
     ],
 )
 def test_what_is_final_is_not_tried_again(answer: Answer, message: str) -> None:
@@ -193,8 +177,6 @@ def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.MonkeyPatc
         ({"url": "http://x/retrieve?key=secret"}, "not of the form"),
         ({"url": "http://x/", "timeout_s": 0}, "timeout_s is 0"),
         ({"url": "http://x/", "timeout_s": float("nan")}, "timeout_s is nan"),
-        ({"url": "http://x/", "time_out": 1}, "time_out"),
-        ({}, "url"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:

@@ -134,18 +134,6 @@ def test_a_conversation_with_tools_is_the_policys_messages_and_the_tools() -> No
     assert text.given["completions"] == ["<tool_call>…</tool_call>7"]
 
 
-def test_either_form_can_be_asked_for() -> None:
-    texts, messages = Spy(), Spy()
-    both = (
-        WeightedReward(function=texts, messages=False),
-        WeightedReward(function=messages, messages=True),
-    )
-    scored(*both, rollouts=[rollout(0, columns=CHAT, context=(("system", "s"),))])
-    assert texts.given["completions"] == ["yes"]
-    assert texts.given["prompts"] == ["s\n\nDo it.\n\nq0?"]
-    assert messages.given["completions"] == [[{"role": "assistant", "content": "yes"}]]
-
-
 def test_a_column_goes_before_our_ground_truths_and_is_none_where_a_row_lacks_it() -> None:
     spy = Spy()
     own = {"ground_truths": "raw", "completions": "x"}
@@ -239,13 +227,10 @@ def test_a_text_beside_a_value_is_feedback() -> None:
     assert [t.feedback for t in both] == ["exact: The sum is off by 3.\nbrief: Too long.", ""]
 
 
-def test_async_functions_give_feedback_and_long_texts_are_shortened() -> None:
-    async def judge(completions: list[str]) -> list[Any]:
-        return [(0.0, "a" * 9000 + "end")] * len(completions)
-
-    (found, _) = scored(judge)
-    assert len(found.feedback) < FEEDBACK_CHARS + 100
-    assert found.feedback.endswith("end")
+def test_long_texts_are_shortened() -> None:
+    (scored_rollout, _) = scored(lambda completions: [(0.0, "a" * 9000 + "end")] * 2)
+    assert len(scored_rollout.feedback) < FEEDBACK_CHARS + 100
+    assert scored_rollout.feedback.endswith("end")
 
 
 # ---- kinds of functions
@@ -311,23 +296,6 @@ def test_names_of_what_is_no_plain_function() -> None:
     assert found.parts == {"Length": 1.0, "scaled": 2.0, "scaled_2": 3.0, "lambda": 4.0}
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        (0.5, 1),
-        [np.float32(0.5), True],
-        np.array([0.5, 1.0]),
-        torch.nn.Parameter(torch.tensor([0.5, 1.0])),
-        [torch.tensor(0.5), torch.tensor(1)],
-        iter([0.5, 1]),
-    ],
-)
-def test_numbers_of_every_kind(values: Any) -> None:
-    rewards = [t.reward for t in scored(lambda completions: values)]
-    assert rewards == [0.5, 1.0]
-    assert all(type(reward) is float for reward in rewards)
-
-
 class Meeting:
     """Async functions that only end if all of them run at the same time, on one loop."""
 
@@ -365,6 +333,21 @@ def test_async_functions_where_a_loop_already_runs() -> None:
     assert [t.reward for t in asyncio.run(notebook())] == [1.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        (np.float32(0.5), True),
+        torch.nn.Parameter(torch.tensor([0.5, 1.0])),
+        [torch.tensor(0.5), torch.tensor(1)],
+        iter([0.5, 1]),
+    ],
+)
+def test_numbers_of_every_kind(values: Any) -> None:
+    rewards = [t.reward for t in scored(lambda completions: values)]
+    assert rewards == [0.5, 1.0]
+    assert all(type(reward) is float for reward in rewards)
+
+
 def test_no_rollouts_call_nothing() -> None:
     assert scored(lambda: 1 / 0, rollouts=[]) == []
 
@@ -376,19 +359,12 @@ def test_no_rollouts_call_nothing() -> None:
     ("values", "said"),
     [
         ([1.0], ["f returned 1 values for 2 completions", "one each"]),
-        ([], ["f returned 0 values for 2"]),
         ([float("nan"), 1.0], ["f returned nan for task t0", "finite number, None where"]),
-        ([1.0, float("inf")], ["f returned inf for task t1"]),
         ([1.0, "2"], ["f returned '2' for task t1"]),
-        ([[1.0], [2.0]], ["f returned [1.0] for task t0"]),
         ([1j, 0], ["f returned 1j for task t0"]),
         ([(1.0, None), 0], ["f returned (1.0, None) for task t0; expected a finite number", "or a pair"]),
-        ([1.0, (float("nan"), "why")], ["f returned (nan, 'why') for task t1"]),
-        ([("why", 1.0), 0], ["f returned ('why', 1.0) for task t0"]),
         ((0.0, "why"), ["f returned 'why' for task t1"]),
         (1.0, ["f returned 1.0; expected a list of 2 numbers"]),
-        (None, ["f returned None; expected a list of 2"]),
-        ({"a": 1, "b": 2}, ["f returned {'a': 1, 'b': 2}; expected a list"]),
         ("ab", ["f returned 'ab'; expected a list"]),
         (torch.tensor(1.0), ["expected a list of 2 numbers"]),
     ],
@@ -448,21 +424,12 @@ async def exits_async(completions: list[str]) -> list[float]:
     sys.exit(5)
 
 
-class Stop(BaseException):
-    pass
-
-
-def stops(completions: list[str]) -> list[float]:
-    raise Stop("at once")
+async def judge(completions: list[str]) -> list[float]:
+    raise TimeoutError("no reply")
 
 
 async def cancels(completions: list[str]) -> list[float]:
     raise asyncio.CancelledError
-
-
-async def judge(completions: list[str]) -> list[float]:
-    await asyncio.sleep(0)
-    raise TimeoutError("no reply")
 
 
 def generates(completions: list[str]) -> Iterator[float]:
@@ -481,14 +448,6 @@ def unshowable(completions: list[str]) -> list[float]:
     raise Unshowable
 
 
-def gives_unshowable(completions: list[str]) -> list[Any]:
-    return [Unshowable()] * len(completions)
-
-
-def gives_huge(completions: list[str]) -> list[int]:
-    return [10**400] * len(completions)
-
-
 def gives_too_much(completions: list[str]) -> list[float]:
     return [1e308] * len(completions)
 
@@ -499,22 +458,16 @@ def gives_too_much(completions: list[str]) -> list[float]:
         (exits, "exits raised SystemExit: 5 (test_functions.py, line"),
         (exits_async, "exits_async raised SystemExit: 5 (test_functions.py, line"),
         (judge, "judge raised TimeoutError: no reply; fix the function"),
-        (stops, "stops raised Stop: at once (test_functions.py, line"),
         (cancels, "cancels raised CancelledError:"),
-        (
-            gives_too_much,
-            "the sum for task t0 is 1e+308 ({'gives_too_much': 1e+308}); expected at most 1e+15",
-        ),
         (generates, "generates raised KeyError: 'late' (test_functions.py, line"),
         (unshowable, "unshowable raised Unshowable: (it cannot be shown)"),
-        (gives_unshowable, "gives_unshowable returned <Unshowable"),
-        (gives_huge, "gives_huge returned 1000"),
+        (gives_too_much, "the sum for task t0 is 1e+308 ({'gives_too_much': 1e+308}); expected at most 1e+15"),
+        (lambda completions: [Unshowable()], "lambda returned <Unshowable"),
+        (lambda completions: [10**400], "lambda returned 1000"),
     ],
-)
+)  # fmt: skip
 def test_what_a_function_does_is_one_line(function: Any, said: str) -> None:
-    text = error_of(function, rollouts=[rollout(0)])
-    assert said in text
-    assert "\n" not in text
+    assert said in error_of(function, rollouts=[rollout(0)])
 
 
 def test_a_function_is_told_how_to_get_the_other_form() -> None:
@@ -535,14 +488,12 @@ def test_a_function_is_told_how_to_get_the_other_form() -> None:
     ("given", "said"),
     [
         ("exact", ["'exact' is unknown; expected one of exact_match, f1_squad, f1_hotpot, boxed"]),
-        (weighted(len, "much"), ["the weight of len is 'much'"]),
         (weighted(len, float("nan")), ["the weight of len is nan", "finite"]),
         (3, ["int is no function; expected a function"]),
         (None, ["rewards: there are none"]),
         (Length, ["Length is no function"]),
         (torch.nn.Linear(1, 1), ["Linear is no function", "wrap a class or a model in a function"]),
         ("math:pi", ["math:pi is no function"]),
-        ("math:poe", ["math has no poe"]),
     ],
 )
 def test_what_is_no_reward_function(given: Any, said: list[str]) -> None:
@@ -568,13 +519,10 @@ def test_a_function_of_a_file(tmp_path: Path) -> None:
     ("name", "text", "answers", "reward"),
     [
         ("exact_match", "The Yes!", ("no", "yes"), 1.0),
-        ("exact_match", "maybe", ("no", "yes"), 0.0),
         ("f1_squad", "big cat", ("cat",), 2 / 3),
         ("boxed", r"So \boxed{\frac{1}{2}}", ("0.5",), 1.0),
         ("boxed", r"So \boxed{7}", (300 * "Long " + r"\boxed{7}",), 1.0),
-        ("boxed", "7", ("7",), 0.0),
         ("boxed", r"<think>\boxed{7}</think>Unsure.", ("7",), 0.0),
-        ("boxed", r"<think>\boxed{3}?</think>\boxed{7}", ("7",), 1.0),
         ("exact_match", None, ("7",), 0.0),
     ],
 )
@@ -598,10 +546,8 @@ def test_our_own_rewards_need_answers() -> None:
 @pytest.mark.parametrize(
     ("functions", "measure"),
     [
-        (["exact_match"], "exact match"),
         (["boxed"], "exact match"),
         ([weighted("exact_match", 2.0)], "mean reward"),
-        (["f1_squad"], "mean reward"),
         (["exact_match", "f1_squad"], "mean reward"),
         ([Length(1)], "mean reward"),
     ],

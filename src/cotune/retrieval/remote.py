@@ -83,7 +83,7 @@ class RemoteRetriever:
             ConfigError: the server returned no usable reply.
         """
         retries = min(self._retries, 1)
-        client = RemoteRetriever(self._options, self._protocol, retries=retries, sleep=self._sleep)
+        client = RemoteRetriever(self._options, self._protocol, retries=retries)
         try:
             client.search(["test"], 1)
         except RetrievalError as error:
