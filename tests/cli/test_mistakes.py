@@ -46,7 +46,7 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     "no such policy": ("train run.yaml --set policy.path=./nope", ["'./nope', and there is no such folder"]),
     "no such policy on the hub": (
         "try run.yaml --set policy.path=nobody/has-this",
-        ["cannot load 'nobody/has-this': it is not a folder here, the hub's cache lacks every part"],
+        ["cannot load 'nobody/has-this'", "the hub is out of reach"],
     ),
     "no such policy on the hub, to train": ("train run.yaml --set policy.path=nobody/has-this", ["'nobody/has-this'", "HF_HUB_OFFLINE"]),
     "no tool": ("train run.yaml --set 'environment={kind: tools, tools: []}'", ["environment.tools: is empty", "name at least 1"]),

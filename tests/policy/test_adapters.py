@@ -11,11 +11,11 @@ from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from cotune.engines.trl.sharding import restore_weights
 from cotune.errors import ConfigError
 from cotune.policy.adapters import (
     adapter_base,
     check_peft,
-    load_weights,
     lora_config,
     merged,
     save_weights,
@@ -187,16 +187,16 @@ def test_weights_go_back_into_the_policy_in_place(folder: Path, base: Path) -> N
     model = adapted(seed=5)
     parameters = dict(model.named_parameters())
     assert not torch.allclose(logits(model), logits(adapted()), atol=1e-2)
-    load_weights(model, folder)
+    restore_weights(model, folder)
     torch.testing.assert_close(logits(model), logits(adapted()), atol=0, rtol=0)
     assert dict(model.named_parameters()).keys() == parameters.keys()
     assert all(p is parameters[name] for name, p in model.named_parameters())
     whole = tiny_model(tiny_tokenizer(), seed=3, layers=3)
-    load_weights(whole, base)
+    restore_weights(whole, base)
     torch.testing.assert_close(logits(whole), logits(tiny_model(tiny_tokenizer(), layers=3)))
 
 
 def test_another_adapters_weights_are_not_taken(folder: Path) -> None:
     model = adapted(LoraOptions(rank=4, alpha=8, target_modules=("q_proj",)))
-    with pytest.raises(ConfigError, match=r"holds weights of another adapter, such as .*k_proj"):
-        load_weights(model, folder)
+    with pytest.raises(ConfigError, match=r"holds weights of another adapter, such as base_model"):
+        restore_weights(model, folder)

@@ -36,7 +36,6 @@ from cotune.policy.policy_files import (
     cached_folder,
     damaged_weights,
     missing_parts,
-    only_local,
     policy_path,
     weights_size,
 )
@@ -205,8 +204,11 @@ class Preflight:
     def _policy_files(self) -> None:
         """Check that a policy's name is in the hub's cache, or that the hub has it."""
         path = policy_path(self.config.policy.path)
-        if not Path(path).is_dir() and not cached_folder(path):
-            only_local(path)
+        if not Path(path).is_dir() and not cached_folder(path) and only_local(path):
+            raise ConfigError(
+                f"policy.path: cannot load {path!r}: it is neither a folder nor in the hub's cache, and the hub is "
+                "out of reach, or HF_HUB_OFFLINE is set; name a folder, or fetch the model (hf download)"
+            )
 
     def _output(self) -> str | None:
         """Check that the run folder can be created: that it does not exist, and can be written."""

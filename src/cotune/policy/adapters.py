@@ -144,34 +144,22 @@ def save_weights(model: Any, folder: Path, weights: dict[str, Any] | None = None
     (folder / "README.md").unlink(missing_ok=True)  # an empty template
 
 
-def load_weights(model: Any, folder: Path) -> None:
-    """Load into a policy, in place, what `save_weights` or a trainer's checkpoint saved."""
-    if not is_peft_model(model):
-        saved_model = cast(Any, AutoModelForCausalLM.from_pretrained(folder))
-        model.load_state_dict(saved_model.state_dict())
-        return
-    from peft import set_peft_model_state_dict
-
-    file = _adapter_file(model, folder)
-    result = set_peft_model_state_dict(model, load_file(file), adapter_name=model.active_adapter)
-    if result.unexpected_keys:
-        raise ConfigError(
-            f"{file}: holds weights of another adapter, such as {result.unexpected_keys[0]}; "
-            "expected those of policy.lora"
-        )
-
-
 def read_weights(model: Any, folder: Path) -> dict[str, Any]:
-    """Return what `load_weights` would load, by the policy's own names, on the CPU."""
+    """Return what `save_weights` or a trainer's checkpoint saved of a policy, by its names, on the CPU.
+
+    Raises:
+        ConfigError: the folder holds the weights of another adapter.
+    """
     if not is_peft_model(model):
         saved_model = cast(Any, AutoModelForCausalLM.from_pretrained(folder))
         return dict(saved_model.state_dict())
-    saved = load_file(_adapter_file(model, folder))
-    mark = f".{model.active_adapter}."
-    names = {name: name.replace(mark, ".") for name, _ in model.named_parameters() if mark in name}
-    return {name: saved[short] for name, short in names.items() if short in saved}
-
-
-def _adapter_file(model: Any, folder: Path) -> Path:
     name = model.active_adapter
-    return (folder if name == "default" else folder / name) / _WEIGHTS
+    file = (folder if name == "default" else folder / name) / _WEIGHTS
+    mark = f".{name}."
+    names = {n.replace(mark, "."): n for n, _ in model.named_parameters() if mark in n}
+    weights = load_file(file)
+    if foreign := sorted(set(weights) - set(names)):
+        raise ConfigError(
+            f"{file}: holds weights of another adapter, such as {foreign[0]}; expected those of policy.lora"
+        )
+    return {names[name]: weight for name, weight in weights.items()}

@@ -28,7 +28,7 @@ from cotune.policy.template_checks import check_turns
 from cotune.protocols import Environment, Rewards
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.run.record import Record
-from cotune.utils.text import one_line
+from cotune.utils.text import hide_secrets, one_line
 
 
 def load(
@@ -75,12 +75,11 @@ def load_model(path: str | Path, dtype: str = "auto", of: str = "") -> Any:
     Raises:
         ConfigError: it cannot be loaded, or its files lack weights, which transformers would draw at random.
     """
-    local = only_local(path, of)
-    with _loading(f"{str(path)!r}{of}"):
+    with _loading(path, of):
         model, report = cast(Any, AutoModelForCausalLM).from_pretrained(
             path,
             dtype=dtype,
-            local_files_only=local,
+            local_files_only=only_local(path),
             trust_remote_code=False,  # None asks on the terminal
             output_loading_info=True,
         )
@@ -102,10 +101,11 @@ def load_tokenizer(path: str | Path, **loading: Any) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: it cannot be loaded.
     """
-    local = only_local(path, weights=False)
     arguments: dict[str, Any] = {"trust_remote_code": False, **loading}
-    with _loading(repr(str(path))):
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=local, **arguments)
+    with _loading(path):
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, local_files_only=only_local(path), **arguments
+        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.chat_template = own_templates(tokenizer.chat_template)
@@ -123,10 +123,9 @@ def load_architecture(path: str, **loading: Any) -> PretrainedConfig:
         ConfigError: it cannot be loaded.
     """
     path = adapter_base(path) if is_adapter(path) else path
-    local = only_local(path, weights=False)
     arguments: dict[str, Any] = {"trust_remote_code": False, **loading}
-    with _loading(f"the config.json of {path!r}"):
-        return AutoConfig.from_pretrained(path, local_files_only=local, **arguments)
+    with _loading(path, " (its config.json)"):
+        return AutoConfig.from_pretrained(path, local_files_only=only_local(path), **arguments)
 
 
 def load_codec(options: PolicyConfig) -> HFCodec:
@@ -137,15 +136,17 @@ def load_codec(options: PolicyConfig) -> HFCodec:
 
 
 @contextlib.contextmanager
-def _loading(files: str) -> Generator[None]:
+def _loading(path: str | Path, of: str = "") -> Generator[None]:
     """Turn whatever transformers raises for strange files into one line."""
+    name = hide_secrets(str(path), guess="/" not in str(path))
     try:
         yield
     except Exception as error:
         # Its first sentence; the hub's are followed by paragraphs of advice.
         reason = one_line(str(error)).split(". ")[0].rstrip(".") or type(error).__name__
+        reason = reason.replace(str(path), name)[:300]
         raise ConfigError(
-            f"policy.path: cannot load {files}: {reason[:300]}; name a folder that holds a model, "
+            f"policy.path: cannot load {name!r}{of}: {reason}; name a folder that holds a model, "
             "or a model of the hub that is cached or within reach"
         ) from error
 

@@ -6,13 +6,12 @@ from pathlib import Path
 
 from cotune.environments.registry import kind_of, kinds
 from cotune.errors import ConfigError
-from cotune.utils.text import hide_secrets, named, one_line
+from cotune.utils.text import named, one_line
 
 _LOG = logging.getLogger("cotune")
 _BUNDLED = "bundled:"
 ADAPTER_CONFIG = "adapter_config.json"
 """The file of an adapter's folder that names its base."""
-_FIX = "name a folder that holds a model, or a model of the hub that is cached or within reach"
 
 
 def policy_path(path: str) -> str:
@@ -131,60 +130,23 @@ def weights_size(folder: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def only_local(path: str | Path, of: str = "", *, weights: bool = True) -> bool:
-    """Return whether to load a policy from this machine only, without asking the hub.
+def only_local(path: str | Path) -> bool:
+    """Return whether to load a policy from this machine only: a folder, or the hub's cache if the hub is out of reach.
 
-    True for a folder, and for a complete model in the cache if the hub is unreachable or switched off
-    (HF_HUB_OFFLINE). The hub is asked once, for at most HF_HUB_ETAG_TIMEOUT seconds (10 by default);
-    its own clients would retry each file of a model for half a minute.
-
-    Args:
-        path: the folder or name.
-        of: text added to the name in error messages.
-        weights: whether weights are needed as well as configuration and tokenizer.
-
-    Raises:
-        ConfigError: the hub has no such model, or is needed and does not answer.
+    The hub is asked once, for at most HF_HUB_ETAG_TIMEOUT seconds (10 by default); its own clients would retry
+    each file of a model for half a minute.
     """
     from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    name = str(path)
     if Path(path).is_dir():
         return True
-    quoted = f"{hide_secrets(name, guess='/' not in name)!r}{of}"
     try:
-        HfApi().model_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-        return False
-    except HFValidationError:
-        raise ConfigError(
-            f"policy.path: cannot load {quoted}: it is neither a folder here nor a model's name; {_FIX}"
-        ) from None
-    except RepositoryNotFoundError:
-        reason = (
-            f"{constants.ENDPOINT} has no such model, or shows it only to its owners (correct the "
-            "name, or hf auth login)"
-        )
-    except OfflineModeIsEnabled:
-        reason = "HF_HUB_OFFLINE is set"
-    except HfHubHTTPError:
-        return False  # it answers; loading the files will report the problem
+        HfApi().model_info(str(path), timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except (HfHubHTTPError, HFValidationError):
+        return False  # loading the files says what is wrong
     # Connection errors have different classes in each generation of huggingface_hub.
     except Exception as error:  # noqa: BLE001
-        reason = f"{constants.ENDPOINT} cannot be reached ({named(error, 120)})"
-    cached = cached_folder(name)
-    lacks = ["every part"] if cached is None else missing_parts(cached)
-    if not weights:
-        lacks = [part for part in lacks if part in ("every part", "config.json", "tokenizer")]
-    if lacks:
-        raise ConfigError(
-            f"policy.path: cannot load {quoted}: it is not a folder here, the hub's cache lacks "
-            f"{', '.join(lacks)} of it, and {reason}; {_FIX}"
-        )
-    _LOG.warning("%s: %s is taken from the cache", reason, name)
-    return True
+        _LOG.warning("the hub's cache is used, as it cannot be asked (%s)", named(error, 120))
+        return True
+    return False

@@ -195,28 +195,26 @@ def joined(pieces: Sequence[Rows]) -> Rows:
     )
 
 
+@dataclass(frozen=True)
 class CachedSampler:
     """Sample with one KV cache per rollout call, for models with full attention in every layer.
 
-    Args:
+    The draws of a row depend only on (seed, row, position), not on the other rows of its batch.
+
+    Attributes:
         model: opens the current policy.
         codec: decodes tokens to find stop strings.
         pad_id: token that pads shorter rows.
         casts: opens the policy's autocast.
-
-    The draws of a row depend only on (seed, row, position), not on the other rows of its batch.
     """
 
-    def __init__(
-        self, model: ModelContext, codec: Codec, pad_id: int, casts: Casts = nullcontext
-    ) -> None:
-        self.model = model
-        self.casts = casts
-        self._codec = codec
-        self._pad_id = pad_id
+    model: ModelContext
+    codec: Codec
+    pad_id: int
+    casts: Casts = nullcontext
 
     def open(self, sampling: Sampling) -> Session:
-        return CachedSession(self.model, self._codec, self._pad_id, sampling, self.casts)
+        return CachedSession(self, sampling)
 
 
 class _Turn:
@@ -232,54 +230,46 @@ class _Turn:
             bits = np.random.Philox(np.random.SeedSequence(key))
             self._uniforms = np.random.Generator(bits).random(request.max_tokens).tolist()
 
-    @property
-    def spent(self) -> bool:
-        return len(self.ids) >= len(self._uniforms)
-
     def next_uniform(self) -> float:
         return 0.0 if self.done else self._uniforms[len(self.ids)]
 
-    def append(self, token: int, logprob: float) -> None:
+    def append(self, token: int, logprob: float, ends: Callable[[list[int]], bool]) -> None:
+        """Append a token unless the turn is over; `ends` tells whether the turn's tokens end it."""
+        if self.done:
+            return
         self.ids.append(token)
         self.logprobs.append(logprob)
+        self.done = len(self.ids) >= len(self._uniforms) or ends(self.ids)
 
     def sample(self) -> Sample:
         return Sample(tuple(self.ids), tuple(self.logprobs))
 
 
-def advance(
-    turns: Sequence[_Turn],
-    logits: torch.Tensor,
-    sampling: Sampling,
-    end_ids: frozenset[int],
-    finder: StopFinder,
-) -> list[int]:
-    """Draw one token per row from logits (B, V), and append it to the turns that are not finished."""
-    uniforms = [turn.next_uniform() for turn in turns]
-    tokens, logprobs = draw(logits, sampling.temperature, uniforms)
-    for turn, token, logprob in zip(turns, tokens, logprobs, strict=True):
-        if not turn.done:
-            turn.append(token, logprob)
-            turn.done = turn.spent or token in end_ids or finder.completes(turn.ids)
-    return tokens
-
-
 class _Session:
     """Holds the policy open until `close`."""
 
-    def __init__(
-        self, model: ModelContext, codec: Codec, pad_id: int, sampling: Sampling, casts: Casts
-    ) -> None:
+    def __init__(self, sampler: CachedSampler, sampling: Sampling) -> None:
         self._stack = ExitStack()
-        self._model = self._stack.enter_context(model())
-        self._casts = casts
-        self._pad_id = pad_id
+        self._model = self._stack.enter_context(sampler.model())
+        self._casts = sampler.casts
+        self._pad_id = sampler.pad_id
         self._sampling = sampling
-        self._end_ids = codec.end_ids
-        self._finder = StopFinder(codec, sampling.stop)
+        self._end_ids = sampler.codec.end_ids
+        self._finder = StopFinder(sampler.codec, sampling.stop)
 
     def close(self) -> None:
         self._stack.close()
+
+    def draw_next(self, turns: Sequence[_Turn], logits: torch.Tensor) -> list[int]:
+        """Draw one token per row from logits (B, V), and append it to the turns that are not finished."""
+        uniforms = [turn.next_uniform() for turn in turns]
+        tokens, logprobs = draw(logits, self._sampling.temperature, uniforms)
+        for turn, token, logprob in zip(turns, tokens, logprobs, strict=True):
+            turn.append(token, logprob, self._ends)
+        return tokens
+
+    def _ends(self, ids: list[int]) -> bool:
+        return ids[-1] in self._end_ids or self._finder.completes(ids)
 
 
 class CachedSession(_Session):
@@ -309,7 +299,7 @@ class CachedSession(_Session):
         for drawn in count():
             report("tokens", drawn, limit)
             live = [turns[name] for name in names]
-            tokens = advance(live, logits, self._sampling, self._end_ids, self._finder)
+            tokens = self.draw_next(live, logits)
             done = [turn.done for turn in live]
             if all(done):
                 parked.append(Rows.of(names, fed.tolist(), mask, cache))
@@ -496,16 +486,14 @@ class GenerateSampler(CachedSampler):
     """Calls `model.generate` for every turn and keeps nothing in between; draws as `CachedSampler` does."""
 
     def open(self, sampling: Sampling) -> Session:
-        return GenerateSession(self.model, self._codec, self._pad_id, sampling, self.casts)
+        return GenerateSession(self, sampling)
 
 
 class GenerateSession(_Session):
     """See `GenerateSampler`."""
 
-    def __init__(
-        self, model: ModelContext, codec: Codec, pad_id: int, sampling: Sampling, casts: Casts
-    ) -> None:
-        super().__init__(model, codec, pad_id, sampling, casts)
+    def __init__(self, sampler: CachedSampler, sampling: Sampling) -> None:
+        super().__init__(sampler, sampling)
         # A policy's own generation defaults (a repetition penalty, say) must not touch the logits.
         # A PeftModel sets its own on its base model and leaves them there.
         inner: Any = getattr(self._model, "get_base_model", None)
@@ -525,7 +513,7 @@ class GenerateSession(_Session):
 
         def force(_: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
             """Force `generate` to take the tokens drawn here."""
-            tokens = advance(turns, logits, self._sampling, self._end_ids, self._finder)
+            tokens = self.draw_next(turns, logits)
             chosen = torch.tensor(tokens, device=logits.device)[:, None]
             return torch.full_like(logits, -torch.inf).scatter(1, chosen, 0.0)
 

@@ -25,7 +25,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import Trainer, TrainingArguments
 
 from cotune.errors import ConfigError
-from cotune.policy.adapters import load_weights, read_weights
+from cotune.policy.adapters import read_weights
 from cotune.protocols import State
 
 _KINDS = ("ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG")
@@ -92,21 +92,16 @@ def whole_weights(model: Any) -> dict[str, Any] | None:
 
 def restore_weights(model: Any, folder: Path) -> None:
     """Load a policy's saved weights, or a checkpoint's, into it; call on all processes together."""
-    if not is_sharded(model):
-        if (shards := folder / f"{FSDP_MODEL_NAME}_0").is_dir():
-            _load_shards(model, shards)
-        else:
-            load_weights(model, folder)
-        return
-    weights = read_weights(model, folder) if dist.get_rank() == 0 else {}
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
-    set_model_state_dict(model, weights, options=options)
-
-
-def _load_shards(model: Any, folder: Path) -> None:
-    """Load the weights of an FSDP2 checkpoint with state_dict_type SHARDED_STATE_DICT."""
-    weights = model.state_dict()  # read into, in place
-    dcp.load({"model": weights}, storage_reader=dcp.FileSystemReader(folder))
+    if is_sharded(model):
+        weights = read_weights(model, folder) if dist.get_rank() == 0 else {}
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False)
+        set_model_state_dict(model, weights, options=options)
+    elif (shards := folder / f"{FSDP_MODEL_NAME}_0").is_dir():
+        # An FSDP2 checkpoint with state_dict_type SHARDED_STATE_DICT; `state_dict` is read into, in place.
+        weights = {"model": model.state_dict()}
+        dcp.load(weights, storage_reader=dcp.FileSystemReader(shards))
+    else:
+        model.load_state_dict(read_weights(model, folder), strict=not hasattr(model, "peft_config"))
 
 
 def sharding_of(trainer: Trainer) -> str:

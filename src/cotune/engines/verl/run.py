@@ -51,7 +51,6 @@ from cotune.engines.verl.hooks import VerlJoint
 from cotune.engines.verl.settings import resume_from, verl_config
 from cotune.engines.verl.worker import SECTION, WORKERS, Worker, make_worker
 from cotune.errors import ConfigError, CotuneError, EngineError
-from cotune.policy.policy_files import only_local, policy_path
 from cotune.rollout.task_order import TaskOrder
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
@@ -113,8 +112,6 @@ def _checked(config: RunConfig, folder: Path, worker: Worker) -> DictConfig:
     )
     auto_set_device(values)
     elsewhere = on_cluster(values.ray_kwargs.ray_init)
-    if not elsewhere:
-        only_local(policy_path(config.policy.path))  # weights and all
     if values.trainer.device == "cuda" and not (elsewhere or torch.cuda.is_available()):
         raise ConfigError(
             "training.engine is verl, but there is no GPU here; start it on a machine with one, name a "
