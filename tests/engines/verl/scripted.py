@@ -113,7 +113,7 @@ def _note_updates(path: Path) -> None:
         for i, key in enumerate(batch.keys):
             uid, session = key.split("_")[:2]
             column = {name: data[name][i].tolist() for name in fields}
-            rows[self.manager.batch.groups[uid], int(session)] = {
+            rows[self.manager.places[uid], int(session)] = {
                 **update_row(
                     column["prompts"],
                     column["responses"],

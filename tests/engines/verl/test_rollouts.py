@@ -19,9 +19,9 @@ PLACES = {"b_0_0": 2, "a_1_0": 1, "b_1_0": 3, "a_0_0": 0}
 
 
 def ordered(results: dict[str, str]) -> list[Trajectory]:
-    from cotune.engines.verl.rollouts import _in_order
+    from cotune.engines.verl.rollouts import in_order
 
-    return _in_order(results, PLACES, ASSIGNMENTS)
+    return in_order(results, PLACES, ASSIGNMENTS)
 
 
 def texts() -> dict[str, str]:

@@ -110,22 +110,25 @@ class EpisodeLoop(AgentLoopBase):
             assignment, size = assignment_at(row[ASSIGNMENTS], session)
             assignment = replace(assignment, task=worker.known(assignment.task))
             sampling = sampling_from(row[SAMPLING])
-            number = int(row[ROW]) + session
             calls = _calls(worker)
             calls.arrived(int(row["global_steps"]))
+            episode = self._episode(calls, assignment, sampling, int(row[ROW]) + session, sent)
+            rollout: Trajectory = await calls.score(str(row["uid"]), size, episode)
         except Exception as error:  # noqa: BLE001 - it ends the run in the trainer's process
-            return _failed(error)
-        group = str(row["uid"])
-        try:
-            trajectory = await self._episode(calls, assignment, sampling, number, sent)
-        except Exception as error:  # noqa: BLE001 - as above
-            calls.score.leave(group, size)
-            return _failed(error)
-        try:
-            trajectory = await calls.score(group, size, trajectory)
-            return _output(trajectory, sent, bool(self.rollout_config.calculate_log_probs))
-        except Exception as error:  # noqa: BLE001 - as above
-            return _failed(error)
+            # One token without weight, together with the error.
+            sent = {"min_global_steps": 0, "max_global_steps": 0}
+            return _output(failure_text(error), sent, [0], [0], [0], [0.0])
+        wants_logprobs = bool(self.rollout_config.calculate_log_probs)
+        return _output(
+            result_text(rollout),
+            sent,
+            rollout.prompt_ids,
+            rollout.completion_ids,
+            rollout.trained_mask,
+            rollout.logprobs if wants_logprobs else None,
+            reward_score=rollout.reward,
+            num_turns=2 * len(rollout.turns),
+        )
 
     async def _episode(
         self,
@@ -197,43 +200,29 @@ def _note_versions(sent: dict[str, Any], fields: dict[str, Any]) -> None:
         sent["global_steps"] = fields["global_steps"]
 
 
-def _output(trajectory: Trajectory, sent: dict[str, Any], logprobs: bool) -> AgentLoopOutput:
-    output = AgentLoopOutput(
-        prompt_ids=list(trajectory.prompt_ids),
-        response_ids=list(trajectory.completion_ids),
-        response_mask=list(trajectory.trained_mask),
-        reward_score=trajectory.reward,
-        num_turns=2 * len(trajectory.turns),
+def _output(
+    result: str,
+    sent: dict[str, Any],
+    prompt_ids: Sequence[int],
+    response_ids: Sequence[int],
+    response_mask: Sequence[int],
+    logprobs: Sequence[float] | None,
+    reward_score: float = 0.0,
+    num_turns: int = 0,
+) -> AgentLoopOutput:
+    return AgentLoopOutput(
+        prompt_ids=list(prompt_ids),
+        response_ids=list(response_ids),
+        response_mask=list(response_mask),
+        response_logprobs=None if logprobs is None else list(logprobs),
+        reward_score=reward_score,
+        num_turns=num_turns,
         metrics=AgentLoopMetrics(),
         extra_fields={
             **sent,
             "turn_scores": [],
             "tool_rewards": [],
             "reward_extra_info": {},
-            RESULT: result_text(trajectory),
-        },
-    )
-    if logprobs:
-        output.response_logprobs = list(trajectory.logprobs)
-    return output
-
-
-def _failed(error: Exception) -> AgentLoopOutput:
-    """Return one token without weight, together with the error."""
-    return AgentLoopOutput(
-        prompt_ids=[0],
-        response_ids=[0],
-        response_mask=[0],
-        response_logprobs=[0.0],
-        reward_score=0.0,
-        num_turns=0,
-        metrics=AgentLoopMetrics(),
-        extra_fields={
-            "min_global_steps": 0,
-            "max_global_steps": 0,
-            "turn_scores": [],
-            "tool_rewards": [],
-            "reward_extra_info": {},
-            RESULT: failure_text(error),
+            RESULT: result,
         },
     )

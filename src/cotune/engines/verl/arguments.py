@@ -1,6 +1,5 @@
 """Check `training.engine_args`, and the fields that veRL does not support, without veRL."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -115,15 +114,6 @@ def _keys(engine_args: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# veRL's defaults.
-_NUMBERS: Mapping[str, float] = {
-    "trainer.n_gpus_per_node": 8,
-    "trainer.nnodes": 1,
-    "actor_rollout_ref.actor.fsdp_config.fsdp_size": -1,
-    "actor_rollout_ref.rollout.gpu_memory_utilization": 0.5,
-}
-
-
 def layout_of(config: RunConfig) -> Layout:
     """Return the GPUs that train, and the rollout engine's share of each.
 
@@ -133,37 +123,27 @@ def layout_of(config: RunConfig) -> Layout:
     args = {
         name.replace("+", ""): value for name, value in flat(config.training.engine_args).items()
     }
-    single_gpu = {"trainer.n_gpus_per_node": 1.0} if config.training.single_gpu else {}
-    defaults = {**_NUMBERS, **single_gpu}
-    per_node, nodes, fsdp, share = (_number(args, *item) for item in defaults.items())
-    gpus = max(1, int(per_node * nodes))
+
+    def number(name: str, default: float) -> float:
+        value = args.get(name)
+        try:
+            return default if value is None else float(value)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"training.engine_args.{name} is {value!r}; expected a number, or null for {default:g}"
+            ) from None
+
+    # veRL's defaults.
+    per_node = number("trainer.n_gpus_per_node", 1 if config.training.single_gpu else 8)
+    gpus = max(1, int(per_node * number("trainer.nnodes", 1)))
+    fsdp = int(number("actor_rollout_ref.actor.fsdp_config.fsdp_size", -1))
     # veRL loads float32 unless something else is set.
     model_dtype = str(args.get(f"actor_rollout_ref.actor.{MODEL_DTYPE}"))
     dtype = {short: name for name, short in DTYPES.items()}.get(model_dtype, config.policy.dtype)
     return Layout(
         gpus,
-        shards=int(fsdp) if fsdp > 0 else gpus,
-        share=share,
+        shards=fsdp if fsdp > 0 else gpus,
+        share=number("actor_rollout_ref.rollout.gpu_memory_utilization", 0.5),
         dtype="float32" if dtype == "auto" else dtype,
         whole_logits=True,
     )
-
-
-def _number(args: Mapping[str, Any], name: str, default: float) -> float:
-    """Return a number from `engine_args`; null means the default.
-
-    Raises:
-        ConfigError: the value is not a number.
-    """
-    written = args.get(name)
-    if written is None:
-        return default
-    try:
-        value = float(written)
-    except (TypeError, ValueError):
-        value = math.nan
-    if isinstance(written, bool) or not math.isfinite(value):
-        raise ConfigError(
-            f"training.engine_args.{name} is {written!r}; expected a number, or null for {default:g}"
-        )
-    return value

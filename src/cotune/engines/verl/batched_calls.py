@@ -86,20 +86,15 @@ class Groups:
         self._missing: dict[str, int] = {}
         self._complete: dict[str, asyncio.Event] = {}
 
-    async def __call__(self, group: str, size: int, item: Any) -> Any:
-        """Return the item's result, once all `size` members of its group have arrived or left."""
-        event = self._arrive(group, size)
-        await event.wait()
-        return await self._call(item)
-
-    def leave(self, group: str, size: int) -> None:
-        """Report that one member of the group will not arrive."""
-        self._arrive(group, size)
-
-    def _arrive(self, group: str, size: int) -> asyncio.Event:
+    async def __call__(self, group: str, size: int, item: Awaitable[Any]) -> Any:
+        """Return the awaited item's result, once all `size` items of its group have come or failed."""
         event = self._complete.setdefault(group, asyncio.Event())
-        self._missing[group] = self._missing.get(group, size) - 1
-        if self._missing[group] == 0:
-            event.set()
-            del self._missing[group], self._complete[group]
-        return event
+        try:
+            awaited_item = await item
+        finally:
+            self._missing[group] = self._missing.get(group, size) - 1
+            if self._missing[group] == 0:
+                event.set()
+                del self._missing[group], self._complete[group]
+        await event.wait()
+        return await self._call(awaited_item)

@@ -1,7 +1,7 @@
-"""Checkpoints: veRL's folder of a step, with cotune's state in it.
+"""Checkpoints: veRL's folder of a step, with cotune's state in it, and last a manifest of all files.
 
-A manifest with the size of every file follows. A pair is complete if it has its manifest, so a kill at any
-moment leaves the previous pair. veRL deletes no checkpoints; older ones are deleted once a newer pair is complete.
+A pair that has its manifest is complete, and a kill at any moment leaves the previous pair intact. veRL deletes
+no checkpoints; older ones are deleted once a newer pair is complete.
 """
 
 import json
@@ -30,13 +30,9 @@ def save_state(checkpoint: Path, state: State) -> None:
     write_manifest(checkpoint)
 
 
-def load_state(checkpoint: Path) -> State | None:
-    """Return the state of a checkpoint, or None if it cannot be read."""
-    try:
-        value = json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+def load_state(checkpoint: Path) -> State:
+    """Return the state of a complete checkpoint."""
+    return json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
@@ -47,12 +43,9 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 def keep_newest(folder: Path, count: int) -> None:
     """Delete all but the newest `count` complete pairs, and incomplete ones before the newest."""
-    complete_steps = sorted(
-        (step for step, path in _numbered(folder) if (path / MANIFEST).exists()), reverse=True
-    )
-    steps_to_keep = set(complete_steps[:count])
+    complete = complete_checkpoints(folder)
     for step, path in _numbered(folder):
-        if step not in steps_to_keep and complete_steps and step <= complete_steps[0]:
+        if path not in complete[:count] and complete and step <= step_of(complete[0]):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -63,18 +56,22 @@ def drop_later(folder: Path, step: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def step_of(checkpoint: Path) -> int:
+    """Return the step of a checkpoint's folder."""
+    return int(checkpoint.name.removeprefix("global_step_"))
+
+
 def _numbered(folder: Path) -> list[tuple[int, Path]]:
-    numbers = [
-        (path.name.removeprefix("global_step_"), path) for path in folder.glob("global_step_*")
+    return [
+        (step_of(p), p) for p in folder.glob("global_step_*") if p.name.split("_")[-1].isdigit()
     ]
-    return [(int(step), path) for step, path in numbers if step.isdigit()]
 
 
 class VerlBest(BestPolicy):
     """Save and load the best policy, whose weights are sharded over veRL's workers.
 
     A checkpoint that the workers can load is kept beside the run's own. It is written under another
-    name, its manifest last, so that a kill leaves the previous one.
+    name, with a manifest at the end, so that a kill leaves the previous one.
 
     Args:
         folder: the Hugging Face folder.
@@ -142,8 +139,9 @@ class VerlBest(BestPolicy):
 
     def _pieces(self, step: int) -> Path | None:
         """Return the newest complete checkpoint of a step."""
-        complete = [p for p in self._checkpoint.glob(f"step_{step}_*") if (p / MANIFEST).exists()]
-        return max(complete, key=lambda path: (path / MANIFEST).stat().st_mtime, default=None)
+        manifests = self._checkpoint.glob(f"step_{step}_*/{MANIFEST}")
+        newest = max(manifests, key=lambda path: path.stat().st_mtime, default=None)
+        return None if newest is None else newest.parent
 
 
 def _check(pieces: Path) -> None:

@@ -1,7 +1,7 @@
 """One joint run on veRL's trainer: the actions at each of its hooks."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ _NAMES = {
     "actor/entropy": "entropy",
     "actor/kl_loss": "kl",
     "actor/lr": "learning_rate",
+    "actor/signed_masked_share": "p2o/ratio_masked_share",
 }
 
 
@@ -105,7 +106,6 @@ class VerlJoint(Joint):
             for verl_name, name in _NAMES.items()
             if verl_name in verl_metrics
         }
-        named |= context_ratios(verl_metrics)
         self.parts.record.metrics(
             self.batches,
             {**verl_metrics, **named, **self.metrics, "optimizer_step": self._optimizer_steps()},
@@ -120,7 +120,7 @@ class VerlJoint(Joint):
         keep_newest(checkpoint.parent, self.worker.config.training.keep_checkpoints)
         self.parts.record.event("saved", self.batches)
 
-    def began(self, state: State | None) -> None:
+    def begin(self, state: State | None) -> None:
         """Resume from a saved state, or start a new run."""
         if state is None:
             self.attempt = self.parts.record.begin_attempt(None)
@@ -129,12 +129,6 @@ class VerlJoint(Joint):
 
     def _optimizer_steps(self) -> float:
         return float(self.batches * self.worker.config.training.mini_batches)
-
-
-def context_ratios(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the share of masked tokens, of all own tokens, under the name that it has on TRL."""
-    name = "actor/signed_masked_share"
-    return {"p2o/ratio_masked_share": metrics[name]} if name in metrics else {}
 
 
 class _NoSampler:

@@ -1,8 +1,7 @@
 """Send assignments to the agent loops and collect trajectories, over veRL's TransferQueue."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import numpy as np
@@ -26,56 +25,37 @@ from cotune.engines.verl.row_format import (
 from cotune.errors import EngineError
 from cotune.types import Assignment, Sampling, Trajectory
 
+if TYPE_CHECKING:
+    from cotune.engines.verl.hooks import VerlJoint
+
 _APART = "val"  # the partition of rollouts that are not trained on
-
-
-class Assigning(Protocol):
-    """The interface that decides the assignments of a training batch."""
-
-    def assign(self, task_ids: Sequence[str]) -> tuple[list[Assignment], Sampling]:
-        """Return the assignments of all sessions, group by group, and their sampling parameters."""
-        ...
-
-
-@dataclass
-class Batch:
-    """A training batch in progress.
-
-    Attributes:
-        groups: by the uid of a prompt's row, its position in the batch.
-        assignments: the assignments of all sessions, group by group.
-    """
-
-    groups: dict[str, int] = field(default_factory=dict)
-    assignments: list[Assignment] = field(default_factory=list)
 
 
 class Manager(AgentLoopManagerTQ):
     """Write the strategy's assignments into the rows of a training batch before it is sent out.
 
     Attributes:
-        assigning: decides the assignments; set once the trainer is ready.
-        batch: the training batch that was sent out last.
+        joint: decides the assignments; set once the trainer is ready.
+        places: by the uid of a prompt's row, the place of its first rollout in the batch sent out last.
     """
 
-    assigning: Assigning | None = None
-    batch: Batch = Batch()
+    joint: "VerlJoint"
+    places: Mapping[str, int]
+    _assignments: Sequence[Assignment]
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Run `AgentLoopManagerTQ.generate_sequences`; rows that have assignments keep them."""
         if ASSIGNMENTS not in prompts:
-            assert self.assigning is not None
-            assignments, sampling = self.assigning.assign(
-                [str(i) for i in _column(prompts, "task_id")]
-            )
-            size = len(assignments) // len(prompts)
-            uids = [str(uid) for uid in _column(prompts, "uid")]
-            self.batch = Batch({uid: group for group, uid in enumerate(uids)}, assignments)
-            groups = [assignments[i : i + size] for i in range(0, len(assignments), size)]
-            texts = [assignments_text(group) for group in groups]
+            task_ids = [str(i) for i in _column(prompts, "task_id")]
+            self._assignments, sampling = self.joint.assign(task_ids)
+            size = self.joint.group_size
+            starts = range(0, len(self._assignments), size)
+            uids = map(str, _column(prompts, "uid"))
+            self.places = dict(zip(uids, starts, strict=True))
+            texts = [assignments_text(self._assignments[i : i + size]) for i in starts]
             prompts[ASSIGNMENTS] = _stack(texts)
             prompts[SAMPLING] = _stack([sampling_text(sampling)] * len(prompts))
-            prompts[ROW] = _stack(range(0, len(assignments), size))
+            prompts[ROW] = _stack(starts)
         super().generate_sequences(prompts)
 
     def trained_rollouts(self) -> list[Trajectory]:
@@ -85,16 +65,12 @@ class Manager(AgentLoopManagerTQ):
             CotuneError: the error of a failed rollout; EngineError if rollouts are missing.
         """
         listed = (tq.kv_list("train") or {}).get("train", {})
-        keys = [
-            key
-            for key, tag in listed.items()
-            if not tag.get("is_prompt")
-            and not tag.get("is_padding")
-            and _uid(key) in self.batch.groups
-        ]
-        size = len(self.batch.assignments) // len(self.batch.groups)
-        places = {key: self.batch.groups[_uid(key)] * size + _session(key) for key in keys}
-        return _in_order(_results("train", keys), places, self.batch.assignments)
+        places: dict[str, int] = {}
+        for key, tag in listed.items():
+            uid, *session = key.split("_")
+            if uid in self.places and not (tag.get("is_prompt") or tag.get("is_padding")):
+                places[key] = self.places[uid] + int(session[0])
+        return in_order(_results("train", list(places)), places, self._assignments)
 
 
 class Apart:
@@ -116,18 +92,17 @@ class Apart:
     ) -> list[Trajectory]:
         if not assignments:
             return []
-        rows = []
         uids = [str(uuid4()) for _ in assignments]
-        for number, assignment in enumerate(assignments):
-            rows.append(
-                {
-                    **question_row(assignment.task.id, number),
-                    "__rollout_n__": 1,
-                    ASSIGNMENTS: assignments_text([assignment]),
-                    SAMPLING: sampling_text(sampling),
-                    ROW: first_row + number,
-                }
-            )
+        rows = [
+            {
+                **question_row(assignment.task.id, number),
+                "__rollout_n__": 1,
+                ASSIGNMENTS: assignments_text([assignment]),
+                SAMPLING: sampling_text(sampling),
+                ROW: first_row + number,
+            }
+            for number, assignment in enumerate(assignments)
+        ]
         step = int(self._version())
         table = collate_fn(rows)
         table["uid"] = np.array(uids, dtype=object)
@@ -139,9 +114,9 @@ class Apart:
         self._manager.generate_sequences(prompts)
         done, _ = self._buffer.sample(global_steps=step, partition_id=_APART, batch_size=len(rows))
         try:
-            row = {uid: number for number, uid in enumerate(uids)}
-            places = {key: row[_uid(key)] for key in done.keys}
-            return _in_order(_results(_APART, list(done.keys)), places, assignments)
+            numbers = {uid: number for number, uid in enumerate(uids)}
+            places = {key: numbers[key.split("_")[0]] for key in done.keys}
+            return in_order(_results(_APART, list(done.keys)), places, assignments)
         finally:
             tq.kv_clear(keys=done.keys, partition_id=_APART)
 
@@ -154,9 +129,18 @@ def _results(partition: str, keys: Sequence[str]) -> dict[str, str]:
     return {key: value[RESULT] for key, value in zip(keys, fields, strict=True)}
 
 
-def _in_order(
-    results: dict[str, str], places: dict[str, int], assignments: Sequence[Assignment]
+def in_order(
+    results: Mapping[str, str], places: Mapping[str, int], assignments: Sequence[Assignment]
 ) -> list[Trajectory]:
+    """Return rollouts in the order of their assignments.
+
+    Args:
+        results: `row_format.result_text` or `failure_text` by key.
+        places: the place of each key's assignment.
+
+    Raises:
+        CotuneError: the error of a failed rollout; EngineError if rollouts are missing.
+    """
     by_place: dict[int, Trajectory] = {}
     for key, text in results.items():
         result = result_from(text, assignments[places[key]])
@@ -188,11 +172,3 @@ def _stack(values: Iterable[Any]) -> Any:
 def _column(prompts: TensorDict, name: str) -> list[Any]:
     """Return a column without tensors as a list."""
     return [getattr(value, "data", value) for value in prompts[name]]
-
-
-def _uid(key: str) -> str:
-    return key.split("_", 1)[0]
-
-
-def _session(key: str) -> int:
-    return int(key.split("_")[1])

@@ -66,16 +66,8 @@ def result_from(text: str, assignment: Assignment) -> Trajectory | tuple[str, st
     row: dict[str, Any] = json.loads(text)
     if "failed" in row:
         return row["failed"], row["message"]
+    row = {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
     task = replace(assignment.task, question=row.pop("assignment"))
-    for name in (
-        "sampled_prompt_ids",
-        "prompt_ids",
-        "completion_ids",
-        "mask",
-        "logprobs",
-        "teacher_prompt_ids",
-    ):
-        row[name] = tuple(row[name])
     row["turns"] = tuple(Turn(**turn) for turn in row["turns"])
     row["stop"] = StopReason(row["stop"])
     return Trajectory(replace(assignment, task=task), **row)

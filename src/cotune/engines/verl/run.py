@@ -45,14 +45,13 @@ from cotune.engines.verl.checkpoints import (
     complete_checkpoints,
     drop_later,
     load_state,
+    step_of,
 )
-from cotune.engines.verl.cluster import check_copy, on_cluster
 from cotune.engines.verl.hooks import VerlJoint
 from cotune.engines.verl.settings import resume_from, verl_config
 from cotune.engines.verl.worker import SECTION, WORKERS, Worker, make_worker
 from cotune.errors import ConfigError, CotuneError, EngineError
 from cotune.rollout.task_order import TaskOrder
-from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Prompt
 from cotune.utils.text import command_on, one_line
@@ -87,7 +86,6 @@ def prepare(checked: Preflight, console: Console) -> VerlSetup:
     """
     config = checked.config
     folder = RunDir(config.output).checkpoints_path
-    check_copy(folder.parent)
     worker = make_worker(config, checked.environment)
     settings = settings_of(config, console, tuple(checked.llm_calls))
     parts = run_parts(
@@ -111,8 +109,8 @@ def _checked(config: RunConfig, folder: Path, worker: Worker) -> DictConfig:
         worker.context_tokens,
     )
     auto_set_device(values)
-    elsewhere = on_cluster(values.ray_kwargs.ray_init)
-    if values.trainer.device == "cuda" and not (elsewhere or torch.cuda.is_available()):
+    joins = joins_cluster(values.ray_kwargs.ray_init)
+    if values.trainer.device == "cuda" and not (joins or torch.cuda.is_available()):
         raise ConfigError(
             "training.engine is verl, but there is no GPU here; start it on a machine with one, name a "
             "running Ray cluster by RAY_ADDRESS, or set training.engine: trl"
@@ -138,19 +136,21 @@ def train(setup: VerlSetup, *, resume: bool) -> None:
         CotuneError: the error that ended the run.
     """
     worker = setup.worker
+    config = worker.config
     values = setup.verl_config
-    steps = worker.config.training.steps
-    with opened_run(setup.settings, steps, resume=resume) as run:
+    with opened_run(setup.settings, config.training.steps, resume=resume) as run:
         folder = run.checkpoints_path.absolute()
         best = VerlBest(run.best_path, worker.tokenizer, folder / "best")
         chosen = choose_checkpoint(complete_checkpoints(folder), best) if resume else None
         begin_run(run, setup.settings, best, chosen, lambda path: _check_state(setup, path))
-        joint = _joint(setup, run, best)
-        checkpoint = None
+        llm = build_llm(config.proposer, config.seed, run, worker.environment)
+        initial = Prompt(initial_instruction(config.instruction.text, worker.environment))
+        evaluation = RunEvaluation(config.evaluation, initial, run, best, report_scores)
+        joint = VerlJoint(replace(setup.parts, llm=llm, record=run), worker, evaluation)
+        checkpoint = None if chosen is None else chosen.path
         if chosen is not None:
-            checkpoint = chosen.path
             joint.notices = chosen.notices
-            drop_later(folder, -1 if checkpoint is None else _step_of(checkpoint))
+            drop_later(folder, -1 if checkpoint is None else step_of(checkpoint))
         if checkpoint is not None:
             resume_from(values, checkpoint)
         run_folder = str(run.path.absolute())
@@ -171,8 +171,7 @@ def _check_state(setup: VerlSetup, checkpoint: Path) -> None:
     values = setup.verl_config
     tasks = setup.worker.environment.tasks("train")
     order = TaskOrder(tasks, config.training.questions_per_step, config.seed)
-    if (state := load_state(checkpoint)) is not None:
-        check_identity(state, {**order.identity, **setup.settings.identity})
+    check_identity(load_state(checkpoint), {**order.identity, **setup.settings.identity})
     if not str(values.actor_rollout_ref.actor.strategy).startswith("fsdp"):
         return
     ranks = int(values.trainer.n_gpus_per_node) * int(values.trainer.nnodes)
@@ -182,20 +181,6 @@ def _check_state(setup: VerlSetup, checkpoint: Path) -> None:
             f"{checkpoint}: holds the shards of {shards} ranks, and this run has {ranks}; resume on as "
             "many GPUs (training.engine_args.trainer.n_gpus_per_node, nnodes)"
         )
-
-
-def _step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("_")[2])
-
-
-def _joint(setup: VerlSetup, run: Record, best: VerlBest) -> VerlJoint:
-    worker = setup.worker
-    config = worker.config
-    llm = build_llm(config.proposer, config.seed, run, worker.environment)
-    parts = replace(setup.parts, llm=llm, record=run)
-    initial = Prompt(initial_instruction(config.instruction.text, worker.environment))
-    evaluation = RunEvaluation(config.evaluation, initial, run, best, report_scores)
-    return VerlJoint(parts, worker, evaluation)
 
 
 def _fit(joint: VerlJoint, values: DictConfig, checkpoint: Path | None) -> Outcome:
@@ -220,7 +205,7 @@ def _fit(joint: VerlJoint, values: DictConfig, checkpoint: Path | None) -> Outco
             ),
         )
         trainer.take_manager(manager)
-        joint.began(None if checkpoint is None else load_state(checkpoint))
+        joint.begin(None if checkpoint is None else load_state(checkpoint))
         with watched(manager.agent_loop_workers):
             # If the budget has been raised since, it is no longer spent.
             if not (joint.ended and joint.budget_is_spent()):
@@ -321,6 +306,16 @@ def _on_ray(values: DictConfig, folder: Path, console: Console | None) -> Genera
         finally:
             ray.shutdown()
             logging.getLogger("verl").handlers.clear()  # they write to the file
+
+
+def joins_cluster(ray_init: Mapping[str, Any]) -> bool:
+    """Return whether a run joins an existing Ray cluster instead of starting one.
+
+    Args:
+        ray_init: `ray_kwargs.ray_init` of veRL's configuration, whose address wins over RAY_ADDRESS.
+    """
+    address = ray_init.get("address") or os.environ.get("RAY_ADDRESS")
+    return bool(address) and address != "local"  # for which Ray starts a new cluster
 
 
 def _start_ray(values: DictConfig, folder: Path) -> None:

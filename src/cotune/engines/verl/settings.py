@@ -1,7 +1,6 @@
 """Build veRL's configuration from a run file."""
 
 import math
-from collections.abc import Mapping
 from copy import deepcopy
 from functools import cache
 from importlib.util import find_spec
@@ -19,21 +18,21 @@ from cotune.errors import ConfigError
 from cotune.methods.context_distillation import uses_context_mask
 from cotune.methods.method import CISPO_CAP
 from cotune.policy.policy_files import policy_path
-from cotune.types import Distillation, Limits
+from cotune.types import Distillation
 from cotune.utils.text import one_line
 
 AGENT = "cotune"
 """The name of the agent loop in agents.yaml."""
 ADVANTAGES = "cotune_grpo"
 """The name of `engines.verl.advantages` among veRL's estimators."""
-LOSS = "seq-mean-token-mean"
-"""The mean over rollouts of their token means (INSPO's Eq. 2)."""
-LOSS_WITH_HINTS = "token-mean"
-"""P²O's, with a mask or without. It divides by all own tokens."""
-
 SIGNED_LOSS = "cotune_signed_"
 """The prefix of the policy losses of `engines.verl.signed_mask`; the name of veRL's own follows."""
 
+_LOSS_BY_ROLLOUT = (
+    "seq-mean-token-mean"  # the mean over rollouts of their token means (INSPO's Eq. 2)
+)
+_LOSS_BY_TOKEN = "token-mean"  # P²O's, with a mask or without: it divides by all own tokens
+_LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 _NO_DUAL_CLIP = 1.0e9
 _LEAST_RATIO = 1.0e-9  # veRL wants a lower bound above 0, and clamps the ratio to e⁻²⁰
 _COMPOSED = ("model_engine",)  # selects which of veRL's files are read
@@ -66,7 +65,12 @@ def verl_config(
     except HydraException as error:
         raise ConfigError(f"training.engine_args: {one_line(str(error))[:200]}") from error
     distillation = config.method.distillation(config.strategy)
-    values = _values(config, folder, gpus, stops, distillation)
+    values = {
+        **_data_values(config),
+        **_actor_values(config, engine_args.get(_LOSS_MODE)),
+        **_rollout_values(config, distillation, stops, context_tokens),
+        **_trainer_values(config, folder, gpus),
+    }
     if config.policy.dtype != "auto":
         for part in ("actor", "ref"):
             if "fsdp_config" in verl_values.actor_rollout_ref[part]:
@@ -77,12 +81,13 @@ def verl_config(
     for name, value in engine_args.items():
         if name not in _COMPOSED:
             _set(verl_values, name, value)
-    if verl_values.actor_rollout_ref.actor.policy_loss.loss_mode == "cispo":
-        _set_cispo_clip(verl_values, engine_args)
     if uses_context_mask(distillation):
         _set_signed_mask(verl_values)
-    _set_context(verl_values, config.limits, context_tokens, engine_args)
-    _check_rollout(verl_values)
+    if (rollout := verl_values.actor_rollout_ref.rollout.name) in ("sglang", "trtllm"):
+        raise ConfigError(
+            f"training.engine_args.actor_rollout_ref.rollout.name is {rollout}, whose sampling parameters "
+            "have other names; expected vllm"
+        )
     _check_batch(verl_values, config.training)
     return verl_values
 
@@ -104,66 +109,86 @@ def resume_from(values: DictConfig, checkpoint: Path) -> None:
     values.trainer.resume_from_path = str(checkpoint.absolute())
 
 
-def _values(
-    config: RunConfig,
-    folder: Path,
-    gpus: int,
-    stops: bool,
-    distillation: Distillation,
-) -> dict[str, Any]:
-    training = config.training
+def _data_values(config: RunConfig) -> dict[str, Any]:
     limits = config.limits
-    actor = "actor_rollout_ref.actor"
-    rollout = "actor_rollout_ref.rollout"
-    values: dict[str, Any] = {
+    return {
         "data.train_files": "of the run file",
         "data.val_files": "of the run file",
         "data.custom_cls.path": "pkg://cotune.engines.verl.questions",
         "data.custom_cls.name": "Questions",
         "data.shuffle": False,
-        "data.train_batch_size": training.questions_per_step,
+        "data.train_batch_size": config.training.questions_per_step,
         "data.dataloader_num_workers": 0,
         "data.max_prompt_length": limits.prompt_tokens,
         "data.max_response_length": limits.trajectory_tokens,
-        "actor_rollout_ref.model.path": policy_path(config.policy.path),
-        f"{actor}.ppo_mini_batch_size": training.questions_per_step // training.mini_batches,
-        f"{actor}.ppo_micro_batch_size_per_gpu": training.micro_batch_size,
-        f"{actor}.optim.lr": training.learning_rate,
-        f"{actor}.optim.lr_warmup_steps": _warmup_steps(training),
-        f"{actor}.optim.weight_decay": 0.0,
-        f"{actor}.optim.lr_scheduler_type": SCHEDULES[training.schedule],
-        # Count from 1; otherwise the first batch would be trained at a rate of 0.
-        f"{actor}.optim.zero_indexed_step": False,
-        # Mini-batches are cut from rollouts in the order they returned, short ones first.
-        f"{actor}.shuffle": True,
-        f"{actor}.data_loader_seed": config.seed,
-        f"{actor}.clip_ratio_c": _NO_DUAL_CLIP,
-        f"{actor}.use_kl_loss": training.kl > 0,
-        f"{actor}.kl_loss_coef": training.kl,
-        f"{actor}.loss_agg_mode": _loss(config),
-        f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": training.micro_batch_size,
-        f"{rollout}.log_prob_micro_batch_size_per_gpu": training.micro_batch_size,
-        f"{rollout}.name": "vllm",
-        f"{rollout}.n": training.group_size,
-        f"{rollout}.temperature": training.temperature,
-        f"{rollout}.tensor_model_parallel_size": 1,
-        f"{rollout}.seed": config.seed,
-        f"{rollout}.calculate_log_probs": uses_context_mask(distillation),
-        f"{rollout}.agent.agent_loop_config_path": str(Path(__file__).with_name("agents.yaml")),
-        f"{rollout}.agent.default_agent_loop": AGENT,
     }
-    values |= _trainer_values(config, folder, gpus)
-    values |= {f"{actor}.clip_ratio{end}": training.clip for end in ("", "_low", "_high")}
-    if config.method.loss == "cispo":
-        values[f"{actor}.policy_loss.loss_mode"] = "cispo"
-    if stops:
-        values[f"{rollout}.skip_tokenizer_init"] = False
-    if uses_context_mask(distillation):
-        values["algorithm.rollout_correction.rollout_is"] = "token"
+
+
+def _actor_values(config: RunConfig, loss_mode: str | None) -> dict[str, Any]:
+    """Return the values of the policy, its update and the reference; `loss_mode` is that of engine_args."""
+    training = config.training
+    clip = dict.fromkeys(("", "_low", "_high"), training.clip)
+    cispo = {"policy_loss.loss_mode": "cispo"} if config.method.loss == "cispo" else {}
+    if (loss_mode or config.method.loss) == "cispo":
+        # The clip range is [1 - low, 1 + high] of the ratio itself.
+        clip |= {"_low": 1.0, "_high": CISPO_CAP - 1.0}
+    by_token = "hints" in config.method.evolves or config.method.loss == "cispo"
+    warms_up = training.schedule != "constant"
+    values = {
+        "ppo_mini_batch_size": training.questions_per_step // training.mini_batches,
+        "ppo_micro_batch_size_per_gpu": training.micro_batch_size,
+        "optim.lr": training.learning_rate,
+        "optim.lr_warmup_steps": math.ceil(training.warmup * training.steps) if warms_up else 0,
+        "optim.weight_decay": 0.0,
+        "optim.lr_scheduler_type": SCHEDULES[training.schedule],
+        # Count from 1; otherwise the first batch would be trained at a rate of 0.
+        "optim.zero_indexed_step": False,
+        # Mini-batches are cut from rollouts in the order they returned, short ones first.
+        "shuffle": True,
+        "data_loader_seed": config.seed,
+        "clip_ratio_c": _NO_DUAL_CLIP,
+        "use_kl_loss": training.kl > 0,
+        "kl_loss_coef": training.kl,
+        "loss_agg_mode": _LOSS_BY_TOKEN if by_token else _LOSS_BY_ROLLOUT,
+        "checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        **{f"clip_ratio{end}": value for end, value in clip.items()},
+        **cispo,
+    }
+    return {
+        "actor_rollout_ref.model.path": policy_path(config.policy.path),
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": training.micro_batch_size,
+        **{f"actor_rollout_ref.actor.{name}": value for name, value in values.items()},
+    }
+
+
+def _rollout_values(
+    config: RunConfig, distillation: Distillation, stops: bool, context_tokens: int | None
+) -> dict[str, Any]:
+    training = config.training
+    # An engine that holds the policy's whole context would reserve memory for it.
+    longest = config.limits.prompt_tokens + config.limits.trajectory_tokens
+    masks = uses_context_mask(distillation)
+    values: dict[str, Any] = {
+        "log_prob_micro_batch_size_per_gpu": training.micro_batch_size,
+        "name": "vllm",
+        "n": training.group_size,
+        "temperature": training.temperature,
+        "tensor_model_parallel_size": 1,
+        "max_model_len": min(context_tokens or longest, longest),
+        "seed": config.seed,
+        "calculate_log_probs": masks,
+        "agent.agent_loop_config_path": str(Path(__file__).with_name("agents.yaml")),
+        "agent.default_agent_loop": AGENT,
+        **({"skip_tokenizer_init": False} if stops else {}),
+    }
+    correction: dict[str, Any] = {}
+    if masks:
         bounds = f"{max(distillation.low, _LEAST_RATIO)!r}_{distillation.high!r}"
-        values["algorithm.rollout_correction.rollout_is_threshold"] = bounds
-    return values
+        correction = {"rollout_is": "token", "rollout_is_threshold": bounds}
+    return {
+        **{f"actor_rollout_ref.rollout.{name}": value for name, value in values.items()},
+        **{f"algorithm.rollout_correction.{name}": value for name, value in correction.items()},
+    }
 
 
 def _set_signed_mask(verl_values: DictConfig) -> None:
@@ -175,14 +200,6 @@ def _set_signed_mask(verl_values: DictConfig) -> None:
     if isinstance(libraries, str):
         libraries = [libraries]
     model.external_lib = ["cotune.engines.verl.signed_mask", *libraries]
-
-
-def _set_cispo_clip(verl_values: DictConfig, engine_args: Mapping[str, Any]) -> None:
-    """Set CISPO's clip range, [1 - low, 1 + high] of the ratio itself, unless engine_args set it."""
-    for end, value in (("low", 1.0), ("high", CISPO_CAP - 1.0)):
-        name = f"actor_rollout_ref.actor.clip_ratio_{end}"
-        if name not in engine_args:
-            OmegaConf.update(verl_values, name, value)
 
 
 def _trainer_values(config: RunConfig, folder: Path, gpus: int) -> dict[str, Any]:
@@ -208,17 +225,6 @@ def _trainer_values(config: RunConfig, folder: Path, gpus: int) -> dict[str, Any
     }
 
 
-def _loss(config: RunConfig) -> str:
-    by_token = "hints" in config.method.evolves or config.method.loss == "cispo"
-    return LOSS_WITH_HINTS if by_token else LOSS
-
-
-def _warmup_steps(training: TrainingConfig) -> int:
-    if training.schedule == "constant":
-        return 0
-    return math.ceil(training.warmup * training.steps)
-
-
 def _set(verl_values: DictConfig, name: str, value: Any) -> None:
     """Set one of veRL's keys; prefix unknown ones with +, as on veRL's command line."""
     try:
@@ -228,29 +234,6 @@ def _set(verl_values: DictConfig, name: str, value: Any) -> None:
             f"training.engine_args.{name}: {one_line(str(error))[:200]}; correct it, or write +{name} for a key "
             "that veRL's files do not list"
         ) from error
-
-
-def _set_context(
-    verl_values: DictConfig,
-    limits: Limits,
-    context_tokens: int | None,
-    engine_args: Mapping[str, Any],
-) -> None:
-    """Reserve rollout engine memory for one episode instead of the policy's whole context."""
-    name = "actor_rollout_ref.rollout.max_model_len"
-    if name not in engine_args:
-        longest = limits.prompt_tokens + limits.trajectory_tokens
-        value = longest if context_tokens is None else min(context_tokens, longest)
-        OmegaConf.update(verl_values, name, value)
-
-
-def _check_rollout(verl_values: DictConfig) -> None:
-    name = verl_values.actor_rollout_ref.rollout.name
-    if name in ("sglang", "trtllm"):
-        raise ConfigError(
-            f"training.engine_args.actor_rollout_ref.rollout.name is {name}, whose sampling parameters "
-            "have other names; expected vllm"
-        )
 
 
 def _check_batch(verl_values: DictConfig, training: TrainingConfig) -> None:

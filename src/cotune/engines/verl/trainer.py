@@ -37,7 +37,7 @@ class JointTrainer(PPOTrainerSync):
     def take_manager(self, manager: Manager) -> None:
         """Connect the manager to the joint run that decides its rows; call before `fit`."""
         self.manager = self.agent_loop_manager = manager
-        manager.assigning = self.joint
+        manager.joint = self.joint
         self.joint.bind(self, Apart(manager, self.replay_buffer, lambda: self.global_steps))
 
     def on_step_begin(self) -> None:

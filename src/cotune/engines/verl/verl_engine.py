@@ -83,9 +83,7 @@ class VeRL:
 def _arguments(config: RunConfig) -> None:
     """Check the veRL fields of a run file, against veRL's own files if it is installed."""
     from cotune.engines.verl.arguments import checked_arguments
-    from cotune.engines.verl.cluster import check_copy
 
-    check_copy(config.output)
     if installed("verl") is None or installed("hydra-core") is None:
         checked_arguments(config)
         return
