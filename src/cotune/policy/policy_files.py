@@ -147,6 +147,7 @@ def only_local(path: str | Path) -> bool:
         return False  # loading the files says what is wrong
     # Connection errors have different classes in each generation of huggingface_hub.
     except Exception as error:  # noqa: BLE001
-        _LOG.warning("the hub's cache is used, as it cannot be asked (%s)", named(error, 120))
+        if cached_folder(str(path)):
+            _LOG.warning("the hub's cache is used, as it cannot be asked (%s)", named(error, 120))
         return True
     return False
