@@ -31,5 +31,7 @@ class TorchComm:
 
 
 def world() -> Comm:
-    """Return the group of processes started together; only this one without a process group."""
-    return TorchComm() if dist.is_initialized() else SingleProcess()
+    """Return the group of processes started together; only this one without others."""
+    # A vLLM in the only training process initializes a group of its own.
+    several = dist.is_initialized() and dist.get_world_size() > 1
+    return TorchComm() if several else SingleProcess()

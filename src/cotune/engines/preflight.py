@@ -191,7 +191,9 @@ class Preflight:
     @property
     def context_tokens(self) -> int | None:
         """Return the policy's context length in tokens; None if its config.json has none."""
-        return getattr(self.architecture.get_text_config(), "max_position_embeddings", None)
+        from cotune.policy.local_policy import context_length
+
+        return context_length(self.architecture)
 
     # ---- checks that use those objects
 

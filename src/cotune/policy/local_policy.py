@@ -128,6 +128,11 @@ def load_architecture(path: str, **loading: Any) -> PretrainedConfig:
         return AutoConfig.from_pretrained(path, local_files_only=only_local(path), **arguments)
 
 
+def context_length(config: PretrainedConfig) -> int | None:
+    """Return a policy's context length in tokens; None if its config.json has none."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
 def load_codec(options: PolicyConfig) -> HFCodec:
     """Load the codec of a run file's policy. Raises ConfigError as `load_tokenizer` does."""
     tokenizer = load_tokenizer(policy_path(options.path))
@@ -183,7 +188,6 @@ def local_coordinator(
     """
     model, tokenizer = load(folder, dtype, base=base)
     model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     use_template(tokenizer, chat_template)
     codec = HFCodec(tokenizer, template_args)
     check_turns(environment, codec)
@@ -194,6 +198,6 @@ def local_coordinator(
         sampler=policy_sampler(lambda: contextlib.nullcontext(model), codec, tokenizer, casts),
         llm=NoLLM(),
         record=Record(),
-        settings=replace(settings, context_tokens=context),
+        settings=replace(settings, context_tokens=context_length(model.config)),
         rewards=rewards,
     )

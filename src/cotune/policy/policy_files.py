@@ -137,13 +137,13 @@ def only_local(path: str | Path) -> bool:
     each file of a model for half a minute.
     """
     from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub.errors import HfHubHTTPError
 
     if Path(path).is_dir():
         return True
     try:
         HfApi().model_info(str(path), timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except (HfHubHTTPError, HFValidationError):
+    except HfHubHTTPError:
         return False  # loading the files says what is wrong
     # Connection errors have different classes in each generation of huggingface_hub.
     except Exception as error:  # noqa: BLE001

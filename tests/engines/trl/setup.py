@@ -13,6 +13,7 @@ from cotune.engines.joint import Parts
 from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.methods.static import StaticStrategy
+from cotune.policy.codec import HFCodec
 from cotune.protocols import LLM, Environment, Recorder, Rollout, Session, State, Strategy
 from cotune.run.record import Record
 from cotune.run.scores import Score
@@ -217,9 +218,7 @@ def start(
         changeable=changeable or {},
     )
     args = config(folder, **changes)
-    joint = TRLJoint(parts, tokenizer, args)
-    if remembers:
-        joint.coordinator.sampler = Remembered(joint)
+    joint = TRLJoint(parts, HFCodec(tokenizer), args)
     trajectories: list[list[Trajectory]] = []
     observe = joint.coordinator.observe
 
@@ -230,5 +229,7 @@ def start(
 
     joint.coordinator.observe = noted  # type: ignore[method-assign]
     trainer = trainer_class(model, joint, **(trainer_arguments or {}))
+    if remembers:
+        joint.coordinator.sampler = Remembered(joint)
     trainer.remove_callback(PrinterCallback)
     return Run(joint, trainer, run_dir, trajectories)

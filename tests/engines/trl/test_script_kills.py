@@ -59,15 +59,3 @@ def test_the_result_is_that_of_the_unbroken_run(runs: tuple[Path, Path]) -> None
     weights = [folder / "checkpoints" / "checkpoint-6" / "model.safetensors" for folder in runs]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     assert (cut.path / "report.html").is_file()
-
-
-@pytest.mark.slow
-def test_an_interrupted_script_says_how_to_go_on(tmp_path: Path) -> None:
-    done = script(tmp_path, "ctrl-c", 3)
-    assert done.returncode != 0
-    (line,) = [line for line in done.stderr.splitlines() if "resume_from_checkpoint=True" in line]
-    assert line.startswith("stopped; ")
-    again = script(tmp_path)
-    last = again.stderr.splitlines()[-1]
-    assert "holds an earlier run; resume it with" in last
-    assert script(tmp_path, resume=True).returncode == 0

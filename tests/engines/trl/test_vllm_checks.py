@@ -107,10 +107,3 @@ def test_vllm_reserves_memory_for_the_longest_episode(tmp_path: Path) -> None:
     assert args_of().vllm_max_model_length == 160
     for allowed in (200, -1, None):  # -1: vLLM chooses
         assert args_of(vllm_max_model_length=allowed).vllm_max_model_length == allowed
-    assert args_of(vllm_max_model_length=9, vllm_mode="server").vllm_max_model_length == 9
-    with pytest.raises(ConfigError) as error:
-        args_of(vllm_max_model_length=159)
-    assert str(error.value) == (
-        "training.engine_args.vllm_max_model_length is 159, but limits.prompt_tokens + "
-        "limits.trajectory_tokens is 160; remove it, which reserves that many, or lower a limit"
-    )

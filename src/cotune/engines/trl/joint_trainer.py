@@ -39,7 +39,6 @@ from cotune.engines.trl.script import (
     ask_llm,
     check_environment,
     check_script,
-    context_of,
     proposer_of,
     refuse_data,
     reward_weights,
@@ -63,7 +62,7 @@ from cotune.llm.client import NoLLM
 from cotune.policy.adapters import save_weights
 from cotune.policy.chat_template import with_instruction
 from cotune.policy.codec import HFCodec, PlainCodec
-from cotune.policy.local_policy import load_tokenizer
+from cotune.policy.local_policy import context_length, load_architecture, load_tokenizer
 from cotune.policy.precision import rounding_notice
 from cotune.protocols import Environment, State
 from cotune.rewards.reward_model import rewards_of_trainer
@@ -184,10 +183,9 @@ class JointTrainer(PolicyUpdate):
         check_trl()
         check_args(args)
         if settings is None:
-            context = context_of(model, **loading)
-            limits = check_script(
-                args, method, environment, limits, rewards, codec, tokenizer, context
-            )
+            config = load_architecture(model, **loading) if isinstance(model, str) else model.config
+            context = context_length(config)
+            limits = check_script(args, method, environment, limits, rewards, codec, context)
             settings = script_settings(args, method, environment, limits, rewards, name)
             keep_best_by_reward(args)
         self.settings = settings
@@ -197,18 +195,16 @@ class JointTrainer(PolicyUpdate):
         self._evaluation = RunEvaluation(
             settings.evaluation, prompt, run, TRLBest(run.best_path, tokenizer), report_scores
         )
+        weights = {} if is_run_file else reward_weights(rewards, environment)
         joint = TRLJoint(
             run_parts(settings, method, environment, codec, limits or Limits(), rewards),
-            tokenizer,
+            codec,
             args,
             self._evaluation if is_run_file else None,
-            codec,
             shuffle=shuffle,
+            reward_names=tuple(weights),
         )
-        if not is_run_file:
-            weights = reward_weights(rewards, environment)
-            joint.report_rewards(list(weights))
-            args.reward_weights = list(weights.values()) or None
+        args.reward_weights = list(weights.values()) or None
         several = isinstance(eval_dataset, Mapping)
         self._eval_names = tuple(map(str, eval_dataset)) if several else ()
         validation = environment.tasks("validation") if settings.evaluation.every else ()
@@ -313,12 +309,16 @@ class JointTrainer(PolicyUpdate):
         joint = self.joint
         output = None
         resume = resume_from_checkpoint
-        if resume and not RunDir.is_run(self.run_folder) and self._checkpoints(resume):
+        if (
+            resume
+            and not RunDir.is_run(self.run_folder)
+            and complete_checkpoints(joint.state_folder)
+        ):
             raise ConfigError(
                 f"{self.run_folder}: the checkpoint's run folder is not there (no run.yaml); put it back, or train "
                 "from the start"
             )
-        with self._stoppable(), self.record_run(resume=bool(resume)) as record:
+        with self.record_run(resume=bool(resume)) as record:
             chosen = self._choose(resume) if resume else None
             checkpoint = None if chosen is None else chosen.path
             fresh = checkpoint is None
@@ -351,39 +351,20 @@ class JointTrainer(PolicyUpdate):
             with self._template_with_instruction():
                 self.joint.tokenizer.save_pretrained(best)
 
-    def _checkpoints(self, resume: str | bool) -> list[Path]:
-        """Return the checkpoints that a run may resume from, newest first."""
-        folder = self.joint.state_folder
-        if isinstance(resume, bool):
-            return complete_checkpoints(folder)
-        return [_checkpoint_in(folder, Path(resume))]
-
     def _choose(self, resume: str | bool) -> Chosen:
         """Return the checkpoint to resume from, which the first process chooses."""
         chosen: Chosen | None = None
         if world().rank == 0:
-            chosen = choose_checkpoint(self._checkpoints(resume), self._evaluation.best)
-            if chosen.path is not None and not isinstance(resume, bool):
+            checkpoints = complete_checkpoints(self.joint.state_folder)
+            newer: list[Path] = []
+            if not isinstance(resume, bool):
                 # What was logged after this checkpoint is cut back, so the later ones have no run to go on with.
-                step = _step_of(chosen.path)
-                newer = [
-                    p for p in complete_checkpoints(self.joint.state_folder) if _step_of(p) > step
-                ]
-                chosen = replace(chosen, newer=tuple(newer))
+                index = _index_of(Path(resume), checkpoints, self.joint.state_folder)
+                newer = checkpoints[:index]
+                checkpoints = checkpoints[index : index + 1]
+            chosen = choose_checkpoint(checkpoints, self._evaluation.best)
+            chosen = replace(chosen, newer=(*newer, *chosen.newer))
         return world().broadcast(chosen)
-
-    @contextmanager
-    def _stoppable(self) -> Iterator[None]:
-        """Say how to go on if a script is interrupted; a run file's command says it itself."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            if self.settings.console is None and world().rank == 0:
-                _log.warning(
-                    "stopped; train(resume_from_checkpoint=True) in the same script goes on from the newest "
-                    "checkpoint, or from the start if there is none"
-                )
-            raise
 
     @contextmanager
     def record_run(self, *, resume: bool, steps: int | None = None) -> Iterator[Record]:
@@ -420,8 +401,13 @@ class JointTrainer(PolicyUpdate):
 
         begin_run(record, self.settings, self._evaluation.best, chosen, check)
         joint.notices = () if chosen is None else chosen.notices
-        if (chosen is None or chosen.path is None) and (text := self._rounding()):
-            record.event("notice", 0, text=text)
+        rate = self.args.learning_rate
+        model: Any = joint.unwrapped
+        # Adapters are float32.
+        if (chosen is None or chosen.path is None) and rate and not hasattr(model, "peft_config"):
+            dtype = str(model.dtype).removeprefix("torch.")
+            if text := rounding_notice(dtype, rate):
+                record.event("notice", 0, text=text)
 
     def _restore_ended(self, checkpoint: Path) -> bool:
         """Restore a run whose training had ended by its newest checkpoint; return False otherwise.
@@ -435,14 +421,6 @@ class JointTrainer(PolicyUpdate):
         restore_weights(self.joint.unwrapped, checkpoint)
         self.joint.weights_replaced()
         return True
-
-    def _rounding(self) -> str | None:
-        """Return a warning if the weights' dtype is too coarse for updates; adapters are float32."""
-        rate = self.args.learning_rate
-        model: Any = self.joint.unwrapped
-        if hasattr(model, "peft_config") or not rate:
-            return None
-        return rounding_notice(str(model.dtype).removeprefix("torch."), rate)
 
     # ---- results
 
@@ -606,16 +584,15 @@ def _loading_arguments(args: GRPOConfig) -> dict[str, Any]:
     return {name: options[name] for name in selecting if options.get(name)}
 
 
-def _checkpoint_in(folder: Path, path: Path) -> Path:
-    """Return the folder of a checkpoint; ConfigError if it is none of the trainer's."""
-    step = path.resolve().name.removeprefix("checkpoint-")
-    beside = path.is_dir() and path.resolve().parent == folder.resolve()
-    if not (beside and step.isdigit() and load_state(folder, int(step)) is not None):
+def _index_of(path: Path, checkpoints: Sequence[Path], folder: Path) -> int:
+    """Return which of a trainer's complete checkpoints a path names; ConfigError if it is none of them."""
+    resolved = [checkpoint.resolve() for checkpoint in checkpoints]
+    if path.resolve() not in resolved:
         raise ConfigError(
-            f"resume_from_checkpoint is {str(path)!r}; expected a folder checkpoint-N in {folder} with its "
-            "cotune-state-N.json beside it, or True for the newest"
+            f"resume_from_checkpoint is {str(path)!r}; expected a complete folder checkpoint-N in {folder}, or "
+            "True for the newest"
         )
-    return folder / path.resolve().name
+    return resolved.index(path.resolve())
 
 
 def _is_of(task: Task, dataset: str) -> bool:

@@ -255,7 +255,7 @@ class PolicyUpdate(GRPOTrainer):
             rows = len(inputs["advantages"])
             informative = informative_rows(inputs["advantages"])
             # TRL gathers a value for every row, so all ranks must feed equally many.
-            count = self._largest_of_all_ranks(len(informative))
+            count = max(self.joint.coordinator.comm.gather(len(informative)))
             inputs = with_rows(inputs, fill_up(informative, count, rows))
             if self.loss_type in _BY_ROWS:
                 scale = len(inputs["advantages"]) / rows
@@ -316,12 +316,6 @@ class PolicyUpdate(GRPOTrainer):
             metrics |= dict(zip(("loss", "gap"), means, strict=True))
         for name, value in metrics.items():
             self._metrics["train"][f"distil/{name}"].append(value)
-
-    def _largest_of_all_ranks(self, count: int) -> int:
-        if self.accelerator.num_processes == 1:
-            return count
-        counts = self.accelerator.gather(torch.tensor([count], device=self.accelerator.device))
-        return int(cast(torch.Tensor, counts).max())
 
     def _passes_over_zero_advantages(self) -> bool:
         return self.beta == 0.0 and self._adds_up()

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase, TrainerState
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import GRPOConfig
 
-from cotune.config.run_file import RunConfig, TrainingConfig
+from cotune.config.run_file import RunConfig
 from cotune.engines.preflight import Preflight
 from cotune.engines.run_start import method_of, settings_of
 from cotune.engines.trl.checks import check_named_parts, on_one_gpu
@@ -127,7 +127,7 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
         # The paper's estimator, and veRL's: TRL multiplies it by the importance ratio unless told otherwise.
         "use_bias_correction_kl": False,
         "epsilon": training.clip,
-        **_loss(config.method.loss, training),
+        "loss_type": config.method.loss,
         "temperature": training.temperature,
         "top_k": 0,
         "shuffle_dataset": False,
@@ -145,6 +145,8 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
         "chat_template_kwargs": config.policy.template_args or None,
         "log_completions": False,
     }
+    if training.engine_args.get("loss_type", config.method.loss) == "cispo":
+        values["epsilon_high"] = CISPO_CAP  # bounds the ratio itself, not its change
     casts = autocast(config.policy, training.precision)
     if casts is not None:
         values["bf16"] = casts
@@ -155,36 +157,14 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
         dtype = weights_dtype(config.policy, training.precision)
         values["model_init_kwargs"] = {"dtype": dtype, "device_map": None}
     if training.engine_args.get("use_vllm"):
-        values["vllm_max_model_length"] = _vllm_context(config)
+        # vLLM reserves memory for the longest episode.
+        values["vllm_max_model_length"] = limits.prompt_tokens + limits.trajectory_tokens
     try:
         args = GRPOConfig(**(values | training.engine_args))
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise ConfigError(f"training.engine_args: {' '.join(str(error).split())}") from error
     check_named_parts(args)
     return on_one_gpu(args) if training.single_gpu else args
-
-
-def _vllm_context(config: RunConfig) -> int:
-    """Return the tokens of the longest episode: vLLM then reserves memory for no longer context."""
-    limits = config.limits
-    args = config.training.engine_args
-    longest = limits.prompt_tokens + limits.trajectory_tokens
-    context = args.get("vllm_max_model_length")
-    # A server has its own.
-    is_colocated = args.get("vllm_mode", "colocate") == "colocate"
-    if is_colocated and isinstance(context, int) and 0 <= context < longest:
-        raise ConfigError(
-            f"training.engine_args.vllm_max_model_length is {context}, but limits.prompt_tokens + "
-            f"limits.trajectory_tokens is {longest}; remove it, which reserves that many, or lower a limit"
-        )
-    return longest
-
-
-def _loss(loss: str, training: TrainingConfig) -> dict[str, Any]:
-    """Return the loss and its clip range. CISPO bounds the ratio itself, not its change."""
-    if training.engine_args.get("loss_type", loss) == "cispo":
-        return {"loss_type": loss, "epsilon_high": CISPO_CAP}
-    return {"loss_type": loss}
 
 
 def check_engine_args(engine_args: dict[str, Any]) -> None:

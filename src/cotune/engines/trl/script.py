@@ -29,7 +29,6 @@ from cotune.llm.first_call import make_first_call
 from cotune.methods.method import RunShape
 from cotune.methods.registry import method_of
 from cotune.policy.codec import HFCodec
-from cotune.policy.local_policy import load_architecture
 from cotune.policy.template_checks import check_template
 from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions
@@ -108,17 +107,6 @@ def ask_llm(llm: Any, record: Record) -> None:
     record.charge_check(calls)
 
 
-def context_of(model: Any, **loading: Any) -> int | None:
-    """Return the policy's context length in tokens; None if its configuration has none.
-
-    Args:
-        model: the policy, or its name.
-        loading: arguments of from_pretrained for a name.
-    """
-    config = load_architecture(model, **loading) if isinstance(model, str) else model.config
-    return getattr(config.get_text_config(), "max_position_embeddings", None)
-
-
 def limits_of(args: GRPOConfig, environment: Environment, context: int | None) -> Limits:
     """Return an episode's limits by the trainer's arguments.
 
@@ -169,7 +157,6 @@ def check_script(
     limits: Limits | None,
     rewards: RewardFunctions | None,
     codec: HFCodec,
-    tokenizer: Any,
     context: int | None,
 ) -> Limits:
     """Check what a script gives, before weights are loaded and anything is written.

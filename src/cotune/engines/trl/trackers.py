@@ -72,7 +72,7 @@ def log_table(callback: TrainerCallback, rows: list[list[Any]], step: int) -> No
 
 def reporting(joint: "TRLJoint") -> Iterator[TrainerCallback]:
     """Yield the trainer's callbacks for trackers that accept tables."""
-    for callback in joint.trainer.callback_handler.callbacks if joint.bound else ():
+    for callback in joint.trainer.callback_handler.callbacks:
         if isinstance(callback, TensorBoardCallback | WandbCallback | TrackioCallback):
             yield callback
 
@@ -82,8 +82,6 @@ def report_scores(joint: "TRLJoint", scores: Mapping[str, float]) -> None:
 
     Trackers show "eval_em" as eval/em and "test_em" as test/em, like the trainer's own metrics.
     """
-    if not joint.bound:
-        return
     trainer = joint.trainer
     for callback in reporting(joint):
         callback.on_log(

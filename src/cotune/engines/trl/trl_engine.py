@@ -114,7 +114,7 @@ def arguments(config: RunConfig) -> str:
 
 
 def processes(training: TrainingConfig, starting: bool = False) -> str | None:
-    """Check that the processes match the GPUs, and that a batch divides evenly over them.
+    """Check that the processes match the GPUs.
 
     Args:
         starting: whether these processes will train, as opposed to those of `cotune doctor`.
@@ -127,21 +127,14 @@ def processes(training: TrainingConfig, starting: bool = False) -> str | None:
 
     from cotune.engines.trl.checks import check_launch
 
-    start_each: str | None = None
-    shared = max(1, torch.cuda.device_count())
     if starting or "WORLD_SIZE" in os.environ or training.single_gpu:
         check_launch(training)
-        shared = int(os.environ.get("WORLD_SIZE", "1"))
-    elif shared > 1:
-        start = f"torchrun --nproc_per_node {shared} -m cotune train RUN.yaml"
-        start_each = f"processes: {shared} GPUs are visible; start one process for each: {start}"
-    rows = training.questions_per_step * training.group_size // training.optimizer_steps
-    if rows % (shared * training.micro_batch_size):
-        raise Notice(
-            f"training.micro_batch_size: {training.micro_batch_size} on {shared} processes does "
-            f"not divide the {rows} rollouts of a mini-batch; make it a divisor of {rows} / {shared}"
-        )
-    return start_each
+        return None
+    gpus = torch.cuda.device_count()
+    if gpus < 2:
+        return None
+    start = f"torchrun --nproc_per_node {gpus} -m cotune train RUN.yaml"
+    return f"processes: {gpus} GPUs are visible; start one process for each: {start}"
 
 
 def gpu_memory(config: RunConfig) -> str | None:

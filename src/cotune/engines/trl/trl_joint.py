@@ -9,12 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import torch.distributed as dist
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 from trl import GRPOConfig
 
-from cotune.engines.comm import TorchComm, world
+from cotune.engines.comm import world
 from cotune.engines.joint import Joint, Parts
 from cotune.engines.trl.checks import (
     check_sleep,
@@ -29,11 +28,12 @@ from cotune.engines.trl.sharding import check_spread, gather, spread, whole_weig
 from cotune.engines.trl.trackers import TrackerCallback
 from cotune.engines.trl.vllm_sampler import VLLMSampler, engine_context, sampling_logprobs
 from cotune.engines.trl.vllm_start import seed_vllm
-from cotune.errors import ConfigError, EngineError
+from cotune.errors import ConfigError
 from cotune.policy.attention import avoid_cudnn_attention
 from cotune.policy.codec import HFCodec
+from cotune.policy.local_policy import context_length
 from cotune.policy.sampling import policy_sampler
-from cotune.protocols import Sampler, State
+from cotune.protocols import State
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import Batch, Coordinator, RolloutSettings
 from cotune.rollout.task_order import TaskOrder
@@ -51,39 +51,41 @@ class TRLJoint(Joint):
 
     Args:
         parts: strategy, environment, LLM and outputs.
-        tokenizer: the policy's tokenizer; also the trainer's `processing_class`.
+        codec: turns messages into the policy's tokens; its tokenizer is also the trainer's.
         args: the trainer's configuration, checked by `checks.check_args`.
         before_rollout: a hook before each step's rollouts, such as an evaluation.
-        codec: turns messages into the policy's tokens; None uses the tokenizer's chat template.
         shuffle: whether each epoch has an order of its own; else it is the data's.
+        reward_names: names of `Trajectory.parts`, each of which gets a reward function of TRL's, for its metrics
+            and weights. Without names one function returns the environment's scores.
 
     Attributes:
         dataset: one row per question of every step, in training order.
         rollout_func, reward_funcs, callbacks: arguments for GRPOTrainer.
         batch: the last training batch, of all ranks.
         first_row: the index of this rank's first rollout in it.
+        trainer: the trainer whose policy is sampled; set by `bind`.
     """
 
+    trainer: "PolicyUpdate"
     batch: Batch
     first_row: int = 0
 
     def __init__(
         self,
         parts: Parts,
-        tokenizer: PreTrainedTokenizerBase,
+        codec: HFCodec,
         args: GRPOConfig,
         before_rollout: Hook | None = None,
-        codec: HFCodec | None = None,
         *,
         shuffle: bool = True,
+        reward_names: Sequence[str] = (),
     ) -> None:
         check_strategy(args, parts.strategy)
         avoid_cudnn_attention()  # also if vLLM samples
         self.args = args
-        self.tokenizer = tokenizer
+        self.codec = codec
+        self.tokenizer = codec.tokenizer
         self.before_rollout = before_rollout
-        template_args = cast("dict[str, Any] | None", args.chat_template_kwargs)
-        self.codec = codec or HFCodec(tokenizer, template_args)
         rows = args.generation_batch_size
         if rows is None or args.num_generations is None or rows % args.num_generations:
             raise ConfigError(
@@ -97,8 +99,8 @@ class TRLJoint(Joint):
         coordinator = Coordinator(
             strategy=parts.strategy,
             environment=parts.environment,
-            codec=self.codec,
-            sampler=LateSampler(self, tokenizer),
+            codec=codec,
+            sampler=cast(Any, None),  # set by `bind`
             llm=parts.llm,
             record=parts.record,
             settings=RolloutSettings(
@@ -114,7 +116,11 @@ class TRLJoint(Joint):
         super().__init__(parts, order, total_batches, coordinator, args.num_generations)
         ids = [order.at(i) for i in range(total_batches * questions)]
         self.dataset = Dataset.from_dict({"prompt": ids})
-        self.reward_funcs: list[Any] = [self.reward]
+        parts_of_reward = {name: name for name in reward_names} or {"reward": ""}
+        self.reward_funcs = [
+            self._reward_function(name, part, logs=index == 0)
+            for index, (name, part) in enumerate(parts_of_reward.items())
+        ]
         self.callbacks: list[TrainerCallback] = [
             CheckpointCallback(self),
             TrackerCallback(self),
@@ -123,8 +129,6 @@ class TRLJoint(Joint):
         self.metrics: dict[str, float] = {}
         self._pending: dict[str, float] = {}
         self._clipped = 0.0
-        self._loaded: State | None = None
-        self._trainer: PolicyUpdate | None = None
 
     # ---- the trainer and its policy
 
@@ -137,30 +141,17 @@ class TRLJoint(Joint):
         check_trainer(trainer)
         check_teacher(trainer, self.parts.strategy)
         check_sleep(trainer)
-        if self._loaded is not None:
-            check_spread(self._loaded, trainer)
-        # With one training process, a colocated vLLM initializes its own process group.
-        several = dist.is_initialized() and dist.get_world_size() > 1
-        if several and self.coordinator.comm.size == 1:
-            self.coordinator.comm = TorchComm()
-        self._trainer = trainer
-        # Later, the trainer has restored a checkpoint's random state.
-        if trainer.state.global_step == 0:
-            seed_vllm(trainer, self.parts.seed)
-        self.coordinator.settings = replace(
-            self.coordinator.settings, context_tokens=self._context_tokens()
-        )
-
-    @property
-    def bound(self) -> bool:
-        """Return whether a trainer is bound."""
-        return self._trainer is not None
-
-    @property
-    def trainer(self) -> "PolicyUpdate":
-        if self._trainer is None:
-            raise EngineError("no trainer yet: call bind(trainer) first")
-        return self._trainer
+        self.trainer = trainer
+        seed_vllm(trainer, self.parts.seed)
+        coordinator = self.coordinator
+        coordinator.comm = world()  # the trainer has connected the processes
+        context = self._context_tokens()
+        coordinator.settings = replace(coordinator.settings, context_tokens=context)
+        if trainer.use_vllm:
+            coordinator.sampler = VLLMSampler(trainer, self.codec, coordinator.comm, context)
+        else:
+            casts: Any = trainer.accelerator.autocast
+            coordinator.sampler = policy_sampler(self.policy, self.codec, self.tokenizer, casts)
 
     @property
     def state_folder(self) -> Path:
@@ -193,8 +184,7 @@ class TRLJoint(Joint):
 
     def _context_tokens(self) -> int | None:
         """Return the context length in tokens: the policy's limit, or vLLM's if it is lower."""
-        config = self.unwrapped.config.get_text_config()
-        context = getattr(config, "max_position_embeddings", None)
+        context = context_length(self.unwrapped.config)
         if not self.trainer.use_vllm:
             return context
         distillation = self.coordinator.strategy.distillation
@@ -265,43 +255,25 @@ class TRLJoint(Joint):
 
     # ---- rewards, which the rollouts bring along
 
-    def report_rewards(self, names: Sequence[str]) -> None:
-        """Give TRL one reward function for each name of `Trajectory.parts`, for its metrics and weights.
-
-        Without names it gets one that returns the environment's scores.
-        """
-        if names:
-            self.reward_funcs = [
-                self._reward_named(name, index == 0) for index, name in enumerate(names)
-            ]
-
-    def _reward_named(self, name: str, first: bool) -> Callable[..., list[float | None]]:
-        def value(
+    def _reward_function(
+        self, name: str, part: str, *, logs: bool
+    ) -> Callable[..., list[float | None]]:
+        def reward(
             cotune_parts: Sequence[Mapping[str, float]] = (),
             cotune_extra: Sequence[Mapping[str, Any]] = (),
             log_metric: Callable[[str, float], None] | None = None,
             log_extra: Callable[[str, list[Any]], None] | None = None,
             **_: object,
         ) -> list[float | None]:
-            if first:
+            if logs:
                 self._log(log_metric)
                 for column in dict.fromkeys(name for extra in cotune_extra for name in extra):
                     assert log_extra is not None
                     log_extra(column, [extra.get(column) for extra in cotune_extra])
-            return [parts.get(name) for parts in cotune_parts]
+            return [parts.get(part) for parts in cotune_parts]
 
-        value.__name__ = name
-        return value
-
-    def reward(
-        self,
-        cotune_parts: Sequence[Mapping[str, float]] = (),
-        log_metric: Callable[[str, float], None] | None = None,
-        **_: object,
-    ) -> list[float]:
-        """Return the environment's scores (TRL's reward function)."""
-        self._log(log_metric)
-        return [parts[""] for parts in cotune_parts]
+        reward.__name__ = name
+        return reward
 
     def _log(self, log_metric: Callable[[str, float], None] | None) -> None:
         """Log a step's metrics, and the share of cut rollouts, which TRL computes from missing EOS tokens."""
@@ -318,36 +290,12 @@ class TRLJoint(Joint):
     # ---- saved state
 
     def state_dict(self) -> State:
-        return {**super().state_dict(), **(spread(self.trainer) if self.bound else {})}
+        return {**super().state_dict(), **spread(self.trainer)}
 
     def load_state_dict(self, state: State) -> None:
         """Raise ConfigError if the state is from another run or another set of processes."""
-        self._loaded = state
-        if self.bound:
-            check_spread(state, self.trainer)
+        check_spread(state, self.trainer)
         super().load_state_dict(state)
-
-
-class LateSampler:
-    """Sample from the bound trainer's policy or its vLLM, chosen once the trainer is known."""
-
-    def __init__(self, joint: TRLJoint, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._joint = joint
-        self._tokenizer = tokenizer
-        self._sampler: Sampler | None = None
-
-    def open(self, sampling: Any) -> Any:
-        if self._sampler is None:
-            self._sampler = self._pick(self._joint)
-        return self._sampler.open(sampling)
-
-    def _pick(self, joint: TRLJoint) -> Sampler:
-        if joint.trainer.use_vllm:
-            coordinator = joint.coordinator
-            context = coordinator.settings.context_tokens
-            return VLLMSampler(joint.trainer, joint.codec, coordinator.comm, context)
-        casts: Any = joint.trainer.accelerator.autocast
-        return policy_sampler(joint.policy, joint.codec, cast(Any, self._tokenizer), casts)
 
 
 def was_cut(trajectory: Trajectory) -> bool:

@@ -12,7 +12,7 @@ from cotune.config.build import build_rewards, run_environment
 from cotune.config.resuming import recorded_config
 from cotune.config.run_file import RunConfig
 from cotune.policy.codec import HFCodec, use_template
-from cotune.policy.local_policy import load_architecture, load_tokenizer
+from cotune.policy.local_policy import context_length, load_architecture, load_tokenizer
 from cotune.policy.policy_files import policy_path
 from cotune.policy.template_checks import check_turns
 from cotune.protocols import Environment, Rewards
@@ -68,8 +68,7 @@ def make_worker(config: RunConfig, environment: Environment | None = None) -> Wo
     codec = HFCodec(tokenizer, config.policy.template_args)
     environment = environment or run_environment(config, codec)
     check_turns(environment, codec)
-    architecture = load_architecture(path).get_text_config()
-    context = getattr(architecture, "max_position_embeddings", None)
+    context = context_length(load_architecture(path))
     return Worker(config, environment, build_rewards(config.rewards), codec, tokenizer, context)
 
 
