@@ -2,8 +2,7 @@
 
 import copy
 import logging
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -103,10 +102,7 @@ class JointTrainer(PolicyUpdate):
         reward_processing_classes: the tokenizers of reward models.
         args: GRPOTrainer's configuration; docs/reference/grpo-config.md lists the fields that are refused.
         processing_class: the policy's tokenizer, with a chat template; None loads it by the model's name.
-        callbacks: the trainer's callbacks.
-        optimizers: as GRPOTrainer takes them.
-        quantization_config: as GRPOTrainer takes it.
-        peft_config: as GRPOTrainer takes it.
+        callbacks, optimizers, quantization_config, peft_config: as GRPOTrainer takes them.
         method: `cotune.INSPO(llm="gpt-4.1")` or another one; None is GRPO under a fixed instruction.
         environment: supplies the tasks, answers actions and scores them, in place of `train_dataset`,
             `tools` and `environment_factory`.
@@ -205,8 +201,6 @@ class JointTrainer(PolicyUpdate):
             reward_names=tuple(weights),
         )
         args.reward_weights = list(weights.values()) or None
-        several = isinstance(eval_dataset, Mapping)
-        self._eval_names = tuple(map(str, eval_dataset)) if several else ()
         validation = environment.tasks("validation") if settings.evaluation.every else ()
         super().__init__(
             model,
@@ -464,8 +458,7 @@ class JointTrainer(PolicyUpdate):
             metric_key_prefix: begins the name of each metric.
 
         Returns:
-            The mean reward, `eval_reward`, and the mean of each reward function, `eval_rewards/NAME/mean`;
-            with several data sets by name also `eval_DATASET_reward`.
+            The mean reward, `eval_reward`, and the mean of each reward function, `eval_rewards/NAME/mean`.
         """
         joint = self.joint
         validates = eval_dataset is None and self._in_training
@@ -482,9 +475,6 @@ class JointTrainer(PolicyUpdate):
 
         rollouts = joint.coordinator.on_rank_zero(roll_out)
         metrics = _means(rollouts, metric_key_prefix)
-        for name in self._eval_names if eval_dataset is None else ():
-            part = [t for t in rollouts if _is_of(t.task, name)]
-            metrics |= _means(part, f"{metric_key_prefix}_{name}")
         Trainer.log(self, metrics)  # TRL's own would add the metrics of the last training batch
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
@@ -493,8 +483,6 @@ class JointTrainer(PolicyUpdate):
 
     def _tasks_of(self, eval_dataset: Any) -> Sequence[Task]:
         environment = self.joint.parts.environment
-        if isinstance(eval_dataset, str) and eval_dataset in self._eval_names:
-            return [t for t in environment.tasks("validation") if _is_of(t, eval_dataset)]
         if eval_dataset is None or isinstance(eval_dataset, str):
             split = eval_dataset or "validation"
             tasks = environment.tasks(split) if split in SPLITS else ()
@@ -593,11 +581,6 @@ def _index_of(path: Path, checkpoints: Sequence[Path], folder: Path) -> int:
             "True for the newest"
         )
     return resolved.index(path.resolve())
-
-
-def _is_of(task: Task, dataset: str) -> bool:
-    """Return whether a task's id is that of a row of the data set with a name."""
-    return re.fullmatch(re.escape(dataset) + r"-[0-9a-f]{12}(-\d+)?", task.id) is not None
 
 
 def _means(rollouts: Sequence[Trajectory], prefix: str) -> dict[str, float]:

@@ -9,6 +9,7 @@ import torch
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
+from cotune.engines.comm import world
 from cotune.engines.trl.batches import (
     by_prompt,
     fill_up,
@@ -255,7 +256,7 @@ class PolicyUpdate(GRPOTrainer):
             rows = len(inputs["advantages"])
             informative = informative_rows(inputs["advantages"])
             # TRL gathers a value for every row, so all ranks must feed equally many.
-            count = max(self.joint.coordinator.comm.gather(len(informative)))
+            count = max(world().gather(len(informative)))
             inputs = with_rows(inputs, fill_up(informative, count, rows))
             if self.loss_type in _BY_ROWS:
                 scale = len(inputs["advantages"]) / rows

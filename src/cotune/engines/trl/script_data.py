@@ -70,13 +70,11 @@ def read_data(
     if train_dataset is not None:
         needs_prompt = environment_factory is None
         rows = read_rows(train_dataset, "train_dataset", _rows_needed(args), needs_prompt)
-    evaluated = eval_dataset if isinstance(eval_dataset, Mapping) else {"validation": eval_dataset}
-    validation = {
-        name: read_rows(data, "eval_dataset")
-        for name, data in evaluated.items()
-        if data is not None
-    }
-    every_row = [*rows, *(row for part in validation.values() for row in part)]
+    # Several data sets by name are evaluated as one.
+    parts = eval_dataset.values() if isinstance(eval_dataset, Mapping) else [eval_dataset]
+    sets = [read_rows(part, "eval_dataset") for part in parts if part is not None]
+    validation = [row for rows_of_set in sets for row in rows_of_set]
+    every_row = [*rows, *validation]
     options = method.options
     place = place_instruction(
         every_row,
@@ -91,9 +89,7 @@ def read_data(
         )
     tasks = {
         "train": tasks_of(rows, "train", place.text),
-        "validation": [
-            task for name, part in validation.items() for task in tasks_of(part, name, place.text)
-        ],
+        "validation": tasks_of(validation, "validation", place.text),
         "test": [],
     }
     prompt_format = PromptInData(text=place.text)

@@ -117,7 +117,7 @@ class TRLJoint(Joint):
         ids = [order.at(i) for i in range(total_batches * questions)]
         self.dataset = Dataset.from_dict({"prompt": ids})
         parts_of_reward = {name: name for name in reward_names} or {"reward": ""}
-        self.reward_funcs = [
+        self.reward_funcs: list[Any] = [
             self._reward_function(name, part, logs=index == 0)
             for index, (name, part) in enumerate(parts_of_reward.items())
         ]
