@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 
 from cotune.cli.train import train
 from cotune.config.run_file import load_config, parse_config
-from cotune.engines.trl.run_file_setup import load_policy
 from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run
+from cotune.policy.local_policy import load_codec
 from cotune.run.run_dir import RunDir
 from tests.export.finished import read_json
 from tests.export.test_complete import check_renders_as_evaluated, tokenizer_of
@@ -45,5 +45,5 @@ def test_a_run_ends_with_a_folder_that_serves(tmp_path: Path) -> None:
     assert text.count(kept) == 1
 
     next_run = tiny(tmp_path / "next", {"policy": {"path": str(best)}})
-    _, tokenizer = load_policy(parse_config(next_run, "the test").policy)
+    tokenizer = load_codec(parse_config(next_run, "the test").policy).tokenizer
     assert tokenizer.chat_template == tokenizer_of("bundled:geo").chat_template

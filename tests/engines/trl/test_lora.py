@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.preflight import Preflight
 from cotune.engines.trl.joint_trainer import JointTrainer, TRLBest
-from cotune.engines.trl.run_file_setup import build_trainer, load_policy
+from cotune.engines.trl.run_file_setup import build_trainer
 from cotune.errors import ConfigError
 from cotune.policy.adapters import lora_config, merged, save_weights
 from cotune.policy.codec import HFCodec
@@ -338,7 +338,7 @@ def test_options_that_do_not_fit_are_refused_before_anything_is_written(
     def loaded(*_: Any, **__: Any) -> Any:
         raise AssertionError("the policy was loaded")
 
-    monkeypatch.setattr("cotune.engines.trl.run_file_setup.load", loaded)
+    monkeypatch.setattr("cotune.engines.trl.run_file_setup.load_model", loaded)
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *_: None if name == "peft" else find(name)
@@ -351,4 +351,4 @@ def test_training_starts_from_whole_weights(tmp_path: Path) -> None:
     save_weights(adapted(), tmp_path / "adapter")
     config = run_config(tmp_path, path=str(tmp_path / "adapter"))
     with pytest.raises(ConfigError, match=r"policy.path: '.*adapter' holds an adapter, .*merged"):
-        load_policy(config.policy)
+        built(config)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import PreTrainedTokenizerBase, TrainerState
+from transformers import TrainerState
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import GRPOConfig
 
@@ -22,12 +22,9 @@ from cotune.engines.trl.sharding import check_deepspeed
 from cotune.errors import ConfigError
 from cotune.methods.method import CISPO_CAP
 from cotune.policy.adapters import lora_config
-from cotune.policy.codec import HFCodec, use_template
-from cotune.policy.local_policy import load
-from cotune.policy.options import PolicyConfig
+from cotune.policy.local_policy import load_model
 from cotune.policy.policy_files import is_adapter, policy_path
-from cotune.policy.precision import Precision, autocast, weights_dtype
-from cotune.policy.template_checks import check_turns
+from cotune.policy.precision import autocast, weights_dtype
 from cotune.run.run_dir import RunDir
 from cotune.utils.progress import begin
 from cotune.utils.text import did_you_mean
@@ -46,17 +43,20 @@ def build_trainer(checked: Preflight, console: Console) -> JointTrainer:
         ConfigError: a field is invalid; the message names it.
     """
     config = checked.config
-    environment = checked.environment
     rewards = checked.rewards
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if rewards is not None:
         steps = config.training.steps * config.training.optimizer_steps
         rewards.trainer_state = TrainerState(max_steps=steps)
+    path = policy_path(config.policy.path)
+    if is_adapter(path):
+        raise ConfigError(
+            f"policy.path: {path!r} holds an adapter, but training starts from whole weights; merge it "
+            "into its base (cotune export RUN_FOLDER --format merged) and name that folder"
+        )
     begin("loading the policy")
-    model, tokenizer = load_policy(config.policy, config.training.precision)
-    codec = HFCodec(tokenizer, config.policy.template_args)
-    check_turns(environment, codec)  # may set the tokenizer's template
+    model = load_model(path, weights_dtype(config.policy, config.training.precision))
     lora = config.policy.lora
     adapter = None if lora is None else lora_config(lora, model)
     args = grpo_config(config, RunDir(config.output.absolute()).checkpoints_path)
@@ -66,10 +66,10 @@ def build_trainer(checked: Preflight, console: Console) -> JointTrainer:
         model,
         rewards,
         args,
-        processing_class=tokenizer,
+        processing_class=checked.tokenizer,
         peft_config=adapter,
         method=method_of(config),
-        environment=environment,
+        environment=checked.environment,
         limits=config.limits,
         settings=settings_of(config, console, tuple(checked.llm_calls)),
     )
@@ -81,21 +81,6 @@ def build_trainer(checked: Preflight, console: Console) -> JointTrainer:
 def _not_about_reference(record: logging.LogRecord) -> bool:
     """Return False for TRL's warning that a loaded policy ignores `model_init_kwargs`: they are for the reference."""
     return "`model_init_kwargs` will be ignored" not in record.getMessage()
-
-
-def load_policy(
-    options: PolicyConfig, precision: Precision = "auto"
-) -> tuple[Any, PreTrainedTokenizerBase]:
-    """Load model and tokenizer with `from_pretrained`; raise ConfigError on failure."""
-    path = policy_path(options.path)
-    if is_adapter(path):
-        raise ConfigError(
-            f"policy.path: {path!r} holds an adapter, but training starts from whole weights; merge it "
-            "into its base (cotune export RUN_FOLDER --format merged) and name that folder"
-        )
-    model, tokenizer = load(path, weights_dtype(options, precision))
-    use_template(tokenizer, options.chat_template)
-    return model, tokenizer
 
 
 def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:

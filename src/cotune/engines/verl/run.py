@@ -26,7 +26,6 @@ from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
 from cotune.config.build import build_llm, initial_instruction
-from cotune.config.run_file import RunConfig
 from cotune.engines.conclude import conclude
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import Parts, check_identity
@@ -49,7 +48,7 @@ from cotune.engines.verl.checkpoints import (
 )
 from cotune.engines.verl.hooks import VerlJoint
 from cotune.engines.verl.settings import resume_from, verl_config
-from cotune.engines.verl.worker import SECTION, WORKERS, Worker, make_worker
+from cotune.engines.verl.worker import SECTION, WORKERS, Worker
 from cotune.errors import ConfigError, CotuneError, EngineError
 from cotune.rollout.task_order import TaskOrder
 from cotune.run.run_dir import RunDir
@@ -85,28 +84,18 @@ def prepare(checked: Preflight, console: Console) -> VerlSetup:
         ConfigError: a field is invalid; the message names it.
     """
     config = checked.config
-    folder = RunDir(config.output).checkpoints_path
-    worker = make_worker(config, checked.environment)
+    environment = checked.environment
+    codec = checked.codec
+    context = checked.context_tokens
     settings = settings_of(config, console, tuple(checked.llm_calls))
-    parts = run_parts(
-        settings,
-        method_of(config),
-        worker.environment,
-        worker.codec,
-        config.limits,
-        worker.rewards,
-    )
-    return VerlSetup(settings, worker, parts, _checked(config, folder, worker))
-
-
-def _checked(config: RunConfig, folder: Path, worker: Worker) -> DictConfig:
-    """Return veRL's configuration, validated by veRL itself."""
+    method = method_of(config)
+    parts = run_parts(settings, method, environment, codec, config.limits, checked.rewards)
     values = verl_config(
         config,
-        folder.absolute(),
+        RunDir(config.output).checkpoints_path.absolute(),
         1 if config.training.single_gpu else max(1, torch.cuda.device_count()),
-        bool(worker.environment.stop),
-        worker.context_tokens,
+        bool(environment.stop),
+        context,
     )
     auto_set_device(values)
     joins = joins_cluster(values.ray_kwargs.ray_init)
@@ -123,7 +112,8 @@ def _checked(config: RunConfig, folder: Path, worker: Worker) -> DictConfig:
         )
     except (AssertionError, ValueError, NotImplementedError) as error:
         raise ConfigError(f"training: veRL rejects it: {one_line(str(error))[:300]}") from error
-    return values
+    worker = Worker(config, environment, checked.rewards, codec, context)
+    return VerlSetup(settings, worker, parts, values)
 
 
 # ---- training
@@ -140,7 +130,7 @@ def train(setup: VerlSetup, *, resume: bool) -> None:
     values = setup.verl_config
     with opened_run(setup.settings, config.training.steps, resume=resume) as run:
         folder = run.checkpoints_path.absolute()
-        best = VerlBest(run.best_path, worker.tokenizer, folder / "best")
+        best = VerlBest(run.best_path, worker.codec.tokenizer, folder / "best")
         chosen = choose_checkpoint(complete_checkpoints(folder), best) if resume else None
         begin_run(run, setup.settings, best, chosen, lambda path: _check_state(setup, path))
         llm = build_llm(config.proposer, config.seed, run, worker.environment)

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from cotune.config.build import build_rewards, run_environment
 from cotune.config.resuming import recorded_config
 from cotune.config.run_file import RunConfig
-from cotune.policy.codec import HFCodec, use_template
-from cotune.policy.local_policy import context_length, load_architecture, load_tokenizer
+from cotune.policy.codec import HFCodec
+from cotune.policy.local_policy import context_length, load_architecture, load_codec
 from cotune.policy.policy_files import policy_path
 from cotune.policy.template_checks import check_turns
 from cotune.protocols import Environment, Rewards
@@ -31,7 +29,6 @@ class Worker:
     environment: Environment
     rewards: Rewards | None
     codec: HFCodec
-    tokenizer: PreTrainedTokenizerBase
     context_tokens: int | None
 
     def known(self, task: Task) -> Task:
@@ -56,20 +53,13 @@ def worker_of(section: Any) -> Worker:
     return WORKERS[folder]
 
 
-def make_worker(config: RunConfig, environment: Environment | None = None) -> Worker:
-    """Load what a process needs; raise ConfigError if something cannot be loaded.
-
-    Args:
-        environment: the run file's; built here if None.
-    """
-    path = policy_path(config.policy.path)
-    tokenizer = load_tokenizer(path)
-    use_template(tokenizer, config.policy.chat_template)
-    codec = HFCodec(tokenizer, config.policy.template_args)
-    environment = environment or run_environment(config, codec)
+def make_worker(config: RunConfig) -> Worker:
+    """Load what a process needs; raise ConfigError if something cannot be loaded."""
+    codec = load_codec(config.policy)
+    environment = run_environment(config, codec)
     check_turns(environment, codec)
-    context = context_length(load_architecture(path))
-    return Worker(config, environment, build_rewards(config.rewards), codec, tokenizer, context)
+    context = context_length(load_architecture(policy_path(config.policy.path)))
+    return Worker(config, environment, build_rewards(config.rewards), codec, context)
 
 
 @lru_cache(4)
