@@ -105,6 +105,11 @@ def merged(model: Any) -> Any:
     return model.merge_and_unload(safe_merge=True) if is_peft_model(model) else model
 
 
+def trained_dtype(model: Any) -> str:
+    """Return the type of a policy's trained weights, such as "bfloat16"; adapters are float32."""
+    return "float32" if is_peft_model(model) else str(model.dtype).removeprefix("torch.")
+
+
 def make_savable(model: Any) -> None:
     """Drop the sampling settings of a policy's generation_config.json if transformers would refuse to save them.
 

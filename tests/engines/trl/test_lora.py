@@ -2,7 +2,6 @@
 
 import importlib.util
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +15,14 @@ from cotune.engines.preflight import Preflight
 from cotune.engines.trl.joint_trainer import JointTrainer, TRLBest
 from cotune.engines.trl.run_file_setup import build_trainer
 from cotune.errors import ConfigError
-from cotune.policy.adapters import lora_config, merged, save_weights
+from cotune.policy.adapters import lora_config, merged, save_weights, trained_dtype
 from cotune.policy.codec import HFCodec
 from cotune.policy.local_policy import load, load_tokenizer
 from cotune.policy.options import LoraOptions
+from cotune.policy.precision import rounding_notice
 from cotune.policy.sampling import CachedSampler, GenerateSampler, policy_sampler
 from cotune.types import Distillation, SampleRequest, Sampling
-from tests.engines.trl.setup import Run, config, scored, start
+from tests.engines.trl.setup import Run, scored, start
 from tests.engines.trl.test_distillation import LIMITS, TEMPERATURE, EveryOther, GeoOptions, Mixed
 from tests.engines.trl.test_script_training import StopAfter
 from tests.policy.test_adapters import adapted
@@ -298,9 +298,8 @@ def test_a_run_files_options_make_the_trainers_adapter(tmp_path: Path) -> None:
     assert layer.lora_A["default"].weight.shape == (2, 32)
 
 
-def test_steps_that_whole_weights_lose_are_told_not_those_of_adapters(tmp_path: Path) -> None:
+def test_steps_that_whole_weights_lose_are_told_not_those_of_adapters() -> None:
     tokenizer = tiny_tokenizer()
-    args = config(tmp_path, learning_rate=5e-7)
     for dtype, adapter, told in (
         (torch.bfloat16, None, True),
         (torch.bfloat16, lora(), False),
@@ -309,8 +308,7 @@ def test_steps_that_whole_weights_lose_are_told_not_those_of_adapters(tmp_path: 
         model: Any = tiny_model(tokenizer)
         model.to(dtype)
         policy = model if adapter is None else get_peft_model(model, adapter)
-        trainer: Any = SimpleNamespace(args=args, joint=SimpleNamespace(unwrapped=policy))
-        assert (JointTrainer._rounding(trainer) is not None) == told
+        assert (rounding_notice(trained_dtype(policy), 5e-7) is not None) == told
 
 
 def run_config(folder: Path, **policy: Any) -> RunConfig:

@@ -58,7 +58,7 @@ from cotune.environments.prompt_in_data import PromptInData
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.rollout_text import show_rollouts
 from cotune.llm.client import NoLLM
-from cotune.policy.adapters import save_weights
+from cotune.policy.adapters import save_weights, trained_dtype
 from cotune.policy.chat_template import with_instruction
 from cotune.policy.codec import HFCodec, PlainCodec
 from cotune.policy.local_policy import context_length, load_architecture, load_tokenizer
@@ -396,12 +396,9 @@ class JointTrainer(PolicyUpdate):
         begin_run(record, self.settings, self._evaluation.best, chosen, check)
         joint.notices = () if chosen is None else chosen.notices
         rate = self.args.learning_rate
-        model: Any = joint.unwrapped
-        # Adapters are float32.
-        if (chosen is None or chosen.path is None) and rate and not hasattr(model, "peft_config"):
-            dtype = str(model.dtype).removeprefix("torch.")
-            if text := rounding_notice(dtype, rate):
-                record.event("notice", 0, text=text)
+        is_fresh = chosen is None or chosen.path is None
+        if is_fresh and rate and (text := rounding_notice(trained_dtype(joint.unwrapped), rate)):
+            record.event("notice", 0, text=text)
 
     def _restore_ended(self, checkpoint: Path) -> bool:
         """Restore a run whose training had ended by its newest checkpoint; return False otherwise.
