@@ -36,6 +36,7 @@ from cotune.policy.policy_files import (
     cached_folder,
     damaged_weights,
     missing_parts,
+    only_local,
     policy_path,
     weights_size,
 )
