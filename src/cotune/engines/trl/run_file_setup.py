@@ -66,7 +66,7 @@ def build_trainer(checked: Preflight, console: Console) -> JointTrainer:
         model,
         rewards,
         args,
-        processing_class=checked.tokenizer,
+        processing_class=checked.codec.tokenizer,
         peft_config=adapter,
         method=method_of(config),
         environment=checked.environment,
