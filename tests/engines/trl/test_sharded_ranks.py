@@ -3,22 +3,153 @@
 accelerate and DeepSpeed are told, in the ranks alone, to do on a CPU what they do on GPUs.
 """
 
+import importlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
+from rich.console import Console
 from safetensors.torch import load_file
 
+from cotune.cli.train import resume, train
+from cotune.engines.trl import run_file_setup
+from cotune.engines.trl.joint_trainer import TRLBest
+from cotune.engines.trl.sharding import sharding_of, whole_weights
+from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.run.run_dir import RunDir
-from tests.engines.trl.kills import cotune, numbers, run_file, without
-from tests.engines.trl.sharded_ranks import content
-from tests.forked import run_ranks
+from tests.engines.trl.killed_run import reward_lengths
+from tests.engines.trl.kills import cotune, numbers, run_file, with_sections, without
+from tests.engines.trl.ranks import on_two_ranks
 
 pytestmark = pytest.mark.slow
 WRAPPERS = {"ddp": "DistributedDataParallel", "fsdp2": "FSDPModule", "zero2": "DeepSpeedEngine"}
 SHARDING = {"ddp": "none"}  # where it is not called what the wrapper is
+ZERO2 = {
+    "zero_optimization": {"stage": 2},
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+}
+SPREAD: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "fsdp2": {"fsdp": True},
+    "fsdp2-sharded": {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}},
+    "zero2": {"deepspeed": ZERO2},
+}
+
+
+def content(engine_args: dict[str, Any], micro_batch_size: int) -> dict[str, Any]:
+    """Two steps of INSPO with an evolution before the second, each saved; best/ after the first."""
+    return with_sections(
+        training={
+            "steps": 2,
+            "micro_batch_size": micro_batch_size,
+            "schedule": "constant",
+            "save_every": 1,
+            "engine_args": {"use_cpu": True, **engine_args},
+        },
+        strategy={"evolve_every": 1},
+        evaluation={"every": 1, "before": False},
+    ) | {"seed": 3}  # draws an instruction of the evolution at the second step
+
+
+def on_a_cpu(kind: str) -> None:
+    """Lets accelerate and DeepSpeed do on a CPU what they do on GPUs, over gloo."""
+    if kind.startswith("fsdp2"):  # accelerate heeds its plugin on accelerators alone
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    if kind == "zero2":  # DeepSpeed would compile a reduction through shared memory
+        deepspeed = importlib.import_module("deepspeed")  # an extra
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def watch(kind: str) -> list[TRLJoint]:
+    """The joint runs that will be made, in order."""
+    made: list[TRLJoint] = []
+    build, configure = run_file_setup.build_trainer, run_file_setup.grpo_config
+
+    def configured(*given: Any) -> Any:
+        args = configure(*given)
+        assert args.device.type == "cpu"
+        on_a_cpu(kind)
+        return args
+
+    def built(*given: Any) -> Any:
+        trainer = build(*given)
+        made.append(trainer.joint)
+        return trainer
+
+    run_file_setup.build_trainer, run_file_setup.grpo_config = built, configured
+    return made
+
+
+def state_of(joint: TRLJoint) -> dict[str, Any]:
+    """How a finished run was spread, and its weights, in a number a tensor, as this rank has them."""
+    trainer, model = joint.trainer, joint.unwrapped
+    gather = whole_weights(model)
+    with joint.policy() as policy:
+        sums = {name: p.detach().double().sum().item() for name, p in policy.named_parameters()}
+    return {
+        "world_size": dist.get_world_size(),
+        "wrapper": [c.__name__ for c in type(trainer.model_wrapped).__mro__],
+        "sharding": sharding_of(trainer),
+        "here": sum(p.to_local().numel() if gather is not None else p.numel() for p in model.parameters()),  # type: ignore[attr-defined]
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "gather": sorted(gather or ()),
+        "weights": sums,
+    }  # fmt: skip
+
+
+def restored(joint: TRLJoint, best: Path) -> dict[str, float]:
+    """The weights once they are lost and `best`, which may be an earlier step's, is put in place."""
+    for parameter in joint.unwrapped.parameters():
+        parameter.detach().zero_()
+    joint.batches += 1  # or what is at hand would be taken for the best
+    TRLBest(best, joint.trainer.processing_class).restore(joint)  # type: ignore[arg-type]
+    joint.batches -= 1
+    with joint.policy() as policy:
+        return {name: p.detach().double().sum().item() for name, p in policy.named_parameters()}
+
+
+def cut_off(folder: Path, rank: int) -> None:
+    """Leaves of a finished run what a kill after its first step would have."""
+    dist.barrier()
+    if rank == 0:
+        run = RunDir.open(folder)
+        shutil.rmtree(run.checkpoints_path / "checkpoint-2")
+        (run.checkpoints_path / "cotune-state-2.json").unlink()
+        shutil.rmtree(run.best_path)
+        (run.path / "summary.json").unlink()
+    dist.barrier()
+
+
+def train_rank(folder: Path, rank: int, kind: str) -> dict[str, Any]:
+    """Trains a run file, then its second half again."""
+    reward_lengths()
+    made, console = watch(kind), Console(quiet=True)
+    own = folder / f"file{rank}"
+    own.mkdir()
+    path = run_file(own, kind, {**content(SPREAD[kind], 3)})
+    path.write_text(path.read_text().replace(str(own / kind), str(folder / kind)))
+    train(path, console, quiet=True)
+    found = {"whole": state_of(made[0])}
+    found["whole"]["best"] = restored(made[0], folder / kind / "best")
+    if rank == 0:
+        shutil.copytree(folder / kind, folder / "unbroken")
+    cut_off(folder / kind, rank)
+    resume(folder / kind, console, quiet=True)
+    found["resumed"] = state_of(made[1])
+    return found
+
+
+# ---- the tests
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +186,7 @@ def sums(run: RunDir) -> dict[str, float]:
 def test_two_ranks_are_one_process(tmp_path: Path, alone: RunDir, kind: str) -> None:
     if kind == "zero2":
         pytest.importorskip("deepspeed")
-    run_ranks("tests.engines.trl.sharded_ranks", tmp_path, kind)
-    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    ranks = on_two_ranks(train_rank, tmp_path, kind)
     unbroken, resumed = RunDir.open(tmp_path / "unbroken"), RunDir.open(tmp_path / kind)
     whole = sum(tensor.numel() for tensor in weights(alone).values())
     for rank in ranks:

@@ -1,21 +1,25 @@
 """Ranks that share a vLLM server or an engine call it equally often with equally many rows."""
 
 import inspect
-import json
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch.distributed as dist
 from trl.generation.vllm_generation import VLLMGeneration
 
 from cotune.engines.trl.vllm_sampler import VLLMSession
 from cotune.policy.codec import HFCodec
-from cotune.types import Sample, SampleRequest, Sampling
-from tests.forked import run_ranks
-from tests.policy.tiny import tiny_tokenizer
+from cotune.types import Action, Response, Sample, SampleRequest, Sampling
+from tests.engines.trl.fake_vllm import Engine, install
+from tests.engines.trl.ranks import on_two_ranks
+from tests.engines.trl.setup import Run, start
+from tests.engines.trl.test_two_ranks import SIZES, fingerprint, seen
+from tests.policy.tiny import Letters, tiny_tokenizer
 
 CODEC = HFCodec(tiny_tokenizer())
 
@@ -156,12 +160,86 @@ def test_a_rank_whose_episodes_fail_lets_the_others_end_theirs() -> None:
     assert calls[0] == calls[1] == [(3, 1)] * 3
 
 
+# ---- two ranks above the fake engine
+
+MODES: dict[str, dict[str, Any]] = {
+    "server": {"vllm_mode": "server"},
+    "colocate": {"vllm_mode": "colocate"},
+    "shared": {"vllm_mode": "colocate", "vllm_tensor_parallel_size": 2},
+}
+
+
+class BoomOnRankOne(Letters):
+    """Fails at rank 1's first turn, while rank 0 goes on to its last."""
+
+    def respond(self, actions: Sequence[Action]) -> list[Response]:
+        if dist.get_rank() == 1:
+            raise ValueError("boom")
+        return super().respond(actions)
+
+
+def evaluations(run: Run, engine: Engine) -> dict[str, Any]:
+    """Rollouts of one task, which leave rank 1 without any, and of seven; the latter also in parts."""
+    found: list[list[dict[str, Any]]] = []
+    calls: list[list[int]] = []
+    tasks = [task for split in ("train", "test") for task in Letters().tasks(split)]
+    for count, rows in ((1, 512), (7, 512), (7, 2)):
+        coordinator, before = run.joint.coordinator, len(engine.calls)
+        coordinator.settings = replace(coordinator.settings, rows_per_call=rows)
+        found.append([seen(t) for t in coordinator.evaluate(tasks[:count])])
+        calls.append([rows for _, rows in engine.calls[before:]])
+    return {"evaluations": found, "calls_of_evaluations": calls}
+
+
+def train(folder: Path, engine: Engine, **changes: Any) -> dict[str, Any]:
+    """Trains three batches and evaluates what came of it."""
+    run = start(folder, use_vllm=True, **SIZES, **changes)
+    run.trainer.train()
+    return {
+        "batches": [[seen(t) for t in batch] for batch in run.trajectories],
+        "weights": fingerprint(run),
+        **evaluations(run, engine),
+        "calls": [(params.max_tokens, rows) for params, rows in engine.calls],
+        "syncs": engine.syncs,
+    }
+
+
+def train_in_each_mode(folder: Path, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for mode, changes in MODES.items():
+        own, out = folder / mode / f"rank{rank}", str(folder / mode / "out")
+        found[mode] = train(own, install(tiny_tokenizer()), output_dir=out, **changes)
+    fail(folder, rank, install(tiny_tokenizer()))
+    return found
+
+
+def fail(folder: Path, rank: int, engine: Engine) -> None:
+    """The server fails in two ways, then an environment on one rank; both ranks hear of all."""
+    changes = {**SIZES, "use_vllm": True, "vllm_mode": "server", "output_dir": str(folder / "out")}
+    given: dict[str, Any] = {
+        "server": {},
+        "weights": {},
+        "environment": {"environment": BoomOnRankOne()},
+    }
+    for name, parts in given.items():
+        run = start(folder / f"{name}{rank}", **parts, **changes)
+        engine.fails_at = len(engine.calls) + 1 if name == "server" else -1
+        try:
+            if name == "weights":
+                run.folder.begin_attempt(None)
+                engine.refuses_weights = True
+                run.joint.coordinator.evaluate(Letters().tasks("train"))
+            run.trainer.train()
+        except Exception as error:  # noqa: BLE001 - it is what the test looks at
+            (folder / f"{name}{rank}.txt").write_text(f"{type(error).__name__}: {error}")
+        engine.refuses_weights = False
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """Where two ranks wrote, and what each saw in every mode; see `vllm_ranks`."""
+    """Where two ranks wrote, and what each saw in every mode."""
     folder = tmp_path_factory.mktemp("ranks")
-    run_ranks("tests.engines.trl.vllm_ranks", folder)
-    return folder, [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return folder, on_two_ranks(train_in_each_mode, folder)
 
 
 @pytest.mark.slow

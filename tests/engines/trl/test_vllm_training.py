@@ -25,8 +25,8 @@ from cotune.policy.local_policy import load
 from cotune.policy.policy_files import policy_path
 from cotune.types import Assignment, Distillation, Limits, Progress, Prompt, StopReason, Task
 from tests.engines.trl.fake_vllm import Engine, install
-from tests.engines.trl.hinted_ranks import HintedRows
 from tests.engines.trl.setup import HINT, Counting, Run, scored
+from tests.engines.trl.test_hinted_ranks import HintedRows
 from tests.engines.trl.vllm_setup import (
     assert_synced,
     cached,
