@@ -7,10 +7,10 @@ import pytest
 
 from cotune.errors import LLMError
 from cotune.experiments.report import write_report
-from cotune.experiments.report.hints import HintPhase, hint_charts, hint_phases, outside_phases
+from cotune.experiments.report.hints import hint_charts, hint_phases
 from cotune.experiments.report.recorded_run import RecordedRun
 from cotune.run.record import Record
-from tests.experiments.report.hint_runs import phase
+from tests.experiments.report.hint_runs import phase as record_phase
 from tests.experiments.report.pages import check
 from tests.methods.p2o.hint_fakes import Author, Policy, fresh_hint, one_keyword_each
 
@@ -41,7 +41,7 @@ def train(run: Record) -> None:
         metrics(run, step)
     run.event("proposal_failed", 4, reason="INSPO's own")
     hard_samples(run, 5, 1, 20, 20, 0)
-    phase(run, 5, Policy(), Author(mixed))
+    record_phase(run, 5, Policy(), Author(mixed))
     for step in range(5, 9):
         metrics(run, step, zero_advantage_share_hinted=0.25, zero_advantage_share_plain=0.5,
                 hinted_share=0.5, **{"p2o/ratio_min": 0.0, "p2o/ratio_mean": 0.9,
@@ -58,28 +58,16 @@ def run(tmp_path: Path) -> Record:
     return made
 
 
-def only(phases: list[HintPhase]) -> HintPhase:
-    [found] = phases
-    return found
-
-
 def test_a_phase_is_read_back_with_its_failures(run: Record) -> None:
-    events = run.read_events()
-    found = only(hint_phases(events))
-    assert [event for event, _ in found.hints] == [
-        e for e in events if e["kind"] == "hint_accepted"
-    ]
-    failed = found.ended["asked"] - found.ended["proposed"]
-    assert found.failed == [("LLMError: the endpoint said <i>no</i>", failed)]
-    rejected = found.ended["proposed"] - found.ended["valid"]
-    assert sum(n for _, n in found.reasons) == len(found.rejected) == rejected > 0
-    covering = len(found.ended["covering_texts"])
+    ([phase], others) = hint_phases(run.read_events())
+    [ended] = phase["hint_phase_ended"]
+    accepted = [event for event in run.read_events() if event["kind"] == "hint_accepted"]
+    assert phase["hint_accepted"] == accepted
+    assert len(phase["proposal_failed"]) == ended["asked"] - ended["proposed"]
+    assert len(phase["hint_rejected"]) == ended["proposed"] - ended["valid"] > 0
+    covering = len(ended["covering_texts"])
     assert covering == check(write_report(run)).words.count("in cover") > 0
-
-
-def test_failures_outside_of_phases_are_inspos(run: Record) -> None:
-    [own] = outside_phases(run.read_events(), "proposal_failed")
-    assert own["reason"] == "INSPO's own"
+    assert [event["reason"] for event in others] == ["INSPO's own"]
 
 
 def test_a_phase_that_was_cut_off_has_no_end() -> None:
@@ -88,12 +76,10 @@ def test_a_phase_that_was_cut_off_has_no_end() -> None:
         {"kind": "hint_accepted", "step": 5, "text": "Do.", "parent": "", "mean_dev_score": 0.5},
         {"kind": "proposal_failed", "step": 6, "reason": "of the next step"},
     ]
-    found = only(hint_phases(events))
-    assert found.ended == {}
-    assert [(event["text"], segments) for event, segments in found.hints] == [
-        ("Do.", [("same", "Do.")])
-    ]
-    assert outside_phases(events, "proposal_failed") == events[2:]
+    ([phase], others) = hint_phases(events)
+    assert phase["hint_phase_ended"] == []
+    assert phase["hint_accepted"] == events[1:2]
+    assert others == events[2:]
 
 
 def test_charts_of_hints(run: Record) -> None:
@@ -108,12 +94,12 @@ def test_charts_of_hints(run: Record) -> None:
 
 def test_the_page_tells_what_the_hints_went_through(run: Record) -> None:
     page = check(write_report(run))
-    found = only(hint_phases(run.read_events()))
+    ([phase], _) = hint_phases(run.read_events())
     for text in (
         "Hard questions by epoch",
         "Phase 1, before step 5",
-        f"Hints ({len(found.hints)})",
-        f"Rejected proposals ({len(found.rejected)})",
+        f"Hints ({len(phase['hint_accepted'])})",
+        f"Rejected proposals ({len(phase['hint_rejected'])})",
         "× LLMError: the endpoint said <i>no</i>",
         "The answer is <b>secret3</b>.",
         "3 hard questions, hard_set_min_count is 4: no hints are evolved",
@@ -123,13 +109,13 @@ def test_the_page_tells_what_the_hints_went_through(run: Record) -> None:
         assert text in page.words, text
     assert page.words.count("× LLMError") == 1
     assert "0.0_% without a hint, 100.0_% by some hint of the cover" in page.words
-    assert all(event["text"] in page.words for event, _ in found.hints)
+    assert all(event["text"] in page.words for event in phase["hint_accepted"])
 
 
 def test_failed_calls_of_hints_make_no_section_of_instructions(tmp_path: Path) -> None:
     run = Record.create(tmp_path / "p2o", CONFIG)
     hard_samples(run, 5, 1, 20, 20, 0)
-    phase(run, 5, Policy(), Author(mixed))
+    record_phase(run, 5, Policy(), Author(mixed))
     page = check(write_report(run))
     assert "Hints Hard questions are rolled out under hints" in page.words
     assert "Instructions" not in page.words
@@ -146,7 +132,7 @@ def test_the_share_of_evolution_is_shown(run: Record) -> None:
 
 def test_a_phase_without_failures_says_nothing_of_any(tmp_path: Path) -> None:
     run = Record.create(tmp_path / "p2o", CONFIG)
-    phase(run, 5, Policy(), Author(one_keyword_each))
+    record_phase(run, 5, Policy(), Author(one_keyword_each))
     page = check(write_report(run))
     assert "Rejected proposals" not in page.words
     assert "Calls without a proposal" not in page.words

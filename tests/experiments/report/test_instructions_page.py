@@ -35,10 +35,9 @@ def test_the_family_is_in_tree_order() -> None:
         row("i0", None, "A.", 0), row("i1", "i0", "A. B.", 9), row("i2", "i1", "C.", 12),
         row("i3", "i0", "A. D.", 3), row("i4", "lost", "E.", 4),
     ])  # fmt: skip
-    assert [(m.row.id, m.depth) for m in members] == [
-        ("i0", 0), ("i3", 1), ("i1", 1), ("i2", 2), ("i4", 0),
+    assert [(member.id, depth, parent_text) for member, depth, parent_text in members] == [
+        ("i0", 0, ""), ("i3", 1, "A."), ("i1", 1, "A."), ("i2", 2, "A. B."), ("i4", 0, ""),
     ]  # fmt: skip
-    assert members[1].segments == [("same", "A."), ("same", " "), ("new", "D.")]
 
 
 def test_a_weight_that_rests_on_nothing_is_no_point() -> None:

@@ -11,6 +11,7 @@ from cotune.experiments.report import ReportListener, write_report
 from cotune.experiments.report.recorded_run import RecordedRun
 from cotune.experiments.report.run_report import costs, results, training_charts
 from cotune.run.record import Record
+from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from cotune.utils.tables import Scores, count, duration, money, percent
 from tests.experiments.report.pages import check
@@ -202,7 +203,7 @@ def test_a_killed_run_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
     assert "Best instruction: i3, present from the start (rewrite)" in page.words
     assert "Generated tokens 108_000" in page.words  # 12 steps of 9000 and 3.5 s
     assert (
-        RecordedRun(run.path).seconds
+        RunDir.open(run.path).seconds_spent()
         == run.read_metrics()[11]["time"] - run.read_events()[0]["time"]
     )
     assert '<meta http-equiv="refresh"' in run.report_path.read_text()

@@ -5,7 +5,6 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from cotune.experiments.report.charts import WIDE, Chart, Point, Series, line_chart, style, thin
@@ -16,7 +15,6 @@ from cotune.run.lineage import InstructionRow
 Segment = tuple[str, str]
 """("same" | "new" | "gone", text)."""
 
-_MOST_REJECTED = 100  # texts of rejected proposals that a page shows, so that it stays small
 # A sentence ends at . ! or ? before white space (not after a list's number) or at a line's end.
 _SENTENCE = re.compile(r"\s*\S.*?(?:(?<!\d)[.!?]+[\"')\]]*(?=\s)|(?=\n)|\Z)", re.DOTALL)
 
@@ -70,33 +68,22 @@ def in_force(events: Iterable[Row]) -> list[tuple[int, str]]:
     return changes
 
 
-@dataclass(frozen=True)
-class Member:
-    """A node of the family tree: an instruction, its generations below a root, its text marked
-    against its parent's.
+def family(rows: Sequence[InstructionRow]) -> list[tuple[InstructionRow, int, str]]:
+    """Return (instruction, generations below a root, its parent's text) in tree order.
+
+    Each comes before its children; siblings are sorted by birth.
     """
-
-    row: InstructionRow
-    depth: int
-    segments: list[Segment]
-
-
-def family(rows: Sequence[InstructionRow]) -> list[Member]:
-    """Return the instructions in tree order: each before its children, siblings by birth."""
-    by_id = {row.id: row for row in rows}
+    texts = {row.id: row.text for row in rows}
     children: dict[str | None, list[InstructionRow]] = {}
-    for row in sorted(by_id.values(), key=lambda row: row.born):
-        children.setdefault(row.parent if row.parent in by_id else None, []).append(row)
+    for row in sorted(rows, key=lambda row: row.born):
+        children.setdefault(row.parent if row.parent in texts else None, []).append(row)
 
-    def walk() -> Iterator[Member]:
-        waiting = [(row, 0) for row in reversed(children.get(None, []))]
-        while waiting:
-            row, depth = waiting.pop()
-            parent = by_id.get(row.parent or "")
-            yield Member(row, depth, sentence_diff(parent.text if parent else "", row.text))
-            waiting += [(child, depth + 1) for child in reversed(children.get(row.id, []))]
+    def walk(parent: str | None, depth: int) -> Iterator[tuple[InstructionRow, int, str]]:
+        for row in children.get(parent, []):
+            yield row, depth, texts.get(row.parent or "", "")
+            yield from walk(row.id, depth + 1)
 
-    return list(walk())
+    return list(walk(None, 0))
 
 
 def population(run: RecordedRun, failed: Sequence[Row]) -> dict[str, Any] | None:
@@ -108,17 +95,12 @@ def population(run: RecordedRun, failed: Sequence[Row]) -> dict[str, Any] | None
     rejected = run.of_kind("instruction_rejected")
     if len(run.instructions) < 2 and not rejected and not failed:
         return None
-    texts = {row.id: row.text for row in run.instructions}
     return {
         "chart": _weights_chart(run),
         "members": family(run.instructions),
-        "rejected": [
-            (event, sentence_diff(texts.get(event["parent"], ""), event["text"]))
-            for event in rejected[-_MOST_REJECTED:]
-        ],
-        "rejected_count": len(rejected),
-        "reasons": reasons(rejected),
-        "failed": reasons(failed),
+        "texts": {row.id: row.text for row in run.instructions},
+        "rejected": rejected,
+        "failed": failed,
     }
 
 

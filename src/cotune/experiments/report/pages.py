@@ -9,6 +9,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from cotune.experiments.report.instructions import reasons, sentence_diff
 from cotune.run.json_files import write_atomic
 from cotune.utils.tables import count, number, percent
 
@@ -65,4 +66,6 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     templates.filters |= {"percent": percent, "number": number, "count": count, "cut": cut}
+    templates.filters["diff"] = lambda child, parent: sentence_diff(parent, child)
+    templates.filters["reasons"] = reasons
     return templates

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from cotune.experiments.evaluate.quadrants import quadrant_table
 from cotune.experiments.report.charts import Chart, Point, Series, curves_chart, line_chart, style
-from cotune.experiments.report.hints import hints_of, outside_phases
+from cotune.experiments.report.hints import hint_phases, hints_of
 from cotune.experiments.report.instructions import in_force, population
 from cotune.experiments.report.pages import label, moment, write_page
 from cotune.experiments.report.recorded_run import RecordedRun, values
@@ -28,6 +28,7 @@ _EVALUATIONS = {
     "plain": "trained, initial instruction",
     "after": "trained, best instruction",
 }
+_MOST_REJECTED = 100  # texts of rejected proposals that the page shows, so that it stays small
 _CURVES = {
     "Prompt length in tokens": "prompt_tokens_mean",
     "Share of groups without advantage": "zero_advantage_share",
@@ -62,12 +63,13 @@ def write_run_report(folder: Path) -> Path:
         "kept": run.kept.statement() if run.kept else "",
         "charts": training_charts(run),
         "more": _charts(run, _MORE_CURVES),
-        "population": population(run, outside_phases(run.events, "proposal_failed")),
+        "population": population(run, hint_phases(run.events)[1]),
         "hints": hints_of(run),
         "groups": some_groups(run.folder),
         "evaluated": evaluated,
         "evaluated_from": evaluated_from,
         "most_turns": MOST_TURNS,
+        "most_rejected": _MOST_REJECTED,
         "notices": _notices(run),
     }
     return write_page(folder, "run.html.j2", content)
