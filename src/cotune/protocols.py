@@ -31,7 +31,6 @@ from cotune.types import (
     Sample,
     SampleRequest,
     Sampling,
-    Standing,
     Task,
     Trajectory,
 )
@@ -146,10 +145,6 @@ class Strategy(ABC):
 
     def settle(self, instruction_id: str) -> None:  # noqa: B027  a hook
         """Make one of `choice().rivals` the choice: it scored higher on validation at a run's end."""
-
-    def standings(self) -> list[Standing]:
-        """Return where each instruction stands, for trackers; [] if only the best one is known."""
-        return []
 
     @property
     def checks_uplift(self) -> bool:

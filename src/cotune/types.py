@@ -95,20 +95,6 @@ class Instruction:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Record where an instruction stands in a strategy.
-
-    Attributes:
-        alive: whether rollouts can still be sampled under it.
-        weight: what the strategy ranks it by, of a dropped one the last; None is unknown.
-    """
-
-    instruction: Instruction
-    alive: bool = True
-    weight: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """The best instruction by weight, with its margin over the runner-up.
 

@@ -95,7 +95,7 @@ def test_instructions_of_the_population_and_hints_on_hard_questions():
     assert {a.sampled.hint for a in first} == {""}
     assert len({a.instruction_id for a in first}) == 3
     third = run.steps([2, 3])
-    texts = {s.instruction.id: s.instruction.text for s in run.strategy.base.standings()}  # type: ignore[attr-defined]
+    texts = {i.id: i.text for i in run.strategy.base._lineage}  # type: ignore[attr-defined]
     assert all(a.sampled.instruction == texts[a.instruction_id] for a in third)
     hinted = [a for a in third if a.sampled.hint]
     assert hinted

@@ -20,7 +20,7 @@ def test_it_does_nothing():
     assert strategy.best_prompt().instruction == "Answer."
     assert strategy.best_instruction_id() == "i0"
     strategy.settle("i1")
-    assert (strategy.choice(), strategy.standings(), strategy.best_hint()) == (None, [], "")
+    assert (strategy.choice(), strategy.best_hint()) == (None, "")
     assert (strategy.checks_uplift, strategy.keeps_last) == (False, False)
     assert strategy.distillation == Distillation(ratio="original")
 

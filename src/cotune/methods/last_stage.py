@@ -22,7 +22,6 @@ from cotune.types import (
     Metrics,
     Progress,
     Prompt,
-    Standing,
     Task,
     Trajectory,
 )
@@ -109,10 +108,6 @@ class EvolvedInstructions(Strategy):
     @abstractmethod
     def _draw(self, key: str, group_size: int) -> list[Instruction]:
         """Return the instructions of a group, whose draws `key` decides."""
-
-    @abstractmethod
-    def _weights(self) -> tuple[set[str], dict[str, float]]:
-        """Return the ids of the living instructions, and the last weight of each known one by id."""
 
     @abstractmethod
     def best(self) -> Instruction:
@@ -249,11 +244,6 @@ class EvolvedInstructions(Strategy):
 
     def best_instruction_id(self) -> str:
         return self.best().id
-
-    def standings(self) -> list[Standing]:
-        """Return all instructions, oldest first."""
-        alive, weights = self._weights()
-        return [Standing(i, i.id in alive, weights.get(i.id)) for i in self._lineage]
 
     def state_dict(self) -> State:
         return {

@@ -15,7 +15,6 @@ from transformers.integrations.integration_utils import WandbCallback
 from cotune.cli.train import train
 from cotune.engines.trl import trackers
 from cotune.engines.trl.trackers import COLUMNS, instruction_table
-from cotune.methods.static import StaticStrategy
 from cotune.run.run_dir import RunDir
 from tests.engines.trl.script_runs import ScriptTraining, begin, figures
 from tests.forked import run_module
@@ -53,7 +52,7 @@ def test_the_strategys_numbers_are_in_tensorboard_by_their_names(trained: Script
 
 def test_the_table_has_the_lineage_the_living_and_the_best(trained: ScriptTraining) -> None:
     strategy = trained.strategy
-    rows = [dict(zip(COLUMNS, row, strict=True)) for row in instruction_table(strategy)]
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in instruction_table(trained.run)]
     lineage = trained.run.read_instructions()
     assert [(row["id"], row["parent"], row["text"]) for row in rows] == [
         (one["id"], one["parent"], one["text"]) for one in lineage
@@ -61,11 +60,6 @@ def test_the_table_has_the_lineage_the_living_and_the_best(trained: ScriptTraini
     alive = {row["id"] for row in rows if row["alive"]}
     assert alive == {member.id for member in strategy.base.population.members}
     assert [row["id"] for row in rows if row["best"]] == [strategy.best_instruction_id()]
-
-
-def test_a_strategy_without_a_population_has_one_instruction() -> None:
-    (row,) = instruction_table(StaticStrategy("Say it."))
-    assert row == ["i0", None, "initial", 0, True, None, True, "Say it."]
 
 
 def test_wandb_without_a_run_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +70,7 @@ def test_wandb_without_a_run_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> 
     logged: list[dict[str, Any]] = []
     fake = SimpleNamespace(run=None, Table=Table, log=logged.append)
     monkeypatch.setattr(trackers, "import_module", lambda name: {"wandb": fake}[name])
-    rows = instruction_table(StaticStrategy("Say it."))
+    rows = [["i0", None, "initial", 0, True, None, True, "Say it."]]
     callback = WandbCallback.__new__(WandbCallback)
     trackers.log_table(callback, rows, 4)
     assert logged == []

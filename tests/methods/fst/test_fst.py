@@ -98,7 +98,7 @@ def test_a_prompt_is_scored_on_questions_that_no_reflection_shows():
     run(strategy, policy, rules_llm(3), Events(), range(1, 8), TASKS)
     dev = {task.id for task in strategy._dev}
     assert len(dev) == 10
-    shown = {one for s in strategy.standings() for one in s.instruction.shown}
+    shown = {one for i in strategy._lineage for one in i.shown}
     assert shown
     assert not shown & dev
 
@@ -131,7 +131,7 @@ def test_groups_are_spread_over_the_prompts_and_trained_on_what_they_saw():
     strategy = fst()
     run(strategy, ScriptedRollout(chance), rules_llm(3), Events(), range(1, 4), TASKS)
     strategy._rows = {"i0": (1.0,), "i1": (0.0,)}
-    assert len({one.instruction.id for one in strategy.standings() if one.alive}) == 2
+    assert len(strategy._prompts) == 2
     rows = strategy.assign(TASKS, 5, Progress(4, 0, 9))
     assert rows == strategy.assign(TASKS, 5, Progress(4, 0, 9))
     counts = [[r.instruction_id for r in rows[i : i + 5]].count("i1") for i in range(0, 150, 5)]

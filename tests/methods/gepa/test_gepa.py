@@ -81,12 +81,12 @@ def searched(
 
 def test_the_best_on_dev_is_kept_and_everything_is_sampled_under_it():
     strategy, policy, author, record = searched()
-    found = strategy.standings()
-    means = [one.weight for one in found]
+    found = strategy._lineage
+    means = [strategy._means[i.id] for i in found]
     best = means.index(max(means))
     assert max(means) > means[0]
-    assert strategy.best_instruction_id() == found[best].instruction.id
-    assert strategy.best_prompt() == Prompt(found[best].instruction.text)
+    assert strategy.best_instruction_id() == found[best].id
+    assert strategy.best_prompt() == Prompt(found[best].text)
     rows = strategy.assign(questions(3), 2, FIRST)
     assert [(a.task.id, a.group) for a in rows] == [
         ("q0", 0), ("q0", 0), ("q1", 1), ("q1", 1), ("q2", 2), ("q2", 2),
@@ -149,7 +149,7 @@ def test_instructions_are_scored_as_the_scoring_says():
 
 def test_the_lineage_is_recorded_with_critiques_and_scores():
     strategy, _, _, record = searched()
-    found = strategy.standings()
+    found = strategy._lineage
     first, *others = record.of("instruction_born")
     assert (first["id"], first["text"], first["parent"], first["score"]) == (
         "i0",
@@ -159,11 +159,11 @@ def test_the_lineage_is_recorded_with_critiques_and_scores():
     )
     assert [row["id"] for row in others] == [f"i{n}" for n in range(1, len(found))]
     for index, row in enumerate(others, 1):
-        assert row["text"] == found[index].instruction.text
+        assert row["text"] == found[index].text
         assert (row["origin"], row["born"], row["critique"]) == ("gepa", 1, "It guesses.")
-        assert row["shown"] == found[index].instruction.shown != ()
-        assert row["score"] == found[index].weight
-        assert row["parent_score"] == found[int(row["parent"][1:])].weight
+        assert row["shown"] == found[index].shown != ()
+        assert row["score"] == strategy._means[row["id"]]
+        assert row["parent_score"] == strategy._means[row["parent"]]
     refused = record.of("instruction_rejected")
     assert {row["reason"] for row in refused} == {"not above its parent"}
     assert all(row["score"] <= row["parent_score"] for row in refused)
@@ -286,7 +286,7 @@ def test_the_state_holds_the_search():
     fresh = gepa()
     fresh.load_state_dict(fresh.state_dict())
     assert fresh.best_instruction_id() == "i0"
-    assert [(one.instruction.id, one.weight) for one in fresh.standings()] == [("i0", None)]
+    assert [(i.id, fresh._means.get(i.id)) for i in fresh._lineage] == [("i0", None)]
     with pytest.raises(ConfigError, match="expected the same"):
         gepa(instruction="Another.").load_state_dict(strategy.state_dict())
 

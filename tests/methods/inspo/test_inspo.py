@@ -77,8 +77,8 @@ def test_initial_population_is_the_instruction_and_its_rewrites():
     strategy: Strategy = (made := inspo())
     events, llm = Events(), ScriptedLLM([REWRITES])
     run(strategy, ScriptedRollout(chance), llm, events, range(1, 2), TASKS)
-    assert [s.instruction.id for s in made.standings()] == ["i0", "i1", "i2", "i3"]
-    assert [s.instruction.origin for s in made.standings()] == ["initial"] + ["rewrite"] * 3
+    assert [i.id for i in made._lineage] == ["i0", "i1", "i2", "i3"]
+    assert [i.origin for i in made._lineage] == ["initial"] + ["rewrite"] * 3
     born = events.of("instruction_born")
     assert born[1] | {"text": ""} == {
         "id": "i1", "text": "", "parent": "i0", "origin": "rewrite", "born": 0,
@@ -369,7 +369,7 @@ def test_nothing_to_reflect_on_is_no_failure():
     made, events = evolved(ScriptedLLM([TWO]), start=1.0)
     assert events.of("evolution")[0]["rounds"] == 0
     assert "no experience" in events.of("notice")[1]["text"]
-    assert len(made.standings()) == 3
+    assert len(made._lineage) == 3
 
 
 @pytest.mark.parametrize("proposer", ["reflection", "paraphrase"])

@@ -15,8 +15,8 @@ from transformers.integrations.integration_utils import (
     WandbCallback,
 )
 
-from cotune.protocols import Strategy
-from cotune.types import Instruction, Standing
+from cotune.run.lineage import instruction_rows
+from cotune.run.run_dir import RunDir
 
 if TYPE_CHECKING:
     from cotune.engines.trl.trl_joint import TRLJoint
@@ -25,14 +25,11 @@ TABLE = "cotune/instructions"
 COLUMNS = ("id", "parent", "origin", "born", "alive", "weight", "best", "text")
 
 
-def instruction_table(strategy: Strategy) -> list[list[Any]]:
-    """Return a row of `COLUMNS` for each instruction of a strategy."""
-    best = strategy.best_instruction_id()
-    text = strategy.best_prompt().instruction
+def instruction_table(run: RunDir) -> list[list[Any]]:
+    """Return a row of `COLUMNS` for each instruction of a run."""
     return [
-        [i.id, i.parent, i.origin, i.born, at.alive, at.weight, i.id == best, i.text]
-        for at in strategy.standings() or [Standing(Instruction(best, text))]
-        for i in [at.instruction]
+        [i.id, i.parent, i.origin, i.born, i.pruned is None, i.weight, i.best, i.text]
+        for i in instruction_rows(run)
     ]
 
 
@@ -43,15 +40,12 @@ class TrackerCallback(TrainerCallback):
         self._joint = joint
         self._alive: list[list[Any]] = []
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        self._alive = []
-
     def on_step_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        coordinator = self._joint.coordinator
-        callbacks = [c for c in reporting(self._joint) if not isinstance(c, TensorBoardCallback)]
-        if coordinator.comm.rank != 0 or not callbacks:
+        joint = self._joint
+        callbacks = [c for c in reporting(joint) if not isinstance(c, TensorBoardCallback)]
+        if joint.coordinator.comm.rank != 0 or not callbacks:
             return
-        rows = instruction_table(coordinator.strategy)
+        rows = instruction_table(joint.parts.record)
         # The weights change at every step, so log the table only when an instruction comes or goes.
         alive = [[row[0], row[4]] for row in rows]
         if alive == self._alive:

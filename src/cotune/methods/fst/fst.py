@@ -284,9 +284,6 @@ class Fst(EvolvedInstructions):
             first, weight, self._steps[first.id], rollouts, second, second in rivals, rivals
         )
 
-    def _weights(self) -> tuple[set[str], dict[str, float]]:
-        return set(self._prompts), self._means
-
     def state_dict(self) -> State:
         return super().state_dict() | {
             "means": dict(self._means),

@@ -166,7 +166,6 @@ class Inspo(EvolvedInstructions):
         self.options = options
         self.population = Population(options.window, options.selection_temperature)
         self.population.add(self._lineage[0], 0.0)
-        self.last_weights: dict[str, float] = {}  # by id, of dropped instructions too
         self._description = context.description
         self._rules = TextRules.of_instructions(context)
         self._account = ProposalAccount("instruction", TAGGED, needed=True)
@@ -227,8 +226,6 @@ class Inspo(EvolvedInstructions):
             if trajectory.stop is not StopReason.ENVIRONMENT_ERROR and identity not in gone:
                 rewards[identity].append(trajectory.reward)
         self.population.observe(rewards)
-        for identity in rewards:
-            self.last_weights[identity] = self.population[identity].weight
 
     # ---- lines 10 to 13 and 16 to 24: at the end of step t
 
@@ -425,10 +422,6 @@ class Inspo(EvolvedInstructions):
             "inspo/instruction_chars_mean": fmean(len(m.instruction.text) for m in members),
         }
 
-    def _weights(self) -> tuple[set[str], dict[str, float]]:
-        alive = {member.id: member.weight for member in self.population.members}
-        return set(alive), self.last_weights | alive
-
     def _notice_if_short(self, record: Recorder) -> None:
         size = len(self.population)
         full_size = self.options.population_size
@@ -473,7 +466,6 @@ class Inspo(EvolvedInstructions):
             "population": self.population.state_dict(),
             "replay": self._replay.state_dict(),
             "health": self._account.state_dict(),
-            "last_weights": dict(self.last_weights),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -481,7 +473,6 @@ class Inspo(EvolvedInstructions):
         self.population.load_state_dict(state["population"])
         self._replay.load_state_dict(state["replay"], self._tasks)
         self._account.load_state_dict(state["health"])
-        self.last_weights = dict(state["last_weights"])
 
 
 def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> None:

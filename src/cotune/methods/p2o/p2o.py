@@ -22,7 +22,6 @@ from cotune.types import (
     Progress,
     Prompt,
     Purpose,
-    Standing,
     Task,
     Trajectory,
 )
@@ -220,9 +219,6 @@ class P2O(Strategy):
 
     def settle(self, instruction_id: str) -> None:
         self.base.settle(instruction_id)
-
-    def standings(self) -> list[Standing]:
-        return self.base.standings()
 
     def state_dict(self) -> State:
         return {
