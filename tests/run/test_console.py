@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cotune.run.console import ConsoleListener, LogListener, score_table
+from cotune.run.console import ConsoleListener, LogListener
 from cotune.run.events import EVENTS, describe_event
 from cotune.run.record import Record
-from cotune.run.scores import Score
 from cotune.utils.text import one_line, printable
 
 
@@ -172,30 +171,6 @@ def test_a_script_is_told_what_the_console_would_say(caplog: pytest.LogCaptureFi
     (warning,) = [r for r in caplog.records if r.name == "cotune"]
     assert warning.levelname == "WARNING"
     assert warning.getMessage().startswith("step 3: the rewards of every group were equal in 3")
-
-
-def test_a_stratum_is_no_markup() -> None:
-    rows = [("before", Score(0.5, 4, {"[/math]": (0.5, 2), "level [5]\x1b[31m": (0.5, 2)}))]
-    out = io.StringIO()
-    Console(file=out, width=80).print(score_table("Held-out", rows))
-    assert "[/math]" in out.getvalue()
-    assert "level [5]" in out.getvalue()
-    assert "\x1b" not in out.getvalue()
-
-
-def test_score_table() -> None:
-    rows = [
-        ("before", Score(0.25, 8, {"1 hop": (0.5, 4), "2 hops": (0.0, 4)})),
-        ("after", Score(1.0, 4, {"1 hop": (1.0, 4)})),
-        ("not measured", None),
-    ]
-    out = io.StringIO()
-    Console(file=out, width=80).print(score_table("Held-out", rows))
-    lines = out.getvalue().splitlines()
-    assert lines[1].replace("┃", " ").split() == ["all", "1", "hop", "2", "hops"]
-    assert lines[3].replace("│", " ").split() == ["before", "0.25", "0.50", "0.00"]
-    assert lines[4].replace("│", " ").split() == ["after", "1.00", "1.00"]
-    assert "not measured" not in out.getvalue()
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -12,7 +12,6 @@ from cotune.engines.run_start import RunSettings
 from cotune.experiments.report import write_report
 from cotune.export.complete import complete_best
 from cotune.protocols import Environment
-from cotune.run.console import score_table
 from cotune.run.notices import truncation_notice
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
@@ -99,14 +98,6 @@ def _figures(name: str, score: Score | None) -> dict[str, Any]:
 
 
 def _show_result(console: Console, run: RunDir, outcome: Outcome, report: Path) -> None:
-    if outcome.after is not None:
-        rows = [
-            ("before", outcome.before),
-            ("after", outcome.after),
-            ("after, initial instruction", outcome.plain),
-            ("after, with the best hint", outcome.hinted),
-        ]
-        console.print(score_table(f"Held-out {outcome.after.measure}", rows))
     steps = run.read_metrics()
     if cut := truncation_notice(steps[-1]) if steps else "":
         console.print(f"[yellow]last step: {cut}[/]", highlight=False)

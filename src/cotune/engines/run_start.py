@@ -16,7 +16,6 @@ from cotune.config.strategy import build_strategy
 from cotune.engines.best_policy import BestPolicy
 from cotune.engines.comm import world
 from cotune.engines.joint import Parts
-from cotune.engines.undamaged import Chosen, newest_undamaged
 from cotune.errors import ConfigError
 from cotune.experiments.report import ReportListener
 from cotune.policy.codec import HFCodec
@@ -24,6 +23,7 @@ from cotune.protocols import Environment, Rewards
 from cotune.run.console import ConsoleListener, LogListener
 from cotune.run.costs import CostRow
 from cotune.run.locks import run_locked
+from cotune.run.manifest import Chosen, newest_undamaged
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits

@@ -11,11 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from cotune.config.build import run_environment
 from cotune.config.run_file import RunConfig
 from cotune.environments.base import TaskEnvironment
 from cotune.export.model_card import write_card
-from cotune.export.serving import FILE, Serving, best_choice, finished, read_serving
+from cotune.export.serving import FILE, Serving, best_choice, finished
 from cotune.policy.chat_template import own_templates, with_instruction, without_instruction
 from cotune.policy.policy_files import is_adapter
 from cotune.protocols import Environment
@@ -85,8 +87,11 @@ def complete_serving(run: RunDir) -> Serving | None:
         ConfigError: the run is not finished.
     """
     attempt = finished(run).get("attempt", run.attempt)
-    serving = read_serving(run.best_path)
-    return serving if serving is not None and serving.attempt == attempt else None
+    try:
+        serving = TypeAdapter(Serving).validate_json((run.best_path / FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return serving if serving.attempt == attempt else None
 
 
 def write_generation_config(folder: Path, limits: Limits, tokenizer: Any = None) -> None:

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import TypeAdapter, ValidationError
-
 from cotune.environments.base import PromptFormat
 from cotune.errors import ConfigError
 from cotune.run.best import BestRecord, read_best
@@ -48,14 +46,6 @@ class Serving:
     tasks: dict[str, int]
 
     schema_version: Literal[1] = 1
-
-
-def read_serving(folder: Path) -> Serving | None:
-    """Read serving.json of a folder; None if there is none that can be read."""
-    try:
-        return TypeAdapter(Serving).validate_json((folder / FILE).read_bytes())
-    except (OSError, ValidationError):
-        return None
 
 
 def finished(run: RunDir) -> Row:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,10 +11,8 @@ from rich.text import Text
 
 from cotune.run.events import EVENTS, describe_event
 from cotune.run.notices import TRUNCATED_SHARE, Notices
-from cotune.run.scores import Score
 from cotune.utils.progress import report
-from cotune.utils.tables import duration, plain_table
-from cotune.utils.text import one_line
+from cotune.utils.tables import duration
 
 _log = logging.getLogger("cotune")
 
@@ -114,15 +112,3 @@ def _step_figures(values: Mapping[str, float]) -> list[str]:
     if (waited := values.get("llm/waited_seconds", 0)) >= 1:
         figures.append(f"waited {waited:.0f} s for the LLM")
     return figures
-
-
-def score_table(title: str, rows: Sequence[tuple[str, Score | None]]) -> Table:
-    """Return a table of mean rewards, overall and by stratum, one row per score."""
-    strata = sorted({name for _, score in rows if score for name in score.by_stratum})
-    table = plain_table(title, [""], ["all", *(escape(one_line(name)) for name in strata)])
-    for label, score in rows:
-        if score is None:
-            continue
-        cells = [f"{score.by_stratum[s][0]:.2f}" if s in score.by_stratum else "" for s in strata]
-        table.add_row(label, f"{score.em:.2f}", *cells)
-    return table

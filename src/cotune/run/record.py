@@ -255,28 +255,9 @@ class Record(RunDir):
             kind=purpose, rollouts=rollouts, generated_tokens=generated_tokens, seconds=seconds
         )
 
-    def charge(
-        self,
-        model: str,
-        *,
-        prompt_tokens: int = 0,
-        completion_tokens: int = 0,
-        money: float = 0.0,
-        error: str = "",
-        estimated: bool = False,
-        seconds: float = 0.0,
-    ) -> None:
-        """Count a call of an LLM; see `CostRow`."""
-        self._add(
-            kind=LLM_CALL,
-            model=model,
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            money=money,
-            error=error,
-            estimated=estimated,
-            seconds=seconds,
-        )
+    def charge(self, model: str, **values: Any) -> None:
+        """Count a call of an LLM; `values` are fields of `CostRow`."""
+        self._add(kind=LLM_CALL, model=model, **values)
 
     def charge_check(self, rows: Iterable[CostRow]) -> None:
         """Count calls made before the run began: their money is spent, but no method pays for it."""

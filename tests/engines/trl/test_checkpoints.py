@@ -17,10 +17,9 @@ from cotune.engines.trl.checkpoints import (
     state_path,
 )
 from cotune.engines.trl.joint_trainer import TRLBest
-from cotune.engines.undamaged import Chosen, newest_undamaged
 from cotune.errors import ConfigError
 from cotune.run.best import BestRecord
-from cotune.run.manifest import MANIFEST
+from cotune.run.manifest import MANIFEST, Chosen, newest_undamaged
 from cotune.run.record import Record
 from tests.engines.trl.setup import Counting, Run, start
 from tests.helpers import WAITING

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cotune.engines.undamaged import newest_undamaged
 from cotune.engines.verl.checkpoints import complete_checkpoints
+from cotune.run.manifest import newest_undamaged
 from tests.engines.verl.runs import cotune, events, rows, run_file, start, summary
 from tests.engines.verl.test_learning import INSPO
 

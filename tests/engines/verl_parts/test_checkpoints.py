@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
-from cotune.engines.undamaged import Chosen, newest_undamaged
 from cotune.engines.verl.checkpoints import (
     VerlBest,
     complete_checkpoints,
@@ -17,7 +16,7 @@ from cotune.engines.verl.checkpoints import (
     save_state,
 )
 from cotune.methods.static import StaticStrategy
-from cotune.run.manifest import MANIFEST
+from cotune.run.manifest import MANIFEST, Chosen, newest_undamaged
 from cotune.run.scores import Score
 from tests.policy.tiny import tiny_tokenizer
 

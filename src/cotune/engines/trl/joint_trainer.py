@@ -52,7 +52,6 @@ from cotune.engines.trl.script_data import (
 from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trl_joint import TRLJoint
-from cotune.engines.undamaged import Chosen
 from cotune.environments.base import PromptFormat
 from cotune.environments.prompt_in_data import PromptInData
 from cotune.errors import ConfigError
@@ -66,6 +65,7 @@ from cotune.policy.precision import rounding_notice
 from cotune.protocols import Environment, State
 from cotune.rewards.reward_model import rewards_of_trainer
 from cotune.run.json_files import write_atomic
+from cotune.run.manifest import Chosen
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Limits, Prompt, Task, Trajectory
