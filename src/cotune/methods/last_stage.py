@@ -7,7 +7,7 @@ in every group.
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from cotune.methods.contract import check_same_initial
@@ -92,7 +92,7 @@ class EvolvedInstructions(Strategy):
         self._lineage = [Instruction("i0", context.instruction)]  # all, in order of birth
         self._begun = 0  # the last step whose evolution was considered
         self._batch = 0  # rollouts of the last batch, and the expected size of the next one
-        self._distilling = False  # whether the batch is one of the last stage
+        self._distilling = False  # whether the last batch is one of the last stage
         self._settled: str | None = None  # the best instruction on validation, at a run's end
 
     # ---- what a method decides
@@ -133,7 +133,12 @@ class EvolvedInstructions(Strategy):
             record_born(self._lineage[0], record)
             metrics = self._start(evolution)
         if self._distils(progress, self._batch):
-            self._notice_if_idle(progress, record)
+            if not self._distilling and self.best().parent is None:
+                record(
+                    "notice",
+                    text=f"the last {self._training.distil_steps} batches have nothing to distil: no instruction "
+                    "is better than the initial one",
+                )
             return metrics
         return {**metrics, **self._evolve(evolution)}
 
@@ -219,21 +224,6 @@ class EvolvedInstructions(Strategy):
             steps_left = min(steps_left, progress.rollouts_left // batch)
         return steps_left <= self._training.distil_steps and self.has_teacher
 
-    def _notice_if_idle(self, progress: Progress, record: Recorder) -> None:
-        """Record a notice before the stage's first batch if its teacher would read the same prompt."""
-        left = progress.rollouts_left
-        before = replace(
-            progress,
-            step=progress.step - 1,
-            rollouts_left=None if left is None else left + self._batch,
-        )
-        if self.best().parent is None and not self._distils(before, self._batch):
-            record(
-                "notice",
-                text=f"the last {self._training.distil_steps} batches have nothing to distil: no instruction "
-                "is better than the initial one",
-            )
-
     # ---- the best instruction, and saved state
 
     def settle(self, instruction_id: str) -> None:
@@ -250,6 +240,7 @@ class EvolvedInstructions(Strategy):
             "lineage": [asdict(instruction) for instruction in self._lineage],
             "begun": self._begun,
             "batch": self._batch,
+            "distilling": self._distilling,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -259,6 +250,7 @@ class EvolvedInstructions(Strategy):
         self._lineage = lineage
         self._begun = int(state["begun"])
         self._batch = int(state["batch"])
+        self._distilling = bool(state["distilling"])
 
 
 def check_last_stage(steps: int, shape: RunShape) -> None:
