@@ -255,6 +255,14 @@ def record_born(
     record("instruction_born", **asdict(instruction), score=score, parent_score=parent_score)
 
 
+def record_gone(
+    instruction_id: str, weight: float, rollouts: int, cause: str, record: Recorder
+) -> None:
+    """Record that an instruction left, with its last weight and the rollouts that it was observed in."""
+    fields = {"weight": weight, "observed_rollouts": rollouts, "cause": cause}
+    record("instruction_pruned", id=instruction_id, **fields)
+
+
 def rejections(record: Recorder, ids: Mapping[str, str], origin: str) -> Callable[..., None]:
     """Return a function that records that a proposed instruction did not join, and why.
 

@@ -379,21 +379,20 @@ class Coordinator:
         per_rank = -(-len(command.assignments) // size)
         first = min(rank * per_rank, len(command.assignments))
         share = command.assignments[first : first + per_rank]
+        failure: Exception | None = None
+        outcome: Any
         try:
             outcome = self._roll_out_here(share, first, command.sampling)
         except Exception as error:
-            if size > 1:
-                self._raise_if_failed(self.comm.gather(f"{type(error).__name__}: {error}"))
-            raise
+            if size == 1:
+                raise
+            failure = error
+            outcome = f"{type(error).__name__}: {error}"
         shares = self.comm.gather(outcome)
-        self._raise_if_failed(shares)
-        return [trajectory for share in shares for trajectory in share]
-
-    @staticmethod
-    def _raise_if_failed(shares: Sequence[Any]) -> None:
         failed = [f"rank {r}: {s}" for r, s in enumerate(shares) if isinstance(s, str)]
         if failed:
-            raise RolloutFailed("a rollout failed; " + "; ".join(failed))
+            raise RolloutFailed("a rollout failed; " + "; ".join(failed)) from failure
+        return [trajectory for share in shares for trajectory in share]
 
     def _in_lock_step(
         self, assignments: Sequence[Assignment], first_row: int, sampling: Sampling

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 
@@ -40,8 +41,7 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
         "response_tokens_mean": sum(t.generated_tokens for t in trajectories) / count,
         "generated_tokens": float(sum(t.generated_tokens for t in trajectories)),
         "completion_tokens_mean": sum(len(t.completion_ids) for t in trajectories) / count,
-        "answered_share": sum(t.answer is not None and not t.truncated_by for t in trajectories)
-        / count,
+        "answered_share": fmean(t.answer is not None and not t.truncated_by for t in trajectories),
         **truncation_metrics(trajectories),
         "turn_error_share": sum(any(turn.error for turn in t.turns) for t in trajectories) / count,
         **_outages(trajectories),
@@ -52,13 +52,12 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], group_size: int) -> d
 
 def _outages(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the shares of rollouts that failed through no fault of the policy; without those that are 0."""
-    failed = {
-        ENVIRONMENT_ERROR_SHARE: [t.stop is StopReason.ENVIRONMENT_ERROR for t in trajectories],
-        FAILED_SEARCH_SHARE: [
-            any(turn.error.startswith(SEARCH_FAILED) for turn in t.turns) for t in trajectories
-        ],
-    }
-    return {name: sum(flags) / len(flags) for name, flags in failed.items() if any(flags)}
+    broken = [t.stop is StopReason.ENVIRONMENT_ERROR for t in trajectories]
+    unsearched = [
+        any(turn.error.startswith(SEARCH_FAILED) for turn in t.turns) for t in trajectories
+    ]
+    shares = {ENVIRONMENT_ERROR_SHARE: fmean(broken), FAILED_SEARCH_SHARE: fmean(unsearched)}
+    return {name: share for name, share in shares.items() if share}
 
 
 def _actions(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -84,7 +83,7 @@ def _reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         # Every rollout carries the metrics of its call, so calls are weighted by their rollouts.
         for name, value in trajectory.logged.items():
             values_by_name.setdefault(f"reward_metric/{name}", []).append(value)
-    return {name: sum(values) / len(values) for name, values in values_by_name.items()}
+    return {name: fmean(values) for name, values in values_by_name.items()}
 
 
 def _hint_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[str, float]:

@@ -193,7 +193,6 @@ def test_an_llm_that_was_of_use_may_repeat_itself():
         ({"prompts": 0}, "prompts is 0"),
         ({"budget": 35}, "strategy.budget is 35; expected at least 36, to score 2 prompts"),
         ({"tasks": 1}, "1 training questions"),
-        ({"evolve_until": -1}, "evolve_until is -1"),
         ({"distillation": Distillation(ratio="masked_signed")}, "distillation is set, but target is 'sampled'"),
     ],
 )  # fmt: skip

@@ -30,7 +30,7 @@ from cotune.methods.method import (
     RunShape,
     check_least,
 )
-from cotune.methods.proposals import ProposalAccount
+from cotune.methods.proposals import ProposalAccount, record_gone
 from cotune.methods.scores import greedy_cover, too_close_to_call
 from cotune.methods.text_evolution import (
     FENCED,
@@ -63,7 +63,6 @@ class FstOptions(TrainedPromptOptions, GepaSearchOptions):
     Attributes:
         prompts: K, the most prompts in use after a round; the authors use 4 or 8.
         evolve_every: T, steps from one round to the next; the first is before step 1.
-        evolve_until: no round after this step; null: rounds never end.
         budget: evaluations of a round (one is one rollout), with the prompts in use scored again.
         target: the instruction that the gradient is taken on. "sampled" is the authors'; "initial"
             distils the prompts into the weights, which they leave open.
@@ -73,7 +72,6 @@ class FstOptions(TrainedPromptOptions, GepaSearchOptions):
     kind: Literal["fst"] = "fst"
     prompts: int = 4
     evolve_every: int = 6
-    evolve_until: int | None = None
     budget: int = 400
     dev_size: int = 40
     scoring: Scoring = "sampled"
@@ -82,8 +80,6 @@ class FstOptions(TrainedPromptOptions, GepaSearchOptions):
         TrainedPromptOptions.__post_init__(self)
         GepaSearchOptions.__post_init__(self)
         check_least(self, 1, "prompts", "evolve_every")
-        if self.evolve_until is not None and self.evolve_until < 0:
-            raise ValueError(f"evolve_until is {self.evolve_until}; expected 0 or more, or null")
 
     def least_budget(self, dev: int) -> int:
         """Return the fewest evaluations with which a round can propose anything, on `dev` questions."""
@@ -91,8 +87,7 @@ class FstOptions(TrainedPromptOptions, GepaSearchOptions):
 
     def is_due(self, step: int) -> bool:
         """Return whether a round runs before a step."""
-        ended = self.evolve_until is not None and step > self.evolve_until
-        return (step - 1) % self.evolve_every == 0 and not ended
+        return (step - 1) % self.evolve_every == 0
 
 
 class Fst(EvolvedInstructions):
@@ -223,12 +218,9 @@ class Fst(EvolvedInstructions):
         """Record the instructions of a round that are not in use after it."""
         for identity in scores:
             if identity not in self._rows:
-                count = self._observed[identity]
-                weight = self._means[identity]
-                record(
-                    "instruction_pruned",
-                    id=identity, weight=weight, observed_rollouts=count, cause=cause,
-                )  # fmt: skip
+                record_gone(
+                    identity, self._means[identity], self._observed[identity], cause, record
+                )
 
     # ---- slow weights
 

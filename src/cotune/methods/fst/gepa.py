@@ -1,7 +1,8 @@
 """GEPA on the instruction, before any training: the prompt-only baseline (arXiv 2507.19457)."""
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from cotune.methods.fst import fst
@@ -28,15 +29,8 @@ class GepaOptions(GepaSearchOptions):
     @property
     def once(self) -> FstOptions:
         """Return FST's options for one prompt and one round, before the first step."""
-        return FstOptions(
-            prompts=1,
-            evolve_until=1,
-            budget=self.budget,
-            dev_size=self.dev_size,
-            scoring=self.scoring,
-            beam=self.beam,
-            show_answers=self.show_answers,
-        )
+        shared = {field.name: getattr(self, field.name) for field in fields(GepaSearchOptions)}
+        return FstOptions(prompts=1, evolve_every=sys.maxsize, budget=self.budget, **shared)
 
 
 class Gepa(Fst):

@@ -32,6 +32,7 @@ from cotune.methods.proposals import (
     ProposalAccount,
     reads_prompts,
     record_born,
+    record_gone,
     rejections,
 )
 from cotune.protocols import Recorder, State
@@ -477,13 +478,7 @@ class Inspo(EvolvedInstructions):
 
 def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> None:
     for member in members:
-        record(
-            "instruction_pruned",
-            id=member.id,
-            weight=member.weight,
-            observed_rollouts=member.rollouts,
-            cause=cause,
-        )
+        record_gone(member.id, member.weight, member.rollouts, cause, record)
 
 
 # ---- the method's entry in the registry
