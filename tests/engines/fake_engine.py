@@ -12,7 +12,8 @@ from cotune.engines.engine import Measured, newest_numbered
 from cotune.engines.estimate import Layout
 from cotune.engines.evaluation import Outcome
 from cotune.engines.preflight import Check, Preflight
-from cotune.engines.run_start import RunSettings, opened_run, settings_of
+from cotune.engines.run_settings import RunSettings, settings_of
+from cotune.engines.run_start import opened_run
 from cotune.errors import ConfigError
 from cotune.policy.policy_files import policy_path
 from cotune.run.best import read_best

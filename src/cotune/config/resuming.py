@@ -1,6 +1,5 @@
 """Resume a run: decide which run-file fields may change, and detect which did."""
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,6 @@ _FIXED_IN_TRAINING = (
 # A checkpoint's optimizer has these; another optimizer cannot load its state.
 _OF_OPTIMIZER = ("optim", "optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 _FREE = "name, threads, environment.retriever, llm, evaluation, logging and training"
-# May hold a key or a token: stored as a hash, and only the names are reported.
 _SILENT = ("llm", "training.engine_args")
 
 
@@ -135,19 +133,6 @@ def identity(config: RunConfig) -> dict[str, str]:
     return {field: json.dumps(value, sort_keys=True) for field, value in fixed.items()}
 
 
-def changeable(config: RunConfig) -> dict[str, str]:
-    """Return the fields that may change on a resume, as JSON; hashes for silent ones."""
-    dumped = dump_config(config)
-    free = {name: part for name, part in dumped.items() if name not in _FIXED}
-    if retriever := dumped["environment"].get("retriever"):
-        free["environment"] = {"retriever": retriever}
-    values = {name: json.dumps(value, sort_keys=True) for name, value in flat(free).items()}
-    return {
-        name: hashlib.sha256(value.encode()).hexdigest() if _is_silent(name) else value
-        for name, value in values.items()
-    }
-
-
 def check_resumable(was: RunConfig, now: RunConfig, source: str) -> None:
     """Raise ConfigError if a run that started as `was` cannot continue as `now`.
 
@@ -172,23 +157,15 @@ def check_resumable(was: RunConfig, now: RunConfig, source: str) -> None:
         )
 
 
-def changes(
-    was: Mapping[str, str], now: Mapping[str, str]
-) -> dict[str, tuple[object, object] | None]:
-    """Return the old and the new value of each field that differs; null if absent.
+def changes(was: Row, now: Mapping[str, object]) -> dict[str, list[object] | None]:
+    """Return the old and the new value of each field of run.yaml that differs; null if absent.
 
-    Both are None for fields under `llm` and `training.engine_args`.
+    None for fields below `llm` and `training.engine_args`, which may hold a key.
     """
-    fields = sorted(field for field in was.keys() | now.keys() if was.get(field) != now.get(field))
+    before = flat(was)
+    after = flat(now)
     return {
-        field: None if _is_silent(field) else (_value(was, field), _value(now, field))
-        for field in fields
+        field: None if field.startswith(_SILENT) else [before.get(field), after.get(field)]
+        for field in sorted(before.keys() | after.keys())
+        if before.get(field) != after.get(field)
     }
-
-
-def _is_silent(field: str) -> bool:
-    return any(field == name or field.startswith(f"{name}.") for name in _SILENT)
-
-
-def _value(fields: Mapping[str, str], field: str) -> object:
-    return json.loads(fields.get(field, "null"))

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from cotune.engines.evaluation import Outcome
-from cotune.engines.run_start import RunSettings
+from cotune.engines.run_settings import RunSettings
 from cotune.experiments.report import write_report
 from cotune.export.complete import complete_best
 from cotune.protocols import Environment

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from cotune.config.resuming import changes
+from cotune.engines.run_settings import RunSettings
 from cotune.errors import ConfigError
 from cotune.llm.client import NoLLM
 from cotune.protocols import LLM, Environment, Rewards, State, Strategy
@@ -21,20 +22,11 @@ class Parts:
     strategy: Strategy
     environment: Environment
     limits: Limits
+    settings: RunSettings
     llm: LLM = field(default_factory=NoLLM)
     record: Record = field(default_factory=Record)
-    seed: int = 0
     rewards: Rewards | None = None
     """Reward functions that replace the environment's scoring; None if the environment scores."""
-    rows_per_call: int = 512
-    identity: Mapping[str, str] = field(default_factory=dict)
-    """By field, the values that must be unchanged on a resume."""
-    rollout_budget: int | None = None
-    """The most rollouts of the policy; None is no limit."""
-    frozen: bool = False
-    """If set, a `JointTrainer` only rolls out and makes no update."""
-    changeable: Mapping[str, str] = field(default_factory=dict)
-    """By field, values that a resume may change, and then reports (`cotune.config.resuming`)."""
 
 
 class Joint:
@@ -51,6 +43,7 @@ class Joint:
         batches: the number of steps trained so far.
         ended: whether a budget has ended training.
         notices: what to record on a resume about the choice of its checkpoint, a line each.
+        changed: the fields of run.yaml that a resume has changed; see `cotune.config.resuming.changes`.
         attempt: which of the run's attempts this is, once training has begun.
     """
 
@@ -70,6 +63,7 @@ class Joint:
         self.batches = 0
         self.ended = False
         self.notices: Sequence[str] = ()
+        self.changed: Mapping[str, Any] = {}
         self.attempt: int | None = None
 
     def progress(self, step: int) -> Progress:
@@ -83,13 +77,15 @@ class Joint:
 
     def rollouts_left(self) -> int | None:
         """Return the remaining budget of rollouts, which only rank 0 knows; None without a budget."""
-        if self.parts.rollout_budget is None:
+        if self.parts.settings.rollout_budget is None:
             return None
-        return self.parts.rollout_budget - policy_rollouts(self.parts.record.totals().rollouts)
+        return self.parts.settings.rollout_budget - policy_rollouts(
+            self.parts.record.totals().rollouts
+        )
 
     def budget_is_spent(self) -> bool:
         """Return whether another batch would exceed the budget; call on all ranks together."""
-        if self.parts.rollout_budget is None:
+        if self.parts.settings.rollout_budget is None:
             return False
         left: int = self.coordinator.comm.broadcast(self.rollouts_left())
         return left < self.order.questions * self.group_size
@@ -119,14 +115,13 @@ class Joint:
     @property
     def identity(self) -> dict[str, str]:
         """Return, by field, the values that must be unchanged on a resume."""
-        return {**self.order.identity, **self.parts.identity}
+        return {**self.order.identity, **self.parts.settings.identity}
 
     def state_dict(self) -> State:
         return {
             "batches": self.batches,
             "attempt": self.attempt,
             "identity": self.identity,
-            "changeable": dict(self.parts.changeable),
             "ended": self.ended,
             "coordinator": self.coordinator.state_dict(),
         }
@@ -149,10 +144,8 @@ class Joint:
             return
         record = self.parts.record
         step = self.batches
-        now = self.parts.changeable
         self.attempt = record.begin_attempt(step, state.get("attempt"))
-        changed = changes(state.get("changeable", now), now)
-        record.event("resumed", step, from_step=step, changed=changed)
+        record.event("resumed", step, from_step=step, changed=self.changed)
         for text in self.notices:
             record.event("notice", step, text=text)
 

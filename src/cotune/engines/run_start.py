@@ -2,96 +2,28 @@
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from rich.console import Console
-
-from cotune.config.build import describe_llm, initial_instruction
+from cotune.config.build import initial_instruction
 from cotune.config.joint_method import JointMethod, OtherMethod
-from cotune.config.resuming import changeable, identity
-from cotune.config.run_file import EvaluationConfig, RunConfig, dump_config
+from cotune.config.resuming import changes
+from cotune.config.run_file import RunConfig
 from cotune.config.strategy import build_strategy
 from cotune.engines.best_policy import BestPolicy
 from cotune.engines.comm import world
 from cotune.engines.joint import Parts
+from cotune.engines.run_settings import RunSettings
 from cotune.errors import ConfigError
 from cotune.experiments.report import ReportListener
 from cotune.policy.codec import HFCodec
 from cotune.protocols import Environment, Rewards
 from cotune.run.console import ConsoleListener, LogListener
-from cotune.run.costs import CostRow
 from cotune.run.locks import run_locked
 from cotune.run.manifest import Chosen, newest_undamaged
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """What a run has beside its trainer's arguments; a run file's fields, or their counterparts of a script.
-
-    Attributes:
-        folder: the run folder.
-        record: plain data for its run.yaml.
-        seed: the seed for the order of tasks and for all sampling.
-        evaluation: when to evaluate on validation and test questions.
-        identity: by field, the values that must be unchanged on a resume.
-        changeable: by field, values that a resume may change, and then reports.
-        rollout_budget: policy rollouts after which training ends; None is no limit.
-        frozen: only roll out, make no update.
-        has_batches: whether training batches are rolled out; if not, the run only evolves.
-        rows_per_call: rollouts that are sampled together, per process.
-        llm_name: names what proposes, for reports.
-        rollouts_every: steps between files of training rollouts; 0 keeps those of evaluations only.
-        console: shows progress; None, in a script, logs it to the logger "cotune".
-        run_file: the run file, if there is one.
-        llm_checks: calls that checked the LLM before the run began, to be counted with its costs; None if
-            it was not asked yet.
-        working_folder: what relative paths start from; a tool may change the current folder.
-    """
-
-    folder: Path
-    record: Mapping[str, Any]
-    seed: int = 0
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    identity: Mapping[str, str] = field(default_factory=dict[str, str])
-    changeable: Mapping[str, str] = field(default_factory=dict[str, str])
-    rollout_budget: int | None = None
-    frozen: bool = False
-    has_batches: bool = True
-    rows_per_call: int = 512
-    llm_name: str = "none"
-    rollouts_every: int = 10
-    console: Console | None = None
-    run_file: RunConfig | None = None
-    llm_checks: tuple[CostRow, ...] | None = None
-    working_folder: Path = field(default_factory=Path.cwd)
-
-
-def settings_of(
-    config: RunConfig, console: Console | None, llm_checks: tuple[CostRow, ...] = ()
-) -> RunSettings:
-    """Return the settings of a run file."""
-    return RunSettings(
-        folder=config.output.absolute(),
-        record=dump_config(config),
-        seed=config.seed,
-        evaluation=config.evaluation,
-        identity=identity(config),
-        changeable=changeable(config),
-        rollout_budget=config.training.rollout_budget,
-        frozen=config.training.frozen,
-        has_batches=config.has_batches,
-        rows_per_call=config.training.rows_per_call,
-        llm_name=describe_llm(config.proposer),
-        rollouts_every=config.logging.trajectories_every,
-        console=console,
-        run_file=config,
-        llm_checks=llm_checks,
-    )
 
 
 def method_of(config: RunConfig) -> JointMethod:
@@ -129,13 +61,8 @@ def run_parts(
         ),
         environment=environment,
         limits=limits,
-        seed=settings.seed,
+        settings=settings,
         rewards=rewards,
-        rows_per_call=settings.rows_per_call,
-        identity=settings.identity,
-        rollout_budget=settings.rollout_budget,
-        frozen=settings.frozen,
-        changeable=settings.changeable,
     )
 
 
@@ -221,13 +148,16 @@ def begin_run(
     best: BestPolicy,
     chosen: Chosen | None,
     check: Callable[[Path], None],
-) -> None:
+) -> Mapping[str, Any]:
     """Write the first events of a run, or prepare its folder to go on from a checkpoint.
 
     Args:
         best: the policy that an earlier attempt has kept; forgotten if the run starts from the beginning.
         chosen: what to resume from; None for a new run.
         check: raises ConfigError if a checkpoint is not of this run. Nothing is changed before it.
+
+    Returns:
+        What changed in a run file's run.yaml; see `changes`.
     """
     checkpoint = None if chosen is None else chosen.path
     if checkpoint is not None:
@@ -242,4 +172,8 @@ def begin_run(
         record.event("run_started", 0, config=settings.record["name"], strategy=kind)
     if chosen is not None and world().rank == 0:
         chosen.set_aside()
+        before = record.read_config()
         record.replace_config(settings.record)
+        if settings.run_file is not None:
+            return changes(before, settings.record)
+    return {}

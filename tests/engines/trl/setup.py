@@ -10,6 +10,7 @@ from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig
 
 from cotune.engines.joint import Parts
+from cotune.engines.run_settings import RunSettings
 from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.methods.static import StaticStrategy
@@ -190,7 +191,6 @@ def start(
     trainer_arguments: dict[str, Any] | None = None,
     resume: bool = False,
     identity: dict[str, str] | None = None,
-    changeable: dict[str, str] | None = None,
     llm: LLM | None = None,
     seed: int = 1,
     budget: int | None = None,
@@ -212,10 +212,13 @@ def start(
         llm=llm or ScriptedLLM([]),
         record=run_dir,
         limits=limits,
-        seed=seed,
-        rollout_budget=budget,
-        identity=identity or {},
-        changeable=changeable or {},
+        settings=RunSettings(
+            folder=folder / "run",
+            record={},
+            seed=seed,
+            rollout_budget=budget,
+            identity=identity or {},
+        ),
     )
     args = config(folder, **changes)
     joint = TRLJoint(parts, HFCodec(tokenizer), args)

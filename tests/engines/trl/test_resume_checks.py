@@ -64,22 +64,6 @@ def resumed_events(folder: Path) -> list[dict[str, Any]]:
     return [row for row in RunDir.open(folder / "run").read_events() if row["kind"] == "resumed"]
 
 
-def test_a_resume_records_what_changed_since_the_checkpoint(tmp_path: Path) -> None:
-    began = {"training.steps": "2", "llm.model": "0f", "name": '"a"'}
-    start(tmp_path, changeable=began, **SAVING).trainer.train()
-    now = {**began, "training.steps": "3", "llm.model": "1e"}
-    run = start(tmp_path, changeable=now, resume=True, max_steps=3, **SAVING)
-    run.trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoints" / "checkpoint-2"))
-    (event,) = resumed_events(tmp_path)
-    assert event["changed"] == {"llm.model": None, "training.steps": [2, 3]}
-    # The next checkpoint is one of the changed run.
-    state = state_of(tmp_path, 3)
-    assert state["changeable"] == now
-    del state["changeable"]  # of a version that did not keep it
-    start(tmp_path, changeable=began, resume=True, **SAVING).joint.resume(state)
-    assert resumed_events(tmp_path)[-1]["changed"] == {}
-
-
 def newest(folder: Path) -> Path:
     return complete_checkpoints(folder / "checkpoints")[0]
 

@@ -7,7 +7,8 @@ from typing import Any, cast
 import pytest
 
 import cotune
-from cotune.engines.run_start import RunSettings, opened_run
+from cotune.engines.run_settings import RunSettings
+from cotune.engines.run_start import opened_run
 from cotune.errors import ConfigError
 from cotune.methods.composed import InspoP2O
 from cotune.methods.fst.gepa import Gepa

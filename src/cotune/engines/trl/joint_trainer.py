@@ -24,13 +24,8 @@ from cotune.engines.comm import world
 from cotune.engines.conclude import conclude
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import check_identity
-from cotune.engines.run_start import (
-    RunSettings,
-    begin_run,
-    choose_checkpoint,
-    opened_run,
-    run_parts,
-)
+from cotune.engines.run_settings import RunSettings
+from cotune.engines.run_start import begin_run, choose_checkpoint, opened_run, run_parts
 from cotune.engines.trl.checkpoints import complete_checkpoints, load_state
 from cotune.engines.trl.checks import check_args, check_trl
 from cotune.engines.trl.policy_update import PolicyUpdate
@@ -393,7 +388,8 @@ class JointTrainer(PolicyUpdate):
                 check_identity(state, joint.identity)
                 check_spread(state, self)  # before the trainer loads weights of a different shape
 
-        begin_run(record, self.settings, self._evaluation.best, chosen, check)
+        best = self._evaluation.best
+        joint.changed = begin_run(record, self.settings, best, chosen, check)
         joint.notices = () if chosen is None else chosen.notices
         rate = self.args.learning_rate
         is_fresh = chosen is None or chosen.path is None

@@ -96,7 +96,7 @@ class PolicyUpdate(GRPOTrainer):
         joint = self.joint
         if self.log_completions:
             self._show_prompts(joint.batch.trajectories)
-        if training and not joint.parts.frozen:
+        if training and not joint.parts.settings.frozen:
             # TRL divides what rounding leaves of equal rewards by 1e-4. Normalised one by one, the functions'
             # values may differ although their sums are equal.
             if self.multi_objective_aggregation == "sum_then_normalize":
@@ -186,7 +186,7 @@ class PolicyUpdate(GRPOTrainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """Run a training step; with a frozen policy, only sample, since there is no gradient."""
-        if not self.joint.parts.frozen:
+        if not self.joint.parts.settings.frozen:
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
         self._prepare_inputs(inputs)  # rolls out at the start of a batch

@@ -14,7 +14,8 @@ from trl import GRPOConfig
 
 from cotune.config.run_file import RunConfig
 from cotune.engines.preflight import Preflight
-from cotune.engines.run_start import method_of, settings_of
+from cotune.engines.run_settings import settings_of
+from cotune.engines.run_start import method_of
 from cotune.engines.trl.checks import check_named_parts, on_one_gpu
 from cotune.engines.trl.grpo_fields import LOSSES
 from cotune.engines.trl.joint_trainer import JointTrainer

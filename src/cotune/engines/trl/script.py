@@ -19,7 +19,7 @@ from cotune.config.run_checks import (
 )
 from cotune.config.run_file import EvaluationConfig, RulesConfig
 from cotune.data.splits import SPLITS
-from cotune.engines.run_start import RunSettings
+from cotune.engines.run_settings import RunSettings
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.environments.base import SingleTurnEnvironment
 from cotune.errors import ConfigError, LLMError

@@ -94,7 +94,7 @@ class TRLJoint(Joint):
             )
         questions = rows // args.num_generations
         tasks = parts.environment.tasks("train")
-        order = TaskOrder(tasks, questions, parts.seed, shuffle=shuffle)
+        order = TaskOrder(tasks, questions, parts.settings.seed, shuffle=shuffle)
         total_batches = -(-args.max_steps // steps_per_batch(args))
         coordinator = Coordinator(
             strategy=parts.strategy,
@@ -106,8 +106,8 @@ class TRLJoint(Joint):
             settings=RolloutSettings(
                 limits=parts.limits,
                 temperature=args.temperature,
-                seed=parts.seed,
-                rows_per_call=parts.rows_per_call,
+                seed=parts.settings.seed,
+                rows_per_call=parts.settings.rows_per_call,
             ),
             rewards=parts.rewards,
             comm=world(),
@@ -142,7 +142,7 @@ class TRLJoint(Joint):
         check_teacher(trainer, self.parts.strategy)
         check_sleep(trainer)
         self.trainer = trainer
-        seed_vllm(trainer, self.parts.seed)
+        seed_vllm(trainer, self.parts.settings.seed)
         coordinator = self.coordinator
         coordinator.comm = world()  # the trainer has connected the processes
         context = self._context_tokens()

@@ -46,7 +46,9 @@ class VerlJoint(Joint):
 
     def __init__(self, parts: Parts, worker: Worker, evaluation: RunEvaluation) -> None:
         training = worker.config.training
-        order = TaskOrder(parts.environment.tasks("train"), training.questions_per_step, parts.seed)
+        order = TaskOrder(
+            parts.environment.tasks("train"), training.questions_per_step, parts.settings.seed
+        )
         coordinator = Coordinator(
             strategy=parts.strategy,
             environment=parts.environment,
@@ -57,8 +59,8 @@ class VerlJoint(Joint):
             settings=RolloutSettings(
                 limits=parts.limits,
                 temperature=training.temperature,
-                seed=parts.seed,
-                rows_per_call=parts.rows_per_call,
+                seed=parts.settings.seed,
+                rows_per_call=parts.settings.rows_per_call,
                 context_tokens=worker.context_tokens,
             ),
             roll_out=lambda *rollouts: self._apart(*rollouts),

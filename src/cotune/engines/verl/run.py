@@ -30,15 +30,8 @@ from cotune.engines.conclude import conclude
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import Parts, check_identity
 from cotune.engines.preflight import Preflight
-from cotune.engines.run_start import (
-    RunSettings,
-    begin_run,
-    choose_checkpoint,
-    method_of,
-    opened_run,
-    run_parts,
-    settings_of,
-)
+from cotune.engines.run_settings import RunSettings, settings_of
+from cotune.engines.run_start import begin_run, choose_checkpoint, method_of, opened_run, run_parts
 from cotune.engines.verl.checkpoints import (
     VerlBest,
     complete_checkpoints,
@@ -132,11 +125,14 @@ def train(setup: VerlSetup, *, resume: bool) -> None:
         folder = run.checkpoints_path.absolute()
         best = VerlBest(run.best_path, worker.codec.tokenizer, folder / "best")
         chosen = choose_checkpoint(complete_checkpoints(folder), best) if resume else None
-        begin_run(run, setup.settings, best, chosen, lambda path: _check_state(setup, path))
+        changed = begin_run(
+            run, setup.settings, best, chosen, lambda path: _check_state(setup, path)
+        )
         llm = build_llm(config.proposer, config.seed, run, worker.environment)
         initial = Prompt(initial_instruction(config.instruction.text, worker.environment))
         evaluation = RunEvaluation(config.evaluation, initial, run, best, report_scores)
         joint = VerlJoint(replace(setup.parts, llm=llm, record=run), worker, evaluation)
+        joint.changed = changed
         checkpoint = None if chosen is None else chosen.path
         if chosen is not None:
             joint.notices = chosen.notices
