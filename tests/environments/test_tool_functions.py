@@ -108,15 +108,15 @@ def unresolved(a: "Nowhere") -> int:  # type: ignore[name-defined]  # noqa: F821
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (untyped, "untyped cannot be a tool .*Argument a is missing a type hint.*expected for each parameter"),
-        (undocumented, "undocumented has no docstring"),
+        (untyped, "untyped cannot be a tool .*Argument a is missing a type hint.*expected a function with"),
+        (undocumented, "undocumented cannot be a tool .*no docstring"),
         (half_documented, "half_documented cannot be a tool .*no description for the argument 'b'"),
         (custom, "custom cannot be a tool .*Scale"),
         (unresolved, "unresolved cannot be a tool .*Nowhere"),
-        (lambda a: a, "not a named function"),
-        (Scale(), "not a named function"),
-        (Scale, "not a named function"),
-        ("weigh", "not a named function"),
+        (lambda a: a, "cannot be a tool"),
+        (Scale(), "cannot be a tool"),
+        (Scale, "cannot be a tool"),
+        ("weigh", "cannot be a tool"),
     ],
 )  # fmt: skip
 def test_functions_that_are_no_tools_are_refused_in_a_line(function: Any, said: str) -> None:
@@ -127,8 +127,8 @@ def test_functions_that_are_no_tools_are_refused_in_a_line(function: Any, said: 
 
 
 def test_the_owner_of_a_method_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"tools: Scale\.undocumented has no"):
-        tool_of(undocumented, 1.0, owner="Scale")
+    with pytest.raises(ConfigError, match=r"tools: Scale\.undocumented cannot"):
+        tool_of(undocumented, 1.0, owner="Scale.")
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])

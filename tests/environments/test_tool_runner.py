@@ -24,7 +24,17 @@ def hang() -> Iterator[Callable[[], None]]:
 
 
 def job(function: Callable[..., Any], *args: Any, seconds: float = LONG) -> Job:
-    return Job(function, seconds, args)
+    return Job(functools.partial(function, *args) if args else function, seconds)
+
+
+def run(concurrency: int, *lanes: list[Job]) -> list[list[Job]]:
+    ToolRunner(concurrency).run(lanes)
+    return list(lanes)
+
+
+def run_one(job: Job) -> Job:
+    ToolRunner(1).run([[job]])
+    return job
 
 
 def test_outcomes_keep_the_order_of_the_calls() -> None:
@@ -38,7 +48,7 @@ def test_outcomes_keep_the_order_of_the_calls() -> None:
         second_is_done.set()
         return "second"
 
-    outcomes = ToolRunner(2).run([[job(first)], [job(second)]])
+    outcomes = run(2, [job(first)], [job(second)])
 
     assert [[o.value for o in lane] for lane in outcomes] == [["first"], ["second"]]
 
@@ -56,7 +66,7 @@ def test_as_many_calls_run_at_the_same_time_as_are_allowed() -> None:
         with lock:
             running -= 1
 
-    outcomes = ToolRunner(3).run([[job(count)] for _ in range(6)])
+    outcomes = run(3, *([job(count)] for _ in range(6)))
 
     assert all(lane[0].error is None for lane in outcomes)
     assert most == 3
@@ -90,7 +100,7 @@ def test_errors_are_outcomes() -> None:
         await task
 
     lanes = [[job(lambda: 1 // 0), job(lambda: 2)], [job(fails)], [job(cancelled)]]
-    (first, second), (third,), (fourth,) = ToolRunner(2).run(lanes)
+    (first, second), (third,), (fourth,) = run(2, *lanes)
 
     errors = [type(outcome.error).__name__ for outcome in (first, third, fourth)]
     assert errors == ["ZeroDivisionError", "KeyError", "CancelledError"]
@@ -100,8 +110,6 @@ def test_errors_are_outcomes() -> None:
 
 @pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt()])
 def test_a_tool_cannot_end_the_process_or_the_event_loop(raised: BaseException) -> None:
-    runner = ToolRunner(1)
-
     def leaves() -> None:
         raise raised
 
@@ -111,7 +119,7 @@ def test_a_tool_cannot_end_the_process_or_the_event_loop(raised: BaseException) 
     async def works() -> str:
         return "works"
 
-    outcomes = runner.run([[job(leaves)], [job(leaves_async)], [job(works)]])
+    outcomes = run(1, [job(leaves)], [job(leaves_async)], [job(works)])
 
     assert outcomes[0][0].error is raised
     assert outcomes[1][0].error is raised
@@ -122,17 +130,14 @@ def test_no_thread_for_a_call_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> 
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    runner = ToolRunner(1)
     monkeypatch.setattr(threading.Thread, "start", start)
-    assert "can't start new thread" in str(runner.run([[job(lambda: 2)]])[0][0].error)
+    assert "can't start new thread" in str(run(1, [job(lambda: 2)])[0][0].error)
 
 
 def test_a_call_that_hangs_is_given_up_and_its_place_is_free(hang: Callable[[], None]) -> None:
-    runner = ToolRunner(1)
-
     made: list[str] = []
     hangs = [job(hang, seconds=SHORT), job(made.append, "late")]
-    late, then = runner.run([hangs, [job(lambda: "next")]])
+    late, then = run(1, hangs, [job(lambda: "next")])
 
     assert [outcome.timed_out for outcome in late] == [True, True]
     assert not made
@@ -151,7 +156,7 @@ def test_an_async_call_that_takes_too_long_is_cancelled() -> None:
             cancelled.set()
             raise
 
-    outcome = ToolRunner(1).call(job(waits, seconds=SHORT))
+    outcome = run_one(job(waits, seconds=SHORT))
 
     assert outcome.timed_out
     assert cancelled.wait(LONG)
@@ -161,7 +166,6 @@ def test_an_async_tool_that_blocks_its_loop_does_not_stop_the_others(
     hang: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cotune.environments.tool_runner._PATIENCE", SHORT)
-    runner = ToolRunner(1)
 
     async def blocks() -> None:
         hang()
@@ -169,7 +173,7 @@ def test_an_async_tool_that_blocks_its_loop_does_not_stop_the_others(
     async def works() -> str:
         return "works"
 
-    late, then = runner.run([[job(blocks, seconds=SHORT)], [job(works)]])
+    late, then = run(1, [job(blocks, seconds=SHORT)], [job(works)])
 
     assert late[0].timed_out
     assert then[0].value == "works"
@@ -186,7 +190,7 @@ def test_a_function_that_returns_a_coroutine_is_awaited() -> None:
 
         return call
 
-    assert ToolRunner(1).call(job(decorated(works), 3)).value == 4
+    assert run_one(job(decorated(works), 3)).value == 4
 
 
 def test_a_call_that_hangs_does_not_keep_the_process_from_ending() -> None:
@@ -195,7 +199,8 @@ def test_a_call_that_hangs_does_not_keep_the_process_from_ending() -> None:
         "from cotune.environments.tool_runner import Job, ToolRunner, Worker\n"
         "for worker in (None, Worker()):\n"
         "    job = Job(threading.Event().wait, 0.01, worker=worker)\n"
-        "    print(ToolRunner(1).call(job).timed_out)\n"
+        "    ToolRunner(1).run([[job]])\n"
+        "    print(job.timed_out)\n"
     )
 
     done = subprocess.run(
@@ -208,9 +213,7 @@ def test_a_call_that_hangs_does_not_keep_the_process_from_ending() -> None:
 def test_a_worker_makes_all_its_calls_in_one_thread() -> None:
     worker = Worker()
     jobs = [Job(threading.get_ident, LONG, worker=worker) for _ in range(3)]
-    runner = ToolRunner(4)
-
-    outcomes = runner.run([[made] for made in jobs])
+    outcomes = run(4, *([made] for made in jobs))
 
     assert len({lane[0].value for lane in outcomes}) == 1
     assert outcomes[0][0].value != threading.get_ident()
@@ -218,7 +221,7 @@ def test_a_worker_makes_all_its_calls_in_one_thread() -> None:
 
 def test_a_worker_ends_when_nobody_has_it() -> None:
     worker = Worker()
-    thread = ToolRunner(1).call(Job(threading.current_thread, LONG, worker=worker)).value
+    thread = run_one(Job(threading.current_thread, LONG, worker=worker)).value
 
     del worker
     gc.collect()

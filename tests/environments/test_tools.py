@@ -235,7 +235,7 @@ def test_a_run_file_names_functions_with_time_outs(tmp_path: Path) -> None:
     assert made.initial_instruction == INITIAL_INSTRUCTION
     with pytest.raises(ConfigError, match=r"my_tools\.py has no duble .did you mean double"):
         tool_environment(ToolsOptions(tools=(f"{file}:duble",)), {"train": [TASK]})
-    with pytest.raises(ConfigError, match="tools: 3 is not a named function"):
+    with pytest.raises(ConfigError, match="tools: 3 cannot be a tool"):
         tool_environment(ToolsOptions(tools=(f"{file}:number",)), {"train": [TASK]})
 
 

@@ -460,9 +460,12 @@ class Odd(Guessing):
     [
         ({"guess": Guessing}, "is dict; expected one class or function"),
         (NoReset, r"NoReset has no reset\(\)"),
-        (Undocumented, r"tools: Undocumented\.peek has no docstring"),
+        (Undocumented, r"tools: Undocumented\.peek cannot be a tool .*no docstring"),
         (Refuses, "raised OSError: no server"),
-        (NeedsMore, r"reset\(\) of task q0 raised TypeError: .*'level'.* columns question, secret"),
+        (
+            NeedsMore,
+            r"reset\(\) raised TypeError: .*'level' for task q0; .* columns question, secret",
+        ),
         (Pictured, "returned an image"),
         (Odd, r"reset\(\) returned int; expected a text, or None"),
     ],

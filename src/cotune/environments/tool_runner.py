@@ -23,39 +23,42 @@ _Work = Callable[[], None]
 _PATIENCE = 1.0  # seconds in which an event loop that is not blocked answers
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Job:
-    """A call of a function, sync or async, with its timeout.
+    """A call of a function, sync or async, with its timeout; and, once it was made, what came of it.
 
     Attributes:
         worker: the thread that makes the call; None for a new thread.
+        value: what the function returned.
+        error: what it raised; a TimeoutError if it took too long.
     """
 
     function: Callable[..., Any]
     seconds: float
-    args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     worker: "Worker | None" = None
-
-    def __call__(self) -> Any:
-        return self.function(*self.args, **self.kwargs)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The value of a call, or its error; a TimeoutError if it took too long."""
-
     value: Any = None
     error: BaseException | None = None
     timed_out: bool = False
 
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
 
-@dataclass
+    def give_up(self) -> None:
+        """Note that it took too long."""
+        self.error = TimeoutError(f"took longer than {self.seconds:g} s")
+        self.timed_out = True
+
+
+@dataclass(eq=False)
 class _Running:
-    lane: int
+    """A job that runs, and the jobs of its lane after it."""
+
+    job: Job
+    later: deque[Job]
     future: "Future[Any]"
     deadline: float
-    job: Job
 
 
 class Worker:
@@ -72,13 +75,13 @@ class Worker:
 
 
 class ToolRunner:
-    """Run lanes of calls at the same time, and the calls of a lane one after the other.
+    """Run lanes of jobs at the same time, and the jobs of a lane one after the other.
 
-    Calls run in threads, where async ones wait for one event loop in the background. A sync call without a
-    timeout or a thread of its own runs in the caller's thread.
+    They run in threads, where async functions wait for one event loop in the background. A sync function without
+    a timeout or a thread of its own runs in the caller's thread.
 
     Args:
-        concurrency: calls that run at the same time.
+        concurrency: jobs that run at the same time.
 
     Raises:
         ConfigError: `concurrency` is below 1.
@@ -90,35 +93,28 @@ class ToolRunner:
         self._concurrency = concurrency
         self._loop = BackgroundLoop()
 
-    def run(self, lanes: Sequence[Sequence[Job]]) -> list[list[Outcome]]:
-        """Make all calls and return their outcomes in the order of the calls.
+    def run(self, lanes: Sequence[Sequence[Job]]) -> None:
+        """Run all jobs.
 
-        A lane ends with its first call that takes too long; the calls after it are not made and
-        have the same outcome.
+        A lane ends with its first job that takes too long; the jobs after it are not run and count as
+        too long as well.
         """
-        outcomes: list[list[Outcome]] = [[] for _ in lanes]
-        waiting = deque(i for i, lane in enumerate(lanes) if lane)
+        waiting = deque(deque(lane) for lane in lanes if lane)
         running: list[_Running] = []
         while waiting or running:
             while waiting and len(running) < self._concurrency:
-                lane = waiting.popleft()
-                running.append(self._start(lane, lanes[lane][len(outcomes[lane])]))
-            for call in self._wait(running):
-                running.remove(call)
-                outcome = _outcome(call)
-                outcomes[call.lane].append(outcome)
-                left = len(lanes[call.lane]) - len(outcomes[call.lane])
-                if outcome.timed_out:
-                    outcomes[call.lane] += [outcome] * left
-                elif left:
-                    waiting.appendleft(call.lane)
-        return outcomes
+                running.append(self._start(waiting.popleft()))
+            for ended in _ended(running):
+                running.remove(ended)
+                self._finish(ended)
+                if ended.job.timed_out:
+                    for job in ended.later:
+                        job.give_up()
+                elif ended.later:
+                    waiting.appendleft(ended.later)
 
-    def call(self, job: Job) -> Outcome:
-        """Make one call."""
-        return self.run([[job]])[0][0]
-
-    def _start(self, lane: int, job: Job) -> _Running:
+    def _start(self, lane: deque[Job]) -> _Running:
+        job = lane.popleft()
         future = Future[Any]()
         loop = self._loop
 
@@ -127,7 +123,7 @@ class ToolRunner:
 
         if job.worker is not None:
             job.worker.put(work)
-        elif job.seconds == math.inf and not is_async(job.function):
+        elif job.seconds == math.inf and not job.is_async:
             work()
             if isinstance(error := future.exception(), KeyboardInterrupt):
                 raise error
@@ -136,28 +132,29 @@ class ToolRunner:
                 threading.Thread(target=work, name="cotune-tool", daemon=True).start()
             except RuntimeError as error:  # calls that never return hold all threads
                 future.set_exception(error)
-        return _Running(lane, future, time.monotonic() + job.seconds, job)
+        return _Running(job, lane, future, time.monotonic() + job.seconds)
 
-    def _wait(self, running: Sequence[_Running]) -> list[_Running]:
-        """Wait for the next call that ends or times out."""
-        nearest = min(call.deadline for call in running)
-        wait(
-            [call.future for call in running],
-            timeout=min(max(0.0, nearest - time.monotonic()), threading.TIMEOUT_MAX),
-            return_when=FIRST_COMPLETED,
-        )
-        now = time.monotonic()
-        ended = [call for call in running if call.future.done() or call.deadline <= now]
-        for call in ended:
-            # An async function that blocks its loop (with `time.sleep`) gets no others there.
-            late = call.future.cancel() and is_async(call.job.function)
-            if late and not self._loop.answers(_PATIENCE):
-                self._loop = BackgroundLoop()
-        return ended
+    def _finish(self, ended: _Running) -> None:
+        """Take what came of a job."""
+        job = ended.job
+        if not ended.future.cancel():
+            job.error = ended.future.exception()
+            job.value = None if job.error else ended.future.result()
+            return
+        job.give_up()
+        # An async function that blocks its loop (with `time.sleep`) gets no others there.
+        if job.is_async and not self._loop.answers(_PATIENCE):
+            self._loop = BackgroundLoop()
 
 
-def is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function)
+def _ended(running: Sequence[_Running]) -> list[_Running]:
+    """Wait for the next job that ends or times out."""
+    nearest = min(one.deadline for one in running)
+    seconds = max(0.0, nearest - time.monotonic())
+    futures = [one.future for one in running]
+    wait(futures, min(seconds, threading.TIMEOUT_MAX), FIRST_COMPLETED)
+    now = time.monotonic()
+    return [one for one in running if one.future.done() or one.deadline <= now]
 
 
 def _serve(queue: "SimpleQueue[_Work | None]") -> None:
@@ -168,16 +165,16 @@ def _serve(queue: "SimpleQueue[_Work | None]") -> None:
 
 def _fill(future: "Future[Any]", job: Job, loop: BackgroundLoop) -> None:
     """Make a call in this thread, and put its result or exception into the future."""
-    waiting: Future[Any] | None = None
+    awaited: Future[Any] | None = None
     try:
-        value = job()
+        value = job.function(**job.kwargs)
         if inspect.isawaitable(value):
-            waiting = loop.submit(_await(value))
+            awaited = loop.submit(_await(value))
             # Longer than the runner waits: this only stops the coroutine.
-            value = waiting.result(min(job.seconds + _PATIENCE, threading.TIMEOUT_MAX))
+            value = awaited.result(min(job.seconds + _PATIENCE, threading.TIMEOUT_MAX))
     except BaseException as error:  # noqa: BLE001 - user code; SystemExit is an outcome as well
-        if waiting is not None:
-            waiting.cancel()
+        if awaited is not None:
+            awaited.cancel()
         # After a timeout nothing waits for the future.
         if future.set_running_or_notify_cancel():
             future.set_exception(error)
@@ -188,11 +185,3 @@ def _fill(future: "Future[Any]", job: Job, loop: BackgroundLoop) -> None:
 
 async def _await(value: Awaitable[Any]) -> Any:
     return await value
-
-
-def _outcome(call: _Running) -> Outcome:
-    if call.future.cancelled() or not call.future.done():
-        late = TimeoutError(f"took longer than {call.job.seconds:g} s")
-        return Outcome(error=late, timed_out=True)
-    error = call.future.exception()
-    return Outcome(error=error) if error is not None else Outcome(call.future.result())

@@ -5,7 +5,6 @@ the answer. A call that fails (no such tool, arguments that do not fit, an excep
 observation that says so, so that the policy can learn from it.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -14,9 +13,9 @@ from pydantic import Field
 
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.environment_kind import EnvironmentKind, Tasks
-from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker, is_async
+from cotune.environments.tool_runner import Job, ToolRunner, Worker
 from cotune.errors import ConfigError
-from cotune.types import Action, Response, Task, ToolCall, Trajectory
+from cotune.types import Action, Response, Task, Trajectory
 from cotune.utils.importing import import_object
 from cotune.utils.text import message_of, one_line, without_thoughts
 from cotune.utils.validation import Model
@@ -56,10 +55,6 @@ class Tool:
     function: Callable[..., Any]
     seconds: float
     worker: Worker | None = None
-
-
-Tools = Callable[[Action], Sequence[Tool]]
-"""A function that returns the tools of an episode."""
 
 
 class ToolEnvironment(TaskEnvironment):
@@ -128,12 +123,7 @@ def answer_of(trajectory: Trajectory) -> str | None:
 def tool_environment(options: ToolsOptions, tasks: Tasks | None) -> ToolEnvironment:
     """Build the environment of a run file; ConfigError for functions that cannot be used."""
     tools = [import_object(name, "environment.tools") for name in options.tools]
-    try:
-        return ToolEnvironment(tools, tasks or {}, seconds=options.seconds)
-    except ConfigError as error:
-        if not str(error).startswith("tools"):
-            raise
-        raise ConfigError(f"environment.{error}") from error
+    return ToolEnvironment(tools, tasks or {}, seconds=options.seconds)
 
 
 def tool_of(function: Any, seconds: float, owner: str = "") -> Tool:
@@ -142,28 +132,18 @@ def tool_of(function: Any, seconds: float, owner: str = "") -> Tool:
     Args:
         function: the function, sync or async.
         seconds: the timeout of a call.
-        owner: the class of a method, for errors.
+        owner: the class of a method and a dot, for errors.
 
     Raises:
         ConfigError: names tool, parameter and what to add.
     """
-    name = getattr(function, "__name__", "")
-    if inspect.isclass(function) or not callable(function) or not name.isidentifier():
-        raise ConfigError(
-            f"tools: {function!r} is not a named function; expected a typed function with a "
-            "docstring: write a def for it"
-        )
-    label = f"tools: {owner}{'.' if owner else ''}{name}"
-    if not seconds > 0:
-        raise ConfigError(f"{label}: seconds is {seconds}; expected more than 0")
-    if not inspect.getdoc(function):
-        raise ConfigError(
-            f"{label} has no docstring; describe what it does, and each parameter in an Args: section"
-        )
     # Loads transformers, which is not needed without tools.
     from transformers.utils import chat_template_utils
 
     utils = cast(Any, chat_template_utils)
+    name = getattr(function, "__name__", repr(function))
+    if not seconds > 0:
+        raise ConfigError(f"tools: {owner}{name}: seconds is {seconds}; expected more than 0")
     try:
         schema = dict(utils.get_json_schema(function))
     except (
@@ -175,61 +155,24 @@ def tool_of(function: Any, seconds: float, owner: str = "") -> Tool:
     ) as error:
         reason = one_line(" ".join(map(str, error.args)) or str(error))[:200]
         raise ConfigError(
-            f'{label} cannot be a tool ({reason}); expected for each parameter a line under "Args:" and '
-            "a type: str, int, float, bool, Literal, Enum, and list, dict or unions of them"
+            f"tools: {owner}{name} cannot be a tool ({reason}); expected a function with a docstring, and for "
+            'each parameter a line under "Args:" and a type: str, int, float, bool, Literal, Enum, and list, '
+            "dict or unions of them"
         ) from error
     return Tool(name, schema, function, float(seconds))
 
 
-def text_of_blocks(value: Any) -> str | None:
-    """Return the texts of content blocks; None for other values, ConfigError for an image."""
-    if not isinstance(value, list):
-        return None
-    blocks = cast("list[Any]", value)
-    types = [cast(Any, b).get("type") if isinstance(b, dict) else None for b in blocks]
+def text_of(value: Any) -> str:
+    """Return a result as TRL shows it: the texts of content blocks, or `str`; ConfigError for an image."""
+    blocks = cast("list[Any]", value) if isinstance(value, list) else []
+    types = {cast(Any, block).get("type") if isinstance(block, dict) else None for block in blocks}
     if "image" in types:
         raise ConfigError(
             "environment: a tool or reset() returned an image; policies are trained only on text"
         )
-    if not blocks or set(types) != {"text"}:
-        return None
+    if types != {"text"}:
+        return str(cast(object, value))
     return "".join(str(block["text"]) for block in blocks)
-
-
-@dataclass
-class _Result:
-    """The outcome of one call: the text for the policy, and the error in a few words.
-
-    Attributes:
-        job: the call to make; None for an unknown tool.
-    """
-
-    name: str
-    job: Job | None
-    text: str = ""
-    error: str = ""
-    timed_out: bool = False
-
-    @property
-    def comes_last(self) -> bool:
-        """Whether TRL puts it after the results of other calls."""
-        return self.job is not None and is_async(self.job.function)
-
-    def fill(self, outcome: Outcome) -> None:
-        """Set the text, or the error, of the call."""
-        self.timed_out = outcome.timed_out
-        error = outcome.error
-        try:
-            blocks = text_of_blocks(outcome.value)
-            self.text = str(outcome.value) if blocks is None else blocks
-        except ConfigError:
-            raise
-        except Exception as failure:  # noqa: BLE001 - a result whose __str__ fails
-            error = failure
-        if error is not None:
-            kind = TIMED_OUT if outcome.timed_out else type(error).__name__
-            self.error = f"{self.name}: {kind}"
-            self.text = str({"error": message_of(error)})
 
 
 def call_tools(
@@ -247,47 +190,61 @@ def call_tools(
         stateful: an episode's tools share a state: its calls are made one after the other, and a
             timeout breaks the environment, since the call may still change the state.
     """
-    turns = [_prepare(action, tools) for action in actions]
-    lanes: list[list[_Result]] = []
-    for turn in turns:
-        to_make = [result for result in turn if result.job is not None]
-        lanes += [to_make] if stateful else [[result] for result in to_make]
-    jobs = [[result.job for result in lane if result.job is not None] for lane in lanes]
-    for lane, outcomes in zip(lanes, runner.run(jobs), strict=True):
-        for result, outcome in zip(lane, outcomes, strict=True):
-            result.fill(outcome)
+    turns = [_jobs(action, tools) for action in actions]
+    lanes = [[job for job in turn if job is not None] for turn in turns]
+    runner.run(lanes if stateful else [[job] for lane in lanes for job in lane])
     return [_response(*pair, stateful) for pair in zip(actions, turns, strict=True)]
 
 
-def _prepare(action: Action, tools: Callable[[Action], Sequence[Tool]]) -> list[_Result]:
-    """Return the calls of a turn; those of the last turn are not made."""
+def _jobs(action: Action, tools: Callable[[Action], Sequence[Tool]]) -> list[Job | None]:
+    """Return the calls of a turn to make, None for an unknown tool; those of the last turn are not made."""
     if action.last or not action.calls.calls:
         return []
     by_name = {tool.name: tool for tool in tools(action)}
-    return [_prepare_call(call, by_name.get(call.name)) for call in action.calls.calls]
+    jobs: list[Job | None] = []
+    for call in action.calls.calls:
+        tool = by_name.get(call.name)
+        jobs.append(tool and Job(tool.function, tool.seconds, call.arguments, tool.worker))
+    return jobs
 
 
-def _prepare_call(call: ToolCall, tool: Tool | None) -> _Result:
-    if tool is None:
-        text = str({"error": f"Tool {call.name} not found."})
-        return _Result(call.name, None, text, NO_SUCH_TOOL)
-    job = Job(tool.function, tool.seconds, kwargs=call.arguments, worker=tool.worker)
-    return _Result(tool.name, job)
-
-
-def _response(action: Action, turn: Sequence[_Result], stateful: bool) -> Response:
-    if not action.calls.calls:  # as in TRL, also if it has a call that cannot be read
+def _response(action: Action, jobs: Sequence[Job | None], stateful: bool) -> Response:
+    calls = action.calls.calls
+    if not calls:  # as in TRL, also if it has a call that cannot be read
         return Response(done=True, action="answer", error=action.calls.error)
     if action.last:
         return Response(done=True, action=name_action(action), error=OUT_OF_TURNS)
-    results = sorted(turn, key=lambda result: result.comes_last)
-    errors = "; ".join(dict.fromkeys(result.error for result in results if result.error))
-    return Response(
-        action=name_action(action, [result.name for result in turn if result.job is not None]),
-        error=errors[:_ERROR_CHARS],
-        failed=stateful and any(result.timed_out for result in turn),
-        messages=tuple({"role": "tool", "name": r.name, "content": r.text} for r in results),
+    # TRL puts the results of async functions after those of others.
+    pairs = sorted(
+        zip(calls, jobs, strict=True), key=lambda pair: pair[1] is not None and pair[1].is_async
     )
+    results = [(call.name, *_result(call.name, job)) for call, job in pairs]
+    errors = "; ".join(dict.fromkeys(error for _, _, error in results if error))
+    made = [call.name for call, job in zip(calls, jobs, strict=True) if job is not None]
+    return Response(
+        action=name_action(action, made),
+        error=errors[:_ERROR_CHARS],
+        failed=stateful and any(job is not None and job.timed_out for job in jobs),
+        messages=tuple(
+            {"role": "tool", "name": name, "content": text} for name, text, _ in results
+        ),
+    )
+
+
+def _result(name: str, job: Job | None) -> tuple[str, str]:
+    """Return the text of a call's result for the policy, and its error in a few words, "" for none."""
+    if job is None:
+        return str({"error": f"Tool {name} not found."}), NO_SUCH_TOOL
+    error = job.error
+    if error is None:
+        try:
+            return text_of(job.value), ""
+        except ConfigError:
+            raise
+        except Exception as failure:  # noqa: BLE001 - a result whose __str__ fails
+            error = failure
+    kind = TIMED_OUT if job.timed_out else type(error).__name__
+    return str({"error": message_of(error)}), f"{name}: {kind}"
 
 
 def name_action(action: Action, tools: Sequence[str] = ()) -> str:

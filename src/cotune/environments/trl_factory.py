@@ -19,14 +19,8 @@ from pydantic import Field
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.environment_kind import EnvironmentKind, Tasks
 from cotune.environments.global_draws import keep_generators, with_seed
-from cotune.environments.tool_runner import Job, Outcome, ToolRunner, Worker
-from cotune.environments.tools import (
-    Tool,
-    answer_of,
-    call_tools,
-    text_of_blocks,
-    tool_of,
-)
+from cotune.environments.tool_runner import Job, ToolRunner, Worker
+from cotune.environments.tools import Tool, answer_of, call_tools, text_of, tool_of
 from cotune.errors import ConfigError
 from cotune.rollout.coordinator import stable_seed
 from cotune.types import Action, Prompt, Response, StopReason, Task, Trajectory
@@ -36,7 +30,6 @@ from cotune.utils.text import named
 from cotune.utils.validation import Model
 
 INITIAL_INSTRUCTION = "Complete the task. Call the tools where they help."
-_OWN = ("reset", "get_reward")
 _FIELD = "environment.factory"
 _EPISODES = 1000  # tasks to train on without a data set; each is another one in every step
 
@@ -59,42 +52,66 @@ class TrlOptions(Model):
     """Calls of tools that run at the same time, per process."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Instance:
-    """One of the user's environments, its thread, and whether it is broken."""
+    """One of the user's environments and its thread.
+
+    Attributes:
+        seed: decides what the next `reset` draws.
+        text: what the last `reset` returned.
+        failure: the reason why it failed; "" if it did not.
+        broken: whether it is not used again.
+    """
 
     environment: Any
     worker: Worker
-    broken: bool = False
     seed: int = 0
+    text: str = ""
     failure: str = ""
-    """The reason why `reset` failed, for the episode that it was reset for."""
+    broken: bool = False
 
     def job(self, function: Callable[..., Any], seconds: float, **kwargs: Any) -> Job:
-        return Job(function, seconds, kwargs=kwargs, worker=self.worker)
+        return Job(function, seconds, kwargs, self.worker)
 
 
 class TrlEnvironment(TaskEnvironment):
-    """See `from_trl`.
+    """An environment written for `GRPOTrainer(environment_factory=…)`, used unchanged.
+
+    `reset(**columns)` is called with the columns of the task's row; the text it returns is appended
+    to the question. Public methods are tools, sync or async. `get_reward()` scores; reward
+    functions may take `environments`, as in TRL, and are added to it.
 
     Each episode has its own instance, which is reset for it and reused by later ones, as in TRL. All
     calls of an instance are made in one thread, one after the other; tools of several instances run at
     the same time. A `reset` that fails or a call that takes too long breaks its instance: the episode
     ends with an environment error, and the instance is not used again.
 
+    Args:
+        factory: a class or function that makes one environment, without arguments.
+        tasks: the tasks of each split: "train", "validation", "test". None if `reset` makes the
+            tasks: 100 episodes are then for validation, 200 for the test.
+        initial_instruction: the instruction that training starts from.
+        prompt_format: the layout of a prompt.
+        seconds: the timeout of a call.
+        concurrency: calls of tools that run at the same time, per process.
+
     Attributes:
         needs_rewards: False if the environment has `get_reward`.
         own_reward: the name of `get_reward` among the reward functions; "" without it.
+
+    Raises:
+        ConfigError: no factory, no `reset`, or a method that cannot be a tool; gives the fix.
     """
 
     def __init__(
         self,
         factory: Callable[[], Any],
-        tasks: Mapping[str, Sequence[Task]] | None,
-        initial_instruction: str,
-        prompt_format: PromptFormat | None,
-        seconds: float,
-        concurrency: int,
+        tasks: Mapping[str, Sequence[Task]] | None = None,
+        initial_instruction: str = INITIAL_INSTRUCTION,
+        prompt_format: PromptFormat | None = None,
+        *,
+        seconds: float = 30.0,
+        concurrency: int = 32,
     ) -> None:
         super().__init__(
             _episodes() if tasks is None else tasks, initial_instruction, prompt_format
@@ -115,18 +132,18 @@ class TrlEnvironment(TaskEnvironment):
         first = self._new()
         self._spare = [first]
         kind = cast("type[Any]", type(first.environment))
-        if not callable(getattr(kind, "reset", None)):
+        # On the instance, this would evaluate properties.
+        methods = dict(inspect.getmembers(kind, predicate=inspect.isfunction))
+        if methods.pop("reset", None) is None:
             raise ConfigError(
                 f"{_FIELD}: {kind.__name__} has no reset(); TRL's environments define it: add one"
             )
-        self.own_reward = kind.__name__ if callable(getattr(kind, "get_reward", None)) else ""
+        self.own_reward = kind.__name__ if methods.pop("get_reward", None) else ""
         self.needs_rewards = not self.own_reward
-        # On the instance, this would evaluate properties.
-        names = [name for name, _ in inspect.getmembers(kind, predicate=inspect.isfunction)]
         self._tools = {
-            name: tool_of(getattr(first.environment, name), seconds, owner=kind.__name__)
-            for name in names
-            if not name.startswith("_") and name not in _OWN
+            name: tool_of(getattr(first.environment, name), seconds, f"{kind.__name__}.")
+            for name in methods
+            if not name.startswith("_")
         }
         self.tools = tuple(tool.schema for tool in self._tools.values())
 
@@ -135,26 +152,24 @@ class TrlEnvironment(TaskEnvironment):
 
         `seeds` decide, with the task, what `reset` draws.
         """
-        for row in self._scored:
+        # A rollout that was interrupted left instances at these rows.
+        for row in self._live.keys() & (self._scored | set(rows)):
             self._give_back(self._live.pop(row))
         self._scored.clear()
         plain = [self._plain(task) for task in tasks]
         for row, task, seed in zip(rows, plain, seeds, strict=True):
-            if row in self._live:  # from a rollout that was interrupted
-                self._give_back(self._live.pop(row))
             self._live[row] = self._take(stable_seed(seed, task.id))
-        episodes = [self._live[row] for row in rows]
-        begun: list[Task] = []
-        pairs = list(zip(episodes, plain, strict=True))
-        for (instance, task), outcome in zip(pairs, self._reset(pairs), strict=True):
-            instance.failure = ""
-            if outcome.error is not None:
-                instance.failure = f"reset() {_describe(outcome.error)}"
-                begun.append(task)
-                continue
-            text = self._texts[task.id] = _reset_text(outcome.value)
-            begun.append(replace(task, question=task.question + text))
-        return begun
+        instances = [self._live[row] for row in rows]
+        self._reset(instances, plain)
+        self._texts |= {
+            task.id: instance.text
+            for task, instance in zip(plain, instances, strict=True)
+            if not instance.failure
+        }
+        return [
+            replace(task, question=task.question + instance.text)
+            for task, instance in zip(plain, instances, strict=True)
+        ]
 
     def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
         """Return the chat messages of a task; one that was not begun gets the text of a reset.
@@ -197,18 +212,16 @@ class TrlEnvironment(TaskEnvironment):
         if not self.own_reward or trajectory.stop is StopReason.ENVIRONMENT_ERROR:
             return 0.0, answer
         instance = self._live[trajectory.row]
+        job = instance.job(instance.environment.get_reward, self._seconds)
         with keep_generators():
-            outcome = self._runner.call(
-                instance.job(instance.environment.get_reward, self._seconds)
-            )
+            self._runner.run([[job]])
         label = f"{_FIELD}: get_reward() of {self.own_reward}"
-        if outcome.error is not None:
-            raise ConfigError(f"{label} {_describe(outcome.error)}; fix it") from outcome.error
-        value = outcome.value
-        number = finite(value)
-        if number is None and value is not None:
+        if job.error is not None:
+            raise ConfigError(f"{label} {_describe(job)}; fix it") from job.error
+        number = finite(job.value)
+        if number is None and job.value is not None:
             raise ConfigError(
-                f"{label} returned {value!r} for task {trajectory.task.id}; expected a finite number, or None"
+                f"{label} returned {job.value!r} for task {trajectory.task.id}; expected a finite number, or None"
             )
         return number, answer
 
@@ -222,32 +235,39 @@ class TrlEnvironment(TaskEnvironment):
 
     def _plain(self, task: Task) -> Task:
         """Return a task as the data has it, without the text of `reset`."""
-        by_id, of = self._by_id
-        if of is not self._tasks:  # `with_tasks` made a copy with others
+        by_id, tasks = self._by_id
+        if tasks is not self._tasks:  # `with_tasks` made a copy with others
             by_id = {task.id: task for split in self._tasks.values() for task in split}
             self._by_id = by_id, self._tasks
         return by_id.get(task.id, task)
 
-    def _reset(self, pairs: Sequence[tuple[_Instance, Task]]) -> list[Outcome]:
-        """Call `reset` of each instance with the columns of a task, seeded for its episode."""
-        lanes: list[list[Job]] = []
-        for instance, task in pairs:
-            reset = with_seed(instance.environment.reset, instance.seed)
-            lanes.append([instance.job(reset, self._seconds, **task.own_columns())])
+    def _reset(self, instances: Sequence[_Instance], tasks: Sequence[Task]) -> None:
+        """Call `reset` of each instance with the columns of its task, seeded for its episode."""
+        jobs = [
+            instance.job(
+                with_seed(instance.environment.reset, instance.seed),
+                self._seconds,
+                **task.own_columns(),
+            )
+            for instance, task in zip(instances, tasks, strict=True)
+        ]
         with keep_generators():
-            return [outcome for (outcome,) in self._in_order.run(lanes)]
+            self._in_order.run([[job] for job in jobs])
+        for instance, job in zip(instances, jobs, strict=True):
+            instance.failure = f"reset() {_describe(job)}" if job.error else ""
+            instance.text = "" if job.error or job.value is None else _reset_text(job.value)
 
     def _first_text(self, task: Task) -> str:
         """Return the text of `reset` for a task that no episode asks."""
         instance = self._take(stable_seed(0, task.id))
-        (outcome,) = self._reset([(instance, task)])
-        if outcome.error is not None:
+        self._reset([instance], [task])
+        if instance.failure:
             raise ConfigError(
-                f"{_FIELD}: reset() of task {task.id} {_describe(outcome.error)}; it is called with the "
+                f"{_FIELD}: {instance.failure} for task {task.id}; it is called with the "
                 f"columns {', '.join(task.columns) or '(none)'}: fix it"
-            ) from outcome.error
+            )
         self._give_back(instance)
-        return _reset_text(outcome.value)
+        return instance.text
 
     def _tools_of(self, action: Action) -> list[Tool]:
         instance = self._live[action.row]
@@ -267,13 +287,27 @@ class TrlEnvironment(TaskEnvironment):
             self._spare.append(instance)
 
     def _new(self) -> _Instance:
-        worker = Worker()
-        outcome = self._runner.call(Job(self._factory, math.inf, worker=worker))
-        if outcome.error is not None:
-            raise ConfigError(
-                f"{_FIELD} {_describe(outcome.error)}; fix it, or its arguments"
-            ) from outcome.error
-        return _Instance(outcome.value, worker)
+        job = Job(self._factory, math.inf, worker=Worker())
+        self._runner.run([[job]])
+        if job.error is not None:
+            raise ConfigError(f"{_FIELD} {_describe(job)}; fix it, or its arguments") from job.error
+        return _Instance(job.value, cast(Worker, job.worker))
+
+
+from_trl = TrlEnvironment
+
+
+def trl_environment(options: TrlOptions, tasks: Tasks | None) -> TrlEnvironment:
+    """Build the environment of a run file; ConfigError for a factory that cannot be used."""
+    factory = import_object(options.factory, _FIELD)
+    if options.args and callable(factory):
+        factory = functools.partial(factory, **options.args)
+    return TrlEnvironment(
+        factory,
+        _episodes(options.validation, options.test) if tasks is None else tasks,
+        seconds=options.seconds,
+        concurrency=options.concurrency,
+    )
 
 
 def _episodes(validation: int = 100, test: int = 200) -> dict[str, list[Task]]:
@@ -286,65 +320,17 @@ def _episodes(validation: int = 100, test: int = 200) -> dict[str, list[Task]]:
     }
 
 
-def from_trl(
-    factory: Callable[[], Any],
-    tasks: Mapping[str, Sequence[Task]] | None = None,
-    initial_instruction: str = INITIAL_INSTRUCTION,
-    prompt_format: PromptFormat | None = None,
-    *,
-    seconds: float = 30.0,
-    concurrency: int = 32,
-) -> TrlEnvironment:
-    """Use an environment written for `GRPOTrainer(environment_factory=…)` unchanged.
-
-    `reset(**columns)` is called with the columns of the task's row; the text it returns is appended
-    to the question. Public methods are tools, sync or async. `get_reward()` scores; reward
-    functions may take `environments`, as in TRL, and are added to it.
-
-    Args:
-        factory: a class or function that makes one environment, without arguments.
-        tasks: the tasks of each split: "train", "validation", "test". None if `reset` makes the
-            tasks: 100 episodes are then for validation, 200 for the test.
-        initial_instruction: the instruction that training starts from.
-        prompt_format: the layout of a prompt.
-        seconds: the timeout of a call.
-        concurrency: calls of tools that run at the same time, per process.
-
-    Raises:
-        ConfigError: no factory, no `reset`, or a method that cannot be a tool; gives the fix.
-    """
-    return TrlEnvironment(factory, tasks, initial_instruction, prompt_format, seconds, concurrency)
-
-
-def trl_environment(options: TrlOptions, tasks: Tasks | None) -> TrlEnvironment:
-    """Build the environment of a run file; ConfigError for a factory that cannot be used."""
-    factory = import_object(options.factory, _FIELD)
-    if options.args and callable(factory):
-        factory = functools.partial(factory, **options.args)
-    return from_trl(
-        factory,
-        _episodes(options.validation, options.test) if tasks is None else tasks,
-        seconds=options.seconds,
-        concurrency=options.concurrency,
+def _reset_text(value: Any) -> str:
+    if isinstance(value, str | list):
+        return text_of(value)
+    raise ConfigError(
+        f"{_FIELD}: reset() returned {type(value).__name__}; expected a text, or None"
     )
 
 
-def _reset_text(value: Any) -> str:
-    """Return the result of `reset` as text."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    text = text_of_blocks(value)
-    if text is None:
-        raise ConfigError(
-            f"{_FIELD}: reset() returned {type(value).__name__}; expected a text, or None"
-        )
-    return text
-
-
-def _describe(error: BaseException) -> str:
-    if isinstance(error, TimeoutError) and str(error).startswith("took longer"):
-        return str(error)
-    return f"raised {named(error)}"
+def _describe(job: Job) -> str:
+    """Return how a call failed."""
+    return str(job.error) if job.timed_out else f"raised {named(cast(BaseException, job.error))}"
 
 
 KIND = EnvironmentKind(

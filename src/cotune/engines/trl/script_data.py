@@ -96,7 +96,7 @@ def read_data(
     environment: TaskEnvironment
     if environment_factory is not None:
         environment = TrlEnvironment(
-            environment_factory, tasks, place.initial, prompt_format, _TOOL_SECONDS, 32
+            environment_factory, tasks, place.initial, prompt_format, seconds=_TOOL_SECONDS
         )
     elif tools:
         environment = ToolEnvironment(
