@@ -7,12 +7,11 @@ from typing import Any, Literal
 import pytest
 
 from cotune.environments.base import SingleTurnEnvironment, TaskEnvironment
-from cotune.environments.description import DESCRIPTION_CHARS, describe_tools, description_of
+from cotune.environments.description import DESCRIPTION_CHARS, description_of
 from cotune.environments.search import SearchEnvironment
 from cotune.environments.tools import ToolEnvironment
 from cotune.errors import ConfigError
 from cotune.rewards import exact_match
-from cotune_lab.worlds.geo import GeoEnvironment
 
 
 def price(article: str, unit: Literal["piece", "dozen"] = "piece") -> float:
@@ -58,20 +57,12 @@ def test_a_description_of_ones_own_stands_in_their_place() -> None:
     assert description_of(environment) == ""
 
 
-def test_an_environment_without_tools_says_nothing() -> None:
+def test_an_environment_without_tools_says_nothing_and_a_search_engine_its_protocol() -> None:
     assert description_of(SingleTurnEnvironment({}, "Answer.")) == ""
-    assert description_of(TaskEnvironment({}, "Answer.")) == ""
-
-
-def test_the_bundled_world_says_nothing_and_a_search_engine_of_ones_own_its_protocol() -> None:
-    class NoSearch:
-        def search(self, queries: list[str], top_k: int) -> list[list[str]]:
-            raise AssertionError
-
-    assert description_of(GeoEnvironment()) == ""
-    searching = description_of(SearchEnvironment({}, NoSearch(), "Go.", exact_match, top_k=5))  # type: ignore[arg-type]
-    assert "<search> query </search>" in searching
-    assert "5 best passages" in searching
+    engine: Any = None
+    text = description_of(SearchEnvironment({}, engine, "Go.", exact_match, top_k=5))
+    assert "<search> query </search>" in text
+    assert "5 best passages" in text
 
 
 def test_what_is_no_text_is_refused() -> None:
@@ -95,15 +86,3 @@ def test_much_is_cut_least_important_first_and_never_exceeds_the_limit(
         assert all(f"tool_{i}" in text for i in range(tools))
     assert ("p0" in text) == (tools == 3)
     assert text.endswith("…") == (tools == 900)
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        {"type": "function", "function": {"name": "now"}},
-        {"name": "now", "parameters": None},
-        {"function": {"name": "now", "description": None, "parameters": {"properties": {}}}},
-    ],
-)
-def test_schemas_of_other_libraries_may_lack_parts(odd: Mapping[str, Any]) -> None:
-    assert '"name": "now"' in describe_tools([odd]).splitlines()[1]

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.config.build import build_environment
-from cotune.data.dataset import DatasetConfig, tasks_from
+from cotune.data.dataset import DatasetConfig
+from cotune.data.splits import SPLITS
 from cotune.environments.base import missing_texts
 from cotune.environments.instruction_config import InstructionConfig
 from cotune.environments.math import (
@@ -16,7 +17,6 @@ from cotune.environments.math import (
     REQUIRED,
     MathEnvironment,
     MathOptions,
-    math_environment,
 )
 from cotune.errors import ConfigError
 from cotune.rewards import boxed, exact_match
@@ -108,10 +108,8 @@ def test_a_batch_is_scored_at_once_unless_a_subclass_scores_otherwise():
     ("text", "answer"),
     [
         ("It is \\boxed{43}.", "43"),
-        ("It is 42.", None),
         ("\\boxed{42} or \\boxed{43", None),
         ("<think>\\boxed{42}</think> or not", None),
-        ("<think>\\boxed{42}</think> \\boxed{43}", "43"),
     ],
 )
 def test_an_episode_that_fails(text: str, answer: str | None):
@@ -141,21 +139,19 @@ def test_score_ignores_prompt_and_observations(text: str, planted: str):
     assert env.score(trajectory(text, planted, planted)) == env.score(trajectory(text))
 
 
-def built(tmp_path: Path, *rows: object, **fields: Any) -> MathEnvironment:
-    """The environment of a run file whose training file has these rows and more."""
-    others = [{"question": f"{i} + {i}?", "answer": 2 * i} for i in range(40)]
-    file = tmp_path / "problems.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *others]))
-    config = DatasetConfig(path=file, validation=2, test=4, **fields)
+def built(tmp_path: Path, row: dict[str, Any]) -> list[Task]:
+    """The tasks of a run file whose data has this row and more."""
+    key = next(name for name in row if name in ("question", "problem"))
+    file = tmp_path / "problems.json"
+    file.write_text(json.dumps([row] + [row | {key: f"{i}?"} for i in range(40)]))
+    config = DatasetConfig(path=file, validation=2, test=4, columns={"id": None})
     environment = build_environment(MathOptions(), config, InstructionConfig())
-    assert isinstance(environment, MathEnvironment)
-    return environment
+    return [task for split in SPLITS for task in environment.tasks(split)]
 
 
 @pytest.mark.parametrize(
     ("row", "answers"),
     [
-        ({"question": "q", "answers": ["3", 3.5]}, ("3", "3.5")),
         ({"problem": "MATH?", "solution": "Half of it: \\boxed{\\frac{1}{2}}."}, ("\\frac{1}{2}",)),
         ({"question": "Which?", "answer": "So \\boxed{2}, \\boxed{3}."}, ("2, 3",)),
         ({"question": "GSM8K?", "answer": "48 / 2 = 24.\n#### 1,024"}, ("1,024",)),
@@ -166,33 +162,19 @@ def built(tmp_path: Path, *rows: object, **fields: Any) -> MathEnvironment:
 def test_the_answers_of_common_data_sets(
     tmp_path: Path, row: dict[str, Any], answers: tuple[str, ...]
 ):
-    key = next(iter(row))
-    file = tmp_path / "problems.json"
-    file.write_text(json.dumps([row] + [row | {key: f"{i}?"} for i in range(40)]))
-    config = DatasetConfig(path=file, validation=2, test=4)
-    environment = build_environment(MathOptions(), config, InstructionConfig())
-    tasks = [t for s in ("train", "validation", "test") for t in environment.tasks(s)]
-    (task,) = [task for task in tasks if task.question == row[key]]
-    assert task.answers == answers
-
-
-def test_the_reasoning_before_a_final_answer_is_the_solution(tmp_path: Path):
-    file = tmp_path / "problems.json"
-    file.write_text(json.dumps([{"question": "q", "answer": "48 / 2 = 24.\n#### 24"}]))
-    tasks = tasks_from(json.loads(file.read_text()))
-    environment = math_environment(MathOptions(), tasks)
-    (task,) = environment.tasks("train")
-    assert (task.answers, task.solution) == (("24",), "48 / 2 = 24.\n#### 24")
+    assert {task.answers for task in built(tmp_path, row)} == {answers}
 
 
 def test_a_question_without_an_answer_is_named(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"dataset: the question id7 has no answer; .*answers: …"):
-        built(tmp_path, {"id": "id7", "question": "q", "solution": "no box"})
+    with pytest.raises(
+        ConfigError, match=r"dataset: the question train-\w+ has no answer; .*answers: …"
+    ):
+        built(tmp_path, {"question": "q", "solution": "no box"})
 
 
-def test_an_environment_of_a_run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_environment_of_its_own_compares_as_mathematics(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
-    env = built(tmp_path, {"question": "q", "answer": 42})
+    env = environment()
     assert env.initial_instruction == INITIAL_INSTRUCTION
     assert missing_texts(INITIAL_INSTRUCTION, REQUIRED) == ""
     assert env.score(trajectory("\\boxed{6 \\times 7}")) == (1.0, "6 \\times 7")

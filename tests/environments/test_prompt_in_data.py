@@ -148,16 +148,6 @@ def test_another_instruction_stands_where_the_data_had_the_first(name: str) -> N
     assert rows == before
 
 
-def test_content_parts_are_one_text() -> None:
-    parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "1+1?"}]
-    row = {"prompt": [SYSTEM, {"role": "user", "content": parts}]}
-    (task,) = tasks_of([row], "train", S)
-    assert PromptInData(text=S).messages(task, Prompt(OTHER)) == [
-        message("system", OTHER),
-        user("What is\n1+1?"),
-    ]
-
-
 def test_an_instruction_without_a_place_is_added() -> None:
     layout = PromptInData()
     chat, persona, plain = tasks_of(

@@ -48,11 +48,6 @@ class BrokenRetriever:
         raise self.error
 
 
-class DroppingRetriever:
-    def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
-        return [["x"] for _ in queries[1:]]
-
-
 def environment(retriever: object = None, top_k: int = 2) -> SearchEnvironment:
     return SearchEnvironment(
         {"train": [TASK]}, retriever or RecordingRetriever(), "Start.", exact_match, top_k
@@ -100,9 +95,7 @@ def test_a_batch_is_answered_in_order_with_one_call():
     )
 
 
-@pytest.mark.parametrize(
-    "error", [OSError("no\nroute"), TimeoutError(), RetrievalError("503 " + "x" * 999)]
-)
+@pytest.mark.parametrize("error", [OSError("no\nroute"), RetrievalError("503 " + "x" * 999)])
 def test_a_failing_retriever_is_an_observation(error: Exception):
     env = environment(BrokenRetriever(error))
     responses = env.respond([action("<search>a</search>"), action("<answer>x</answer>")])
@@ -113,16 +106,9 @@ def test_a_failing_retriever_is_an_observation(error: Exception):
     assert not responses[0].done
     assert not responses[0].failed
     assert responses[1] == Response(done=True, action="answer")
-
-
-def test_a_bug_in_a_retriever_is_not_hidden():
+    # A bug is no failure of a server.
     with pytest.raises(ZeroDivisionError):
         environment(BrokenRetriever(ZeroDivisionError())).respond([action("<search>a</search>")])
-
-
-def test_a_retriever_that_drops_a_query_is_a_set_up_error():
-    with pytest.raises(ConfigError, match=r"DroppingRetriever.search returned 1 lists for 2"):
-        environment(DroppingRetriever()).respond([action("<search>a</search>")] * 2)
 
 
 def test_score_reads_the_one_answer():
@@ -212,7 +198,6 @@ def test_a_question_needs_an_answer(options: SearchOptions):
     ("fields", "said"),
     [
         ({"top_k": 0}, "environment.top_k is 0; expected at least 1"),
-        ({"topk": 3}, "topk"),
         ({"retriever": {"url": SERVER}}, "has corpus and retriever; expected corpus: .* one of"),
         ({"corpus": None}, "has neither corpus nor retriever; expected corpus"),
         (
