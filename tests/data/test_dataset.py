@@ -199,7 +199,7 @@ def test_a_hub_data_set_that_cannot_be_had(
     cloned: Path, fields: dict[str, Any], said: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_dataset(DatasetConfig(**({"name": str(cloned)} | fields)))
+        read_dataset(DatasetConfig.model_validate({"name": str(cloned)} | fields))
     for part in said:
         assert part in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -200,10 +200,6 @@ def test_a_question_needs_an_answer(options: SearchOptions):
         ({"top_k": 0}, "environment.top_k is 0; expected at least 1"),
         ({"retriever": {"url": SERVER}}, "has corpus and retriever; expected corpus: .* one of"),
         ({"corpus": None}, "has neither corpus nor retriever; expected corpus"),
-        (
-            {"corpus": None, "retriever": {"url": SERVER}, "language": "german"},
-            "language is 'german', which is for a corpus",
-        ),
     ],
 )
 def test_options_refuse_what_cannot_work(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
 from cotune.environments.tag_protocol import SEARCH_R1
-from cotune.errors import ConfigError, RetrievalError
+from cotune.errors import RetrievalError
 from cotune.rewards import exact_match
 from cotune.rollout.episode import new_episodes, run_episodes
 from cotune.types import Assignment, Limits, Prompt, Sampling, Task, Trajectory
@@ -134,10 +134,3 @@ def test_other_questions_are_asked_in_the_same_form() -> None:
     assert message["content"] == f"{SEARCH_R1_INSTRUCTION} Question: who was it?\n"
     (message,) = env.messages(task, Prompt("Do.", "A hint."))
     assert message["content"] == "A hint.\n\nDo. Question: who was it?\n"
-
-
-def test_an_unknown_protocol_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"environment\.protocol is 'r1'; expected tags or search-r1"
-    ):
-        SearchEnvironment({}, None, "", exact_match, protocol="r1")  # type: ignore[arg-type]

@@ -30,11 +30,6 @@ class PythonOptions(Model):
 def python_environment(options: PythonOptions, tasks: Tasks | None) -> Environment:
     """Call the object with its arguments; ConfigError if it fails or makes no environment."""
     factory = import_object(options.object, _FIELD)
-    if not callable(factory):
-        raise ConfigError(
-            f"{_FIELD}: {options.object} is {type(factory).__name__}; expected a class or function "
-            "that makes an environment"
-        )
     arguments = options.args if tasks is None else {**options.args, "tasks": tasks}
     try:
         environment = factory(**arguments)

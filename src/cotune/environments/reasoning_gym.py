@@ -25,7 +25,7 @@ from cotune.rewards.last_number import last_number
 from cotune.types import Task, Trajectory
 from cotune.utils.packages import installed
 from cotune.utils.progress import begin
-from cotune.utils.text import did_you_mean, named
+from cotune.utils.text import named
 from cotune.utils.validation import Model, TextOrFields
 
 PACKAGE = "reasoning-gym"
@@ -176,31 +176,24 @@ def _label(task: GymTask) -> str:
 
 def _dataset(options: ReasoningGymOptions, task: GymTask) -> Any:
     """Return a task's data set, with room for the questions of all splits."""
-    import_module("reasoning_gym")  # registers the tasks
-    factory = import_module("reasoning_gym.factory")
-    if task.name not in factory.DATASETS:
-        names = sorted(factory.DATASETS.keys() - REFUSED)
-        raise ConfigError(
-            f"environment.tasks: {PACKAGE} has no task {task.name!r}{did_you_mean(task.name, names)}; "
-            f"expected one of its {len(names)} names, such as {names[0]} or {names[-1]}"
-        )
-    dataset, config = factory.DATASETS[task.name]
-    seed = int(sha(f"reasoning-gym/{options.seed}/{_label(task)}")[:7], 16)
+    gym = import_module("reasoning_gym")
     size = _SPARE * sum(numbers_of_questions(options).values()) + 100
+    seed = int(sha(f"reasoning-gym/{options.seed}/{_label(task)}")[:7], 16)
     try:
         if task.difficulty is None:
-            return dataset(config=config(**task.config, seed=seed, size=size))
-        curriculum = factory.create_curriculum(task.name)
+            return gym.create_dataset(task.name, **task.config, seed=seed, size=size)
+        curriculum = gym.factory.create_curriculum(task.name)
         curriculum.set_global_level(task.difficulty)
         base = import_module("reasoning_gym.coaching.base_curriculum")
         # Without the ranges of lower levels.
         context = base.DefaultCurriculumContext(mode=base.RangeAttributeMode.UPPER_BOUND)
         config = curriculum.generate_configuration(context=context)
-        return dataset(config=replace(config, **task.config, seed=seed, size=size))
+        config = replace(config, **task.config, seed=seed, size=size)
+        return gym.factory.DATASETS[task.name][0](config=config)
     except Exception as error:
         raise ConfigError(
             f"environment.tasks: reasoning-gym refuses {_label(task)} ({named(error, 200)}); change its "
-            "config or difficulty"
+            "name, config or difficulty"
         ) from error
 
 

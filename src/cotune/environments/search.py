@@ -69,7 +69,7 @@ class SearchEnvironment(TaskEnvironment):
         retriever: as in the arguments.
 
     Raises:
-        ConfigError: no such protocol, or a task id is repeated in a split.
+        ConfigError: a task id is repeated in a split.
     """
 
     stop = STOP
@@ -84,10 +84,6 @@ class SearchEnvironment(TaskEnvironment):
         top_k: int = 3,
         protocol: ProtocolName = "tags",
     ) -> None:
-        if protocol not in PROTOCOLS:
-            raise ConfigError(
-                f"environment.protocol is {protocol!r}; expected {' or '.join(PROTOCOLS)}"
-            )
         self._protocol = PROTOCOLS[protocol]
         super().__init__(self._phrase(tasks), initial_instruction, self._protocol.prompt_format)
         self.retriever = retriever
@@ -157,12 +153,13 @@ class SearchEnvironment(TaskEnvironment):
         if action.last:
             error = parsed.error or OUT_OF_TURNS
             return Response(done=True, action=parsed.action, error=error)
-        if parsed.action == "search" and parsed.argument:
+        if parsed.action == "invalid":
+            observation = self._protocol.correction(parsed.error)
+            return Response(observation, action="invalid", error=parsed.error)
+        if parsed.argument:
             return None
-        if parsed.action == "search":  # an empty query finds nothing
-            return Response(self._protocol.information(()), action="search", error="empty query")
-        observation = self._protocol.correction(parsed.error)
-        return Response(observation, action="invalid", error=parsed.error)
+        # An empty query finds nothing.
+        return Response(self._protocol.information(()), action="search", error="empty query")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,11 +195,6 @@ class SearchOptions:
             )
         if self.top_k < 1:
             raise ValueError(f"environment.top_k is {self.top_k}; expected at least 1")
-        if self.retriever is not None and self.language != "english":
-            raise ValueError(
-                f"environment.language is {self.language!r}, which is for a corpus; remove it: the "
-                "retrieval server has its own index"
-            )
 
 
 def search_environment(

@@ -5,7 +5,7 @@ more in lower case, without stop words, stemmed by Snowball.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import Stemmer
@@ -42,14 +42,7 @@ class BM25Retriever:
         indexed: Sequence[str] | None = None,
         language: Language = "english",
     ) -> None:
-        if not passages:
-            raise ValueError("BM25Retriever: the corpus is empty; expected at least one passage")
         texts = passages if indexed is None else indexed
-        if len(texts) != len(passages):
-            raise ValueError(
-                f"BM25Retriever: {len(texts)} indexed texts for {len(passages)} passages; "
-                "expected one each"
-            )
         self.passages = list(passages)
         self._index = _build_index(texts, language)
         self._language: Language = language
@@ -60,8 +53,6 @@ class BM25Retriever:
 
         A query that shares no term with the corpus gets an empty list.
         """
-        if top_k < 1:
-            raise ValueError(f"top_k is {top_k}; expected at least 1")
         new = sorted({q for q in queries if (q, top_k) not in self._memo})
         if new:
             ranked = _rank(self._index, new, min(top_k, len(self.passages)), self._language)
@@ -73,20 +64,21 @@ class BM25Retriever:
         return answers
 
 
-def _analysis(language: Language) -> dict[str, Any]:
-    """Return the arguments of `bm25s.tokenize` for a language."""
+def _words(texts: Iterable[str], language: Language, **options: Any) -> Any:
+    """Return the terms of texts, stemmed and without stop words."""
     if language == "none":
-        return {"stopwords": [], "show_progress": False}
-    # A new stemmer each time: one must not be used by two threads at once.
-    stemmer = Stemmer.Stemmer(language)
-    return {"stopwords": language, "stemmer": stemmer, "show_progress": False}
+        analysis: dict[str, Any] = {"stopwords": []}
+    else:
+        # A new stemmer each time: one must not be used by two threads at once.
+        analysis = {"stopwords": language, "stemmer": Stemmer.Stemmer(language)}
+    # The stub asks for a list, but any iterable works.
+    return bm25s.tokenize(cast(Any, texts), show_progress=False, **analysis, **options)
 
 
 def _build_index(texts: Iterable[str], language: Language) -> bm25s.BM25:
     index = bm25s.BM25()
-    # The stub asks for a list, but any iterable works.
-    tokens = bm25s.tokenize(texts, **_analysis(language))  # pyright: ignore[reportArgumentType]
-    if not tokens.vocab:  # pyright: ignore[reportAttributeAccessIssue]
+    tokens = _words(texts, language)
+    if not tokens.vocab:
         raise ConfigError(
             "corpus: no passage has a word that can be searched for (of two letters or more, and no stop "
             "word); correct the file, or set the language to none"
@@ -97,8 +89,8 @@ def _build_index(texts: Iterable[str], language: Language) -> bm25s.BM25:
 
 def _rank(index: bm25s.BM25, queries: list[str], top_k: int, language: Language) -> list[list[int]]:
     """Return the rows of each query, best first; none if it shares no term with the corpus."""
-    tokenized = bm25s.tokenize(queries, **_analysis(language), return_ids=False)
-    terms = [[str(word) for word in words if word in index.vocab_dict] for words in tokenized]
+    words_of = _words(queries, language, return_ids=False)
+    terms = [[str(word) for word in words if word in index.vocab_dict] for words in words_of]
     return [_best(index.get_scores(row), top_k) if row else [] for row in terms]
 
 

@@ -68,8 +68,6 @@ class RemoteRetriever:
         Raises:
             RetrievalError: the server is down, too slow, refuses, or sends no usable reply.
         """
-        if top_k < 1:
-            raise ValueError(f"top_k is {top_k}; expected at least 1")
         sent = [encodable(query) for query in queries]
         distinct = list(dict.fromkeys(sent))
         results = self._request(distinct, top_k) if distinct else []

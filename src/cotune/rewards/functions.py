@@ -76,11 +76,6 @@ class AnswerReward:
         self.__name__ = name
         self._boxed = BoxedReward() if name == "boxed" else None
 
-    @property
-    def exact(self) -> bool:
-        """Return whether its values are 1 or 0."""
-        return self.__name__ in ("exact_match", "boxed")
-
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[float]:
         if self._boxed is None:
             reward = REWARDS[self.__name__]
@@ -184,9 +179,11 @@ class RewardFunctions:
     def measure(self) -> str:
         """Return the name of the mean reward: "exact match" if that is the only reward."""
         reward, *others = self._functions
-        function = reward.function
-        exact = isinstance(function, AnswerReward) and function.exact and reward.weight == 1
-        return "exact match" if exact and not others else "mean reward"
+        exact = isinstance(reward.function, AnswerReward) and reward.name in (
+            "exact_match",
+            "boxed",
+        )
+        return "exact match" if exact and reward.weight == 1 and not others else "mean reward"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -316,7 +313,9 @@ class RewardFunctions:
                     continue
                 with reward.name_faults(arguments["completions"]):
                     value = reward.function(**reward.accepted(arguments))
-                    returned[reward.name] = _started(value)
+                    returned[reward.name] = (
+                        _LOOP.submit(value) if inspect.iscoroutine(value) else value
+                    )
             for reward in self._functions:
                 with reward.name_faults(arguments_for(reward.messages)["completions"]):
                     value = returned[reward.name]
@@ -367,15 +366,6 @@ def _load(reward: WeightedReward) -> _Loaded:
             f"rewards: the weight of {label} is {reward.weight!r}; expected a finite number"
         )
     return _Loaded(_name_of(function), function, weight, reward.messages)
-
-
-def _started(value: Any) -> Any:
-    """Return what a function returned; of an async one the future of its run on the common event loop."""
-
-    async def run() -> Any:
-        return await value
-
-    return _LOOP.submit(run()) if inspect.isawaitable(value) else value
 
 
 def _arguments(
