@@ -294,9 +294,9 @@ def test_prompts_too_long_are_refused_before_any_rollout(
 def test_a_run_whose_best_cannot_be_read(tmp_path: Path, refused: Refused) -> None:
     run = Record.create(tmp_path / "run", tiny(tmp_path / "run"))
     run.best_path.mkdir()
-    for text, said in (("{", "cannot be read"), ("{}", "has no instruction")):
+    for text in ("{", "{}"):
         (run.best_path / "best.json").write_text(text)
-        assert said in refused("evaluate", run.path)
+        assert "cannot be read" in refused("evaluate", run.path)
 
 
 def test_a_split_without_questions(geo: RunConfig) -> None:

@@ -20,22 +20,6 @@ def test_ticks_always_cover(low: float, span: float) -> None:
     assert found[-1] >= low + span - step * 1e-6
 
 
-def test_whole_ticks_by_hand() -> None:
-    assert ticks(-3.5, 1.2, 6, 1) == [-4, -3, -2, -1, 0, 1, 2]
-    assert ticks(-12, 0, 6, 1) == [-12, -10, -8, -6, -4, -2, 0]
-    assert ticks(0, 0, 6, 1) == [0, 1]
-
-
-@given(st.floats(-12, 0), st.floats(0, 12))
-def test_whole_ticks_cover_and_hold_zero(low: float, high: float) -> None:
-    found = ticks(low, high, 6, 1)
-    assert found[0] <= low + 1e-9
-    assert found[-1] >= high - 1e-9
-    assert 0 in found
-    assert all(tick == int(tick) for tick in found)
-    assert 2 <= len(found) <= 9
-
-
 def test_long_lines_are_average() -> None:
     points = [(float(x), float(x % 5)) for x in range(1, 21)]
     line, window = average("x", points, "s0")

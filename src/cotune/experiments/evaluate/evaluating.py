@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from cotune.config.build import initial_instruction, run_environment
 from cotune.config.run_checks import check_prompts
@@ -58,18 +59,22 @@ class EvaluationOptions:
     policy: str = "best"
 
     def __post_init__(self) -> None:
-        if self.split is not None and self.split not in SPLITS:
-            raise ConfigError(f"--split is {self.split!r}; expected one of {', '.join(SPLITS)}")
-        if self.samples < 0:
-            raise ConfigError(f"--samples is {self.samples}; expected 0 or more")
-        if self.policy not in ("best", "initial"):
-            raise ConfigError(f"--policy is {self.policy!r}; expected best or initial")
-        if self.temperature is not None and not 0 < self.temperature < float("inf"):
-            raise ConfigError(f"--temperature is {self.temperature}; expected more than 0")
+        for name, value, valid, expected in (
+            ("split", self.split, self.split in (None, *SPLITS), f"one of {', '.join(SPLITS)}"),
+            ("samples", self.samples, self.samples >= 0, "0 or more"),
+            ("policy", self.policy, self.policy in ("best", "initial"), "best or initial"),
+            (
+                "temperature",
+                self.temperature,
+                self.temperature is None or 0 < self.temperature < inf,
+                "more than 0",
+            ),
+            ("limit", self.limit, self.limit is None or self.limit >= 1, "1 or more"),
+        ):
+            if not valid:
+                raise ConfigError(f"--{name} is {value!r}; expected {expected}")
         if self.temperature is not None and self.samples == 0:
             raise ConfigError("--temperature is set, but nothing is sampled; add --samples")
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"--limit is {self.limit}; expected 1 or more")
         for benchmark in self.benchmarks:
             parse_benchmark(benchmark)
 

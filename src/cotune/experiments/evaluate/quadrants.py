@@ -214,20 +214,21 @@ def _rows(quadrants: Quadrants) -> Iterator[list[Cell]]:
     form = Scores(quadrants.measure == EXACT_MATCH)
     for decoding, heading in (("greedy", "greedy"), ("sampled", f"avg@{quadrants.samples}")):
 
-        def cell(estimate: Estimate, change: bool = False) -> Cell:
+        def cell(name: str, decoding: str = decoding) -> Cell:
+            """Return a score, or the gain of that name."""
+            change = name in GAINS
+            estimate = (quadrants.gain if change else quadrants.score)(name, decoding)
             return form.cell(estimate.mean, estimate.interval, change)
-
-        def gain(name: str, decoding: str = decoding) -> Cell:
-            return cell(quadrants.gain(name, decoding), change=True)
 
         yield [Cell(heading)]
         for weights in quadrants.weights:
-            scores = (quadrants.score(f"{weights}_{prompt}", decoding) for prompt in prompts)
-            gains = [gain(f"prompt_{weights}")] * two_prompts
-            yield [Cell(_HEADINGS[weights]), *map(cell, scores), *gains]
+            names = [f"{weights}_{prompt}" for prompt in prompts] + [
+                f"prompt_{weights}"
+            ] * two_prompts
+            yield [Cell(_HEADINGS[weights]), *map(cell, names)]
         if quadrants.trained:
-            both = [gain("both")] * two_prompts
-            yield [Cell("gain"), *(gain(f"weights_{prompt}") for prompt in prompts), *both]
+            names = [f"weights_{prompt}" for prompt in prompts] + ["both"] * two_prompts
+            yield [Cell("gain"), *map(cell, names)]
     if quadrants.divergences:
         yield [Cell("KL to initial")]
         divergences = [quadrants.divergence(prompt) for prompt in prompts]

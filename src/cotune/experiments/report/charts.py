@@ -50,7 +50,6 @@ class Chart:
         series: those that lie behind first.
         share: y is written as per cent.
         x_ticks, y_ticks: values; the y axis ends at its ticks.
-        guides: (x, label) of dotted vertical lines.
         legend: (CSS class, name) of each series that its colour identifies.
         note: how to read it.
     """
@@ -62,7 +61,6 @@ class Chart:
     x_range: Point
     x_ticks: Sequence[float]
     y_ticks: Sequence[float]
-    guides: Sequence[tuple[float, str]]
     series: Sequence[Series]
     legend: Sequence[tuple[str, str]]
     note: str
@@ -103,17 +101,15 @@ def style(index: int) -> str:
     return f"s{index % COLOURS}"
 
 
-def ticks(low: float, high: float, about: int = 4, least: float = 0.0) -> list[float]:
-    """Return round numbers that cover [low, high]: 1, 2 or 5 times a power of ten apart.
-
-    They are at least `least` apart: with 1, all are whole. If the range has 0, so do they.
-    """
+def ticks(low: float, high: float, about: int = 4) -> list[float]:
+    """Return round numbers that cover [low, high]: 1, 2 or 5 times a power of ten apart; 0 if the range has it."""
     span = high - low
     if span < max(1e-9 * max(abs(low), abs(high)), 1e-200):
         span = 1.0
-    rough = max(span / about, least)
-    exponent = math.floor(math.log10(rough))
-    step = next(m * 10.0**exponent for m in (1, 2, 5, 10) if m * 10.0**exponent >= rough * 0.999)
+    exponent = math.floor(math.log10(span / about))
+    step = next(
+        m * 10.0**exponent for m in (1, 2, 5, 10) if m * 10.0**exponent >= span / about * 0.999
+    )
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return [round(i * step, 2 - exponent) for i in range(first, max(last, first + 1) + 1)]
@@ -140,7 +136,6 @@ def curves_chart(
     curves: Iterable[tuple[str, Sequence[Point]]],
     *,
     share: bool = False,
-    guides: Iterable[tuple[float, str]] = (),
 ) -> Chart | None:
     """Draw named curves over the steps, long ones averaged; None if no curve has a point."""
     series: list[Series] = []
@@ -150,7 +145,7 @@ def curves_chart(
         series.append(line)
         window = max(window, values)
     note = f"Faint: each step. Line: mean of the last {window} steps." if window else ""
-    return line_chart(title, series, share=share, note=note, guides=guides)
+    return line_chart(title, series, share=share, note=note)
 
 
 def line_chart(
@@ -160,7 +155,6 @@ def line_chart(
     share: bool = False,
     x_label: str = "step",
     note: str = "",
-    guides: Iterable[tuple[float, str]] = (),
     x_range: Point | None = None,
     y_top: float = 0.0,
     size: tuple[int, int] = HALF,
@@ -169,9 +163,7 @@ def line_chart(
 
     Args:
         share: write y as per cent; the axis ends at 1 if it comes near.
-        guides: (x, label) of dotted vertical lines.
-        x_range: ends of an axis that several charts share; None takes them from the points, whose
-            x must then be whole numbers.
+        x_range: ends of an axis that several charts share; None takes them from the points.
     """
     series = [line for line in series if line.points]
     points = [point for line in series for point in (*line.points, *line.raw)]
@@ -182,7 +174,8 @@ def line_chart(
     y_high = max(y_top, 0.0, *ys)
     if share and y_high > 0.8:
         y_high = max(y_high, 1.0)
-    x_ticks = ticks(x_low, x_high, 5, 0.0 if x_range else 1.0)
+    # A step is whole.
+    x_ticks = [tick for tick in ticks(x_low, x_high, 5) if tick == int(tick)]
     coloured = list(dict.fromkeys((s.style, s.name) for s in series if s.style != "muted"))
     return Chart(
         title=title,
@@ -192,7 +185,6 @@ def line_chart(
         x_range=(x_low, x_high),
         x_ticks=[tick for tick in x_ticks if x_low <= tick <= x_high],
         y_ticks=ticks(min(0.0, *ys), y_high),
-        guides=list(guides),
         series=sorted(series, key=lambda s: (s.style != "muted", s.strong)),
         legend=coloured if len(coloured) > 1 else [],
         note=note,

@@ -1,7 +1,6 @@
-"""A run's instructions in a report: their family tree, what each one changed, which one was in force."""
+"""A run's instructions in a report: their family tree, what each one changed, and its weight."""
 
 import difflib
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,24 +47,6 @@ def sentence_diff(parent: str, child: str) -> list[Segment]:
 def reasons(events: Iterable[Row]) -> list[tuple[str, int]]:
     """Count the reasons of rejections or failures, the most frequent first."""
     return Counter(event["reason"] for event in events).most_common()
-
-
-def in_force(events: Iterable[Row]) -> list[tuple[int, str]]:
-    """Return (step, id) wherever another instruction begins to lead its population for two steps or more.
-
-    The leader is that which rollouts are most likely drawn under. [] if the instruction never changes.
-    """
-    leaders: list[tuple[int, str]] = []
-    for event in events:
-        if event["kind"] == "population" and event["members"]:
-            best = max(event["members"], key=lambda member: member.get("probability") or 0.0)
-            leaders.append((event["step"], best["id"]))
-    changes: list[tuple[int, str]] = []
-    for (step, name), (_, following) in itertools.pairwise(leaders):
-        # One that leads for a single step has drawn few rollouts.
-        if name == following and (not changes or changes[-1][1] != name):
-            changes.append((step, name))
-    return changes
 
 
 def family(rows: Sequence[InstructionRow]) -> list[tuple[InstructionRow, int, str]]:
@@ -127,6 +108,5 @@ def _weights_chart(run: RecordedRun) -> Chart | None:
         Series(name, thin(curves[name]), colours.get(name, "muted"), strong=name in best)
         for name in (*(curves.keys() - colours), *colours)
     ]
-    phases = [(event["step"], "") for event in run.of_kind("evolution")]
-    note = "Thick: the best. Grey: pruned." + " Dotted: evolution phases." * bool(phases)
-    return line_chart("Weight of each instruction", series, note=note, guides=phases, size=WIDE)
+    note = "Thick: the best. Grey: pruned."
+    return line_chart("Weight of each instruction", series, note=note, size=WIDE)

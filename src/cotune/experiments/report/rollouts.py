@@ -39,12 +39,6 @@ class Group:
         return math.fsum(self.rewards) / len(self.rewards)
 
     @property
-    def interest(self) -> tuple[bool, bool, float]:
-        """What sorts groups: mixed ones first, of these hinted ones, of these the most even."""
-        middle = (self.rewards[0] + self.rewards[-1]) / 2
-        return not self.mixed, not self.hinted, abs(self.mean - middle)
-
-    @property
     def instructions(self) -> list[str]:
         """The texts that its rollouts were sampled under, without hints."""
         return list(dict.fromkeys(row["sampled"]["instruction"] for row in self.rollouts))
@@ -55,9 +49,7 @@ def some_groups(run: RunDir) -> list[Group]:
     steps = [step for step, purpose in run.trajectory_files() if purpose == "train"]
     chosen: list[Group] = []
     for step in dict.fromkeys((*steps[-1:], *steps[:1])):
-        groups = sorted(
-            _groups(step, run.read_trajectories(step, "train")), key=lambda g: g.interest
-        )
+        groups = sorted(_groups(step, run.read_trajectories(step, "train")), key=_interest)
         failed = [group for group in groups[MOST_GROUPS - 1 :] if group.rewards[-1] <= 0]
         chosen += groups[: MOST_GROUPS - 1] + (failed or groups[MOST_GROUPS - 1 :])[:1]
     return chosen
@@ -77,6 +69,12 @@ def _groups(step: int, rows: Sequence[Row]) -> list[Group]:
         )
         for group in by_group.values()
     ]
+
+
+def _interest(group: Group) -> tuple[bool, bool, float]:
+    """Sort groups: mixed ones first, of these hinted ones, of these the most even."""
+    middle = (group.rewards[0] + group.rewards[-1]) / 2
+    return not group.mixed, not group.hinted, abs(group.mean - middle)
 
 
 def _reward(row: Row) -> float:

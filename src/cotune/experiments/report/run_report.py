@@ -10,7 +10,7 @@ from rich.text import Text
 from cotune.experiments.evaluate.quadrants import quadrant_table
 from cotune.experiments.report.charts import Chart, Point, Series, curves_chart, line_chart, style
 from cotune.experiments.report.hints import hint_phases, hints_of
-from cotune.experiments.report.instructions import in_force, population
+from cotune.experiments.report.instructions import population
 from cotune.experiments.report.pages import label, moment, write_page
 from cotune.experiments.report.recorded_run import RecordedRun, values
 from cotune.experiments.report.rollouts import MOST_TURNS, some_evaluated, some_groups
@@ -190,49 +190,40 @@ def _shipped(run: RecordedRun) -> tuple[str, str] | None:
     return ("Best instruction", text) if text else None
 
 
-def _notices(run: RecordedRun) -> list[tuple[str, list[tuple[str, str]]]]:
+def _notices(run: RecordedRun) -> list[str]:
     """Return resumes with the fields of the run file that changed and how, then all notices.
 
     Fields that may hold a key are only named: events do not contain their values.
     """
-
-    def changed(pair: Any) -> str:
-        if pair is None:
-            return "another value, which is not recorded"
-        return " → ".join(json.dumps(value, ensure_ascii=False) for value in pair)
-
-    lines: list[tuple[str, list[tuple[str, str]]]] = []
+    lines: list[str] = []
     for event in run.of_kind("resumed"):
-        fields = [(name, changed(pair)) for name, pair in event["changed"].items()]
-        resumed = f"resumed from step {event['from_step']} (attempt {event['attempt']})"
-        lines.append((f"{resumed}, with another run file:" if fields else resumed, fields))
+        line = f"resumed from step {event['from_step']} (attempt {event['attempt']})"
+        changed = [
+            f"{name} {' → '.join(json.dumps(value, ensure_ascii=False) for value in pair)}"
+            if pair is not None
+            else f"{name} another value, which is not recorded"
+            for name, pair in event["changed"].items()
+        ]
+        lines.append(f"{line}, with another run file: {'; '.join(changed)}" if changed else line)
     for event in run.events:
         kind = EVENTS.get(event["kind"])
         if kind is not None and kind.notable:
             # A notice without a text of its own gets the console's.
             text = event.get("text") or Text.from_markup(describe_event(event["kind"], event)).plain
-            lines.append((f"step {event['step']}: {text}", []))
+            lines.append(f"step {event['step']}: {text}")
     truncated = ((row["step"], truncation_notice(row)) for row in run.metrics)
-    lines += [(f"step {step}: {text}", []) for step, text in truncated if text][:1]
-    return lines
+    return lines + [f"step {step}: {text}" for step, text in truncated if text][:1]
 
 
 def training_charts(run: RecordedRun) -> list[Chart]:
     """Draw reward, held-out score, behaviour (INSPO Fig. 2) and zero-advantage share over the steps."""
-    shares = run.scores.shares
-    reward = curves_chart(
-        "Training reward per step",
-        [(run.name, run.values("reward_mean"))],
-        share=shares,
-        guides=in_force(run.events),
-    )
-    written = run.values("response_tokens_mean")
-    lengths = [("written by the policy", written)]
-    all_tokens = run.values("completion_tokens_mean")
-    if any(y > tokens * 1.05 for (_, y), (_, tokens) in zip(all_tokens, written, strict=False)):
-        lengths.append(("with observations", all_tokens))
+    reward = [(run.name, run.values("reward_mean"))]
+    lengths = [("written by the policy", run.values("response_tokens_mean"))]
+    observed = run.values("completion_tokens_mean")
+    if any(y > tokens * 1.05 for (_, y), (_, tokens) in zip(observed, lengths[0][1], strict=False)):
+        lengths.append(("with observations", observed))
     charts = (
-        reward,
+        curves_chart("Training reward per step", reward, share=run.scores.shares),
         _held_out_chart(run),
         curves_chart("Turns per rollout, by action", _actions(run)),
         curves_chart("Response length in tokens", lengths),
@@ -274,14 +265,13 @@ def _actions(run: RecordedRun) -> list[tuple[str, list[Point]]]:
     """Return how often a rollout takes each action of a tool, those taken most first, and unusable turns."""
     prefix = "actions/"
     rows = [row for row in run.metrics if any(key.startswith(prefix) for key in row)]
-    kinds = {key.removeprefix(prefix) for row in rows for key in row if key.startswith(prefix)}
-    calls = {
-        # 0 at steps that took other actions only
-        kind: values([{prefix + kind: 0.0, **row} for row in rows], prefix + kind)
-        for kind in sorted(kinds - {"answer"})
+    names = {key for row in rows for key in row if key.startswith(prefix)} - {f"{prefix}answer"}
+    # 0 at steps that took other actions only
+    curves = {
+        name.removeprefix(prefix): values([{name: 0.0, **row} for row in rows], name)
+        for name in sorted(names)
     }
-    unusable = calls.pop("invalid", [])
-    if not calls:
-        return []
-    frequent = sorted(calls, key=lambda kind: -sum(y for _, y in calls[kind]))[:7]
-    return [*((kind, calls[kind]) for kind in frequent), ("unusable turns", unusable)]
+    unusable = curves.pop("invalid", [])
+    frequent = sorted(curves, key=lambda kind: -sum(y for _, y in curves[kind]))[:7]
+    lines = [(kind, curves[kind]) for kind in frequent]
+    return [*lines, ("unusable turns", unusable)] if lines else []
