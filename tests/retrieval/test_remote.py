@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from cotune.data.corpus import shown_passage
+from cotune.data.corpus import format_passage
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
 from cotune.errors import ConfigError, RetrievalError
 from cotune.retrieval import remote
@@ -39,8 +39,8 @@ def test_passages_and_their_two_written_forms() -> None:
         ours, theirs = retriever(server), retriever(server, "search-r1")
         assert ours.search(["a"], 2) == [['(Title: "a") text 0', '(Title: "a") text 1']]
         assert theirs.search(["a"], 2) == [['(Title: "a") text 0', '(Title: "a") text 1']]
-        assert shown_passage("one line", "search-r1") == "(Title: one line) "
-        assert shown_passage("one line", "tags") == "one line"
+        assert format_passage("one line", "search-r1") == "(Title: one line) "
+        assert format_passage("one line", "tags") == "one line"
     assert server.asked[0] == {"queries": ["a"], "topk": 2, "return_scores": True}
 
 

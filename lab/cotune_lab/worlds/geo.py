@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from cotune import RulesLLM, SearchEnvironment, Task
-from cotune.data.corpus import indexed_text
+from cotune.data.corpus import join_for_index
 from cotune.data.splits import digest
 from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune.rewards import exact_match
@@ -249,7 +249,7 @@ def bundled_world() -> "tuple[GeoWorld, BM25Retriever]":
 
     world = GeoWorld()
     rows = zip(world.titles, world.documents, strict=True)
-    indexed = [indexed_text(title, document, _TITLE_WEIGHT) for title, document in rows]
+    indexed = [join_for_index(title, document, _TITLE_WEIGHT) for title, document in rows]
     # These are names: stemming would make different ones equal.
     return world, BM25Retriever(world.documents, indexed, "none")
 

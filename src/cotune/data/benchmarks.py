@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cotune.data.cells import shortened
+from cotune.data.cells import shorten
 from cotune.data.dataset import Column, tasks_of_rows
 from cotune.data.rows import file_rows, hub_rows
 from cotune.errors import ConfigError
@@ -84,7 +84,7 @@ def parse_benchmark(text: str) -> tuple[Benchmark, Path | None]:
     benchmark = BENCHMARKS.get(name.strip().lower())
     if benchmark is None:
         raise ConfigError(
-            f"--benchmark is {shortened(text)}; expected NAME or NAME=PATH, with a NAME of "
+            f"--benchmark is {shorten(text)}; expected NAME or NAME=PATH, with a NAME of "
             f"{', '.join(BENCHMARKS)}"
         )
     if equals and not path.strip():

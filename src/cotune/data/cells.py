@@ -106,25 +106,25 @@ def read_messages(
     *before, (_, question) = [(message["role"], message["content"]) for message in messages]
     if not isinstance(question, str) or not question.strip():
         raise ConfigError(
-            f'{place}: "{column}" is {shortened(question)}; expected text, or chat messages that end '
+            f'{place}: "{column}" is {shorten(question)}; expected text, or chat messages that end '
             "with the user's"
         )
     context = tuple((role, encodable(content)) for role, content in before)
     return context, encodable(question.strip())
 
 
-def check_messages(messages: Sequence[object], column: str, where: str) -> None:
+def check_messages(messages: Sequence[object], column: str, row_place: str) -> None:
     """Raise ConfigError for something that is not a chat message of text, or of tool calls."""
     for i, message in enumerate(messages):
-        place = f'{where}: message {i} of "{column}"'
+        place = f'{row_place}: message {i} of "{column}"'
         fields = cast("Mapping[str, Any]", message if isinstance(message, Mapping) else {})
         if "role" not in fields:
             raise ConfigError(
-                f"{place}: {shortened(cast(object, message))}; expected {{role: …, content: …}}"
+                f"{place}: {shorten(cast(object, message))}; expected {{role: …, content: …}}"
             )
         content: object = fields.get("content")
         if not isinstance(content, str | list | None):
-            raise ConfigError(f"{place}: content is {shortened(content)}; expected text")
+            raise ConfigError(f"{place}: content is {shorten(content)}; expected text")
         for part in cast("list[Any]", content) if isinstance(content, list) else ():
             fields = cast(
                 "Mapping[str, Any]", part if isinstance(part, dict) else {"type": type(part)}
@@ -143,7 +143,7 @@ def flat_message(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, "content": content}
 
 
-def nested(row: Mapping[str, Any], column: str, default: object = None) -> Any:
+def get_nested(row: Mapping[str, Any], column: str, default: object = None) -> Any:
     """Return a column's value; a dotted name that is not a column leads to a nested field.
 
     A row may have null in place of what holds the field, or an object written as JSON.
@@ -163,13 +163,13 @@ def nested(row: Mapping[str, Any], column: str, default: object = None) -> Any:
     return value
 
 
-def shortened(value: object) -> str:
+def shorten(value: object) -> str:
     """Return a value's repr, of at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def listed(names: Iterable[str]) -> str:
+def list_names(names: Iterable[str]) -> str:
     """Return the first column names, for a message."""
     texts = list(names)
     text = ", ".join(texts[:12])

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from cotune.data.cells import listed, plain_text, shortened
+from cotune.data.cells import list_names, plain_text, shorten
 from cotune.data.rows import json_lines
 from cotune.errors import ConfigError
 from cotune.utils.text import encodable
@@ -21,7 +21,7 @@ def split_contents(contents: str) -> tuple[str, str]:
     return (title.strip().strip('"').strip(), text.strip()) if newline else ("", title.strip())
 
 
-def shown_passage(contents: str, protocol: str) -> str:
+def format_passage(contents: str, protocol: str) -> str:
     """Return a passage as a policy reads it, before it is numbered: `(Title: "Oslo") …`.
 
     Under the protocol "search-r1" it is as Search-R1's `_passages2string` writes it: the first line is
@@ -34,7 +34,7 @@ def shown_passage(contents: str, protocol: str) -> str:
     return f'(Title: "{title}") {text}' if title else text
 
 
-def indexed_text(title: str, text: str, title_weight: int) -> str:
+def join_for_index(title: str, text: str, title_weight: int) -> str:
     """Return the text that BM25 indexes: the title, repeated, then the passage's text."""
     return f"{(title + ' ') * title_weight}{text}"
 
@@ -56,7 +56,7 @@ def read_corpus(path: Path) -> list[str]:
         name = "text" if "contents" not in row and "title" in row else "contents"
         text = row.get(name)
         if not isinstance(text, str) or not text.strip():
-            value = shortened(text) if name in row else f"missing, beside {listed(row)}"
+            value = shorten(text) if name in row else f"missing, beside {list_names(row)}"
             raise ConfigError(
                 f'{place}: "{name}" is {value}; expected text, as in "contents": "\\"Title\\"\\ntext"'
             )
@@ -68,7 +68,7 @@ def read_corpus(path: Path) -> list[str]:
         id = plain_text(row.get("id"))
         if id and places.setdefault(id, place) != place:
             raise ConfigError(
-                f"{place}: the id {shortened(id)} came before, in {places[id].rpartition(', ')[2]}; "
+                f"{place}: the id {shorten(id)} came before, in {places[id].rpartition(', ')[2]}; "
                 "give each passage its own id, or none"
             )
     if not passages:

@@ -12,16 +12,16 @@ from cotune.data.cells import (
     ALIAS_COLUMNS,
     ANSWER_COLUMNS,
     cells_of,
-    listed,
-    nested,
+    get_nested,
+    list_names,
     plain_text,
     plain_value,
     read_messages,
     reference_answers,
-    shortened,
+    shorten,
 )
-from cotune.data.rows import Row, Rows, file_rows, given_rows, hub_rows
-from cotune.data.splits import SPLITS, hold_out, numbered, sha, warn, warn_of_overlaps
+from cotune.data.rows import Row, Rows, check_rows, file_rows, hub_rows
+from cotune.data.splits import SPLITS, hold_out, number_repeats, sha, warn, warn_of_overlaps
 from cotune.errors import ConfigError
 from cotune.types import Task
 from cotune.utils.validation import Model, describe
@@ -73,7 +73,7 @@ class DatasetConfig(Model):
 
     @field_validator("validation", "test", mode="before")
     @classmethod
-    def _held_out(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_held_out(cls, value: Any, info: ValidationInfo) -> Any:
         least = 0 if info.field_name == "validation" else 1
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
         if is_count or isinstance(value, str | Path):
@@ -155,7 +155,7 @@ def tasks_from(
 
     def read(split: str, value: Any) -> tuple[list[Row], str]:
         source = "dataset" if split == "train" else f"dataset.{split}"
-        return given_rows(value, source), source
+        return check_rows(value, source), source
 
     sources = {"train": dataset, "validation": validation, "test": test}
     return _by_split(sources, read, config.columns, sources)
@@ -163,14 +163,14 @@ def tasks_from(
 
 def tasks_of_rows(rows: Sequence[Row], columns: Columns, source: str, split: str) -> list[Task]:
     """Turn rows into the tasks of one split, with its name before their ids; `source` starts messages."""
-    return _with_ids(_tasks(rows, columns, source), split, True)
+    return _add_ids(_make_tasks(rows, columns, source), split, True)
 
 
 def _by_split(
     sources: Mapping[str, Any],
     read: Callable[[str, Any], tuple[list[Row], str]],
     columns: Columns,
-    asked: Collection[str],
+    set_by_user: Collection[str],
 ) -> dict[str, list[Task]]:
     """Read the tasks of each split, and hold questions out for the splits without data.
 
@@ -178,47 +178,47 @@ def _by_split(
         sources: the data of each split, or the number of questions to hold out.
         read: returns the rows of a split's data, and the start of messages about them.
         columns: the column of each role.
-        asked: the splits whose number is the user's own, not a default.
+        set_by_user: the splits whose number is the user's own, not a default.
     """
     sizes = {split: n for split, n in sources.items() if split != "train" and isinstance(n, int)}
     data = {split: read(split, value) for split, value in sources.items() if split not in sizes}
-    tasks = {split: _tasks(rows, columns, source) for split, (rows, source) in data.items()}
-    places = hold_out([_key(task) for task in tasks["train"]], sizes, data["train"][1])
+    tasks = {split: _make_tasks(rows, columns, source) for split, (rows, source) in data.items()}
+    places = hold_out([_split_key(task) for task in tasks["train"]], sizes, data["train"][1])
     parts = tasks | {split: [tasks["train"][i] for i in rows] for split, rows in places.items()}
-    short = {split for split in sizes if split in asked and len(parts[split]) < sizes[split]}
+    short = {split for split in sizes if split in set_by_user and len(parts[split]) < sizes[split]}
     if short:
         counts = [
             f"{len(rows)} {split}" + (f" ({sizes[split]} asked)" if split in short else "")
             for split, rows in parts.items()
         ]
         warn(f"dataset: {sum(map(len, parts.values()))} questions: {', '.join(counts)}")
-    warn_of_overlaps({split: [_key(task) for task in parts[split]] for split in data})
-    return {split: _with_ids(parts[split], split, split not in sizes) for split in SPLITS}
+    warn_of_overlaps({split: [_split_key(task) for task in parts[split]] for split in data})
+    return {split: _add_ids(parts[split], split, split not in sizes) for split in SPLITS}
 
 
-def _key(task: Task) -> str:
+def _split_key(task: Task) -> str:
     """Return what the user asks in a task, which decides whether it is held out."""
     return "\n".join([text for role, text in task.context if role != "system"] + [task.question])
 
 
-def _with_ids(tasks: Sequence[Task], split: str, has_own_data: bool) -> list[Task]:
+def _add_ids(tasks: Sequence[Task], split: str, has_own_data: bool) -> list[Task]:
     """Return the tasks of a split with ids: the data's, or a hash of the messages."""
     prefix = f"{split}-" if has_own_data and split != "train" else ""
     texts = [json.dumps([*t.context, t.question]) if t.context else t.question for t in tasks]
-    hashes = numbered([f"{split}-{sha(text)[:12]}" for text in texts], "-")
+    hashes = number_repeats([f"{split}-{sha(text)[:12]}" for text in texts], "-")
     return [
         replace(task, id=f"{prefix}{task.id}" if task.id else id)
         for task, id in zip(tasks, hashes, strict=True)
     ]
 
 
-def _tasks(rows: Sequence[Row], columns: Columns, source: str) -> list[Task]:
+def _make_tasks(rows: Sequence[Row], columns: Columns, source: str) -> list[Task]:
     """Turn rows into tasks, whose ids are "" if the data has none."""
     if not rows:
         raise ConfigError(f"{source} holds no rows; expected one for each question")
     names = list(dict.fromkeys(name for row in rows for name in row))
     rows = [{name: row.get(name) for name in names} for row in rows]
-    column_of = _columns(columns, rows[0], source)
+    column_of = _find_columns(columns, rows[0], source)
     aliases = None
     if "answers" in column_of and "answers" not in columns:
         aliases = next((name for name in ALIAS_COLUMNS if name in names), None)
@@ -230,7 +230,7 @@ def _tasks(rows: Sequence[Row], columns: Columns, source: str) -> list[Task]:
     first_rows: dict[str, int] = {}
     tasks: list[Task] = []
     for i, row in enumerate(rows, 1):
-        task = _task(row, column_of, aliases, f"{source}, row {i}")
+        task = _make_task(row, column_of, aliases, f"{source}, row {i}")
         if task.id and first_rows.setdefault(task.id, i) != i:
             raise ConfigError(
                 f"{source}, row {i}: the id {task.id!r} came before, in row {first_rows[task.id]}; give each "
@@ -240,41 +240,41 @@ def _tasks(rows: Sequence[Row], columns: Columns, source: str) -> list[Task]:
     return tasks
 
 
-def _columns(columns: Columns, row: Row, source: str) -> dict[Column, str]:
+def _find_columns(columns: Columns, row: Row, source: str) -> dict[Column, str]:
     """Return the column of each role that the data has, by its first row."""
     column_of: dict[Column, str] = {}
     for role, defaults in DEFAULT_COLUMNS.items():
         column = columns.get(role)
         if column is not None and column.partition(".")[0] not in row and column not in row:
             raise ConfigError(
-                f"dataset.columns.{role} is {column!r}, but {source} has the columns {listed(row)}; "
+                f"dataset.columns.{role} is {column!r}, but {source} has the columns {list_names(row)}; "
                 "name one of them"
             )
         if role not in columns:
-            column = next((n for n in defaults if n in row or nested(row, n) is not None), None)
+            column = next((n for n in defaults if n in row or get_nested(row, n) is not None), None)
         if column is not None:
             column_of[role] = column
     if "question" not in column_of:
         raise ConfigError(
             f"dataset.columns.question: {source.partition(': ')[2] or source} has none of the columns "
-            f"{', '.join(DEFAULT_COLUMNS['question'])}, only {listed(row)}; name the one with the "
+            f"{', '.join(DEFAULT_COLUMNS['question'])}, only {list_names(row)}; name the one with the "
             "questions in dataset.columns: {question: …}"
         )
     return column_of
 
 
-def _task(row: Row, columns: Mapping[Column, str], aliases: str | None, place: str) -> Task:
+def _make_task(row: Row, columns: Mapping[Column, str], aliases: str | None, place: str) -> Task:
     values: dict[Column, Any] = {}
     for role, column in columns.items():
-        values[role] = value = nested(row, column, _MISSING)
+        values[role] = value = get_nested(row, column, _MISSING)
         if value is _MISSING:
             raise ConfigError(
                 f'{place}: has no "{column}"; add it, or name another column in '
                 f"dataset.columns.{role}"
             )
-    texts = {role: _text(values.get(role), role, columns, place) for role in _TEXTS}
+    texts = {role: _read_text(values.get(role), role, columns, place) for role in _TEXTS}
     messages, question = read_messages(values["question"], columns["question"], place)
-    answers, reasoning = _answers(values.get("answers"), columns.get("answers", ""), place)
+    answers, reasoning = _read_answers(values.get("answers"), columns.get("answers", ""), place)
     if aliases is not None:
         answers = tuple(dict.fromkeys(answers + reference_answers(row[aliases])[0]))
     return Task(
@@ -289,7 +289,7 @@ def _task(row: Row, columns: Mapping[Column, str], aliases: str | None, place: s
     )
 
 
-def _answers(value: Any, column: str, place: str) -> tuple[tuple[str, ...], str]:
+def _read_answers(value: Any, column: str, place: str) -> tuple[tuple[str, ...], str]:
     """Return the accepted answers, and the reasoning of the first one in GSM8K's form."""
     answers, reasoning = reference_answers(value)
     if answers or all(member is None or isinstance(member, str) for member in cells_of(value)):
@@ -301,21 +301,17 @@ def _answers(value: Any, column: str, place: str) -> tuple[tuple[str, ...], str]
         else f"name a field below it (such as dataset.columns.answers: {column}.{below})"
     )
     raise ConfigError(
-        f'{place}: "{column}" is {shortened(plain_value(value))}; expected text, a number, true or false, a '
+        f'{place}: "{column}" is {shorten(plain_value(value))}; expected text, a number, true or false, a '
         f"list of them, or null; {fix}"
     )
 
 
-def _text(value: Any, role: Column, columns: Mapping[Column, str], place: str) -> str:
-    """Return a text or number as text, of an id only a text or an integer; "" if there is none."""
-    if value is None or value == "":
-        return ""
+def _read_text(value: Any, role: Column, columns: Mapping[Column, str], place: str) -> str:
+    """Return a text or number as text; "" if there is none."""
     text = plain_text(value)
-    is_id = isinstance(plain_value(value), str | int) and not isinstance(plain_value(value), bool)
-    if not text or (role == "id" and not is_id):
+    if not text and value is not None and not isinstance(value, str):
         raise ConfigError(
-            f'{place}: "{columns[role]}" is {shortened(value)}; expected '
-            f"{'text or an integer' if role == 'id' else 'text'}, or name another column in "
+            f'{place}: "{columns[role]}" is {shorten(value)}; expected text, or name another column in '
             f"dataset.columns.{role}"
         )
     return text

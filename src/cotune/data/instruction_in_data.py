@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cotune.data.cells import shortened
-from cotune.data.trl_data import holding, last_question, messages_of
+from cotune.data.cells import shorten
+from cotune.data.trl_data import find_holders, last_question, messages_of
 from cotune.errors import ConfigError
 
 Messages = Sequence[dict[str, Any]]
@@ -50,9 +50,9 @@ def place_instruction(
     prompts = [messages_of(row) for row in rows if "prompt" in row]
     argument = f"method=cotune.{method_name}(instruction=…)"
     if instruction is None:
-        place = _shared(prompts, needs_instruction, argument)
+        place = _find_shared(prompts, needs_instruction, argument)
     else:
-        place = _place_of(instruction, prompts, argument)
+        place = _find_place(instruction, prompts, argument)
     if needs_instruction and not place.initial.strip():
         raise ConfigError(
             f"method: {method_name} evolves an instruction, and the prompts share no system message; "
@@ -61,22 +61,22 @@ def place_instruction(
     return place
 
 
-def _place_of(instruction: str, prompts: Sequence[Messages], argument: str) -> InstructionPlace:
+def _find_place(instruction: str, prompts: Sequence[Messages], argument: str) -> InstructionPlace:
     """Return the place of the method's instruction, which may have white space around it."""
     for text in (instruction.rstrip(), instruction.strip()):
-        without = [messages for messages in prompts if not holding(messages, text)]
+        without = [messages for messages in prompts if not find_holders(messages, text)]
         if not without:
             return InstructionPlace(text, text)
         if len(without) < len(prompts):
             raise ConfigError(
                 f"{argument}: {len(without)} of {len(prompts)} prompts lack that text, such as "
-                f"{shortened(last_question(without[0])['content'])}; expected it in all of them or "
+                f"{shorten(last_question(without[0])['content'])}; expected it in all of them or "
                 "in none: write it into every prompt, or leave it out and it is added"
             )
     return InstructionPlace(instruction)
 
 
-def _shared(
+def _find_shared(
     prompts: Sequence[Messages], needs_instruction: bool, argument: str
 ) -> InstructionPlace:
     """Return the system message, or else the whole question, that all prompts share."""
@@ -85,7 +85,7 @@ def _shared(
         contents = (message["content"] for message in messages if message["role"] == "system")
         systems[next(contents, "")] = None
     if len(systems) > 1 and needs_instruction:
-        first, second = [shortened(text) if text else "none" for text in systems][:2]
+        first, second = [shorten(text) if text else "none" for text in systems][:2]
         raise ConfigError(
             f"the data has {len(systems)} different system messages, such as {first} and {second}; "
             f"expected one that all rows share, as one instruction is evolved: give {argument}, a text "

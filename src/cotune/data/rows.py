@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from cotune.data.cells import shortened
+from cotune.data.cells import shorten
 from cotune.errors import ConfigError
 from cotune.utils.text import named
 
@@ -20,7 +20,7 @@ Row: TypeAlias = Mapping[str, Any]
 """The value of each column."""
 
 Rows: TypeAlias = "Dataset | Iterable[Row]"
-"""Rows that `given_rows` accepts."""
+"""Rows that `check_rows` accepts."""
 
 OTHER_SOURCE = (
     "correct dataset.name, dataset.subset or the split, or download it on a machine with a network and "
@@ -64,7 +64,7 @@ def file_rows(path: Path, field: str) -> list[Row]:
             raise ConfigError(
                 f"{field}: {file} cannot be read ({named(error)}); fix or rename the file"
             ) from error
-    return given_rows(rows, f"{field}: {path}")
+    return check_rows(rows, f"{field}: {path}")
 
 
 def hub_rows(
@@ -91,7 +91,7 @@ def hub_rows(
         ) from error
 
 
-def given_rows(rows: Rows, source: str) -> list[Row]:
+def check_rows(rows: Rows, source: str) -> list[Row]:
     """Return the rows of a `datasets.Dataset`, in its format, or of mappings; errors start with `source`.
 
     Raises:
@@ -108,12 +108,12 @@ def given_rows(rows: Rows, source: str) -> list[Row]:
         mappings = _plain(cast("Dataset", rows)) if is_dataset else list(rows)
     except TypeError:
         raise ConfigError(
-            f"{source}: is {shortened(rows)}; expected a datasets.Dataset, or a list of mappings"
+            f"{source}: is {shorten(rows)}; expected a datasets.Dataset, or a list of mappings"
         ) from None
     for i, row in enumerate(mappings, 1):
         if not isinstance(row, Mapping):
             raise ConfigError(
-                f"{source}, row {i}: {shortened(row)}; expected a mapping of a column to its value"
+                f"{source}, row {i}: {shorten(row)}; expected a mapping of a column to its value"
             )
     return cast("list[Row]", mappings)
 
@@ -143,11 +143,11 @@ def _object(line: str, place: str) -> dict[str, Any]:
         # The message's own line number would contradict the file's.
         reason = getattr(error, "msg", str(error))
         raise ConfigError(
-            f"{place}: not JSON ({type(error).__name__}: {reason}): {shortened(line)}; put one JSON "
+            f"{place}: not JSON ({type(error).__name__}: {reason}): {shorten(line)}; put one JSON "
             "object on each line"
         ) from error
     if not isinstance(row, dict):
-        raise ConfigError(f"{place}: {shortened(row)}; expected a JSON object in braces")
+        raise ConfigError(f"{place}: {shorten(row)}; expected a JSON object in braces")
     return row
 
 

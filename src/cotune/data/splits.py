@@ -33,7 +33,7 @@ def hold_out(
         field: the run file's section that holds the numbers.
     """
     if len(set(keys)) < _LEAST <= len(keys):
-        keys = numbered(keys, "\n")
+        keys = number_repeats(keys, "\n")
     ranked = sorted(set(keys), key=sha)
     chosen: dict[str, str] = {}
     for split, count in sizes.items():
@@ -55,7 +55,7 @@ def hold_out(
     return places
 
 
-def numbered(texts: Iterable[str], mark: str) -> list[str]:
+def number_repeats(texts: Iterable[str], mark: str) -> list[str]:
     """Return texts with `mark` and a number after each that came before."""
     times: Counter[str] = Counter()
     distinct: list[str] = []

@@ -10,15 +10,15 @@ from cotune.data.cells import (
     ANSWER_COLUMNS,
     check_messages,
     flat_message,
-    listed,
-    nested,
+    get_nested,
+    list_names,
     plain_text,
     plain_value,
     reference_answers,
-    shortened,
+    shorten,
 )
-from cotune.data.rows import given_rows
-from cotune.data.splits import numbered, sha
+from cotune.data.rows import check_rows
+from cotune.data.splits import number_repeats, sha
 from cotune.errors import ConfigError
 from cotune.types import Task
 
@@ -49,7 +49,7 @@ def read_rows(
                 "to train on a stream set max_steps"
             )
         dataset = list(islice(cast("Iterable[Any]", dataset), rows_needed))
-    rows = [dict(row) for row in given_rows(dataset, name)]
+    rows = [dict(row) for row in check_rows(dataset, name)]
     if not rows:
         raise ConfigError(f"{name} holds no rows; expected one for each question")
     _refuse_images(rows[0], name)
@@ -69,7 +69,7 @@ def _check_prompt(row: dict[str, Any], place: str) -> None:
     """Raise ConfigError for a row whose prompt is neither text nor a list of messages."""
     if "prompt" not in row:
         raise ConfigError(
-            f'{place} has no column "prompt", only {listed(row)}; expected a text or chat '
+            f'{place} has no column "prompt", only {list_names(row)}; expected a text or chat '
             "messages there, as for GRPOTrainer: rename the questions' column"
         )
     # NumPy's format makes an array of messages.
@@ -79,7 +79,7 @@ def _check_prompt(row: dict[str, Any], place: str) -> None:
         check_messages(cast("list[object]", prompt), "prompt", place)
     elif not isinstance(prompt, str):
         raise ConfigError(
-            f"{place}: the prompt is {shortened(cast(object, prompt))}; expected text or messages"
+            f"{place}: the prompt is {shorten(cast(object, prompt))}; expected text or messages"
         )
 
 
@@ -108,7 +108,7 @@ def last_question(messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return questions[-1] if questions else messages[-1]
 
 
-def holding(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+def find_holders(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
     """Return the messages in which the instruction `text` stands: all with it of the first one's role.
 
     A question may quote a system message, and an example's question may repeat a preamble.
@@ -124,7 +124,7 @@ def holding(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any
 def question_of(messages: Sequence[dict[str, Any]], text: str) -> str:
     """Return the text that identifies a question for people and proposers, without the instruction."""
     message = last_question(messages)
-    has_text = any(message is holder for holder in holding(messages, text))
+    has_text = any(message is holder for holder in find_holders(messages, text))
     content = str(message["content"])
     return (content.replace(text, "") if has_text else content).strip()
 
@@ -139,11 +139,11 @@ def tasks_of(rows: Sequence[Mapping[str, Any]], split: str, text: str) -> list[T
         split: starts the ids, such as "train".
         text: the initial instruction as the prompts have it; "" if it is added to them.
     """
-    hashes = [sha(json.dumps(row, default=_stable, skipkeys=True))[:12] for row in rows]
-    ids = numbered([f"{split}-{digest}" for digest in hashes], "-")
+    hashes = [sha(json.dumps(row, default=_make_stable, skipkeys=True))[:12] for row in rows]
+    ids = number_repeats([f"{split}-{digest}" for digest in hashes], "-")
     tasks: list[Task] = []
     for row, id in zip(rows, ids, strict=True):
-        answers, solution = _reference(row)
+        answers, solution = _read_reference(row)
         tasks.append(
             Task(
                 id=id,
@@ -157,19 +157,19 @@ def tasks_of(rows: Sequence[Mapping[str, Any]], split: str, text: str) -> list[T
     return tasks
 
 
-def _reference(row: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
+def _read_reference(row: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
     """Return the accepted answers of a row and its reference solution, () and "" without.
 
     The answers stand in a column with a usual name. If there are none, the solution is the answer.
     """
-    columns = (reference_answers(nested(row, name)) for name in ANSWER_COLUMNS)
+    columns = (reference_answers(get_nested(row, name)) for name in ANSWER_COLUMNS)
     answers, reasoning = next((column for column in columns if column[0]), ((), ""))
     if not answers:
         return reference_answers(row.get("solution"))
     return answers, plain_text(row.get("solution")) or reasoning
 
 
-def _stable(value: Any) -> Any:
+def _make_stable(value: Any) -> Any:
     """Return a column's value in a form that is the same in every process, for a hash."""
     if hasattr(value, "tolist"):
         return value.tolist()

@@ -41,6 +41,6 @@ class InstructionConfig(Model):
         fields = ("role", "placement", "system")
         return {name: value for name in fields if (value := getattr(self, name)) is not None}
 
-    def format(self, own: PromptFormat) -> PromptFormat:
+    def format(self, environment_format: PromptFormat) -> PromptFormat:
         """Return an environment's own format with the given fields replaced."""
-        return replace(own, **self.places)  # pyright: ignore[reportArgumentType]
+        return replace(environment_format, **self.places)  # pyright: ignore[reportArgumentType]

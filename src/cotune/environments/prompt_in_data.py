@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cotune.data.trl_data import holding, last_question, messages_of, question_of
+from cotune.data.trl_data import find_holders, last_question, messages_of, question_of
 from cotune.environments.base import PromptFormat, with_system
 from cotune.types import Prompt, Task
 
@@ -30,16 +30,16 @@ class PromptInData(PromptFormat):
         messages = messages_of(task.columns)
         # A TRL environment's reset() adds to the question; TRL puts that after the last message.
         messages[-1]["content"] += task.question.removeprefix(question_of(messages, self.text))
-        places = holding(messages, self.text)
+        places = find_holders(messages, self.text)
         for message in places:
-            message["content"] = self._replaced(message["content"], prompt.instruction)
+            message["content"] = self._replace_text(message["content"], prompt.instruction)
         if not places:
             messages = with_system(messages, prompt.instruction)
         question = last_question(messages)
         question["content"] = prompt.under_hint(question["content"])
         return messages
 
-    def _replaced(self, content: str, instruction: str) -> str:
+    def _replace_text(self, content: str, instruction: str) -> str:
         """Put an instruction in the place of the text; a line break keeps another one from what follows."""
         if instruction == self.text:
             return content
@@ -75,7 +75,7 @@ def served_format(
     systems = [[m["content"] for m in messages if m["role"] == "system"] for messages in prompts]
     if all(contents == [text] for contents in systems):
         return PromptFormat(role="system", system="replace")
-    questions = [_question_with(messages, text) for messages in prompts]
+    questions = [_find_question(messages, text) for messages in prompts]
     if all(question.startswith(text) for question in questions):
         direct = "" if instruction == text else "\n"
         remainders = [question.removeprefix(text) for question in questions]
@@ -89,10 +89,10 @@ def served_format(
     return None
 
 
-def _question_with(messages: Sequence[dict[str, Any]], text: str) -> str:
+def _find_question(messages: Sequence[dict[str, Any]], text: str) -> str:
     """Return the only question of a prompt if the text stands in it once and nowhere else, else ""."""
     of_user = [message for message in messages if message["role"] == "user"]
-    if len(of_user) != 1 or holding(messages, text) != of_user:
+    if len(of_user) != 1 or find_holders(messages, text) != of_user:
         return ""
     content = of_user[0]["content"]
     return content if content.count(text) == 1 else ""

@@ -127,8 +127,8 @@ class ReasoningGymEnvironment(TaskEnvironment):
         self.required = ANSWER_TAGS if options.answer == "tags" else ()
         instruction, self.no_answer = _FORMS[options.answer]
         with keep_generators():  # some draw from the process's own generators
-            self._datasets = {_label(task): _dataset(options, task) for task in options.tasks}
-            super().__init__(_splits(options, self._datasets), instruction)
+            self._datasets = {_label(task): _make_dataset(options, task) for task in options.tasks}
+            super().__init__(_draw_splits(options, self._datasets), instruction)
 
     def read_answer(self, text: str) -> str | None:
         """Return the last text between the answer tags, or the last number."""
@@ -174,7 +174,7 @@ def _label(task: GymTask) -> str:
     return task.name if task.difficulty is None else f"{task.name} level {task.difficulty}"
 
 
-def _dataset(options: ReasoningGymOptions, task: GymTask) -> Any:
+def _make_dataset(options: ReasoningGymOptions, task: GymTask) -> Any:
     """Return a task's data set, with room for the questions of all splits."""
     gym = import_module("reasoning_gym")
     size = _SPARE * sum(numbers_of_questions(options).values()) + 100
@@ -197,10 +197,12 @@ def _dataset(options: ReasoningGymOptions, task: GymTask) -> Any:
         ) from error
 
 
-def _splits(options: ReasoningGymOptions, datasets: Mapping[str, Any]) -> dict[str, list[Task]]:
+def _draw_splits(
+    options: ReasoningGymOptions, datasets: Mapping[str, Any]
+) -> dict[str, list[Task]]:
     """Return the tasks of each split, those of the data sets in turn; no question is in two of them."""
     texts = set[str]()
-    streams = {label: _questions(label, dataset, texts) for label, dataset in datasets.items()}
+    streams = {label: _draw_questions(label, dataset, texts) for label, dataset in datasets.items()}
     splits: dict[str, list[Task]] = {split: [] for split in SPLITS}
     # Held-out splits first, so that they do not depend on the number of training questions.
     for split in reversed(SPLITS):
@@ -219,7 +221,7 @@ def _splits(options: ReasoningGymOptions, datasets: Mapping[str, Any]) -> dict[s
     return splits
 
 
-def _questions(label: str, dataset: Any, texts: set[str]) -> Iterator[Task]:
+def _draw_questions(label: str, dataset: Any, texts: set[str]) -> Iterator[Task]:
     """Generate a data set's questions that are not in `texts`, and add them there."""
     for index in range(len(dataset)):
         try:

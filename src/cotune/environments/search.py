@@ -7,9 +7,9 @@ from typing import ClassVar, Literal, Self
 
 from cotune.data.corpus import (
     Language,
-    indexed_text,
+    format_passage,
+    join_for_index,
     read_corpus,
-    shown_passage,
     split_contents,
 )
 from cotune.environments.base import TaskEnvironment, without_answer
@@ -246,8 +246,8 @@ def _build_retriever(options: SearchOptions) -> Retriever:
     from cotune.retrieval.bm25 import BM25Retriever
 
     corpus = read_corpus(options.corpus)
-    passages = [shown_passage(contents, options.protocol) for contents in corpus]
-    indexed = [indexed_text(*split_contents(contents), _TITLE_WEIGHT) for contents in corpus]
+    passages = [format_passage(contents, options.protocol) for contents in corpus]
+    indexed = [join_for_index(*split_contents(contents), _TITLE_WEIGHT) for contents in corpus]
     return BM25Retriever(passages, indexed, options.language)
 
 

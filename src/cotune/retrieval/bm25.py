@@ -64,7 +64,7 @@ class BM25Retriever:
         return answers
 
 
-def _words(texts: Iterable[str], language: Language, **options: Any) -> Any:
+def _tokenize(texts: Iterable[str], language: Language, **options: Any) -> Any:
     """Return the terms of texts, stemmed and without stop words."""
     if language == "none":
         analysis: dict[str, Any] = {"stopwords": []}
@@ -77,7 +77,7 @@ def _words(texts: Iterable[str], language: Language, **options: Any) -> Any:
 
 def _build_index(texts: Iterable[str], language: Language) -> bm25s.BM25:
     index = bm25s.BM25()
-    tokens = _words(texts, language)
+    tokens = _tokenize(texts, language)
     if not tokens.vocab:
         raise ConfigError(
             "corpus: no passage has a word that can be searched for (of two letters or more, and no stop "
@@ -89,12 +89,12 @@ def _build_index(texts: Iterable[str], language: Language) -> bm25s.BM25:
 
 def _rank(index: bm25s.BM25, queries: list[str], top_k: int, language: Language) -> list[list[int]]:
     """Return the rows of each query, best first; none if it shares no term with the corpus."""
-    words_of = _words(queries, language, return_ids=False)
+    words_of = _tokenize(queries, language, return_ids=False)
     terms = [[str(word) for word in words if word in index.vocab_dict] for words in words_of]
-    return [_best(index.get_scores(row), top_k) if row else [] for row in terms]
+    return [_find_best(index.get_scores(row), top_k) if row else [] for row in terms]
 
 
-def _best(scores: Any, top_k: int) -> list[int]:
+def _find_best(scores: Any, top_k: int) -> list[int]:
     """Return the rows of the `top_k` highest scores, best first; ties go to the lower row.
 
     Which of several equal scores a partition selects (and so `retrieve` of bm25s) depends on the

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from time import sleep
 from typing import ClassVar
 
-from cotune.data.corpus import shown_passage
+from cotune.data.corpus import format_passage
 from cotune.errors import ConfigError, RetrievalError
 from cotune.utils.option_checks import check_range, check_url
 from cotune.utils.text import encodable, named
@@ -72,7 +72,9 @@ class RemoteRetriever:
         distinct = list(dict.fromkeys(sent))
         results = self._request(distinct, top_k) if distinct else []
         contents = dict(zip(distinct, results, strict=True))
-        return [[shown_passage(text, self._protocol) for text in contents[query]] for query in sent]
+        return [
+            [format_passage(text, self._protocol) for text in contents[query]] for query in sent
+        ]
 
     def check(self) -> None:
         """Request one passage, at most twice, so that a wrong address is found before training starts.

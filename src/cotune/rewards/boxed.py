@@ -59,7 +59,7 @@ def last_boxed(text: str) -> str | None:
     contents: list[str] = []
     following = len(text)
     for box in reversed(list(_BOX.finditer(text))):
-        end = _closing(text, box.end(), following)
+        end = _find_closing(text, box.end(), following)
         if end is None:
             break
         content = text[box.end() : end]
@@ -76,7 +76,7 @@ def last_boxed(text: str) -> str | None:
     return ", ".join(content.strip() for content in reversed(contents))
 
 
-def _closing(text: str, start: int, end: int) -> int | None:
+def _find_closing(text: str, start: int, end: int) -> int | None:
     """Return the position of the brace that closes the one before `start`; None without one."""
     depth = 1
     for mark in _BRACE.finditer(text, start, end):
@@ -135,13 +135,13 @@ class BoxedReward:
         if not text or len(text) > MAX_CHARACTERS:
             return 0.0
         normal = normal_form(text)
-        number = _integer(normal)
+        number = _read_integer(normal)
         unsettled: list[str] = []
         for truth in map(str.strip, truths):
             if len(truth) > MAX_CHARACTERS:
                 continue
             normal_truth = normal_form(truth)
-            expected = _integer(normal_truth)
+            expected = _read_integer(normal_truth)
             if normal == normal_truth or (number is not None and number == expected):
                 return 1.0
             differs = expected is not None and (number is not None or self._plain_integers)
@@ -218,7 +218,7 @@ class _Worker:
         return json.loads(reply) if reply.endswith("\n") else None
 
 
-def _integer(text: str) -> str | None:
+def _read_integer(text: str) -> str | None:
     """Return a plain integer without commas, plus sign and leading zeros; None for other texts."""
     match = _INTEGER.fullmatch(text)
     if match is None:

@@ -103,7 +103,7 @@ class _Loaded:
             # Some built-in callables have no signature; they get every argument.
             return [inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)]
 
-    def accepted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def select(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments that the function accepts: all, if it has **kwargs."""
         if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self.parameters):
             return dict(arguments)
@@ -203,7 +203,7 @@ class RewardFunctions:
             return []
         logged: dict[str, list[float]] = {}
         extra: dict[str, Sequence[Any]] = {}
-        scores = self._scores(trajectories, environment, logged, extra)
+        scores = self._call_functions(trajectories, environment, logged, extra)
         means = {name: sum(values) / len(values) for name, values in logged.items()}
         weights = self.weights(environment)
         own_name = next(iter(weights.keys() - scores.keys()), "")
@@ -274,7 +274,7 @@ class RewardFunctions:
                     "has none; name their column in dataset.columns: {answers: …}, or drop the row"
                 )
 
-    def _scores(
+    def _call_functions(
         self,
         trajectories: Sequence[Trajectory],
         environment: Environment,
@@ -296,7 +296,7 @@ class RewardFunctions:
 
         @functools.cache
         def arguments_for(messages: bool | None) -> dict[str, Any]:
-            return _arguments(trajectories, environment, messages) | {
+            return _list_arguments(trajectories, environment, messages) | {
                 "trainer_state": self.trainer_state,
                 "log_extra": log_extra,
                 "log_metric": log_metric,
@@ -312,7 +312,7 @@ class RewardFunctions:
                     returned[reward.name] = reward.function(trajectories)
                     continue
                 with reward.name_faults(arguments["completions"]):
-                    value = reward.function(**reward.accepted(arguments))
+                    value = reward.function(**reward.select(arguments))
                     returned[reward.name] = (
                         _LOOP.submit(value) if inspect.iscoroutine(value) else value
                     )
@@ -322,7 +322,7 @@ class RewardFunctions:
                     if isinstance(value, Future):
                         value = cast("Future[Any]", value).result()
                     # A generator runs only now.
-                    scores[reward.name] = _checked(reward.name, value, ids)
+                    scores[reward.name] = _check_values(reward.name, value, ids)
         finally:
             for value in returned.values():
                 if isinstance(value, Future):
@@ -368,7 +368,7 @@ def _load(reward: WeightedReward) -> _Loaded:
     return _Loaded(_name_of(function), function, weight, reward.messages)
 
 
-def _arguments(
+def _list_arguments(
     trajectories: Sequence[Trajectory], environment: Environment, messages: bool | None
 ) -> dict[str, list[Any]]:
     """Return the keyword arguments of reward functions, lists with one entry for each rollout.
@@ -395,7 +395,7 @@ def _arguments(
         for p, chat in zip(prompts, chats, strict=True)
     ]
     arguments["completions"] = [
-        _conversation(t) if chat else "".join(map(_written, t.turns))
+        _list_messages(t) if chat else "".join(map(_read_turn, t.turns))
         for t, chat in zip(trajectories, chats, strict=True)
     ]
     # An EOS that the policy did not write itself only closes the episode.
@@ -405,7 +405,7 @@ def _arguments(
     return arguments | of_environment(environment, trajectories)
 
 
-def _conversation(trajectory: Trajectory) -> list[dict[str, Any]]:
+def _list_messages(trajectory: Trajectory) -> list[dict[str, Any]]:
     """Return the messages after the prompt: the policy's, and what it was answered."""
     return [
         dict(message)
@@ -414,7 +414,7 @@ def _conversation(trajectory: Trajectory) -> list[dict[str, Any]]:
     ]
 
 
-def _written(turn: Turn) -> str:
+def _read_turn(turn: Turn) -> str:
     """Return the text of a turn; without control tokens, unless it has more parts than the text."""
     message: Mapping[str, Any] = turn.messages[0] if turn.messages else {}
     return str(message["content"]) if message.keys() == {"role", "content"} else turn.text
@@ -436,12 +436,12 @@ def _name_of(function: RewardFunction) -> str:
     return "lambda" if name == "<lambda>" else name
 
 
-def _checked(name: str, values: Any, ids: Sequence[str]) -> list[Scored]:
+def _check_values(name: str, values: Any, ids: Sequence[str]) -> list[Scored]:
     """Return a function's results; ConfigError if it is not one finite number for each rollout."""
     values = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
         raise ConfigError(
-            f"rewards: {name} returned {_shown(values)}; expected a list of {len(ids)} numbers, one "
+            f"rewards: {name} returned {_shorten(values)}; expected a list of {len(ids)} numbers, one "
             "for each completion"
         )
     rewards: list[Any] = list(values)
@@ -450,10 +450,10 @@ def _checked(name: str, values: Any, ids: Sequence[str]) -> list[Scored]:
             f"rewards: {name} returned {len(rewards)} values for {len(ids)} completions; expected "
             "one each: return a list as long as completions"
         )
-    return [_scored(name, value, id) for value, id in zip(rewards, ids, strict=True)]
+    return [_read_score(name, value, id) for value, id in zip(rewards, ids, strict=True)]
 
 
-def _scored(name: str, value: Any, id: str) -> Scored:
+def _read_score(name: str, value: Any, id: str) -> Scored:
     score: Any = value
     feedback = ""
     if isinstance(value, tuple | list):
@@ -463,7 +463,7 @@ def _scored(name: str, value: Any, id: str) -> Scored:
     number = finite(score)
     if number is None and score is not None:
         raise ConfigError(
-            f"rewards: {name} returned {_shown(value)} for task {id}; expected a finite number, None where it "
+            f"rewards: {name} returned {_shorten(value)} for task {id}; expected a finite number, None where it "
             "does not apply, or a pair of one and a text"
         )
     return number, shorten_middle(feedback.strip(), FEEDBACK_CHARS)
@@ -476,6 +476,6 @@ def _join(texts: Mapping[str, str]) -> str:
     )
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = " ".join(reprlib.repr(value).split())
     return text if len(text) <= 60 else f"{type(value).__name__} {text[:57]}..."
