@@ -9,7 +9,6 @@ import pytest
 import trl
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jinja2.exceptions import TemplateError
 from transformers.utils import chat_template_utils
 
 from cotune.environments.base import PromptFormat
@@ -207,14 +206,6 @@ def test_only_the_first_message_of_the_user_is_told() -> None:
     assert rendered(told, [user(None)]) == "[user]Be right."
 
 
-def test_the_rest_of_a_message_stays() -> None:
-    own = "{% for m in messages %}{{ m.name }}:{{ m.content }}{% endfor %}"
-    for role in ("user", "system"):
-        told = with_instruction(own, PromptFormat(role=role), "I")
-        asked = [{"role": "system", "content": "s", "name": "n"}, user("q") | {"name": "u"}]
-        assert rendered(told, asked) == {"user": "n:su:I\n\nq", "system": "n:s\n\nIu:q"}[role]
-
-
 @pytest.mark.parametrize(
     "own",
     [
@@ -258,9 +249,3 @@ def test_a_template_without_its_mark_is_refused() -> None:
     told = with_instruction(SHOWN, PromptFormat(), "Be right.")
     with pytest.raises(ConfigError, match="the mark before the model's own template is missing"):
         without_instruction(told.replace("own template #}", "template #}"))
-
-
-def test_a_template_that_refuses_still_refuses() -> None:
-    told = with_instruction("{{ raise_exception('no') }}", PromptFormat(), "Be right.")
-    with pytest.raises(TemplateError, match="no"):
-        rendered(told, [user("Why?")])

@@ -112,41 +112,25 @@ def family(request: pytest.FixtureRequest) -> Family:
     return FAMILIES[request.param]
 
 
-def test_a_call_in_the_templates_own_form_is_read(family: Family) -> None:
+def test_what_a_policy_writes_is_read(family: Family) -> None:
     codec, tokenizer = codec_of(family)
     prompt = codec.render([{"role": "user", "content": "Look up a 7."}], TOOLS)
-    ids = written(tokenizer, family.call + family.eos)
 
-    assert codec.read_calls(ids, TOOLS, prompt).calls == (CALL,)
-    assert codec.read_calls(ids[:-1], TOOLS, prompt).calls == (CALL,)
+    def read(text: str) -> Calls:
+        return codec.read_calls(written(tokenizer, text), TOOLS, prompt)
 
-
-def test_an_answer_is_no_call(family: Family) -> None:
-    codec, tokenizer = codec_of(family)
-
-    calls = codec.read_calls(written(tokenizer, f"It is 7.{family.eos}"), TOOLS, ())
-
-    assert calls == Calls(said="It is 7.")
-
-
-def test_several_calls_of_a_turn_are_read_in_order(family: Family) -> None:
-    if not family.several:
-        pytest.skip("one call a turn")
-    codec, tokenizer = codec_of(family)
-    second = family.call.replace("look_up", "repeat")
-
-    calls = codec.read_calls(written(tokenizer, f"{family.call}\n{second}"), TOOLS, ())
-
-    assert [call.name for call in calls.calls] == ["look_up", "repeat"]
-
-
-def test_a_call_that_was_cut_off_is_an_error(family: Family) -> None:
-    codec, tokenizer = codec_of(family)
-
-    calls = codec.read_calls(written(tokenizer, family.call[:-15]), TOOLS, ())
-
-    assert not calls.calls
-    assert calls.error
+    assert read(family.call + family.eos).calls == (CALL,)
+    assert read(family.call).calls == (CALL,)
+    assert codec.read_calls(written(tokenizer, f"It is 7.{family.eos}"), TOOLS, ()) == Calls(
+        said="It is 7."
+    )
+    if family.several:
+        second = family.call.replace("look_up", "repeat")
+        calls = read(f"{family.call}\n{second}").calls
+        assert [call.name for call in calls] == ["look_up", "repeat"]
+    cut = read(family.call[:-15])
+    assert not cut.calls
+    assert cut.error
 
 
 def test_the_prompt_shows_the_tools_and_what_follows_a_turn_opens_the_next(family: Family) -> None:
@@ -163,6 +147,9 @@ def test_the_prompt_shows_the_tools_and_what_follows_a_turn_opens_the_next(famil
     assert "look_up" not in following  # nothing of the dialogue it was rendered after
     opened = prompt[prompt.rindex("Look up a 7.") :].removeprefix(f"Look up a 7.{family.eos}")
     assert following.endswith(opened)
+    asked = codec.decode(codec.render_next([{"role": "user", "content": "Not JSON."}], TOOLS))
+    assert "Not JSON." in asked
+    assert "cotune_probe" not in asked
 
 
 def test_turn_after_turn_gives_the_tokens_of_the_whole_conversation(family: Family) -> None:
@@ -208,15 +195,6 @@ def test_a_thinking_template_shows_results_after_what_the_policy_thought() -> No
 
     assert codec.decode(codec.render_next(results, TOOLS)) == shown
     assert plain.decode(plain.render_next(results, TOOLS)) == f"{shown}<think>\n\n</think>\n\n"
-
-
-def test_a_users_message_follows_a_turn_without_calls(family: Family) -> None:
-    codec, _ = codec_of(family)
-
-    following = codec.decode(codec.render_next([{"role": "user", "content": "Not JSON."}], TOOLS))
-
-    assert "Not JSON." in following
-    assert "cotune_probe" not in following
 
 
 def test_calls_within_a_thought_are_none() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from cotune.errors import ConfigError, LLMError
+from cotune.errors import ConfigError
 from cotune.policy.adapters import make_savable
 from cotune.policy.local_policy import load, local_coordinator
 from cotune.policy.policy_files import policy_path
@@ -112,12 +112,3 @@ def test_evaluation_is_greedy_repeatable_and_within_the_policys_context() -> Non
     assert [t.completion_ids for t in first] == [t.completion_ids for t in second]
     assert {t.assignment.sampled.instruction for t in first} == {told}
     assert {t.stop for t in first} <= {StopReason.ANSWERED, StopReason.TURN_LIMIT}
-
-
-def test_there_is_no_llm_to_ask() -> None:
-    environment = GeoEnvironment(GeoOptions(train=1, validation=1, test=1))
-    coordinator = local_coordinator(
-        policy_path("bundled:geo"), environment, environment.initial_instruction, RolloutSettings()
-    )
-    with pytest.raises(LLMError, match="no LLM"):
-        coordinator.llm.complete("propose")

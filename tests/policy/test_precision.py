@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cotune.config.run_file import RunConfig, parse_config
-from cotune.engines.trl.run_file_setup import grpo_config, load_policy
+from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.errors import ConfigError
 from cotune.policy import precision
 from cotune.policy.options import PolicyConfig
@@ -89,24 +89,6 @@ def test_fp16_is_computed_in_fp16() -> None:
 
 def run_file(tmp_path: Path, **sections: Any) -> RunConfig:
     return parse_config(tiny(tmp_path / "run", sections), "test")
-
-
-def test_the_bundled_policies_stay_in_float32(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    config = run_file(tmp_path)
-    model, _ = load_policy(config.policy, config.training.precision)
-    assert model.dtype == torch.float32
-    assert grpo_config(config, tmp_path).bf16 is False
-
-
-def test_bf16_trains_float32_weights_under_autocast(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    config = run_file(tmp_path, training={"precision": "bf16"})
-    assert grpo_config(config, tmp_path).bf16 is True
 
 
 def test_contradictions_are_refused(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -242,21 +241,3 @@ def test_what_is_forgotten_is_gone_a_staged_one_too(
     assert not list(tmp_path.glob("best*"))
     with pytest.raises(FileNotFoundError, match="no policy was kept"):
         best.restore(run.joint)
-
-
-def test_rank_zero_alone_writes(run: Run, best: TRLBest, tmp_path: Path) -> None:
-    """The other rank takes part where weights are gathered, and writes nothing."""
-    coordinator, gathered = run.joint.coordinator, []
-    said = [SimpleNamespace(verb="gather"), SimpleNamespace(verb="done"), None]
-
-    class Second:
-        rank, size = 1, 2
-
-        def broadcast(self, value: Any) -> Any:
-            return said.pop(0)
-
-    coordinator.comm = Second()  # type: ignore[assignment]
-    coordinator.gather = lambda: gathered.append("weights")
-    coordinator.on_rank_zero(lambda: best.offer(run.joint, scored(0.5), 1))
-    assert gathered == ["weights"]
-    assert not list(tmp_path.glob("best*"))

@@ -43,13 +43,6 @@ def choose(folder: Path) -> Chosen:
     return newest_undamaged(complete_checkpoints(folder))
 
 
-def test_a_state_round_trips(tmp_path: Path) -> None:
-    state = {"batches": 3, "coordinator": {"é": [0.1, None, True]}}
-    save_state(tmp_path / "new", 12, state)
-    assert load_state(tmp_path / "new", 12) == state
-    assert load_state(tmp_path / "new", 11) is None
-
-
 def test_the_newest_whole_pair_is_taken(tmp_path: Path) -> None:
     assert choose(tmp_path).path is None
     assert choose(tmp_path / "absent").path is None

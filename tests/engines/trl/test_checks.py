@@ -15,7 +15,6 @@ from cotune.engines.trl.checks import (
     check_named_parts,
     check_strategy,
     check_trl,
-    steps_per_batch,
 )
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.method import Context
@@ -189,14 +188,6 @@ def test_the_ratio_of_a_sequence_cannot_leave_tokens_out(tmp_path: Path) -> None
 )
 def test_what_works_passes(tmp_path: Path, changes: dict[str, Any]) -> None:
     check_args(config(tmp_path, **changes))
-
-
-def test_optimizer_steps_of_a_batch(tmp_path: Path) -> None:
-    assert steps_per_batch(config(tmp_path)) == 1
-    assert steps_per_batch(config(tmp_path, **TWO_STEPS_A_BATCH)) == 2
-    halved = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
-    assert steps_per_batch(config(tmp_path, **halved)) == 1
-    assert steps_per_batch(config(tmp_path, num_iterations=2, **TWO_STEPS_A_BATCH)) == 4
 
 
 def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

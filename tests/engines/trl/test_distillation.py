@@ -14,7 +14,7 @@ from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.methods.static import StaticStrategy
 from cotune.types import Assignment, Distillation, Limits, Progress, Prompt, Task, Trajectory
 from cotune_lab.worlds.geo import GeoEnvironment, GeoOptions
-from tests.engines.trl.setup import HINT, Run, start
+from tests.engines.trl.setup import Run, start
 from tests.policy.tiny import small_policy
 from tests.reference_loop import completion_logprobs, policy_loss
 
@@ -211,15 +211,6 @@ def test_the_mask_is_taken_before_the_first_of_two_updates(
     torch.testing.assert_close(one["advantages"], two["advantages"], atol=1e-6, rtol=0)
     assert "old_per_token_logps" not in one
     assert "old_per_token_logps" in two
-
-
-def test_an_evaluation_between_batches_is_left_alone(tmp_path: Path) -> None:
-    run = start(tmp_path, Mixed("abc de. ", Distillation(ratio="masked_signed"), HINT), max_steps=1)
-    run.trainer.train()
-    kept = run.joint.batch.trajectories
-    assert kept == run.trajectories[-1]
-    run.joint.coordinator.evaluate(run.joint.parts.environment.tasks("validation"))
-    assert run.joint.batch.trajectories is kept
 
 
 def test_a_row_whose_every_token_is_masked_is_left_out_and_counted(tmp_path: Path) -> None:

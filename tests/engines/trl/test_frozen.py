@@ -110,20 +110,6 @@ def test_gepa_on_a_frozen_policy_makes_no_training_batch(
         resumed_config(run, parse_config(run.read_config(), "test"), (), None)
 
 
-@pytest.mark.slow
-def test_gepa_before_training(tmp_path: Path) -> None:
-    run = trained(tmp_path, GEPA)
-    assert not is_the_base(run)
-    assert rollouts(run)["train"] == 24
-    assert rollouts(run)["evolve"] <= 24
-    [best] = [row["id"] for row in run.read_events() if row["kind"] == "best_instruction"]
-    under = {
-        row["instruction"] for step in (1, 2, 3) for row in run.read_trajectories(step, "train")
-    }
-    assert under == {best}
-    assert run.read_metrics()[0]["gepa/evaluations"] == rollouts(run)["evolve"]
-
-
 def test_a_frozen_static_run_is_an_evaluation(tmp_path: Path) -> None:
     run = trained(tmp_path, {"kind": "static"}, frozen=True)
     assert rollouts(run).keys() == {"evaluate"}
@@ -152,30 +138,3 @@ def test_a_search_that_is_killed_is_paid_once(tmp_path: Path) -> None:
     assert learnt(broken) == learnt(unbroken)
     assert arm(broken) == arm(unbroken)
     assert spent(broken) == spent(unbroken)
-
-
-@pytest.mark.slow
-def test_the_search_finds_an_instruction_that_the_bundled_policy_answers_under(
-    tmp_path: Path,
-) -> None:
-    raw = {
-        "name": "geo-gepa",
-        "output": str(tmp_path / "run"),
-        "threads": 1,
-        "environment": {"kind": "geo", "train": 200, "validation": 4, "test": 20},
-        "limits": {
-            "turns": 4, "turn_tokens": 64, "observation_tokens": 200, "trajectory_tokens": 640,
-            "prompt_tokens": 384,
-        },
-        "strategy": {"kind": "gepa", "budget": 60, "dev_size": 10, "beam": 4},
-        "training": {"frozen": True},
-        "evaluation": {"every": 0},
-    }  # fmt: skip
-    run = RunDir.open(train(write(tmp_path / "run.yaml", raw), Console(quiet=True), quiet=True))
-    summary = run.read_summary()
-    assert summary is not None
-    scores = summary["arms"]["gepa"]
-    assert scores["em_before"] < 0.4
-    assert scores["em"] > 0.8
-    assert scores["em_initial_instruction"] == scores["em_before"]
-    assert rollouts(run)["evolve"] < 60 + 10

@@ -83,19 +83,10 @@ def test_it_is_refused_before_the_policy_is_loaded(
     def loaded(*_: Any, **__: Any) -> Any:
         raise AssertionError("the policy was loaded")
 
-    monkeypatch.setattr(trl_setup, "load", loaded)
+    monkeypatch.setattr(trl_setup, "load_model", loaded)
     gpus(2)
     with pytest.raises(ConfigError, match="one process sees 2 GPUs"):
         Preflight(run_config(), new=False).require()
-
-
-def test_what_the_trainer_would_do_with_several(gpus: Any, tmp_path: Path) -> None:
-    """Why they are refused: seen from outside."""
-    gpus(2)
-    args = own_args(tmp_path, **ON_GPUS)
-    assert args.n_gpu == 2
-    with pytest.raises(ValueError, match="DataParallel"):
-        trainer(args)
 
 
 def trainer(args: GRPOConfig) -> GRPOTrainer:
@@ -131,10 +122,3 @@ def test_asked_for_the_trainer_uses_the_first_and_no_more_rows(gpus: Any, tmp_pa
         assert getattr(args, name) == getattr(alone, name), name
     assert (args.n_gpu, args.train_batch_size) == (1, 2)
     assert not isinstance(trainer(on_one_gpu(own_args(tmp_path))).model_wrapped, DataParallel)
-
-
-def test_not_asked_for_nothing_is_held_back(gpus: Any, tmp_path: Path) -> None:
-    gpus(4)
-    assert grpo_config(run_config(engine_args=ON_GPUS), tmp_path).n_gpu == 4
-    assert own_args(tmp_path).n_gpu == 0  # on the CPU
-    assert on_one_gpu(own_args(tmp_path)).n_gpu == 0

@@ -15,16 +15,14 @@ from cotune.engines.preflight import Preflight
 from cotune.engines.trl.joint_trainer import JointTrainer, TRLBest
 from cotune.engines.trl.run_file_setup import build_trainer
 from cotune.errors import ConfigError
-from cotune.policy.adapters import lora_config, merged, save_weights, trained_dtype
+from cotune.policy.adapters import merged, save_weights, trained_dtype
 from cotune.policy.codec import HFCodec
 from cotune.policy.local_policy import load, load_tokenizer
-from cotune.policy.options import LoraOptions
 from cotune.policy.precision import rounding_notice
 from cotune.policy.sampling import CachedSampler, GenerateSampler, policy_sampler
 from cotune.types import Distillation, SampleRequest, Sampling
 from tests.engines.trl.setup import Run, scored, start
 from tests.engines.trl.test_distillation import LIMITS, TEMPERATURE, EveryOther, GeoOptions, Mixed
-from tests.engines.trl.test_script_training import StopAfter
 from tests.policy.test_adapters import adapted
 from tests.policy.tiny import opens, small_policy, tiny_model, tiny_tokenizer
 from tests.reference_loop import completion_logprobs, policy_loss
@@ -94,13 +92,6 @@ def test_rollouts_are_sampled_with_the_adapter(kind: Any) -> None:
     assert policy.generation_config is settings
     assert policy.get_base_model().generation_config is inner
     assert isinstance(policy_sampler(opens(policy), codec, tokenizer), CachedSampler)
-
-
-def test_a_windowed_policy_is_told_under_its_adapter() -> None:
-    tokenizer = tiny_tokenizer()
-    model = get_peft_model(tiny_model(tokenizer, window=4, layers=3), lora())
-    sampler = policy_sampler(opens(model), HFCodec(tokenizer), tokenizer)
-    assert isinstance(sampler, GenerateSampler)
 
 
 class Gradients:
@@ -246,56 +237,10 @@ def test_the_best_adapters_turns_end_as_in_training(tmp_path: Path) -> None:
     assert HFCodec(load_tokenizer(tmp_path / "best")).end_ids == run.joint.codec.end_ids
 
 
-def own_trainer(folder: Path, resume: bool = False, **changes: Any) -> Run:
-    """A library's user's: an adapter of their own, which has been trained before."""
-    given = {"save_strategy": "steps", "save_steps": 1, "max_steps": 4, "beta": 0.1} | changes
-    tokenizer = tiny_tokenizer()
-    # `adapted` names its parameters as any PeftModel; TRL copies it for the KL term's reference.
-    policy = (adapted(LoraOptions(rank=2, target_modules=("q_proj", "down_proj"))), tokenizer)
-    return start(folder, policy=policy, resume=resume, lr_scheduler_type="linear", **given)
-
-
-def test_an_adapter_of_ones_own_is_resumed_as_if_never_stopped(tmp_path: Path) -> None:
-    unbroken = own_trainer(tmp_path / "unbroken")
-    unbroken.trainer.train()
-    first = own_trainer(tmp_path / "broken")
-    first.trainer.add_callback(StopAfter(2))
-    first.trainer.train()
-    second = own_trainer(tmp_path / "broken", resume=True)
-    second.trainer.train(resume_from_checkpoint=True)
-    assert second.trajectories == unbroken.trajectories[2:]
-    for name in ("loss", "reward", "grad_norm", "kl"):
-        assert second.logged(name) == unbroken.logged(name), name
-    after = weights(unbroken)
-    assert all(torch.equal(w, after[name]) for name, w in weights(second).items())
-    trained = {
-        n for n, w in weights(own_trainer(tmp_path / "new")).items() if not w.equal(after[n])
-    }
-    assert {name.rpartition("lora_")[2] for name in trained} == {
-        "A.default.weight",
-        "B.default.weight",
-    }
-
-
 def test_virtual_tokens_are_refused(tmp_path: Path) -> None:
     virtual = PrefixTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
     with pytest.raises(ConfigError, match=r"peft_config is PrefixTuningConfig, .*: use LoRA"):
         lora_run(tmp_path, trainer_arguments={"peft_config": virtual})
-
-
-def test_a_run_files_options_make_the_trainers_adapter(tmp_path: Path) -> None:
-    tokenizer = tiny_tokenizer()
-    model = tiny_model(tokenizer)
-    options = LoraOptions(rank=2, alpha=6, target_modules=("v_proj",))
-    given = lora_config(options, model)
-    run = lora_run(
-        tmp_path, policy=(model, tokenizer), trainer_arguments={"peft_config": given}, max_steps=1
-    )
-    run.trainer.train()
-    peft: Any = run.trainer.model
-    layer = peft.get_base_model().model.layers[0].self_attn.v_proj
-    assert layer.scaling["default"] == 3.0
-    assert layer.lora_A["default"].weight.shape == (2, 32)
 
 
 def test_steps_that_whole_weights_lose_are_told_not_those_of_adapters() -> None:

@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from safetensors.torch import load_file
 
 from cotune.run.run_dir import RunDir
 from tests.engines.trl.kills import (
     KILLED_RUN,
     arm,
-    cotune,
     learnt,
     numbers,
     run_file,
@@ -85,16 +83,3 @@ def test_the_run_is_evaluated_where_it_was_moved_and_its_base_is_elsewhere(
         json.dumps({**config, "base_model_name_or_path": "/nowhere"})
     )
     assert f"{100 * arm(runs[0])['em']:.1f} % (" in evaluated(tmp_path / "moved")
-
-
-def test_other_options_are_refused_on_resume(runs: tuple[RunDir, RunDir], tmp_path: Path) -> None:
-    shutil.copytree(runs[0].path, tmp_path / "run")
-    (tmp_path / "run" / "summary.json").unlink()  # as if it were not finished
-    path = tmp_path / "run" / "run.yaml"
-    raw = yaml.safe_load(path.read_text())
-    raw["policy"]["lora"]["rank"] = 3
-    path.write_text(yaml.safe_dump(raw))
-    done = cotune("nowhere", 0, "resume", str(tmp_path / "run"))
-    said = " ".join(done.stderr.split())
-    assert done.returncode == 2
-    assert "policy: is not what the saved run began with" in said

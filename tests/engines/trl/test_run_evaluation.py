@@ -255,32 +255,6 @@ def test_validation_decides_between_instructions_that_are_too_close(
     assert (outcome.kept.em, outcome.kept.leader) == (scores[kept], kept)
 
 
-def test_the_strategy_of_rank_zero_says_what_is_validated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another rank's strategy has seen nothing, so that rank must not choose what it rolls out."""
-    run, evaluation = trained(tmp_path, inspo(), every=1)
-    served = ["validation", "offer"]
-    monkeypatch.setattr(
-        RunEvaluation, "_measure", lambda *_: pytest.fail("measured on its own account")
-    )
-
-    class Served(Exception):
-        """All that precedes the restored policy was done for rank 0."""
-
-    def serve(_: Any) -> Any:
-        return (Score(0.5, 8, {}), None) if served.pop(0) == "validation" else 2
-
-    def restore(*_: Any) -> None:
-        assert served == []
-        raise Served
-
-    monkeypatch.setattr(run.joint.coordinator, "on_rank_zero", serve)
-    monkeypatch.setattr(TRLBest, "restore", restore)
-    with pytest.raises(Served):
-        evaluation.finish(run.joint)
-
-
 @pytest.mark.parametrize("last_stage", [False, True])
 def test_the_last_policy_is_kept_if_the_method_ends_by_a_stage_of_its_own(
     last_stage: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -340,14 +314,6 @@ def test_without_validation_a_run_that_went_further_is_reported_by_its_last_poli
         1,
         "llm.budget is spent",
     ]
-
-
-def test_a_strategy_without_a_population_says_nothing_of_a_choice(tmp_path: Path) -> None:
-    run, outcome = finished(tmp_path, Counting())
-    assert outcome.kept.observed_rollouts is None
-    assert "best_instruction" not in {row["kind"] for row in run.folder.read_events()}
-    _, arm = summary_of(run, outcome)
-    assert "too_close_to_call" not in arm
 
 
 def test_closing_counts_under_the_step_after_the_last(tmp_path: Path) -> None:

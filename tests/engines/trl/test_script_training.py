@@ -44,15 +44,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ScriptTra
     return run
 
 
-@pytest.fixture(params=METHODS)
-def trained(
-    request: pytest.FixtureRequest, plain: Callable[[str], ScriptTraining]
-) -> ScriptTraining:
-    return plain(request.param)
-
-
-def test_each_method_trains_and_is_written_down(trained: ScriptTraining) -> None:
-    name = trained.run.read_config()["strategy"]["kind"]
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_trains_and_is_written_down(
+    name: str, plain: Callable[[str], ScriptTraining]
+) -> None:
+    trained = plain(name)
+    run, trainer = trained.run, trained.trainer
     rows = figures(trained)
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert any(row["grad_norm"] > 0 for row in rows)
@@ -62,13 +59,18 @@ def test_each_method_trains_and_is_written_down(trained: ScriptTraining) -> None
     assert (spent["evolve"] > 0) == ("p2o" in name)
     assert len(trained.events("evolution")) == ("inspo" in name)
     assert len(trained.events("hint_phase_ended")) == ("p2o" in name)
-    assert [row["kind"] for row in trained.run.read_events()][-1] == "run_finished"
-    assert (len(trained.run.read_instructions()) > 2) == ("inspo" in name)
-    assert (trained.run.totals().llm_calls > 0) == (name != "static")
-
-
-def test_the_best_policy_is_kept_with_a_summary_and_a_report(trained: ScriptTraining) -> None:
-    run, trainer = trained.run, trained.trainer
+    assert [row["kind"] for row in run.read_events()][-1] == "run_finished"
+    assert (len(run.read_instructions()) > 2) == ("inspo" in name)
+    assert (run.totals().llm_calls > 0) == (name != "static")
+    # Hinted rollouts are trained on without their hints.
+    hinted = [row for row in rows if row.get("hinted_share", 0) > 0]
+    assert bool(hinted) == ("p2o" in name)
+    assert all(row["p2o/ratio_mean"] > 0 for row in hinted)
+    logged = [row for row in trainer.state.log_history if "loss" in row]
+    for seen, written in zip(logged, rows, strict=True):
+        own = {k: v for k, v in written.items() if k.startswith(("inspo/", "p2o/"))}
+        assert {name: seen[name] for name in own} == pytest.approx(own)
+    # The best policy is kept with a summary and a report.
     assert (run.best_path / "instruction.txt").read_text() == trainer.best_instruction + "\n"
     summary = run.read_summary()
     assert summary is not None
@@ -78,19 +80,6 @@ def test_the_best_policy_is_kept_with_a_summary_and_a_report(trained: ScriptTrai
     assert trainer.outcome.after is not None
     (arm,) = summary["arms"].values()
     assert arm["em"] == trainer.outcome.after.em
-
-
-def test_hinted_rollouts_are_trained_on_without_their_hints(trained: ScriptTraining) -> None:
-    hinted = [row for row in figures(trained) if row.get("hinted_share", 0) > 0]
-    assert bool(hinted) == ("p2o" in trained.run.read_config()["strategy"]["kind"])
-    assert all(row["p2o/ratio_mean"] > 0 for row in hinted)
-
-
-def test_the_strategys_numbers_are_in_the_trainers_log(trained: ScriptTraining) -> None:
-    logged = [row for row in trained.trainer.state.log_history if "loss" in row]
-    for seen, written in zip(logged, figures(trained), strict=True):
-        own = {k: v for k, v in written.items() if k.startswith(("inspo/", "p2o/"))}
-        assert {name: seen[name] for name in own} == pytest.approx(own)
 
 
 class Retold(Letters):
@@ -117,31 +106,6 @@ def test_gepa_searches_once_and_trains_under_what_it_found(tmp_path: Path) -> No
     assert {t.assignment.trained for t in training.joint.batch.trajectories} == {best}
     assert training.run.read_instructions()[-1]["text"] != Retold.initial_instruction
     assert training.run.read_config()["strategy"]["kind"] == "gepa"
-
-
-def test_a_search_before_the_first_step_is_not_paid_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scored = Retold.score
-    left = iter(range(12))
-
-    def interrupted(environment: Retold, trajectory: Any) -> tuple[float, str | None]:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return scored(environment, trajectory)
-
-    first, second = Scribe(), Scribe()
-    with monkeypatch.context() as patched:
-        patched.setattr(Retold, "score", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            searching(tmp_path, first, max_steps=1).trainer.train()
-    again = searching(tmp_path, second, max_steps=1)
-    again.trainer.train()
-    assert len(first.asked) == 1
-    assert not second.asked
-    (reused,) = again.events("notice")
-    assert "used again" in reused["text"]
-    assert again.spent()["evolve"] <= 20
 
 
 class StopAfter(TrainerCallback):
@@ -369,10 +333,6 @@ def test_what_happens_is_logged_in_a_line_each(
     assert sum(line.startswith(evolved) for line in lines) == 1
     assert sum("hints: " in line for line in lines) == 1
     assert "trained; report" in lines[-1]
-
-
-def test_no_handler_is_put_on_the_logger() -> None:
-    assert logging.getLogger("cotune").handlers == []
 
 
 class Asks(TrainerCallback):

@@ -16,12 +16,9 @@ from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.engines.trl.sharding import (
     check_sharding,
     check_spread,
-    gather,
-    is_sharded,
     restore_weights,
     sharding_of,
     spread,
-    whole_weights,
 )
 from cotune.errors import ConfigError
 from tests.engines.trl.setup import config, start
@@ -40,11 +37,6 @@ def refused(args: Any) -> str:
         check_sharding(args)
     assert "\n" not in str(error.value)
     return str(error.value)
-
-
-def test_fsdp2_is_taken(tmp_path: Path) -> None:
-    sharded = {"state_dict_type": "SHARDED_STATE_DICT"}
-    check_sharding(on_gpus(config(tmp_path, fsdp=True, fsdp_config=sharded)))
 
 
 @pytest.mark.filterwarnings("ignore:FSDP1:FutureWarning")
@@ -155,14 +147,6 @@ def test_a_run_in_one_process_says_so_in_its_state(tmp_path: Path) -> None:
 def test_parameter_groups_of_newer_and_older_torch(state: Any, expected: list[int]) -> None:
     module: Any = SimpleNamespace(_get_fsdp_state=lambda: state)
     assert sharding._parameter_groups(module) == expected
-
-
-def test_a_whole_model_is_left_alone() -> None:
-    model = tiny_model(tiny_tokenizer())
-    assert not is_sharded(model)
-    assert whole_weights(model) is None
-    with gather(model):
-        assert not is_sharded(model)
 
 
 def test_the_shards_of_a_checkpoint_are_put_together(tmp_path: Path) -> None:

@@ -5,19 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 from transformers import AutoTokenizer
 
 from cotune.cli.train import train
-from cotune.environments.tools import ToolEnvironment
 from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec
-from cotune.types import Distillation, Limits, Task, Trajectory
-from tests.engines.trl.setup import start
-from tests.engines.trl.test_distillation import Mixed, Spy
 from tests.environments.test_verifiers import ARGS, TASKSET
-from tests.policy.bigram import bigram_policy, save
+from tests.policy.bigram import save
 from tests.run_files import tiny, write
 
 
@@ -193,57 +188,6 @@ def test_an_environment_of_verifiers_is_trained(
     assert "\n6\n" in {turn["observation"] for row in rows for turn in row["turns"]}
 
 
-class Alternating(ToolEnvironment):
-    """Every other rollout is rewarded, so that every group decides."""
-
-    rewards = 0
-
-    def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
-        self.rewards += 1
-        return float(self.rewards % 2), super().score(trajectory)[1]
-
-
-def test_hinted_rollouts_with_tools_are_distilled_as_the_loop_does_it(tmp_path: Path) -> None:
-    own: dict[str, Any] = {"__name__": "own"}
-    exec(TOOLS, own)
-    tasks = [Task(f"q{i}", "3 + 4?", ("seven",)) for i in range(2)]
-    environment = Alternating([own["add"], own["fail"]], {"train": tasks}, "Add up.")
-    model, tokenizer = bigram_policy(TURNS)
-    spy = Spy()
-
-    run = start(
-        tmp_path,
-        Mixed("Add up.", Distillation(ratio="masked_signed"), hint="Count on your fingers."),
-        environment,
-        (model, tokenizer),
-        Limits(turns=3, turn_tokens=24, observation_tokens=300, trajectory_tokens=1000),
-        max_steps=1,
-        max_grad_norm=1e9,  # no clipping: the gradient is compared, not its direction alone
-        num_generations=4,
-        per_device_train_batch_size=8,
-        max_completion_length=1000,
-    )
-    spy.run = run
-    run.trainer.add_callback(spy)
-    run.trainer.train()
-
-    codec = run.joint.codec
-    (batch,) = run.trajectories
-    hinted = [t for t in batch if t.assignment.sampled.hint]
-    assert hinted
-    assert {turn.action for t in hinted for turn in t.turns} > {"answer"}
-    for trajectory in hinted:
-        sampled = codec.decode(trajectory.sampled_prompt_ids)
-        on = codec.decode(trajectory.prompt_ids)
-        assert sampled.replace("Count on your fingers.\n\n", "") == on != sampled
-        assert '"name": "add"' in on
-    assert max(expected.abs().max().item() for _, expected in spy.pairs) > 1e-3
-    for got, expected in spy.pairs:
-        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
-    # This policy reads its last token alone: no token is likelier under the hint.
-    assert run.logged("p2o/ratio_mean") == [pytest.approx(1.0)]
-
-
 def test_a_policy_that_cannot_call_tools_is_refused_before_anything_is_written(
     tmp_path: Path,
 ) -> None:
@@ -260,15 +204,3 @@ def test_a_policy_that_cannot_call_tools_is_refused_before_anything_is_written(
         train(file, Console(quiet=True))
 
     assert not (tmp_path / "out").exists()
-
-
-def test_the_policy_of_these_runs_calls_tools_by_chance() -> None:
-    _, tokenizer = bigram_policy(TURNS)
-    codec = HFCodec(tokenizer)
-    tool = {"type": "function", "function": {"name": "add", "parameters": {"properties": {}}}}
-
-    codec.check_tools([tool])
-    (first, *_) = TURNS
-    read = codec.read_calls(tokenizer.encode(first, add_special_tokens=False), [tool], ())
-
-    assert read.calls[0].arguments == {"a": 3, "b": 4}

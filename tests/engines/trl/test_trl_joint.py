@@ -45,14 +45,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[Any], l
     return run, prompts, rewards
 
 
-def test_trl_sends_the_task_ids_of_a_batch_each_repeated_for_its_group(trained: Any) -> None:
-    run, prompts, _ = trained
-    assert prompts == [
-        [task.id for task in run.joint.order.step(step) for _ in range(3)] for step in (1, 2)
-    ]
-    assert [[t.task.id for t in batch] for batch in run.trajectories] == prompts
-
-
 def test_the_environments_score_is_the_reward(trained: Any) -> None:
     run, _, rewards = trained
     scores = [[t.reward for t in batch] for batch in run.trajectories]
@@ -83,21 +75,6 @@ def test_rollouts_their_tokens_and_the_update_are_reported(tmp_path: Path) -> No
     assert (rows, rows) in found["train"]
     assert all(done < total for done, total in found["tokens"])
     assert found["update"] == [(1, 2), (2, 2)] * 3
-
-
-def test_trl_takes_a_completion_without_eos_for_truncated(tmp_path: Path) -> None:
-    """Why an EOS is appended: this is TRL's rule, seen from outside."""
-    run = start(tmp_path, max_steps=1)
-    rollout = run.joint.rollout_func
-
-    def cut(prompts: Any, trainer: Any) -> Any:
-        output = rollout(prompts, trainer)
-        output["completion_ids"] = [[*ids[:-1], 4] for ids in output["completion_ids"]]
-        return output
-
-    run.trainer.rollout_func = cut
-    run.trainer.train()
-    assert run.logged("completions/clipped_ratio") == [1.0]
 
 
 def test_metrics_of_strategy_and_batch_are_in_trls_log_and_in_the_run_folder(trained: Any) -> None:
@@ -163,19 +140,6 @@ def test_an_evaluation_is_greedy_unhinted_and_observes_nothing(tmp_path: Path) -
     assert (totals["train"], totals["evaluate"]) == (12, 2)
     again = coordinator.evaluate(tasks)
     assert [t.completion_ids for t in again] == [t.completion_ids for t in seen]
-
-
-def test_trl_trains_on_the_prompt_without_the_hint(tmp_path: Path) -> None:
-    run = start(tmp_path, Counting(hint=HINT))
-    outputs = run.outputs()
-    run.trainer.train()
-    rows = [r for out in outputs for r in zip(out["prompt_ids"], out["prompt_mask"], strict=True)]
-    prompts = [ids[mask == 1].tolist() for ids, mask in rows]
-    everyone = [t for batch in run.trajectories for t in batch]
-    assert [tuple(ids) for ids in prompts] == [t.prompt_ids for t in everyone]
-    decode = run.joint.codec.decode
-    assert all(HINT in decode(t.sampled_prompt_ids) for t in everyone)
-    assert not any(HINT in decode(ids) for ids in prompts)
 
 
 def test_a_second_call_of_train_is_refused(tmp_path: Path) -> None:

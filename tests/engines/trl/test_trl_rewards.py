@@ -74,12 +74,6 @@ def test_the_functions_that_come_with_trl() -> None:
     assert right.reward == pytest.approx(1 + 1 + 0.5 * 0.75 + 0 - 1)
 
 
-def test_they_take_plain_questions_where_they_are_given_messages() -> None:
-    asked = WeightedReward(function=think_format_reward, messages=True)
-    found = RewardFunctions([asked])(rollouts(chat=False), WORLD)
-    assert [t.reward for t in found] == [1.0, 0.0]
-
-
 def given_by_trl(function: Any, trajectories: Sequence[Trajectory], state: object) -> list[float]:
     """What a function gets and gives in TRL's own loop over reward functions."""
     trainer: Any = SimpleNamespace(
@@ -123,17 +117,6 @@ def test_a_function_is_given_what_trl_gives_it(chat: bool) -> None:
     assert not theirs.keys() - ours.keys()
     for name in theirs.keys() - {"log_extra", "log_metric"}:
         assert ours[name] == theirs[name], name
-
-
-def test_an_async_function_is_given_what_trl_gives_it() -> None:
-    async def judge(completions: list[Any], level: list[int], **given: Any) -> list[float]:
-        given["log_metric"]("levels", sum(level))
-        given["log_extra"]("level", level)
-        return [float(len(c[0]["content"])) for c in completions]
-
-    found = RewardFunctions([judge])(rollouts(), WORLD)
-    assert [t.reward for t in found] == [float(len(t.own_text)) for t in rollouts()]
-    assert found[0].logged == {"levels": 1.0}
 
 
 # ---- in a script

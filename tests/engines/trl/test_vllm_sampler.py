@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 from trl.generation.vllm_client import VLLMClient
-from trl.generation.vllm_generation import VLLMGeneration
 
 from cotune.errors import EngineError
 from cotune.types import SampleRequest, Sampling
-from tests.engines.trl.fake_vllm import OTHER_EOS, Client, Engine, SamplingParams, install
+from tests.engines.trl.fake_vllm import Client, Engine, SamplingParams, install
 from tests.engines.trl.setup import Run
 from tests.engines.trl.vllm_setup import cached, no_traces, sampler, vllm_run
 from tests.policy.tiny import Letters, tiny_tokenizer
@@ -23,18 +22,6 @@ STOP = Letters.stop
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     with no_traces():
         yield install(tiny_tokenizer(), monkeypatch.setattr)
-
-
-def test_trl_still_has_what_is_called() -> None:
-    """What TRL renames or reorders fails here, with or without vLLM."""
-    assert list(inspect.signature(VLLMGeneration.generate).parameters) == [
-        "self",
-        "prompts",
-        "images",
-        "num_generations",
-        "profiler",
-    ]
-    assert list(inspect.signature(VLLMGeneration.sync_weights).parameters) == ["self"]
 
 
 @pytest.mark.parametrize(
@@ -143,18 +130,6 @@ def test_a_row_near_the_end_of_a_servers_context_waits_for_a_call_it_fits_into(
     other = cached(run).open(Sampling(temperature=0.0))
     assert [s.ids for s in found] == [s.ids for s in other.generate([long, short])]
     other.close()
-
-
-def test_the_other_eos_of_a_policy_ends_no_turn(tmp_path: Path, engine: Engine) -> None:
-    """CachedSampler knows one EOS, and a turn that ended in another would look truncated to TRL."""
-    run = vllm_run(tmp_path)
-    session = sampler(run).open(Sampling(temperature=2.0))
-    found = [s for _ in range(5) for s in session.generate(requests(run, *[30] * 6))]
-    session.close()
-    within = [s.ids[:-1] for s in found]
-    assert any(OTHER_EOS in ids for ids in within)
-    assert not any(run.joint.codec.eos_id in ids for ids in within)
-    assert any(s.ids[-1] == run.joint.codec.eos_id for s in found)
 
 
 def test_the_trainers_parameters_come_back_after_a_failure(tmp_path: Path, engine: Engine) -> None:

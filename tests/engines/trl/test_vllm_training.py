@@ -1,8 +1,7 @@
 """Whole trainings through vLLM: which weights it has, and what TRL makes of its log-probabilities."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,9 +22,9 @@ from cotune.errors import ConfigError, EngineError
 from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run
 from cotune.policy.local_policy import load
 from cotune.policy.policy_files import policy_path
-from cotune.types import Assignment, Distillation, Limits, Progress, Prompt, StopReason, Task
+from cotune.types import Distillation, Limits, Prompt, StopReason
 from tests.engines.trl.fake_vllm import Engine, install
-from tests.engines.trl.setup import HINT, Counting, Run, scored
+from tests.engines.trl.setup import HINT, Run, scored
 from tests.engines.trl.test_hinted_ranks import HintedRows
 from tests.engines.trl.vllm_setup import (
     assert_synced,
@@ -147,27 +146,6 @@ def test_plain_rows_are_corrected_and_hinted_rows_are_not(
     assert math.isfinite(run.logged("loss")[0])
 
 
-def test_hints_that_are_trained_on_are_corrected(tmp_path: Path, engine: Engine) -> None:
-    class TrainedHints(Counting):
-        def assign(
-            self, tasks: Sequence[Task], group_size: int, progress: Progress
-        ) -> list[Assignment]:
-            plain = super().assign(tasks, group_size, progress)
-            return [replace(assignment, trained=assignment.sampled) for assignment in plain]
-
-    engine.shift = 0.01
-    run = vllm_run(
-        tmp_path,
-        "colocate",
-        TrainedHints(hint=HINT),
-        vllm_importance_sampling_mode="sequence_truncate",
-        max_steps=1,
-    )
-    (ratios,) = corrections(run)
-    lengths = [t.generated_tokens for t in run.trajectories[0]]
-    assert ratios[:, 0].tolist() == pytest.approx([math.exp(-0.01 * n) for n in lengths], abs=1e-4)
-
-
 def test_a_token_that_vllm_could_not_score_counts_as_unhinted(
     tmp_path: Path, engine: Engine
 ) -> None:
@@ -180,18 +158,6 @@ def test_a_token_that_vllm_could_not_score_counts_as_unhinted(
     for name in ("loss", "p2o/ratio_mean", "grad_norm"):
         assert all(math.isfinite(float(value)) for value in run.logged(name))
     assert all(bool(tensor.isfinite().all()) for tensor in weights(run).values())
-
-
-def test_what_the_sampler_records_is_the_policys_at_the_runs_temperature(
-    tmp_path: Path, engine: Engine
-) -> None:
-    run = vllm_run(tmp_path, temperature=0.7, max_steps=1)
-    outputs = run.outputs()
-    run.trainer.train()
-    for row, t in enumerate(run.trajectories[0]):
-        own = torch.tensor(t.mask) == 1
-        old = outputs[0]["old_per_token_logps"][row, : len(t.mask)][own]
-        torch.testing.assert_close(old, torch.tensor(t.logprobs)[own], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -213,16 +179,6 @@ def test_a_server_that_leaves_out_the_temperature_is_refused(
     with pytest.raises(ConfigError, match=r"logprobs-mode raw_logprobs.*--logprobs-mode processed"):
         vllm_run(tmp_path, "server", **changes)
     assert engine.calls == []
-
-
-def test_ratios_between_contexts_need_the_temperature_without_a_correction_too(
-    tmp_path: Path, engine: Engine
-) -> None:
-    engine.logprobs_mode = "raw_logprobs"
-    off = {"temperature": 0.7, "vllm_importance_sampling_correction": False}
-    strategy = HintedRows((0,), Distillation(ratio="masked_signed"))
-    with pytest.raises(ConfigError, match=r"leaves out the temperature of 0\.7"):
-        vllm_run(tmp_path, "server", strategy, **off).trainer.train()
 
 
 @pytest.mark.slow

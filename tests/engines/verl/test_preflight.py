@@ -23,8 +23,6 @@ def checked(folder: Path, args: dict[str, Any]) -> Preflight:
 @pytest.mark.parametrize(
     ("args", "part"),
     [
-        ({"trainer.n_gpus_per_nodes": 2}, "write +trainer.n_gpus_per_nodes for a key that"),
-        ({"trainer": 3}, "trainer: is a section of veRL's"),
         ({"model_engine": "no-such"}, "training.engine_args: "),
         ({"actor_rollout_ref.rollout.n": 4}, "set by training.group_size"),
         ({"actor_rollout_ref.rollout.name": "sglang"}, "expected vllm"),
