@@ -86,6 +86,12 @@ class Spy(TrainerCallback):
         self.losses.append(loss.item())
         self.pairs += [(p.grad.clone(), e) for p, e in zip(parameters, expected, strict=True)]
 
+    def check(self, least: float = 1e-3, atol: float = 1e-5, rtol: float = 1e-4) -> None:
+        """The gradients are equal, and the largest of them is more than `least`."""
+        assert max(expected.abs().max().item() for _, expected in self.pairs) > least
+        for got, expected in self.pairs:
+            torch.testing.assert_close(got, expected, atol=atol, rtol=rtol)
+
 
 def start_small(folder: Path, strategy: Any, environment: GeoEnvironment, **changes: Any) -> Run:
     """A step of a small policy on 3 questions × 4 rollouts, ready to train."""
@@ -99,7 +105,12 @@ def start_small(folder: Path, strategy: Any, environment: GeoEnvironment, **chan
     return start(folder, strategy, environment, policy, LIMITS, **values | changes)
 
 
-def trained(folder: Path, distillation: Distillation, **changes: Any) -> Spy:
+def trained(
+    folder: Path,
+    distillation: Distillation,
+    kind: type[GeoEnvironment] = EveryOther,
+    **changes: Any,
+) -> Spy:
     """A step of a small policy on 3 questions × 4 rollouts, at a temperature that varies their texts."""
     spy = Spy()
 
@@ -108,7 +119,7 @@ def trained(folder: Path, distillation: Distillation, **changes: Any) -> Spy:
             spy.outputs.append(super()._generate_and_score_completions(inputs))
             return spy.outputs[-1]
 
-    environment = EveryOther(GeoOptions(train=3, validation=1, test=1))
+    environment = kind(GeoOptions(train=3, validation=1, test=1))
     strategy = Mixed(environment.initial_instruction, distillation)
     values = {"temperature": TEMPERATURE, "trainer_class": Watched} | changes
     spy.run = start_small(folder, strategy, environment, **values)
@@ -141,10 +152,9 @@ def trained_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Spy]
 def test_loss_and_gradient_are_the_loops(mode: str, trained_in: Callable[[str], Spy]) -> None:
     settings, spy = MODES[mode], trained_in(mode)
     assert spy.run.logged("loss") == pytest.approx(spy.losses, abs=1e-5)
-    assert max(expected.abs().max().item() for _, expected in spy.pairs) > 1e-3
-    for got, expected in spy.pairs:
-        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+    spy.check()
     (batch,) = spy.run.trajectories
+    assert any(0 in t.mask[:-1] for t in batch)  # with observations to leave out
     assert [t.reward for t in batch] == [1.0, 0.0] * 6
     (row,) = spy.run.folder.read_metrics()
     if settings.ratio == "masked_signed":
@@ -222,5 +232,25 @@ def test_a_row_whose_every_token_is_masked_is_left_out_and_counted(tmp_path: Pat
     assert sum(hinted) == 4
     assert not output["advantages"][torch.tensor(hinted)].any()
     assert spy.run.logged("loss") == pytest.approx(spy.losses, abs=1e-5)
-    for got, expected in spy.pairs:
-        torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+    spy.check()
+
+
+class FlatFirst(GeoEnvironment):
+    """The first question's rollouts are rewarded alike, the others' by their length."""
+
+    def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+        _, answer = super().score(trajectory)
+        if trajectory.task == self.tasks("train")[0]:
+            return 0.9, answer  # six of them have another mean in float32
+        return len(trajectory.own_text) % 11 / 10, answer
+
+
+def test_equal_rewards_are_no_advantage_at_all(tmp_path: Path) -> None:
+    sizes = {"num_generations": 6, "per_device_train_batch_size": 18}
+    spy = trained(tmp_path, Distillation(ratio="original"), FlatFirst, **sizes)
+    assert spy.run.logged("loss") == pytest.approx(spy.losses, abs=1e-5)
+    spy.check()
+    (batch,) = spy.run.trajectories
+    assert [a == 0 for a in spy.outputs[0]["advantages"]] == [t.reward == 0.9 for t in batch]
+    (row,) = spy.run.folder.read_metrics()
+    assert row["zero_advantage_share"] == pytest.approx(1 / 3)
