@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
+from cotune.engines.comm import world
 from cotune.engines.run_settings import RunSettings
 from cotune.errors import ConfigError
 from cotune.llm.client import NoLLM
+from cotune.policy.codec import HFCodec
 from cotune.protocols import LLM, Environment, Rewards, State, Strategy
-from cotune.rollout.coordinator import Coordinator
+from cotune.rollout.coordinator import Coordinator, RollOutHere, RolloutSettings
 from cotune.rollout.task_order import TaskOrder
 from cotune.run.costs import policy_rollouts
 from cotune.run.record import Record
@@ -17,16 +19,21 @@ from cotune.types import Limits, Progress
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a run other than its trainer."""
+    """The parts of a run other than its trainer.
+
+    Attributes:
+        rewards: reward functions that replace the environment's scoring; None if the environment scores.
+        settings: what a run file says besides.
+    """
 
     strategy: Strategy
     environment: Environment
+    codec: HFCodec
     limits: Limits
     settings: RunSettings
+    rewards: Rewards | None = None
     llm: LLM = field(default_factory=NoLLM)
     record: Record = field(default_factory=Record)
-    rewards: Rewards | None = None
-    """Reward functions that replace the environment's scoring; None if the environment scores."""
 
 
 class Joint:
@@ -36,10 +43,12 @@ class Joint:
         parts: strategy, environment, LLM and outputs.
         order: the questions for each step.
         total_batches: T, the total number of steps.
-        coordinator: rolls out and consults the strategy.
         group_size: the rollouts of each question.
+        temperature: of the rollouts that are trained on.
+        roll_out: rolls out in place of a sampler; without it an engine sets `coordinator.sampler`.
 
     Attributes:
+        coordinator: rolls out and consults the strategy.
         batches: the number of steps trained so far.
         ended: whether a budget has ended training.
         notices: what to record on a resume about the choice of its checkpoint, a line each.
@@ -52,13 +61,30 @@ class Joint:
         parts: Parts,
         order: TaskOrder,
         total_batches: int,
-        coordinator: Coordinator,
         group_size: int,
+        temperature: float,
+        roll_out: RollOutHere | None = None,
     ) -> None:
         self.parts = parts
         self.order = order
         self.total_batches = total_batches
-        self.coordinator = coordinator
+        self.coordinator = Coordinator(
+            strategy=parts.strategy,
+            environment=parts.environment,
+            codec=parts.codec,
+            sampler=cast(Any, None),
+            llm=parts.llm,
+            record=parts.record,
+            settings=RolloutSettings(
+                limits=parts.limits,
+                temperature=temperature,
+                seed=parts.settings.seed,
+                rows_per_call=parts.settings.rows_per_call,
+            ),
+            comm=world(),
+            rewards=parts.rewards,
+            roll_out=roll_out,
+        )
         self.group_size = group_size
         self.batches = 0
         self.ended = False
@@ -77,11 +103,10 @@ class Joint:
 
     def rollouts_left(self) -> int | None:
         """Return the remaining budget of rollouts, which only rank 0 knows; None without a budget."""
-        if self.parts.settings.rollout_budget is None:
+        budget = self.parts.settings.rollout_budget
+        if budget is None:
             return None
-        return self.parts.settings.rollout_budget - policy_rollouts(
-            self.parts.record.totals().rollouts
-        )
+        return budget - policy_rollouts(self.parts.record.totals().rollouts)
 
     def budget_is_spent(self) -> bool:
         """Return whether another batch would exceed the budget; call on all ranks together."""

@@ -50,20 +50,15 @@ def run_parts(
         method: builds the strategy.
         environment, codec, limits, rewards: what rollouts are made with.
     """
-    return Parts(
-        strategy=build_strategy(
-            method.options,
-            environment,
-            instruction=initial_instruction(method.instruction, environment),
-            seed=settings.seed,
-            limits=limits,
-            tokens=codec,
-        ),
-        environment=environment,
+    strategy = build_strategy(
+        method.options,
+        environment,
+        instruction=initial_instruction(method.instruction, environment),
+        seed=settings.seed,
         limits=limits,
-        settings=settings,
-        rewards=rewards,
+        tokens=codec,
     )
+    return Parts(strategy, environment, codec, limits, settings, rewards)
 
 
 @contextmanager

@@ -206,22 +206,24 @@ def start(
     tokenizer = policy[1] if policy else tiny_tokenizer()
     model = policy[0] if policy else tiny_model(tokenizer)
     run_dir = Record.open(folder / "run") if resume else Record.create(folder / "run", {})
+    settings = RunSettings(
+        folder=folder / "run",
+        record={},
+        seed=seed,
+        rollout_budget=budget,
+        identity=identity or {},
+    )
     parts = Parts(
-        strategy=strategy or Counting(),
-        environment=environment or Letters(),
+        strategy or Counting(),
+        environment or Letters(),
+        HFCodec(tokenizer),
+        limits,
+        settings,
         llm=llm or ScriptedLLM([]),
         record=run_dir,
-        limits=limits,
-        settings=RunSettings(
-            folder=folder / "run",
-            record={},
-            seed=seed,
-            rollout_budget=budget,
-            identity=identity or {},
-        ),
     )
     args = config(folder, **changes)
-    joint = TRLJoint(parts, HFCodec(tokenizer), args)
+    joint = TRLJoint(parts, args)
     trajectories: list[list[Trajectory]] = []
     observe = joint.coordinator.observe
 

@@ -45,7 +45,10 @@ class NoRun(SimpleNamespace):
     """What `PolicyUpdate` reads of a run that brings the rollouts it is given, and distils nothing."""
 
     coordinator = SimpleNamespace(strategy=StaticStrategy(""))
-    parts, batch = SimpleNamespace(frozen=False), SimpleNamespace(needs_token_weights=False)
+    parts, batch = (
+        SimpleNamespace(settings=SimpleNamespace(frozen=False)),
+        SimpleNamespace(needs_token_weights=False),
+    )
     callbacks = ()
 
     def bind(self, trainer: object) -> None: ...

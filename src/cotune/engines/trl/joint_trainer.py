@@ -189,7 +189,6 @@ class JointTrainer(PolicyUpdate):
         weights = {} if is_run_file else reward_weights(rewards, environment)
         joint = TRLJoint(
             run_parts(settings, method, environment, codec, limits or Limits(), rewards),
-            codec,
             args,
             self._evaluation if is_run_file else None,
             shuffle=shuffle,

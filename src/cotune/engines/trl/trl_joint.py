@@ -30,12 +30,11 @@ from cotune.engines.trl.vllm_sampler import VLLMSampler, engine_context, samplin
 from cotune.engines.trl.vllm_start import seed_vllm
 from cotune.errors import ConfigError
 from cotune.policy.attention import avoid_cudnn_attention
-from cotune.policy.codec import HFCodec
 from cotune.policy.local_policy import context_length
 from cotune.policy.sampling import policy_sampler
 from cotune.protocols import State
 from cotune.rewards.functions import RewardFunctions
-from cotune.rollout.coordinator import Batch, Coordinator, RolloutSettings
+from cotune.rollout.coordinator import Batch
 from cotune.rollout.task_order import TaskOrder
 from cotune.types import StopReason, Trajectory
 
@@ -50,8 +49,7 @@ class TRLJoint(Joint):
     """Run a strategy on one GRPOTrainer.
 
     Args:
-        parts: strategy, environment, LLM and outputs.
-        codec: turns messages into the policy's tokens; its tokenizer is also the trainer's.
+        parts: strategy, environment, LLM and outputs; its codec's tokenizer is also the trainer's.
         args: the trainer's configuration, checked by `checks.check_args`.
         before_rollout: a hook before each step's rollouts, such as an evaluation.
         shuffle: whether each epoch has an order of its own; else it is the data's.
@@ -73,7 +71,6 @@ class TRLJoint(Joint):
     def __init__(
         self,
         parts: Parts,
-        codec: HFCodec,
         args: GRPOConfig,
         before_rollout: Hook | None = None,
         *,
@@ -83,37 +80,16 @@ class TRLJoint(Joint):
         check_strategy(args, parts.strategy)
         avoid_cudnn_attention()  # also if vLLM samples
         self.args = args
-        self.codec = codec
-        self.tokenizer = codec.tokenizer
+        self.codec = parts.codec
+        self.tokenizer = parts.codec.tokenizer
         self.before_rollout = before_rollout
-        rows = args.generation_batch_size
-        if rows is None or args.num_generations is None or rows % args.num_generations:
-            raise ConfigError(
-                f"GRPOConfig.generation_batch_size is {rows}; expected a multiple of "
-                f"num_generations={args.num_generations}"
-            )
-        questions = rows // args.num_generations
+        group_size = cast(int, args.num_generations)
+        questions = cast(int, args.generation_batch_size) // group_size
         tasks = parts.environment.tasks("train")
         order = TaskOrder(tasks, questions, parts.settings.seed, shuffle=shuffle)
         total_batches = -(-args.max_steps // steps_per_batch(args))
-        coordinator = Coordinator(
-            strategy=parts.strategy,
-            environment=parts.environment,
-            codec=codec,
-            sampler=cast(Any, None),  # set by `bind`
-            llm=parts.llm,
-            record=parts.record,
-            settings=RolloutSettings(
-                limits=parts.limits,
-                temperature=args.temperature,
-                seed=parts.settings.seed,
-                rows_per_call=parts.settings.rows_per_call,
-            ),
-            rewards=parts.rewards,
-            comm=world(),
-        )
-        coordinator.gather = lambda: whole_weights(self.unwrapped)
-        super().__init__(parts, order, total_batches, coordinator, args.num_generations)
+        super().__init__(parts, order, total_batches, group_size, args.temperature)
+        self.coordinator.gather = lambda: whole_weights(self.unwrapped)
         ids = [order.at(i) for i in range(total_batches * questions)]
         self.dataset = Dataset.from_dict({"prompt": ids})
         parts_of_reward = {name: name for name in reward_names} or {"reward": ""}

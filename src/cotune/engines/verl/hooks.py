@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ from cotune.engines.verl.checkpoints import keep_newest, save_state
 from cotune.engines.verl.worker import Worker
 from cotune.errors import EngineError
 from cotune.protocols import State
-from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.rollout.task_order import TaskOrder
 from cotune.types import Assignment, Sampling, Task, Trajectory
 
@@ -46,26 +46,18 @@ class VerlJoint(Joint):
 
     def __init__(self, parts: Parts, worker: Worker, evaluation: RunEvaluation) -> None:
         training = worker.config.training
-        order = TaskOrder(
-            parts.environment.tasks("train"), training.questions_per_step, parts.settings.seed
+        tasks = parts.environment.tasks("train")
+        order = TaskOrder(tasks, training.questions_per_step, parts.settings.seed)
+        super().__init__(
+            parts,
+            order,
+            training.steps,
+            training.group_size,
+            training.temperature,
+            lambda *rollouts: self._apart(*rollouts),
         )
-        coordinator = Coordinator(
-            strategy=parts.strategy,
-            environment=parts.environment,
-            codec=worker.codec,
-            sampler=_NoSampler(),
-            llm=parts.llm,
-            record=parts.record,
-            settings=RolloutSettings(
-                limits=parts.limits,
-                temperature=training.temperature,
-                seed=parts.settings.seed,
-                rows_per_call=parts.settings.rows_per_call,
-                context_tokens=worker.context_tokens,
-            ),
-            roll_out=lambda *rollouts: self._apart(*rollouts),
-        )
-        super().__init__(parts, order, training.steps, coordinator, training.group_size)
+        settings = replace(self.coordinator.settings, context_tokens=worker.context_tokens)
+        self.coordinator.settings = settings
         self.worker = worker
         self.evaluation = evaluation
         self.metrics: dict[str, float] = {}
@@ -131,10 +123,3 @@ class VerlJoint(Joint):
 
     def _optimizer_steps(self) -> float:
         return float(self.batches * self.worker.config.training.mini_batches)
-
-
-class _NoSampler:
-    """A placeholder for the sampler of other engines; on veRL the agent loops sample."""
-
-    def open(self, sampling: Sampling) -> Any:
-        raise EngineError("veRL's agent loops sample; nothing does in the trainer's process")

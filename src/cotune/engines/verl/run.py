@@ -30,7 +30,7 @@ from cotune.engines.conclude import conclude
 from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import Parts, check_identity
 from cotune.engines.preflight import Preflight
-from cotune.engines.run_settings import RunSettings, settings_of
+from cotune.engines.run_settings import settings_of
 from cotune.engines.run_start import begin_run, choose_checkpoint, method_of, opened_run, run_parts
 from cotune.engines.verl.checkpoints import (
     VerlBest,
@@ -60,7 +60,6 @@ class VerlSetup:
         verl_config: veRL's configuration for a run from the start.
     """
 
-    settings: RunSettings
     worker: Worker
     parts: Parts
     verl_config: DictConfig
@@ -106,7 +105,7 @@ def prepare(checked: Preflight, console: Console) -> VerlSetup:
     except (AssertionError, ValueError, NotImplementedError) as error:
         raise ConfigError(f"training: veRL rejects it: {one_line(str(error))[:300]}") from error
     worker = Worker(config, environment, checked.rewards, codec, context)
-    return VerlSetup(settings, worker, parts, values)
+    return VerlSetup(worker, parts, values)
 
 
 # ---- training
@@ -121,12 +120,12 @@ def train(setup: VerlSetup, *, resume: bool) -> None:
     worker = setup.worker
     config = worker.config
     values = setup.verl_config
-    with opened_run(setup.settings, config.training.steps, resume=resume) as run:
+    with opened_run(setup.parts.settings, config.training.steps, resume=resume) as run:
         folder = run.checkpoints_path.absolute()
         best = VerlBest(run.best_path, worker.codec.tokenizer, folder / "best")
         chosen = choose_checkpoint(complete_checkpoints(folder), best) if resume else None
         changed = begin_run(
-            run, setup.settings, best, chosen, lambda path: _check_state(setup, path)
+            run, setup.parts.settings, best, chosen, lambda path: _check_state(setup, path)
         )
         llm = build_llm(config.proposer, config.seed, run, worker.environment)
         initial = Prompt(initial_instruction(config.instruction.text, worker.environment))
@@ -146,9 +145,9 @@ def train(setup: VerlSetup, *, resume: bool) -> None:
             values[SECTION] = section
             values.data[SECTION] = section
         WORKERS[run_folder] = worker
-        with _on_ray(values, run.path, setup.settings.console):
+        with _on_ray(values, run.path, setup.parts.settings.console):
             outcome = _fit(joint, values, checkpoint)
-        conclude(setup.settings, run, outcome, worker.environment)
+        conclude(setup.parts.settings, run, outcome, worker.environment)
 
 
 def _check_state(setup: VerlSetup, checkpoint: Path) -> None:
@@ -157,7 +156,7 @@ def _check_state(setup: VerlSetup, checkpoint: Path) -> None:
     values = setup.verl_config
     tasks = setup.worker.environment.tasks("train")
     order = TaskOrder(tasks, config.training.questions_per_step, config.seed)
-    check_identity(load_state(checkpoint), {**order.identity, **setup.settings.identity})
+    check_identity(load_state(checkpoint), {**order.identity, **setup.parts.settings.identity})
     if not str(values.actor_rollout_ref.actor.strategy).startswith("fsdp"):
         return
     ranks = int(values.trainer.n_gpus_per_node) * int(values.trainer.nnodes)
