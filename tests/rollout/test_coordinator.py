@@ -276,9 +276,12 @@ def test_an_llm_with_a_state_is_saved_with_the_run() -> None:
     make().load_state_dict(resumed.state_dict())  # whose LLM has none
 
 
+PLAIN = make_trajectory(Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0), 0.0)
+HINTED = replace(PLAIN, assignment=replace(PLAIN.assignment, sampled=Prompt("", "think")))
+
+
 def test_metrics_of_a_batch_by_hand() -> None:
-    assignment = Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0)
-    trajectories = [make_trajectory(assignment, reward) for reward in (1.0, 0.0, 1.0, 1.0)]
+    trajectories = [replace(PLAIN, reward=reward) for reward in (1.0, 0.0, 1.0, 1.0)]
     trajectories[0] = replace(
         trajectories[0],
         turns=(
@@ -300,6 +303,50 @@ def test_metrics_of_a_batch_by_hand() -> None:
     }  # fmt: skip
 
 
+DOWN = Turn("a", action="search", error="search failed: RetrievalError: down")
+INVALID = Turn("a", action="invalid", error="a search failed")
+UNSEARCHED = replace(PLAIN, turns=(DOWN, INVALID, DOWN))
+BROKEN = replace(PLAIN, stop=StopReason.ENVIRONMENT_ERROR)
+UNSCORED = replace(PLAIN, scored=False)
+FAILED_SEARCH, ENVIRONMENT_ERROR = "failed_search_share", "environment_error_share"
+FLAT = "zero_advantage_share"
+SOME_HINTED = {"hinted_share": 0.5, f"{FLAT}_hinted": 0.5, f"{FLAT}_plain": 0.0}
+FUNCTIONS = [
+    replace(PLAIN, reward=2 * part, parts={"mine": part}, logged=logged)
+    for part, logged in ((1.0, {"length": 4.0}), (0.0, {"length": 4.0}), (0.0, {}))
+]
+
+
+def scored(rollout: Trajectory, *rewards: float) -> list[Trajectory]:
+    return [replace(rollout, reward=reward) for reward in rewards]
+
+
+GROUPS = [*scored(HINTED, 1.0), PLAIN, *scored(HINTED, 1.0, 1.0), PLAIN, *scored(PLAIN, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "group_size", "expected"),
+    [
+        # Rollouts that failed for no fault of the policy's.
+        ([UNSEARCHED, PLAIN, PLAIN, BROKEN], 2, {FAILED_SEARCH: 0.25, ENVIRONMENT_ERROR: 0.25}),
+        ([PLAIN], 1, {FAILED_SEARCH: None, ENVIRONMENT_ERROR: None}),
+        # The mean reward is that of rollouts with a reward.
+        ([*scored(PLAIN, 1.0), UNSCORED, UNSCORED], 1, {"reward_mean": 1.0}),
+        ([UNSCORED], 1, {"reward_mean": 0.0}),
+        # Hints, in groups of two.
+        (GROUPS, 2, {**SOME_HINTED, FLAT: 1 / 3}),
+        ([HINTED, HINTED], 2, {"hinted_share": 1.0, f"{FLAT}_hinted": 1.0, f"{FLAT}_plain": None}),
+        # Reward functions, and what they logged for their call.
+        (FUNCTIONS, 3, {"reward/mine": 1 / 3, "reward_mean": 2 / 3, "reward_metric/length": 4.0}),
+    ],
+)
+def test_metrics_by_hand(
+    rollouts: list[Trajectory], group_size: int, expected: dict[str, float | None]
+) -> None:
+    metrics = trajectory_metrics(rollouts, group_size)
+    assert {name: metrics.get(name) for name in expected} == pytest.approx(expected)
+
+
 def test_environments_draw_the_same_in_all_calls_that_are_compared() -> None:
     coordinator = make()
     episodes = {
@@ -311,56 +358,6 @@ def test_environments_draw_the_same_in_all_calls_that_are_compared() -> None:
     assert coordinator.next_sampling("evolve", greedy=True).episode_seed == 0
     draws = [coordinator.next_sampling("evolve").seed for _ in range(2)]
     assert len(set(draws)) == 2  # the policy's own
-
-
-def test_rollouts_that_failed_for_no_fault_of_the_policys() -> None:
-    made = make_trajectory(Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0), 0.0)
-    assert not trajectory_metrics([made], 1).keys() & {
-        "failed_search_share",
-        "environment_error_share",
-    }
-    failed = Turn("a", action="search", error="search failed: RetrievalError: down")
-    other = Turn("a", action="invalid", error="a search failed")
-    ended = replace(made, stop=StopReason.ENVIRONMENT_ERROR)
-    found = trajectory_metrics([replace(made, turns=(failed, other, failed)), made, made, ended], 2)
-    assert (found["failed_search_share"], found["environment_error_share"]) == (0.25, 0.25)
-
-
-def test_the_mean_reward_is_that_of_rollouts_with_a_reward() -> None:
-    assignment = Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0)
-    one = make_trajectory(assignment, 1.0)
-    none = replace(one, reward=0.0, scored=False)
-    assert trajectory_metrics([one, none, none], 1)["reward_mean"] == 1.0
-    assert trajectory_metrics([none], 1)["reward_mean"] == 0.0
-
-
-def test_metrics_with_and_without_hints_by_hand() -> None:
-    plain = Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0)
-    hinted = replace(plain, sampled=Prompt("", "think"))
-    rows = [(hinted, 1.0), (plain, 0.0), (hinted, 1.0), (hinted, 1.0), (plain, 0.0), (plain, 1.0)]
-    metrics = trajectory_metrics([make_trajectory(a, reward) for a, reward in rows], 2)
-    assert metrics["hinted_share"] == 0.5
-    assert metrics["zero_advantage_share_hinted"] == 0.5
-    assert metrics["zero_advantage_share_plain"] == 0.0
-    assert metrics["zero_advantage_share"] == pytest.approx(1 / 3)
-    everyone = trajectory_metrics([make_trajectory(hinted, 0.0)] * 2, 2)
-    assert everyone["zero_advantage_share_hinted"] == everyone["hinted_share"] == 1.0
-    assert "zero_advantage_share_plain" not in everyone
-
-
-def test_metrics_of_reward_functions_by_hand() -> None:
-    assignment = Assignment(TASKS[0], Prompt(""), Prompt(""), "i0", 0)
-    rows = [(1.0, {"length": 4.0}), (0.0, {"length": 4.0}), (0.0, {})]
-    metrics = trajectory_metrics(
-        [
-            replace(make_trajectory(assignment, 2 * part), parts={"mine": part}, logged=logged)
-            for part, logged in rows
-        ],
-        3,
-    )
-    assert metrics["reward/mine"] == pytest.approx(1 / 3)
-    assert metrics["reward_mean"] == pytest.approx(2 / 3)
-    assert metrics["reward_metric/length"] == 4.0
 
 
 class Ranks:

@@ -1,18 +1,15 @@
 """Episodes whose policy calls tools through a chat template."""
 
 import json
-import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from cotune.environments.tools import ToolEnvironment
-from cotune.methods.inspo.replay import ReplayBuffer
-from cotune.rollout.episode import Episode, new_episodes, readable, run_episodes
+from cotune.rollout.episode import Episode, new_episodes, run_episodes
 from cotune.types import (
     Assignment,
-    Instruction,
     Limits,
     Prompt,
     Response,
@@ -21,7 +18,7 @@ from cotune.types import (
     Task,
     Trajectory,
 )
-from tests.helpers import add, reflection_prompt
+from tests.helpers import add
 from tests.scripted import CharacterCodec, Reply, ScriptedSampler
 
 TASK = Task("q0", "3 + 4?", ("7",))
@@ -201,21 +198,6 @@ def test_an_environment_that_broke_ends_the_episode_without_its_message() -> Non
     assert list(episode.trajectory().completion_ids) == ADD
 
 
-def test_proposers_read_calls_and_results_as_text() -> None:
-    trajectory = roll_out([ADD, [*CODEC.encode("It is 8."), EOS]])
-    buffer = ReplayBuffer()
-    buffer.add([trajectory], 1)
-
-    prompt = reflection_prompt(
-        "Add.", buffer.failures(1, random.Random(0), Instruction("i0", "Add.")), 2
-    )
-
-    assert (
-        'Response: <tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>\n7\n'
-        "It is 8.\n"
-    ) in prompt
-
-
 def test_actions_carry_the_prompt_that_is_trained_on() -> None:
     assignment = Assignment(TASK, Prompt("Add.", "hint"), Prompt("Add."), "i0", 0)
     episode = Episode(3, assignment, [1], [1], Limits(), CODEC, tools=ENVIRONMENT.tools)
@@ -227,10 +209,3 @@ def test_actions_carry_the_prompt_that_is_trained_on() -> None:
     episode = Episode(3, hinted, [1], [1], Limits(), CODEC, tools=ENVIRONMENT.tools)
     assert episode.advance(ADD, [-1.0] * len(ADD)).prompt == Prompt("Add.")
     assert action.calls.calls[0].arguments == {"a": 3, "b": 4}
-
-
-def test_one_message_needs_no_name() -> None:
-    assert readable([{"role": "tool", "name": "add", "content": "7"}]) == "\n7\n"
-    assert readable([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]) == (
-        "\na\nb\n"
-    )

@@ -169,24 +169,6 @@ def test_an_llm_of_no_use_ends_the_run_after_two_rounds():
     assert [row["in_a_row"] for row in events.of("phase_failed")] == [1, 2]
 
 
-def test_an_llm_that_was_of_use_and_can_no_longer_be_read_ends_the_run():
-    strategy, policy, events = fst(), ScriptedRollout(chance), Events()
-    replies = [f"```\n{INITIAL} Search for each place.\n```", *["no block at all"] * 100]
-    with pytest.raises(EvolutionError, match="2 phases in a row"):
-        run(strategy, policy, ScriptedLLM(replies), events, range(1, 20), TASKS)
-
-
-def test_an_llm_that_was_of_use_may_repeat_itself():
-    strategy, policy, events = fst(), ScriptedRollout(chance), Events()
-    once = f"```\n{INITIAL} Search for each place.\n```"
-    run(strategy, policy, ScriptedLLM([once] * 100), events, range(1, 9), TASKS)
-    assert len(events.of("gepa_phase_ended")) > 2
-    assert {row["reason"] for row in events.of("instruction_rejected")} >= {
-        "near copy of one alive or tried"
-    }
-    assert not events.of("phase_failed")
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -224,13 +206,6 @@ def test_a_last_stage_has_batches_before_it_and_a_budget():
         ValueError, match=r"distil_steps is 3, but training\.steps is 3; expected few"
     ):
         METHOD.check(FstOptions(**stage), replace(shape, steps=3))
-
-
-def test_an_llm_of_no_use_ends_the_run_in_the_only_round_before_the_last_stage():
-    strategy = fst(distil_steps=6)
-    llm = ScriptedLLM(["none"] * 50)
-    with pytest.raises(EvolutionError):
-        run(strategy, ScriptedRollout(chance), llm, Events(), range(1, 2), TASKS, total=9)
 
 
 def test_the_record_says_what_a_prompt_was_observed_in():

@@ -9,12 +9,9 @@ import pytest
 from cotune.errors import BudgetError, ConfigError, EngineError, EvolutionError, LLMError
 from cotune.methods.fst.gepa import Gepa, GepaOptions
 from cotune.methods.method import Context
-from cotune.methods.text_evolution import example, read_fenced
-from cotune.types import Assignment, Completion, Progress, Prompt, StopReason, Task, Trajectory
-from cotune.worlds.remedies import sentences_of
+from cotune.types import Assignment, Progress, Prompt, StopReason, Task, Trajectory
 from cotune.worlds.rules_llm import read_examples
-from cotune_lab.worlds.geo_rules import REMEDIES, Mode
-from tests.helpers import INITIAL, Events, make_trajectory, rules_llm
+from tests.helpers import Events, make_trajectory
 from tests.methods.p2o.hint_fakes import Author, raising
 
 START = "Solve it inside <think> and </think>."
@@ -125,23 +122,6 @@ def test_rollouts_with_an_environment_error_are_not_shown():
     assert "ended in an environment error" in record.of("notice")[-1]["text"]
 
 
-def test_a_search_that_lost_its_scores_changes_nothing():
-    """The environment fails while the initial instruction is scored; any other then looks better."""
-
-    class Failing(Policy):
-        def one(self, assignment: Assignment) -> Trajectory:
-            found = super().one(assignment)
-            if assignment.sampled.instruction != START:
-                return found
-            return replace(found, stop=StopReason.ENVIRONMENT_ERROR, reward=0.0)
-
-    strategy, author, record = gepa(), Author(one_skill_more), Events()
-    author.optional = True  # pyright: ignore[reportAttributeAccessIssue]
-    strategy.evolve_if_due(FIRST, Failing(), author, record)
-    assert strategy.best_instruction_id() == "i0"
-    assert "environment error: the prompts in use stay" in record.of("notice")[-1]["text"]
-
-
 def test_instructions_are_scored_as_the_scoring_says():
     assert searched()[1].greedy == {True}
     assert searched(options=replace(SMALL, scoring="sampled"))[1].greedy == {False}
@@ -169,60 +149,11 @@ def test_the_lineage_is_recorded_with_critiques_and_scores():
     assert all(row["score"] <= row["parent_score"] for row in refused)
 
 
-def test_dev_and_minibatches_are_two_parts_of_the_training_questions():
-    _, policy, _, record = searched()
-    assert record.of("gepa_phase") == [{"dev": 10, "train": 50, "budget": 200}]
-    seed, parents, *_ = policy.calls
-    dev = {a.task.id for a in seed}
-    assert (len(seed), len(parents)) == (10, 3)
-    assert {a.sampled for a in seed} == {Prompt(START)}
-    shown = {a.task.id for call in policy.calls if len(call) == 3 for a in call}
-    assert not dev & shown
-    assert dev | shown <= {task.id for task in questions()}
-    other = gepa(tasks=questions()[::-1])
-    same = Policy()
-    other.evolve_if_due(FIRST, same, Author(one_skill_more), Events())
-    assert [a.task.id for a in same.calls[0]] == [a.task.id for a in seed]
-
-
-@pytest.mark.parametrize("budget", [26, 27, 40, 90])
-@pytest.mark.parametrize("beam", [1, 4])
-def test_the_budget_is_not_exceeded(budget: int, beam: int):
-    _, policy, _, _ = searched(options=replace(SMALL, budget=budget, beam=beam))
-    # What is left covers no parent and child on a minibatch with the child on dev.
-    assert budget - (2 * 3 + 10) < policy.evaluations <= budget
-
-
-def test_a_budget_that_proposes_nothing_is_refused():
-    with pytest.raises(ConfigError, match=r"strategy.budget is 25; expected at least 26"):
-        gepa(replace(SMALL, budget=25))
-
-
 def test_the_search_happens_once():
     strategy, policy, author, record = searched()
     before = (policy.evaluations, len(author.prompts), len(record.rows))
     assert strategy.evolve_if_due(replace(FIRST, step=2), policy, author, record) == {}
     assert (policy.evaluations, len(author.prompts), len(record.rows)) == before
-
-
-@pytest.mark.parametrize(
-    ("write", "reason"),
-    [
-        (lambda n, prompt: reply(f"{START} <|im_end|> a{n} b{n} c{n}"), "only the chat template"),
-    ],
-)
-def test_what_breaks_the_contract_is_rejected_and_the_search_ends_in_an_error(
-    write: Callable[[int, str], str], reason: str
-):
-    strategy = gepa(SMALL, control_tokens=("<|im_end|>",))
-    policy, record = Policy(), Events()
-    with pytest.raises(EvolutionError, match="every instruction of the only phase failed"):
-        strategy.evolve_if_due(FIRST, policy, Author(write), record)
-    refused = record.of("instruction_rejected")
-    assert len(refused) == 20
-    assert all(reason in row["reason"] and row["parent"] == "i0" for row in refused)
-    # No rollout was paid for any of them.
-    assert {a.sampled.instruction for call in policy.calls for a in call} == {START}
 
 
 def test_an_answer_that_was_not_shown_is_no_leak():
@@ -234,15 +165,6 @@ def test_an_answer_that_was_not_shown_is_no_leak():
     record = Events()
     gepa().evolve_if_due(FIRST, Policy(), Author(cautious), record)
     assert not any("brings in" in row["reason"] for row in record.of("instruction_rejected"))
-
-
-@pytest.mark.parametrize("opening", ["", "<think>I say: "])
-def test_a_reply_without_a_block_is_no_instruction(opening: str):
-    record = Events()
-    with pytest.raises(EvolutionError, match="the reply holds no instruction within ``` blocks"):
-        gepa().evolve_if_due(FIRST, Policy(), Author(lambda n, _: f"{opening}{START} {n}"), record)
-    assert len(record.of("proposal_failed")) == 20
-    assert not record.of("instruction_rejected")
 
 
 @pytest.mark.parametrize("shown", [False, True])
@@ -292,14 +214,6 @@ def test_the_state_holds_the_search():
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"), [({"beam": 0}, "beam is 0"), ({"dev_size": 0}, "dev_size is 0")]
-)
-def test_options_that_cannot_work_are_refused(fields: dict[str, Any], message: str):
-    with pytest.raises(ValueError, match=message):
-        GepaOptions(**fields)
-
-
-@pytest.mark.parametrize(
     ("start", "tasks", "message"),
     [
         ("  ", 5, "is blank"),
@@ -313,42 +227,3 @@ def test_what_cannot_evolve_is_refused(start: str, tasks: int, message: str):
 
 
 # ---- the offline rules
-
-
-def whole_question_searched(number: int) -> Trajectory:
-    task = Task(f"g{number}", f"What is the capital of the country of city {number}?", ("Xville",))
-    prompt = Prompt(INITIAL)
-    assignment = Assignment(task, prompt, prompt, "", 0)
-    said = (
-        f"<think>hm</think><search> {task.question} </search>\n<information>none</information>\n"
-        "<answer> none </answer>"
-    )
-    return replace(make_trajectory(assignment, 0.0, said), answer="none", stop=StopReason.ANSWERED)
-
-
-def test_the_rules_answer_with_remedies():
-    from cotune.methods.instruction_evolution import instruction_prompt
-
-    named: list[Mode] = []
-    for number in range(20):
-        shown = [example(whole_question_searched(number), False, 6000)]
-        prompt = instruction_prompt(INITIAL, shown, ("<search>", "</search>"))
-        answer = rules_llm(number).complete(prompt)
-        assert isinstance(answer, Completion)
-        critique, (text,) = read_fenced(answer.text)
-        known = {s: mode for mode, options in REMEDIES.items() for s in options}
-        new = [known[s] for s in sentences_of(text) if s in known]
-        assert new
-        assert Mode.WHOLE_QUESTION in critique
-        assert text.count("<search>") >= 1
-        named += new
-    blind = {Mode.NO_REASONING, Mode.OUT_OF_TURNS, Mode.NEVER_SEARCHED}
-    assert not blind & set(named)
-
-
-def test_the_rules_have_nothing_to_say_of_success():
-    from cotune.methods.instruction_evolution import instruction_prompt
-
-    right = replace(whole_question_searched(1), reward=1.0)
-    with pytest.raises(LLMError, match="no failed example"):
-        rules_llm(0).complete(instruction_prompt(INITIAL, [example(right, False, 6000)], ()))

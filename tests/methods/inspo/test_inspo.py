@@ -223,15 +223,6 @@ def test_the_last_stage_begins_when_the_budget_pays_for_no_more():
     assert not [purpose for purpose, _ in rollout.calls if purpose == "verify"]
 
 
-def test_without_a_last_stage_a_spent_budget_begins_none():
-    strategy, events = inspo(), Events()
-    run(strategy, ScriptedRollout(chance), rules_llm(0), events, range(1, 3), TASKS)
-    strategy.evolve_if_due(
-        Progress(3, 0, 99, rollouts_left=0), ScriptedRollout(chance), rules_llm(0), events
-    )
-    assert events.of("instruction_pruned")
-
-
 # ---- phases
 
 
@@ -253,16 +244,6 @@ def test_phases_run_first_thing_at_the_step_after_they_fall_due():
     verify_calls = [rows for purpose, rows in rollout.calls if purpose == "verify"]
     assert verify_calls
     assert all(len({row.task.id for row in rows}) == 4 for rows in verify_calls)  # half of eight
-
-
-def test_a_second_call_at_the_same_step_does_nothing():
-    strategy, events = inspo(), Events()
-    rollout, llm = ScriptedRollout(chance), rules_llm(0)
-    run(strategy, rollout, llm, events, range(1, 5), TASKS)
-    assert strategy.evolve_if_due(Progress(5, 0, 9), rollout, llm, events)
-    state, rows = strategy.state_dict(), len(events.rows)
-    assert strategy.evolve_if_due(Progress(5, 0, 9), rollout, llm, events) == {}
-    assert (strategy.state_dict(), len(events.rows)) == (state, rows)
 
 
 @pytest.mark.parametrize(
@@ -550,14 +531,6 @@ def test_a_last_stage_needs_batches_before_it_and_a_policy_that_learns():
 
 
 # ---- learning, state, options
-
-
-def test_it_finds_what_the_policy_needs():
-    strategy, events = inspo(), Events()
-    run(strategy, ScriptedRollout(chance), rules_llm(3), events, range(1, 11), TASKS)
-    assert chance(INITIAL) == 0.2
-    assert chance(strategy.best_prompt().instruction) == 0.9
-    assert strategy.choice().rollouts > 0
 
 
 def test_population_event_and_metrics():

@@ -78,16 +78,6 @@ def runner(
     return run
 
 
-def test_too_few_hard_samples_skip_the_phase_and_say_so():
-    record, policy, author = Events(), Policy(), Author(one_keyword_each)
-    evolution = HintEvolution(TextRules(), SMALL, seed=1)
-    assert runner(evolution, policy, author, record, count=3)(1) is None
-    assert (policy.calls, author.prompts) == ([], [])
-    [(kind, fields)] = record.rows
-    assert kind == "notice"
-    assert "3 hard questions, hard_set_min_count is 4" in fields["text"]
-
-
 def test_a_budget_that_scores_no_hint_skips_the_phase_and_says_so():
     record, policy = Events(), Policy()
     evolution = HintEvolution(TextRules(), replace(SMALL, budget=21), seed=1)

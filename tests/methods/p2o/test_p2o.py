@@ -93,13 +93,6 @@ def test_the_trained_prompt_holds_no_hint(ratio: Any):
         assert a.trained == PLAIN
 
 
-def test_where_no_hint_solves_anything_none_is_given():
-    run = Run()
-    run.policy = Policy(lambda task, hint: False)
-    run.batch(0)
-    assert hinted_ids(run.batch(1)) == set()
-
-
 def test_the_empty_hint_leaves_a_question_as_it_is():
     run = Run()
     run.policy = Policy(lambda task, hint: hint == "")  # greedily it needs no hint

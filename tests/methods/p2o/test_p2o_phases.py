@@ -12,7 +12,6 @@ from tests.methods.p2o.hint_fakes import SMALL, Author, one_keyword_each, raisin
 from tests.methods.p2o.p2o_run import (
     EASY,
     HARD,
-    INSTRUCTION,
     TASKS,
     Run,
     hinted_ids,
@@ -42,17 +41,6 @@ def test_the_epoch_ends_once():
     assert run.evolve(Progress(4, 1, 100)) == {}
     assert run.strategy.state_dict() == state
     assert (len(run.policy.calls), len(run.events.rows)) == (calls, rows)
-
-
-def test_hints_are_evolved_on_the_hard_questions_under_the_instruction():
-    run = Run()
-    run.batch(0)
-    run.batch(1)
-    asked = [a for call in run.policy.calls for a in call]
-    assert {a.task.id for a in asked} == {t.id for t in HARD}
-    assert {a.sampled.instruction for a in asked} == {INSTRUCTION}
-    (phase,) = run.events.of("hint_phase")
-    assert (phase["hard"], phase["dev"], phase["train"], phase["phase"]) == (20, 8, 12, 1)
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -92,14 +80,6 @@ def test_no_rollout_sees_a_hint_that_was_derived_from_its_question():
         assert metrics["p2o/withheld"] == len(without)
         withheld |= without
     assert withheld
-
-
-def test_without_any_phase_there_are_no_hints():
-    run = Run(hints=replace(SMALL, hard_set_min_count=21))
-    run.batch(0)
-    assert hinted_ids(run.batch(1)) == set()
-    assert run.pool is None
-    assert [kind for kind, _ in run.events.rows] == ["hard_samples", "notice"]
 
 
 # ---- a reflector that fails
