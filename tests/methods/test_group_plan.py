@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from cotune.methods.fst import fst
-from cotune.methods.group_plan import sampled_under
+from cotune.methods.group_plan import plan_instructions
 from cotune.methods.inspo import inspo
 from cotune.methods.last_stage import TrainedPromptOptions
 from cotune.methods.method import Context, Method
@@ -27,10 +27,10 @@ FIRST, A, B, C = (Instruction(f"i{n}", f"Text {n}.") for n in range(4))
         ("population", [A, B, C], 2, "12"),
     ],
 )
-def test_what_a_group_is_sampled_under(
+def test_what_a_group_is_plan_instructions(
     groups: Any, drawn: list[Instruction], size: int, ids: str
 ) -> None:
-    rows = sampled_under(groups, size, drawn, FIRST)
+    rows = plan_instructions(groups, size, drawn, FIRST)
     assert "".join(instruction.id[1] for instruction in rows) == ids
 
 
@@ -71,5 +71,7 @@ def test_a_spread_gives_every_instruction_a_share() -> None:
     for count in range(1, 5):
         drawn = [FIRST, A, B, C][:count]
         for size in range(count, 12):
-            counts = [sampled_under("population", size, drawn, FIRST).count(one) for one in drawn]
+            counts = [
+                plan_instructions("population", size, drawn, FIRST).count(one) for one in drawn
+            ]
             assert max(counts) - min(counts) <= 1

@@ -18,12 +18,12 @@ from cotune.types import Instruction
 Groups = Literal["own", "mixed", "population"]
 
 
-def drawn_count(groups: Groups, size: int) -> int:
+def count_drawn(groups: Groups, size: int) -> int:
     """Return how many rollouts of a group, from the first, are sampled under drawn instructions."""
     return size - size // 2 if groups == "mixed" else size
 
 
-def sampled_under(
+def plan_instructions(
     groups: Groups, size: int, drawn: Sequence[Instruction], initial: Instruction
 ) -> list[Instruction]:
     """Return the instruction of each of a group's `size` rollouts.
@@ -34,9 +34,9 @@ def sampled_under(
         drawn: the drawn instructions; one, or for "population" up to `size`.
 
     >>> a, b = Instruction("a", ""), Instruction("b", "")
-    >>> "".join(one.id for one in sampled_under("population", 5, [a, b], a))
+    >>> "".join(one.id for one in plan_instructions("population", 5, [a, b], a))
     'aaabb'
     """
-    count = drawn_count(groups, size)
+    count = count_drawn(groups, size)
     spread = [drawn[i * len(drawn) // count] for i in range(count)]
     return spread + [initial] * (size - count)

@@ -85,7 +85,7 @@ class InstructionSearch(TextSearch):
     def reflection_prompt(self, parent: str, examples: Sequence[Record]) -> str:
         return self._about + instruction_prompt(parent, examples, self._rules.kept_texts)
 
-    def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
+    def record_accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
         draft = self.drafts[text]
         instruction = Instruction(
             id=f"i{len(self.instructions)}",
@@ -100,12 +100,12 @@ class InstructionSearch(TextSearch):
         self._ids[text] = instruction.id
         record_born(instruction, self.record, score, parent_score)
 
-    def rejected(
+    def record_rejected(
         self, text: str, parent: str, score: float, parent_score: float, reason: str
     ) -> None:
         self._reject(text, parent, reason, score, parent_score)
 
-    def progress(self, texts: int, best: float) -> None:
+    def record_progress(self, texts: int, best: float) -> None:
         """Recorded periodically: an iteration may be only six rollouts."""
         evaluations = self.evaluations - self._before
         budget = self.plan.budget - self._before

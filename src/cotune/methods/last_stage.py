@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from cotune.methods.contract import check_same_initial
-from cotune.methods.group_plan import Groups, sampled_under
+from cotune.methods.group_plan import Groups, plan_instructions
 from cotune.methods.method import Context, Evolution, RunShape, check_least
 from cotune.methods.proposals import record_born
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
@@ -161,7 +161,7 @@ class EvolvedInstructions(Strategy):
             if not distils:
                 key = f"{self.name}/{self.seed}/assign/{progress.step}/{group}"
                 drawn = self._draw(key, group_size)
-                under = sampled_under(self._groups, group_size, drawn, initial)
+                under = plan_instructions(self._groups, group_size, drawn, initial)
             for instruction in under:
                 sampled = Prompt(instruction.text)
                 trained = Prompt(initial.text) if on_initial else sampled

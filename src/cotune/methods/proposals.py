@@ -56,8 +56,8 @@ class Request:
 
     def provenance(self, llm: LLM) -> tuple[str, ...]:
         """Return the ids of the questions that the texts of a reply may be derived from."""
-        seen = [task.id for task in self.tasks] if reads_prompts(llm) else []
-        return tuple(dict.fromkeys((*self.lineage, *seen)))
+        read_ids = [task.id for task in self.tasks] if reads_prompts(llm) else []
+        return tuple(dict.fromkeys((*self.lineage, *read_ids)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,12 +311,12 @@ def without_reasoning(reply: str, texts: re.Pattern[str]) -> str:
     """
     ends = [tag.end() for tag in _THINK_TAG.finditer(reply) if tag.group() == "</think>"]
     if reply.lstrip().startswith("<think>"):
-        rests = [reply[end:] for end in ends]
+        tails = [reply[end:] for end in ends]
         clean = (
-            rest for rest in rests if texts.search(rest) and "</think>" not in texts.sub("", rest)
+            tail for tail in tails if texts.search(tail) and "</think>" not in texts.sub("", tail)
         )
-        holding = (rest for rest in rests if texts.search(rest))
-        return next(clean, None) or next(holding, rests[-1] if rests else "")
+        holding = (tail for tail in tails if texts.search(tail))
+        return next(clean, None) or next(holding, tails[-1] if tails else "")
     depth = 1
     for tag in _THINK_TAG.finditer(texts.sub(lambda match: " " * len(match.group()), reply)):
         depth += 1 if tag.group() == "<think>" else -1

@@ -267,16 +267,16 @@ class TextSearch(ABC):
         """Return the LLM's prompt for a text that is better than a parent on the examples."""
 
     @abstractmethod
-    def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
+    def record_accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
         """Record that a text joined; the scores are the means of both over dev."""
 
-    def rejected(  # noqa: B027  a hook
+    def record_rejected(  # noqa: B027  a hook
         self, text: str, parent: str, score: float, parent_score: float, reason: str
     ) -> None:
         """Record that a valid text did not join; the scores are the means of both over its minibatch."""
 
     @abstractmethod
-    def progress(self, texts: int, best: float) -> None:
+    def record_progress(self, texts: int, best: float) -> None:
         """Record the texts with the seed, and the highest mean over dev, after every iteration."""
 
     # ---- rollouts under texts
@@ -500,7 +500,7 @@ class TextSearch(ABC):
         for proposal in proposals:
             if not any(proposal is improvement for improvement in chosen):
                 beat_parent = any(proposal is improvement for improvement in improved)
-                self.rejected(
+                self.record_rejected(
                     proposal.candidate[_PART],
                     texts[proposal.parent_program_ids[0]],
                     fmean(proposal.subsample_scores_after),
@@ -517,9 +517,9 @@ class TextSearch(ABC):
         ]
         for i in range(self._reported, len(texts)):
             parent: int = gepa_state.parent_program_for_candidate[i][0]
-            self.accepted(texts[i], texts[parent], means[i], means[parent])
+            self.record_accepted(texts[i], texts[parent], means[i], means[parent])
         self._reported = len(texts)
-        self.progress(len(texts), max(means))
+        self.record_progress(len(texts), max(means))
         # Once the LLM's budget is spent, further rollouts would be wasted.
         over = self._failure is not None or bool(self.account.spent)
         return over or self._barren >= self.plan.barren or not self.parents

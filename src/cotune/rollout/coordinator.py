@@ -399,7 +399,7 @@ class Coordinator:
     ) -> list[Trajectory]:
         trajectories: list[Trajectory] = []
 
-        def finished(count: int) -> None:
+        def report_finished(count: int) -> None:
             report(self._purpose, len(trajectories) + count, len(assignments))
 
         # One session on every rank, even on one without rows: a sampler may need all ranks in step.
@@ -407,7 +407,7 @@ class Coordinator:
         try:
             for start in range(0, len(assignments), self.settings.rows_per_call):
                 part = assignments[start : start + self.settings.rows_per_call]
-                finished(0)
+                report_finished(0)
                 episodes = new_episodes(
                     part,
                     self.environment,
@@ -418,7 +418,7 @@ class Coordinator:
                     sampling.episode_seed,
                 )
                 trajectories += run_episodes(
-                    episodes, self.environment, session, self.rewards, finished
+                    episodes, self.environment, session, self.rewards, report_finished
                 )
         finally:
             session.close()

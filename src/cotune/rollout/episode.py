@@ -193,7 +193,7 @@ class Episode:
         Returns them as the policy sees them. The contents share the limit of an observation. If they do not
         all fit, nothing is appended and the episode ends for lack of room: messages are never cut in half.
         """
-        messages = [{**m, "content": self._bounded(m["content"])} for m in messages]
+        messages = [{**m, "content": self._bound(m["content"])} for m in messages]
         fitting = [
             {**message, "content": self._cut(message["content"], tokens)}
             for message, tokens in zip(messages, self._shares(messages), strict=True)
@@ -218,7 +218,7 @@ class Episode:
             tokens_left -= shares[i]
         return shares
 
-    def _bounded(self, text: str) -> str:
+    def _bound(self, text: str) -> str:
         """Return the start of a text, more than an observation holds; encoding megabytes takes gigabytes."""
         return text[: _LONGEST_TOKEN * self._limits.observation_tokens]
 
@@ -235,7 +235,7 @@ class Episode:
         """Append an observation, cut to its limit and the room left. Return its text."""
         if not text:
             return ""
-        text = self._bounded(text)
+        text = self._bound(text)
         ids = self._codec.encode(text)
         fitting = ids[: max(0, min(self._limits.observation_tokens, self._room))]
         self._append_observed(fitting)

@@ -135,7 +135,7 @@ class Fst(EvolvedInstructions):
         """Return the ids of the prompts in use, the best first."""
         return list(self._rows) or ["i0"]
 
-    def _used(self) -> list[Instruction]:
+    def _prompts_in_use(self) -> list[Instruction]:
         by_id = {instruction.id: instruction for instruction in self._lineage}
         return [by_id[identity] for identity in self._prompts]
 
@@ -162,7 +162,7 @@ class Fst(EvolvedInstructions):
 
     def _round(self, evolution: Evolution, last: bool) -> Metrics:
         options = self.options
-        used = self._used()
+        used = self._prompts_in_use()
         born = len(self._lineage)
         plan = SearchPlan(
             options=options,
@@ -229,7 +229,7 @@ class Fst(EvolvedInstructions):
 
         The first ones get the rollouts that cannot be shared evenly.
         """
-        used = self._used()
+        used = self._prompts_in_use()
         return random.Random(key).sample(used, min(len(used), group_size))
 
     def observe(
@@ -237,9 +237,9 @@ class Fst(EvolvedInstructions):
     ) -> Metrics:
         """Count rollouts by prompt; rewards change no prompt."""
         super().observe(trajectories, progress, record)
-        seen = Counter(t.assignment.instruction_id for t in trajectories)
-        self._observed += seen
-        self._steps.update(seen.keys())
+        rollouts = Counter(t.assignment.instruction_id for t in trajectories)
+        self._observed += rollouts
+        self._steps.update(rollouts.keys())
         members = [
             {
                 "id": identity,
@@ -257,14 +257,14 @@ class Fst(EvolvedInstructions):
 
     def best(self) -> Instruction:
         """Return the prompt with the highest mean in the last round; the initial one before any."""
-        return self._ranked()[0]
+        return self._rank_prompts()[0]
 
-    def _ranked(self) -> list[Instruction]:
+    def _rank_prompts(self) -> list[Instruction]:
         """Return the prompts in use, the best first."""
-        return sorted(self._used(), key=lambda prompt: prompt.id != self._settled)
+        return sorted(self._prompts_in_use(), key=lambda prompt: prompt.id != self._settled)
 
     def choice(self) -> Choice | None:
-        first, *others = self._ranked()
+        first, *others = self._rank_prompts()
         if first.id not in self._rows:
             return Choice(first, 0.0, 0, 0, None, False)
         row = self._rows[first.id]

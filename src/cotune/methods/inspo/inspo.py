@@ -374,8 +374,8 @@ class Inspo(EvolvedInstructions):
                 "every question in the buffer was shown to the candidates' authors, so none is left to "
                 "verify on"
             )
-        most = (self.options.candidates + 1) * len(tasks)  # plus their parent
-        if rollouts_left is not None and most > rollouts_left:
+        needed = (self.options.candidates + 1) * len(tasks)  # plus their parent
+        if rollouts_left is not None and needed > rollouts_left:
             return "too few rollouts are left to verify"
         return ""
 

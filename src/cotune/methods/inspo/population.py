@@ -157,8 +157,8 @@ class Population:
 
     def _observed(self) -> list[Member]:
         """Return the members that were ever observed, best first."""
-        seen = [(m.observed, m) for m in self._members if m.observed is not None]
-        return [m for _, m in sorted(seen, key=lambda pair: -pair[0])]
+        weighed = [(m.observed, m) for m in self._members if m.observed is not None]
+        return [m for _, m in sorted(weighed, key=lambda pair: -pair[0])]
 
     def state_dict(self) -> State:
         return {"members": [asdict(m) | {"window": list(m.window)} for m in self._members]}

@@ -51,9 +51,9 @@ def propose(
     if failures is None:
         parts.append(f"Improve the above prompt.\nGive {count} different candidates.")
     else:
-        own = [failure for failure in failures if failure.instruction_id == parent.id]
+        under_parent = [failure for failure in failures if failure.instruction_id == parent.id]
         others = [failure for failure in failures if failure.instruction_id != parent.id]
-        parts += [_OWN_FAILURES, *map(_example, own)] if own else []
+        parts += [_OWN_FAILURES, *map(_example, under_parent)] if under_parent else []
         parts += [_OTHER_FAILURES, *map(_example, others)] if others else []
         parts.append(
             "First analyze why the agent made these mistakes and what in the prompt allowed them. "
@@ -122,12 +122,12 @@ def read_tagged(reply: str) -> tuple[str, list[str]]:
     for match in _CANDIDATE.finditer(answer):
         number = match.group(1)
         if len(number) <= 6 and int(number) > 0:
-            by_number[int(number)] = _unfenced(match.group(2))
+            by_number[int(number)] = _strip_fence(match.group(2))
     critique = re.sub(r"```\w*\s*\Z", "", _OPENING.split(answer, maxsplit=1)[0]).strip()
     return critique, list(dict.fromkeys(by_number[i] for i in sorted(by_number) if by_number[i]))
 
 
-def _unfenced(candidate: str) -> str:
+def _strip_fence(candidate: str) -> str:
     inner = _FENCED.match(candidate.strip())
     return (inner.group(1) if inner else candidate).strip()
 

@@ -80,10 +80,10 @@ def verify(
             rewards[identity] += row
         paid += len(contestants) * len(block)
         if race_for is not None and start + block_size < len(tasks):
-            undecided = _undecided(undecided, rewards, parent, RACE_ERROR / looks, race_for)
+            undecided = _keep_undecided(undecided, rewards, parent, RACE_ERROR / looks, race_for)
         if not undecided:
             break
-    return [_scored(c, rewards, parent) for c in candidates], paid
+    return [_score(c, rewards, parent) for c in candidates], paid
 
 
 def _roll_out(
@@ -109,7 +109,7 @@ def _pairs(candidate: Rewards, parent: Rewards) -> list[tuple[float, float]]:
     return [(a, b) for a, b in both if a is not None and b is not None]
 
 
-def _scored(candidate: Candidate, rewards: Mapping[str, Rewards], parent: Instruction) -> Candidate:
+def _score(candidate: Candidate, rewards: Mapping[str, Rewards], parent: Instruction) -> Candidate:
     pairs = _pairs(rewards[candidate.id], rewards[parent.id])
     if not pairs:
         return replace(candidate, verified=True)
@@ -123,7 +123,7 @@ def _scored(candidate: Candidate, rewards: Mapping[str, Rewards], parent: Instru
     )
 
 
-def _undecided(
+def _keep_undecided(
     candidates: Sequence[Candidate],
     rewards: Mapping[str, Rewards],
     parent: Instruction,

@@ -59,10 +59,10 @@ class HintSearch(TextSearch):
     def reflection_prompt(self, parent: str, examples: Sequence[Record]) -> str:
         return self._about + gepa_prompt(parent, examples)
 
-    def accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
+    def record_accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
         self.record("hint_accepted", text=text, parent=parent, mean_dev_score=score)
 
-    def progress(self, texts: int, best: float) -> None:
+    def record_progress(self, texts: int, best: float) -> None:
         self.record(
             "hint_progress",
             evaluations=self.evaluations,
@@ -98,8 +98,8 @@ class HintSearch(TextSearch):
         scores = self.score(["", *hints])
         means = mean_scores(scores)
         for hint in hints:
-            self.accepted(hint, "", means[hint], means[""])
-        self.progress(len(scores), max(means.values()))
+            self.record_accepted(hint, "", means[hint], means[""])
+        self.record_progress(len(scores), max(means.values()))
         return scores
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar, Literal
 
 from cotune.methods.contract import MAX_CHARS, TextRules
-from cotune.methods.group_plan import Groups, drawn_count
+from cotune.methods.group_plan import Groups, count_drawn
 from cotune.methods.method import Context, Cost, Evolution, Method, Proposals, RunShape
 from cotune.methods.p2o.hard_samples import HardSamples
 from cotune.methods.p2o.hint_evolution import HintEvolution
@@ -54,7 +54,7 @@ class P2OOptions:
 
     def hinted(self, group_size: int, groups: Groups = "own") -> int:
         """Return how many of a group's rollouts see a hint, the first ones; at least one."""
-        hinted_count = drawn_count(groups, group_size)
+        hinted_count = count_drawn(groups, group_size)
         return hinted_count if self.hinted_per_group == "all" else hinted_count - hinted_count // 2
 
     def judged(self, group_size: int, groups: Groups = "own") -> int:
@@ -157,14 +157,14 @@ class P2O(Strategy):
         """
         spent = 0
 
-        def counted(
+        def count_rollouts(
             assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
         ) -> list[Trajectory]:
             nonlocal spent
             spent += len(assignments)
             return rollout(assignments, purpose=purpose, greedy=greedy)
 
-        metrics = dict(self.base.evolve_if_due(progress, counted, llm, record))
+        metrics = dict(self.base.evolve_if_due(progress, count_rollouts, llm, record))
         if progress.epoch > self._epoch:
             self._epoch = progress.epoch
             if progress.rollouts_left is not None:
