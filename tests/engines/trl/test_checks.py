@@ -60,7 +60,6 @@ def with_value(args: GRPOConfig, name: str, value: Any) -> GRPOConfig:
     ("name", "value", "said"),
     [
         ("optim", "adamw_bnb_8bit", "bitsandbytes.*; install it, or remove the field"),
-        ("use_liger_kernel", True, "liger-kernel is not installed; install it"),
         ("lr_scheduler_kwargs", {"a": 1}, "unexpected keyword argument 'a'; correct it"),
         ("report_to", ["nosuch"], "nosuch is not supported"),
     ],

@@ -7,12 +7,14 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 
 import cotune.engines.trl.checks as checks
 from cotune.config.run_file import parse_config
 from cotune.engines.trl.checks import check_args
 from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.errors import ConfigError
+from cotune.methods.static import StaticStrategy
 from tests.engines.trl.setup import config
 from tests.run_files import tiny
 
@@ -71,12 +73,12 @@ def test_what_cannot_work_is_refused_in_a_line(
 
 def test_vllm_stays_awake_under_fsdp2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sleepy = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
-    trainer: Any = SimpleNamespace(args=config(tmp_path, **sleepy))
+    trainer: Any = SimpleNamespace(args=config(tmp_path, **sleepy), model=torch.nn.Linear(1, 1))
     monkeypatch.setattr(checks, "sharding_of", lambda trainer: "none")
-    checks.check_sleep(trainer)
+    checks.check_trainer(trainer, StaticStrategy("abc"))
     monkeypatch.setattr(checks, "sharding_of", lambda trainer: "fsdp2")
     with pytest.raises(ConfigError, match="set vllm_enable_sleep_mode=False"):
-        checks.check_sleep(trainer)
+        checks.check_trainer(trainer, StaticStrategy("abc"))
 
 
 @pytest.mark.usefixtures("installed")

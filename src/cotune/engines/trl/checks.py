@@ -1,7 +1,7 @@
 """Checks that reject arguments with which TRL would not do what cotune asks."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -12,7 +12,6 @@ from packaging.version import Version
 from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
-from transformers.utils import is_liger_kernel_available
 from trl import GRPOConfig, GRPOTrainer
 from trl.import_utils import is_vllm_available
 
@@ -49,116 +48,86 @@ def check_args(args: GRPOConfig) -> None:
     for name, field in REFUSED.items():
         value = attrgetter(name)(args)
         if value not in field.allowed:
-            raise ConfigError(
-                f"GRPOConfig.{name} is {_format(value)}; {field.why}: {field.fix(name)}"
-            )
-    vllm = _vllm_conflicts(args) if args.use_vllm else []
-    for wrong, message in (*vllm, *_batch_conflicts(args), *_best_policy_conflicts(args)):
-        if wrong:
-            raise ConfigError(message)
+            came = " ".join(repr(value).split())[:80]
+            raise ConfigError(f"GRPOConfig.{name} is {came}; {field.why}: {field.fix(name)}")
+    for conflict in _conflicts(args):
+        raise ConfigError(f"GRPOConfig.{conflict}")
     check_sharding(args)
-    check_devices(args)
+    if args.n_gpu > 1:
+        raise ConfigError(_one_of(args.n_gpu, "your_script.py"))
 
 
-def _format(value: Any) -> str:
-    """Format a value for a message: strategies as the user writes them, long values truncated."""
-    text = " ".join(repr(getattr(value, "value", value)).split())
-    return text if len(text) <= 80 else f"{text[:79]}…"
-
-
-def _vllm_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
-    """List the settings that would keep vLLM from sampling the policy's own distribution."""
-    shared = args.vllm_tensor_parallel_size if args.vllm_mode == "colocate" else 1
-    return [
-        (
-            not is_vllm_available(),
-            "GRPOConfig.use_vllm is True, but vllm is not installed: pip install 'trl[vllm]' into "
-            "this environment, or set use_vllm=False",
-        ),
-        (
-            args.vllm_mode not in ("colocate", "server"),
-            f"GRPOConfig.vllm_mode is {args.vllm_mode!r}; expected 'colocate' or 'server'",
-        ),
-        (
-            shared < 1 or args.world_size % shared != 0,
-            f"GRPOConfig.vllm_tensor_parallel_size is {shared}; expected a divisor of the "
-            f"{args.world_size} processes that train",
-        ),
-    ]
-
-
-def _batch_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
-    """List the settings that would start, save or evaluate a step inside a rollout batch."""
-    per_batch = steps_per_batch(args)
-    return [
-        (
-            args.max_steps < 1,
-            f"GRPOConfig.max_steps is {args.max_steps}; cotune needs the number of optimizer "
-            "steps: set max_steps (num_train_epochs is not used)",
-        ),
-        (
-            not args.temperature > 0,
-            f"GRPOConfig.temperature is {args.temperature}, but rollouts must be drawn from a "
-            "distribution, and TRL divides by it: set it above 0 (evaluation is greedy anyway)",
-        ),
-        (
-            (args.steps_per_generation or 0) % args.gradient_accumulation_steps != 0,
-            f"GRPOConfig.steps_per_generation is {args.steps_per_generation}, not a multiple of "
-            f"gradient_accumulation_steps={args.gradient_accumulation_steps}: a rollout batch "
-            "would end inside an optimizer step",
-        ),
-        *(
-            (
-                is_used and (getattr(args, name) or 0) % per_batch != 0,
-                f"GRPOConfig.{name} is {getattr(args, name)}, but a rollout batch takes {per_batch} "
-                f"optimizer steps: make {name} a multiple of {per_batch}",
+def _conflicts(args: GRPOConfig) -> Iterator[str]:
+    """Yield what does not go together: the fields, why, and the fix."""
+    if args.use_vllm:
+        shared = args.vllm_tensor_parallel_size if args.vllm_mode == "colocate" else 1
+        if not is_vllm_available():
+            yield (
+                "use_vllm is True, but vllm is not installed: pip install 'trl[vllm]' into this "
+                "environment, or set use_vllm=False"
             )
-            for name, is_used in (
-                ("max_steps", True),
-                ("save_steps", args.save_strategy == SaveStrategy.STEPS),
-                ("eval_steps", args.eval_strategy == IntervalStrategy.STEPS),
+        if args.vllm_mode not in ("colocate", "server"):
+            yield f"vllm_mode is {args.vllm_mode!r}; expected 'colocate' or 'server'"
+        if shared < 1 or args.world_size % shared:
+            yield (
+                f"vllm_tensor_parallel_size is {shared}; expected a divisor of the {args.world_size} "
+                "processes that train"
             )
-        ),
-    ]
-
-
-def _best_policy_conflicts(args: GRPOConfig) -> list[tuple[bool, str]]:
-    """List the settings that would save the wrong policy."""
-    metric = args.metric_for_best_model or ""
-    wrong = metric.endswith("loss") or ("reward" in metric and not args.greater_is_better)
-    return [
-        (
-            args.save_strategy == SaveStrategy.BEST and wrong,
-            f"GRPOConfig.metric_for_best_model is {metric!r} and greater_is_better is "
-            f"{args.greater_is_better}, so the best policy would not be kept: set "
-            "metric_for_best_model='eval_reward' and greater_is_better=True",
+    if args.max_steps < 1:
+        yield (
+            f"max_steps is {args.max_steps}; cotune needs the number of optimizer steps: set max_steps "
+            "(num_train_epochs is not used)"
         )
-    ]
+    if not args.temperature > 0:
+        yield (
+            f"temperature is {args.temperature}, but rollouts must be drawn from a distribution, and TRL "
+            "divides by it: set it above 0 (evaluation is greedy anyway)"
+        )
+    if (args.steps_per_generation or 0) % args.gradient_accumulation_steps:
+        yield (
+            f"steps_per_generation is {args.steps_per_generation}, not a multiple of "
+            f"gradient_accumulation_steps={args.gradient_accumulation_steps}: a rollout batch would end "
+            "inside an optimizer step"
+        )
+    in_batches = {
+        "max_steps": True,
+        "save_steps": args.save_strategy == SaveStrategy.STEPS,
+        "eval_steps": args.eval_strategy == IntervalStrategy.STEPS,
+    }
+    per_batch = steps_per_batch(args)
+    for name, is_used in in_batches.items():
+        if is_used and (steps := getattr(args, name) or 0) % per_batch:
+            yield (
+                f"{name} is {steps}, but a rollout batch takes {per_batch} optimizer steps: make {name} "
+                f"a multiple of {per_batch}"
+            )
+    metric = args.metric_for_best_model or ""
+    if args.save_strategy == SaveStrategy.BEST and (
+        metric.endswith("loss") or ("reward" in metric and not args.greater_is_better)
+    ):
+        yield (
+            f"metric_for_best_model is {metric!r} and greater_is_better is {args.greater_is_better}, so "
+            "the best policy would not be kept: set metric_for_best_model='eval_reward' and "
+            "greater_is_better=True"
+        )
 
 
 def check_named_parts(args: TrainingArguments) -> None:
-    """Build what the arguments only name: optimizer, schedule, trackers, fused kernels.
+    """Build what the arguments only name: optimizer, schedule, trackers.
 
     The trainer would build them when the run folder is there.
 
     Raises:
         ConfigError: one of them is unknown, lacks a package, or does not take its arguments.
     """
-
-    def kernels() -> None:
-        if args.use_liger_kernel and not is_liger_kernel_available():
-            raise ImportError("the package liger-kernel is not installed")
-
-    def schedule() -> None:
-        optimizer = torch.optim.SGD([torch.zeros(1)])
-        arguments = cast("dict[str, Any] | None", args.lr_scheduler_kwargs)
-        get_scheduler(args.lr_scheduler_type, optimizer, 1, 9, arguments)
-
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    arguments = cast("dict[str, Any] | None", args.lr_scheduler_kwargs)
     builders: dict[str, Callable[[], object]] = {
         "optim": lambda: Trainer.get_optimizer_cls_and_kwargs(args),
-        "lr_scheduler_kwargs": schedule,
+        "lr_scheduler_kwargs": lambda: get_scheduler(
+            args.lr_scheduler_type, optimizer, 1, 9, arguments
+        ),
         "report_to": lambda: get_reporting_integration_callbacks(args.report_to),
-        "use_liger_kernel": kernels,
     }
     for name, build in builders.items():
         try:
@@ -166,8 +135,11 @@ def check_named_parts(args: TrainingArguments) -> None:
         except (ImportError, TypeError, ValueError) as error:
             if name == "optim" and not isinstance(error, ImportError):
                 continue  # it may only lack the model, which the trainer gives it
-            missing = isinstance(error, ImportError)
-            fix = "install it, or remove the field" if missing else "correct it"
+            fix = (
+                "install it, or remove the field"
+                if isinstance(error, ImportError)
+                else "correct it"
+            )
             reason = one_line(str(error))[:200].rstrip(".")
             raise ConfigError(f"training.engine_args.{name}: {reason}; {fix}") from error
 
@@ -183,37 +155,27 @@ def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
         )
 
 
-def check_teacher(trainer: GRPOTrainer, strategy: Strategy) -> None:
-    """Raise ConfigError if the weights of a teacher would be sharded over processes."""
+def check_trainer(trainer: GRPOTrainer, strategy: Strategy) -> None:
+    """Raise ConfigError if the trainer's model, or how it is spread over processes, does not suit the run."""
+    model: Any = trainer.model
+    args = cast(GRPOConfig, trainer.args)
     sharding = sharding_of(trainer)
+    if is_peft_model(model) and model.active_peft_config.is_prompt_learning:
+        raise ConfigError(
+            f"peft_config is {type(model.active_peft_config).__name__}, whose virtual tokens cotune's "
+            "samplers do not feed: use LoRA, or another adapter of the layers"
+        )
     if strategy.has_teacher and sharding != "none":
         raise ConfigError(
             "strategy.distil_steps asks for a teacher, which reads rollouts with whole weights, but they or "
             f"their gradients are sharded ({sharding}); train without FSDP and DeepSpeed, or set it to 0"
         )
-
-
-def check_sleep(trainer: GRPOTrainer) -> None:
-    """Raise ConfigError if vLLM would collect sharded weights again in every turn.
-
-    Ranks make different numbers of turns, and would wait for each other forever.
-    """
-    args = cast(GRPOConfig, trainer.args)
+    # Ranks make different numbers of turns, and would wait for each other forever.
     sleeps = args.use_vllm and args.vllm_mode == "colocate" and args.vllm_enable_sleep_mode
-    if sleeps and sharding_of(trainer) == "fsdp2":
+    if sleeps and sharding == "fsdp2":
         raise ConfigError(
             "GRPOConfig.vllm_enable_sleep_mode is True under FSDP2, where vLLM would collect all weights "
             "again in every turn: set vllm_enable_sleep_mode=False"
-        )
-
-
-def check_trainer(trainer: GRPOTrainer) -> None:
-    """Raise ConfigError if the trainer would generate, score or shard differently from cotune."""
-    model: Any = trainer.model
-    if is_peft_model(model) and model.active_peft_config.is_prompt_learning:
-        raise ConfigError(
-            f"peft_config is {type(model.active_peft_config).__name__}, whose virtual tokens cotune's "
-            "samplers do not feed: use LoRA, or another adapter of the layers"
         )
 
 
@@ -244,12 +206,6 @@ def check_launch(training: "TrainingConfig") -> None:
             f"{'' if gpus == 1 else 's'}; expected one per process: torchrun --nproc_per_node {gpus}, "
             "or see CUDA_VISIBLE_DEVICES"
         )
-
-
-def check_devices(args: "TrainingArguments") -> None:
-    """Raise ConfigError if the trainer would split its batches over GPUs within one process."""
-    if args.n_gpu > 1:
-        raise ConfigError(_one_of(args.n_gpu, "your_script.py"))
 
 
 def on_one_gpu(args: Args) -> Args:

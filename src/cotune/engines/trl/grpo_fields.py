@@ -37,38 +37,23 @@ REFUSED: Mapping[str, Refused] = {
     "top_k": Refused(_NOT_THE_POLICYS, (0, None)),
     "min_p": Refused(_NOT_THE_POLICYS, (None,)),
     "repetition_penalty": Refused(_NOT_THE_POLICYS, (1.0,)),
-    "vllm_structured_outputs_regex": Refused(
-        _NOT_THE_POLICYS, (None,), "set it to None and let the environment reject other actions"
-    ),
+    "vllm_structured_outputs_regex": Refused(_NOT_THE_POLICYS, (None,)),
     "generation_kwargs": Refused("cotune does its own sampling and would not apply it", (None, {})),
     # The loss.
     "reward_weights": Refused(
-        "the environment's score is the only reward function that TRL sees", (None, [1.0])
+        "TRL sees one reward function, the environment's score", (None, [1.0])
     ),
-    "sync_ref_model": Refused(
-        "a checkpoint does not hold the synchronised reference, so a resumed run would use the initial one",
-        _OFF,
-    ),
+    "sync_ref_model": Refused("a resumed run would use the initial reference", _OFF),
     "neftune_noise_alpha": Refused(
         "the policy would be trained with noise that it was not sampled with", (None,)
     ),
     # The order of tasks.
-    "shuffle_dataset": Refused(
-        "a resumed run would repeat the first epoch's order, and cotune orders the tasks itself",
-        _OFF,
-    ),
+    "shuffle_dataset": Refused("cotune orders the tasks itself", _OFF),
     "ignore_data_skip": Refused("a resumed run would begin with the first task again", _OFF),
-    "dataloader_in_order": Refused(
-        "batches would come in a different order than the run's", (True,)
-    ),
-    "accelerator_config.split_batches": Refused(
-        "the ranks would share a batch of one of them", _OFF
-    ),
+    "dataloader_in_order": Refused("batches would come in another order than the run's", (True,)),
+    "accelerator_config.split_batches": Refused("ranks would share a batch of one of them", _OFF),
     "accelerator_config.dispatch_batches": Refused("every rank reads its own tasks", (None, False)),
-    "accelerator_config.even_batches": Refused(
-        "ranks roll out in lock-step, and a rank without tasks would leave the others waiting",
-        (True,),
-    ),
+    "accelerator_config.even_batches": Refused("a rank without tasks would be waited for", (True,)),
     "auto_find_batch_size": Refused(
         "a smaller batch would split groups",
         _OFF,
@@ -76,16 +61,14 @@ REFUSED: Mapping[str, Refused] = {
     ),
     "parallelism_config": Refused("ranks sample on their own from whole weights", (None,)),
     # Saving.
-    "save_only_model": Refused(
-        "a run cannot be resumed from a checkpoint without its optimizer", _OFF
-    ),
+    "save_only_model": Refused("without its optimizer a run cannot be resumed", _OFF),
     "save_on_each_node": Refused(
         "cotune's half of a checkpoint is written once, on rank 0, for all to read",
         _OFF,
         "set save_on_each_node=False and give output_dir on a file system that all nodes share",
     ),
     "enable_jit_checkpoint": Refused(
-        "it saves inside a rollout batch and without cotune's half", _OFF
+        "it saves inside a rollout batch, without cotune's half", _OFF
     ),
     "push_to_hub": Refused(
         "it uploads output_dir with the run folder in it: questions, rollouts and costs",

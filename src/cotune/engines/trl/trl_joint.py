@@ -16,9 +16,7 @@ from trl import GRPOConfig
 from cotune.engines.comm import world
 from cotune.engines.joint import Joint, Parts
 from cotune.engines.trl.checks import (
-    check_sleep,
     check_strategy,
-    check_teacher,
     check_trainer,
     steps_per_batch,
 )
@@ -114,9 +112,7 @@ class TRLJoint(Joint):
         Raises:
             ConfigError: the trainer would not train on the rollouts.
         """
-        check_trainer(trainer)
-        check_teacher(trainer, self.parts.strategy)
-        check_sleep(trainer)
+        check_trainer(trainer, self.parts.strategy)
         self.trainer = trainer
         seed_vllm(trainer, self.parts.settings.seed)
         coordinator = self.coordinator
