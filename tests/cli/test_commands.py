@@ -48,11 +48,9 @@ def test_plan_of_an_offline_run(tmp_path: Path) -> None:
 
 def test_plan_prices_an_endpoint(tmp_path: Path) -> None:
     text = plan_text(tmp_path, {"llm": {**OPENAI, "budget": 0.5}})
-    # Prompt: 2000 and 4000 of the environment + 4000 + 4 failures × 4 × (384 + 200) = 19344 characters,
-    # of 4 bytes at most, a token a byte and 64 of a template: 77440. 2 calls × 5 attempts ×
-    # (77440 × 1 + 100 × 10). Without the latter, 2 × (4836 × 1 + 100 × 10).
-    assert "m at api.openai.com; at most 2 proposals, at most 0.78 at the prices of llm" in text
-    assert "Without retries, at 4 characters a token, they cost at most 0.01" in text
+    # Prompt: 2000 and 4000 of the environment + 4000 + 4 failures × 4 × (384 + 200) = 19344 characters.
+    # 2 × (4836 × 1 + 100 × 10) per million.
+    assert "m at api.openai.com; at most 2 proposals, at most 0.01 at the prices of llm" in text
     assert "stopped at the budget of 0.50" in text
     free = {
         **OPENAI,

@@ -106,7 +106,9 @@ def test_plan_counts_the_questions_of_a_data_set(tmp_path: Path) -> None:
         "train": 5, "validation": 0, "test": 1,
     }  # fmt: skip
     for split in ("validation", "test"):
-        with pytest.raises(ConfigError, match=rf"dataset.{split} is -1; expected . or more"):
+        with pytest.raises(
+            ConfigError, match=rf"dataset.{split} is -1; expected a number of questions"
+        ):
             own("single_turn", dataset=few | {split: -1}, rewards=["exact_match"])
     # Not built: what a function or a factory of one's own needs may be elsewhere.
     tools = {"kind": "tools", "tools": ["nowhere:add"]}

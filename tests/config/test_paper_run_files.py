@@ -240,15 +240,10 @@ def test_where_runs_train_and_sample() -> None:
     assert layout(trl, served).share == 0
 
 
-def test_verls_keys_may_be_null_and_are_otherwise_numbers() -> None:
-    name, key = "p2o-deepmath-qwen3-4b-verl", "trainer.nnodes"
-    for given, gpus in (("null", 8), ("2", 16)):
-        assert layout(name, f"training.engine_args={{{key}: {given}}}").gpus == gpus
-    for given in ("two", "true", "[2]", ".nan"):
-        with pytest.raises(
-            ConfigError, match=rf"training\.engine_args\.{key} is .*; expected a num"
-        ):
-            layout(name, f"training.engine_args={{{key}: {given}}}")
+def test_verls_keys_may_be_null() -> None:
+    for nodes, gpus in (("null", 8), ("2", 16)):
+        changed = f"training.engine_args={{trainer.nnodes: {nodes}}}"
+        assert layout("p2o-deepmath-qwen3-4b-verl", changed).gpus == gpus
 
 
 def test_verl_memory_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

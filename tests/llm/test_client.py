@@ -23,7 +23,6 @@ from cotune.llm.client import (
     OpenAIOptions,
     parse_reply,
     prompt_token_bound,
-    worst_case_price,
 )
 from cotune.run.record import Record
 from cotune.types import Completion
@@ -553,8 +552,6 @@ def test_prices_worked_by_hand() -> None:
     )
     assert options.price(400_000, 30_000) == pytest.approx(1.0 + 0.3)
     assert prompt_token_bound(4000) == 4064
-    # 5 attempts a call x (4064 x 2.5 + 1000 x 10) / 10^6
-    assert worst_case_price(options, 1000, 5) == pytest.approx(5 * 5 * 0.02016)
 
 
 def test_a_key_in_ones_own_llms_error_is_hidden() -> None:

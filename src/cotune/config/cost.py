@@ -1,4 +1,4 @@
-"""Compute and print upper bounds on what a run spends."""
+"""Compute and print the most that a run spends."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from cotune.config.run_file import RIVALS, EvaluationConfig, RulesConfig, RunCon
 from cotune.data.dataset import SPLITS, read_dataset
 from cotune.environments.description import DESCRIPTION_CHARS
 from cotune.llm.bank import BankOptions
-from cotune.llm.client import OpenAIOptions, worst_case_price
+from cotune.llm.client import OpenAIOptions
 from cotune.methods.method import MethodOptions, RunShape
 from cotune.methods.registry import method_of
 from cotune.types import Limits
@@ -20,7 +20,7 @@ from cotune.utils.tables import plain_table
 
 # The fixed part of a proposer's prompt: our wording and the environment's description.
 _FIXED_CHARS = 2000 + DESCRIPTION_CHARS
-CHARS_PER_TOKEN = 4
+_CHARS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,14 @@ class Plan:
     Attributes:
         rollouts: number of rollouts by purpose.
         calls: calls of the optimizer LLM.
-        price: cost of these calls in the run file's currency; None if they are free.
-        unretried: the same without retries, at `CHARS_PER_TOKEN` in place of a token per byte.
+        price: cost of these calls in the run file's currency, each answered at once, with four characters a
+            token; None if they are free.
         steps: rollout batches.
     """
 
     rollouts: Mapping[str, int]
     calls: int
     price: float | None
-    unretried: float = 0.0
     steps: int = 0
 
 
@@ -98,17 +97,20 @@ def plan_method(
         evaluate += evaluations * cost.validations * sizes["validation"]
         evaluate += min(RIVALS, cost.rivals) * sizes["validation"]
     price: float | None = None
-    unretried = 0.0
     if isinstance(llm, OpenAIOptions) and cost.proposals:
-        price = 0.0
-        episode_chars = CHARS_PER_TOKEN * (limits.prompt_tokens + limits.trajectory_tokens)
-        for proposals in cost.proposals:
-            chars = _FIXED_CHARS + proposals.text_chars + proposals.episodes * episode_chars
-            price += worst_case_price(llm, chars, proposals.count)
-            unretried += proposals.count * llm.price(chars // CHARS_PER_TOKEN, llm.max_tokens)
+        episode_tokens = limits.prompt_tokens + limits.trajectory_tokens
+        price = sum(
+            proposals.count
+            * llm.price(
+                (_FIXED_CHARS + proposals.text_chars) // _CHARS_PER_TOKEN
+                + proposals.episodes * episode_tokens,
+                llm.max_tokens,
+            )
+            for proposals in cost.proposals
+        )
     rollouts: dict[str, int] = {**cost.rollouts, "train": train, "evaluate": evaluate}
     calls = sum(proposals.count for proposals in cost.proposals)
-    return Plan(rollouts, calls, price, unretried, steps=shape.steps)
+    return Plan(rollouts, calls, price, steps=shape.steps)
 
 
 def show_plan(
@@ -127,12 +129,6 @@ def show_plan(
         f"proposer: {llm_name}; at most {planned.calls:,} proposals{_price_text(llm, planned)}",
         markup=False,
     )
-    if planned.price:
-        console.print(
-            f"Without retries, at {CHARS_PER_TOKEN} characters a token, they cost at most {planned.unretried:.2f}: "
-            "the other bound counts every retry, and a token per byte.",
-            highlight=False,
-        )
 
 
 def _price_text(llm: object, planned: Plan) -> str:
@@ -145,7 +141,7 @@ def _price_text(llm: object, planned: Plan) -> str:
             ", at unknown cost: llm has no prices; set llm.price_per_million_prompt_tokens and "
             "llm.price_per_million_completion_tokens unless its calls are free"
         )
-    text = f", at most {planned.price:.2f} at the prices of llm"
+    text = f", at most {planned.price:.2f} at the prices of llm, without retries"
     if llm.budget is not None:
         text += f"; stopped at the budget of {llm.budget:.2f}"
     return text

@@ -31,7 +31,6 @@ _SHOWN_CHARACTERS = 300
 _SHORTEST_SECRET = 8  # characters of a key that is looked for in replies
 # Allowance for a chat template: role markers and, for some models, a system message.
 _TEMPLATE_TOKENS = 64
-_BYTES_PER_CHARACTER = 4
 # Endpoints' reasons for the end of a reply, in lower case. A reply that ended for any other reason is whole:
 # an endpoint's own word for "stop" must not have every reply discarded and paid again.
 _CUT_OFF = {"length", "max_tokens", "max_output_tokens", "model_length", "incomplete"}
@@ -455,15 +454,6 @@ def _shorten(text: str) -> str:
     """Return the beginning of a text on one line."""
     text = one_line(text[: 4 * _SHOWN_CHARACTERS])
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
-
-
-def worst_case_price(options: OpenAIOptions, prompt_chars: int, calls: int) -> float:
-    """Return the most that `calls` calls with prompts of up to `prompt_chars` characters can cost.
-
-    Counts every reply asked for again, one token per byte, four bytes per character and full replies.
-    """
-    tokens = prompt_token_bound(_BYTES_PER_CHARACTER * prompt_chars)
-    return calls * (1 + RETRIES) * options.price(tokens, options.max_tokens)
 
 
 def prompt_token_bound(prompt_bytes: int) -> int:
