@@ -31,25 +31,38 @@ def finished(config: RunConfig, words: tuple[str, ...]) -> int:
     return 0
 
 
-def test_what_is_finished_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_finished_is_not_run_again_and_no_more_run_at_once_than_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     processes = Processes(monkeypatch, finished)
-    run(cells_in(tmp_path))
-    assert [words[0] for words in processes.started] == ["train"] * 4
+    run(cells_in(tmp_path, seeds=[1]))
+    assert [words[0] for words in processes.started] == ["train"] * 2
     assert all(words[-1] == "--quiet" for words in processes.started)
     processes.started.clear()
     cells = cells_in(tmp_path, seeds=[0, 1, 2])
-    run(cells)
-    assert [Path(words[1]).parent.name for words in processes.started] == ["seed-2"] * 2
-    assert {cell.state for cell in cells} == {"done"}
+    states: list[list[str]] = []
+    run_cells(cells, 2, lambda: states.append([cell.state for cell in cells]), every=0.0)
+    assert states[0] == ["running", "running", "done", "done", "waiting", "waiting"]
+    assert max(now.count("running") for now in states) == 2
+    assert set(states[-1]) == {"done"}
+    seeds = [Path(words[1]).parent.name for words in processes.started]
+    assert seeds == ["seed-0"] * 2 + ["seed-2"] * 2
 
 
-def test_a_run_that_was_cut_off_is_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("was_finished", [False, True])
+def test_a_run_that_was_cut_off_is_resumed(
+    was_finished: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also one that was finished and then resumed: its summary.json is the first attempt's."""
     first = cells_in(tmp_path)[0]
     folder = first.folder / "train"
-    Record.create(folder, dump_config(first.planned[0]))
     processes = Processes(monkeypatch, finished)
+    if was_finished:
+        run([first])
+        Record.open(folder).cut_back(1)
+    else:
+        Record.create(folder, dump_config(first.planned[0]))
+    processes.started.clear()
     run(cells_in(tmp_path))
     assert ("resume", str(folder), "--trust", "--quiet") in processes.started
     assert [words[0] for words in processes.started].count("train") == 3
@@ -69,23 +82,19 @@ def test_a_run_of_another_configuration_is_refused_and_left_alone(
 
 
 def test_a_failure_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that fails, and one that ends well without a result."""
+
     def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
-        return 1 if config.strategy.kind == "inspo" and config.seed else finished(config, words)
+        if config.strategy.kind == "static":
+            return finished(config, words)
+        return config.seed
 
     Processes(monkeypatch, outcome)
     cells = cells_in(tmp_path)
     run(cells)
-    assert [cell.state for cell in cells] == ["done", "done", "done", "failed"]
-    assert cells[3].problem.startswith("stage train, status 1: ValueError: it broke (see ")
-
-
-def test_ending_well_without_a_result_is_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Processes(monkeypatch, lambda config, words: 0)
-    cells = cells_in(tmp_path, seeds=[0])
-    run(cells)
-    assert {cell.state for cell in cells} == {"failed"}
+    assert [cell.state for cell in cells] == ["done", "failed", "done", "failed"]
+    for cell, status in ((cells[1], 0), (cells[3], 1)):
+        assert cell.problem.startswith(f"stage train, status {status}: ValueError: it broke (see ")
 
 
 def test_stages_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,40 +110,6 @@ def test_stages_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run(cells, at_once=1)
     assert seen[1:] == [("prompt", None, 20), ("train", TEXT, 24)]
     assert len(cells[1].finished) == 2
-
-
-def test_a_run_that_was_gone_on_with_is_not_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    processes = Processes(monkeypatch, finished)
-    run(cells_in(tmp_path, seeds=[0]))
-    folder = tmp_path / "out/inspo/seed-0/train"
-    Record.open(folder).cut_back(1)  # as resume does; summary.json is the first attempt's
-    processes.started.clear()
-    run(cells_in(tmp_path, seeds=[0]))
-    assert processes.started == [("resume", str(folder), "--trust", "--quiet")]
-
-
-def test_what_is_finished_is_known_before_anything_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Processes(monkeypatch, finished)
-    run(cells_in(tmp_path, seeds=[1]))
-    cells = cells_in(tmp_path, seeds=[0, 1])
-    seen: list[list[str]] = []
-    run_cells(cells, 1, lambda: seen.append([cell.state for cell in cells]), every=0.0)
-    assert seen[0] == ["running", "waiting", "done", "done"]
-
-
-def test_no_more_run_at_once_than_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Processes(monkeypatch, finished)
-    cells = cells_in(tmp_path, seeds=[0, 1, 2])
-    running: list[int] = []
-    watch = lambda: running.append(sum(cell.state == "running" for cell in cells))  # noqa: E731
-    run_cells(cells, 2, watch, every=0.0)
-    assert max(running) == 2
 
 
 @pytest.mark.parametrize(("listed", "given"), [("2,5", {"2", "5"}), ("2", {None}), ("", {None})])

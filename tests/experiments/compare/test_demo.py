@@ -12,14 +12,9 @@ from cotune.experiments.compare import cells, running
 from cotune.experiments.compare.cells import cells_of
 from cotune.experiments.compare.running import demo
 from cotune.experiments.compare.suite_file import load_suite
-from cotune.experiments.compare.suite_summary import SuiteSummary
-from cotune.experiments.compare.suite_table import suite_tables
 from cotune.run.record import Record
 from cotune.utils import packages
-from cotune.utils.tables import on_console
 from tests.experiments.compare.folders import HALF, Processes, finish
-from tests.experiments.report.pages import printed
-from tests.experiments.report.suite_pages import method, spread, summary
 
 SUITE = Path(running.__file__).parent / "suites/demo.yaml"
 
@@ -106,21 +101,3 @@ def test_a_missing_trl_is_named_before_anything_is_written(
     with pytest.raises(ConfigError, match=r"cotune demo needs trl, .* pip install 'cotune\[trl\]'"):
         run(tmp_path / "demo")
     assert not any(tmp_path.iterdir())
-
-
-def test_strata_and_costs_have_tables_of_their_own() -> None:
-    strata = {f"{n} hops": 0.5 for n in range(5)}
-    score = spread(0.5, 0.4, 0.6, strata)
-    told = summary(
-        method("static", "trained", 0.5, score=score),
-        method("inspo", "ours", 0.5, score=score),
-        strata=dict.fromkeys(strata, 10),
-    )
-    tables = suite_tables(SuiteSummary.model_validate(told), brief=True)
-    result, by_stratum, costs = (printed(on_console(table)) for table in tables.values())
-    assert "1 hops" not in result
-    assert by_stratum.count("50.0") == 10
-    row = next(line for line in costs.splitlines() if line.strip().startswith("inspo"))
-    assert [cell.strip() for cell in row.split("│")[1:]] == [
-        "3 088", "2 600", "488", "1 200", "165 000", "11", "$0.00", "1 min 50 s",
-    ]  # fmt: skip

@@ -11,12 +11,11 @@ from cotune.experiments.compare.results import summarise
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.evaluate.quadrants import relative
 from cotune.run.scores import wilson
-from tests.experiments.compare.folders import Processes, finish, suite_file, value_of
+from tests.experiments.compare.folders import ALL, HALF, Processes, finish, suite_file, value_of
 from tests.experiments.evaluate.measured import quadrants
 
 PAID = {"train": 32, "verify": 8, "evaluate": 9}
 VALID = "<search> </search> <answer> </answer> <think> </think> <information> </information>"
-HALF, ALL = (1.0, 0.0, 1.0, 0.0), (1.0, 1.0, 1.0, 1.0)
 
 
 def good(config: RunConfig, _: Any) -> int:
@@ -128,18 +127,23 @@ def test_the_focus_is_what_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
 
 
-@pytest.mark.parametrize("paid", [37, 43])
+@pytest.mark.parametrize(("paid", "failing"), [(37, False), (43, False), (80, True)])
 def test_other_compute_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paid: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paid: int, failing: bool
 ) -> None:
+    """Also of a method that failed at another seed."""
+
     def outcome(config: RunConfig, _: Any) -> int:
-        finish(config, ALL, {"train": paid if config.strategy.kind == "inspo" else 40})
-        return 0
+        inspo = config.strategy.kind == "inspo"
+        finish(config, ALL, {"train": paid if inspo else 40})
+        return int(failing and inspo and config.seed)
 
     _, summary, rows = summary_of(tmp_path, monkeypatch, outcome)
     row = rows["inspo"]
-    assert row["status"] == "unequal"
-    assert row["problem"] == (f"paid {paid} policy rollouts; its compute class 1x allows 38 to 42")
+    assert row["status"] == ("failed" if failing else "unequal")
+    assert row["problem"].endswith(
+        f"paid {paid} policy rollouts; its compute class 1x allows 38 to 42"
+    )
     assert row["score"] is None
     assert row["costs"]["rollouts"] == paid
     assert rows["grpo"]["status"] == "ok"
@@ -159,25 +163,6 @@ def test_what_failed_is_a_row_with_its_reason(
     assert row["problem"].startswith("seed 1: failed: stage train, status 1: ValueError: it broke")
     assert row["by_seed"] == {"0": 1.0}
     assert row["gain"]["mean"] == 0.5  # on the seed that both have
-
-
-def test_a_failed_method_may_have_paid_for_too_much_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def outcome(config: RunConfig, words: Any) -> int:
-        if config.strategy.kind != "inspo":
-            return good(config, words)
-        finish(config, ALL, {"train": 80})
-        return config.seed
-
-    _, summary, rows = summary_of(tmp_path, monkeypatch, outcome)
-    row = rows["inspo"]
-    assert row["status"] == "failed"
-    assert row["problem"].endswith(
-        "; paid 80 policy rollouts; its compute class 1x allows 38 to 42"
-    )
-    assert row["score"] is None
-    assert summary["verdict"].startswith("No comparison")
 
 
 @pytest.mark.parametrize(

@@ -54,33 +54,31 @@ def test_summary_and_report_are_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert "Of two methods." in page
 
 
+@pytest.mark.parametrize(
+    ("paid", "status", "problem"),
+    [
+        (0, "failed", "INSPO: seed 0: failed: stage train, status 1: ValueError: it broke"),
+        (80, "unequal", "INSPO: paid 80 policy rollouts; its compute class 1x allows 38 to 42"),
+    ],
+)
 def test_a_failure_is_told_after_the_others_are_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paid: int, status: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def outcome(config: RunConfig, words: Any) -> int:
-        return 1 if config.strategy.kind == "inspo" else good(config)
+        if config.strategy.kind == "static":
+            return good(config)
+        if paid:
+            finish(config, HALF, {"train": paid})
+        return int(not paid)
 
     Processes(monkeypatch, outcome)
     with pytest.raises(SuiteFailed) as error:
         run(suite_file(tmp_path))
-    assert str(error.value).startswith(
-        "1 of 2 methods are not in the comparison: INSPO: seed 0: failed: stage train, status 1: "
-        "ValueError: it broke"
-    )
+    assert str(error.value).startswith(f"1 of 2 methods are not in the comparison: {problem}")
     summary = json.loads((tmp_path / "out/summary.json").read_text())
-    assert [row["status"] for row in summary["methods"]] == ["ok", "failed"]
+    assert [row["status"] for row in summary["methods"]] == ["ok", status]
     assert summary["methods"][0]["score"]["mean"] == 0.5
-
-
-def test_unequal_compute_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def outcome(config: RunConfig, words: Any) -> int:
-        finish(config, HALF, {"train": 40 if config.strategy.kind == "static" else 80})
-        return 0
-
-    Processes(monkeypatch, outcome)
-    with pytest.raises(SuiteFailed, match="INSPO: paid 80 policy rollouts; its compute class 1x"):
-        run(suite_file(tmp_path))
-    assert "paid 80 policy rollouts" in (tmp_path / "out/report.html").read_text()
+    assert problem.removeprefix("INSPO: ") in (tmp_path / "out/report.html").read_text()
 
 
 def test_ctrl_c_leaves_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from cotune.experiments.compare.statistics import focused, gain, interval
+from cotune.experiments.compare.statistics import focus_on, gain, interval
 from cotune.run.scores import wilson
 
 
@@ -79,6 +79,6 @@ def test_a_gain_is_paired() -> None:
 
 def test_a_focus_keeps_the_questions_of_its_strata() -> None:
     whole = samples([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]], ["short x", "long x", "long y"])
-    assert focused(whole, "long").reward.tolist() == [0.0, 0.0, 1.0, 0.0]
-    assert focused(whole, "long").question.tolist() == ["q1", "q2"] * 2
-    assert focused(whole, None).equals(whole)
+    assert focus_on(whole, "long").reward.tolist() == [0.0, 0.0, 1.0, 0.0]
+    assert focus_on(whole, "long").question.tolist() == ["q1", "q2"] * 2
+    assert focus_on(whole, None).equals(whole)

@@ -80,3 +80,20 @@ def test_the_table_needs_no_template_engine() -> None:
 def test_scores_over_some_strata_say_so() -> None:
     told = summary(method("p2o", "ours", 0.9)) | {"focus": "long", "n": 200}
     assert "Held-out exact match on “long…” questions" in tables(told)[0]
+
+
+def test_strata_and_costs_have_tables_of_their_own() -> None:
+    strata = {f"{n} hops": 0.5 for n in range(5)}
+    score = spread(0.5, 0.4, 0.6, strata)
+    told = summary(
+        method("static", "trained", 0.5, score=score),
+        method("inspo", "ours", 0.5, score=score),
+        strata=dict.fromkeys(strata, 10),
+    )
+    result, by_stratum, costs = tables(told)
+    assert "1 hops" not in result
+    assert by_stratum.count("50.0") == 10
+    row = next(line for line in costs.splitlines() if line.strip().startswith("inspo"))
+    assert [cell.strip() for cell in row.split("│")[1:]] == [
+        "3 088", "2 600", "488", "1 200", "165 000", "11", "$0.00", "1 min 50 s",
+    ]  # fmt: skip

@@ -251,6 +251,12 @@ class Cell:
         rows = read_jsonl(self.folder / self.command.name / "metrics.jsonl")
         return int(rows[-1]["step"]) if rows else 0
 
+    def run_folders(self) -> list[str]:
+        """Return the run folders of the stages that have begun, relative to the suite's folder."""
+        folders = [self.folder / stage for stage in self.stages]
+        output = self.suite.output
+        return [str(folder.relative_to(output)) for folder in folders if RunDir.is_run(folder)]
+
     def quadrants(self) -> Quadrants | None:
         """Return the quadrants of the last stage; None if they do not match the suite file."""
         last = self.folder / self.stages[-1]

@@ -5,14 +5,14 @@ What every finished cell scored is one table, from which scores, intervals, gain
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from cotune.errors import ConfigError, CotuneError
 from cotune.experiments.compare.cells import Cell
-from cotune.experiments.compare.statistics import focused, gain, interval
+from cotune.experiments.compare.statistics import focus_on, gain, interval
 from cotune.experiments.compare.suite_file import SuiteConfig, slug
 from cotune.experiments.compare.suite_summary import Spread, SuiteMethod, SuiteSummary
 from cotune.experiments.evaluate.quadrants import DECODINGS, PROMPTS, QUADRANTS, per_question
@@ -68,7 +68,7 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell], llm: str) -> SuiteSumma
         quadrant_samples=suite.quadrant_samples,
         measure=measures.pop() if len(measures) == 1 else "mean reward",
         strata={name: strata[name] for name in sorted(strata) if name},
-        n=len(focused(questions, suite.focus)) or None,
+        n=len(focus_on(questions, suite.focus)) or None,
         methods=[_method(suite, of_row, finished, scores) for of_row in methods],
     )
     return summary.model_copy(update={"verdict": _verdict(summary)})
@@ -106,7 +106,7 @@ def _scores_of(cell: Cell, sizes: dict[str, tuple[int, int]]) -> pd.DataFrame:
             }
         )
         if name != "plain":
-            size = len(rows), len(focused(figures[name], focus))
+            size = len(rows), len(focus_on(figures[name], focus))
             total, scored = sizes.setdefault(cell.entry.key, size)
             if not size[1] or size != (total, scored):
                 raise ConfigError(
@@ -136,15 +136,15 @@ def _quadrant_scores(cell: Cell) -> dict[str, pd.DataFrame]:
     if quadrants is None:
         return {}
     questions = pd.DataFrame({"question": quadrants.questions, "stratum": quadrants.strata})
-    kept = questions["stratum"].str.startswith(cell.suite.focus or "")
+    in_focus = questions["stratum"].str.startswith(cell.suite.focus or "")
     figures = {
-        f"{name} {decoding}": questions.assign(reward=rewards)[kept]
+        f"{name} {decoding}": questions.assign(reward=rewards)[in_focus]
         for name, by_decoding in quadrants.rewards.items()
         for decoding, rewards in by_decoding.items()
     }
     for prompt, divergences in quadrants.divergences.items():
-        of_kept = [pair for pair, keep in zip(divergences, kept, strict=True) if keep]
-        figures[f"KL {prompt}"] = questions[kept].assign(reward=per_question(of_kept))
+        scored = [pair for pair, keep in zip(divergences, in_focus, strict=True) if keep]
+        figures[f"KL {prompt}"] = questions[in_focus].assign(reward=per_question(scored))
     return figures
 
 
@@ -182,7 +182,7 @@ def _method(
         compute=entry.compute,
         status=status,
         problem="; ".join(filter(None, [*without, unequal])),
-        runs={str(cell.seed): folders for cell in cells if (folders := list(_run_folders(cell)))},
+        runs={str(cell.seed): folders for cell in cells if (folders := cell.run_folders())},
         costs=_means([_cost(cell) for cell in done]),
         rollouts_by_purpose=_means([_purposes(cell) for cell in done]),
         finished=len(done),
@@ -190,13 +190,6 @@ def _method(
         gain=gained,
         **({} if unequal or not done else _spreads(suite, of_row)),
     )
-
-
-def _run_folders(cell: Cell) -> Iterator[str]:
-    """Yield the run folders of the stages that have begun, relative to the suite's folder."""
-    for folder in (cell.folder / stage for stage in cell.stages):
-        if RunDir.is_run(folder):
-            yield str(folder.relative_to(cell.suite.output))
 
 
 def unequal_compute(cells: Sequence[Cell]) -> str:
@@ -244,13 +237,13 @@ def _spreads(suite: SuiteConfig, scores: pd.DataFrame) -> dict[str, Any]:
     for name, figure in scores.groupby("figure", sort=False):
         if figure["seed"].nunique() < seeds:
             continue
-        scored = focused(figure, suite.focus)
+        scored = focus_on(figure, suite.focus)
         # No page shows how far a divergence varies, and it is no share.
         ends = None if str(name).startswith("KL ") else interval(scored)
         by_stratum = figure[figure["stratum"] != ""].groupby("stratum")["reward"].mean()
         mean = float(scored["reward"].mean())
         spreads[str(name)] = Spread(mean=mean, interval=ends, by_stratum=by_stratum.to_dict())
-    score = focused(scores[scores["figure"] == "score"], suite.focus)
+    score = focus_on(scores[scores["figure"] == "score"], suite.focus)
     return {
         **{name: spreads[name] for name in ("score", "plain", "before") if name in spreads},
         "by_seed": score.groupby("seed", sort=False)["reward"].mean().to_dict(),
@@ -271,7 +264,7 @@ def _gain(suite: SuiteConfig, method: pd.DataFrame, baseline: pd.DataFrame) -> S
     if not seeds:
         return None
     pair = (
-        focused(each[(each["figure"] == "score") & each["seed"].isin(seeds)], suite.focus)
+        focus_on(each[(each["figure"] == "score") & each["seed"].isin(seeds)], suite.focus)
         for each in (method, baseline)
     )
     difference = gain(*pair)
@@ -284,11 +277,11 @@ def _verdict(suite: SuiteSummary) -> str:
     compared = [(row, row.gain) for row in suite.methods if row.gain]
     if baseline.score is None or not compared:
         return "No comparison yet: too few runs are finished."
-    ours = [(row, gained) for row, gained in compared if row.group == "ours"]
-    shown = ours[:_COMPARED] or [max(compared, key=lambda pair: pair[1].mean)]
+    joint = [(row, gained) for row, gained in compared if row.group == "ours"]
+    leading = joint[:_COMPARED] or [max(compared, key=lambda pair: pair[1].mean)]
     form = Scores(suite.shares)
     clauses: list[str] = []
-    for row, gained in shown:
+    for row, gained in leading:
         cell = form.cell(gained.mean, gained.interval, change=True)
         ends = f" (95 %: {cell.note})" if cell.note else ""
         clear = "" if cell.css else ", which may be none"

@@ -17,7 +17,7 @@ RESAMPLES = 4000
 _NOISE = 1e-12  # of sums of equal numbers
 
 
-def focused(scores: pd.DataFrame, prefix: str | None) -> pd.DataFrame:
+def focus_on(scores: pd.DataFrame, prefix: str | None) -> pd.DataFrame:
     """Return only the questions whose stratum begins with `prefix`; None for all."""
     return scores[scores["stratum"].str.startswith(prefix or "")]
 
@@ -89,13 +89,13 @@ def _bootstrap(scores: pd.DataFrame) -> Ends | None:
         np.hstack([resampled(np.flatnonzero(each == name)) for name in np.unique(each)])
         for each in strata
     ]
-    drawn = resampled(np.arange(len(seeds)))
-    frame_of = drawn if len(strata) > 1 else np.zeros_like(drawn)
+    seed_rows = resampled(np.arange(len(seeds)))
+    frame_of = seed_rows if len(strata) > 1 else np.zeros_like(seed_rows)
     rewards = np.array([seed["reward"] for seed in seeds])
     # A resample at a time: all at once would take gigabytes.
     means = [
         rewards[rows[:, None], [questions[frame][i] for frame in frames]].mean()
-        for i, (rows, frames) in enumerate(zip(drawn, frame_of, strict=True))
+        for i, (rows, frames) in enumerate(zip(seed_rows, frame_of, strict=True))
     ]
     low, high = np.percentile(means, [2.5, 97.5])
     return (float(low), float(high)) if high - low > _NOISE else None

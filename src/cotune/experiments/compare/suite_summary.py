@@ -136,10 +136,8 @@ class SuiteSummary(BaseModel, frozen=True):
 
     @property
     def stratum_names(self) -> list[str]:
-        """Strata of the questions, then those that only methods name; [] if there is just one."""
-        others = (name for m in self.methods if m.score for name in m.score.by_stratum)
-        names = list(dict.fromkeys([*self.strata, *others]))
-        return names if len(names) > 1 else []
+        """The strata of the questions; [] if there is just one."""
+        return list(self.strata) if len(self.strata) > 1 else []
 
     @property
     def ordered(self) -> list[SuiteMethod]:
