@@ -2,11 +2,14 @@
 
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+
+from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 
 VOID = {"meta", "br", "line", "circle", "polyline", "polygon"}
 
@@ -64,6 +67,25 @@ def check(path: Path) -> Checker:
     assert "url(" not in style
     assert "@import" not in style
     return checker
+
+
+def rollout(
+    reward: float,
+    turns: tuple[Turn, ...] = (
+        Turn("<search>é</search>", "\nFound: é.\n", "search"),
+        Turn("<answer>b</answer>", "", "answer"),
+    ),
+    *,
+    group: int = 0,
+    hint: str = "",
+    question: str = "Which?",
+) -> Trajectory:
+    told = Prompt("Search, then answer.")
+    sampled = replace(told, hint=hint)
+    return Trajectory(
+        Assignment(Task(f"q{group}", question, ("b",), "easy"), sampled, told, "i0", group),
+        (1,), (1,), (2,), (1,), (0.0,), turns, StopReason.ANSWERED, "b", reward,
+    )  # fmt: skip
 
 
 def printed(thing: Any) -> str:

@@ -13,28 +13,8 @@ from cotune.experiments.report.rollouts import (
 )
 from cotune.run.json_files import Row
 from cotune.run.record import Record
-from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
-from tests.experiments.report.pages import check
-
-
-def rollout(
-    reward: float,
-    turns: tuple[Turn, ...] = (
-        Turn("<search>é</search>", "\nFound: é.\n", "search"),
-        Turn("<answer>b</answer>", "", "answer"),
-    ),
-    *,
-    group: int = 0,
-    hint: str = "",
-    question: str = "Which?",
-) -> Trajectory:
-    told = Prompt("Search, then answer.")
-    sampled = replace(told, hint=hint)
-    return Trajectory(
-        Assignment(Task(f"q{group}", question, ("b",), "easy"), sampled, told, "i0", group),
-        (1,), (1,), (2,), (1,), (0.0,), turns, StopReason.ANSWERED, "b", reward,
-    )  # fmt: skip
-
+from cotune.types import Turn
+from tests.experiments.report.pages import check, rollout
 
 CONFIG = {"name": "geo", "strategy": {"kind": "p2o"}, "seed": 3}
 
@@ -110,12 +90,15 @@ def test_the_page_shows_groups_by_author(tmp_path: Path) -> None:
     assert '<div class="block obs text">Found: é.</div>' in html
 
 
-def test_long_rollouts_are_cut_and_say_so(tmp_path: Path) -> None:
+def test_long_rollouts_and_questions_are_cut_and_say_so(tmp_path: Path) -> None:
     run = Record.create(tmp_path / "run", CONFIG)
     long = tuple(Turn("x" * 2900, "y" * 900, "search") for _ in range(MOST_TURNS + 2))
-    run.rollouts(1, "train", [rollout(0.0, long), rollout(1.0)])
+    question = "why " * 1000 + "end"
+    run.rollouts(1, "train", [rollout(0.0, long, question=question), rollout(1.0)])
     _, words = page_text(run)
     assert "900 more characters" in words
+    assert "2_003 more characters" in words
+    assert "why end" not in words
     assert "… 2 more turns" in words
 
 
@@ -144,15 +127,6 @@ def test_hostile_texts_stay_text(tmp_path: Path) -> None:
     assert "<script" not in html
     whole = "".join(page.text)
     assert "<script>alert(1)</script>␛[31m␀\ufffd**bold** {{ 7*7 }} </i></details>" in whole
-
-
-def test_a_long_question_is_cut(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "run", CONFIG)
-    question = "why " * 1000 + "end"
-    run.rollouts(1, "train", [rollout(float(i), question=question) for i in range(2)])
-    page = check(write_report(run))
-    assert "2 003 more characters" in page.words.replace("_", " ")
-    assert "why end" not in page.words
 
 
 def test_a_page_stays_small(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """The report of a run: its page, tables, first screen and curves of behaviour."""
 
-import random
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,125 +14,69 @@ from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from cotune.utils.tables import Scores, count, duration, money, percent
-from tests.experiments.report.pages import check
+from tests.experiments.report.pages import check, rollout
 
 STRATA = ("1 hop", "2 hops", "3 hops")
 PLAIN = "Answer the question. You can search by writing <search> query </search>."
-REMEDIES = (
-    "Search for one entity at a time.",
-    "Never search the whole question.",
-    "Break the question into steps and do one search for each step.",
-    "Write the answer between <answer> and </answer> as soon as the documents state it.",
-    "If a search finds nothing, search for the name alone.",
-)
 
 
-def trajectory(rng: random.Random, number: int, instruction: tuple[str, str]) -> Trajectory:
-    stratum = STRATA[number % 3]
-    task = Task(f"q{number}", f"What is the currency of the country where city {number} is?",
-                ("XOF", "CFA franc"), stratum)  # fmt: skip
-    right = rng.random() < 0.45
-    stop = StopReason.ANSWERED if right or number % 4 else StopReason.TURN_LIMIT
-    answered = stop is StopReason.ANSWERED
-    turns = [
-        Turn(
-            "I need the country first.\n<search> Zinder </search>",
-            "\n<information>\n(1) Zinder is a city in Niger. Its population is 191424 and its time "
-            "zone Africa/Niamey.\n(2) Niger is a country in Africa.\n</information>\n",
-            "search",
-        ),
-        Turn("<search> </search>", "\nThe query is empty.\n", "invalid", "empty query"),
-    ]
-    if answered:
-        turns.append(Turn(f"<answer> {'XOF' if right else 'NGN'} </answer>", "", "answer"))
-    mask = (1,) * 14 + (0,) * 46 + (1,) * 5 + (0,) * 6 + (1,) * 8 * answered
-    prompt = Prompt(instruction[1])
-    return Trajectory(
-        Assignment(task, prompt, prompt, instruction[0], number // 5),
-        tuple(range(80)), tuple(range(80)), tuple(range(len(mask))), mask, (-0.1,) * len(mask),
-        tuple(turns), stop, ("XOF" if right else "NGN") if answered else None, float(right),
-    )  # fmt: skip
-
-
-def evaluated(run: Record, step: int, em: float, when: str, instruction: str) -> None:
+def evaluated(run: Record, step: int, em: float, when: str) -> None:
     strata = {
         s: [max(0.0, min(1.0, em + d)), 100] for s, d in zip(STRATA, (0.2, 0, -0.2), strict=True)
     }
-    run.event("evaluated", step, split="validation", prompt="best", instruction_id=instruction,
+    run.event("evaluated", step, split="validation", prompt="best", instruction_id="i0",
               em=em, by_stratum=strata, n=300, when=when)  # fmt: skip
 
 
-def train(run: Record, steps: int, evolve: bool, seed: int = 0) -> str:
-    """Records what a run of `steps` steps would; returns its best instruction."""
-    rng = random.Random(seed)
+def born(run: Record, step: int, name: str, text: str, parent: str | None, **fields: Any) -> None:
+    origin = "rewrite" if parent else "initial"
+    run.event("instruction_born", step, id=name, text=text, parent=parent, born=step,
+              **{"origin": origin, "critique": "", **fields})  # fmt: skip
+
+
+def train(run: Record, steps: int, evolve: bool) -> None:
+    """Records what a run of `steps` steps would; the best of its instructions is i3, if they evolve."""
     run.begin_attempt(None)
-    alive, best = {"i0": 0.1}, "i0"
-    texts = {"i0": PLAIN}
     run.event("run_started", 0)
-    run.event("instruction_born", 0, id="i0", text=PLAIN, parent=None, origin="initial", born=0,
-              critique="", score=None, parent_score=None)  # fmt: skip
-    evaluated(run, 0, 0.21, "before", "i0")
-    if evolve:
-        for i in (1, 2, 3):
-            texts[f"i{i}"] = f"{PLAIN} {REMEDIES[i]}"
-            alive[f"i{i}"] = 0.1 + i / 50
-            run.event("instruction_born", 0, id=f"i{i}", text=texts[f"i{i}"], parent="i0",
-                      origin="rewrite", born=0, critique="")  # fmt: skip
+    born(run, 0, "i0", PLAIN, None)
+    evaluated(run, 0, 0.21, "before")
+    names = ["i0"]
+    for i in (1, 2, 3) if evolve else ():
+        born(run, 0, f"i{i}", f"{PLAIN} Remedy {i}.", "i0")
+        names.append(f"i{i}")
     for step in range(1, steps + 1):
-        best = max(alive, key=lambda name: alive[name])
         if evolve and step % 15 == 1 and step > 1:
-            evolution(run, step, rng, alive, texts, best)
-        for name in alive:
-            alive[name] += 0.03 * (0.25 + 0.1 * texts[name].count(".") - alive[name]) + rng.gauss(
-                0, 0.012
-            )
-        total = sum(alive.values())
+            evolution(run, step, f"i{len(names)}")
+            names.append(f"i{len(names)}")
         run.event("population", step, members=[
-            {"id": name, "weight": weight, "observed": weight, "probability": weight / total,
-             "observed_rollouts": 40 * step, "assigned_groups": 3} for name, weight in alive.items()
+            {"id": name, "weight": 0.1, "probability": 0.1 + 0.1 * (name == "i3"),
+             "observed": 0.1, "observed_rollouts": 40 * step, "assigned_groups": 3}
+            for name in names
         ])  # fmt: skip
-        if evolve and step % 5 == 0 and len(alive) > 4:
-            worst = min(alive, key=lambda name: alive[name])
-            run.event("instruction_pruned", step, id=worst, weight=alive.pop(worst))
-        reward = 0.15 + (0.45 if evolve else 0.2) * step / steps + rng.gauss(0, 0.05)
         run.step = step
         run.count("train", 200, 9000)
         if evolve and step % 3 == 0:
             run.count("verify", 60, 0)
-        run.metrics(step, {"reward_mean": reward, "loss": rng.gauss(0, 0.01), "grad_norm": 0.5,
-                           "entropy": 1.2 - step / steps, "zero_advantage_share": 0.3,
-                           "generated_tokens": 9000, "seconds": 3.5})  # fmt: skip
+        run.metrics(step, {"reward_mean": step / steps, "loss": 0.1, "grad_norm": 0.5,
+                           "entropy": 1.2 - step / steps, "zero_advantage_share": 0.3})  # fmt: skip
         if step % 10 == 0:
-            evaluated(run, step, 0.2 + (0.42 if evolve else 0.18) * step / steps, "during", best)
+            evaluated(run, step, 0.2 + 0.42 * step / steps, "during")
             run.event("saved", step)
-    best = max(alive, key=lambda name: alive[name])
-    run.rollouts(steps, "evaluate", [trajectory(rng, i, (best, texts[best])) for i in range(60)])
-    return best
+    run.rollouts(steps, "evaluate", [rollout(float(i % 2), group=i) for i in range(60)])
 
 
-def evolution(
-    run: Record,
-    step: int,
-    rng: random.Random,
-    alive: dict[str, float],
-    texts: dict[str, str],
-    best: str,
-) -> None:
-    for _ in range(2):
-        name = f"i{len(texts)}"
-        words = texts[best].replace("Answer the question.", "Answer the question step by step.")
-        texts[name] = f"{words} {rng.choice(REMEDIES)}"
-        alive[name] = alive[best] * 0.98
-        run.event("instruction_born", step, id=name, text=texts[name], parent=best, born=step,
-                  origin="reflection", critique="It searched the whole question.", score=0.52,
-                  parent_score=0.41)  # fmt: skip
-    run.event("instruction_rejected", step, text=f"{texts[best]} Be brief.", parent=best,
+def evolution(run: Record, step: int, name: str) -> None:
+    """A phase in which a new instruction takes one sentence out of i3, and puts two in."""
+    text = "Answer the question step by step. Remedy 3. Be brief."
+    born(run, step, name, text, "i3", origin="reflection", score=0.52, parent_score=0.41,
+         critique="It searched the whole question.")  # fmt: skip
+    run.event("instruction_rejected", step, text=f"{text} Be kind.", parent="i3",
               origin="reflection", reason="not better than its parent", score=0.3,
               parent_score=0.41)  # fmt: skip
     run.event("proposal_failed", step, reason="no <instruction> in the reply")
     run.event("phase_failed", step, reason="LLMError: <503>", in_a_row=1)
-    run.event("evolution", step, parents=[best], rounds=1, proposed=4, verified=3, accepted=2,
-              population=len(alive))  # fmt: skip
+    run.event("evolution", step, parents=["i3"], rounds=1, proposed=4, verified=3, accepted=1,
+              population=5)  # fmt: skip
 
 
 CONFIG = {"name": "geo", "strategy": {"kind": "inspo"}, "policy": {"path": "geo-1m"}, "seed": 3}
@@ -140,8 +84,8 @@ CONFIG = {"name": "geo", "strategy": {"kind": "inspo"}, "policy": {"path": "geo-
 
 def build(folder: Path) -> Record:
     run = Record.create(folder, CONFIG)
-    best = train(run, 60, evolve=True)
-    evaluated(run, 60, 0.62, "after", best)
+    train(run, 60, evolve=True)
+    evaluated(run, 60, 0.62, "after")
     run.count("evaluate", 1800, 0)
     run.event("run_finished", 60)
     run.write_summary({"name": "geo", "llm": "offline rules"})
@@ -162,25 +106,34 @@ def test_the_page_covers_the_run(evolved: Record) -> None:
     assert "trained, best instruction 62.0_% 56–67 82.0_% 73–88" in page.words
     assert page.tags.count("svg") == 3 + 3 + 1  # training, more curves, the population
     assert "Not finished" not in page.words
-    assert page.tags.count("details") > 15
-
-
-def test_the_lineage_and_the_trajectories_are_shown(evolved: Record) -> None:
-    page = check(write_report(evolved))
-    assert "Critique of i3. It searched the whole question." in page.words
-    assert "3 × no <instruction> in the reply" in page.words
-    assert "Rejected proposals (3)" in page.words
-    assert (
-        "10 of the 60 rollouts of the evaluation after step 59, lowest rewards first." in page.words
+    for text in (
+        "Critique of i3. It searched the whole question.",
+        "3 × no <instruction> in the reply",
+        "Rejected proposals (3)",
+        "10 of the 60 rollouts of the evaluation after step 59, lowest rewards first.",
+        "no proposal of this phase was useful: LLMError: <503>",
+        "Method inspo Model geo-1m Proposer offline rules Seed 3 Steps 60",
+        "Policy rollouts 13_200 · train 12_000 (90.9_%) · verify 1_200 (9.1_%)",
+        "Rollouts of evaluations, not counted above 1_800",
+    ):
+        assert text in page.words, text
+    assert {"mark", "del"} <= set(page.tags)
+    html = path.read_text(encoding="utf-8")
+    parts = (
+        "<h2>Result",
+        "<h2>Cost",
+        "Best instruction",
+        "<h2>Training",
+        "<h2>Instructions",
+        "<h2>Rollouts",
     )
-    assert "mark" in page.tags
-    assert "del" in page.tags
+    assert sorted(parts, key=html.index) == list(parts)
 
 
 def test_a_single_run_without_evolution_lacks_those_sections(tmp_path: Path) -> None:
     run = Record.create(tmp_path / "static", CONFIG | {"name": "alone"})
     train(run, 5, evolve=False)
-    evaluated(run, 5, 0.38, "after", "i0")
+    evaluated(run, 5, 0.38, "after")
     run.write_summary({"name": "alone"})
     page = check(write_report(run))
     assert "run report" in page.words
@@ -230,19 +183,26 @@ def test_a_run_that_has_just_started_shows_its_first_score(tmp_path: Path) -> No
 
 
 def test_an_empty_run(tmp_path: Path) -> None:
-    page = check(write_report(Record.create(tmp_path / "a", {})))
-    assert "up to step 0" in page.words
+    run = Record.create(tmp_path / "a", {})
+    assert "up to step 0" in check(write_report(run)).words
+    run.event("notice", 1, text="cut \ud83d")
+    assert "cut ?" in check(write_report(run)).words
 
 
-def test_a_resumed_run_says_so_and_ignores_the_old_summary(tmp_path: Path) -> None:
+def test_a_resumed_run_says_what_changed_and_ignores_the_old_summary(tmp_path: Path) -> None:
     run = Record.create(tmp_path / "run", CONFIG)
     train(run, 6, evolve=False)
     run.write_summary({})
     run.cut_back(4)
-    run.event("resumed", 4, from_step=4, changed={})
-    page = check(write_report(run))
-    assert "Not finished" in page.words
-    assert "resumed from step 4 (attempt 2)" in page.words
+    run.event("resumed", 4, from_step=4, changed={
+        "training.steps": [6, 12], "llm.model": None, "logging.report_to": [[], ["<i>wandb"]],
+    })  # fmt: skip
+    words = check(write_report(run)).words
+    assert "Not finished" in words
+    assert (
+        "resumed from step 4 (attempt 2), with another run file: training.steps 6 → 12; llm.model another value, "
+        'which is not recorded; logging.report_to [] → ["<i>wandb"]'
+    ) in words
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -318,12 +278,6 @@ def test_no_text_of_a_model_becomes_markup_or_template(tmp_path: Path) -> None:
     assert ">49" not in texts
 
 
-def test_a_lone_surrogate_does_not_stop_the_report(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "run", CONFIG)
-    run.event("notice", 1, text="cut \ud83d")
-    assert "cut ?" in check(write_report(run)).words
-
-
 def test_scores_that_are_no_shares_are_shown_as_numbers(tmp_path: Path) -> None:
     run = Record.create(tmp_path / "run", {"name": "mine", "seed": 0})
     told = {"split": "test", "prompt": "best", "instruction_id": "i0", "by_stratum": {}}
@@ -339,37 +293,6 @@ def test_scores_that_are_no_shares_are_shown_as_numbers(tmp_path: Path) -> None:
     table = text.partition("<h2>Result</h2>")[2].partition("<h2>")[0]
     for share in ("xact match", "percentage points", "1.250%"):
         assert share not in table
-
-
-def test_what_a_resume_changed_is_shown(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "run", CONFIG)
-    train(run, 4, evolve=False)
-    run.event("resumed", 4, from_step=4, changed={
-        "training.steps": [6, 12], "llm.model": None, "logging.report_to": [[], ["<i>wandb"]],
-    })  # fmt: skip
-    words = check(write_report(run)).words
-    assert "with another run file: training.steps 6 → 12" in words
-    assert "llm.model another value, which is not recorded" in words
-    assert 'logging.report_to [] → ["<i>wandb"]' in words
-
-
-def test_the_first_screen_says_what_was_run_and_what_it_cost(tmp_path: Path) -> None:
-    run = build(tmp_path / "inspo")
-    html = write_report(run).read_text(encoding="utf-8")
-    words = check(run.report_path).words
-    assert "no proposal of this phase was useful: LLMError: <503>" in words
-    parts = (
-        "<h2>Result",
-        "<h2>Cost",
-        "Best instruction",
-        "<h2>Training",
-        "<h2>Instructions",
-        "<h2>Rollouts",
-    )
-    assert sorted(parts, key=html.index) == list(parts)
-    assert "Method inspo Model geo-1m Proposer offline rules Seed 3 Steps 60" in words
-    assert "Policy rollouts 13_200 · train 12_000 (90.9_%) · verify 1_200 (9.1_%)" in words
-    assert "Rollouts of evaluations, not counted above 1_800" in words
 
 
 def test_behaviour_is_drawn_from_what_a_run_recorded(tmp_path: Path) -> None:
