@@ -197,7 +197,6 @@ def test_a_checkpoint_that_a_later_attempt_discarded_is_refused(tmp_path: Path) 
     ("line", "message"),
     [
         ("no row", "line 2: not JSON"),
-        ('{"step": 1, "kind": "train"}', "line 2: not a row of costs"),
     ],
 )
 def test_a_line_that_is_no_row_is_an_error_that_names_it(

@@ -349,10 +349,10 @@ class MeteredLLM:
             completion = _as_completion(self._llm.complete(prompt), self._model)
             failure = ""
         except (Exception, SystemExit) as error:  # its own code may raise anything
-            name = type(error).__name__
             text = message_of(error)
-            described = text or name if isinstance(error, CotuneError) else f"{name}: {text}"
-            failure = one_line(hide_secrets(described))
+            if not (text and isinstance(error, CotuneError)):
+                text = f"{type(error).__name__}: {text}"
+            failure = one_line(hide_secrets(text))
             if isinstance(error, CotuneError) and not isinstance(error, LLMError):
                 raise
             raise LLMError(failure) from error

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cotune.run.best import BestRecord, read_best
+from cotune.run.best import read_best
 from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
 
@@ -48,14 +48,13 @@ def instruction_rows(run: RunDir) -> list[InstructionRow]:
     """
     events = run.read_events()
     kept_pair = read_best(run.best_path)
-    best = _best_id(events, kept_pair)
-    members = _last_members(events)
+    best = best_id(events) if kept_pair is None else kept_pair.instruction_id
+    populations = (event["members"] for event in events if event["kind"] == "population")
+    members = {member["id"]: member for population in populations for member in population}
     pruned = {row["id"]: row for row in events if row["kind"] == "instruction_pruned"}
-    rows: list[Mapping[str, Any]] = list(run.read_instructions())
+    rows: list[Mapping[str, Any]] = [row for row in events if row["kind"] == "instruction_born"]
     if not rows and kept_pair is not None:
-        rows = [
-            {"id": kept_pair.instruction_id, "text": kept_pair.instruction, "origin": "initial"}
-        ]
+        rows = [{"id": best, "text": kept_pair.instruction, "origin": "initial"}]
     return [
         InstructionRow(
             id=row["id"],
@@ -75,6 +74,17 @@ def instruction_rows(run: RunDir) -> list[InstructionRow]:
     ]
 
 
+def best_id(events: Iterable[Row]) -> str | None:
+    """Return the id of the best instruction so far: the last choice, or else the heaviest of the last population."""
+    best: str | None = None
+    for event in events:
+        if event["kind"] == "best_instruction":
+            return event["id"]
+        if event["kind"] == "population":
+            best = best_member(event["members"])
+    return best
+
+
 def best_member(members: Iterable[Row]) -> str | None:
     """Return the id of the best in a "population" event: by the weight when each was last observed.
 
@@ -85,21 +95,3 @@ def best_member(members: Iterable[Row]) -> str | None:
         return None
     observed = [m for m in population if m["observed_rollouts"] and m["observed"] is not None]
     return max(observed, key=lambda member: member["observed"], default=population[0])["id"]
-
-
-def _best_id(events: Iterable[Row], kept_pair: BestRecord | None) -> str | None:
-    if kept_pair is not None:
-        return kept_pair.instruction_id
-    members: list[Row] = []
-    for event in events:
-        if event["kind"] == "best_instruction":
-            return event["id"]
-        if event["kind"] == "population":
-            members = event["members"]
-    return best_member(members)
-
-
-def _last_members(events: Iterable[Row]) -> dict[str, Row]:
-    """Return the last "population" row of each instruction, by id."""
-    populations = (event["members"] for event in events if event["kind"] == "population")
-    return {member["id"]: member for members in populations for member in members}

@@ -116,11 +116,9 @@ class Record(RunDir):
         Raises:
             ConfigError: not a run folder of this schema_version.
         """
-        record = cls(path, **settings)
-        folder = RunDir.open(path)
-        record.attempt = folder.attempt
-        record.cost_rows = folder.read_costs()
-        record._cuts = folder.read_cuts()
+        record = super().open(path, **settings)
+        record.cost_rows = RunDir.read_costs(record)
+        record._cuts = record.read_cuts()
         return record
 
     # ---- an attempt

@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import yaml
 
@@ -64,13 +64,13 @@ class RunDir:
         self.report_path = path / "report.html"
 
     @classmethod
-    def open(cls, path: str | Path) -> Self:
+    def open(cls, path: str | Path, **settings: Any) -> Self:
         """Open an existing run folder at its latest attempt. Write nothing.
 
         Raises:
             ConfigError: not a run folder of this schema_version.
         """
-        run = cls(Path(path))
+        run = cls(Path(path), **settings)
         run._load_yaml()
         run.attempt = max((row["attempt"] for row in run.read_events()), default=1)
         return run
@@ -138,20 +138,8 @@ class RunDir:
         return summary
 
     def read_costs(self) -> list[CostRow]:
-        """Return the rows of costs.jsonl in order, with `committed` computed.
-
-        Raises:
-            ConfigError: a line is not a row of costs.
-        """
-        rows: list[CostRow] = []
-        for number, line in enumerate(read_jsonl(self.costs_path), 1):
-            try:
-                rows.append(CostRow.of(line))
-            except TypeError as error:
-                raise ConfigError(
-                    f"{self.costs_path}, line {number}: not a row of costs ({error}); fix the line"
-                ) from error
-        return committed(rows, self.read_cuts())
+        """Return the rows of costs.jsonl in order, with `committed` computed."""
+        return committed(map(CostRow.of, read_jsonl(self.costs_path)), self.read_cuts())
 
     def seconds_spent(self) -> float:
         """Return the wall time of all attempts, each from its first line to its last."""
@@ -208,11 +196,7 @@ class RunDir:
         return pd.json_normalize(rows, sep="_")
 
     def costs_frame(self) -> "pd.DataFrame":
-        """Read costs.jsonl, in order: `cotune.run.costs.CostRow`.
-
-        Raises:
-            ConfigError: a line is not a row of costs.
-        """
+        """Read costs.jsonl, in order: `cotune.run.costs.CostRow`."""
         return _frame(asdict(row) for row in self.read_costs())
 
     # ---- parts of reading
@@ -226,15 +210,10 @@ class RunDir:
     def _load_yaml(self) -> Row:
         path = self.config_path
         if not path.is_file():
+            fix = "give the `output` folder of a run (of a suite, cotune compare writes the page)"
             if self.is_run(self.path / "cotune"):
                 fix = f"give {self.path / 'cotune'}, where a script's trainer keeps its run"
-            else:
-                fix = (
-                    "give the `output` folder of a run (of a suite, cotune compare writes the page)"
-                )
             reason = "it has no run.yaml" if self.path.is_dir() else "there is no such folder"
-            if self.path.is_file():
-                reason = "it is a file"
             raise ConfigError(f"{self.path} is not a run folder: {reason}; {fix}")
         try:
             config = yaml.safe_load(path.read_text(encoding="utf-8"))
