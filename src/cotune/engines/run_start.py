@@ -18,9 +18,9 @@ from cotune.errors import ConfigError
 from cotune.experiments.report import ReportListener
 from cotune.policy.codec import HFCodec
 from cotune.protocols import Environment, Rewards
+from cotune.run.checkpoints import Chosen, newest_undamaged
 from cotune.run.console import ConsoleListener, LogListener
 from cotune.run.locks import run_locked
-from cotune.run.manifest import Chosen, newest_undamaged
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits

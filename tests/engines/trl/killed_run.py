@@ -130,7 +130,7 @@ def in_the_state(step: int) -> None:
     replace = os.replace
 
     def killed(source: Any, target: Any, **given: Any) -> None:
-        if os.path.basename(target) == f"cotune-state-{step}.json":
+        if str(target).endswith(f"checkpoint-{step}/cotune-state.json"):
             kill()
         replace(source, target, **given)
 

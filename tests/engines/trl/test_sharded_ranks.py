@@ -124,7 +124,6 @@ def cut_off(folder: Path, rank: int) -> None:
     if rank == 0:
         run = RunDir.open(folder)
         shutil.rmtree(run.checkpoints_path / "checkpoint-2")
-        (run.checkpoints_path / "cotune-state-2.json").unlink()
         shutil.rmtree(run.best_path)
         (run.path / "summary.json").unlink()
     dist.barrier()
@@ -215,7 +214,7 @@ def test_two_ranks_are_one_process(tmp_path: Path, alone: RunDir, kind: str) -> 
     assert {name: mine[name] for name in its} == pytest.approx(its, abs=1e-2)
     saved = load_file(unbroken.best_path / "model.safetensors")
     assert saved.keys() == its.keys()
-    kept = json.loads((resumed.checkpoints_path / "cotune-state-2.json").read_text())
+    kept = json.loads((resumed.checkpoints_path / "checkpoint-2" / "cotune-state.json").read_text())
     assert (kept["sharding"], kept["processes"]) == (SHARDING.get(kind, kind), 2)
     events = [without(run.read_events(), {"time"}) for run in (unbroken, resumed)]
     assert "resumed" in {row["kind"] for row in events[1]} - {row["kind"] for row in events[0]}

@@ -4,19 +4,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from safetensors.torch import save_file
 
-from cotune.engines.verl.checkpoints import (
-    VerlBest,
-    complete_checkpoints,
-    drop_later,
-    keep_newest,
-    load_state,
-    save_state,
-)
+from cotune.engines.verl.checkpoints import VerlBest, drop_later, keep_newest
 from cotune.methods.static import StaticStrategy
-from cotune.run.manifest import MANIFEST, Chosen, newest_undamaged
+from cotune.run.checkpoints import save_state
 from cotune.run.scores import Score
 from tests.policy.tiny import tiny_tokenizer
 
@@ -36,50 +28,6 @@ def whole(folder: Path, *steps: int) -> None:
 
 def kept(folder: Path) -> list[int]:
     return sorted(int(path.name.rpartition("_")[2]) for path in folder.glob("global_step_*"))
-
-
-def choose(folder: Path) -> Chosen:
-    return newest_undamaged(complete_checkpoints(folder))
-
-
-def test_the_newest_is_by_number_not_by_name(tmp_path: Path) -> None:
-    whole(tmp_path, 2, 10, 9)
-    found = choose(tmp_path).path
-    assert found is not None
-    assert found == tmp_path / f"global_step_{10}"
-    assert load_state(found) == {"batches": 10}
-
-
-def test_a_folder_without_checkpoints_has_no_newest(tmp_path: Path) -> None:
-    assert choose(tmp_path / "none").path is None
-    (tmp_path / "best" / "step_4").mkdir(parents=True)
-    (tmp_path / "global_step_tmp").mkdir()
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("4")
-    assert choose(tmp_path).path is None
-
-
-@pytest.mark.parametrize("text", [None, "", '{"batches": 4', "[1]", "{}"])
-def test_a_torn_pair_is_passed_over(text: str | None, tmp_path: Path) -> None:
-    whole(tmp_path, 2)
-    torn = theirs(tmp_path, 4)
-    if text is not None:
-        (torn / "cotune-state.json").write_text(text)
-    assert choose(tmp_path).path == tmp_path / f"global_step_{2}"
-
-
-@pytest.mark.parametrize("name", ["actor/model.pt", "cotune-state.json", MANIFEST])
-def test_a_damaged_pair_is_passed_over(name: str, tmp_path: Path) -> None:
-    for step in (2, 4):
-        save_state(theirs(tmp_path, step), {"batches": step})
-    assert choose(tmp_path).notices == ()
-    newest = tmp_path / f"global_step_{4}"
-    (newest / name).write_bytes(b"cut")
-    chosen = choose(tmp_path)
-    assert chosen.path == tmp_path / f"global_step_{2}"
-    assert chosen.notices == (f"global_step_4 is skipped: {newest / name} is damaged or missing",)
-    chosen.set_aside()
-    assert kept(tmp_path) == [2]
-    assert (tmp_path / "aside-global_step_4" / "actor").is_dir()
 
 
 def test_of_older_pairs_the_newest_are_kept_and_torn_ones_go(tmp_path: Path) -> None:

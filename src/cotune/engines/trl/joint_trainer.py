@@ -26,7 +26,6 @@ from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import check_identity
 from cotune.engines.run_settings import RunSettings
 from cotune.engines.run_start import begin_run, choose_checkpoint, opened_run, run_parts
-from cotune.engines.trl.checkpoints import complete_checkpoints, load_state
 from cotune.engines.trl.checks import check_args, check_trl
 from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.engines.trl.script import (
@@ -57,10 +56,16 @@ from cotune.policy.chat_template import with_instruction
 from cotune.policy.codec import HFCodec, PlainCodec
 from cotune.policy.local_policy import context_length, load_architecture, load_tokenizer
 from cotune.policy.precision import rounding_notice
-from cotune.protocols import Environment, State
+from cotune.protocols import Environment
 from cotune.rewards.reward_model import rewards_of_trainer
+from cotune.run.checkpoints import (
+    Chosen,
+    complete_checkpoints,
+    load_state,
+    numbered_checkpoints,
+    step_of,
+)
 from cotune.run.json_files import write_atomic
-from cotune.run.manifest import Chosen
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Limits, Prompt, Task, Trajectory
@@ -343,15 +348,22 @@ class JointTrainer(PolicyUpdate):
         """Return the checkpoint to resume from, which the first process chooses."""
         chosen: Chosen | None = None
         if world().rank == 0:
-            checkpoints = complete_checkpoints(self.joint.state_folder)
-            newer: list[Path] = []
+            folder = self.joint.state_folder
+            checkpoints = complete_checkpoints(folder)
             if not isinstance(resume, bool):
-                # What was logged after this checkpoint is cut back, so the later ones have no run to go on with.
-                index = _index_of(Path(resume), checkpoints, self.joint.state_folder)
-                newer = checkpoints[:index]
-                checkpoints = checkpoints[index : index + 1]
+                checkpoints = [c for c in checkpoints if c.resolve() == Path(resume).resolve()]
+                if not checkpoints:
+                    raise ConfigError(
+                        f"resume_from_checkpoint is {str(resume)!r}; expected a complete folder checkpoint-N "
+                        f"in {folder}, or True for the newest"
+                    )
             chosen = choose_checkpoint(checkpoints, self._evaluation.best)
-            chosen = replace(chosen, newer=(*newer, *chosen.newer))
+            if chosen.path is not None:
+                # What was logged after this checkpoint is cut back, so the later ones have no run to go on with.
+                # The trainer's rotation would also count those that a kill has cut off.
+                step = step_of(chosen.path)
+                newer = [p for p in numbered_checkpoints(folder) if step_of(p) > step]
+                chosen = replace(chosen, newer=tuple(newer))
         return world().broadcast(chosen)
 
     @contextmanager
@@ -383,9 +395,9 @@ class JointTrainer(PolicyUpdate):
         tensorboard_into(joint, record.path / "tensorboard")
 
         def check(checkpoint: Path) -> None:
-            if (state := _state_of(checkpoint)) is not None:
-                check_identity(state, joint.identity)
-                check_spread(state, self)  # before the trainer loads weights of a different shape
+            state = load_state(checkpoint)
+            check_identity(state, joint.identity)
+            check_spread(state, self)  # before the trainer loads weights of a different shape
 
         best = self._evaluation.best
         joint.changed = begin_run(record, self.settings, best, chosen, check)
@@ -400,8 +412,8 @@ class JointTrainer(PolicyUpdate):
 
         The trainer itself would train one more step before checking.
         """
-        state = _state_of(checkpoint)
-        if state is None or not state["ended"]:
+        state = load_state(checkpoint)
+        if not state["ended"]:
             return False
         self.joint.resume(state)
         restore_weights(self.joint.unwrapped, checkpoint)
@@ -564,17 +576,6 @@ def _loading_arguments(args: GRPOConfig) -> dict[str, Any]:
     return {name: options[name] for name in selecting if options.get(name)}
 
 
-def _index_of(path: Path, checkpoints: Sequence[Path], folder: Path) -> int:
-    """Return which of a trainer's complete checkpoints a path names; ConfigError if it is none of them."""
-    resolved = [checkpoint.resolve() for checkpoint in checkpoints]
-    if path.resolve() not in resolved:
-        raise ConfigError(
-            f"resume_from_checkpoint is {str(path)!r}; expected a complete folder checkpoint-N in {folder}, or "
-            "True for the newest"
-        )
-    return resolved.index(path.resolve())
-
-
 def _means(rollouts: Sequence[Trajectory], prefix: str) -> dict[str, float]:
     """Return the mean reward of rollouts, and of each reward function."""
     metrics = {f"{prefix}_reward": sum(t.reward for t in rollouts) / max(1, len(rollouts))}
@@ -582,11 +583,3 @@ def _means(rollouts: Sequence[Trajectory], prefix: str) -> dict[str, float]:
         values = [t.parts[name] for t in rollouts if name in t.parts]
         metrics[f"{prefix}_rewards/{name}/mean"] = sum(values) / len(values)
     return metrics
-
-
-def _state_of(checkpoint: Path) -> State | None:
-    return load_state(checkpoint.parent, _step_of(checkpoint))
-
-
-def _step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("checkpoint-"))

@@ -7,15 +7,8 @@ from transformers import TrainerCallback, TrainerState
 from transformers.trainer_utils import SaveStrategy
 from trl import GRPOConfig
 
-from cotune.engines.trl.checkpoints import (
-    complete_checkpoint,
-    drop_orphans,
-    drop_torn,
-    load_state,
-    save_state,
-)
 from cotune.engines.trl.checks import steps_per_batch
-from cotune.errors import ConfigError
+from cotune.run.checkpoints import load_state, save_state
 from cotune.utils.progress import report
 
 if TYPE_CHECKING:
@@ -23,14 +16,10 @@ if TYPE_CHECKING:
 
 
 class CheckpointCallback(TrainerCallback):
-    """Begin or resume the run, end it at its budget, save cotune's half of every checkpoint, record metrics.
-
-    `checkpoints` says when a pair is complete.
-    """
+    """Begin or resume the run, end it at its budget, complete every checkpoint, record metrics."""
 
     def __init__(self, joint: "TRLJoint") -> None:
         self._joint = joint
-        self._saved_step = -1
         self._micro_batches = 0
 
     @property
@@ -39,8 +28,6 @@ class CheckpointCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         joint = self._joint
-        if self._writes:
-            drop_torn(joint.state_folder)
         # A call of train() that was interrupted may have left half of a batch.
         trainer: Any = joint.trainer
         trainer._step = 0
@@ -50,13 +37,7 @@ class CheckpointCallback(TrainerCallback):
             if self._writes:
                 joint.attempt = joint.parts.record.begin_attempt(None)
             return
-        saved = load_state(joint.state_folder, state.global_step)
-        if saved is None:
-            raise ConfigError(
-                f"{joint.state_folder}: checkpoint-{state.global_step} has no readable "
-                f"cotune-state-{state.global_step}.json beside it; resume from one that has"
-            )
-        joint.resume(saved)
+        joint.resume(load_state(joint.state_folder / f"checkpoint-{state.global_step}"))
 
     def on_substep_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
         self._report(args)
@@ -70,8 +51,6 @@ class CheckpointCallback(TrainerCallback):
                 control.should_training_stop = True
                 # As at the last step: a kill while the result is scored must not train it again.
                 control.should_save = args.save_strategy == SaveStrategy.STEPS
-        if control.should_save:
-            self._save_state(state)  # which holds whether the budget ended the run
 
     def _report(self, args: GRPOConfig) -> None:
         """Report the micro-batches of the current update; rank 0's."""
@@ -80,24 +59,13 @@ class CheckpointCallback(TrainerCallback):
             self._micro_batches = self._micro_batches % total + 1
             report("update", self._micro_batches, total)
 
-    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        # The trainer decides whether to save only after this, so our half is written first.
-        training = self._joint.batches and self._joint.trainer.is_in_train
-        if args.save_strategy == SaveStrategy.BEST and training:
-            self._save_state(state)
-
     def on_save(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        self._joint.coordinator.comm.gather(None)  # wait until every process has written its files
-        if self._saved_step != state.global_step:
-            self._save_state(state)  # a later callback asked for this checkpoint
+        joint = self._joint
+        joint.coordinator.comm.gather(None)  # wait until every process has written its files
         if self._writes:
-            complete_checkpoint(self._joint.state_folder, state.global_step)
-            drop_orphans(self._joint.state_folder, keep_from=state.global_step)
-            self._joint.parts.record.event("saved", self._joint.batches)
-
-    def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        if self._writes:
-            drop_orphans(self._joint.state_folder, keep_from=state.global_step + 1)
+            checkpoint = joint.state_folder / f"checkpoint-{state.global_step}"
+            save_state(checkpoint, joint.state_dict())
+            joint.parts.record.event("saved", joint.batches)
 
     def on_log(
         self,
@@ -114,8 +82,3 @@ class CheckpointCallback(TrainerCallback):
         row["optimizer_step"] = float(state.global_step)
         row |= {name: float(value) for name, value in joint.metrics.items()}
         joint.parts.record.metrics(joint.batches, row)
-
-    def _save_state(self, state: TrainerState) -> None:
-        self._saved_step = state.global_step
-        if self._writes:
-            save_state(self._joint.state_folder, state.global_step, self._joint.state_dict())

@@ -1,10 +1,5 @@
-"""Checkpoints: veRL's folder of a step, with cotune's state in it, and last a manifest of all files.
+"""Checkpoints of veRL, which deletes none: older ones are deleted once a newer one is complete."""
 
-A pair that has its manifest is complete, and a kill at any moment leaves the previous pair intact. veRL deletes
-no checkpoints; older ones are deleted once a newer pair is complete.
-"""
-
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,56 +10,31 @@ from transformers import PreTrainedTokenizerBase
 from cotune.engines.best_policy import BestPolicy
 from cotune.engines.joint import Joint
 from cotune.errors import ConfigError, EngineError
-from cotune.protocols import State
 from cotune.run.best import BestRecord
-from cotune.run.json_files import write_json_atomic
-from cotune.run.manifest import MANIFEST, damaged_file, write_manifest
+from cotune.run.checkpoints import (
+    MANIFEST,
+    complete_checkpoints,
+    damaged_file,
+    numbered_checkpoints,
+    step_of,
+    write_manifest,
+)
 from cotune.run.scores import Score
-
-_STATE = "cotune-state.json"
-
-
-def save_state(checkpoint: Path, state: State) -> None:
-    """Save cotune's half, and the manifest of the whole."""
-    write_json_atomic(checkpoint / _STATE, state)
-    write_manifest(checkpoint)
-
-
-def load_state(checkpoint: Path) -> State:
-    """Return the state of a complete checkpoint."""
-    return json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))
-
-
-def complete_checkpoints(folder: Path) -> list[Path]:
-    """Return veRL's folders of the complete pairs, newest first."""
-    newest_first = sorted(_numbered(folder), reverse=True)
-    return [path for _, path in newest_first if (path / MANIFEST).exists()]
 
 
 def keep_newest(folder: Path, count: int) -> None:
-    """Delete all but the newest `count` complete pairs, and incomplete ones before the newest."""
+    """Delete all but the newest `count` complete checkpoints, and incomplete ones before the newest."""
     complete = complete_checkpoints(folder)
-    for step, path in _numbered(folder):
-        if path not in complete[:count] and complete and step <= step_of(complete[0]):
+    for path in numbered_checkpoints(folder):
+        if path not in complete[:count] and complete and step_of(path) <= step_of(complete[0]):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def drop_later(folder: Path, step: int) -> None:
     """Delete checkpoints of steps after the one to resume from."""
-    for number, path in _numbered(folder):
-        if number > step:
+    for path in numbered_checkpoints(folder):
+        if step_of(path) > step:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def step_of(checkpoint: Path) -> int:
-    """Return the step of a checkpoint's folder."""
-    return int(checkpoint.name.removeprefix("global_step_"))
-
-
-def _numbered(folder: Path) -> list[tuple[int, Path]]:
-    return [
-        (step_of(p), p) for p in folder.glob("global_step_*") if p.name.split("_")[-1].isdigit()
-    ]
 
 
 class VerlBest(BestPolicy):

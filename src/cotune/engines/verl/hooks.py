@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from cotune.engines.evaluation import RunEvaluation
 from cotune.engines.joint import Joint, Parts
-from cotune.engines.verl.checkpoints import keep_newest, save_state
+from cotune.engines.verl.checkpoints import keep_newest
 from cotune.engines.verl.worker import Worker
 from cotune.errors import EngineError
 from cotune.protocols import State
 from cotune.rollout.task_order import TaskOrder
+from cotune.run.checkpoints import save_state
 from cotune.types import Assignment, Sampling, Task, Trajectory
 
 if TYPE_CHECKING:

@@ -32,18 +32,13 @@ from cotune.engines.joint import Parts, check_identity
 from cotune.engines.preflight import Preflight
 from cotune.engines.run_settings import settings_of
 from cotune.engines.run_start import begin_run, choose_checkpoint, method_of, opened_run, run_parts
-from cotune.engines.verl.checkpoints import (
-    VerlBest,
-    complete_checkpoints,
-    drop_later,
-    load_state,
-    step_of,
-)
+from cotune.engines.verl.checkpoints import VerlBest, drop_later
 from cotune.engines.verl.hooks import VerlJoint
 from cotune.engines.verl.settings import resume_from, verl_config
 from cotune.engines.verl.worker import SECTION, WORKERS, Worker
 from cotune.errors import ConfigError, CotuneError, EngineError
 from cotune.rollout.task_order import TaskOrder
+from cotune.run.checkpoints import complete_checkpoints, load_state, step_of
 from cotune.run.run_dir import RunDir
 from cotune.types import Prompt
 from cotune.utils.text import command_on, one_line

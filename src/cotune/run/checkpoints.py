@@ -1,31 +1,56 @@
-"""The manifest of a checkpoint: the size of every file, so that a missing or cut-off file is noticed on a resume."""
+"""Checkpoints of every engine: a trainer's folder of a step, with cotune's state, and last a manifest of all files.
+
+A checkpoint is complete if it has its manifest, so a kill at any moment leaves the previous one. The manifest has
+the size of every file, so that a missing or cut-off file is noticed on a resume.
+"""
 
 import json
-import os
+import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from cotune.errors import ConfigError
+from cotune.protocols import State
 from cotune.run.json_files import write_json_atomic
 
 MANIFEST = "cotune-manifest.json"
-"""The file of a folder that lists the others; it is written last, so a folder that has it is complete."""
+STATE = "cotune-state.json"
+_NAME = re.compile(r"(?:checkpoint-|global_step_)(\d+)")  # TRL's and veRL's
 
 
-def write_manifest(folder: Path, extra: Iterable[Path] = ()) -> None:
-    """Write the manifest of a folder whose files are all written.
+def save_state(checkpoint: Path, state: State) -> None:
+    """Add cotune's state and the manifest to a folder in which the trainer has written its files."""
+    write_json_atomic(checkpoint / STATE, state)
+    write_manifest(checkpoint)
 
-    Args:
-        folder: the folder.
-        extra: files elsewhere that belong to it.
-    """
-    inside = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
-    sizes = {
-        Path(os.path.relpath(path, folder)).as_posix(): path.stat().st_size
-        for path in (*inside, *extra)
-    }
+
+def load_state(checkpoint: Path) -> State:
+    """Return cotune's state of a complete checkpoint."""
+    return json.loads((checkpoint / STATE).read_bytes())
+
+
+def numbered_checkpoints(folder: Path) -> list[Path]:
+    """Return all folders of checkpoints, newest first, complete or not."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted((p for p in paths if _NAME.fullmatch(p.name)), key=step_of, reverse=True)
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Return the folders of the complete checkpoints, newest first."""
+    return [path for path in numbered_checkpoints(folder) if (path / MANIFEST).exists()]
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step in a checkpoint's name."""
+    return int(checkpoint.name.replace("_", "-").rpartition("-")[2])
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the manifest of a folder whose files are all written."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
     write_json_atomic(folder / MANIFEST, {"schema_version": 2, "sizes": sizes})
 
 
@@ -41,7 +66,7 @@ def damaged_file(folder: Path) -> Path | None:
         return folder / MANIFEST
     for path, size in sizes.items():
         if not path.is_file() or path.stat().st_size != size:
-            return Path(os.path.normpath(path))
+            return path
     return None
 
 
