@@ -141,48 +141,51 @@ def chat(text: object = "a proposal", usage: object = (60, 25), **choice: object
     return Canned(json.dumps(reply).encode(), headers={"Content-Type": "application/json"})
 
 
-def test_a_reply_is_returned_and_entered(server: Server) -> None:
+EXTRA = {"chat_template_kwargs": {"enable_thinking": False}, "top_k": 20}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sent"),
+    [
+        ({"temperature": 0.7}, {"temperature": 0.7, "max_tokens": 32}),
+        (
+            {"temperature": None, "max_tokens_field": "max_completion_tokens"},
+            {"max_completion_tokens": 32},
+        ),
+        ({"extra_body": EXTRA}, {"temperature": 1.0, "max_tokens": 32, **EXTRA}),
+    ],
+)
+def test_a_reply_is_returned_and_entered(
+    server: Server, changes: dict[str, Any], sent: dict[str, Any]
+) -> None:
     server.replies = [chat()]
-    b = bench(server, temperature=0.7)
+    b = bench(server, **changes)
     assert b.client.complete(PROMPT) == Completion("a proposal", 60, 25)
     (request,) = server.requests
     assert request.path == "/v1/chat/completions"
-    assert json.loads(request.body) == {
-        "model": "m",
-        "messages": [{"role": "user", "content": PROMPT}],
-        "temperature": 0.7,
-        "max_tokens": 32,
-    }
+    messages = [{"role": "user", "content": PROMPT}]
+    assert json.loads(request.body) == {"model": "m", "messages": messages, **sent}
     (row,) = b.record.read_costs()
     assert (row.kind, row.model, row.error, row.estimated) == ("llm", "m", "", False)
     assert (row.prompt_tokens, row.completion_tokens) == (60, 25)
     assert row.money == pytest.approx(COST)
 
 
-@pytest.mark.parametrize(
-    "reason",
-    ["stop", "STOP", "complete", "COMPLETE", "end_turn", "eos", "done", "", 7, None, ["stop"]],
-)
+@pytest.mark.parametrize("reason", ["stop", "COMPLETE", "end_turn", "", 7, None, ["stop"]])
 def test_a_reply_is_whole_unless_its_finish_reason_is_known_to_be_bad(
     server: Server, reason: object
 ) -> None:
     server.replies = [chat(finish_reason=reason)]
     assert bench(server).client.complete(PROMPT) == Completion("a proposal", 60, 25)
-    assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize(
-    "reason", ["length", "max_tokens", "MAX_TOKENS", "max-tokens", "incomplete"]
-)
+@pytest.mark.parametrize("reason", ["length", "MAX_TOKENS", "max-tokens"])
 def test_a_reply_that_was_cut_off_is_marked(server: Server, reason: str) -> None:
     server.replies = [chat(finish_reason=reason)]
     assert bench(server).client.complete(PROMPT).truncated
 
 
-@pytest.mark.parametrize(
-    "reason",
-    ["error", "ERROR", "content_filter", "content-filter", "SAFETY", "tool_calls", "function_call"],
-)
+@pytest.mark.parametrize("reason", ["error", "content-filter", "SAFETY", "tool_calls"])
 def test_a_reply_that_is_not_whole_is_asked_for_again(server: Server, reason: str) -> None:
     server.replies = [chat(finish_reason=reason)] * 2
     with pytest.raises(LLMError, match=rf"not whole \(finish_reason '{reason}'\)"):
@@ -190,12 +193,9 @@ def test_a_reply_that_is_not_whole_is_asked_for_again(server: Server, reason: st
     assert len(server.requests) == 2
 
 
-@pytest.mark.parametrize("address", ["http://localhost:8000/v1", "https://api.openai.com/v2"])
-def test_an_address_in_the_environment_is_not_ignored(
-    monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
+def test_an_address_in_the_environment_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setenv("OPENAI_BASE_URL", address)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://localhost:8000/v1")
     with pytest.raises(ConfigError, match=r"OPENAI_BASE_URL is set, but llm\.base_url is not"):
         OpenAIClient(OpenAIOptions(model="m"), Record())
     OpenAIClient(OpenAIOptions(model="m", base_url=OPENAI_URL), Record())
@@ -203,82 +203,45 @@ def test_an_address_in_the_environment_is_not_ignored(
     OpenAIClient(OpenAIOptions(model="m"), Record())
 
 
-def test_the_token_limit_and_the_temperature_go_as_the_endpoint_wants_them(server: Server) -> None:
-    server.replies = [chat()]
-    b = bench(server, temperature=None, max_tokens_field="max_completion_tokens")
-    b.client.complete(PROMPT)
-    sent = json.loads(server.requests[0].body)
-    assert sent.keys() == {"model", "messages", "max_completion_tokens"}
-    assert sent["max_completion_tokens"] == 32
-
-
-def test_extra_fields_go_into_the_request(server: Server) -> None:
-    server.replies = [chat()]
-    extra = {"chat_template_kwargs": {"enable_thinking": False}, "top_k": 20}
-    bench(server, extra_body=extra).client.complete(PROMPT)
-    sent = json.loads(server.requests[0].body)
-    assert {name: sent[name] for name in extra} == extra
-    assert sent["model"] == "m"
-
-
-@pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
-def test_passing_failures_are_tried_again_and_cost_nothing(server: Server, status: int) -> None:
-    server.replies = [Canned(b'{"error": "busy"}', status), chat()]
+def test_passing_failures_are_tried_again_and_cost_nothing(server: Server) -> None:
+    server.replies = [Canned(b'{"error": "busy"}', 429), chat()]
     b = bench(server)
     assert b.client.complete(PROMPT).text == "a proposal"
-    assert len(server.requests) == 2
     assert b.states() == ["done"]
     assert b.record.totals().money == pytest.approx(COST)
-
-
-def test_attempts_end_after_the_retries(server: Server) -> None:
-    server.replies = [Canned(status=500), Canned(status=500), Canned(b"overloaded", 503), chat()]
-    b = bench(server)
+    server.replies += [Canned(status=500), Canned(status=500), Canned(b"overloaded", 503), chat()]
     with pytest.raises(LLMError, match=r"no reply from m at http.*503.*overloaded"):
         b.client.complete(PROMPT)
-    assert len(server.requests) == 3
-    assert (b.states(), b.record.totals().money) == (["failed"], 0.0)
+    assert len(server.requests) == 2 + 3
+    assert (b.states(), b.record.totals().money) == (["done", "failed"], pytest.approx(COST))
 
 
 @pytest.mark.parametrize(
-    ("status", "field_"),
+    ("status", "said"),
     [
+        (302, "redirects are not followed, check llm.base_url"),
         (400, "llm.max_tokens"),
         (401, "llm.api_key_env"),
         (403, "llm.api_key_env"),
         (404, "llm.base_url and llm.model"),
-        (422, "llm.model"),
     ],
 )
-def test_refusals_are_final_and_name_the_field(server: Server, status: int, field_: str) -> None:
-    server.replies = [Canned(b'{"error": {"message": "no such thing"}}', status), chat()]
+def test_refusals_are_final_and_name_the_field(server: Server, status: int, said: str) -> None:
+    refusal = b'{"error": {"message": "no such thing"}}'
+    server.replies = [Canned(refusal, status, {"Location": f"{server.url}/elsewhere"}), chat()]
     b = bench(server)
     with pytest.raises(LLMError, match=rf"HTTP status {status}.*no such thing") as caught:
         b.client.complete(PROMPT)
-    assert field_ in str(caught.value)
+    assert said in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert len(server.requests) == 1
-    assert (b.states(), b.record.totals().money) == (["failed"], 0.0)
-
-
-@pytest.mark.parametrize("status", [301, 302, 307, 308])
-def test_redirects_are_not_followed(server: Server, status: int) -> None:
-    server.replies = [
-        Canned(status=status, headers={"Location": f"{server.url}/elsewhere"}),
-        chat(),
-    ]
-    b = bench(server)
-    with pytest.raises(LLMError, match=r"redirects are not followed.*llm\.base_url"):
-        b.client.complete(PROMPT)
     assert [request.path for request in server.requests] == ["/v1/chat/completions"]
+    assert (b.states(), b.record.totals().money) == (["failed"], 0.0)
 
 
 GARBAGE = {
     "not JSON": (Canned(b"<html>hello</html>"), "not JSON"),
-    "empty": (Canned(b""), "not JSON"),
     "not UTF-8": (Canned(b"\xff\xfe\x00"), "not JSON"),
     "deep": (Canned(b"[" * 200_000), "not JSON"),
-    "not an object": (Canned(b"[1, 2]"), "no choices"),
     "no choices": (Canned(b'{"object": "chat.completion"}'), "no choices"),
     "choices of another type": (Canned(b'{"choices": {"0": 1}}'), "no choices"),
     "no message": (Canned(b'{"choices": [null]}'), "no text"),
@@ -319,21 +282,6 @@ def test_a_reply_in_parts_is_a_text_and_a_refusal_is_quoted(server: Server) -> N
         b.client.complete(PROMPT)
 
 
-def test_a_reply_that_cannot_be_decoded_is_a_failure(server: Server) -> None:
-    server.replies = [Canned(b"not gzip", headers={"Content-Encoding": "gzip"})]
-    b = bench(server, retries=0)
-    with pytest.raises(LLMError, match="DecodingError"):
-        b.client.complete(PROMPT)
-
-
-def test_a_stalled_server_is_asked_again(server: Server) -> None:
-    def stall(_: BaseHTTPRequestHandler, over: threading.Event) -> None:
-        over.wait()
-
-    server.replies = [Canned(send=stall), chat()]
-    assert bench(server, timeout_s=0.5).client.complete(PROMPT).text == "a proposal"
-
-
 def test_a_stalled_server_times_out(server: Server) -> None:
     def stall(_: BaseHTTPRequestHandler, over: threading.Event) -> None:
         over.wait()
@@ -366,13 +314,6 @@ def test_a_reply_that_trickles_in_times_out(server: Server) -> None:
     assert len(server.requests) == 1
 
 
-def test_a_broken_connection_is_tried_again(server: Server) -> None:
-    server.replies = [Canned(send=lambda handler, over: None), chat()]
-    b = bench(server)
-    assert b.client.complete(PROMPT).text == "a proposal"
-    assert b.states() == ["done"]
-
-
 def test_a_server_that_is_not_there_costs_nothing(server: Server) -> None:
     gone = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
     url = f"http://127.0.0.1:{gone.server_address[1]}/v1"
@@ -382,12 +323,9 @@ def test_a_server_that_is_not_there_costs_nothing(server: Server) -> None:
         b.client.complete(PROMPT)
     assert b.states() == ["failed"]
     assert b.record.totals().money == 0.0
-    assert sum(row.estimated for row in b.record.read_costs()) == 0
 
 
-@pytest.mark.parametrize(
-    "usage", [None, {}, "many", (-1, 5), (1, True), (1, 2.5), (1, None), (1, 2**40)]
-)
+@pytest.mark.parametrize("usage", [None, "many", (-1, 5), (1, True), (1, None), (1, 2**40)])
 def test_without_a_usable_usage_report_the_upper_bound_is_counted(
     server: Server, usage: object
 ) -> None:
@@ -396,7 +334,6 @@ def test_without_a_usable_usage_report_the_upper_bound_is_counted(
     assert b.client.complete(PROMPT) == Completion("a proposal", 69, 32)
     (row,) = b.record.read_costs()
     assert (row.error, row.estimated, row.money) == ("", True, WORST)
-    assert sum(row.estimated for row in b.record.read_costs()) == 1
 
 
 def test_lone_surrogates_neither_go_out_nor_come_in(server: Server) -> None:
@@ -554,27 +491,62 @@ def test_prices_worked_by_hand() -> None:
     assert prompt_token_bound(4000) == 4064
 
 
-def test_a_key_in_ones_own_llms_error_is_hidden() -> None:
-    record, key = Record(), "sk-" + "a1B2" * 8
-    llm = MeteredLLM(ScriptedLLM([LLMError(f"401 for {key}")]), record, "mine")
-    with pytest.raises(LLMError) as caught:
-        llm.complete("q")
-    (row,) = record.read_costs()
-    assert key not in str(caught.value) + row.error
-    assert "401" in row.error
+def asked_with(reply: Any) -> tuple[MeteredLLM, Record]:
+    """An LLM object of the user's that returns or raises this."""
 
+    class Own:
+        def complete(self, prompt: str) -> Completion:
+            if isinstance(reply, BaseException):
+                raise reply
+            return reply
 
-def test_ones_own_llm_may_have_no_text_or_odd_counts() -> None:
-    replies: list[Any] = [
-        Completion(cast(Any, None), 1, 1),
-        Completion("x", cast(Any, None), -1),
-        Completion("y", 10**30, 2),
-    ]
     record = Record()
-    llm = MeteredLLM(ScriptedLLM(replies), record, "mine")
-    with pytest.raises(LLMError, match=r"mine.complete\(prompt\) returned no text"):
-        llm.complete("q")
-    assert [llm.complete("q"), llm.complete("q")] == [Completion("x", 0, 0), Completion("y", 0, 2)]
+    record.begin_attempt(None)
+    return MeteredLLM(Own(), record, "Own"), record
+
+
+@pytest.mark.parametrize(
+    ("reply", "completion"),
+    [
+        ("so", Completion("so")),
+        (Completion("x", 7, 3), Completion("x", 7, 3)),
+        (Completion("x", cast(Any, None), -1), Completion("x")),
+        (Completion("y", 10**30, 2), Completion("y", 0, 2)),
+    ],
+)
+def test_an_llm_object_may_return_a_text_or_a_completion(reply: Any, completion: Any) -> None:
+    llm, record = asked_with(reply)
+    assert llm.complete("?") == completion
+    (row,) = record.read_costs()
+    assert (row.model, row.error, row.money) == ("Own", "", 0.0)
+    assert row.prompt_tokens == completion.prompt_tokens
+
+
+SECRET = "sk-" + "a1B2" * 8
+
+
+@pytest.mark.parametrize(
+    ("reply", "passed_on", "said"),
+    [
+        (TimeoutError("read\ntimed out"), LLMError, "TimeoutError: read timed out"),
+        (SystemExit("quota"), LLMError, "SystemExit: quota"),
+        (LLMError(f"401 for {SECRET}"), LLMError, "401 for ***"),
+        (BudgetError("no more"), BudgetError, "no more"),
+        (ConfigError("correct it"), ConfigError, "correct it"),
+        (None, LLMError, "Own.complete(prompt) returned no text"),
+        (Completion(cast(Any, None)), LLMError, "Own.complete(prompt) returned no text"),
+        ({}, ConfigError, "llm: Own.complete(prompt) returned dict; expected a text or"),
+    ],
+)
+def test_what_an_llm_object_raises_is_settled(
+    reply: Any, passed_on: type[Exception], said: str
+) -> None:
+    llm, record = asked_with(reply)
+    with pytest.raises(passed_on) as caught:
+        llm.complete("?")
+    (row,) = record.read_costs()
+    assert str(caught.value).startswith(said)
+    assert row.error.startswith(said)
 
 
 def test_a_metered_llm_is_identified_as_its_own_author_says() -> None:
@@ -584,66 +556,8 @@ def test_a_metered_llm_is_identified_as_its_own_author_says() -> None:
     record = Record()
     mine = MeteredLLM(Mine([]), record, "Mine")
     assert (mine.identity, mine.origin) == ("model-b", "mine")
-    plain = MeteredLLM(ScriptedLLM([]), record, "ScriptedLLM")
-    assert (plain.identity, plain.origin) == ("ScriptedLLM", "")
+    assert MeteredLLM(ScriptedLLM([]), record, "ScriptedLLM").identity == "ScriptedLLM"
     assert MeteredLLM(Mine([]), record, "Mine", "given").identity == "given"
-
-
-def test_any_llm_can_be_metered() -> None:
-    record = Record()
-    llm = MeteredLLM(ScriptedLLM([Completion("x", 7, 3), LLMError("no\nrules")]), record, "rules")
-    assert llm.complete("p") == Completion("x", 7, 3)
-    with pytest.raises(LLMError, match="no rules"):
-        llm.complete("q")
-    done, failed = record.read_costs()
-    assert (done.model, done.error, done.prompt_tokens, done.completion_tokens) == (
-        "rules",
-        "",
-        7,
-        3,
-    )
-    assert failed.error == "no rules"
-    assert (record.totals().llm_calls, record.totals().money) == (2, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("raised", "passed_on", "booked"),
-    [
-        (TimeoutError("read\ntimed out"), LLMError, "TimeoutError: read timed out"),
-        (SystemExit("quota"), LLMError, "SystemExit: quota"),
-        (BudgetError("no more"), BudgetError, "no more"),
-        (ConfigError("correct it"), ConfigError, "correct it"),
-    ],
-)
-def test_what_an_llm_object_raises_is_settled(
-    raised: BaseException, passed_on: type[Exception], booked: str
-) -> None:
-    class Own:
-        def complete(self, prompt: str) -> Completion:
-            raise raised
-
-    record = Record()
-    record.begin_attempt(None)
-    with pytest.raises(passed_on, match=booked):
-        MeteredLLM(Own(), record, "Own").complete("?")
-    assert [row.error for row in record.read_costs()] == [booked]
-
-
-def test_an_llm_object_may_return_a_text_and_nothing_else_but_a_completion(tmp_path: Path) -> None:
-    class Own:
-        def __init__(self, reply: object) -> None:
-            self.reply = reply
-
-        def complete(self, prompt: str) -> Completion:
-            return self.reply  # type: ignore[return-value]
-
-    record = Record.create(tmp_path, {})
-    record.begin_attempt(None)
-    assert MeteredLLM(Own("so"), record, model="Own").complete("?") == Completion("so")
-    with pytest.raises(LLMError, match=r"Own.complete\(prompt\) returned no text"):
-        MeteredLLM(Own(None), record, model="Own").complete("?")
-    with pytest.raises(ConfigError, match=r"llm: Own.complete\(prompt\) returned dict; expected"):
-        MeteredLLM(Own({}), record, model="Own").complete("?")
 
 
 JSON = st.recursive(

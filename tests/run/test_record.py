@@ -60,20 +60,6 @@ def test_a_trainer_may_have_made_its_folder_of_checkpoints(tmp_path: Path) -> No
         Record.create(tmp_path / "other", CONFIG)
 
 
-def test_a_resume_goes_on_in_its_folder(tmp_path: Path) -> None:
-    record = Record.create(tmp_path / "run", CONFIG)
-    record.begin_attempt(None)
-    for step in (1, 2, 3):
-        record.step = step
-        record.metrics(step, {"loss": float(step)})
-        record.count("train", 8, 80)
-    again = Record.open(record.path)
-    assert again.begin_attempt(2) == 2
-    kept = RunDir.open(record.path)
-    assert [row["step"] for row in kept.read_metrics()] == [1, 2]
-    assert kept.totals().rollouts["train"] == again.totals().rollouts["train"] == 16
-
-
 def test_what_is_said_is_one_line_of_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "cotune")
     record = Record.create(tmp_path / "run", CONFIG, listeners=[LogListener()])

@@ -97,21 +97,14 @@ def test_half_a_utf_16_pair_is_read_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a: " + "[" * 200_000, "a: " + "{b: " * 200_000, "- " * 200_000, "? " * 200_000,
-     "a: " + "9" * 5000],
-    ids=["lists", "maps", "items", "keys", "digits"],
-)  # fmt: skip
+    ["a: " + "[" * 200_000, "? " * 200_000, "a: " + "9" * 5000],
+    ids=["lists", "keys", "digits"],
+)
 def test_a_run_yaml_that_no_reader_can_take_is_one_line(run: Record, text: str) -> None:
     run.config_path.write_text(f"schema_version: 1\n{text}")
     with pytest.raises(ConfigError, match=r"run.yaml is not YAML .*; restore the file") as caught:
         run.read_config()
     assert "\n" not in str(caught.value)
-
-
-def test_create_writes_nothing_when_the_configuration_is_not_plain(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"config\.path is a PosixPath"):
-        Record.create(tmp_path / "run", {"path": Path("x")})
-    assert not (tmp_path / "run").exists()
 
 
 def test_open_refuses_what_is_no_run_folder(tmp_path: Path, run: Record) -> None:
@@ -136,17 +129,6 @@ def test_events_and_metrics_are_stamped(run: Record) -> None:
     (row,) = run.read_metrics()
     values = {key: row[key] for key in ("step", "reward", "loss", "count", "max")}
     assert values == {"step": 3, "reward": 0.25, "loss": None, "count": 4, "max": None}
-
-
-def test_a_birth_goes_into_the_lineage(run: Record) -> None:
-    run.event("instruction_born", 15, id="i1", text="Split.", parent="i0", origin="reflection",
-              born=15, critique="too broad", score=0.4, parent_score=0.2, shown=("q7",))  # fmt: skip
-    run.event("instruction_pruned", 20, id="i1", weight=0.1)
-    (born,) = run.read_instructions()
-    assert {name: born[name] for name in ("id", "parent", "text", "score", "shown", "step")} == {
-        "id": "i1", "parent": "i0", "text": "Split.", "score": 0.4, "shown": ["q7"], "step": 15
-    }  # fmt: skip
-    assert [row["kind"] for row in run.read_events()] == ["instruction_born", "instruction_pruned"]
 
 
 @pytest.mark.parametrize("value", [{1, 2}, Path("x"), b"x", object(), {1: 2}])
@@ -217,19 +199,10 @@ def test_cut_back_drops_later_steps_only(run: Record) -> None:
     assert not [path for path in run.path.iterdir() if path.suffix == ".tmp"]
 
 
-def test_replies_outlive_a_resume(run: Record) -> None:
-    run.replies.add({"key": "a", "step": 5, "costs": [], "completion": {}})
-    again = Record.open(run.path)
-    again.cut_back(-1)
-    assert again.replies.find("a") is not None
-
-
 def test_attempts_count_up_even_when_their_lines_are_cut(run: Record) -> None:
     filled(run)
     run.cut_back(3)
-    run.event("resumed", 3, from_step=3)
     again = Record.open(run.path)
-    assert again.attempt == 2
     again.cut_back(1)
     assert all(row["step"] <= 1 for row in again.read_events())
     assert Record.open(run.path).attempt == again.attempt == 3
@@ -315,14 +288,6 @@ def test_lines_round_trip_whatever_the_text(
     path = tmp_path_factory.mktemp("lines") / "x.jsonl"
     path.write_bytes(b"".join(json_line(row, "row") for row in rows))
     assert read_jsonl(path) == rows == plain(rows, "rows")
-
-
-def test_a_lone_surrogate_of_a_reply_survives(run: Record) -> None:
-    text = json.loads('"\\ud83d cut"')
-    run.event("notice", 1, text=text)
-    run.write_summary({"verdict": text})
-    assert run.read_events()[0]["text"] == text
-    assert (run.read_summary() or {})["verdict"] == text
 
 
 def test_token_ids_are_not_looked_at_one_by_one() -> None:
