@@ -229,20 +229,6 @@ def test_a_late_answer_scores_zero_and_the_rest_is_done_anew():
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_equal_answers_to_a_question_are_compared_once(monkeypatch: pytest.MonkeyPatch):
-    asked: list[str] = []
-
-    def compare(self: object, answer: str, truths: tuple[str, ...], seconds: float) -> float:
-        asked.append(answer)
-        return 1.0
-
-    monkeypatch.setattr(boxed._Worker, "compare", compare)
-    own = BoxedReward(30.0)
-    assert own.score([("1/2", ["0.5"]), ("1/2", ["0.5"]), ("1/2", ["7"])]) == [1.0] * 3
-    assert asked == ["1/2", "1/2"]
-
-
-@pytest.mark.usefixtures("stand_in")
 def test_large_batches_have_several_workers(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(boxed.os, "cpu_count", lambda: 3)
     own = BoxedReward(30.0)
@@ -374,13 +360,3 @@ def test_memory_is_capped():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.strip() == "capped", result.stderr
-
-
-def test_only_the_worker_loads_math_verify():
-    code = (
-        "import sys; from cotune.rewards.boxed import BoxedReward\n"
-        "assert BoxedReward(30.0)('1/2', ['0.5']) == 1.0\n"
-        "print({'math_verify', 'sympy', 'antlr4'} & set(sys.modules))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.stdout.strip() == "set()", result.stderr
