@@ -17,8 +17,9 @@ from cotune.data.splits import digest
 from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
 from cotune.rewards.boxed import BoxedReward
-from cotune.worlds.drawing import check_counts, different, split_by_hash
+from cotune.worlds.drawing import different, split_by_hash
 from cotune.worlds.ladder import SPLITS, asked
+from cotune_lab.worlds.content_splits import check_counts
 
 _TRIES = 2000  # draws of one problem before a stratum counts as exhausted
 KINDS = ("addition", "subtraction", "multiplication", "word problem")

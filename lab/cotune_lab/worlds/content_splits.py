@@ -7,10 +7,18 @@ from typing import ClassVar
 
 from cotune import Task
 from cotune.data.splits import digest
-from cotune.worlds.drawing import check_counts, different, split_by_hash
+from cotune.worlds.drawing import different, split_by_hash
 
 SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}
 _TRIES = 2000  # draws of one question before there are no more
+
+
+def check_counts(options: object, *names: str) -> None:
+    """Raise ValueError unless each of the named options is 1 or more."""
+    for name in names:
+        if getattr(options, name) < 1:
+            raise ValueError(f"environment.{name} is {getattr(options, name)}; expected 1 or more")
+
 
 Drawn = tuple[str, str]
 """A question and its answer."""

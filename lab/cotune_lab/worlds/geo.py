@@ -22,8 +22,9 @@ from cotune.data.corpus import join_for_index
 from cotune.data.splits import digest
 from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune.rewards import exact_match
-from cotune.worlds.drawing import check_counts, different
+from cotune.worlds.drawing import different
 from cotune_lab.worlds import geo_rules
+from cotune_lab.worlds.content_splits import check_counts
 
 if TYPE_CHECKING:
     from cotune.retrieval.bm25 import BM25Retriever

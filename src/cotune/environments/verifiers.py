@@ -65,7 +65,8 @@ def from_verifiers(
     places = hold_out([key for _, key in questions], counts, _FIELD, "environment")
     tasks = {split: [questions[i][0] for i in rows] for split, rows in places.items()}
     return rollouts.VerifiersEnvironment(
-        rollouts.Served(environment, vf_tasks),
+        environment,
+        vf_tasks,
         tasks,
         shared if initial_instruction is None else initial_instruction,
         prompt_format or PromptFormat(role="system"),

@@ -15,6 +15,7 @@ import math
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Literal
@@ -27,7 +28,7 @@ from verifiers.v1.interception import server
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.tools import OUT_OF_TURNS, answer_of, name_action
 from cotune.errors import ConfigError
-from cotune.types import Action, Response, Task, Trajectory
+from cotune.types import Action, Response, Task, ToolCall, Trajectory
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.text import named, one_line
 
@@ -35,7 +36,7 @@ _FIELD = "environment.environment"
 _MODEL = "policy"  # the model's name in requests
 _MAX_TASKS = 10_000  # of a taskset that never ends
 _REFUSALS = 4  # refused requests after which a rollout is cancelled
-_PATIENCE = 2.0  # seconds in which a loop that is not blocked answers
+_PATIENCE = 2.0  # seconds in which rollouts end that are dropped
 
 _REWRITES = (
     "it rewrites the conversation, or a row's prompt when a rollout begins; policies are trained on one that "
@@ -92,24 +93,50 @@ class VerifiersEnvironment(TaskEnvironment):
 
     Each episode is one of the environment's own rollouts, on an event loop in the background, which
     waits for the policy's next turn. Timeouts are the environment's own.
+
+    Args:
+        environment: the environment.
+        vf_tasks: its tasks by name.
+        tasks: the same as questions, by split; the column "task" is the name.
     """
 
     takes_any_tasks = False
 
     def __init__(
         self,
-        served: "Served",
+        environment: Any,
+        vf_tasks: Mapping[str, Any],
         tasks: Mapping[str, Sequence[Task]],
         initial_instruction: str,
         prompt_format: PromptFormat,
     ) -> None:
         super().__init__(tasks, initial_instruction, prompt_format)
-        self._served = served
-        self.tools = served.tools
-        self._loop = served.loop
+        self._environment = environment
+        self._vf_tasks = vf_tasks
         self._rollouts: dict[int, Rollout] = {}
-        # If a run ends before its episodes, their tasks must not warn at exit.
-        weakref.finalize(self, _end, self._loop, self._rollouts)
+        self._loop = BackgroundLoop()
+        self._serve()
+        fields = {"name", "description", "parameters"}
+        self.tools = tuple(
+            {"type": "function", "function": tool.model_dump(include=fields)}
+            for tool in self._loop.run(self._offered_tools())
+        )
+
+    def _serve(self) -> None:
+        """Bring up what the environment's rollouts share, until this and its copies are garbage-collected."""
+        end = asyncio.Event()
+        ready: Future[asyncio.AbstractEventLoop] = Future()
+        serving = self._loop.submit(_serving(self._environment, self._rollouts, ready, end))
+        weakref.finalize(self._loop, _end, ready.result(), end, serving)
+
+    async def _offered_tools(self) -> Sequence[Any]:
+        """Return the tools that a first rollout offers."""
+        rollout = Rollout(self._environment, next(iter(self._vf_tasks.values())), [], [])
+        request = await rollout.next_request()
+        output = await rollout.end()
+        if request is None:
+            raise ConfigError(f"{_FIELD}: a rollout ends without a request ({output.error})")
+        return request[1] or ()
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Give each rollout the policy's turn; the next request of its loop is the observation.
@@ -147,51 +174,15 @@ class VerifiersEnvironment(TaskEnvironment):
                 if (interrupted := self._rollouts.pop(action.row, None)) is not None:
                     await interrupted.drop()
                 prompt = self.messages(action.task, action.prompt)
-                self._rollouts[action.row] = self._served.start(action.task, prompt)
+                prompted = _with_prompt(self._vf_tasks[action.task.columns["task"]], prompt)
+                names = [tool["function"]["name"] for tool in self.tools]
+                self._rollouts[action.row] = Rollout(self._environment, prompted, prompt, names)
             return await self._rollouts[action.row].answer(action)
         except ConfigError:
             raise
         # Of the user's environment; they end the episode only.
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001
             return Response(failed=True, action="invalid", error=named(error, 120))
-
-
-class Served:
-    """An environment whose rollouts can start; it is served as long as this lives.
-
-    Args:
-        environment: the environment.
-        tasks: its tasks by name.
-
-    Attributes:
-        tools: the tools that it offers, for chat templates.
-    """
-
-    def __init__(self, environment: Any, tasks: Mapping[str, Any]) -> None:
-        self.loop = BackgroundLoop()
-        self._environment = environment
-        self._tasks = tasks
-        self.loop.run(_serve(self, environment))
-        fields = {"name", "description", "parameters"}
-        self.tools: tuple[Mapping[str, Any], ...] = tuple(
-            {"type": "function", "function": tool.model_dump(include=fields)}
-            for tool in self.loop.run(self._offered_tools())
-        )
-
-    def start(self, task: Task, prompt: Sequence[Chat]) -> "Rollout":
-        """Start a rollout of a task from a prompt, on the event loop that calls this."""
-        prompted = _with_prompt(self._tasks[task.columns["task"]], prompt)
-        names = [tool["function"]["name"] for tool in self.tools]
-        return Rollout(self._environment, prompted, prompt, names)
-
-    async def _offered_tools(self) -> Sequence[Any]:
-        """Return the tools that a first rollout offers."""
-        rollout = Rollout(self._environment, next(iter(self._tasks.values())), [], [])
-        request = await rollout.next_request()
-        output = await rollout.end()
-        if request is None:
-            raise ConfigError(f"{_FIELD}: a rollout ends without a request ({output.error})")
-        return request[1] or ()
 
 
 @dataclass(frozen=True)
@@ -250,7 +241,8 @@ class Rollout:
             if request is not None and self._new_messages(request):
                 raise ConfigError(f"{_FIELD}: {_REWRITES}")
         if not self._task.done():
-            self._send_turn(action)
+            calls = action.calls.calls
+            self._send(len(action.turns), action.calls.said if calls else action.text, calls)
             request = await self.next_request()
             if request is not None and action.last:
                 await self.end()
@@ -277,8 +269,7 @@ class Rollout:
                 break
             if self._trace is not None:
                 self._trace.stop("limits")
-            # Not shown to the harness.
-            self._send(self._response(0, "", ()))
+            self._send(0, "")  # not shown to the harness
             await self.next_request()
         if not self._task.done():
             self._task.cancel()
@@ -302,20 +293,14 @@ class Rollout:
             return _Output(error=one_line(f"{errors[0].type}: {errors[0].message}")[:120])
         if trace is None:
             return _Output(error="no agent ran")
-        values = {
-            **trace.metrics,
-            **{name: getattr(reward, "value", None) for name, reward in trace.rewards.items()},
-        }
+        rewards = {name: getattr(reward, "value", None) for name, reward in trace.rewards.items()}
+        values = {**trace.metrics, **rewards}
         parts = {name: float(value) for name, value in values.items() if value is not None}
         return _Output(trace.reward, parts)
 
     def _traced(self, trace: Any) -> None:
         self._trace = trace
         _POLICIES.open[trace.id] = self
-
-    def _send(self, response: Any) -> None:
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_result(response)
 
     def _name(self, action: Action) -> str:
         """Return the name of a turn's action: an answer, its tool, or the number of calls."""
@@ -324,18 +309,13 @@ class Rollout:
             return "invalid" if action.calls.error else "answer"
         return name_action(action, [name for name in names if name in self._tool_names])
 
-    def _send_turn(self, action: Action) -> None:
-        calls = [
-            (f"call_{len(action.turns)}_{i}", call.name, json.dumps(dict(call.arguments)))
-            for i, call in enumerate(action.calls.calls)
+    def _send(self, turn: int, text: str, calls: Sequence[ToolCall] = ()) -> None:
+        """Answer the request that waits with a turn, as a server would send it."""
+        tool_calls = [
+            vf.ToolCall(id=f"call_{turn}_{i}", name=c.name, arguments=json.dumps(dict(c.arguments)))
+            for i, c in enumerate(calls)
         ]
-        self._call_names = {id: name for id, name, _ in calls}
-        text = action.calls.said if calls else action.text
-        self._send(self._response(len(action.turns), text, calls))
-
-    def _response(self, turn: int, text: str, calls: Sequence[tuple[str, str, str]]) -> Any:
-        """Return a turn as a server would send it; calls are (id, name, arguments as JSON)."""
-        tool_calls = [vf.ToolCall(id=id, name=name, arguments=json) for id, name, json in calls]
+        self._call_names = {call.id: call.name for call in tool_calls}
         response = vf.Response(
             id=f"turn-{turn}",
             created=self._created,
@@ -344,7 +324,8 @@ class Rollout:
             finish_reason="tool_calls" if tool_calls else "stop",
         )
         response.raw = serialize_completion(response, _MODEL)
-        return response
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result(response)
 
     def _new_messages(self, request: tuple[list[Any], Sequence[Any] | None]) -> list[Chat]:
         """Return the messages of a request that the one before did not have.
@@ -361,7 +342,8 @@ class Rollout:
             )
         chats = [_chat(message, self._call_names) for message in messages]
         length = len(self._history)
-        if [_identity(m) for m in chats[:length]] != [_identity(m) for m in self._history]:
+        begins = [(chat["role"], chat["content"]) for chat in chats[:length]]
+        if begins != [(chat["role"], chat["content"]) for chat in self._history]:
             raise ConfigError(f"{_FIELD}: {_REWRITES}")
         self._history = chats
         return chats[length:]
@@ -394,11 +376,27 @@ def read_tasks(environment: Any) -> dict[str, Any]:
 
 
 def questions_of(tasks: Mapping[str, Any]) -> tuple[list[tuple[Task, str]], str]:
-    """Return tasks, each with its prompt as a text, and the system prompt that all share; "" for none."""
-    prompts = {name: (task.data, _prompt(name, task.data)) for name, task in tasks.items()}
-    systems = {p[0]["content"] if p[0]["role"] == "system" else "" for _, p in prompts.values()}
+    """Return tasks, each with its prompt as a text, and the system prompt that all share; "" for none.
+
+    A system prompt that all share is left out of the tasks, as the instruction takes its place.
+    """
+    prompts = [_prompt(name, task.data) for name, task in tasks.items()]
+    systems = {p[0]["content"] if p[0]["role"] == "system" else "" for p in prompts}
     shared = systems.pop() if len(systems) == 1 else ""
-    return [_question(name, *prompt, shared) for name, prompt in prompts.items()], shared
+    questions: list[tuple[Task, str]] = []
+    for (name, vf_task), prompt in zip(tasks.items(), prompts, strict=True):
+        *context, question = prompt[1:] if shared else prompt
+        answer = getattr(vf_task.data, "answer", None)
+        task = Task(
+            f"train-{name}",
+            question["content"],
+            (answer,) if isinstance(answer, str) and answer else (),
+            context=tuple((message["role"], message["content"]) for message in context),
+            chat=True,
+            columns={**vf_task.data.model_dump(mode="json", exclude_none=True), "task": name},
+        )
+        questions.append((task, json.dumps(prompt, sort_keys=True)))
+    return questions, shared
 
 
 def _prompt(name: str, data: Any) -> list[Chat]:
@@ -420,22 +418,6 @@ def _prompt(name: str, data: Any) -> list[Chat]:
     return [_chat(message, {}) for message in messages]
 
 
-def _question(name: str, data: Any, prompt: list[Chat], shared: str) -> tuple[Task, str]:
-    """Return a task; the system prompt that all share is left out, as the instruction takes its place."""
-    without = prompt[1:] if shared else prompt
-    context = tuple((message["role"], message["content"]) for message in without[:-1])
-    answer = getattr(data, "answer", None)
-    task = Task(
-        f"train-{name}",
-        without[-1]["content"],
-        (answer,) if isinstance(answer, str) and answer else (),
-        context=context,
-        chat=True,
-        columns={**data.model_dump(mode="json", exclude_none=True), "task": name},
-    )
-    return task, json.dumps(prompt, sort_keys=True)
-
-
 def _with_prompt(task: Any, prompt: Sequence[Chat]) -> Any:
     """Return a task that is asked by a prompt, whose first message may be the system's."""
     has_system = prompt[0]["role"] == "system"
@@ -448,54 +430,40 @@ def _with_prompt(task: Any, prompt: Sequence[Chat]) -> Any:
     return type(task)(task.data.model_copy(update=data), task.config)
 
 
-async def _serve(served: Served, environment: Any) -> None:
-    """Bring up what the environment's rollouts share, until `served` is garbage-collected."""
-    end = asyncio.Event()
-    ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    async def serving() -> None:
-        try:
-            async with environment.serving():
-                ready.set_result(None)
-                await end.wait()
-        except Exception as error:  # noqa: BLE001 - of the user's environment
-            if not ready.done():
-                reason = f"what its rollouts share does not start ({named(error)})"
-                ready.set_exception(ConfigError(f"{_FIELD}: {reason}"))
-
-    task = asyncio.ensure_future(serving())
-    await ready
-    loop = task.get_loop()
-    # It also holds the task, of which the loop has only a weak reference.
-    weakref.finalize(served, lambda: task.done() or loop.call_soon_threadsafe(end.set))
+async def _serving(
+    environment: Any,
+    rollouts: Mapping[int, Rollout],
+    ready: "Future[asyncio.AbstractEventLoop]",
+    end: asyncio.Event,
+) -> None:
+    """Serve an environment until the end, and drop the rollouts that still run then."""
+    try:
+        async with environment.serving():
+            ready.set_result(asyncio.get_running_loop())
+            await end.wait()
+            for rollout in rollouts.values():
+                await rollout.drop()
+    except Exception as error:  # noqa: BLE001 - of the user's environment
+        if not ready.done():
+            reason = f"what its rollouts share does not start ({named(error)})"
+            ready.set_exception(ConfigError(f"{_FIELD}: {reason}"))
 
 
-def _end(loop: BackgroundLoop, rollouts: Mapping[int, Rollout]) -> None:
-    async def end() -> None:
-        for rollout in rollouts.values():
-            await rollout.drop()
-
-    if rollouts and loop.answers(_PATIENCE):
-        loop.run(end())
-
-
-def _identity(message: Chat) -> tuple[str, str]:
-    return message["role"], message["content"]
+def _end(loop: asyncio.AbstractEventLoop, end: asyncio.Event, serving: "Future[None]") -> None:
+    if not serving.done():
+        loop.call_soon_threadsafe(end.set)
+        wait([serving], _PATIENCE)
 
 
 def _chat(message: Any, call_names: Mapping[str, str]) -> Chat:
     """Return a message for the chat template; a tool's message has its name."""
-    chat = {"role": str(message.role), "content": _text(message)}
+    content = message.content or ""
+    if isinstance(content, list):
+        parts = [part if isinstance(part, dict) else part.model_dump() for part in content]
+        if any(part.get("type") != "text" for part in parts):
+            raise ConfigError(f"{_FIELD}: a message holds more than text; policies read only text")
+        content = "".join(part["text"] for part in parts)
+    chat = {"role": str(message.role), "content": content}
     if chat["role"] == "tool":
         chat["name"] = call_names.get(message.tool_call_id, "tool")
     return chat
-
-
-def _text(message: Any) -> str:
-    content = message.content
-    if not isinstance(content, list):
-        return content or ""
-    parts = [part if isinstance(part, dict) else part.model_dump() for part in content]
-    if any(part.get("type") != "text" for part in parts):
-        raise ConfigError(f"{_FIELD}: a message holds more than text; policies read only text")
-    return "".join(part["text"] for part in parts)

@@ -41,10 +41,3 @@ def different(
             )
         seen.add(new.question)
         yield new
-
-
-def check_counts(options: object, *names: str) -> None:
-    """Raise ValueError unless each of the named options is 1 or more."""
-    for name in names:
-        if getattr(options, name) < 1:
-            raise ValueError(f"environment.{name} is {getattr(options, name)}; expected 1 or more")

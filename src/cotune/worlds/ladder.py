@@ -23,24 +23,28 @@ from enum import StrEnum
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal, get_args
+
+from pydantic import Field
 
 from cotune.data.splits import digest
 from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
 from cotune.rewards.boxed import BoxedReward
 from cotune.types import Task
-from cotune.worlds.drawing import check_counts, different, split_by_hash
+from cotune.utils.validation import Model
+from cotune.worlds.drawing import different, split_by_hash
 from cotune.worlds.rules_llm import RulesLLM
 
-RUNGS = (
+Rung = Literal[
     "no carry",
     "round sum",
     "3 carries",
     "3 borrows in order",
     "3 borrows",
     "3 borrows below 100",
-)
+]
+RUNGS: tuple[Rung, ...] = get_args(Rung)
 """The strata.
 
     no carry               two or three numbers, added without a carry: every way is right
@@ -256,32 +260,20 @@ def _split_of_numbers(first: int, numbers: Sequence[int]) -> str:
     return split_by_hash(_sum(first, numbers), SPLITS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LadderOptions:
-    """The problems of the world that a run uses.
-
-    Attributes:
-        train, validation, test: numbers of problems, in fixed shares of each rung.
-        rungs: the strata to draw from, in their shares. Without the borrows, the best instruction does not
-            change.
-        seed: other problems for another seed.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+class LadderOptions(Model):
+    """The problems of the world that a run uses, in fixed shares of each rung."""
 
     kind: Literal["ladder"] = "ladder"
-    train: int = 480
-    validation: int = 100
-    test: int = 400
-    rungs: tuple[str, ...] = RUNGS
+    train: int = Field(default=480, ge=1)
+    """Number of problems to train on."""
+    validation: int = Field(default=100, ge=1)
+    """Number of problems for choosing the best policy."""
+    test: int = Field(default=400, ge=1)
+    """Number of problems for the final evaluation."""
+    rungs: tuple[Rung, ...] = Field(default=RUNGS, min_length=1)
+    """The strata to draw from. Without the borrows, the best instruction does not change."""
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_counts(self, "train", "validation", "test")
-        if not self.rungs or not set(self.rungs) <= set(RUNGS):
-            raise ValueError(
-                f"environment.rungs is {list(self.rungs)}; expected some of {', '.join(RUNGS)}"
-            )
+    """Other problems for another seed."""
 
 
 class LadderEnvironment(MathEnvironment):

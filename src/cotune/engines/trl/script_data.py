@@ -15,7 +15,7 @@ from cotune.engines.trl.checks import steps_per_batch
 from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
 from cotune.environments.prompt_in_data import PromptInData, served_format
 from cotune.environments.tools import ToolEnvironment
-from cotune.environments.trl_factory import TrlEnvironment
+from cotune.environments.trl_factory import from_trl
 from cotune.errors import ConfigError
 from cotune.methods.registry import method_of
 
@@ -95,7 +95,7 @@ def read_data(
     prompt_format = PromptInData(text=place.text)
     environment: TaskEnvironment
     if environment_factory is not None:
-        environment = TrlEnvironment(
+        environment = from_trl(
             environment_factory, tasks, place.initial, prompt_format, seconds=_TOOL_SECONDS
         )
     elif tools:
