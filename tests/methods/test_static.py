@@ -5,7 +5,7 @@ import pytest
 from cotune.errors import ConfigError
 from cotune.methods.static import StaticStrategy
 from cotune.protocols import Strategy
-from cotune.types import Distillation, Progress
+from cotune.types import Distillation
 from tests.helpers import Events, ScriptedRollout, make_tasks, run
 from tests.scripted import ScriptedLLM
 
@@ -23,13 +23,6 @@ def test_it_does_nothing():
     assert (strategy.choice(), strategy.best_hint()) == (None, "")
     assert (strategy.checks_uplift, strategy.keeps_last) == (False, False)
     assert strategy.distillation == Distillation(ratio="original")
-
-
-def test_groups():
-    tasks = make_tasks(2)
-    rows = StaticStrategy("Answer.").assign(tasks, 3, Progress(1, 0, 1))
-    assert [(r.task, r.group) for r in rows] == [(tasks[0], 0)] * 3 + [(tasks[1], 1)] * 3
-    assert all(r.sampled == r.trained for r in rows)
 
 
 def test_state_of_another_instruction_is_refused():

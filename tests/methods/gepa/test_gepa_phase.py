@@ -167,24 +167,6 @@ def test_budget_is_reckoned_from_dev_where_none_is_given():
     assert record.of("hint_phase")[0]["budget"] == 3 + 5 * 72 + 108 * 35 + 22 * 3
 
 
-@pytest.mark.parametrize("reflection", ["gepa", "single_turn"])
-def test_two_hard_questions_are_enough(reflection: str):
-    policy = Policy()
-    pool, _ = evolve(policy, Author(one_keyword_each), count=2, reflection=reflection)
-    assert len(pool.dev) == 1
-
-
-def test_a_policy_that_solves_all_is_not_reflected_on():
-    author = Author(one_keyword_each)
-    pool, search = evolve(Policy(lambda task, hint: True), author)
-    assert author.prompts == []
-    assert (search.account.asked, pool.texts, covering(pool)) == (
-        0,
-        ("",),
-        [0],
-    )
-
-
 def by_id(task_id: str) -> Task:
     return {task.id: task for task in tasks_of_two_kinds(20)}[task_id]
 

@@ -481,27 +481,18 @@ def test_a_run_with_few_questions_keeps_some_to_verify_on(count):
 # ---- an LLM that fails
 
 
-class Garbage:
-    def complete(self, prompt: str) -> Completion:
-        return Completion("I cannot help with that. {0} <ins_1> open")
-
-
 class Down:
     def complete(self, prompt: str) -> Completion:
         raise LLMError("connection refused")
 
 
-@pytest.mark.parametrize(
-    ("llm", "cause", "calls"),
-    [(Garbage(), "no instruction in <ins_1>", 10), (Down(), "connection refused", 2)],
-)
-def test_all_proposals_failing_is_an_error_at_the_second_phase(llm, cause, calls):
+def test_all_proposals_failing_is_an_error_at_the_second_phase():
     strategy, events = inspo(), Events()
     rollout = ScriptedRollout(chance)
-    run(strategy, rollout, llm, events, range(1, 5), TASKS)
-    with pytest.raises(EvolutionError, match=cause):
-        strategy.evolve_if_due(Progress(5, 0, 9), rollout, llm, events)
-    assert len(events.of("proposal_failed")) == calls
+    run(strategy, rollout, Down(), events, range(1, 5), TASKS)
+    with pytest.raises(EvolutionError, match="connection refused"):
+        strategy.evolve_if_due(Progress(5, 0, 9), rollout, Down(), events)
+    assert len(events.of("proposal_failed")) == 2
 
 
 def test_the_first_phase_is_the_last_if_the_others_would_fall_into_the_last_stage():

@@ -122,14 +122,3 @@ def test_a_task_survives_the_state():
     buffer.add([rollout(task, 0.0)], 1)
     copy.load_state_dict(json.loads(json.dumps(buffer.state_dict())), [task])
     assert copy.tasks() == [task]
-
-
-def test_feedback_is_kept_of_failures():
-    tasks = make_tasks(2)
-    buffer, copy = ReplayBuffer(), ReplayBuffer()
-    made = [rollout(t, float(i)) for i, t in enumerate(tasks)]
-    buffer.add([replace(t, feedback="Too long.") for t in made], 1)
-    state = json.loads(json.dumps(buffer.state_dict()))
-    assert [row[7:] for row in state["experiences"]] == [["Too long."], [""]]
-    copy.load_state_dict(state, tasks)
-    assert copy.failures(1, random.Random(0), INITIAL)[0].feedback == "Too long."

@@ -72,27 +72,25 @@ def test_a_tie_without_any_success_says_nothing(reward: float, unrewarded: bool)
         assert accept([verified], 1) == ([verified], [])
 
 
-def test_accept_takes_the_best_and_says_why_not():
-    rows = [candidate("a", 0.4), candidate("b", 0.5), candidate("c", 0.9), candidate("d", 0.6)]
-    accepted, rejected = accept(rows, 2)
-    assert [c.id for c in accepted] == ["c", "d"]
-    assert [(c.id, why) for c, why in rejected] == [
-        ("b", "no vacancy left"),
-        ("a", "below its parent"),
-    ]
-
-
-def test_a_tie_with_the_parent_is_accepted_and_ties_keep_their_order():
-    accepted, rejected = accept([candidate("a", 0.5), candidate("b", 0.5)], 5)
-    assert [c.id for c in accepted] == ["a", "b"]
-    assert rejected == []
-
-
-def test_unverified_candidates_are_accepted_in_order():
-    accepted, rejected = accept([candidate("a"), candidate("b"), candidate("c")], 2)
-    assert [c.id for c in accepted] == ["a", "b"]
-    assert [c.id for c, _why in rejected] == ["c"]
-    assert accepted[0].gain == 0.0
+@pytest.mark.parametrize(
+    ("scores", "vacancies", "accepted", "rejected"),
+    [
+        # The best are taken; the parent's score is 0.5.
+        ((0.4, 0.5, 0.9, 0.6), 2, "cd", [("b", "no vacancy left"), ("a", "below its parent")]),
+        ((0.5, 0.5), 5, "ab", []),  # ties with the parent, in order
+        ((None, None, None), 2, "ab", [("c", "no vacancy left")]),  # unverified, in order
+    ],
+)
+def test_who_is_accepted(
+    scores: Sequence[float | None],
+    vacancies: int,
+    accepted: str,
+    rejected: list[tuple[str, str]],
+) -> None:
+    candidates = [candidate(name, score) for name, score in zip("abcd", scores, strict=False)]
+    best, others = accept(candidates, vacancies)
+    assert "".join(c.id for c in best) == accepted
+    assert [(c.id, reason) for c, reason in others] == rejected
 
 
 # ---- races

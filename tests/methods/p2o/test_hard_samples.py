@@ -85,12 +85,6 @@ def test_a_question_without_an_attempt_keeps_its_status():
     assert close(samples) == (("hard",), 0, 0, 0, 0)
 
 
-def test_threshold_of_one_is_only_what_never_succeeded():
-    samples = HardSamples(below=1)
-    samples.observe(group("never", [0] * 6) + group("once", [1] + [0] * 5))
-    assert close(samples)[0] == ("never",)
-
-
 @given(
     st.lists(
         st.lists(

@@ -140,19 +140,6 @@ def test_split_sizes(count: int, dev: int):
     assert count < 100 or split(tasks, HintOptions().dev_size, "other") != (first, second)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"beam": 0}, "beam is 0; expected 1"),
-        ({"hard_set_min_count": 1}, "hard_set_min_count is 1; expected 2"),
-        ({"budget": 300}, "budget is 300; expected more than dev_size, 300"),
-    ],
-)
-def test_options_that_cannot_work(fields: dict[str, int], message: str):
-    with pytest.raises(ValueError, match=message):
-        HintOptions(**fields)  # pyright: ignore[reportArgumentType]
-
-
 @given(
     st.integers(1, 5).flatmap(
         lambda width: st.lists(
