@@ -49,8 +49,8 @@ def train(run: Record, steps: int, evolve: bool) -> None:
             evolution(run, step, f"i{len(names)}")
             names.append(f"i{len(names)}")
         run.event("population", step, members=[
-            {"id": name, "weight": 0.1, "probability": 0.1 + 0.1 * (name == "i3"),
-             "observed": 0.1, "observed_rollouts": 40 * step, "assigned_groups": 3}
+            {"id": name, "weight": 0.1, "probability": 0.1, "observed": 0.1 + 0.1 * (name == "i3"),
+             "observed_rollouts": 40 * step, "assigned_groups": 3}
             for name in names
         ])  # fmt: skip
         run.step = step
