@@ -3,6 +3,7 @@
 import io
 import re
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 
+_REPORT = re.compile(r"\./[\w./%+-]+/report\.html")
 VOID = {"meta", "br", "line", "circle", "polyline", "polygon"}
 
 
@@ -44,7 +46,26 @@ class Checker(HTMLParser):
 
     @property
     def words(self) -> str:
-        return " ".join(" ".join(self.text).replace("\u202f", "_").split())
+        return _words(" ".join(self.text))
+
+    @property
+    def links(self) -> list[str]:
+        return [value for _, name, value in self.attributes if name == "href"]
+
+
+def _words(text: str) -> str:
+    return " ".join(text.replace("\u202f", "_").split())
+
+
+def rows_of(html: str) -> list[list[str]]:
+    """The text of each cell of each row of all tables."""
+    return [
+        [
+            unescape(_words(re.sub(r"<[^>]*>", " ", cell)))
+            for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)
+        ]
+        for row in re.findall(r"<tr>(.*?)</tr>", html, re.DOTALL)
+    ]
 
 
 def check(path: Path) -> Checker:
@@ -58,14 +79,15 @@ def check(path: Path) -> Checker:
     ids = {value for _, name, value in checker.attributes if name == "id"}
     for _, name, value in checker.attributes:
         assert name not in ("src", "srcset", "action")
-        # Parts of the page itself, and of it only.
-        assert name != "href" or value.removeprefix("#") in ids, value
+        # Parts of the page itself, and reports of a suite's runs.
+        assert name != "href" or value.removeprefix("#") in ids or _REPORT.fullmatch(value), value
         assert not name.startswith("on")
         assert "://" not in value
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", html)
     style = html[html.index("<style>") : html.index("</style>")]
     assert "url(" not in style
     assert "@import" not in style
+    assert "default-src 'none'" in html
     return checker
 
 

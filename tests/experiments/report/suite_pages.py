@@ -1,6 +1,5 @@
 """A suite's folder as `cotune compare` leaves it: summary.json and small run folders."""
 
-import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,44 +14,23 @@ COSTS: dict[str, float] = {
 PLAIN = "Answer the question. You can search by writing <search> query </search>."
 
 
-def stage(
-    path: Path,
-    steps: int,
-    scores: tuple[float, float],
-    *,
-    seed: int = 0,
-    during: bool = True,
-    verify: bool = False,
-    instruction: str = PLAIN,
-    finish: bool = True,
-) -> Record:
-    """A run folder of `steps` steps whose score goes from the first to the second of `scores`.
+def stage(path: Path, steps: int, scores: tuple[float, float], *, verify: bool = False) -> None:
+    """A run folder of `steps` steps whose reward goes from the first to the second of `scores`.
 
-    Each step pays for 96 training rollouts, every eighth for 48 verifications, too; validation
-    happens every fourth step and at none if not `during`.
+    Each step pays for 96 training rollouts, every eighth for 48 verifications, too, every fourth is validated.
     """
-    rng = random.Random(f"{path.name} {seed}")
-    run = Record.create(path, {"name": path.name, "strategy": {"kind": "static"}, "seed": seed})
+    run = Record.create(path, {"name": path.name, "strategy": {"kind": "static"}})
     run.begin_attempt(None)
-    run.event("run_started", 0, strategy="static")
     for step in range(1, steps + 1):
         run.step = step
         if verify and step % 8 == 0:
             run.count("verify", 48, 900)
         run.count("train", 96, 2000)
-        share = min(1.0, step / steps * 1.4)
-        value = scores[0] + (scores[1] - scores[0]) * share
-        run.metrics(step, {"reward_mean": min(1.0, max(0.0, value + rng.gauss(0, 0.04)))})
-        if during and step % 4 == 0:
+        run.metrics(step, {"reward_mean": scores[0] + (scores[1] - scores[0]) * step / steps})
+        if step % 4 == 0:
             run.count("evaluate", 30, 500)
-            run.event("evaluated", step, split="validation", when="during", prompt="best",
-                      instruction_id="i0", trained=step, em=value, n=30)  # fmt: skip
-    run.event("evaluated", steps + 1, split="test", when="after", prompt="best", trained=steps,
-              instruction_id="i0", em=scores[1], n=300)  # fmt: skip
-    if finish:
-        run.write_summary({"name": path.name, "best_instruction": instruction, "arms": {}})
-        run.report_path.write_text("<!DOCTYPE html><title>run</title>", encoding="utf-8")
-    return run
+    run.write_summary({"name": path.name, "arms": {}})
+    run.report_path.write_text("<!DOCTYPE html><title>run</title>", encoding="utf-8")
 
 
 def method(name: str, group: str, mean: float | None, **more: Any) -> dict[str, Any]:
@@ -99,33 +77,33 @@ def summary(*methods: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     } | more  # fmt: skip
 
 
-def build_suite(folder: Path, **more: Any) -> dict[str, Any]:
+def build_suite(folder: Path) -> dict[str, Any]:
     """A suite of a baseline, a prompt-only and a staged method and INSPO, and its summary."""
     better = f"{PLAIN} Search for one entity at a time."
+    stages: dict[str, list[tuple[str, int, tuple[float, float], bool]]] = {
+        "search-r1": [("train", 16, (0.25, 0.33), False)],
+        "prompt-first": [("prompt", 8, (0.25, 0.6), True), ("train", 8, (0.6, 0.97), False)],
+        "inspo": [("train", 16, (0.25, 0.97), True)],
+    }
     runs: dict[str, dict[str, list[str]]] = {}
-    for seed in (0, 1):
-        stages = {
-            "search-r1": [("train", 16, (0.25, 0.33), {})],
-            "prompt-first": [
-                ("prompt", 8, (0.25, 0.6), {"verify": True, "instruction": better}),
-                ("train", 8, (0.6, 0.97), {"instruction": better}),
-            ],
-            "inspo": [
-                ("train", 16, (0.25, 0.97), {"verify": True, "instruction": f"{better} {seed}"})
-            ],
-        }
+    for seed in ("0", "1"):
         for name, parts in stages.items():
-            for part, steps, scores, options in parts:
+            for part, steps, scores, verify in parts:
                 path = f"{name}/seed-{seed}/{part}"
-                stage(folder / path, steps, scores, seed=seed, **options)
-                runs.setdefault(name, {}).setdefault(str(seed), []).append(path)
+                stage(folder / path, steps, scores, verify=verify)
+                runs.setdefault(name, {}).setdefault(seed, []).append(path)
     return summary(
-        method("direct", "prompt", 0.1, label="Direct", costs=COSTS | {"rollouts": 0}, rollouts_by_purpose={}),
-        method("search-r1", "trained", 0.33, label="Search-R1",
-               runs=runs["search-r1"]),
-        method("prompt-first", "staged", 0.97, label="Prompt, then GRPO", instruction=better,
-               runs=runs["prompt-first"]),
-        method("inspo", "ours", 0.976, label="INSPO", instruction=f"{better} 0",
-               runs=runs["inspo"]),
-        **more,
-    )  # fmt: skip
+        method(
+            "direct",
+            "prompt",
+            0.1,
+            label="Direct",
+            costs=COSTS | {"rollouts": 0},
+            rollouts_by_purpose={},
+        ),
+        method("search-r1", "trained", 0.33, label="Search-R1", runs=runs["search-r1"]),
+        method(
+            "prompt-first", "staged", 0.97, label="Prompt, then GRPO", runs=runs["prompt-first"]
+        ),
+        method("inspo", "ours", 0.976, label="INSPO", instruction=better, runs=runs["inspo"]),
+    )
