@@ -41,20 +41,24 @@ Refused = Callable[..., str]
 Evaluate = Callable[..., dict[str, Any]]
 
 
+def printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> str:
+    """What the command prints; it must succeed."""
+    monkeypatch.setattr("sys.argv", ["cotune", "evaluate", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    out, error = capsys.readouterr()
+    assert stopped.value.code == 0, error
+    return out
+
+
 @pytest.fixture
 def evaluate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Evaluate:
     """The JSON that the command prints, and nothing else."""
-
-    def run(config: RunConfig, *arguments: object) -> dict[str, Any]:
-        command = ["cotune", "evaluate", str(config.output), "--json", *map(str, arguments)]
-        monkeypatch.setattr("sys.argv", command)
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        printed = capsys.readouterr()
-        assert stopped.value.code == 0, printed.err
-        return json.loads(printed.out)
-
-    return run
+    return lambda config, *arguments: json.loads(
+        printed(monkeypatch, capsys, config.output, "--json", *arguments)
+    )
 
 
 def figures(result: dict[str, Any], column: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -209,12 +213,8 @@ def test_words_in_a_box_are_compared_as_words(
 def test_tables(
     geo: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["cotune", "evaluate", str(geo.output), "--samples", "2", "--limit", "3"]
-    monkeypatch.setattr("sys.argv", command)
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == 0
-    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    out = printed(monkeypatch, capsys, geo.output, "--samples", 2, "--limit", 3)
+    lines = [line.strip() for line in out.splitlines()]
     assert lines[:3] == [
         "reading the questions …", "loading the policy …", "evaluation, rollouts 0/3"
     ]  # fmt: skip
@@ -299,13 +299,12 @@ def test_a_run_whose_best_cannot_be_read(tmp_path: Path, refused: Refused) -> No
         assert "cannot be read" in refused("evaluate", run.path)
 
 
-def test_a_split_without_questions(geo: RunConfig) -> None:
+def test_a_split_without_questions_and_an_environment_that_takes_no_others(
+    geo: RunConfig, tmp_path: Path
+) -> None:
     environment = SingleTurnEnvironment({"train": [], "test": []}, "")
     with pytest.raises(ConfigError, match="--split test has no questions"):
         question_sets(geo, environment, None, (), None)
-
-
-def test_an_environment_that_takes_no_other_questions(geo: RunConfig, tmp_path: Path) -> None:
     file = tmp_path / "nq.jsonl"
     file.write_text(json.dumps({"id": "a", "question": "q", "golden_answers": ["x"]}))
 

@@ -67,17 +67,10 @@ def rollout(text: str, answer: str | None, answers: tuple[str, ...]) -> Trajecto
 
 def test_the_value_of_a_rollout_by_each_metric() -> None:
     functions = metric_functions(f1_squad)
-    one = rollout(
-        r"\boxed{x}. But that is wrong. \boxed{\frac{2}{4}}",
-        "the red cat",
-        (r"\boxed{1/2}", "Red dog"),
-    )
-    assert {name: value([one])[0] for name, value in functions.items()} == {
-        "reward": 0.3,
-        "exact_match": 0,
-        "f1": 0.5,
-        "boxed": 1,
-    }
+    text = r"\boxed{x}. But that is wrong. \boxed{\frac{2}{4}}"
+    one = rollout(text, "the red cat", (r"\boxed{1/2}", "Red dog"))
+    values = {name: value([one])[0] for name, value in functions.items()}
+    assert values == {"reward": 0.3, "exact_match": 0, "f1": 0.5, "boxed": 1}
     none = rollout("nothing", None, ("a",))
     assert [functions[name]([none])[0] for name in ("exact_match", "f1", "boxed")] == [0, 0, 0]
     yes = rollout("", "yes it is", ("yes",))

@@ -43,12 +43,9 @@ def test_a_rollout_is_coloured_by_who_trains_on_its_tokens() -> None:
     ]
 
 
-def test_without_colours_each_run_of_tokens_is_labelled() -> None:
+def test_without_colours_each_run_of_tokens_is_labelled_and_nothing_acts_on_a_terminal() -> None:
     shown = rollout_text(trajectory("abXYc", "11001"), CharacterCodec(), labelled=True)
     assert shown.plain == "?\n[policy] ab\n[masked] XY\n[policy] c"
-
-
-def test_what_a_terminal_would_act_on_is_left_out() -> None:
     shown = rollout_text(trajectory("a\x1b[31mb", "1" * 7, "\x1b[2J[red]q[/]"), CharacterCodec())
     assert shown.plain == "[2J[red]q[/]a[31mb"
 

@@ -41,11 +41,10 @@ def test_a_chart_puts_points_where_they_belong() -> None:
 
 
 def test_grey_lines_lie_behind_and_have_no_legend() -> None:
-    lines = [
-        Series(name, [(1, 1), (2, 2)], css)
-        for name, css in (("a", "s0"), ("b", "muted"), ("c", "s1"))
-    ]
-    chart = line_chart("three", lines)
+    styles = {"a": "s0", "b": "muted", "c": "s1"}
+    chart = line_chart(
+        "three", [Series(name, [(1, 1), (2, 2)], css) for name, css in styles.items()]
+    )
     assert chart is not None
     assert [line.name for line in chart.series] == ["b", "a", "c"]
     assert chart.legend == [("s0", "a"), ("s1", "c")]

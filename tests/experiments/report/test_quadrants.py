@@ -1,18 +1,15 @@
-"""Quadrants on pages: the first table of a run that evolves its prompt, and a table of a suite."""
+"""Quadrants on a run's page: its first table."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cotune.experiments.compare.suite_summary import SuiteSummary
 from cotune.experiments.evaluate.quadrants import hash_of_best
 from cotune.experiments.report import write_report
-from cotune.experiments.report.suite_report import write_suite_report
 from cotune.run.record import Record
 from tests.experiments.evaluate.measured import quadrants
 from tests.experiments.report.pages import check
-from tests.experiments.report.suite_pages import method, summary
 
 
 def page(folder: Path, kind: str = "inspo", **config: Any) -> str:
@@ -51,13 +48,3 @@ def test_without_them_the_page_shows_what_is_recorded(kind: str, tmp_path: Path)
     assert "before training, initial instruction 25.0_% 5–70" in text
     assert "trained, initial instruction 50.0_% 15–85" in text
     assert "trained, best instruction 75.0_% 30–95 change, in percentage points +50.0" in text
-
-
-def test_a_suite_has_them_by_method_if_any_has(tmp_path: Path) -> None:
-    spread = {"mean": 0.5, "interval": [0.25, 0.75]}
-    names = ("initial_plain", "initial_prompted", "trained_plain", "trained_prompted")
-    each = {name: {"greedy": spread, "sampled": spread} for name in names}
-    for quadrants_of, shown in ((each, True), ({}, False)):
-        told = summary(method("inspo", "ours", 0.5, quadrants=quadrants_of), quadrant_samples=4)
-        text = check(write_suite_report(tmp_path, SuiteSummary.model_validate(told))).words
-        assert ("Weights and instruction" in text) == ("greedy, below it avg@4" in text) == shown
