@@ -97,30 +97,25 @@ def check_renders_as_evaluated(
             assert given == evaluated.render(environment.messages(task, prompt), environment.tools)
 
 
+NO_THOUGHTS = {"policy": {"path": "bundled:geo", "template_args": {"enable_thinking": False}}}
+
+
 @pytest.mark.parametrize(
-    ("kind", "policy", "template", "changes"),
+    ("kind", "template", "changes"),
     [
-        ("geo", "bundled:geo", "", {}),
-        ("ladder", "bundled:ladder", "", {}),
-        ("single_turn", "bundled:geo", "qwen2_5", {"instruction": {"role": "system"}}),
-        ("single_turn", "bundled:geo", "qwen2_5", {"instruction": {"placement": "after"}}),
-        (
-            "single_turn",
-            "bundled:geo",
-            "qwen3",
-            {
-                "instruction": {"role": "system", "system": "replace"},
-                "policy": {"path": "bundled:geo", "template_args": {"enable_thinking": False}},
-            },
-        ),
-        ("tools", "bundled:geo", "qwen2_5", {}),
-        ("tools", "bundled:geo", "qwen3", {"instruction": {"role": "system"}}),
+        ("geo", "", {}),
+        ("ladder", "", {}),
+        ("single_turn", "qwen2_5", {"instruction": {"role": "system"}}),
+        ("single_turn", "qwen2_5", {"instruction": {"placement": "after"}}),
+        ("single_turn", "qwen3", {"instruction": {"role": "system", "system": "replace"}, **NO_THOUGHTS}),
+        ("tools", "qwen2_5", {}),
+        ("tools", "qwen3", {"instruction": {"role": "system"}}),
     ],
-)
+)  # fmt: skip
 def test_a_question_alone_is_rendered_to_the_evaluated_tokens(
-    kind: str, policy: str, template: str, changes: dict[str, Any], tmp_path: Path
+    kind: str, template: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    own = tokenizer_of(policy, template)
+    own = tokenizer_of("bundled:ladder" if kind == "ladder" else "bundled:geo", template)
     run, config = finished_run(world(kind, tmp_path, **changes), own, instruction=HOSTILE)
     environment = environment_of(config)
     complete_best(config, run, environment)

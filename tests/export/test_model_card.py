@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from cotune.export.complete import complete_best
-from cotune.export.model_card import base_name, fenced, hub_id, inline
+from cotune.export.model_card import base_name, code_block, hub_id, inline
 from cotune.run.run_dir import RunDir
 from tests.export.finished import finished_run
 from tests.export.test_complete import tokenizer_of, world
@@ -99,11 +99,6 @@ def test_the_results_are_those_of_the_summary(tmp_path: Path) -> None:
     assert "A hint that helped in training" in card
 
 
-def test_the_measure_is_named(tmp_path: Path) -> None:
-    _, card = complete(tmp_path, kind="single_turn", told="Add.")
-    assert "Mean reward of one greedy rollout a question." in card
-
-
 def test_how_to_serve_names_stops_and_tools(tmp_path: Path) -> None:
     _, card = complete(tmp_path, kind="tools", told="Use them.")
     assert "tools <code>look&#95;up</code>" in card
@@ -135,12 +130,13 @@ def test_settings_are_in_it_and_private_ones_are_not(tmp_path: Path) -> None:
 
 def test_an_empty_instruction_is_named_as_none(tmp_path: Path) -> None:
     _, card = complete(tmp_path, kind="single_turn", told="")
+    assert "Mean reward of one greedy rollout a question." in card
     assert "None: it was trained and evaluated on the questions only." in card
 
 
 @pytest.mark.parametrize("text", ["", "`", "``` \n````\n``", HOSTILE])
 def test_a_fence_outlasts_what_it_holds(text: str) -> None:
-    (token,) = MarkdownIt("commonmark").parse(fenced(text))
+    (token,) = MarkdownIt("commonmark").parse(code_block(text))
     assert token.type == "fence"
 
 

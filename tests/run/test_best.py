@@ -48,7 +48,6 @@ from cotune.run.best import BestRecord, read_best
             "0.500 (95 %: 0.250 to 0.750); instruction i3 scores 0.250 there",
         ),
         # Of a version that did not record whether the score is one, nor of what.
-        ({"em": 0.5}, "Kept: the policy of step 4 with instruction i2"),
         ({"em": 0.0, "instruction_id": ""}, "Kept: the policy of step 4"),
     ],
 )  # fmt: skip

@@ -8,7 +8,6 @@ from rich.console import Console
 
 from cotune.run.console import ConsoleListener, LogListener
 from cotune.run.events import EVENTS, describe_event
-from cotune.run.record import Record
 from cotune.utils.text import one_line, printable
 
 
@@ -130,20 +129,6 @@ ENDED = {"phase": 1, "evaluations": 400, "budget": 400, "asked": 16, "proposed":
 )  # fmt: skip
 def test_events_in_words(kind: str, fields: dict[str, object], said: str) -> None:
     assert shown(describe_event(kind, fields)) == f"{said}\n"
-
-
-def test_a_record_is_written_and_shown(tmp_path: Path) -> None:
-    out = io.StringIO()
-    listener = ConsoleListener(Console(file=out, width=200), total_steps=9)
-    record = Record.create(tmp_path / "run", {}, listeners=[listener])
-    record.event("notice", 2, text="short of [instructions]")
-    record.metrics(2, {"reward_mean": 0.25, "inspo/population_size": 3.0, "hinted_share": 0.5})
-    assert record.read_events()[0]["text"] == "short of [instructions]"
-    assert record.read_metrics()[0]["reward_mean"] == 0.25
-    assert "short of [instructions]" in out.getvalue()
-    assert "step 2/9" in out.getvalue()
-    assert "population 3" in out.getvalue()
-    assert "under hints 50%" in out.getvalue()
 
 
 def test_a_script_is_told_what_the_console_would_say(caplog: pytest.LogCaptureFixture) -> None:

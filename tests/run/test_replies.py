@@ -13,7 +13,7 @@ from cotune.methods.static import StaticStrategy
 from cotune.protocols import LLM, Recorder, Rollout
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.run.costs import Totals
-from cotune.run.json_files import append, json_line, read_jsonl
+from cotune.run.json_files import append, json_line
 from cotune.run.record import Record
 from cotune.run.replies import CachedLLM, ReplyCache
 from cotune.types import Assignment, Completion, Metrics, Progress, Prompt, Sampling
@@ -38,14 +38,6 @@ def test_a_line_that_cannot_be_read_is_ignored(tmp_path: Path, torn: bytes) -> N
     assert [cache.find(key) is not None for key in "abc"] == [True, True, False]
     cache.add({"key": "d", **ROW})
     assert [ReplyCache(path).find(key) is not None for key in "abcd"] == [True, True, False, True]
-
-
-def test_a_cache_without_a_file_keeps_nothing(tmp_path: Path) -> None:
-    cache = ReplyCache()
-    cache.add({"key": "a", **ROW})
-    cache.forget(1)
-    assert cache.find("a") is None
-    assert list(tmp_path.iterdir()) == []
 
 
 class Killed(BaseException):
@@ -227,13 +219,6 @@ def test_a_phase_that_ended_the_run_is_asked_anew(tmp_path: Path) -> None:
     assert isinstance(ended.result, EvolutionError)
     repaired = attempt(tmp_path / "run")
     assert repaired.asked == attempt(tmp_path / "fresh").asked
-
-
-def test_a_whole_phase_is_used_again(tmp_path: Path) -> None:
-    texts = ("one", "two", "three")
-    attempt(tmp_path / "run", kill_at=6, texts=texts)
-    assert len(read_jsonl(tmp_path / "run" / "replies.jsonl")) == 3
-    assert calls(attempt(tmp_path / "run", texts=texts).asked) == []
 
 
 def test_two_processes_end_as_one(tmp_path: Path) -> None:

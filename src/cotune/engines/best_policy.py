@@ -117,7 +117,7 @@ class BestPolicy:
             initial: the initial instruction.
         """
         record = replace(
-            self.known().method_best,
+            self.read_kept().method_best,
             trained=trained,
             leader=leader,
             last_em=None if last is None else last.em,
@@ -137,7 +137,7 @@ class BestPolicy:
                 too_close_to_call=None,
                 replaced=record,
             )
-        if record.instruction == self.known().instruction:
+        if record.instruction == self.read_kept().instruction:
             record.write(self._folder)
             return record
         # The record holds the text too, so a kill must leave the old pair or the new one.
@@ -177,7 +177,7 @@ class BestPolicy:
             weights.
         """
         joint.coordinator.comm.broadcast(None)  # wait until rank 0 has written
-        record = self.known()
+        record = self.read_kept()
         if record.step != joint.batches:
             if joint.coordinator.comm.rank == 0:
                 check_whole(self._folder)
@@ -189,7 +189,7 @@ class BestPolicy:
         if self._read() is not None:
             check_whole(self._folder)
 
-    def known(self) -> BestRecord:
+    def read_kept(self) -> BestRecord:
         """Return the record of what is kept. Raises FileNotFoundError before anything is."""
         record = self._read()
         if record is None:

@@ -107,18 +107,18 @@ class RunEvaluation:
         score: Score | None = None
         if last:  # when the policy may just have been validated under this instruction
             leader = strategy.best_instruction_id()
-            score = self._recorded(when="during", trained=joint.batches, instruction_id=leader)
+            score = self._read_score(when="during", trained=joint.batches, instruction_id=leader)
         if score is None:
             score = self._measure(joint, "validation", "during")
             self.rollouts = self._measured
         if last:
-            score = self._settled(joint, score)
+            score = self._settle(joint, score)
         same = strategy.best_prompt().instruction == self._initial.instruction
         if same or not strategy.checks_uplift:
             return score, None
         return score, self._measure(joint, "validation", "uplift", self._initial, "i0")
 
-    def _settled(self, joint: Joint, score: Score) -> Score:
+    def _settle(self, joint: Joint, score: Score) -> Score:
         """Score the instructions that the strategy cannot tell from its best, and settle on the best.
 
         Args:
@@ -199,7 +199,7 @@ class RunEvaluation:
         return Outcome(
             kept=best,
             steps=joint.batches,
-            before=self._recorded(when="before"),
+            before=self._read_score(when="before"),
             after=after,
             plain=plain,
             hinted=hinted,
@@ -251,7 +251,7 @@ class RunEvaluation:
         )
         return record
 
-    def _recorded(self, **fields: object) -> Score | None:
+    def _read_score(self, **fields: object) -> Score | None:
         """Return the score of the first evaluation with these fields, of whichever attempt."""
         for row in self._run.read_events():
             if row["kind"] == "evaluated" and fields.items() <= row.items():

@@ -30,7 +30,7 @@ from cotune.environments.registry import BUILT_IN, kind_of
 from cotune.errors import ConfigError, EngineError, LLMError
 from cotune.llm.client import OpenAIOptions
 from cotune.llm.first_call import make_first_call
-from cotune.llm.own import OwnLLMOptions, imported
+from cotune.llm.own import OwnLLMOptions, import_llm
 from cotune.policy.options import PolicyConfig
 from cotune.policy.policy_files import (
     cached_folder,
@@ -363,7 +363,7 @@ def llm(options: LLMConfig | None) -> str | None:
     if options is None or isinstance(options, RulesConfig):
         return None
     if isinstance(options, OwnLLMOptions):
-        imported(options)
+        import_llm(options)
         return f"llm: {options.describe()}"
     build_llm(options, 0, Record())
     name = options.api_key_env if isinstance(options, OpenAIOptions) else None

@@ -17,7 +17,7 @@ from cotune.config.build import run_environment
 from cotune.config.run_file import RunConfig
 from cotune.environments.base import TaskEnvironment
 from cotune.export.model_card import write_card
-from cotune.export.serving import FILE, Serving, best_choice, finished
+from cotune.export.serving import FILE, Serving, best_choice, read_result
 from cotune.policy.chat_template import own_templates, with_instruction, without_instruction
 from cotune.policy.policy_files import is_adapter
 from cotune.protocols import Environment
@@ -50,7 +50,7 @@ def complete_best(
         ConfigError: the run is not finished, or its environment or tokenizer cannot be loaded.
     """
     best = run.best_path
-    summary = finished(run)
+    summary = read_result(run)
     environment = environment or run_environment(config)
     tokenizer = _tokenizer(best)
     instruction = best_choice(best).instruction
@@ -86,7 +86,7 @@ def complete_serving(run: RunDir) -> Serving | None:
     Raises:
         ConfigError: the run is not finished.
     """
-    attempt = finished(run).get("attempt", run.attempt)
+    attempt = read_result(run).get("attempt", run.attempt)
     try:
         serving = TypeAdapter(Serving).validate_json((run.best_path / FILE).read_bytes())
     except (OSError, ValidationError):

@@ -9,7 +9,7 @@ from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.export.complete import complete_best, complete_serving
 from cotune.export.model_card import write_card
-from cotune.export.serving import Format, finished
+from cotune.export.serving import Format, read_result
 from cotune.policy.policy_files import check_whole, is_adapter, policy_path
 from cotune.run.json_files import check_folder
 from cotune.run.run_dir import RunDir
@@ -35,7 +35,7 @@ def export(folder: Path, format: str | None = None, output: Path | None = None) 
             empty or cannot be written. Nothing is written then.
     """
     run, config = open_finished(folder)
-    kind = checked_format(run, format)
+    kind = choose_format(run, format)
     target = output or run.path / "export"
     check_folder(target, "--output")
     if target.exists() and any(target.iterdir()):
@@ -63,11 +63,11 @@ def open_finished(folder: Path) -> tuple[RunDir, RunConfig]:
         ConfigError: it is none, or the run is not finished.
     """
     run, config = open_trained(folder)
-    finished(run)
+    read_result(run)
     return run, config
 
 
-def checked_format(run: RunDir, format: str | None) -> Format:
+def choose_format(run: RunDir, format: str | None) -> Format:
     """Return the format asked for, or what `best/` is; ConfigError if it does not fit the run."""
     adapter = is_adapter(run.best_path)
     if format in ("merged", None):

@@ -12,7 +12,7 @@ import yaml
 from huggingface_hub import ModelCardData
 
 from cotune.config.run_file import RunConfig, dump_config
-from cotune.export.serving import Format, Serving, best_choice, finished
+from cotune.export.serving import Format, Serving, best_choice, read_result
 from cotune.policy.policy_files import is_local
 from cotune.run.best import BestRecord
 from cotune.run.json_files import Row, write_atomic
@@ -58,7 +58,7 @@ def write_card(
         serving: how the policy was evaluated.
         kind: what the folder holds.
     """
-    (arm,) = finished(run)["arms"].values()
+    (arm,) = read_result(run)["arms"].values()
     chosen = best_choice(folder)
     front = ModelCardData(
         base_model=hub_id(config.policy.path) or None,
@@ -82,18 +82,18 @@ def write_card(
             * bool(interval)
         ),
         "## Instruction",
-        fenced(chosen.instruction)
+        code_block(chosen.instruction)
         if chosen.instruction
         else "None: it was trained and evaluated on the questions only.",
         _place(chosen, serving),
         "A hint that helped in training; what it taught is in the weights:" * bool(chosen.hint),
-        fenced(chosen.hint) if chosen.hint else "",
+        code_block(chosen.hint) if chosen.hint else "",
         "## Serving",
-        fenced(_serve_command(config, kind), "sh"),
+        code_block(_serve_command(config, kind), "sh"),
         *_serving_notes(serving),
         "## Method",
         f"{inline(config.method.label)}: {inline(config.method.about)}. Trained by `cotune train` with",
-        fenced(_settings(config), "yaml"),
+        code_block(_settings(config), "yaml"),
         f"Proposals by {inline(config.proposer.public_name)}."
         if config.proposer
         else "The instruction was fixed.",
@@ -183,7 +183,7 @@ def _code(text: str) -> str:
     return f"<code>{inline(text)}</code>"
 
 
-def fenced(text: str, language: str = "text") -> str:
+def code_block(text: str, language: str = "text") -> str:
     """Return a code block around a text, its fence longer than any run of backticks in it.
 
     Control characters and bidirectional marks are left out.

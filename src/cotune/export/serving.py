@@ -48,7 +48,7 @@ class Serving:
     schema_version: Literal[1] = 1
 
 
-def finished(run: RunDir) -> Row:
+def read_result(run: RunDir) -> Row:
     """Return the summary of a finished run. Raises ConfigError for others."""
     summary = run.read_summary()
     if summary is None or not (run.best_path / "best.json").is_file():

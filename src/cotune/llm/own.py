@@ -60,7 +60,7 @@ def own_llm(options: OwnLLMOptions) -> LLM:
     """
     if options in _CHECKED:
         return _CHECKED.pop(options)
-    llm = imported(options)
+    llm = import_llm(options)
     if not isinstance(llm, type):
         return cast("LLM", llm)
     try:
@@ -72,7 +72,7 @@ def own_llm(options: OwnLLMOptions) -> LLM:
         ) from error
 
 
-def imported(options: OwnLLMOptions) -> object:
+def import_llm(options: OwnLLMOptions) -> object:
     """Return the object or the class, which has `complete`; raise the errors of `own_llm`."""
     llm = import_object(options.object, "llm.object")
     if not callable(getattr(llm, "complete", None)):

@@ -85,7 +85,7 @@ class Totals:
     money: float
 
 
-def committed(rows: Iterable[CostRow], cuts: Sequence[tuple[int, int]]) -> list[CostRow]:
+def mark_committed(rows: Iterable[CostRow], cuts: Sequence[tuple[int, int]]) -> list[CostRow]:
     """Return rows with `committed` computed.
 
     Args:

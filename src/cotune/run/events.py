@@ -78,7 +78,7 @@ _EVALUATED = {
 """What is evaluated, by `when` of an event."""
 
 
-def _evaluated(event: Fields) -> str:
+def _describe_evaluation(event: Fields) -> str:
     subject = _EVALUATED.get(str(event.get("when")), "{instruction_id}")
     measure = "{measure}" if event.get("measure") else "exact match"
     return f"[cyan]{subject}: {measure} {{em:.2f}}[/] on {{n}} {{split}} questions"
@@ -90,7 +90,7 @@ def _born(event: Fields) -> str:
     return f"[green]+ {{id}}[/] ({{origin}}{verdict}): {{text:110}}"
 
 
-def _pruned(event: Fields) -> str:
+def _describe_pruning(event: Fields) -> str:
     never_drawn = event.get("observed_rollouts") == 0
     return "[red]- {id}[/] pruned " + ("(never drawn)" if never_drawn else "at weight {weight:.2f}")
 
@@ -102,7 +102,7 @@ def _best(event: Fields) -> str:
     return "best instruction {id}: weight {weight:.2f} over {observed_rollouts} rollouts" + close
 
 
-def _resumed(event: Fields) -> str:
+def _describe_resume(event: Fields) -> str:
     changed = event.get("changed")
     names = escape(", ".join(map(str, changed))) if isinstance(changed, Mapping) else ""
     names = names.replace("{", "{{").replace("}", "}}")
@@ -143,10 +143,10 @@ _EVALUATIONS = "{evaluations:,}/{budget:,} evaluations"
 
 _WARN = logging.WARNING
 EVENTS: Mapping[str, Kind] = {
-    "resumed": Kind(_resumed),
-    "evaluated": Kind(_evaluated),
+    "resumed": Kind(_describe_resume),
+    "evaluated": Kind(_describe_evaluation),
     "instruction_born": Kind(_born),
-    "instruction_pruned": Kind(_pruned),
+    "instruction_pruned": Kind(_describe_pruning),
     "evolution": Kind(
         "evolution: {accepted} of {proposed} proposals accepted, {verified} verified; population of "
         "{population}"

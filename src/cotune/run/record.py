@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 import yaml
 
 from cotune.errors import BudgetError, ConfigError
-from cotune.run.costs import LLM_CALL, PURPOSES, CostRow, committed
+from cotune.run.costs import LLM_CALL, PURPOSES, CostRow, mark_committed
 from cotune.run.json_files import (
     Row,
     append,
@@ -283,7 +283,7 @@ class Record(RunDir):
 
     def read_costs(self) -> list[CostRow]:
         """Return all rows of costs in order, with `committed` computed."""
-        return committed(self.cost_rows, self._cuts)
+        return mark_committed(self.cost_rows, self._cuts)
 
     @cached_property
     def replies(self) -> ReplyCache:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import yaml
 
 from cotune.errors import ConfigError
-from cotune.run.costs import CostRow, Totals, committed, sum_costs
+from cotune.run.costs import CostRow, Totals, mark_committed, sum_costs
 from cotune.run.json_files import Row, check_folder, read_jsonl, write_json_atomic
 from cotune.run.locks import RUN_LOCK
 from cotune.types import Purpose
@@ -139,7 +139,7 @@ class RunDir:
 
     def read_costs(self) -> list[CostRow]:
         """Return the rows of costs.jsonl in order, with `committed` computed."""
-        return committed(map(CostRow.of, read_jsonl(self.costs_path)), self.read_cuts())
+        return mark_committed(map(CostRow.of, read_jsonl(self.costs_path)), self.read_cuts())
 
     def seconds_spent(self) -> float:
         """Return the wall time of all attempts, each from its first line to its last."""

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from cotune.engines.verl.checkpoints import complete_checkpoints
-from cotune.run.checkpoints import newest_undamaged
+from cotune.run.checkpoints import complete_checkpoints, newest_undamaged
 from tests.engines.verl.runs import cotune, events, rows, run_file, start, summary
 from tests.engines.verl.test_learning import INSPO
 

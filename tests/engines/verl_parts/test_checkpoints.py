@@ -89,7 +89,7 @@ def test_the_best_policy_is_kept_with_the_pieces_that_the_workers_load(tmp_path:
     ):  # fmt: skip
         scores = [None if em is None else Score(em, 4, {}) for em in (score, plain)]
         best.offer(joint, scores[0], step, scores[1])
-        assert best.known().step == expected
+        assert best.read_kept().step == expected
         (pieces,) = (tmp_path / "pieces").iterdir()
         assert pieces.name.startswith(f"step_{expected}_")
     best.check()
