@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from cotune.utils.packages import installed
 from tests import forked, lab
-from tests.needing import TRL_FOLDER, WITH_NOTEBOOK, WITH_TRL
+from tests.needing import modules_with
 
 lab.register_lab()
 
@@ -18,10 +18,13 @@ lab.register_lab()
 settings.register_profile("cotune", deadline=None, max_examples=50)
 settings.load_profile("cotune")
 
-# They import these packages at their top: without them, as in veRL's environment, they are left out.
-collect_ignore = [] if installed("trl") else [*WITH_TRL]
-collect_ignore += [] if installed("nbclient") else [*WITH_NOTEBOOK]
-collect_ignore_glob = [] if installed("trl") else [f"{TRL_FOLDER}/test_*.py"]
+# Without these packages, as in veRL's environment, the modules that import them are left out.
+collect_ignore = [
+    module
+    for package in ("trl", "nbformat")
+    if not installed(package)
+    for module in modules_with(package)
+]
 
 
 def pytest_configure(config: pytest.Config) -> None:

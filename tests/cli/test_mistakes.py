@@ -53,7 +53,6 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     "no such module of tools": ("train run.yaml --set 'environment={kind: tools, tools: [my_tools:calculator]}'", ["environment.tools", "no module 'my_tools'", "install"]),
     "another method's option": ("train run.yaml --set strategy.kind=static --set strategy.evolve_every=2", ["strategy.evolve_every: is not a field of strategy.kind static", "remove it"]),
     "a group of one": ("train run.yaml --set training.group_size=1", ["training.group_size", "equal to 2; got 1"]),
-    "a tool without a docstring": ("train run.yaml --set 'environment={kind: tools, tools: [bad.py:silent]}'", ["tools: silent cannot be a tool", "no docstring"]),
     "no such run file to examine": ("doctor nope.yaml", ["nope.yaml: No such file or directory"]),
     "GGUF for a policy": ("train run.yaml --set policy.path=q4.gguf", ["policy.path is 'q4.gguf', weights in GGUF"]),
     "a policy without its tokenizer": ("train run.yaml --set policy.path=./bare", ["cannot load './bare': it has no tokenizer"]),

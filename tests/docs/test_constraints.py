@@ -53,11 +53,6 @@ def test_an_environment_holds_one_engine(file: str, other: str) -> None:
     assert other not in pins(file)
 
 
-@pytest.mark.parametrize("file", INSTALLED)
-def test_torch_is_pinned_for_any_build(file: str) -> None:
-    assert pins(file)["torch"].local is None
-
-
 def test_the_makefile_installs_what_is_pinned() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for file, extras in INSTALLED.items():

@@ -151,12 +151,6 @@ def test_links_into_the_lab_lead_to_a_heading() -> None:
             assert not anchor or anchor in slugs, f"{page.name}: {path}#{anchor}"
 
 
-def test_no_page_holds_the_two_sides_of_a_merge() -> None:
-    for page in (*PAGES.values(), *ROOT.glob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        assert not re.search(r"^(<{7}|>{7}) ", text, re.MULTILINE), page.name
-
-
 def test_the_architecture_names_the_packages_and_modules_there_are() -> None:
     text = text_of("architecture.md")
     package = ROOT / "src" / "cotune"

@@ -7,9 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
-
-from cotune.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -35,13 +32,6 @@ def test_its_scores_stand_in_the_results() -> None:
     scores = [number for number in NUMBERS if number.startswith("0.")]
     assert len(scores) >= 10
     assert [score for score in scores if score not in results] == []
-
-
-def test_commands_that_it_names_exist() -> None:
-    commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
-    named = re.findall(r"`cotune ([\w-]+)", README)
-    assert named
-    assert set(named) <= set(commands)
 
 
 @pytest.mark.slow

@@ -1,4 +1,3 @@
-import pickle
 import re
 
 import pytest
@@ -7,11 +6,9 @@ from hypothesis import strategies as st
 
 from cotune.environments.tag_protocol import (
     PROMPT_FORMAT,
-    SEARCH_R1,
     STOP,
     TAGS,
     Parsed,
-    TagProtocol,
 )
 from cotune.types import Prompt, Task
 
@@ -164,8 +161,3 @@ def test_an_observation_holds_one_block_whatever_the_passages(passages: list[str
         "<information>",
         "</information>",
     ]
-
-
-@pytest.mark.parametrize("protocol", [TAGS, SEARCH_R1], ids=["tags", "search-r1"])
-def test_a_protocol_can_be_pickled_with_its_environment(protocol: TagProtocol) -> None:
-    assert pickle.loads(pickle.dumps(protocol)) == protocol  # noqa: S301

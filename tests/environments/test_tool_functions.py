@@ -129,9 +129,3 @@ def test_functions_that_are_no_tools_are_refused_in_a_line(function: Any, said: 
 def test_the_owner_of_a_method_is_named() -> None:
     with pytest.raises(ConfigError, match=r"tools: Scale\.undocumented cannot"):
         tool_of(undocumented, 1.0, owner="Scale.")
-
-
-@pytest.mark.parametrize("seconds", [0, -1, float("nan")])
-def test_a_time_out_is_more_than_nothing(seconds: float) -> None:
-    with pytest.raises(ConfigError, match="expected more than 0"):
-        tool_of(weigh, seconds)

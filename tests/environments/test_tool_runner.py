@@ -126,14 +126,6 @@ def test_a_tool_cannot_end_the_process_or_the_event_loop(raised: BaseException) 
     assert outcomes[2][0].value == "works"
 
 
-def test_no_thread_for_a_call_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    assert "can't start new thread" in str(run(1, [job(lambda: 2)])[0][0].error)
-
-
 def test_a_call_that_hangs_is_given_up_and_its_place_is_free(hang: Callable[[], None]) -> None:
     made: list[str] = []
     hangs = [job(hang, seconds=SHORT), job(made.append, "late")]

@@ -131,26 +131,6 @@ def test_calls_of_the_last_turn_are_not_made() -> None:
     assert respond(text="7", last=True) == Response(done=True, action="answer")
 
 
-def test_calls_of_all_episodes_run_together() -> None:
-    together = threading.Barrier(3)
-
-    def meet(row: int) -> int:
-        """Meets.
-
-        Args:
-            row: whose.
-        """
-        together.wait(30)
-        return row
-
-    actions = [action(("meet", {"row": row})) for row in range(3)]
-    actions.insert(1, action(text="7"))
-
-    responses = environment(meet).respond(actions)
-
-    assert [contents(r) for r in responses] == [["0"], [], ["1"], ["2"]]
-
-
 def test_a_call_that_takes_too_long_is_an_observation_by_its_own_time_out() -> None:
     released = threading.Event()
 

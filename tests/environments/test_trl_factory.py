@@ -2,7 +2,6 @@ import asyncio
 import json
 import random
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from cotune.config.build import build_environment
 from cotune.config.run_checks import check_columns
-from cotune.data.dataset import DatasetConfig, tasks_from
-from cotune.environments.instruction_config import InstructionConfig
+from cotune.data.dataset import tasks_from
 from cotune.environments.trl_factory import (
     INITIAL_INSTRUCTION,
     TrlEnvironment,
@@ -169,12 +166,6 @@ def test_instances_are_made_once_and_reset_for_later_episodes() -> None:
     assert Guessing.made == 3
     assert [t.reward for t in again] == [0.0, 1.0, 0.0]
     assert [t.reward for t in roll_out(own, ["Nothing guessed."])] == [0.0] * 3
-
-
-def test_results_are_shown_as_trl_shows_them() -> None:
-    (trajectory,) = roll_out(environment(), [call("hints"), "Done."], TASKS[:1])
-
-    assert trajectory.turns[0].observation == "\n{'even': True}\n"
 
 
 def test_the_calls_of_an_episode_are_made_in_order() -> None:
@@ -338,15 +329,6 @@ class Counter:
         return self.count
 
 
-class Seeded(Guessing):
-    """Sets the seed of the process's generator from a column."""
-
-    def reset(self, secret: int, **columns: Any) -> str:
-        random.seed(secret)
-        time.sleep(0.001 * (3 - secret))  # the others would draw in between
-        return f" {random.random()}"
-
-
 def counted(row: int, turn: int, context: str) -> str:
     wanted = context.rpartition("Count to ")[2].partition(".")[0]
     return call("add", step=int(wanted)) if turn == 0 else "Done."
@@ -375,22 +357,6 @@ def test_without_data_reset_makes_the_tasks() -> None:
     assert questions(roll_out(again, counted, tasks[2:], first_row=2, seed=1)) == asked[2:]
     assert questions(roll_out(own, counted, [t.task for t in done], seed=1)) == asked
     assert questions(roll_out(own, counted, tasks, seed=2))[0] != asked[0]
-
-
-def test_rows_with_equal_prompts_are_tasks_of_their_own(tmp_path: Path) -> None:
-    file = tmp_path / "data.jsonl"
-    row = {"prompt": [{"role": "user", "content": "Play."}]}
-    file.write_text(f"{json.dumps(row)}\n" * 40)
-    options = TrlOptions(factory=f"{__file__}:Counter")
-    own = build_environment(options, DatasetConfig(path=file, test=8), InstructionConfig())
-    assert [len(own.tasks(s)) for s in ("train", "validation", "test")] == [28, 4, 8]
-    assert len({task.id for s in ("train", "validation", "test") for task in own.tasks(s)}) == 40
-
-
-def test_a_reset_may_seed_the_process() -> None:
-    asked = questions(roll_out(environment(Seeded), guessed))
-
-    assert asked == [f"Guess {i}. {random.Random(i).random()}" for i in range(3)]
 
 
 class Draws(Guessing):

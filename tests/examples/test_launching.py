@@ -78,11 +78,6 @@ def submit(folder: Path, script: str, *arguments: str) -> list[str]:
     return (folder / "started").read_text().splitlines()
 
 
-def test_the_batch_script_is_one() -> None:
-    assert subprocess.run(["bash", "-n", SBATCH], check=False, timeout=60).returncode == 0
-    assert SBATCH.read_text().startswith("#!/bin/bash\n")
-
-
 def test_it_trains_first_and_goes_on_afterwards(submitted: Path) -> None:
     script = SBATCH.read_text()
     words = submit(submitted, script, "my run.yaml", "runs/mine")
@@ -139,16 +134,3 @@ def test_the_pages_run_files_exist() -> None:
     named = re.findall(r"^- `(\S+\.yaml)`", PAGE, re.MULTILINE)
     assert set(named) == {file.name for file in (ROOT / "configs").glob("inspo-*.yaml")}
     assert len(named) == len(set(named))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (["trian", "run.yaml"], "No such command"),
-        (["train"], "Missing parameter: run_file"),
-        (["train", "run.yaml", "--step", "2"], "No such option"),
-    ],
-)
-def test_a_line_that_is_wrong_is_found(wrong: list[str], said: str) -> None:
-    with pytest.raises(Exception, match=said):
-        check_cotune(wrong)

@@ -53,15 +53,6 @@ def test_the_diff_from_a_plain_trl_script_is_twenty_lines() -> None:
         assert not [i for i in ("import", "from") if f"{i} {library}" in text_of("task.py")]
 
 
-def test_no_part_of_the_package_knows_the_tools() -> None:
-    package = Path(cotune.__file__).parent
-    for path in package.rglob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        assert not [name for name in ("three_tools", "mizzle", "def calculator") if name in text], (
-            path
-        )
-
-
 # ---- the parts
 
 
@@ -83,12 +74,6 @@ def test_the_questions_file_is_what_its_script_writes(
 ) -> None:
     example["task"].write_questions(tmp_path / "questions.jsonl")
     assert (tmp_path / "questions.jsonl").read_text(encoding="utf-8") == text_of("questions.jsonl")
-
-
-def test_the_policy_is_small_and_its_card_is_there() -> None:
-    folder = FOLDER / "policy"
-    assert sum(path.stat().st_size for path in folder.iterdir()) < 2_000_000
-    assert "make_policy.py" in (folder / "README.md").read_text(encoding="utf-8")
 
 
 # ---- the run file

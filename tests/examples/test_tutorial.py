@@ -38,10 +38,3 @@ def test_the_diff_is_that_of_the_scripts() -> None:
     assert whole[-len(shown.splitlines()) :] == shown.splitlines()
     left_out = whole[: -len(shown.splitlines())]
     assert not [line for line in left_out if "import" in line]
-
-
-def test_what_it_names_is_there() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    for name in ("task.py", "run.yaml", "instructions.txt", "plain_trl.py", "with_cotune.py"):
-        assert name in text
-        assert (FOLDER / name).is_file()
