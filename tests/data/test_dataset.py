@@ -4,7 +4,7 @@ import json
 import logging
 import pickle
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -232,7 +232,13 @@ def test_a_row_is_a_task() -> None:
         ({"reward_model": '{"ground_truth": {"target": ["Ada"]}}'}, ("Ada",)),
         ({"answer": "Ada", "answer_aliases": ["A.", "Ada"]}, ("Ada", "A.")),
         ({"answer": "Ada", "answer_aliases": []}, ("Ada",)),
-        ({"answer": '["a", "b"]'}, ('["a", "b"]',)),
+        ({"answer": "Ada", "aliases": "['A.', \"B's\"]"}, ("Ada", "A.", "B's")),
+        ({"answer": '["politician", "political leader"]'}, ("politician", "political leader")),
+        ({"answer": "['a', 1]"}, ("a", "1")),
+        # Intervals and vectors are answers themselves, and so is what only begins as a list.
+        ({"answer": "[0, 1]"}, ("[0, 1]",)),
+        ({"answer": "[0, 1)"}, ("[0, 1)",)),
+        ({"answer": "[sic] yes"}, ("[sic] yes",)),
         # Numbers are the shortest text that reads back equal.
         ({"answer": 0.00001}, ("0.00001",)),
         # What is blank is no answer.
@@ -248,12 +254,13 @@ def test_answers_by_default(columns: dict[str, Any], answers: tuple[str, ...]) -
 
 def test_what_was_understood_is_told(caplog: pytest.LogCaptureFixture) -> None:
     warn.cache_clear()
-    rows = [{"question": "Told?", "answer": "a", "aliases": ["b"]}]
+    rows = [{"question": "Told?", "answer": "['a']", "aliases": ["b"]}]
     with caplog.at_level(logging.WARNING, "cotune"):
         tasks_from(rows)
     assert caplog.messages == [
         "dataset: the accepted answers are those of answer and of aliases; name one in dataset.columns.answers to "
-        "read it alone"
+        "read it alone",
+        "dataset: answer holds lists written as text, which are read as lists",
     ]
 
 
@@ -264,6 +271,8 @@ def test_columns_of_parquet(tmp_path: Path) -> None:
         "price": pa.array(
             [Decimal("100.00"), Decimal(0), *[Decimal("1.50")] * 3], pa.decimal128(9, 2)
         ),
+        # No type of the library's: a column that nobody reads spoils no file.
+        "unused": pa.array([[("a", 1)]] * 5, pa.map_(pa.string(), pa.int64())),
     }
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     file = tmp_path / "a.parquet"
@@ -345,17 +354,18 @@ def test_answers_in_gsm8k_form() -> None:
     assert second.answers == (heading,)
 
 
-def test_chat_messages() -> None:
+@pytest.mark.parametrize("write", [json.dumps, repr, list])
+def test_chat_messages(write: Callable[[Any], Any]) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": "Hi"},
         {"role": "user", "content": [{"type": "text", "text": "Who?"}], "tool_calls": None},
     ]
-    (task,) = tasks_from([{"prompt": messages}])["train"]
+    (task,) = tasks_from([{"prompt": write(messages)}])["train"]
     assert (task.question, task.chat) == ("Who?", True)
     assert task.context == (("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi"))
-    assert task.columns["prompt"] == messages
+    assert task.columns["prompt"] == write(messages)
 
 
 @pytest.mark.parametrize(

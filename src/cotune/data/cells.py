@@ -1,5 +1,6 @@
 """Values of a row: numbers and texts, accepted answers, chat messages; every form that data has is read here."""
 
+import ast
 import json
 import math
 import re
@@ -76,6 +77,35 @@ def cells_of(value: Any) -> list[object]:
     """Return the members of a list or array; a list of anything else alone."""
     value = plain_value(value)
     return cast("list[object]", value) if isinstance(value, list) else [value]
+
+
+def parse_list(cell: object) -> list[Any] | None:
+    """Return the list that a text holds, in JSON or as Python writes it; None for anything else."""
+    if not isinstance(cell, str) or not cell.strip().startswith("["):
+        return None
+    for parse in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            value: object = parse(cell.strip())
+            return cast("list[Any]", value) if isinstance(value, list) else None
+    return None
+
+
+def parse_lists(cells: Sequence[object]) -> list[list[Any] | None] | None:
+    """Return the lists in a column whose cells are all empty or lists written as text.
+
+    Returns:
+        None unless they hold texts or chat messages: lists of numbers alone may be intervals or
+        vectors, which are answers themselves.
+    """
+    lists = [parse_list(cell) for cell in cells]
+    is_empty = [cell in (None, "") for cell in cells]
+    if any(parsed is None and not empty for parsed, empty in zip(lists, is_empty, strict=True)):
+        return None
+    members = [member for parsed in lists for member in parsed or ()]
+    hold_texts = all(isinstance(member, str | int | float) for member in members)
+    hold_messages = all(isinstance(member, dict) and "role" in member for member in members)
+    has_text = any(isinstance(member, str) for member in members)
+    return lists if members and (hold_messages or (hold_texts and has_text)) else None
 
 
 def read_messages(

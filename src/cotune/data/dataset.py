@@ -14,6 +14,7 @@ from cotune.data.cells import (
     cells_of,
     get_nested,
     list_names,
+    parse_lists,
     plain_text,
     plain_value,
     read_messages,
@@ -227,10 +228,20 @@ def _make_tasks(rows: Sequence[Row], columns: Columns, source: str) -> list[Task
             f"{source}: the accepted answers are those of {column_of['answers']} and of {aliases}; name one "
             "in dataset.columns.answers to read it alone"
         )
+    # A CSV file or a column of texts may hold lists as JSON, or as Python writes them.
+    parsed_rows = [dict(row) for row in rows]
+    for column in (column_of["question"], column_of.get("answers"), aliases):
+        if column in names and (lists := parse_lists([row[column] for row in rows])):
+            warn(f"{source}: {column} holds lists written as text, which are read as lists")
+            for row, value in zip(parsed_rows, lists, strict=True):
+                row[column] = value
     first_rows: dict[str, int] = {}
     tasks: list[Task] = []
-    for i, row in enumerate(rows, 1):
-        task = _make_task(row, column_of, aliases, f"{source}, row {i}")
+    for i, (row, parsed_row) in enumerate(zip(rows, parsed_rows, strict=True), 1):
+        # Reward functions get the cells as they are written.
+        task = replace(
+            _make_task(parsed_row, column_of, aliases, f"{source}, row {i}"), columns=row
+        )
         if task.id and first_rows.setdefault(task.id, i) != i:
             raise ConfigError(
                 f"{source}, row {i}: the id {task.id!r} came before, in row {first_rows[task.id]}; give each "
@@ -285,7 +296,6 @@ def _make_task(row: Row, columns: Mapping[Column, str], aliases: str | None, pla
         solution=texts["solution"] or reasoning,
         context=messages,
         chat=isinstance(values["question"], list),
-        columns=row,
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from cotune.data.cells import shorten
+from cotune.data.splits import warn
 from cotune.errors import ConfigError
 from cotune.utils.text import named
 
@@ -196,7 +197,16 @@ def _parquet(path: Path, field: str) -> list[Row]:
     from datasets import Dataset
     from datasets.table import InMemoryTable
 
-    return _plain(Dataset(InMemoryTable(parquet.read_table(path))))
+    table = parquet.read_table(path)
+    # The library has no type for these.
+    unread = [
+        column.name
+        for column in table.schema
+        if str(column.type).startswith(("map<", "list_view<", "large_list_view<"))
+    ]
+    if unread:
+        warn(f"{field}: {path}: the columns {', '.join(unread)} are maps or views and are not read")
+    return _plain(Dataset(InMemoryTable(table.drop_columns(unread))))
 
 
 def _plain(dataset: "Dataset") -> list[Row]:
