@@ -216,6 +216,22 @@ def test_a_text_beside_a_value_is_feedback() -> None:
     assert second.feedback == ""
 
 
+def test_a_function_that_does_not_return_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotune.rewards.functions._SLOW_S", 0.05)
+    told = threading.Event()
+    monkeypatch.setattr("cotune.rewards.functions._log.warning", lambda *_: told.set())
+
+    def endless(completions: list[str]) -> list[float]:
+        return [float(told.wait(30))] * len(completions)
+
+    async def endless_too(completions: list[str]) -> list[float]:
+        return [float(await asyncio.to_thread(told.wait, 30))] * len(completions)
+
+    for function in (endless, endless_too):
+        told.clear()
+        assert [t.reward for t in scored(function)] == [1.0, 1.0]  # it went on once it was told
+
+
 # ---- kinds of functions
 
 

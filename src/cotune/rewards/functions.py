@@ -5,6 +5,7 @@ import inspect
 import logging
 import math
 import reprlib
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -43,6 +44,7 @@ _LARGEST = 1e15
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LOOP = BackgroundLoop()
 _log = logging.getLogger("cotune")
+_SLOW_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +124,14 @@ class _Loaded:
 
     @contextmanager
     def name_faults(self, completions: Sequence[Any]) -> Generator[None]:
-        """Turn what the function raises into a ConfigError, with its line and the form of `completions`."""
+        """Turn what the function raises into a ConfigError, with its line and the form of `completions`.
+
+        Warns of a call that has not returned after a minute: it may never, and a run would hang in silence.
+        """
+        slow = "rewards: %s has been computing for %.0f s; if it should not, stop the run and correct it"
+        timer = threading.Timer(_SLOW_S, _log.warning, (slow, self.name, _SLOW_S))
+        timer.daemon = True
+        timer.start()
         try:
             yield
         except (ConfigError, KeyboardInterrupt):
@@ -134,6 +143,8 @@ class _Loaded:
                 f"rewards: {self.name} raised {named(error)}{line_of(error)}; fix the function: it gets {form} "
                 f"(messages: {str(is_text).lower()} for it in rewards gives {other})"
             ) from error
+        finally:
+            timer.cancel()
 
 
 class RewardFunctions:

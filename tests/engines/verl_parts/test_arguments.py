@@ -39,6 +39,17 @@ WRONG = [
 ]  # fmt: skip
 
 
+def test_a_job_does_not_write_into_rays_copy_of_what_was_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "working_dir_files" / "_ray_pkg_7a466fe53d68eb8f"
+    copy.mkdir(parents=True)
+    monkeypatch.chdir(copy)
+    with pytest.raises(ConfigError, match=r"^output: .*_ray_pkg_.* lies in the copy that Ray made"):
+        Preflight(config(Path("runs"))).require(here=())
+    assert list(copy.iterdir()) == []
+
+
 def test_a_teacher_is_refused(tmp_path: Path) -> None:
     strategy = {"kind": "inspo", "distil_steps": 1}
     with pytest.raises(ConfigError) as caught:

@@ -84,6 +84,13 @@ def _arguments(config: RunConfig) -> None:
     """Check the veRL fields of a run file, against veRL's own files if it is installed."""
     from cotune.engines.verl.arguments import checked_arguments
 
+    folder = config.output.absolute()
+    # Ray deletes its copy with the session's folder, on whichever node it is.
+    if any(part.startswith("_ray_pkg_") for part in folder.parts):
+        raise ConfigError(
+            f"output: {folder} lies in the copy that Ray made of the job's --working-dir, and would be "
+            "lost with it; expected an absolute path, where all nodes see it"
+        )
     if installed("verl") is None or installed("hydra-core") is None:
         checked_arguments(config)
         return
