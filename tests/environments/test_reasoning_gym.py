@@ -58,10 +58,6 @@ def rolled_out(env: ReasoningGymEnvironment, task: Task, reply: str) -> Trajecto
     return run_episodes(episodes, env, session)[0]
 
 
-def reward(env: ReasoningGymEnvironment, task: Task, reply: str) -> float:
-    return rolled_out(env, task, reply).reward
-
-
 # ---- questions
 
 
@@ -133,30 +129,25 @@ def test_a_level_leaves_out_the_easier_ones_and_config_replaces_its_fields() -> 
 # ---- scores
 
 
-def test_the_last_answer_between_tags_counts() -> None:
-    env = environment("chain_sum")
-    task = env.tasks("train")[0]
-    right = task.answers[0]
-    assert reward(env, task, f"It is <answer>{right}</answer>.") == 1
-    assert reward(env, task, f"<answer>1234567</answer> no: <answer> {right} </answer>") == 1
-    assert reward(env, task, f"<answer>{right}</answer> no: <answer>1234567</answer>") == 0
-    assert reward(env, task, f"<think><answer>{right}</answer></think> I do not know") == 0
-    assert rolled_out(env, task, right).answer is None
-    assert env.required == ("<answer>", "</answer>")
-
-
 @pytest.mark.parametrize(
-    ("reply", "expected"),
-    [("First 3, then it is {}.", 1), ("{}, which is more than 1234567", 0), ("no idea", 0)],
+    ("form", "reply", "expected"),
+    [
+        ("tags", "<answer>1234567</answer> no: <answer> {} </answer>", 1),
+        ("tags", "<answer>{}</answer> no: <answer>1234567</answer>", 0),
+        ("tags", "<think><answer>{}</answer></think> I do not know", 0),
+        ("tags", "{}", 0),
+        ("last_number", "First 3, then it is {}.", 1),
+        ("last_number", "{}, which is more than 1234567", 0),
+        ("last_number", "no idea", 0),
+    ],
 )
-def test_the_last_number_can_be_the_answer(reply: str, expected: int) -> None:
-    env = environment("chain_sum", answer="last_number")
+def test_the_last_answer_counts(form: str, reply: str, expected: int) -> None:
+    env = environment("chain_sum", answer=form)
     task = env.tasks("train")[0]
-    found = rolled_out(env, task, reply.format(task.answers[0]))
-    assert found.reward == expected
-    assert env.required == ()
-    assert "<answer>" not in env.initial_instruction
-    assert rolled_out(env, task, task.answers[0]).reward == 1
+    trajectory = rolled_out(env, task, reply.format(task.answers[0]))
+    assert trajectory.reward == expected
+    assert env.required == (("<answer>", "</answer>") if form == "tags" else ())
+    assert ("<answer>" in env.initial_instruction) == (form == "tags")
 
 
 @pytest.mark.parametrize(
