@@ -5,8 +5,10 @@ from typing import Any
 
 from cotune.methods.contract import TextRules
 from cotune.methods.method import Evolution
-from cotune.methods.p2o.hint_evolution import HintEvolution
+from cotune.methods.p2o.hint_evolution import HintSearch
 from cotune.methods.p2o.hints import HintPool
+from cotune.methods.proposals import ProposalAccount
+from cotune.methods.text_evolution import FENCED
 from cotune.protocols import LLM
 from cotune.run.run_dir import RunDir
 from cotune.types import Progress
@@ -21,9 +23,10 @@ def phase(
     def record(kind: str, /, **fields: object) -> None:
         run.event(kind, step, **fields)
 
-    evolution = HintEvolution(TextRules(), replace(SMALL, **changes), seed=1)
-    evolution.load_state_dict(evolution.state_dict() | {"phases": number - 1})
-    tasks = tasks_of_two_kinds(20)
     now = Evolution(Progress(step, 0, 99), policy, llm, record)
-    pool, _ = evolution.phase(tasks, "Solve it.", now, f"test/{step}")
-    return pool
+    account = ProposalAccount("hint", FENCED)
+    options = replace(SMALL, **changes)
+    hard = tasks_of_two_kinds(20)
+    key = f"test/{step}"
+    search = HintSearch(hard, options, "Solve it.", "", key, now, account, TextRules())
+    return search.run(number)

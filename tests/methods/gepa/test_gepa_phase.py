@@ -14,7 +14,7 @@ from cotune.methods.method import Evolution
 from cotune.methods.p2o.hint_evolution import HintSearch
 from cotune.methods.p2o.hints import covering
 from cotune.methods.proposals import ProposalAccount
-from cotune.methods.text_evolution import FENCED, MINIBATCH, SearchPlan
+from cotune.methods.text_evolution import FENCED, MINIBATCH
 from cotune.protocols import Rollout
 from cotune.types import Assignment, Progress, StopReason, Task, Trajectory
 from tests.helpers import Events
@@ -96,9 +96,9 @@ def test_a_hint_carries_the_questions_that_it_and_its_ancestors_were_derived_fro
 
 
 def search_of(rollout: Rollout, record: Events) -> HintSearch:
-    plan = SearchPlan(options=SMALL, dev=(), train=(), budget=9, barren=1, key="")
     now = Evolution(Progress(1, 0, 9), rollout, Author(one_keyword_each), record)
-    return HintSearch("Solve it.", "", plan, now, ProposalAccount("hint", FENCED), TextRules())
+    account = ProposalAccount("hint", FENCED)
+    return HintSearch((), SMALL, "Solve it.", "", "", now, account, TextRules())
 
 
 def test_adapters_take_the_calls_of_gepa_and_of_later_versions():

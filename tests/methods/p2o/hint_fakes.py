@@ -8,8 +8,10 @@ from typing import Any
 
 from cotune.methods.contract import TextRules
 from cotune.methods.method import Evolution
-from cotune.methods.p2o.hint_evolution import HintEvolution, HintSearch
+from cotune.methods.p2o.hint_evolution import HintSearch
 from cotune.methods.p2o.hints import HintOptions, HintPool
+from cotune.methods.proposals import ProposalAccount
+from cotune.methods.text_evolution import FENCED
 from cotune.protocols import LLM
 from cotune.types import Assignment, Completion, Progress, Task, Trajectory
 from tests.helpers import Events, make_trajectory
@@ -95,10 +97,12 @@ def raising(error: Exception) -> Callable[[int, str], str]:
 def evolve(
     policy: Policy, llm: LLM, record: Events | None = None, count: int = 20, **changes: Any
 ) -> tuple[HintPool, HintSearch]:
-    evolution = HintEvolution(TextRules(), replace(SMALL, **changes), seed=1)
-    tasks = tasks_of_two_kinds(count)
+    options = replace(SMALL, **changes)
     now = Evolution(Progress(1, 0, 9), policy, llm, record or Events())
-    return evolution.phase(tasks, "Solve it.", now, "test")
+    account = ProposalAccount("hint", FENCED)
+    hard = tasks_of_two_kinds(count)
+    search = HintSearch(hard, options, "Solve it.", "", "test", now, account, TextRules())
+    return search.run(1), search
 
 
 def described(policy: Policy, author: Author, record: Events, pool: HintPool) -> str:

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from cotune.errors import BudgetError, EvolutionError, LLMError
-from cotune.methods.contract import TextRules
-from cotune.methods.method import Evolution
-from cotune.methods.p2o.hint_evolution import HintEvolution
-from cotune.methods.p2o.hints import HintPool, covering
+from cotune.methods.method import Context, Evolution
+from cotune.methods.p2o.hints import HintOptions, HintPool, covering
+from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.protocols import LLM
 from cotune.types import Progress, StopReason, Trajectory
 from tests.helpers import Events
@@ -42,8 +41,8 @@ def test_the_run_goes_on_with_what_it_has_and_a_second_failed_phase_is_an_error(
 ):
     write, event, reason = BAD_REFLECTORS[name]
     author, policy, record = Author(write), Policy(), Events()
-    evolution = HintEvolution(TextRules(), replace(SMALL, reflection=reflection), seed=1)
-    run = runner(evolution, policy, author, record)
+    strategy = p2o_of(replace(SMALL, reflection=reflection))
+    run = runner(strategy, policy, author, record)
     pool = run(step=5)
     if name == "errs":  # no reply at all: what was there before is kept, which is nothing
         assert pool is None
@@ -56,32 +55,32 @@ def test_the_run_goes_on_with_what_it_has_and_a_second_failed_phase_is_an_error(
     assert len(record.of(event)) == 8
     assert all(reason in rejected["reason"] for rejected in record.of(event))
     assert record.of("hint_phase_ended")[0]["valid"] == 0
-    saved = json.loads(json.dumps(evolution.state_dict()))
-    evolution = HintEvolution(TextRules(), replace(SMALL, reflection=reflection), seed=1)
-    evolution.load_state_dict(saved)
-    assert evolution.state_dict() == saved
+    saved = json.loads(json.dumps(strategy.state_dict()))
+    strategy = p2o_of(replace(SMALL, reflection=reflection))
+    strategy.load_state_dict(saved)
+    assert strategy.state_dict() == saved
     with pytest.raises(EvolutionError, match=f"2 phases in a row failed.*{reason}"):
-        runner(evolution, policy, author, record)(step=10)
+        runner(strategy, policy, author, record)(step=10)
+
+
+def p2o_of(options: HintOptions) -> P2O:
+    return P2O(P2OOptions(hints=options), Context(instruction="Solve it.", seed=1))
 
 
 def runner(
-    evolution: HintEvolution, policy: Policy, llm: LLM, record: Events, count: int = 20, **more: Any
+    strategy: P2O, policy: Policy, llm: LLM, record: Events, count: int = 20
 ) -> Callable[..., HintPool | None]:
     def run(step: int) -> HintPool | None:
-        return evolution.run(
-            tasks_of_two_kinds(count),
-            instruction="Solve it.",
-            evolution=Evolution(Progress(step, 0, 9), policy, llm, record),
-            **more,
-        )
+        now = Evolution(Progress(step, 0, 9), policy, llm, record)
+        return strategy.next_pool(tasks_of_two_kinds(count), now)
 
     return run
 
 
 def test_a_budget_that_scores_no_hint_skips_the_phase_and_says_so():
     record, policy = Events(), Policy()
-    evolution = HintEvolution(TextRules(), replace(SMALL, budget=21), seed=1)
-    assert runner(evolution, policy, Author(one_keyword_each), record)(1) is None
+    strategy = p2o_of(replace(SMALL, budget=21))
+    assert runner(strategy, policy, Author(one_keyword_each), record)(1) is None
     assert policy.calls == []
     [(kind, fields)] = record.rows
     assert kind == "notice"
@@ -90,9 +89,9 @@ def test_a_budget_that_scores_no_hint_skips_the_phase_and_says_so():
 
 def test_phases_of_other_steps_draw_anew():
     first, second = Policy(), Policy()
-    evolution = HintEvolution(TextRules(), SMALL, seed=1)
+    strategy = p2o_of(SMALL)
     for step, policy in ((1, first), (2, second)):
-        runner(evolution, policy, Author(one_keyword_each), Events())(step)
+        runner(strategy, policy, Author(one_keyword_each), Events())(step)
     assert first.calls[0] != second.calls[0]
 
 
@@ -144,11 +143,12 @@ def test_a_phase_that_lost_its_scores_keeps_the_hints():
             return [replace(t, **lost) if i % 2 else t for i, t in enumerate(done)]
 
     record, author = Events(), Author(one_keyword_each)
-    evolution = HintEvolution(TextRules(), SMALL, seed=1)
-    before = runner(evolution, Policy(), author, record)(1)
+    strategy = p2o_of(SMALL)
+    before = runner(strategy, Policy(), author, record)(1)
     assert before is not None
     assert len(before.texts) > 1
-    assert runner(evolution, Failing(), author, record, before=before)(2) is before
+    strategy._pool = before
+    assert runner(strategy, Failing(), author, record)(2) is before
     assert "environment error: the earlier hints stay" in record.of("notice")[-1]["text"]
 
 
@@ -157,8 +157,8 @@ def test_a_spent_budget_is_no_failed_phase():
         raise BudgetError("the next call could exceed llm.budget")
 
     record, author = Events(), Author(broke)
-    evolution = HintEvolution(TextRules(), SMALL, seed=1)
-    found = [runner(evolution, Policy(), author, record)(step) for step in (1, 2, 3)]
+    strategy = p2o_of(SMALL)
+    found = [runner(strategy, Policy(), author, record)(step) for step in (1, 2, 3)]
     assert found == [None] * 3  # earlier hints are not replaced by none
     assert len(author.prompts) == 3  # once a phase: the budget may have been raised
     (ended,) = record.of("proposals_ended")  # said once

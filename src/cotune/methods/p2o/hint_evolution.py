@@ -10,45 +10,106 @@ from cotune.methods.p2o.hints import HintOptions, HintPool, covering
 from cotune.methods.proposals import ProposalAccount, surroundings
 from cotune.methods.scores import SOLVED_AT
 from cotune.methods.text_evolution import (
-    FENCED,
     MINIBATCH,
     DevScores,
     Record,
     SearchPlan,
     TextSearch,
-    dev_count,
     gepa_prompt,
-    least_budget,
     mean_scores,
     split,
 )
-from cotune.protocols import State
 from cotune.types import Prompt, Task
 
 _BARREN_ROUNDS = 2  # consecutive iterations without a valid hint that end a phase
 
 
 class HintSearch(TextSearch):
-    """Search for hints under an instruction, and record the events.
+    """A phase: search for hints for the hard questions, and record the events.
 
     Args:
+        hard: the hard questions, two or more.
         instruction: the instruction that the policy sees with the hint.
-        about: the environment, described to the reflector.
+        description: the environment, described to the reflector.
+        key: seed of all draws.
     """
 
     def __init__(
         self,
+        hard: Sequence[Task],
+        options: HintOptions,
         instruction: str,
-        about: str,
-        plan: SearchPlan,
+        description: str,
+        key: str,
         evolution: Evolution,
         account: ProposalAccount,
         rules: TextRules,
     ) -> None:
+        self._options = options
         self._instruction = instruction
-        self._about = about
+        self._about = surroundings(description)
+        dev, train = split(hard, options.dev_size, key)
+        plan = SearchPlan(
+            options=options,
+            dev=dev,
+            train=train,
+            budget=options.evaluations(len(dev)),
+            barren=_BARREN_ROUNDS,
+            key=key,
+        )
         rules = replace(rules, beside=instruction)
         super().__init__(plan, evolution, account, rules, self._refuse)
+
+    def run(self, phase: int) -> HintPool:
+        """Return the hints of a phase with their scores; only the empty one if no other was accepted.
+
+        The same inputs and replies make the same calls in the same order.
+
+        Args:
+            phase: its number in the run.
+
+        Raises:
+            CotuneError: what the policy or the LLM raised; an LLMError is recorded instead.
+        """
+        plan = self.plan
+        options = self._options
+        self.record(
+            "hint_phase",
+            phase=phase,
+            hard=len(plan.dev) + len(plan.train),
+            dev=len(plan.dev),
+            train=len(plan.train),
+            budget=plan.budget,
+            reflection=options.reflection,
+        )
+        scores = self.evolve("") if options.reflection == "gepa" else self.reflect_once()
+        pool = HintPool(
+            tuple(scores),
+            tuple(task.id for task in plan.dev),
+            tuple(scores.values()),
+            tuple(self.drafts[hint].shown if hint else () for hint in scores),
+        )
+        cover = covering(pool)
+        solved = [pool.solved(hint) for hint in range(len(pool.texts))]
+        self.record(
+            "hint_phase_ended",
+            phase=phase,
+            evaluations=self.evaluations,
+            budget=plan.budget,
+            asked=self.account.asked,
+            proposed=self.account.answered,
+            valid=self.account.valid,
+            accepted=len(pool.texts) - 1,
+            covering=len(cover),
+            covering_texts=[pool.texts[hint] for hint in cover],
+            solved_without=pool.solved_share([0]),
+            solved_by_cover=pool.solved_share(cover),
+            solved=[
+                {"text": text, "dev": [i for i, id in enumerate(pool.dev) if id in ids]}
+                for text, ids in zip(pool.texts, solved, strict=True)
+            ],
+        )
+        return pool
 
     def _refuse(self, text: str, parent: str, reason: str) -> None:
         self.record("hint_rejected", reason=reason, text=text, parent=parent)
@@ -109,160 +170,3 @@ def _minibatches(train: Sequence[Task], size: int, seed_key: str) -> Iterator[li
     while True:
         tasks = rng.sample(train, len(train))
         yield from (tasks[i : i + size] for i in range(0, len(tasks), size))
-
-
-class HintEvolution:
-    """Run phases, skip those with too few hard questions, and end the run if the reflector is useless.
-
-    Args:
-        rules: the contract of a hint.
-        seed: seed of all draws, which are keyed by (seed, step).
-        description: the environment, described to the reflector.
-    """
-
-    def __init__(
-        self, rules: TextRules, options: HintOptions, seed: int, description: str = ""
-    ) -> None:
-        self.options = options
-        self._rules = rules
-        self._seed = seed
-        self._about = surroundings(description)
-        self._phases = 0
-        self._account = ProposalAccount("hint", FENCED)
-
-    def run(
-        self,
-        hard: Sequence[Task],
-        *,
-        instruction: str,
-        evolution: Evolution,
-        affordable: int | None = None,
-        before: HintPool | None = None,
-    ) -> HintPool | None:
-        """Return the pool to draw from: a phase's, or what is left of the one before.
-
-        If too few questions are hard, the result is None, or `before` with `keep_if_skipped`. The result is
-        `before` if a phase cannot be afforded, loses too many scores to errors of the environment, or finds
-        no hint because the LLM's budget is spent or no call succeeds. A skipped phase is recorded as a
-        "notice".
-
-        Args:
-            hard: the hard questions.
-            instruction: the instruction that the policy sees with the hint.
-            evolution: what the phase works with; its step keys the draws.
-            affordable: evaluations that the run can still afford; None for no limit.
-            before: the pool so far.
-
-        Raises:
-            EvolutionError: see `ProposalAccount.end_phase`. A phase that never called the reflector is not
-                counted, nor is one that ended because the LLM's budget is spent.
-            CotuneError: what `rollout` or `llm` raised; an LLMError is recorded instead.
-        """
-        options = self.options
-        record = evolution.record
-        if len(hard) < options.hard_set_min_count:
-            pool = before if options.keep_if_skipped else None
-            dropped = "" if pool is before else ", and the earlier ones are dropped"
-            record(
-                "notice",
-                text=f"{len(hard)} hard questions, hard_set_min_count is {options.hard_set_min_count}: no "
-                f"hints are evolved{dropped}",
-            )
-            return pool
-        if obstacle := self._obstacle(len(hard), affordable):
-            record("notice", text=obstacle)
-            return before
-        key = f"p2o/{self._seed}/hints/{evolution.progress.step}"
-        pool, search = self.phase(hard, instruction, evolution, key)
-        search.end_phase()
-        if search.scores_are_lost("the earlier hints stay"):
-            return before
-        account = self._account
-        unheard = bool(account.spent) or (account.asked > 0 and not account.answered)
-        return before if unheard and len(pool.texts) == 1 else pool
-
-    def _obstacle(self, hard: int, affordable: int | None) -> str:
-        """Return why a phase with so many hard questions cannot find a hint; "" if it can."""
-        dev = dev_count(hard, self.options.dev_size)
-        cost = self.options.evaluations(dev)
-        least = least_budget(dev)
-        if cost < least:
-            return (
-                f"hints.budget is {cost}, but scoring one hint on {dev} questions takes {least}: no hints are "
-                "evolved; raise it, or lower hints.dev_size"
-            )
-        if affordable is not None and cost > affordable:
-            return (
-                f"a phase of {cost} evaluations is more than the {max(0, affordable)} that rollout_budget "
-                "leaves for one: no hints are evolved"
-            )
-        return ""
-
-    def phase(
-        self, hard: Sequence[Task], instruction: str, evolution: Evolution, key: str
-    ) -> tuple[HintPool, HintSearch]:
-        """Run one phase; return its hints and the search, whose phase has not ended.
-
-        The same arguments and replies make the same calls in the same order.
-
-        Args:
-            hard: the hard questions, two or more.
-            key: seed of all draws.
-
-        Raises:
-            CotuneError: what the policy or the LLM raised; an LLMError is recorded instead.
-        """
-        self._phases += 1
-        options = self.options
-        account = self._account
-        record = evolution.record
-        dev, train = split(hard, options.dev_size, key)
-        budget = options.evaluations(len(dev))
-        record(
-            "hint_phase",
-            phase=self._phases,
-            hard=len(hard),
-            dev=len(dev),
-            train=len(train),
-            budget=budget,
-            reflection=options.reflection,
-        )
-        plan = SearchPlan(
-            options=options, dev=dev, train=train, budget=budget, barren=_BARREN_ROUNDS, key=key
-        )
-        search = HintSearch(instruction, self._about, plan, evolution, account, self._rules)
-        scores = search.evolve("") if options.reflection == "gepa" else search.reflect_once()
-        pool = HintPool(
-            tuple(scores),
-            tuple(task.id for task in dev),
-            tuple(scores.values()),
-            tuple(search.drafts[hint].shown if hint else () for hint in scores),
-        )
-        cover = covering(pool)
-        solved = [pool.solved(hint) for hint in range(len(pool.texts))]
-        record(
-            "hint_phase_ended",
-            phase=self._phases,
-            evaluations=search.evaluations,
-            budget=budget,
-            asked=account.asked,
-            proposed=account.answered,
-            valid=account.valid,
-            accepted=len(pool.texts) - 1,
-            covering=len(cover),
-            covering_texts=[pool.texts[hint] for hint in cover],
-            solved_without=pool.solved_share([0]),
-            solved_by_cover=pool.solved_share(cover),
-            solved=[
-                {"text": text, "dev": [i for i, id in enumerate(pool.dev) if id in ids]}
-                for text, ids in zip(pool.texts, solved, strict=True)
-            ],
-        )
-        return pool, search
-
-    def state_dict(self) -> State:
-        return {"phases": self._phases, "health": self._account.state_dict()}
-
-    def load_state_dict(self, state: State) -> None:
-        self._phases = int(state["phases"])
-        self._account.load_state_dict(state["health"])

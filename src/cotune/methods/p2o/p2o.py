@@ -9,10 +9,11 @@ from cotune.methods.contract import MAX_CHARS, TextRules
 from cotune.methods.group_plan import Groups, count_drawn
 from cotune.methods.method import Context, Cost, Evolution, Method, Proposals, RunShape
 from cotune.methods.p2o.hard_samples import HardSamples
-from cotune.methods.p2o.hint_evolution import HintEvolution
+from cotune.methods.p2o.hint_evolution import HintSearch
 from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, candidates, covering
+from cotune.methods.proposals import ProposalAccount
 from cotune.methods.static import StaticStrategy
-from cotune.methods.text_evolution import MINIBATCH, dev_count
+from cotune.methods.text_evolution import FENCED, MINIBATCH, dev_count, least_budget
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
 from cotune.types import (
     Assignment,
@@ -95,9 +96,11 @@ class P2O(Strategy):
         self.seed = context.seed
         self._tasks = {task.id: task for task in context.tasks}
         self._hard = HardSamples(options.successes_below)
-        rules = TextRules.of_hints(context)
-        self._evolution = HintEvolution(rules, options.hints, self.seed, context.description)
-        self._pool: HintPool | None = None
+        self._rules = TextRules.of_hints(context)
+        self._description = context.description
+        self._account = ProposalAccount("hint", FENCED)
+        self._pool: HintPool | None = None  # None before the first phase
+        self._phases = 0
         self._epoch = 0
         self._batch = 0  # rollouts of the last batch
 
@@ -180,23 +183,81 @@ class P2O(Strategy):
         evolution.record("hard_samples", epoch=progress.epoch, **counts)
         del counts["seen"]
         hard = [self._tasks[task_id] for task_id in self._hard.hard]
-        # One batch is set aside: hints evolved after the last batch would never be used.
-        affordable = None
-        if progress.rollouts_left is not None:
-            affordable = progress.rollouts_left - self._batch
         # GEPA on the hard questions gives the pool Z with its scores on dev.
-        self._pool = self._evolution.run(
-            hard,
-            instruction=self.base.best_prompt().instruction,
-            evolution=evolution,
-            affordable=affordable,
-            before=self._pool,
-        )
+        self._pool = self.next_pool(hard, evolution)
         if self._pool is not None:
             # All hints were derived from these questions.
             drawable = candidates(self._pool, self._hard.hard)
             counts["withheld"] = sum(not hints for hints in drawable.values())
         return {f"p2o/{name}": float(value) for name, value in counts.items()}
+
+    def next_pool(self, hard: Sequence[Task], evolution: Evolution) -> HintPool | None:
+        """Return the hints to draw from: a phase's, or what is left of the ones before.
+
+        If too few questions are hard, these are none, or with `keep_if_skipped` the earlier ones. The earlier
+        ones also stay if a phase cannot be afforded, loses too many scores to errors of the environment, or
+        finds no hint because the LLM's budget is spent or no call succeeds. A skipped phase is recorded as a
+        "notice".
+
+        Raises:
+            EvolutionError: see `ProposalAccount.end_phase`. A phase that never called the reflector is not
+                counted, nor is one that ended because the LLM's budget is spent.
+            CotuneError: what the policy or the LLM raised; an LLMError is recorded instead.
+        """
+        options = self.options.hints
+        before = self._pool
+        if len(hard) < options.hard_set_min_count:
+            kept = before if options.keep_if_skipped else None
+            dropped = "" if kept is before else ", and the earlier ones are dropped"
+            evolution.record(
+                "notice",
+                text=f"{len(hard)} hard questions, hard_set_min_count is {options.hard_set_min_count}: no "
+                f"hints are evolved{dropped}",
+            )
+            return kept
+        if obstacle := self._obstacle(len(hard), evolution.progress):
+            evolution.record("notice", text=obstacle)
+            return before
+        self._phases += 1
+        search = HintSearch(
+            hard,
+            options,
+            self.base.best_prompt().instruction,
+            self._description,
+            f"p2o/{self.seed}/hints/{evolution.progress.step}",
+            evolution,
+            self._account,
+            self._rules,
+        )
+        pool = search.run(self._phases)
+        search.end_phase()
+        if search.scores_are_lost("the earlier hints stay"):
+            return before
+        account = self._account
+        unheard = bool(account.spent) or (account.asked > 0 and not account.answered)
+        return before if unheard and len(pool.texts) == 1 else pool
+
+    def _obstacle(self, hard: int, progress: Progress) -> str:
+        """Return why a phase with so many hard questions cannot find a hint; "" if it can."""
+        options = self.options.hints
+        dev = dev_count(hard, options.dev_size)
+        rollouts = options.evaluations(dev)
+        least = least_budget(dev)
+        if rollouts < least:
+            return (
+                f"hints.budget is {rollouts}, but scoring one hint on {dev} questions takes {least}: no hints "
+                "are evolved; raise it, or lower hints.dev_size"
+            )
+        if progress.rollouts_left is None:
+            return ""
+        # One batch is set aside: hints evolved after the last batch would never be used.
+        affordable = max(0, progress.rollouts_left - self._batch)
+        if rollouts <= affordable:
+            return ""
+        return (
+            f"a phase of {rollouts} evaluations is more than the {affordable} that rollout_budget "
+            "leaves for one: no hints are evolved"
+        )
 
     # ---- the result: hints are used in training only
 
@@ -224,7 +285,8 @@ class P2O(Strategy):
         return {
             "base": self.base.state_dict(),
             "hard": self._hard.state_dict(),
-            "evolution": self._evolution.state_dict(),
+            "phases": self._phases,
+            "health": self._account.state_dict(),
             "pool": None if self._pool is None else asdict(self._pool),
             "epoch": self._epoch,
             "batch": self._batch,
@@ -236,7 +298,8 @@ class P2O(Strategy):
 
         self.base.load_state_dict(state["base"])
         self._hard.load_state_dict(state["hard"])
-        self._evolution.load_state_dict(state["evolution"])
+        self._phases = int(state["phases"])
+        self._account.load_state_dict(state["health"])
         self._pool = TypeAdapter(HintPool | None).validate_python(state["pool"])
         self._epoch = int(state["epoch"])
         self._batch = int(state["batch"])
