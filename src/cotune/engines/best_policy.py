@@ -14,7 +14,6 @@ from cotune.run.best import BestRecord, read_best
 from cotune.run.json_files import write_atomic
 from cotune.run.scores import Score
 from cotune.types import Prompt
-from cotune.utils.files import link_or_copy
 
 
 class BestPolicy:
@@ -137,18 +136,9 @@ class BestPolicy:
                 too_close_to_call=None,
                 replaced=record,
             )
-        if record.instruction == self.read_kept().instruction:
-            record.write(self._folder)
-            return record
-        # The record holds the text too, so a kill must leave the old pair or the new one.
-        staged = self._staged
-        shutil.rmtree(staged, ignore_errors=True)
-        shutil.copytree(
-            self._folder, staged, copy_function=link_or_copy, ignore=lambda *_: [BEST_JSON]
-        )
-        write_atomic(staged / "instruction.txt", record.instruction + "\n")
-        record.write(staged)
-        self._swap_in(staged)
+        # The record is what counts; a run that was killed in between concludes again.
+        write_atomic(self._folder / "instruction.txt", record.instruction + "\n")
+        record.write(self._folder)
         return record
 
     def write_weights(self, joint: Any, folder: Path, step: int) -> None:

@@ -63,7 +63,7 @@ def complete_best(
         public = {name: value for name, value in fields.items() if name not in _OF_THIS_MACHINE}
         if public != fields:
             write_json_atomic(settings, public)
-    write_generation_config(best, config.limits, tokenizer)
+    _write_generation_config(best, config.limits, tokenizer)
     serving = Serving(
         attempt=summary.get("attempt", run.attempt),
         instruction_in_template=not reason,
@@ -94,13 +94,12 @@ def complete_serving(run: RunDir) -> Serving | None:
     return serving if serving.attempt == attempt else None
 
 
-def write_generation_config(folder: Path, limits: Limits, tokenizer: Any = None) -> None:
+def _write_generation_config(folder: Path, limits: Limits, tokenizer: Any) -> None:
     """Replace generation_config.json: greedy, one turn at a time, as the run was evaluated.
 
     The tokens that end a turn are those of the old file and the tokenizer's.
     """
     path = folder / "generation_config.json"
-    tokenizer = tokenizer or _tokenizer(folder)
     former: Row = json.loads(path.read_bytes()) if path.is_file() else {}
     ends = former.get("eos_token_id")
     ends = [end for end in (ends if isinstance(ends, list) else [ends]) if end is not None]

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from cotune.run.events import EVENTS, describe_event
@@ -60,17 +59,10 @@ class ConsoleListener:
         return [f"{duration((now - began) / (step - since) * (total - step))} left"]
 
     def _print(self, line: str) -> None:
-        """Print markup after the time: with a hanging indent on a terminal, as one line in a file."""
+        """Print markup after the time; in a file as one line."""
         seconds = int(time.monotonic() - self._started)
-        clock = f"  [dim]{seconds // 60:02d}:{seconds % 60:02d}[/]"
-        if not self._console.is_terminal:
-            self._console.print(f"{clock} {line}", highlight=False, soft_wrap=True)
-            return
-        row = Table.grid(padding=(0, 1, 0, 0))
-        row.add_column(no_wrap=True)
-        row.add_column()
-        row.add_row(clock, line)
-        self._console.print(row, highlight=False)
+        text = f"  [dim]{seconds // 60:02d}:{seconds % 60:02d}[/] {line}"
+        self._console.print(text, highlight=False, soft_wrap=not self._console.is_terminal)
 
 
 class LogListener:

@@ -1,21 +1,10 @@
-"""Links, and failed file operations in one line."""
+"""Failed file operations in one line."""
 
 import errno
-import os
 import re
-import shutil
 from pathlib import Path
 
 from cotune.utils.text import one_line
-
-
-def link_or_copy(source: str, target: str) -> None:
-    """Link a file to a second name; copy it if the file system has no links."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-
 
 _FIXES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),

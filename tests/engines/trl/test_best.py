@@ -211,7 +211,7 @@ def test_the_initial_instruction_is_kept_unless_the_other_scores_higher(
     best.check()
 
 
-@pytest.mark.parametrize("place", ["instruction.txt", "best.json", "swap"])
+@pytest.mark.parametrize("place", ["instruction.txt", "best.json"])
 def test_a_kill_while_the_initial_instruction_takes_its_place_can_be_resumed(
     run: Run, best: TRLBest, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,11 +222,9 @@ def test_a_kill_while_the_initial_instruction_takes_its_place_can_be_resumed(
         best.conclude(1, "i0", None, INITIAL)
     again = TRLBest(tmp_path / "best", tiny_tokenizer())
     again.check()
-    expected = "abc. " if place == "swap" else "abc de. b"
-    assert kept(run, again)[2] == expected
+    assert again.read_kept().instruction == "abc de. b"
     again.conclude(1, "i0", None, INITIAL)
     assert kept(run, again) == (0.75, 1, "abc. ", 1.0)
-    again.check()
 
 
 def test_what_is_forgotten_is_gone_a_staged_one_too(
