@@ -14,7 +14,14 @@ COSTS: dict[str, float] = {
 PLAIN = "Answer the question. You can search by writing <search> query </search>."
 
 
-def stage(path: Path, steps: int, scores: tuple[float, float], *, verify: bool = False) -> None:
+def stage(
+    path: Path,
+    steps: int,
+    scores: tuple[float, float],
+    *,
+    verify: bool = False,
+    instruction: str = PLAIN,
+) -> Record:
     """A run folder of `steps` steps whose reward goes from the first to the second of `scores`.
 
     Each step pays for 96 training rollouts, every eighth for 48 verifications, too, every fourth is validated.
@@ -29,8 +36,9 @@ def stage(path: Path, steps: int, scores: tuple[float, float], *, verify: bool =
         run.metrics(step, {"reward_mean": scores[0] + (scores[1] - scores[0]) * step / steps})
         if step % 4 == 0:
             run.count("evaluate", 30, 500)
-    run.write_summary({"name": path.name, "arms": {}})
+    run.write_summary({"name": path.name, "arms": {}, "best_instruction": instruction})
     run.report_path.write_text("<!DOCTYPE html><title>run</title>", encoding="utf-8")
+    return run
 
 
 def method(name: str, group: str, mean: float | None, **more: Any) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class Chart:
         series: those that lie behind first.
         share: y is written as per cent.
         x_ticks, y_ticks: values; the y axis ends at its ticks.
+        guides: (x, label) of dotted vertical lines.
         legend: (CSS class, name) of each series that its colour identifies.
         note: how to read it.
     """
@@ -61,6 +62,7 @@ class Chart:
     x_range: Point
     x_ticks: Sequence[float]
     y_ticks: Sequence[float]
+    guides: Sequence[tuple[float, str]]
     series: Sequence[Series]
     legend: Sequence[tuple[str, str]]
     note: str
@@ -136,6 +138,7 @@ def curves_chart(
     curves: Iterable[tuple[str, Sequence[Point]]],
     *,
     share: bool = False,
+    guides: Sequence[tuple[float, str]] = (),
 ) -> Chart | None:
     """Draw named curves over the steps, long ones averaged; None if no curve has a point."""
     series: list[Series] = []
@@ -145,7 +148,7 @@ def curves_chart(
         series.append(line)
         window = max(window, values)
     note = f"Faint: each step. Line: mean of the last {window} steps." if window else ""
-    return line_chart(title, series, share=share, note=note)
+    return line_chart(title, series, share=share, note=note, guides=guides)
 
 
 def line_chart(
@@ -155,6 +158,7 @@ def line_chart(
     share: bool = False,
     x_label: str = "step",
     note: str = "",
+    guides: Sequence[tuple[float, str]] = (),
     x_range: Point | None = None,
     y_top: float = 0.0,
     size: tuple[int, int] = HALF,
@@ -163,6 +167,7 @@ def line_chart(
 
     Args:
         share: write y as per cent; the axis ends at 1 if it comes near.
+        guides: (x, label) of dotted vertical lines.
         x_range: ends of an axis that several charts share; None takes them from the points.
     """
     series = [line for line in series if line.points]
@@ -185,6 +190,7 @@ def line_chart(
         x_range=(x_low, x_high),
         x_ticks=[tick for tick in x_ticks if x_low <= tick <= x_high],
         y_ticks=ticks(min(0.0, *ys), y_high),
+        guides=guides,
         series=sorted(series, key=lambda s: (s.style != "muted", s.strong)),
         legend=coloured if len(coloured) > 1 else [],
         note=note,

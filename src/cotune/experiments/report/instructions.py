@@ -1,6 +1,7 @@
-"""A run's instructions in a report: their family tree, what each one changed, and its weight."""
+"""A run's instructions in a report: their family tree, what each one changed, which one led."""
 
 import difflib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,6 +48,24 @@ def sentence_diff(parent: str, child: str) -> list[Segment]:
 def reasons(events: Iterable[Row]) -> list[tuple[str, int]]:
     """Count the reasons of rejections or failures, the most frequent first."""
     return Counter(event["reason"] for event in events).most_common()
+
+
+def leaders(events: Iterable[Row]) -> list[tuple[int, str]]:
+    """Return (step, id) wherever another instruction begins to lead its population for two steps or more.
+
+    The leader is that which rollouts are most likely drawn under. [] if the instruction never changes.
+    """
+    led: list[tuple[int, str]] = []
+    for event in events:
+        if event["kind"] == "population" and event["members"]:
+            best = max(event["members"], key=lambda member: member.get("probability") or 0.0)
+            led.append((event["step"], best["id"]))
+    changes: list[tuple[int, str]] = []
+    for (step, name), (_, following) in itertools.pairwise(led):
+        # One that leads for a single step has drawn few rollouts.
+        if name == following and (not changes or changes[-1][1] != name):
+            changes.append((step, name))
+    return changes
 
 
 def family(rows: Sequence[InstructionRow]) -> list[tuple[InstructionRow, int, str]]:

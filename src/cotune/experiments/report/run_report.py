@@ -10,7 +10,7 @@ from rich.text import Text
 from cotune.experiments.evaluate.quadrants import quadrant_table
 from cotune.experiments.report.charts import Chart, Point, Series, curves_chart, line_chart, style
 from cotune.experiments.report.hints import hint_phases, hints_of
-from cotune.experiments.report.instructions import population
+from cotune.experiments.report.instructions import leaders, population
 from cotune.experiments.report.pages import label, moment, write_page
 from cotune.experiments.report.recorded_run import RecordedRun, values
 from cotune.experiments.report.rollouts import MOST_TURNS, some_evaluated, some_groups
@@ -223,7 +223,12 @@ def training_charts(run: RecordedRun) -> list[Chart]:
     if any(y > tokens * 1.05 for (_, y), (_, tokens) in zip(observed, lengths[0][1], strict=False)):
         lengths.append(("with observations", observed))
     charts = (
-        curves_chart("Training reward per step", reward, share=run.scores.shares),
+        curves_chart(
+            "Training reward per step",
+            reward,
+            share=run.scores.shares,
+            guides=leaders(run.events),
+        ),
         _held_out_chart(run),
         curves_chart("Turns per rollout, by action", _actions(run)),
         curves_chart("Response length in tokens", lengths),
