@@ -264,7 +264,8 @@ def test_options_that_do_not_fit_are_refused_before_anything_is_written(
 
 
 def test_training_starts_from_whole_weights(tmp_path: Path) -> None:
-    save_weights(adapted(), tmp_path / "adapter")
+    save_weights(adapted(base=small_policy()), tmp_path / "adapter")
+    AutoTokenizer.from_pretrained(small_policy()).save_pretrained(tmp_path / "adapter")
     config = run_config(tmp_path, path=str(tmp_path / "adapter"))
     with pytest.raises(ConfigError, match=r"policy.path: '.*adapter' holds an adapter, .*merged"):
         built(config)
