@@ -1,8 +1,8 @@
 """veRL's agent loop: one `Episode`, awaited turn by turn."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +30,6 @@ from cotune.rollout.episode import Episode, placed_episodes, responses, score_al
 from cotune.types import Assignment, Sample, SampleRequest, Sampling, Trajectory
 
 
-@dataclass(frozen=True)
 class Calls:
     """The environment's calls, batched over all episodes of this process.
 
@@ -40,56 +39,51 @@ class Calls:
             answered, and the episode has recorded the answer.
         score: returns a rollout with its reward, once its whole group has arrived, because scoring
             may compare rollouts of a group.
-        arrived: sets the run's progress for `score`, by veRL's step.
     """
 
-    begin: Together
-    step: Together
-    score: Groups
-    arrived: Callable[[int], None]
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        # Use one thread for everything: an environment may keep state that its scores read, and two
+        # threads must not share a tokenizer.
+        thread = ThreadPoolExecutor(1, thread_name_prefix="cotune")
+        self.begin = Together(self._begin, thread)
+        self.step = Together(self._step, thread)
+        self.score = Groups(Together(self._score, thread))
 
+    def set_progress(self, step: int) -> None:
+        """Give reward functions the `trainer_state` of a step of veRL's: the optimizer steps before it."""
+        rewards = self._worker.rewards
+        if isinstance(rewards, RewardFunctions):
+            training = self._worker.config.training
+            questions = len(self._worker.environment.tasks("train"))
+            rewards.trainer_state = SimpleNamespace(
+                global_step=(step - 1) * training.mini_batches,
+                max_steps=training.steps * training.mini_batches,
+                epoch=(step - 1) * training.questions_per_step / questions,
+            )
 
-@lru_cache(1)
-def _calls(worker: Worker) -> Calls:
-    environment = worker.environment
-    rewards = worker.rewards
-
-    def begun(beginnings: Sequence[tuple[Assignment, int, int]]) -> list[Episode]:
+    def _begin(self, beginnings: Sequence[tuple[Assignment, int, int]]) -> list[Episode]:
+        worker = self._worker
         limits = worker.config.limits
-        context = worker.context_tokens
-        return placed_episodes(beginnings, environment, worker.codec, limits, context)
+        return placed_episodes(
+            beginnings, worker.environment, worker.codec, limits, worker.context_tokens
+        )
 
-    def stepped(samples: Sequence[tuple[Episode, Sample]]) -> list[None]:
+    def _step(self, samples: Sequence[tuple[Episode, Sample]]) -> list[None]:
         actions = [episode.advance(sample.ids, sample.logprobs) for episode, sample in samples]
-        for (episode, _), response in zip(samples, responses(environment, actions), strict=True):
+        answers = responses(self._worker.environment, actions)
+        for (episode, _), response in zip(samples, answers, strict=True):
             episode.observe(response)
         return [None] * len(samples)
 
-    def scored(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    def _score(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        environment = self._worker.environment
+        rewards = self._worker.rewards
         results = score_all(trajectories, environment)
         return results if rewards is None else rewards(results, environment)
 
-    def arrived(step: int) -> None:
-        if isinstance(rewards, RewardFunctions):
-            rewards.trainer_state = _trainer_state(worker, step)
 
-    # Use one thread for everything: an environment may keep state that its scores read, and two
-    # threads must not share a tokenizer.
-    thread = ThreadPoolExecutor(1, thread_name_prefix="cotune")
-    scores = Groups(Together(scored, thread))
-    return Calls(Together(begun, thread), Together(stepped, thread), scores, arrived)
-
-
-def _trainer_state(worker: Worker, step: int) -> SimpleNamespace:
-    """Return the `trainer_state` for reward functions: the optimizer steps before a step."""
-    training = worker.config.training
-    optimizer_steps = (step - 1) * training.mini_batches
-    questions = len(worker.environment.tasks("train"))
-    return SimpleNamespace(
-        global_step=optimizer_steps,
-        max_steps=training.steps * training.mini_batches,
-        epoch=(step - 1) * training.questions_per_step / questions,
-    )
+_calls = lru_cache(1)(Calls)
 
 
 class EpisodeLoop(AgentLoopBase):
@@ -111,7 +105,7 @@ class EpisodeLoop(AgentLoopBase):
             assignment = replace(assignment, task=worker.known(assignment.task))
             sampling = sampling_from(row[SAMPLING])
             calls = _calls(worker)
-            calls.arrived(int(row["global_steps"]))
+            calls.set_progress(int(row["global_steps"]))
             episode = self._episode(calls, assignment, sampling, int(row[ROW]) + session, sent)
             rollout: Trajectory = await calls.score(str(row["uid"]), size, episode)
         except Exception as error:  # noqa: BLE001 - it ends the run in the trainer's process

@@ -27,6 +27,7 @@ from cotune.types import Assignment, Sampling, Trajectory
 
 if TYPE_CHECKING:
     from cotune.engines.verl.hooks import VerlJoint
+    from cotune.engines.verl.trainer import JointTrainer
 
 _APART = "val"  # the partition of rollouts that are not trained on
 
@@ -77,15 +78,11 @@ class Apart:
     """Roll out what is not trained on: verification, evolution, evaluation. See `RollOutHere`.
 
     Args:
-        manager: sends rows to the agent loops.
-        buffer: veRL's replay buffer, which knows when rows are finished.
-        version: the step whose weights the rollout engine has loaded.
+        trainer: veRL's, with the manager that sends rows to the agent loops.
     """
 
-    def __init__(self, manager: Manager, buffer: Any, version: Any) -> None:
-        self._manager = manager
-        self._buffer = buffer
-        self._version = version
+    def __init__(self, trainer: "JointTrainer") -> None:
+        self._trainer = trainer
 
     def __call__(
         self, assignments: Sequence[Assignment], first_row: int, sampling: Sampling
@@ -103,7 +100,7 @@ class Apart:
             }
             for number, assignment in enumerate(assignments)
         ]
-        step = int(self._version())
+        step = int(self._trainer.global_steps)
         table = collate_fn(rows)
         table["uid"] = np.array(uids, dtype=object)
         prompts = tu.get_tensordict(table)
@@ -111,8 +108,10 @@ class Apart:
         tu.assign_non_tensor_data(prompts, "validate", True)
         tags = [{"is_prompt": True, "status": "pending", "global_steps": step}] * len(rows)
         tq.kv_batch_put(keys=uids, partition_id=_APART, tags=tags)
-        self._manager.generate_sequences(prompts)
-        done, _ = self._buffer.sample(global_steps=step, partition_id=_APART, batch_size=len(rows))
+        self._trainer.manager.generate_sequences(prompts)
+        done, _ = self._trainer.replay_buffer.sample(
+            global_steps=step, partition_id=_APART, batch_size=len(rows)
+        )
         try:
             numbers = {uid: number for number, uid in enumerate(uids)}
             places = {key: numbers[key.split("_")[0]] for key in done.keys}

@@ -38,7 +38,7 @@ class JointTrainer(PPOTrainerSync):
         """Connect the manager to the joint run that decides its rows; call before `fit`."""
         self.manager = self.agent_loop_manager = manager
         manager.joint = self.joint
-        self.joint.bind(self, Apart(manager, self.replay_buffer, lambda: self.global_steps))
+        self.joint.bind(self, Apart(self))
 
     def on_step_begin(self) -> None:
         super().on_step_begin()
