@@ -197,7 +197,7 @@ class TRLJoint(Joint):
             "prompt_ids": [list(t.prompt_ids) for t in rollouts],
             "completion_ids": [list(t.completion_ids) for t in rollouts],
             "logprobs": sampling_logprobs(rollouts, True) if trainer.use_vllm else None,
-            "env_mask": [self._trained_mask(t) for t in rollouts],
+            "env_mask": [self._mask_of(t) for t in rollouts],
             "cotune_parts": [{**t.parts, "": t.reward} for t in rollouts],
             "cotune_extra": [t.extra for t in rollouts],
         }
@@ -219,7 +219,7 @@ class TRLJoint(Joint):
         if (hook := self.before_rollout) is not None:
             self.coordinator.on_rank_zero(lambda: hook(self, 0))
 
-    def _trained_mask(self, trajectory: Trajectory) -> list[int]:
+    def _mask_of(self, trajectory: Trajectory) -> list[int]:
         """Return the rollout's `trained_mask`; 0s if it was cut off and args leave such rollouts out."""
         if self.args.mask_truncated_completions and was_cut(trajectory):
             return [0] * len(trajectory.mask)

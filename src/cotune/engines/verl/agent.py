@@ -102,7 +102,7 @@ class EpisodeLoop(AgentLoopBase):
         try:
             worker = worker_of(self.config[SECTION])
             assignment, size = assignment_at(row[ASSIGNMENTS], session)
-            assignment = replace(assignment, task=worker.known(assignment.task))
+            assignment = replace(assignment, task=worker.with_columns(assignment.task))
             sampling = sampling_from(row[SAMPLING])
             calls = _calls(worker)
             calls.set_progress(int(row["global_steps"]))

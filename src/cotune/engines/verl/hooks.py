@@ -96,15 +96,10 @@ class VerlJoint(Joint):
         """Finish a step after training; return whether it is the last one within the budget."""
         self.batches += 1
         verl_metrics = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float)}
-        named = {
-            name: verl_metrics[verl_name]
-            for verl_name, name in _NAMES.items()
-            if verl_name in verl_metrics
-        }
-        self.parts.record.metrics(
-            self.batches,
-            {**verl_metrics, **named, **self.metrics, "optimizer_step": self._optimizer_steps()},
-        )
+        renamed = {_NAMES[name]: value for name, value in verl_metrics.items() if name in _NAMES}
+        optimizer_step = float(self.batches * self.worker.config.training.mini_batches)
+        row = {**verl_metrics, **renamed, **self.metrics, "optimizer_step": optimizer_step}
+        self.parts.record.metrics(self.batches, row)
         metrics.update(self.metrics)
         self.ended = self.budget_is_spent()
         return self.ended
@@ -121,6 +116,3 @@ class VerlJoint(Joint):
             self.attempt = self.parts.record.begin_attempt(None)
         else:
             self.resume(state)
-
-    def _optimizer_steps(self) -> float:
-        return float(self.batches * self.worker.config.training.mini_batches)

@@ -144,7 +144,7 @@ def in_order(
     for key, text in results.items():
         result = result_from(text, assignments[places[key]])
         if not isinstance(result, Trajectory):
-            raise _raised(*result)
+            raise _exception_of(*result)
         by_place[places[key]] = result
     if len(by_place) != len(assignments):
         raise EngineError(
@@ -154,7 +154,7 @@ def in_order(
     return [by_place[place] for place in range(len(assignments))]
 
 
-def _raised(name: str, message: str) -> Exception:
+def _exception_of(name: str, message: str) -> Exception:
     """Return an agent loop's error as an exception of the original type."""
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, errors.CotuneError):

@@ -60,7 +60,7 @@ def verl_config(
     engine_args = checked_arguments(config)
     try:
         verl_values = deepcopy(
-            _composed(*(f"{k}={engine_args[k]}" for k in _COMPOSED if k in engine_args))
+            _compose(*(f"{k}={engine_args[k]}" for k in _COMPOSED if k in engine_args))
         )
     except HydraException as error:
         raise ConfigError(f"training.engine_args: {one_line(str(error))[:200]}") from error
@@ -93,7 +93,7 @@ def verl_config(
 
 
 @cache
-def _composed(*overrides: str) -> DictConfig:
+def _compose(*overrides: str) -> DictConfig:
     """Compose veRL's files; veRL itself, which takes ten seconds, is not imported."""
     verl = find_spec("verl")
     assert verl is not None

@@ -31,7 +31,7 @@ class Worker:
     codec: HFCodec
     context_tokens: int | None
 
-    def known(self, task: Task) -> Task:
+    def with_columns(self, task: Task) -> Task:
         """Return the task with its columns, which are not sent between processes."""
         return _tasks(self.environment).get((task.id, task.question), task)
 
