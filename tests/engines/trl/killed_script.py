@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cotune.run.best import read_best
-from tests.engines.trl.killed_run import at_rollouts, in_the_state, interrupted, kill
+from tests.engines.trl.killed_run import at_rollouts, in_the_state, kill
 from tests.engines.trl.script_runs import begin
 
 
@@ -62,7 +62,6 @@ PLACES: dict[str, Callable[[int], None]] = {
     "swap": before_the_swap,
     "closing": lambda step: at_rollouts("evaluate", step, after=True),
     "report": before_the_report,
-    "ctrl-c": interrupted,
 }
 
 if __name__ == "__main__":
