@@ -89,7 +89,7 @@ def budgeted(folder: Path, budget: int | None, verified: int = 0, **given: Any) 
 
 @pytest.mark.parametrize(
     ("budget", "verified", "batches"),
-    [(None, 0, 4), (24, 0, 4), (23, 0, 3), (12, 0, 2), (17, 0, 2), (18, 1, 2), (18, 0, 3)],
+    [(None, 0, 4), (24, 0, 4), (23, 0, 3), (18, 1, 2), (18, 0, 3)],
 )
 def test_training_ends_before_the_batch_that_would_exceed_the_budget(
     tmp_path: Path, budget: int | None, verified: int, batches: int

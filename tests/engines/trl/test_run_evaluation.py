@@ -188,9 +188,7 @@ def test_a_method_may_have_its_instruction_checked_against_the_initial_one(
     shipped = found if ships else initial
     measured: list[tuple[str, str, str]] = []
 
-    def measure(
-        self: RunEvaluation, joint: Any, split: str, when: str, prompt: Any = None, *_: Any
-    ) -> Score:
+    def measure(_: Any, __: Any, split: str, when: str, prompt: Any = None, *___: Any) -> Score:
         measured.append((split, when, "" if prompt is None else prompt.instruction))
         return Score({"during": 0.75, "uplift": plain}.get(when, 0.25), 8, {})
 
@@ -232,18 +230,10 @@ def test_validation_decides_between_instructions_that_are_too_close(
     run, evaluation = trained(tmp_path, strategy, every=1)
     scored: dict[str, float] = {}
 
-    def measure(
-        self: RunEvaluation,
-        joint: Any,
-        split: str,
-        when: str,
-        prompt: Any = None,
-        id: str = "",
-        *_: Any,
-    ) -> Score:
+    def measure(_: Any, __: Any, split: str, ___: str, *prompt_and_id: Any) -> Score:
         if split == "test":
             return Score(0.25, 8, {})
-        identity = id or strategy.best_instruction_id()
+        identity = prompt_and_id[1] if prompt_and_id else strategy.best_instruction_id()
         assert identity not in scored
         scored[identity] = scores[identity]
         return Score(scored[identity], 8, {})

@@ -122,9 +122,8 @@ def half(completions: list[str], **kwargs: object) -> list[float]:
     return [0.5] * len(completions)
 
 
-@pytest.mark.parametrize("given", [half, [half], (half,)])
-def test_a_reward_function_alone_is_a_list_of_one(given: Any, tmp_path: Path) -> None:
-    rewards = rewards_of_trainer(given, None, config(tmp_path, reward_weights=None))
+def test_a_reward_function_alone_is_a_list_of_one(tmp_path: Path) -> None:
+    rewards = rewards_of_trainer(half, None, config(tmp_path, reward_weights=None))
     assert rewards is not None
     assert rewards.names == ("half",)
 

@@ -40,15 +40,16 @@ def refused(args: Any) -> str:
 
 
 @pytest.mark.filterwarnings("ignore:FSDP1:FutureWarning")
-@pytest.mark.parametrize("field", ["version", "fsdp_version"])
-def test_fsdp1_is_refused(tmp_path: Path, field: str) -> None:
-    args = config(tmp_path, fsdp=True, fsdp_config={field: 1})
-    assert "fsdp_config.version: 2" in refused(on_gpus(args))
-
-
-def test_loading_on_one_process_is_refused(tmp_path: Path) -> None:
-    args = config(tmp_path, fsdp=True, fsdp_config={"cpu_ram_efficient_loading": True})
-    assert "cpu_ram_efficient_loading: false" in refused(on_gpus(args))
+@pytest.mark.parametrize(
+    ("field", "value", "fix"),
+    [
+        ("version", 1, "fsdp_config.version: 2"),
+        ("fsdp_version", 1, "fsdp_config.version: 2"),
+        ("cpu_ram_efficient_loading", True, "cpu_ram_efficient_loading: false"),
+    ],
+)
+def test_fields_of_fsdp_that_are_refused(tmp_path: Path, field: str, value: Any, fix: str) -> None:
+    assert fix in refused(on_gpus(config(tmp_path, fsdp=True, fsdp_config={field: value})))
 
 
 def test_what_accelerate_launch_configured_is_read(
