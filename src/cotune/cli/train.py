@@ -139,39 +139,30 @@ def _stoppable(folder: Path, config: RunConfig, new: bool = False) -> Generator[
     resume_command = command_on(folder, "resume")
     place = folder.absolute()  # a tool may change the current folder
     another = new and RunDir.is_run(place)
-
-    def begun() -> bool:
-        return RunDir.is_run(place) and not another
-
     try:
         with stopped_by_sigterm():
             yield
-    except KeyboardInterrupt:
-        if begun():
-            raise Stopped(f"stopped; resume with: {resume_command}") from None
-        raise Stopped("stopped before anything was written") from None
-    except EvolutionError as error:
-        raise EvolutionError(f"{error}; {_without_proposals(resume_command, config)}") from error
-    except CotuneError as error:
-        metrics = place / "metrics.jsonl"
-        has_trained = begun() and metrics.is_file() and metrics.stat().st_size > 0
-        if "cotune resume" in str(error) or not has_trained:
-            raise
-        raise type(error)(f"{error}; then continue: {resume_command}") from error
-    except Exception as error:  # libraries have errors of their own for files
-        failure = file_failure(error, folder)
-        if not failure:
-            raise
-        again = resume_command if begun() else "start again"
-        raise ConfigError(f"{failure}, then: {again}") from error
-
-
-def _without_proposals(resume_command: str, config: RunConfig) -> str:
-    """Return how to resume a run whose LLM calls all failed."""
-    if not hasattr(config.llm, "optional"):
-        return f"then: {resume_command}"
-    correction = " --set llm.model=…" if hasattr(config.llm, "model") else ""
-    return f"then: {resume_command}{correction}, or: {resume_command} --set llm.optional=true"
+    except (KeyboardInterrupt, Exception) as error:
+        begun = RunDir.is_run(place) and not another
+        if isinstance(error, KeyboardInterrupt):
+            then = f"; resume with: {resume_command}" if begun else " before anything was written"
+            raise Stopped(f"stopped{then}") from None
+        if isinstance(error, EvolutionError):
+            optional = hasattr(config.llm, "optional")
+            model = " --set llm.model=…" if optional and hasattr(config.llm, "model") else ""
+            less = f", or: {resume_command} --set llm.optional=true" if optional else ""
+            raise EvolutionError(f"{error}; then: {resume_command}{model}{less}") from error
+        if isinstance(error, CotuneError):
+            metrics = place / "metrics.jsonl"
+            has_trained = begun and metrics.is_file() and metrics.stat().st_size > 0
+            if "cotune resume" in str(error) or not has_trained:
+                raise
+            raise type(error)(f"{error}; then continue: {resume_command}") from error
+        if failure := file_failure(error, folder):  # libraries have errors of their own for files
+            raise ConfigError(
+                f"{failure}, then: {resume_command if begun else 'start again'}"
+            ) from error
+        raise
 
 
 def _show_headline(config: RunConfig, console: Console) -> None:
