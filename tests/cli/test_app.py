@@ -1,6 +1,5 @@
 """The command line as a person uses it: whole runs, a stop in the middle, several processes."""
 
-import errno
 import io
 import os
 import shlex
@@ -66,46 +65,6 @@ def test_errors_are_one_line(
     with pytest.raises(SystemExit):
         cli.main()
     assert capsys.readouterr().err == f"cotune (rank 1): {text}\n"
-
-
-@pytest.mark.parametrize(
-    ("number", "status", "says"),
-    [
-        (errno.ENOSPC, 2, "make room, then: run the command again"),
-        (
-            errno.EACCES,
-            2,
-            "report.html: Permission denied; give this user the right to it, then: run",
-        ),
-        (errno.EIO, 2, "report.html: Input/output error; check the folder and its disk, then: run"),
-    ],
-)
-def test_a_disk_that_fails_is_one_line(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    number: int,
-    status: int,
-    says: str,
-) -> None:
-    def fails() -> None:
-        raise OSError(number, os.strerror(number), "report.html")
-
-    monkeypatch.setattr(cli, "app", fails)
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert stopped.value.code == status
-    shown = capsys.readouterr().err
-    assert says in shown
-    assert shown.count("\n") == 1
-
-
-def test_other_errors_of_the_system_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> None:
-        raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
-
-    monkeypatch.setattr(cli, "app", fails)
-    with pytest.raises(ConnectionRefusedError):
-        cli.main()
 
 
 def test_help_names_every_command() -> None:

@@ -27,44 +27,13 @@ def _without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "unknown field": ({"straregy": {}}, ["straregy", "unknown field", "did you mean strategy?"]),
-    "unknown nested": ({"training": {"stepz": 1}}, ["training.stepz", "mean training.steps?"]),
-    "field in the wrong place": ({"steps": 3}, ["steps", "mean training.steps?"]),
     "unknown option": ({"strategy": {"populationsize": 3}}, ["strategy.populationsize", "mean strategy.population_size?"]),
     "unknown option of an option": (
         {"strategy": {"kind": "p2o", "hints": {"beem": 3}}},
         ["strategy.hints.beem: unknown field", "did you mean strategy.hints.beam?"],
     ),
-    "unknown option of one of two methods": (
-        {"strategy": {"kind": "inspo+p2o", "p2o": {"hints": {"beem": 3}}}},
-        ["strategy.p2o.hints.beem: unknown field", "did you mean strategy.p2o.hints.beam?"],
-    ),
-    "impossible option of an option": ({"strategy": {"kind": "p2o", "hints": {"beam": 0}}}, ["strategy.hints.beam is 0", "1 or more"]),
-    "hard for ever": (
-        {"strategy": {"kind": "p2o", "hinted_per_group": "half"}},
-        ["successes_below is 2", "judged by 1 rollouts of training.group_size 2", "at most 1"],
-    ),
-    "instruction without a box": (
-        {
-            "environment": {"kind": "ladder"},
-            "strategy": {"kind": "p2o"},
-            "instruction": "Solve the problem.",
-        },
-        ["instruction names no \\boxed", "expected \\boxed in its text"],
-    ),
-    "too few problems": (
-        {
-            "environment": {
-                "kind": "ladder",
-                "validation": 99_999,
-                "rungs": ["round sum"],
-            },
-            "strategy": {"kind": "p2o"},
-        },
-        ["environment.validation asks for more than", "problems with round sum"],
-    ),
     "impossible value": ({"training": {"steps": 0}}, ["training.steps", "got 0"]),
     "impossible option": ({"strategy": {"window": 0}}, ["strategy.window is 0", "1 or more"]),
-    "impossible limit": ({"limits": {"turns": 0}}, ["limits.turns is 0", "1 or more"]),
     "wrong type": ({"limits": {"turns": "many"}}, ["limits.turns", "got 'many'"]),
     "infinite": ({"training": {"learning_rate": float("inf")}}, ["learning_rate", "finite"]),
     "no section": ({"training": 3}, ["training", "expected fields", "got 3"]),
@@ -72,18 +41,6 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "indivisible": ({"training": {"micro_batch_size": 3}}, ["training.questions_per_step × group_size is 8, which mini_batches × micro_batch_size = 3", "change micro_batch_size"]),
     "budget below a batch": ({"training": {"rollout_budget": 7}}, ["training.rollout_budget is 7", "8"]),
     "instruction without tags": ({"instruction": "Answer inside <answer> and </answer>."}, ["instruction", "names no <search>, </search>"]),
-    "too few cities": ({"environment": {"test": 10**6}}, ["environment.test", "lower it"]),
-    "no such policy": ({"policy": {"path": "/nope/model"}}, ["policy.path", "/nope/model"]),
-    "unknown bundled policy": ({"policy": {"path": "bundled:x"}}, ["policy.path", "bundled:x"]),
-    "policy without files": ({"policy": {"path": "/"}}, ["policy.path: cannot load '/'"]),
-    "short prompts": ({"limits": {"prompt_tokens": 40}}, ["limits.prompt_tokens is 40", "raise"]),
-    "no room to evolve": (
-        {
-            "limits": {"prompt_tokens": 50},
-            "instruction": "<search> </search> <answer> </answer>",
-        },
-        ["limits.prompt_tokens is 50", "expected at least"],
-    ),
     "beyond the context": ({"limits": {"trajectory_tokens": 10_000}}, ["limits.prompt_tokens + limits.trajectory_tokens", "10384", "1024"]),
     "unknown engine argument": ({"training": {"engine_args": {"lerning_rate": 1}}}, ["training.engine_args.lerning_rate", "mean learning_rate?"]),
     "impossible engine argument": ({"training": {"engine_args": {"shuffle_dataset": True}}}, ["GRPOConfig.shuffle_dataset is True", "set shuffle_dataset=False"]),
@@ -92,11 +49,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"training": {"engine_args": {"num_generations": 2}}},
         ["training.engine_args.num_generations", "set training.group_size"],
     ),
-    "unknown loss": ({"training": {"engine_args": {"loss_type": "foo"}}}, ["training.engine_args.loss_type is 'foo'", "cispo"]),
-    "checkpoints elsewhere": ({"training": {"engine_args": {"output_dir": "/tmp/x"}}}, ["training.engine_args.output_dir", "output"]),
     "no key": ({"llm": OPENAI}, ["OPENAI_API_KEY", "llm.api_key_env"]),
-    "budget without prices": ({"llm": {**OPENAI, "budget": 5}}, ["llm.budget is 5", "price"]),
-    "unknown LLM field": ({"llm": {**OPENAI, "modle": 1}}, ["llm.modle", "mean llm.model?"]),
     "unknown LLM": ({"llm": {"kind": "gpt"}}, ["llm.kind", "'rules', 'openai'"]),
 }  # fmt: skip
 
@@ -116,8 +69,6 @@ def test_run_file_is_refused(name: str, tmp_path: Path, refused: Refused) -> Non
         KEY,
         {"kind": KEY},
         {**OPENAI, "api_key_env": KEY},
-        {**OPENAI, "api_key_env": {"name": KEY}},
-        {**OPENAI, "api_key_env": [KEY]},
         {**OPENAI, "temperature": KEY},
         {**OPENAI, KEY: None},
         {**OPENAI, "base_url": f"https://user:{KEY}@host/v1"},
@@ -175,45 +126,6 @@ def test_a_key_in_broken_yaml_is_not_shown(tmp_path: Path, refused: Refused) -> 
     assert KEY not in error
 
 
-QUESTION = '{"question": "Where is Zinder?", "answers": ["Niger"]}\n'
-PASSAGE = '{"id": "1", "contents": "\\"Zinder\\"\\nZinder is in Niger."}\n'
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "expected"),
-    [
-        ("train", "", ["dataset.path", "train.jsonl holds no rows"]),
-        ("corpus", PASSAGE + "{oops\n", ["environment.corpus", "corpus.jsonl, line 2", "not JSON"]),
-        ("corpus", None, ["environment.corpus: cannot read ", "corpus.jsonl"]),
-        ("test", '{"question": "?"}\n', ["dataset", "the question test-", "dataset.columns: {answers"]),
-        ("test", '{"q": "?"}\n', ["dataset.columns.question", "test.jsonl has none of"]),
-    ],
-)  # fmt: skip
-def test_data_file_is_refused(
-    file: str, content: str | None, expected: list[str], tmp_path: Path, refused: Refused
-) -> None:
-    splits = ("train", "validation", "test")
-    own = {split: QUESTION.replace('"question": "', f'"question": "{split}: ') for split in splits}
-    contents = own | {"corpus": PASSAGE}
-    files = {name: tmp_path / f"{name}.jsonl" for name in contents}
-    for name, text in (contents | {file: content}).items():
-        if text is not None:
-            files[name].write_text(text)
-    changes = {
-        "environment": {"kind": "search", "corpus": str(files["corpus"])},
-        "dataset": {
-            "path": str(files["train"]),
-            "validation": str(files["validation"]),
-            "test": str(files["test"]),
-        },
-        "llm": {**OPENAI, "api_key_env": None},
-    }
-    run = write(tmp_path / "run.yaml", tiny(tmp_path / "out", changes))
-    error = refused("train", run)
-    assert [part for part in expected if part not in error] == [], error
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
@@ -221,7 +133,7 @@ def test_data_file_is_refused(
         ("", "holds nothing"),
         ("- a\n", "holds list"),
         ("a: [1\n", "line 2"),
-        ("a: b: c\n", "line 1"),
+        ("a: b: c\n", ', line 1: mapping values are not allowed here; put a text that holds ": " in quotes'),
         (b"\xff\xfe\x00", "not UTF-8"),
         ("training: {steps: " + "9" * 5000 + "}", "a number or a date that cannot be read"),
         ("output: x\nstrategy: {kind: static}\nseed: 0x" + "f" * 5000, "seed: holds a number of too many digits"),

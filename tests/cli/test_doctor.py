@@ -12,15 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from packaging.requirements import Requirement
 
 from cotune.cli import app as cli
 from cotune.cli import doctor
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines import preflight
 from cotune.engines.preflight import Notice, Preflight
-from cotune.engines.trl import checks, trl_engine
-from cotune.engines.trl.trl_engine import ENGINE
+from cotune.engines.trl import trl_engine
 from cotune.errors import ConfigError, EngineError, LLMError
 from cotune.llm import first_call
 from cotune.llm.client import OpenAIOptions
@@ -29,7 +27,6 @@ from cotune.policy import policy_files as policies
 from cotune.policy.local_policy import load
 from cotune.run.record import Record
 from cotune.types import Completion
-from cotune.utils.packages import not_fitting
 from cotune.utils.progress import listening
 from tests.loopback import endpoint, retrieval_server
 from tests.run_files import tiny, write
@@ -83,24 +80,6 @@ def test_the_checks_go_on_after_one_that_fails(tmp_path: Path) -> None:
 
 
 # ---- the installation
-
-
-def test_packages_that_are_required() -> None:
-    assert not_fitting(Requirement("numpy>=1")) == ""
-    assert not_fitting(Requirement("numpy>=1,<1.5")) == (
-        f"numpy {version('numpy')} is not in <1.5,>=1; pip install 'numpy<1.5,>=1'"
-    )
-    assert not_fitting(Requirement("cotune-nonesuch>=2")) == (
-        "cotune-nonesuch is not installed; pip install 'cotune-nonesuch>=2'"
-    )
-
-
-def test_a_trl_of_another_release_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ENGINE.installation().startswith("engine trl: 1.")
-    monkeypatch.setattr(checks.trl, "__version__", "1.99.0")
-    said = lacking(ENGINE.installation)
-    assert "trl 1.99.0 is installed" in said
-    assert said.endswith("pip install 'trl>=1.16,<1.17'")
 
 
 def policy(config: RunConfig) -> Callable[[], str]:
@@ -224,14 +203,6 @@ def test_a_model_in_the_hub_s_cache(
     assert asked == ["someone/model"]
 
 
-def test_a_chat_template_of_its_own(folder: Path, tmp_path: Path) -> None:
-    (folder / "chat_template.jinja").unlink()
-    for template in ("plain", str(BUNDLED / "chat_template.jinja")):
-        assert policy(config(tmp_path, policy={"path": str(folder), "chat_template": template}))()
-    given = config(tmp_path, policy={"path": str(folder), "chat_template": "none.jinja"})
-    assert "no chat template none.jinja" in lacking(policy(given))
-
-
 # ---- packages and the LLM
 
 
@@ -353,11 +324,6 @@ def test_an_llm_of_ones_own_is_checked_its_own_way(
 
 
 # ---- the engine and processes
-
-
-def test_arguments_that_trl_would_not_take(tmp_path: Path) -> None:
-    given = config(tmp_path, training={"engine_args": {"loss_typ": "dapo"}})
-    assert "did you mean loss_type?" in lacking(lambda: trl_engine.arguments(given))
 
 
 def test_one_process_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

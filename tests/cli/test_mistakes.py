@@ -34,50 +34,34 @@ SUITE: dict[str, Any] = {
 
 # A command, and what its line must say.
 LIGHT: dict[str, tuple[str, list[str]]] = {
-    "output below a file": ("train run.yaml --set output=file/run", ["output: ", "file is a file"]),
-    "output where nothing can be": ("train run.yaml --set output=/proc/run", ["output: /proc cannot be written"]),
-    "starter below a file": ("init file/agent --kind tools", ["FOLDER: ", "file is a file"]),
     "another strategy, whose fields go": ("try run.yaml --set strategy.kind=static --set dataset.path=nope.jsonl", ["dataset.path: no file nope.jsonl in "]),
     "no LLM": ("train run.yaml --set llm=null", ["llm is missing", "my_llm.py:MyLLM"]),
     "no such LLM of one's own": ("train run.yaml --set llm=nope.py:MyLLM", ["no file nope.py"]),
     "no such file of texts": ("train run.yaml --set 'llm={kind: bank, path: nope.txt}'", ["llm.path: cannot read nope.txt", "name a text file"]),
     "no such data": ("train run.yaml --set dataset.path=nope.jsonl", ["dataset.path: no file nope.jsonl in "]),
-    "no such validation data": ("try run.yaml --set dataset.validation=nope.jsonl", ["dataset.validation: no file nope.jsonl in "]),
     "no such policy": ("train run.yaml --set policy.path=./nope", ["'./nope', and there is no such folder"]),
     "no such policy on the hub": (
         "try run.yaml --set policy.path=nobody/has-this",
         ["cannot load 'nobody/has-this'", "the hub is out of reach"],
     ),
-    "no such policy on the hub, to train": ("train run.yaml --set policy.path=nobody/has-this", ["'nobody/has-this'", "HF_HUB_OFFLINE"]),
     "no tool": ("train run.yaml --set 'environment={kind: tools, tools: []}'", ["environment.tools: is empty", "name at least 1"]),
-    "no such module of tools": ("train run.yaml --set 'environment={kind: tools, tools: [my_tools:calculator]}'", ["environment.tools", "no module 'my_tools'", "install"]),
     "another method's option": ("train run.yaml --set strategy.kind=static --set strategy.evolve_every=2", ["strategy.evolve_every: is not a field of strategy.kind static", "remove it"]),
-    "a group of one": ("train run.yaml --set training.group_size=1", ["training.group_size", "equal to 2; got 1"]),
     "no such run file to examine": ("doctor nope.yaml", ["nope.yaml: No such file or directory"]),
-    "GGUF for a policy": ("train run.yaml --set policy.path=q4.gguf", ["policy.path is 'q4.gguf', weights in GGUF"]),
-    "a policy without its tokenizer": ("train run.yaml --set policy.path=./bare", ["cannot load './bare': it has no tokenizer"]),
     "no such chat template": ("train run.yaml --set policy.chat_template=nope.jinja", ["no chat template nope.jinja"]),
     "no such reward": ("train run.yaml --set 'rewards=[nope.py:f]'", ["rewards: no file nope.py"]),
     "a misspelt reward": ("train run.yaml --set 'rewards=[exact]'", ["'exact' is unknown"]),
-    "no such tool": ("train run.yaml --set 'environment={kind: tools, tools: [nope.py:f]}'", ["environment.tools: no file nope.py"]),
-    "a number of thousands of digits": ("train digits.yaml", ["digits.yaml: holds a number", "cannot be read; expected YAML"]),
-    "thousands of brackets": ("train nested.yaml", ["nested.yaml: is nested too deeply"]),
-    "a colon in a text": ("train colon.yaml", ["colon.yaml, line 2: mapping values are not", "in quotes"]),
-    "a password in an address": (
-        "train run.yaml --set policy.path=https://u:Zx81kQ@host/m",
-        ["policy.path: holds a key, or an address with a user or password (not shown)"],
-    ),
     "a suite for a run file": ("train suite.yaml", ["is a suite file", "cotune compare suite.yaml"]),
     "a run file for a suite": ("compare run.yaml", ["is a run file", "cotune train run.yaml"]),
-    "a run file for a run": ("resume run.yaml", ["is not a run folder: it is a file"]),
+    "a run file for a run": ("resume run.yaml", ["run.yaml is not a run folder"]),
     "no such run": ("evaluate nope", ["is not a run folder: there is no such folder"]),
     "a starter for a run": ("report .", ["its run.yaml is a run file that was not trained"]),
     "data that is not JSON": ("train run.yaml --set dataset.path=bad.jsonl", ["bad.jsonl, line 1: not JSON (JSONDecodeError: ", "put one JSON "]),
     "an endpoint that is down": ("train run.yaml --set llm.max_tokens=8", ["llm: a first call failed", "Connection refused", "set llm.optional: true"]),
     "a field of another section": ("train run.yaml --set steps=3", ["mean training.steps?"]),
 }  # fmt: skip
-# The same, if it takes the policy's tokenizer to find out.
+# The same, if it takes the policy's tokenizer, or transformers, to find out.
 WITH_MODEL: dict[str, tuple[str, list[str]]] = {
+    "a tool without a docstring": ("train run.yaml --set 'environment={kind: tools, tools: [bad.py:silent]}'", ["tools: silent cannot be a tool", "no docstring"]),
     "short prompts": (
         "try run.yaml --set limits.prompt_tokens=20",
         [
@@ -103,15 +87,8 @@ def put_files(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
     (folder / "run.yaml").write_text(yaml.safe_dump(RUN), encoding="utf-8")
     (folder / "suite.yaml").write_text(yaml.safe_dump(SUITE), encoding="utf-8")
-    (folder / "digits.yaml").write_text(f"{yaml.safe_dump(RUN)}seed: {'9' * 5000}\n")
-    (folder / "nested.yaml").write_text(f"output: out\nstrategy: {'[' * 2000}{']' * 2000}\n")
-    (folder / "colon.yaml").write_text("output: out\ninstruction: Problem: solve it.\n")
     (folder / "bad.jsonl").write_text('{"question": "x"')
     (folder / "bad.py").write_text("def silent(city: str) -> str:\n    return city\n")
-    (folder / "file").touch()
-    for file in ("bare/config.json", "bare/model.safetensors"):
-        (folder / file).parent.mkdir(exist_ok=True)
-        (folder / file).touch()
 
 
 def there(folder: Path) -> list[str]:
@@ -154,7 +131,6 @@ def test_a_mistake_is_one_line_before_anything_heavy_is_loaded(
 ) -> None:
     status, out, err, heavy, written = ends[name]
     check(status, out, err, LIGHT[name][1])
-    assert "Zx81kQ" not in out + err
     assert heavy == []
     assert written == []
 

@@ -37,12 +37,6 @@ class Words:
         return len(text.split())
 
 
-def test_the_ladder_world() -> None:
-    environment = environment_of(config({"kind": "static"}))
-    assert isinstance(environment, LadderEnvironment)
-    assert [len(environment.tasks(s)) for s in ("train", "validation", "test")] == [16, 8, 8]
-
-
 @pytest.mark.parametrize(
     ("kind", "made", "base"),
     [
@@ -67,11 +61,6 @@ def test_each_kind_is_its_strategy(
         assert type(strategy.base) is base
 
 
-def test_the_runs_own_instruction_wins() -> None:
-    run = config({"kind": "p2o"}, instruction=BOXED)
-    assert strategy_of(run, environment_of(run)).best_prompt() == Prompt(BOXED)
-
-
 def test_a_hint_may_take_half_of_a_prompts_tokens() -> None:
     hints = {"hard_set_min_count": 4, "dev_size": 4, "budget": 30, "beam": 2}
     run = config({"kind": "p2o", "hints": hints}, limits={"prompt_tokens": 26})
@@ -85,14 +74,6 @@ def test_a_hint_may_take_half_of_a_prompts_tokens() -> None:
     policy = Policy(lambda task, hint: False)
     strategy.evolve_if_due(Progress(2, 1, 9), policy, author, events)
     assert {row["reason"] for row in events.of("hint_rejected")} == {"6 tokens; 5 allowed"}
-
-
-def test_who_proposes() -> None:
-    assert describe_llm(config({"kind": "static"}).proposer) == "none"
-    assert describe_llm(config({"kind": "p2o"}).proposer) == "offline rules"
-    record = Record()
-    rules = config({"kind": "p2o"}, llm={"kind": "rules"})
-    assert identity_of(build_llm(rules.proposer, 0, record, LadderEnvironment())) == "offline rules"
 
 
 def test_a_bank_and_an_llm_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

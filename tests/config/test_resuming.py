@@ -32,11 +32,6 @@ class Folder:
         return resumed_config(self.run, self.config, assignments, trained)
 
 
-def test_without_changes_it_is_the_folder_s_run_file(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out", 1, 2)
-    assert folder.resume() == folder.config
-
-
 def test_what_is_recorded_is_not_checked_as_a_new_run_file(tmp_path: Path) -> None:
     raw = tiny(tmp_path / "out")
     raw["limits"] = {"trajectory_tokens": 64, "prompt_tokens": 384}  # a turn has more by default
@@ -105,12 +100,6 @@ def test_a_spent_budget_is_what_a_run_needs_more_of(tmp_path: Path) -> None:
     ):
         folder.resume("training.steps=9")
     assert folder.resume("training.rollout_budget=20").training.rollout_budget == 20
-
-
-def test_a_finished_run_without_a_budget_has_none_to_raise(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "out", 3, finished=True)
-    with pytest.raises(ConfigError, match="this run is finished; see its report"):
-        folder.resume("training.rollout_budget=99")
 
 
 def test_a_finished_run_whose_best_policy_is_lost_is_finished_again(tmp_path: Path) -> None:

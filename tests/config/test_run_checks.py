@@ -1,6 +1,5 @@
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from cotune.methods.registry import method_of
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.rewards import exact_match
 from cotune.rewards.functions import RewardFunctions
-from cotune.types import Limits, Prompt, Task
+from cotune.types import Limits, Task
 from tests.loopback import retrieval_server
 
 
@@ -79,21 +78,12 @@ def test_a_blank_instruction_cannot_evolve(strategy: str) -> None:
     check_instruction(plain, "Answer.", strategy)
 
 
-@pytest.mark.parametrize("strategy", ["static", "p2o"])
-def test_a_blank_instruction_that_stays_is_none(strategy: str) -> None:
-    check_instruction(SingleTurnEnvironment({}, ""), "", strategy)
-
-
 def test_texts_without_the_comma_of_a_tuple_are_refused() -> None:
     class Forgot(SingleTurnEnvironment):
         stop = "</answer>"  # type: ignore[assignment]
 
     with pytest.raises(ConfigError, match=r"Forgot.stop is the text '</answer>'; .*with a comma"):
         check_instruction(Forgot({}, "Answer."), "Answer.")
-
-
-def test_an_instruction_with_the_tags() -> None:
-    check_instruction(environment("Who?"), SEARCH_R1_INSTRUCTION)
 
 
 def test_the_longest_prompt_must_fit() -> None:
@@ -163,13 +153,6 @@ def test_beside_hints_the_instruction_stays() -> None:
     assert rooms == [20, 20, 10]
 
 
-def test_without_an_instruction_half_is_left_for_hints() -> None:
-    env = SingleTurnEnvironment({"train": [Task("t", "a b c d", ())]}, "")
-    check_prompts(env, Words(), "", Limits(prompt_tokens=10), ["train"], strategy="p2o")
-    with pytest.raises(ConfigError, match=r"left for evolved hints, .* has 5 tokens; .* least 10"):
-        check_prompts(env, Words(), "", Limits(prompt_tokens=9), ["train"], strategy="p2o")
-
-
 def test_what_stands_before_a_question_makes_its_prompt_long() -> None:
     short = [Task(f"s{i}", "a b c", ()) for i in range(20)]
     long = Task("long", "a", (), context=(("system", "b " * 30),))
@@ -219,18 +202,6 @@ def test_questions_that_are_too_long_are_left_out_and_counted(
     assert len(without_too_long(env, Words(), "do", 14, "p2o").tasks("train")) == 2
 
 
-def test_what_an_environment_adds_to_the_questions_counts() -> None:
-    class Adding(SingleTurnEnvironment):
-        def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
-            longer = replace(task, question=task.question + task.columns["table"])
-            return super().messages(longer, prompt)
-
-    tasks = [Task(f"t{n}", "a", (), columns={"table": " b" * n}) for n in (1, 50)]
-    env = Adding(dict.fromkeys(SPLITS, tasks), "do")
-    kept = without_too_long(env, Words(), "do", 10, "static")
-    assert [task.id for task in kept.tasks("train")] == ["t1"]
-
-
 # ---- rewards
 
 
@@ -251,13 +222,6 @@ def test_a_column_that_one_split_lacks() -> None:
     other = single_turn(test=[Task("t", "q", (), columns={"grade": 1})])
     with pytest.raises(ConfigError, match="levelled needs the column 'level', but the data has gr"):
         check_columns(RewardFunctions([levelled]), other, SPLITS)
-
-
-def test_answers_that_one_split_lacks() -> None:
-    rewards = RewardFunctions(["exact_match"])
-    check_columns(rewards, single_turn(), SPLITS)
-    with pytest.raises(ConfigError, match="task t of the test split has none"):
-        check_columns(rewards, single_turn(test=[Task("t", "q", ())]), SPLITS)
 
 
 def test_an_environment_without_rewards_needs_functions() -> None:

@@ -25,10 +25,6 @@ def test_run_file_parses_and_is_planned(file: Path) -> None:
     assert planned.steps > 0 or not config.has_batches
 
 
-def test_there_are_some() -> None:
-    assert {file.stem for file in FILES} >= {"geo-inspo", "geo-static", "geo-p2o", "geo-inspo-p2o"}
-
-
 def test_hints_or_an_instruction_evolve_by_gepa_where_it_is_asked_for() -> None:
     planned = {file.stem: plan_run(load_config(file)).rollouts for file in FILES}
     assert {name for name, rollouts in planned.items() if rollouts.get("evolve")} == {

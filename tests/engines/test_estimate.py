@@ -244,12 +244,6 @@ def test_what_has_no_bytes_has_no_row_and_vllm_no_sum(tmp_path: Path) -> None:
     assert "vLLM takes 30% of each GPU while it samples" in text
 
 
-def test_what_is_spread_is_said(tmp_path: Path) -> None:
-    fsdp = {"engine_args": {"fsdp": True}}
-    text = printed(tmp_path, QWEN3_06B, 4, training=fsdp, policy={"dtype": "float32"})
-    assert "on 4 GPUs; weights, gradients and moments are spread over 4." in text
-
-
 @pytest.mark.parametrize(("test_questions", "rows"), [(3, 24), (40, 40), (500, 64)])
 def test_rows_at_once_are_a_steps_or_an_evaluations(
     tmp_path: Path, test_questions: int, rows: int

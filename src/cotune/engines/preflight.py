@@ -48,7 +48,7 @@ from cotune.run.run_dir import RunDir
 from cotune.utils.packages import installed
 from cotune.utils.processes import launched_rank
 from cotune.utils.progress import begin
-from cotune.utils.text import one_line, size
+from cotune.utils.text import hide_secrets, one_line, size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -208,8 +208,9 @@ class Preflight:
         """Check that a policy's name is in the hub's cache, or that the hub has it."""
         path = policy_path(self.config.policy.path)
         if not Path(path).is_dir() and not cached_folder(path) and only_local(path):
+            name = hide_secrets(path, guess="/" not in path)  # it may be a misplaced key
             raise ConfigError(
-                f"policy.path: cannot load {path!r}: it is neither a folder nor in the hub's cache, and the hub is "
+                f"policy.path: cannot load {name!r}: it is neither a folder nor in the hub's cache, and the hub is "
                 "out of reach, or HF_HUB_OFFLINE is set; name a folder, or fetch the model (hf download)"
             )
 

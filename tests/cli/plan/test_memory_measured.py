@@ -2,7 +2,6 @@
 
 import contextlib
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.cache_utils import Cache
 
-from cotune.config.run_file import parse_config
-from cotune.engines.estimate import Layout, memory_of, read_shape
-from cotune.policy.options import LoraOptions
-from cotune.policy.precision import rounding_notice
+from cotune.engines.estimate import read_shape
 from cotune.policy.sampling import CachedSampler, GrowingLayer
 from cotune.types import SampleRequest, Sampling
-from tests.run_files import tiny
 
 KINDS: dict[str, tuple[Any, Any]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -41,18 +36,6 @@ def policy(kind: str, dtype: torch.dtype = torch.float32, **shape: int) -> Any:
 
 def shape_of(model: Any) -> Any:
     return read_shape(model.config)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "down_proj")])
-def test_parameters_are_counted(kind: str, targets: Any) -> None:
-    model = policy(kind)
-    shape = shape_of(model)
-    assert shape.parameters == sum(p.numel() for p in model.parameters())
-    names = targets if isinstance(targets, str) else list(targets)
-    adapted = get_peft_model(model, LoraConfig(r=3, target_modules=names, task_type="CAUSAL_LM"))
-    trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
-    assert shape.lora_parameters(LoraOptions(rank=3, target_modules=targets)) == trained
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -161,22 +144,3 @@ def test_the_sampler_holds_its_cache_two_and_a_half_times_at_most() -> None:
             held = rows * longest * token
             assert 1.5 * held < live.peak < 2.5 * held
     session.close()
-
-
-def test_bytes_of_weights_and_adapters(tmp_path: Path) -> None:
-    raw = tiny(tmp_path, {"policy": {"lora": {"rank": 2}}})
-    model = policy("qwen3")
-    found = memory_of(parse_config(raw, "test"), shape_of(model), Layout())
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    assert found.rows["weights"][0] == weights + 4 * found.trained
-
-
-def test_a_step_is_lost_above_the_weight_that_the_notice_names() -> None:
-    for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
-        notice = rounding_notice(name, 5e-7)
-        assert notice is not None
-        bound = float(notice.partition("for weights above ")[2].partition(",")[0])
-        weights = torch.logspace(np.log10(bound * 1.02), 0, 500).to(dtype)
-        assert torch.equal(weights + 5e-7, weights)
-        smaller = torch.logspace(-6, np.log10(bound / 4.1), 500).to(dtype)
-        assert not torch.equal(smaller + 5e-7, smaller)
