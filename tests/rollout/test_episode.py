@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.errors import ConfigError
-from cotune.rollout.episode import Episode, new_episodes, responses, run_episodes, score_all
+from cotune.rollout.episode import new_episodes, responses, run_episodes, score_all
 from cotune.types import (
     Action,
     Assignment,
@@ -214,12 +214,6 @@ def test_a_prompt_without_room_is_refused(
         run(["end answer"], limits, HINTED, context)
     assert all(word in str(error.value) for word in words)
     assert "\n" not in str(error.value)
-
-
-def test_a_trajectory_is_not_to_be_had_before_the_end() -> None:
-    episode = Episode(0, PLAIN, [1], [1], Limits(), CODEC)
-    with pytest.raises(RuntimeError, match="not over"):
-        episode.trajectory()
 
 
 def test_episodes_that_are_over_leave_the_batch_and_keep_their_places() -> None:

@@ -1,5 +1,6 @@
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -103,20 +104,6 @@ def test_a_prompt_is_scored_on_questions_that_no_reflection_shows():
     assert not shown & dev
 
 
-def test_the_last_stage_teaches_the_initial_instruction_by_the_best_prompt():
-    strategy = fst(distil_steps=3)
-    events, policy = Events(), ScriptedRollout(chance)
-    run(strategy, policy, rules_llm(3), events, range(1, 8), TASKS, total=9)
-    assert len(events.of("gepa_phase")) == 2  # before steps 1 and 4; 7 belongs to the last stage
-    best = strategy.best_prompt()
-    assert chance(best.instruction) == 0.9
-    for step, taught in ((6, False), (7, True), (9, True)):
-        rows = strategy.assign(TASKS, 4, Progress(step, 0, 9))
-        assert {r.teacher for r in rows} == {best if taught else None}
-        assert ({(r.sampled, r.trained) for r in rows} == {(best, Prompt(INITIAL))}) == taught
-    assert strategy.checks_uplift
-
-
 def test_a_last_stage_without_anything_to_distil_says_so():
     strategy = fst(distil_steps=3)
     events, policy = Events(), ScriptedRollout(lambda _: 0.0)  # no prompt is better
@@ -183,29 +170,24 @@ def test_refusals(changes: dict[str, Any], message: str):
         fst(**changes)
 
 
-@pytest.mark.parametrize(("budget", "fits"), [(400 + 192, True), (400 + 191, False)])
-def test_the_first_round_leaves_rollouts_for_a_batch(budget: int, fits: bool):
-    shape = RunShape(group_size=8, questions_per_step=24, steps=9, rollout_budget=budget)
-    if fits:
-        METHOD.check(FstOptions(), shape)
-    else:
-        with pytest.raises(
-            ValueError, match=r"strategy\.budget is 400, and a batch of 192 follows"
-        ):
-            METHOD.check(FstOptions(), shape)
-
-
-def test_a_last_stage_has_batches_before_it_and_a_budget():
-    stage = {"distil_steps": 3}
-    shape = RunShape(group_size=8, questions_per_step=24, steps=4, rollout_budget=400 + 4 * 192)
-    METHOD.check(FstOptions(**stage), shape)
-    assert METHOD.cost(FstOptions(**stage), shape).validations == 2
-    with pytest.raises(ValueError, match="and 4 batches of 192 follow it"):
-        METHOD.check(FstOptions(**stage), replace(shape, rollout_budget=400 + 4 * 192 - 1))
-    with pytest.raises(
-        ValueError, match=r"distil_steps is 3, but training\.steps is 3; expected few"
-    ):
-        METHOD.check(FstOptions(**stage), replace(shape, steps=3))
+@pytest.mark.parametrize(
+    ("stage", "short", "reason"),
+    [
+        (0, 0, ""),
+        (0, 1, r"strategy\.budget is 400, and a batch of 192 follows"),
+        (3, 0, ""),
+        (3, 1, "and 4 batches of 192 follow it"),
+    ],
+)
+def test_a_round_leaves_rollouts_for_a_batch_and_a_last_stage(
+    stage: int, short: int, reason: str
+) -> None:
+    options = FstOptions(distil_steps=stage)
+    budget = 400 + (1 + stage) * 192 - short
+    shape = RunShape(group_size=8, questions_per_step=24, steps=4, rollout_budget=budget)
+    assert METHOD.cost(options, shape).validations == (2 if stage else 1)
+    with pytest.raises(ValueError, match=reason) if reason else nullcontext():
+        METHOD.check(options, shape)
 
 
 def test_the_record_says_what_a_prompt_was_observed_in():

@@ -61,22 +61,20 @@ def test_observing_the_dead_is_an_error():
         population(0.1).observe({"i7": [1.0]})
 
 
-def test_prune_drops_the_bottom_half_rounded_down():
-    p = population(0.1, 0.5, 0.3, 0.2, 0.4)
-    assert [m.id for m in p.prune(1)] == ["i0", "i3"]
-    assert [m.id for m in p.members] == ["i1", "i2", "i4"]
-
-
-def test_prune_ties_keep_the_oldest():
-    p = population(0.5, 0.5, 0.5, 0.5)
-    assert [m.id for m in p.prune(1)] == ["i2", "i3"]
-
-
-@pytest.mark.parametrize(("size", "parents", "left"), [(7, 1, 4), (4, 3, 3), (2, 2, 2), (1, 0, 1)])
-def test_prune_keeps_the_parents_and_one_at_least(size, parents, left):
-    p = population(*[0.1 * i for i in range(size)])
-    p.prune(parents)
-    assert len(p) == left
+@pytest.mark.parametrize(
+    ("weights", "parents", "dropped"),
+    [
+        ((0.1, 0.5, 0.3, 0.2, 0.4), 1, "03"),  # the bottom half, rounded down
+        ((0.5, 0.5, 0.5, 0.5), 1, "23"),  # of ties the oldest stay
+        ((0.0, 0.1, 0.2, 0.3), 3, "0"),  # parents stay
+        ((0.0, 0.1), 2, ""),
+        ((0.0,), 0, ""),  # and one at least
+    ],
+)
+def test_prune(weights: tuple[float, ...], parents: int, dropped: str):
+    p = population(*weights)
+    assert "".join(member.id[1] for member in p.prune(parents)) == dropped
+    assert not {member.id[1] for member in p.members} & {*dropped}
 
 
 def test_draw_is_keyed_and_follows_the_probabilities():

@@ -190,25 +190,33 @@ def phases(replies: list[Any], optional: bool = False, advice: str = "") -> Even
     return events
 
 
-def test_an_llm_that_dies_after_a_useful_phase_ends_the_run() -> None:
-    with pytest.raises(
-        EvolutionError, match=r"2 phases in a row failed \(LLMError: 401\).*optional"
-    ):
-        phases([GOOD, BAD, BAD])
-    with pytest.raises(EvolutionError, match=r"\(LLMError: 401\): add texts$"):
-        phases([BAD, BAD], advice="add texts")  # of an LLM that cannot be optional
-    assert len(phases([GOOD, BAD, GOOD, BAD, BROKEN, BAD]).of("phase_failed")) == 3
+@pytest.mark.parametrize(
+    ("replies", "llm", "reason"),
+    [
+        ([GOOD, BAD, BAD], {}, r"2 phases in a row failed \(LLMError: 401\).*optional"),
+        ([BAD, BAD], {"advice": "add texts"}, r"\(LLMError: 401\): add texts$"),
+        # Replies that break the contract end a run only if none ever met it.
+        ([BROKEN, BROKEN], {}, "broke the contract: lost <answer>"),
+    ],
+)
+def test_a_useless_llm_ends_the_run(replies: list[Any], llm: dict[str, Any], reason: str) -> None:
+    with pytest.raises(EvolutionError, match=reason):
+        phases(replies, **llm)
 
 
-def test_an_optional_llm_may_die() -> None:
-    events = phases([BAD, BAD, BAD, GOOD, BAD], optional=True)
-    assert [e["in_a_row"] for e in events.of("phase_failed")] == [1, 2, 3, 1]
-
-
-def test_replies_that_break_the_contract_end_a_run_only_if_none_ever_met_it() -> None:
-    with pytest.raises(EvolutionError, match="broke the contract: lost <answer>"):
-        phases([BROKEN, BROKEN])
-    assert phases([GOOD, BROKEN, BROKEN, BROKEN]).of("phase_failed") == []
+@pytest.mark.parametrize(
+    ("replies", "optional", "failed"),
+    [
+        ([GOOD, BAD, GOOD, BAD, BROKEN, BAD], False, [1, 1, 1]),
+        ([GOOD, BROKEN, BROKEN, BROKEN], False, []),
+        ([BAD, BAD, BAD, GOOD, BAD], True, [1, 2, 3, 1]),
+    ],
+)
+def test_failed_phases_that_a_run_survives(
+    replies: list[Any], optional: bool, failed: list[int]
+) -> None:
+    events = phases(replies, optional=optional).of("phase_failed")
+    assert [event["in_a_row"] for event in events] == failed
 
 
 def test_the_only_phase_is_judged_at_once() -> None:

@@ -8,7 +8,7 @@ from cotune.methods.method import Context
 from cotune.methods.p2o.hints import HintOptions
 from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.protocols import Strategy
-from cotune.types import Assignment, Distillation, Prompt
+from cotune.types import Assignment
 from tests.methods.p2o.hint_fakes import KEYWORDS, SMALL, Policy
 from tests.methods.p2o.p2o_run import (
     EASY,
@@ -32,7 +32,9 @@ def test_the_first_epoch_is_plain_and_then_hard_questions_alone_see_hints():
     first = run.batch(0)
     assert all(a.sampled == a.trained == PLAIN and a.instruction_id == "i0" for a in first)
     assert run.events.rows == []
-    second = hints(run.batch(1))
+    assignments = run.batch(1)
+    assert {(a.sampled.instruction, a.trained) for a in assignments} == {(INSTRUCTION, PLAIN)}
+    second = hints(assignments)
     assert all(len(second[t.id]) == GROUP and all(second[t.id]) for t in HARD)
     assert all(second[t.id] == ("",) * GROUP for t in EASY)
     assert {hint for own in second.values() for hint in own} - {""} <= set(run.pool["texts"])
@@ -78,19 +80,6 @@ def test_how_many_of_a_group_see_a_hint(option: Any, count: int):
     assert {sum(map(bool, got[t.id])) for t in HARD} == {count}
     assert {sum(map(bool, got[t.id])) for t in EASY} == {0}
     assert all(a.sampled == a.trained == PLAIN for a in assignments if not a.sampled.hint)
-
-
-@pytest.mark.parametrize("ratio", ["original", "masked_signed"])
-def test_the_trained_prompt_holds_no_hint(ratio: Any):
-    settings = Distillation(ratio=ratio)
-    run = Run(distillation=settings)
-    assert run.strategy.distillation is settings
-    run.batch(0)
-    under_hints = [a for a in run.batch(1) if a.sampled.hint]
-    assert len(under_hints) == len(HARD) * GROUP
-    for a in under_hints:
-        assert a.sampled == Prompt(INSTRUCTION, a.sampled.hint)
-        assert a.trained == PLAIN
 
 
 def test_the_empty_hint_leaves_a_question_as_it_is():
