@@ -19,6 +19,7 @@ from cotune.errors import ConfigError, CotuneError, EvolutionError, Stopped
 from cotune.run.locks import run_locked
 from cotune.run.run_dir import RunDir
 from cotune.utils.files import file_failure
+from cotune.utils.output import output_may_be_lost
 from cotune.utils.processes import launched_rank
 from cotune.utils.stopping import stopped_by_sigterm
 from cotune.utils.text import command_on, one_line
@@ -140,7 +141,7 @@ def _stoppable(folder: Path, config: RunConfig, new: bool = False) -> Generator[
     place = folder.absolute()  # a tool may change the current folder
     another = new and RunDir.is_run(place)
     try:
-        with stopped_by_sigterm():
+        with output_may_be_lost(), stopped_by_sigterm():
             yield
     except (KeyboardInterrupt, Exception) as error:
         begun = RunDir.is_run(place) and not another

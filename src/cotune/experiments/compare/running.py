@@ -19,6 +19,7 @@ from cotune.experiments.compare.suite_summary import SuiteSummary
 from cotune.run.costs import policy_rollouts
 from cotune.run.locks import locked
 from cotune.run.run_dir import RunDir, write_summary
+from cotune.utils.output import output_may_be_lost
 from cotune.utils.packages import need_trl
 from cotune.utils.stopping import stopped_by_sigterm
 from cotune.utils.tables import on_console, plain_table
@@ -56,7 +57,7 @@ def compare(
 
     busy = f"output: {suite.output} is being worked on by another cotune compare; wait for it, or stop it"
     _print_heading(suite, cells, console)
-    with locked(suite.output / _LOCK, busy):
+    with output_may_be_lost(), locked(suite.output / _LOCK, busy):
         try:
             with stopped_by_sigterm():
                 run_cells(cells, suite.at_once, watch)
