@@ -12,7 +12,7 @@ import pandas as pd
 
 from cotune.errors import ConfigError, CotuneError
 from cotune.experiments.compare.cells import Cell
-from cotune.experiments.compare.statistics import focus_on, gain, interval
+from cotune.experiments.compare.statistics import ScoreTable, focus_on, gain, interval
 from cotune.experiments.compare.suite_file import SuiteConfig, slug
 from cotune.experiments.compare.suite_summary import Spread, SuiteMethod, SuiteSummary
 from cotune.experiments.evaluate.quadrants import DECODINGS, PROMPTS, QUADRANTS, per_question
@@ -35,7 +35,7 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell], llm: str) -> SuiteSumma
     Args:
         llm: the LLMs that propose.
     """
-    tables: list[pd.DataFrame] = []
+    tables: list[ScoreTable] = []
     sizes: dict[str, tuple[int, int]] = {}
     finished: list[Cell] = []
     for cell in cells:
@@ -46,7 +46,7 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell], llm: str) -> SuiteSumma
             finished.append(cell)
         except (CotuneError, OSError, KeyError, TypeError) as error:
             cell.fail(error)
-    scores = pd.concat(tables) if tables else pd.DataFrame(columns=_COLUMNS)
+    scores: ScoreTable = pd.concat(tables) if tables else pd.DataFrame(columns=_COLUMNS)
     measures = {str(cell.finished[-1].get("measure") or "") for cell in finished} - {""}
     # The questions of any seed: all have as many.
     tested = scores[scores["figure"] == "score"].groupby(["row", "seed"], sort=False)
@@ -74,7 +74,7 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell], llm: str) -> SuiteSumma
     return summary.model_copy(update={"verdict": _verdict(summary)})
 
 
-def _scores_of(cell: Cell, sizes: dict[str, tuple[int, int]]) -> pd.DataFrame:
+def _scores_of(cell: Cell, sizes: dict[str, tuple[int, int]]) -> ScoreTable:
     """Read what a finished cell scored, before its first stage and after its last.
 
     The figures are "before" training; "score", after it under the best instruction; "plain", after it under the initial
@@ -88,7 +88,7 @@ def _scores_of(cell: Cell, sizes: dict[str, tuple[int, int]]) -> pd.DataFrame:
     """
     focus = cell.suite.focus
     first, last = (RunDir.open(cell.folder / cell.stages[index]) for index in (0, -1))
-    figures: dict[str, pd.DataFrame] = {}
+    figures: dict[str, ScoreTable] = {}
     for name, run, when in (
         ("before", first, "before"),
         ("score", last, "after"),
@@ -127,15 +127,17 @@ def _scores_of(cell: Cell, sizes: dict[str, tuple[int, int]]) -> pd.DataFrame:
     else:
         # Without a "plain" evaluation, the best instruction is the run's initial one.
         figures.setdefault("plain", figures["score"])
-    of_cell = pd.concat(figures, names=["figure", "place"]).reset_index()
+    of_cell: ScoreTable = pd.concat(figures, names=["figure", "place"]).reset_index()
     return of_cell.assign(row=cell.entry.key, seed=str(cell.seed))[_COLUMNS]
 
 
-def _quadrant_scores(cell: Cell) -> dict[str, pd.DataFrame]:
+def _quadrant_scores(cell: Cell) -> dict[str, ScoreTable]:
     quadrants = cell.quadrants() if cell.suite.quadrant_samples else None
     if quadrants is None:
         return {}
-    questions = pd.DataFrame({"question": quadrants.questions, "stratum": quadrants.strata})
+    questions: ScoreTable = pd.DataFrame(
+        {"question": quadrants.questions, "stratum": quadrants.strata}
+    )
     in_focus = questions["stratum"].str.startswith(cell.suite.focus or "")
     figures = {
         f"{name} {decoding}": questions.assign(reward=rewards)[in_focus]
@@ -149,7 +151,7 @@ def _quadrant_scores(cell: Cell) -> dict[str, pd.DataFrame]:
 
 
 def _method(
-    suite: SuiteConfig, cells: Sequence[Cell], finished: Sequence[Cell], scores: pd.DataFrame
+    suite: SuiteConfig, cells: Sequence[Cell], finished: Sequence[Cell], scores: ScoreTable
 ) -> SuiteMethod:
     """Return the summary of one row: what it is, what it cost, what it scored.
 
@@ -230,7 +232,7 @@ def _means(amounts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return pd.DataFrame(amounts).fillna(0).mean().to_dict()
 
 
-def _spreads(suite: SuiteConfig, scores: pd.DataFrame) -> dict[str, Any]:
+def _spreads(suite: SuiteConfig, scores: ScoreTable) -> dict[str, Any]:
     """Return a row's held-out figures over its finished seeds; those that a seed lacks are left out."""
     spreads: dict[str, Spread] = {}
     seeds = scores["seed"].nunique()
@@ -258,7 +260,7 @@ def _spreads(suite: SuiteConfig, scores: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _gain(suite: SuiteConfig, method: pd.DataFrame, baseline: pd.DataFrame) -> Spread | None:
+def _gain(suite: SuiteConfig, method: ScoreTable, baseline: ScoreTable) -> Spread | None:
     """Return the gain over the baseline on the seeds that both have finished."""
     seeds = set(method["seed"]) & set(baseline["seed"])
     if not seeds:

@@ -5,24 +5,27 @@ Scores are tables with a row for each held-out question of each seed, all seeds 
 `reward`, or its difference from a baseline's.
 """
 
+from typing import Any
+
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from cotune.run.scores import EXACT_MATCH, difference_interval, score_values
 
+ScoreTable = Any
+"""A `pandas.DataFrame`; pyright takes what is selected from one for a Series, too."""
 Indices = NDArray[np.int64]
 Ends = tuple[float, float]
 RESAMPLES = 4000
 _NOISE = 1e-12  # of sums of equal numbers
 
 
-def focus_on(scores: pd.DataFrame, prefix: str | None) -> pd.DataFrame:
+def focus_on(scores: ScoreTable, prefix: str | None) -> ScoreTable:
     """Return only the questions whose stratum begins with `prefix`; None for all."""
     return scores[scores["stratum"].str.startswith(prefix or "")]
 
 
-def interval(scores: pd.DataFrame) -> Ends | None:
+def interval(scores: ScoreTable) -> Ends | None:
     """Return the 95 % interval of the mean reward, over what was varied: questions, and seeds if several.
 
     Of one seed it is the interval that every other table shows (`run.scores.Score`). None if nothing is known of
@@ -35,7 +38,7 @@ def interval(scores: pd.DataFrame) -> Ends | None:
     return ends
 
 
-def gain(method: pd.DataFrame, baseline: pd.DataFrame) -> tuple[float, Ends | None] | None:
+def gain(method: ScoreTable, baseline: ScoreTable) -> tuple[float, Ends | None] | None:
     """Return the mean difference of rewards and its interval, paired by seed and question.
 
     None if the two do not have the same questions.
@@ -50,22 +53,22 @@ def gain(method: pd.DataFrame, baseline: pd.DataFrame) -> tuple[float, Ends | No
     return float(differences["reward"].mean()), ends
 
 
-def _seeds(scores: pd.DataFrame) -> list[pd.DataFrame]:
+def _seeds(scores: ScoreTable) -> list[ScoreTable]:
     return [of_seed for _, of_seed in scores.groupby("seed", sort=False)]
 
 
-def _shared(seeds: list[pd.DataFrame]) -> bool:
+def _shared(seeds: list[ScoreTable]) -> bool:
     """Return whether all seeds have the same questions in the same order."""
     return all(list(seed["question"]) == list(seeds[0]["question"]) for seed in seeds)
 
 
-def _of_one_seed(scores: pd.DataFrame) -> list[float]:
+def _of_one_seed(scores: ScoreTable) -> list[float]:
     """Return the values by question: equal results of several seeds say no more than one of other questions."""
     seeds = _seeds(scores)
     return (seeds[0] if _shared(seeds) else scores)["reward"].tolist()
 
 
-def _bootstrap(scores: pd.DataFrame) -> Ends | None:
+def _bootstrap(scores: ScoreTable) -> Ends | None:
     """Return the percentiles of a stratified bootstrap; None for one seed, or if no resample differs.
 
     Seeds are resampled, and questions within their strata: the same ones for every seed if all seeds
