@@ -11,8 +11,11 @@ READY_TEST := $(VENV_TEST)/.ready
 # The engines exclude each other, so veRL has an environment of its own.
 VENV_VERL ?= .venv-verl
 READY_VERL := $(VENV_VERL)/.ready
+# A Tinker server, for the tests of the engine on it; needs older libraries than cotune.
+VENV_SKYRL ?= .venv-skyrl
+READY_SKYRL := $(VENV_SKYRL)/.ready
 
-.PHONY: demo demo-p2o demo-real test test-verl lint lint-verl docs clean
+.PHONY: demo demo-p2o demo-real test test-verl test-tinker lint lint-verl docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)  ## compare static, staged and joint training of a bundled policy
@@ -31,6 +34,9 @@ test: $(READY_TEST)  ## the whole suite, slow tests included
 test-verl: $(READY_VERL)  ## the tests of the veRL engine, in an environment of its own
 	OMP_NUM_THREADS=1 $(VENV_VERL)/bin/python -m pytest -m verl tests/engines/verl
 
+test-tinker: $(READY_TEST) $(READY_SKYRL)  ## the Tinker engine on SkyRL's server, on the CPU; about ten minutes
+	COTUNE_SKYRL_PYTHON=$(abspath $(VENV_SKYRL))/bin/python $(BIN_TEST)/python -m pytest tests/engines/tinker/test_skyrl.py
+
 lint: $(READY_TEST)  ## linters and types
 	$(BIN_TEST)/ruff check
 	$(BIN_TEST)/ruff format --check
@@ -44,7 +50,7 @@ docs: $(READY_TEST)  ## the documentation into site/, warnings as errors; withou
 	NO_MKDOCS_2_WARNING=1 $(BIN_TEST)/mkdocs build --strict
 
 clean:  ## remove the environments and the tools' caches; runs/ stays
-	rm -rf $(VENV) $(VENV_TEST) $(VENV_VERL) .pytest_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) $(VENV_TEST) $(VENV_VERL) $(VENV_SKYRL) .pytest_cache .ruff_cache .hypothesis build dist site
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 python_is_new_enough = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cotune needs Python 3.11 or newer; this is " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
@@ -78,4 +84,11 @@ $(READY_VERL): pyproject.toml constraints-verl.txt
 	@echo "setting up $(VENV_VERL): a minute or two"
 	@$(PYTHON) -m venv $(VENV_VERL)
 	@$(VENV_VERL)/bin/python $(PIP_INSTALL) -e '.[verl,test]' -c constraints-verl.txt
+	@touch $@
+
+$(READY_SKYRL):
+	@$(python_is_new_enough)
+	@echo "setting up $(VENV_SKYRL): two or three minutes, 2 GB"
+	@$(PYTHON) -m venv $(VENV_SKYRL)
+	@$(VENV_SKYRL)/bin/python $(PIP_INSTALL) 'skyrl[tinker,jax]==0.3.0' 'tinker==0.24.1' 'torch==2.13.0'
 	@touch $@

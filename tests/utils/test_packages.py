@@ -54,7 +54,7 @@ def test_the_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         ConfigError, match=r"and verl is: set training.engine: verl, or pip install"
     ):
         check_engine("trl")
-    absent, verl = map(str, doctor.engines())
+    absent, verl, _ = map(str, doctor.engines())
     assert absent.startswith("engine trl: not installed")
     assert verl.startswith("engine verl: ")
     assert "cachetools is not installed; pip install 'cachetools>=5'" in verl
@@ -67,7 +67,7 @@ def test_both_together(monkeypatch: pytest.MonkeyPatch) -> None:
         ConfigError, match=r"^training.engine is verl, but trl 1.16.0 and verl 0.9.1"
     ):
         check_engine("verl")
-    *_, wrong = doctor.engines()
+    _, wrong, _ = doctor.engines()
     assert isinstance(wrong, ConfigError)
     assert "trl 1.16.0 and verl 0.9.1 are installed together" in str(wrong)
 

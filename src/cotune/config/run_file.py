@@ -68,7 +68,8 @@ class TrainingConfig(Model):
     """GRPO. Defaults are INSPO's for a 3B model."""
 
     engine: EngineName = "trl"
-    """The trainer: TRL's GRPOTrainer, or veRL's on Ray. Each needs its own Python environment."""
+    """The trainer: TRL's GRPOTrainer, or veRL's on Ray, each in its own Python environment; or a Tinker server,
+    which is experimental."""
     steps: int = Field(default=300, ge=1)
     """Rollout batches: T."""
     questions_per_step: int = Field(default=512, ge=1)
@@ -111,7 +112,7 @@ class TrainingConfig(Model):
     engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Passed on unchanged: fields of GRPOConfig, or with engine verl keys of its configuration such as
     actor_rollout_ref.rollout.gpu_memory_utilization. Those that other fields of the run file set are
-    refused, except for logging and types."""
+    refused, except for logging and types. With engine tinker, where its server is."""
 
     @property
     def optimizer_steps(self) -> int:

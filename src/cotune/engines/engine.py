@@ -104,6 +104,7 @@ class Engine(Protocol):
 
         Raises:
             ConfigError: a field of the run file cannot be read.
+            ValueError: nobody here knows; the message says why.
         """
         ...
 

@@ -190,6 +190,11 @@ class Preflight:
         return load_architecture(policy_path(self.config.policy.path))
 
     @property
+    def may_call(self) -> bool:
+        """Return whether checks may make calls that cost something."""
+        return self._ask_llm or self.starting
+
+    @property
     def context_tokens(self) -> int | None:
         """Return the policy's context length in tokens; None if its config.json has none."""
         from cotune.policy.local_policy import context_length
@@ -223,7 +228,7 @@ class Preflight:
 
     def _make_first_call(self) -> str | None:
         options = self.config.proposer
-        if not (self._ask_llm or self.starting) or launched_rank() != 0:
+        if not self.may_call or launched_rank() != 0:
             return None
         spent = 0.0 if self._new else RunDir(self.config.output).totals().money
         try:

@@ -13,6 +13,7 @@ from cotune.errors import ConfigError
 ENGINES: Mapping[str, str] = {
     "trl": "cotune.engines.trl.trl_engine",
     "verl": "cotune.engines.verl.verl_engine",
+    "tinker": "cotune.engines.tinker.tinker_engine",
 }
 """By value of `training.engine`, the module whose `ENGINE` implements `cotune.engines.Engine`.
 

@@ -87,8 +87,8 @@ def show_memory(config: RunConfig, console: Console, processes: int) -> None:
     Args:
         processes: how many processes train, if the run file does not say.
     """
-    layout = engine_of(config).layout(config, processes)
     try:
+        layout = engine_of(config).layout(config, processes)
         memory = memory_of(config, shape_of(config.policy.path), layout)
     except ValueError as error:
         console.print(f"memory: unknown, {error}", markup=False, highlight=False)

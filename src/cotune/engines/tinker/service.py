@@ -1,0 +1,128 @@
+"""A Tinker server: every request ends in an answer or in one clear line.
+
+The SDK's versions differ in what they return, a client or a future of one, and retry for minutes in silence if a
+server is gone. So requests wait in a thread, while this one looks whether the server is there.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any
+
+import httpx
+
+from cotune.engines.tinker.settings import TinkerArguments
+from cotune.errors import ConfigError, CotuneError, EngineError
+from cotune.utils.text import hide_secrets, one_line
+
+_CONNECT_SECONDS = 18.0
+_LOOK_SECONDS = 10.0
+_MISSED_LOOKS = 3
+
+
+class Service:
+    """A server that answers, takes the key, and has the model.
+
+    Attributes:
+        client, rest: the SDK's two clients of it.
+        limit: seconds that a request may take; None is as long as the server is there.
+
+    Raises:
+        ConfigError: it refuses the key or has not the model.
+        EngineError: it does not answer.
+    """
+
+    def __init__(self, arguments: TinkerArguments, base_model: str) -> None:
+        self.url = arguments.url
+        self.base_model = base_model
+        self.limit: float | None = _CONNECT_SECONDS
+        self._key, self._key_name = arguments.key, arguments.api_key_env
+        if problem := self._silence():
+            here = f"no Tinker server answers at {hide_secrets(self.url)} ({problem})"
+            raise EngineError(
+                f"training.engine_args.base_url: {here}; start it, or correct the address"
+            )
+        os.environ.setdefault("TINKER_TELEMETRY", "0")  # it sends stack traces to the server
+        logging.getLogger("tinker").setLevel(logging.ERROR)
+        import tinker
+
+        def connect() -> list[Any]:
+            where = {"base_url": self.url, "api_key": self._key}
+            client: Any = tinker.ServiceClient(**where)
+            if not hasattr(tinker, "RestClient"):  # the older versions
+                return [(client, client.create_rest_client()), client.get_server_capabilities()]
+            rest: Any = tinker.RestClient(**where)
+            return [(client, rest), rest.get_server_capabilities()]
+
+        (self.client, self.rest), capabilities = self.call("connecting", connect)
+        models = [model.model_name for model in capabilities.supported_models]
+        if base_model not in models:
+            has = f"the Tinker server at {self.url} has no {base_model!r}; expected one of"
+            raise ConfigError(
+                f"training.engine_args.base_model: {has} {', '.join(map(str, models))}"
+            )
+
+    def delete(self, path: str) -> None:
+        """Delete what was saved, if the server can: the hosted service bills its storage."""
+        delete = self.rest.delete_checkpoint_from_tinker_path
+        try:
+            self.call("a deletion", lambda: delete(path))
+        except CotuneError as error:
+            logging.getLogger("cotune").debug("%s stays on the server: %s", path, error)
+
+    def call(self, what: str, request: Callable[[], Any]) -> Any:
+        """Return the answer of a request, which returns it, a future of it, or a list of those.
+
+        Raises:
+            ConfigError: the server refuses the key.
+            EngineError: the request failed or took too long, or the server is gone; the message names it by `what`.
+        """
+        answer: Future[Any] = Future()
+
+        def send() -> None:
+            try:
+                answer.set_result(_awaited(request()))
+            except BaseException as error:  # noqa: BLE001  raised in the other thread
+                answer.set_exception(error)
+
+        threading.Thread(target=send, daemon=True).start()
+        started = time.monotonic()
+        missed = 0
+        while not wait([answer], _LOOK_SECONDS).done:
+            if self.limit is not None and time.monotonic() - started > self.limit:
+                late = (
+                    f"the Tinker server at {self.url} did not answer in {self.limit:.0f} s ({what})"
+                )
+                raise EngineError(
+                    f"{late}; is it for another tinker? SkyRL 0.3.0 needs tinker 0.24.1"
+                )
+            missed = missed + 1 if self._silence() else 0
+            if missed == _MISSED_LOOKS:
+                raise EngineError(f"the Tinker server at {self.url} no longer answers ({what})")
+        error = answer.exception()
+        if error is None:
+            return answer.result()
+        reason = one_line(hide_secrets(str(error) or repr(error))).replace(self._key, "***")[:300]
+        if getattr(error, "status_code", None) in (401, 403) or "api_key must" in reason:
+            refusal = f"the Tinker server at {self.url} refuses the key in the environment variable"
+            text = f"training.engine_args.api_key_env: {refusal} {self._key_name} ({reason}); correct it"
+            raise ConfigError(text) from None
+        raise EngineError(f"the Tinker server at {self.url} failed ({what}): {reason}") from None
+
+    def _silence(self) -> str:
+        """Return why the server does not answer; "" if it does."""
+        try:
+            httpx.get(f"{self.url}/api/v1/healthz", timeout=_LOOK_SECONDS).raise_for_status()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return one_line(hide_secrets(str(error) or repr(error)))[:200]
+        return ""
+
+
+def _awaited(value: Any) -> Any:
+    """Return an answer; a future's, or those of a list of futures."""
+    if isinstance(value, list):
+        return [_awaited(each) for each in value]
+    return value.result() if hasattr(value, "result") else value

@@ -1,0 +1,67 @@
+"""A Tinker server as an `Engine`. Experimental: docs/how-to/tinker.md says what was run."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from cotune.config.run_file import RunConfig
+from cotune.engines.engine import check_package, newest_numbered
+from cotune.engines.estimate import Layout
+from cotune.engines.preflight import Check, Preflight
+from cotune.engines.tinker.settings import checked_arguments
+from cotune.errors import ConfigError
+from cotune.utils.packages import installed
+
+if TYPE_CHECKING:
+    from cotune.engines.engine import Measured
+    from cotune.engines.tinker.run import TinkerJoint
+
+
+class Tinker:
+    """Train on a server; this process rolls out and evolves."""
+
+    def check_installed(self) -> None:
+        check_package("tinker")
+
+    def installation(self) -> str:
+        tried = "run on SkyRL 0.3.0's server with 0.24.1, and not on the hosted service"
+        return f"engine tinker: {installed('tinker')}, experimental: {tried}"
+
+    def check(self, checked: Preflight) -> list[Check]:
+        needs = ("training.engine", "training", "policy", "policy files", "environment")
+        url = lambda: checked_arguments(checked.config).url  # noqa: E731
+        return [
+            Check("training", lambda: f"training: on the Tinker server at {url()}; experimental"),
+            Check("server", partial(_server, checked), here=True, needs=needs),
+        ]
+
+    def prepare(self, checked: Preflight, console: Console) -> "TinkerJoint":
+        from cotune.engines.tinker.run import TinkerJoint
+
+        return TinkerJoint(checked, console)
+
+    def train(self, setup: "TinkerJoint", *, resume: bool) -> None:
+        setup.run(resume=resume)
+
+    def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
+        return newest_numbered(folder, "checkpoint-")
+
+    def layout(self, config: RunConfig, processes: int = 1) -> Layout:
+        raise ValueError("a Tinker server trains, on GPUs that the run file does not name")
+
+    def measure(self, setup: "TinkerJoint", steps: int) -> "Measured":
+        raise ConfigError("--steps: steps on a Tinker server are not timed; leave it out")
+
+
+def _server(checked: Preflight) -> str | None:
+    """Connect and probe for `cotune doctor`; a run does so when it is prepared."""
+    if checked.starting or not checked.may_call:
+        return None
+    from cotune.engines.tinker.run import TinkerJoint
+
+    return f"server: {TinkerJoint(checked, Console(quiet=True)).facts}"
+
+
+ENGINE = Tinker()

@@ -1,0 +1,15 @@
+"""The tests of this engine need the SDK, `tinker`, which the extra `tinker` installs."""
+
+import pytest
+
+from cotune.utils.packages import installed
+from tests.engines.tinker.setup import letters_policy
+
+if installed("tinker") is None:
+    collect_ignore = ["test_losses.py", "test_probe.py", "test_runs.py", "test_service.py"]
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of an untrained policy of the tests' letters."""
+    return letters_policy(tmp_path_factory.mktemp("policy") / "letters")

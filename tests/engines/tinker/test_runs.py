@@ -1,0 +1,210 @@
+"""Whole runs on the fake server: stopped and resumed, kept and exported, by every method, and by the commands."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("tinker", reason="needs the SDK: pip install 'cotune[tinker]'")
+
+from rich.console import Console
+
+from cotune.cli.train import resume, train
+from cotune.engines.tinker.run import TinkerJoint, learning_rate
+from cotune.errors import ConfigError, EngineError
+from cotune.policy.local_policy import load
+from cotune.run.checkpoints import complete_checkpoints
+from cotune.run.run_dir import RunDir
+from tests.engines.tinker.fake_server import KEY, FakeServer
+from tests.engines.tinker.setup import INSPO, TRAINING, letters, lines, preflight
+from tests.run_files import write
+
+
+def failing(name: str, after: int) -> Callable[[str], None]:
+    """Fail at the request of a name after so many."""
+    seen: list[str] = []
+
+    def fail(request: str) -> None:
+        seen.extend([request] if request == name else [])
+        if request == name and len(seen) > after:
+            raise ValueError("the server broke")
+
+    return fail
+
+
+HINTS = {"hard_set_min_count": 2, "dev_size": 2, "budget": 24, "beam": 2}
+
+
+@pytest.fixture(scope="module")
+def runs(policy: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An unbroken INSPO run, and the same stopped by its server in its third step and resumed."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        whole = FakeServer(policy, names_modules=False).install(patch)
+        unbroken = train(letters(folder / "unbroken", policy, INSPO), quiet=True)
+        server = FakeServer(policy, names_modules=False).install(patch)
+        server.fail = failing("update", 3 + 2)  # the probe makes three
+        with pytest.raises(EngineError) as error:
+            train(letters(folder / "broken", policy, INSPO), quiet=True)
+        server.fail = lambda name: None
+        broken = resume(folder / "broken", quiet=True)
+    return RunDir.open(unbroken), RunDir.open(broken), str(error.value), whole, server
+
+
+def test_a_resumed_run_is_the_unbroken_one(runs: Any) -> None:
+    unbroken, broken, error, _, _ = runs
+    assert "failed (an update): the server broke; then continue: cotune resume" in error
+    assert [e["from_step"] for e in broken.read_events() if e["kind"] == "resumed"] == [2]
+    one, other = lines(unbroken), lines(broken)
+    for name in one:
+        assert other[name] == one[name], name
+    assert [row["step"] for row in one["metrics"]] == [1, 2, 3, 4]
+    assert all(row["rows_sent"] > 0 for row in one["metrics"])
+    assert all(row["server/drift"] < 1e-5 for row in one["metrics"])
+    assert all(row["grad_norm"] > 0 for row in one["metrics"])
+    assert len(one["instructions"]) > 1
+
+
+def test_old_checkpoints_and_adapters_are_deleted_on_the_server(runs: Any) -> None:
+    unbroken, _, _, whole, _ = runs
+    assert [p.name for p in complete_checkpoints(unbroken.checkpoints_path)] == [
+        "checkpoint-4",
+        "checkpoint-2",
+    ]
+    best = json.loads((unbroken.best_path / "tinker.json").read_text())["path"]
+    kinds = [path.split("/")[3] for path in whole.saved]
+    assert kinds.count("weights") == 2
+    assert [path for path in whole.saved if "/sampler_weights/" in path] == [best]
+
+
+def test_the_key_is_in_no_file(runs: Any) -> None:
+    unbroken, broken, error, whole, _ = runs
+    assert whole.arguments["api_key"] == KEY
+    files = [p for run in (unbroken, broken) for p in run.path.rglob("*") if p.is_file()]
+    assert not [p for p in files if KEY.encode() in p.read_bytes()]
+    assert KEY not in error
+
+
+def test_the_best_policy_is_an_adapter_that_peft_loads(runs: Any, policy: str) -> None:
+    unbroken, _, _, whole, _ = runs
+    config = json.loads((unbroken.best_path / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == policy
+    assert len(config["target_modules"]) == 7
+    assert (unbroken.best_path / "chat_template.jinja").is_file()
+    assert "adapter" in (unbroken.best_path / "README.md").read_text().lower()
+    model, _ = load(unbroken.best_path, "float32")
+    saved = json.loads((unbroken.best_path / "tinker.json").read_text())["path"]
+    kept = whole.create_sampling_client(saved).owner.model
+    ids = torch.tensor([[2, 5, 6, 7, 8, 9]])
+    with torch.no_grad():
+        assert torch.allclose(model(ids).logits, kept(ids).logits, atol=1e-5)
+        base, _ = load(policy, "float32")
+        assert not torch.allclose(model(ids).logits, base(ids).logits, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"kind": "static"},
+        {"kind": "p2o", "hints": HINTS},
+        {"kind": "p2o", "hints": HINTS, "distillation": {"ratio": "masked_signed"}},
+        {"kind": "fst", "prompts": 2, "evolve_every": 2, "budget": 12, "dev_size": 2},
+        {**INSPO, "groups": "mixed", "target": "initial"},
+    ],
+)
+def test_methods(
+    strategy: dict[str, Any], policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeServer(policy, reduction="mean").install(monkeypatch)
+    args = {**TRAINING["engine_args"], "row_multiple": 4}
+    raw = letters(
+        tmp_path / "run", policy, strategy, mini_batches=3, engine_args=args, save_every=0
+    )
+    run = RunDir.open(train(raw, quiet=True))
+    metrics = run.read_metrics()
+    assert [row["optimizer_step"] for row in metrics] == [3, 6, 9, 12]
+    assert all(row["server/drift"] < 1e-5 for row in metrics if "server/drift" in row)
+    assert all(rows % 4 == 0 for rows in server.sent[3:])
+    if strategy["kind"] == "p2o":
+        assert metrics[-1]["hinted_share"] > 0
+    if strategy.get("distillation") or strategy.get("target"):
+        assert any("p2o/ratio_mean" in row for row in metrics)
+    assert not complete_checkpoints(run.checkpoints_path)
+
+
+def test_a_spent_budget_ends_the_run_once(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeServer(policy, futures=True).install(monkeypatch)
+    raw = letters(tmp_path / "run", policy, {"kind": "static"}, rollout_budget=30)
+    run = RunDir.open(train(raw, quiet=True))
+    assert [row["step"] for row in run.read_metrics()] == [1, 2]
+    assert [p.name for p in complete_checkpoints(run.checkpoints_path)] == ["checkpoint-2"]
+    resume(run.path, quiet=True, assignments=["training.rollout_budget=40"])
+    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
+
+
+def test_a_checkpoint_of_another_run_changes_nothing(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeServer(policy).install(monkeypatch)
+    server.fail = failing("update", 3 + 2)
+    with pytest.raises(EngineError):
+        train(letters(tmp_path / "run", policy, {"kind": "static"}), quiet=True)
+    server.fail = lambda name: None
+    file = tmp_path / "run" / "checkpoints" / "checkpoint-2" / "cotune-state.json"
+    file.write_text(file.read_text().replace('"seed": "0"', '"seed": "1"'))
+    with pytest.raises(Exception, match=r"damaged|is not what the saved run began with"):
+        resume(tmp_path / "run", quiet=True)
+
+
+def test_the_rate_follows_its_schedule(policy: str, tmp_path: Path) -> None:
+    raw = letters(
+        tmp_path / "run", policy, {"kind": "static"}, schedule="cosine", warmup=0.25, mini_batches=2
+    )
+    training = preflight(raw).config.training
+    rates = [learning_rate(training, step) for step in range(8)]
+    assert rates[0] == 0.0
+    assert rates[2] == pytest.approx(1e-2)
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+
+
+def test_nothing_is_written_if_the_server_is_refused(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeServer(policy, reduction="mean of rows").install(monkeypatch)
+    raw = letters(tmp_path / "run", policy, {"kind": "static"})
+    with pytest.raises(ConfigError, match="unknown way"):
+        TinkerJoint(preflight(raw), Console(quiet=True))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_commands(
+    policy: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    refused: Any,
+) -> None:
+    from cotune.cli.doctor import show
+    from cotune.cli.plan.plan import plan
+
+    raw = letters(tmp_path / "run", policy, {"kind": "static"})
+    file = write(tmp_path / "run.yaml", raw)
+    console = Console(width=300)
+    FakeServer(policy).install(monkeypatch)
+    show(file, console)
+    printed = capsys.readouterr().out
+    assert "experimental: run on SkyRL 0.3.0's server with 0.24.1" in printed
+    assert "server: losses are a sum, seeds repeat their draws" in printed
+    plan(file, console)
+    assert "unknown, a Tinker server trains" in " ".join(capsys.readouterr().out.split())
+    FakeServer(policy, reduction="mean of rows").install(monkeypatch)
+    assert "adds up losses in an unknown way" in refused("train", file)
+    with pytest.raises(ConfigError, match="are not timed"):
+        preflight(raw).engine.measure(None, 1)
+    assert os.listdir(tmp_path) == ["run.yaml"]

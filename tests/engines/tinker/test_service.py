@@ -1,0 +1,200 @@
+"""A dead server, a wrong key, another model, an error: one line each, in time; and what the sampler asks for."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tinker", reason="needs the SDK: pip install 'cotune[tinker]'")
+
+from transformers import AutoTokenizer
+
+from cotune.engines.tinker import service as service_module
+from cotune.engines.tinker.adapter import Adapter, TinkerSampler
+from cotune.engines.tinker.service import Service
+from cotune.engines.tinker.settings import TinkerArguments
+from cotune.errors import ConfigError, EngineError
+from cotune.policy.codec import HFCodec
+from cotune.types import SampleRequest, Sampling
+from tests.engines.tinker.fake_server import KEY, FakeServer
+from tests.engines.tinker.setup import adapter_of
+
+
+@contextmanager
+def http_server(status: int) -> Iterator[str]:
+    """A server that is healthy, and answers everything else with a status."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            body = b'{"status": "ok", "detail": "invalid key"}'
+            self.send_response(200 if self.path.endswith("healthz") else status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = _answer  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_dead_server_is_named_at_once() -> None:
+    started = time.monotonic()
+    with pytest.raises(
+        EngineError, match=r"no Tinker server answers at http://127.0.0.1:9 "
+    ) as error:
+        Service(TinkerArguments(base_url="http://127.0.0.1:9"), "m")
+    assert time.monotonic() - started < 15
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["tml-wrong-key-of-mine", "sk-no-tinker-key"])
+def test_a_wrong_key_is_named_by_its_variable(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the SDK itself, over HTTP."""
+    monkeypatch.setenv("MY_KEY", key)
+    started = time.monotonic()
+    with http_server(401) as url, pytest.raises(ConfigError) as error:
+        Service(TinkerArguments(base_url=url, api_key_env="MY_KEY"), "m")
+    assert time.monotonic() - started < 30
+    assert "refuses the key in the environment variable MY_KEY" in str(error.value)
+    assert key not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_another_model_is_refused_and_the_server_s_is_named(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SkyRL takes any name for its one model."""
+    FakeServer(policy).install(monkeypatch)
+    with pytest.raises(ConfigError, match=r"has no 'Qwen/Qwen3-8B'; expected one of /"):
+        Service(TinkerArguments(base_url="http://server"), "Qwen/Qwen3-8B")
+
+
+def test_telemetry_is_off_unless_the_user_set_it(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeServer(policy).install(monkeypatch)
+    monkeypatch.setenv("TINKER_TELEMETRY", "1")
+    adapter_of(FakeServer(policy))
+    assert os.environ["TINKER_TELEMETRY"] == "1"
+    monkeypatch.delenv("TINKER_TELEMETRY")
+    adapter_of(FakeServer(policy))
+    assert os.environ["TINKER_TELEMETRY"] == "0"
+
+
+def test_an_error_of_the_server_is_one_line_without_the_key(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeServer(policy).install(monkeypatch)
+    adapter = adapter_of(server)
+
+    def fail(name: str) -> None:
+        if name == "save":
+            raise ValueError(f"Error retrieving result:\n no room for {KEY}")
+
+    server.fail = fail
+    with pytest.raises(EngineError) as error:
+        adapter.save("x")
+    assert str(error.value).endswith("(a checkpoint): Error retrieving result: no room for ***")
+
+
+def test_a_server_that_dies_while_it_works_ends_the_run(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeServer(policy).install(monkeypatch)
+    adapter = adapter_of(server)
+    monkeypatch.setattr(service_module, "_LOOK_SECONDS", 0.05)
+    looks: list[str] = []
+
+    def fail(name: str) -> None:
+        if name == "save":
+            time.sleep(2)
+        if name == "get":
+            looks.append(name)
+            if len(looks) > 1:
+                raise service_module.httpx.ConnectError("refused")
+
+    server.fail = fail
+    with pytest.raises(EngineError, match="no longer answers"):
+        adapter.save("x")
+    assert len(looks) == 4  # once well, then three times not
+
+
+def test_a_server_that_never_answers_is_given_up(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SkyRL's hangs for another version of the SDK than it knows."""
+    server = FakeServer(policy).install(monkeypatch)
+    adapter = adapter_of(server)
+    monkeypatch.setattr(service_module, "_LOOK_SECONDS", 0.05)
+    adapter.service.limit = 0.1
+    server.fail = lambda name: time.sleep(2) if name == "update" else None
+    with pytest.raises(EngineError, match=r"SkyRL 0.3.0 needs tinker 0.24.1"):
+        adapter.update([], "ppo", {}, 0.0)
+
+
+@pytest.mark.parametrize("futures", [False, True])
+def test_a_session_draws_by_row_and_stops_in_either_form(
+    futures: bool, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeServer(policy, futures=futures).install(monkeypatch)
+    codec = HFCodec(AutoTokenizer.from_pretrained(policy))
+    sampler = TinkerSampler(adapter_of(server), codec)
+    requests = [SampleRequest(row, (2, 5 + row, 7), 12) for row in range(6)]
+    together = sampler.open(Sampling(seed=5)).generate(requests)
+    assert together == sampler.open(Sampling(seed=5)).generate(requests)
+    alone = sampler.open(Sampling(seed=5)).generate(requests[3:4])
+    assert alone == together[3:4]
+    assert together != sampler.open(Sampling(seed=6)).generate(requests)
+    assert {tuple(p.stop) for p in server.requests} == {(codec.eos_id,)}
+    assert len({p.seed for p in server.requests[:6]}) == 6
+    sampler.open(Sampling(stop=("de",))).generate(requests[:1])
+    assert server.requests[-1].stop == ["de", codec.decode([codec.eos_id])]
+    sampler.open(Sampling(temperature=0.0)).generate(requests[:1])
+    assert server.requests[-1].temperature == 0.0
+
+
+def test_a_turn_ends_at_its_first_end_and_its_own_limit(policy: str) -> None:
+    """Whatever a server goes on with; one that compiles is asked for the same number of tokens every turn."""
+    codec = HFCodec(AutoTokenizer.from_pretrained(policy))
+    end = codec.eos_id
+    asked: list[Any] = []
+
+    def sample(rows: Any) -> list[Any]:
+        asked.extend(rows)
+        return [SimpleNamespace(tokens=[5, 6, end, 7], logprobs=[-1.0, -2.0, -3.0, -4.0])] * 2
+
+    adapter: Any = SimpleNamespace(sample=sample)
+    session = TinkerSampler(adapter, codec, turn_tokens=9).open(Sampling())
+    long, short = session.generate([SampleRequest(0, (2,), 8), SampleRequest(1, (2,), 2)])
+    assert long.ids == (5, 6, end)
+    assert long.logprobs == (-1.0, -2.0, -3.0)
+    assert short.ids == (5, 6)
+    assert [parameters["max_tokens"] for _, parameters in asked] == [9, 9]
+
+
+def test_a_saved_adapter_goes_on_with_its_moments(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeServer(policy).install(monkeypatch)
+    adapter = adapter_of(server)
+    path = adapter.save("step-1")
+    again = Adapter(adapter.service, 4, saved=path)
+    one, other = (a.forward([((2, 5), (6, 7))])[0].tolist() for a in (adapter, again))
+    assert one == other
+    with pytest.raises(EngineError, match="tinker://gone"):
+        Adapter(adapter.service, 4, saved="tinker://gone")

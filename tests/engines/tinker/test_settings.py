@@ -1,0 +1,64 @@
+"""What a run file may not ask of a Tinker server; the SDK is not needed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotune.config.run_file import RunConfig, parse_config
+from cotune.engines.tinker.settings import HOSTED, TinkerArguments, checked_arguments
+from cotune.errors import ConfigError
+from tests.engines.tinker.setup import run_file
+
+
+def config(**changes: Any) -> RunConfig:
+    return parse_config(run_file(Path("runs/x"), "bundled:geo", changes), "run.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"policy": {"lora": None}}, "policy.lora: missing"),
+        ({"policy": {"lora": {"alpha": 16}}}, "policy.lora.alpha 16"),
+        ({"policy": {"lora": {"dropout": 0.1}}}, "policy.lora.dropout 0.1"),
+        ({"policy": {"lora": {"target_modules": ["q_proj"]}}}, "policy.lora.target_modules"),
+        ({"policy": {"dtype": "bfloat16"}}, "policy.dtype bfloat16"),
+        ({"training": {"precision": "bf16"}}, "training.precision bf16"),
+        ({"training": {"temperature": 0.7}}, "training.temperature 0.7"),
+        ({"training": {"kl": 0.001}}, "training.kl 0.001"),
+        ({"training": {"frozen": True}}, "training.frozen"),
+        (
+            {"strategy": {"kind": "inspo", "groups": "mixed", "distil_steps": 1}},
+            "strategy.distil_steps",
+        ),
+        ({"logging": {"report_to": ["tensorboard"]}}, "logging.report_to"),
+        ({"training": {"engine_args": {"max_grad_norm": 1.0}}}, "engine_args.max_grad_norm"),
+        ({"training": {"engine_args": {"api_key": "tml-x"}}}, "engine_args.api_key"),
+        ({"training": {"engine_args": {"row_multiple": 0}}}, "engine_args.row_multiple"),
+    ],
+)
+def test_what_the_api_has_not_is_refused_by_its_field(changes: Any, field: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        checked_arguments(config(**changes))
+    assert field in str(error.value)
+    assert "tml-x" not in str(error.value)
+
+
+def test_the_key_is_in_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TINKER_BASE_URL", "TINKER_API_KEY", "MY_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    assert TinkerArguments().url == HOSTED
+    with pytest.raises(ConfigError, match="variable MY_KEY is not set"):
+        _ = TinkerArguments(api_key_env="MY_KEY").key
+    monkeypatch.setenv("MY_KEY", "tml-mine")
+    assert TinkerArguments(api_key_env="MY_KEY").key == "tml-mine"
+    # A server of one's own may need none.
+    assert TinkerArguments(base_url="http://box:8000/").url == "http://box:8000"
+    assert TinkerArguments(base_url="http://box:8000").key.startswith("tml-")
+    monkeypatch.setenv("TINKER_BASE_URL", "http://other")
+    assert TinkerArguments().url == "http://other"
+
+
+def test_engine_args_are_read() -> None:
+    args = {"base_url": "http://box", "base_model": "/models/x", "row_multiple": 8}
+    assert checked_arguments(config(training={"engine_args": args})) == TinkerArguments(**args)
