@@ -47,7 +47,6 @@ from cotune.types import (
     Trajectory,
 )
 
-_FEW_QUESTIONS = 4  # a step, with which the schedule of steps is coarse
 _UNREWARDED = (
     "verification could not tell candidates from their parent, since no rollout of them was rewarded: the "
     "questions may be too hard for the policy, or the reward may not find its answers"
@@ -179,7 +178,8 @@ class Inspo(EvolvedInstructions):
         options = self.options
         before_stage = range(1, evolution.progress.total_steps - options.distil_steps)
         evolves = any(options.is_due(step, options.evolve_every) for step in before_stage)
-        self._notice_schedule(evolution, evolves)
+        if not evolves:
+            self._notice_if_none_evolves(evolution)
         rewrites = self._generate(
             [self._lineage[0]],
             options.population_size - 1,
@@ -207,8 +207,6 @@ class Inspo(EvolvedInstructions):
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
     ) -> Metrics:
         """Update the weights of instructions and the replay buffer; hinted rollouts say nothing of either."""
-        if not self._batch:
-            self._notice_if_few_questions(trajectories, record)
         super().observe(trajectories, progress, record)
         if not self._distilling:
             unhinted = [t for t in trajectories if t.scored and not t.assignment.sampled.hint]
@@ -429,37 +427,15 @@ class Inspo(EvolvedInstructions):
         if size < full_size:
             record("notice", text=f"population of {size} instead of {full_size} instructions")
 
-    def _notice_if_few_questions(
-        self, trajectories: Sequence[Trajectory], record: Recorder
-    ) -> None:
-        """Record a notice in the first step if a weight, a mean over steps, rests on few questions."""
-        questions = len({t.assignment.group for t in trajectories})
-        if questions < _FEW_QUESTIONS and self.options.population_size > 1:
-            record(
-                "notice",
-                text=f"{questions} questions a step, so an instruction's weight rests on {self.options.window} "
-                f"steps of few rollouts: raise the questions of a step to {_FEW_QUESTIONS} or more, or "
-                "strategy.window, prune_every and evolve_every",
-            )
-
-    def _notice_schedule(self, evolution: Evolution, evolves: bool) -> None:
+    def _notice_if_none_evolves(self, evolution: Evolution) -> None:
         """Record a notice if the schedule, which counts steps, does not fit the run's length."""
         options = self.options
-        steps = evolution.progress.total_steps
-        if not options.evolve_every or options.population_size == 1:
-            return
-        if not evolves:
+        if options.evolve_every and options.population_size > 1:
             evolution.record(
                 "notice",
-                text=f"the run of {steps} steps ends before its first evolution, due after step "
-                f"{options.evolve_every}: only rewrites of the initial instruction are tried; lower "
-                "strategy.evolve_every, or train longer",
-            )
-        elif 10 * options.evolve_until < steps:
-            evolution.record(
-                "notice",
-                text=f"evolution ends at step {options.evolve_until} of {steps}: raise strategy.evolve_until, "
-                "and evolve_every with it",
+                text=f"the run of {evolution.progress.total_steps} steps ends before its first evolution, due "
+                f"after step {options.evolve_every}: only rewrites of the initial instruction are tried; "
+                "lower strategy.evolve_every, or train longer",
             )
 
     def state_dict(self) -> State:
