@@ -371,7 +371,9 @@ def _as_completion(reply: object, name: str) -> Completion:
     """Convert an LLM object's return value; a plain text is a reply with unknown token counts."""
     if isinstance(reply, str):
         return Completion(reply)
-    if reply is None or (isinstance(reply, Completion) and not isinstance(reply.text, str)):
+    if reply is None or (
+        isinstance(reply, Completion) and not isinstance(cast(object, reply.text), str)
+    ):
         raise LLMError(f"{name}.complete(prompt) returned no text")  # as the content of a refusal
     if not isinstance(reply, Completion):
         raise ConfigError(

@@ -57,11 +57,11 @@ class TrackerCallback(TrainerCallback):
 
 def log_table(callback: TrainerCallback, rows: list[list[Any]], step: int) -> None:
     """Log the table to W&B or trackio, which display a cell as plain text."""
-    tracker: Any = import_module("wandb" if isinstance(callback, WandbCallback) else "trackio")
-    if isinstance(callback, WandbCallback) and tracker.run is None:
-        return
-    table = tracker.Table(columns=list(COLUMNS), data=rows)
-    tracker.log({TABLE: table, "train/global_step": step})
+    is_wandb = isinstance(callback, WandbCallback)
+    tracker: Any = import_module("wandb" if is_wandb else "trackio")
+    if not is_wandb or tracker.run is not None:
+        table = tracker.Table(columns=list(COLUMNS), data=rows)
+        tracker.log({TABLE: table, "train/global_step": step})
 
 
 def reporting(joint: "TRLJoint") -> Iterator[TrainerCallback]:
