@@ -64,13 +64,6 @@ def test_a_lock_neither_empties_a_file_nor_follows_a_link(tmp_path: Path) -> Non
     assert mine.read_text() == "kept"
 
 
-def test_the_lock_goes_when_what_it_kept_fails(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="inside"), locked(tmp_path / "new" / "lock", "busy"):
-        raise ValueError("inside")
-    with locked(tmp_path / "new" / "lock", "busy"):
-        pass
-
-
 def test_a_file_system_without_locks_keeps_nobody_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
