@@ -154,7 +154,7 @@ def test_wandb_offline_and_trackio_get_tables_and_numbers(tmp_path: Path) -> Non
         "WANDB_DIR": str(tmp_path),
         "WANDB_SILENT": "true",
     }
-    arguments = ["--method", "p2o", "--output", tmp_path / "out"]
+    arguments = ["--method", "inspo+p2o", "--output", tmp_path / "out"]
     arguments += ["--report-to", "wandb", "trackio"]
     done = run_module("tests.engines.trl.tracked_run", *arguments, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
