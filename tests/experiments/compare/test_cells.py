@@ -127,13 +127,10 @@ def scored(config: RunConfig, words: tuple[str, ...]) -> int:
     if words[0] != "evaluate":
         finish(config, REWARDS, {"train": 16}, instruction=TEXT, figures={"em_n": 4})
         return 0
-    folder, samples, first = (
-        Path(words[1]),
-        value_of(words, "--samples"),
-        value_of(words, "--since"),
-    )
+    folder = Path(words[1])
+    first = value_of(words, "--since")
     since = relative(Path(first), folder) if first else ""
-    quadrants(samples=int(samples or 0), since=since).write(folder)
+    quadrants(samples=int(value_of(words, "--samples") or 0), since=since).write(folder)
     return 0
 
 
@@ -146,14 +143,8 @@ def test_the_last_stage_has_its_quadrants_scored_once(
     run(cells, at_once=1)
     assert {cell.state for cell in cells} == {"done"}
     out = tmp_path / "out"
-    first, prompt, last = (
-        str(out / name)
-        for name in (
-            "grpo/seed-0/train",
-            "prompt-before-rl/seed-0/prompt",
-            "prompt-before-rl/seed-0/train",
-        )
-    )
+    first = str(out / "grpo/seed-0/train")
+    prompt, last = (str(out / f"prompt-before-rl/seed-0/{name}") for name in ("prompt", "train"))
     scoring = [words for words in processes.started if words[0] == "evaluate"]
     options = ("--trust", "--quadrants", "--samples", "2")
     assert scoring == [

@@ -43,22 +43,16 @@ def test_figures_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.Monkey
     _, summary, rows = summary_of(tmp_path, monkeypatch)
     inspo, baseline = rows["inspo"], rows["grpo"]
     assert (inspo["score"]["mean"], inspo["score"]["interval"]) == (1.0, wilson(1.0, 4))
-    assert [row["mean"] for row in (inspo["plain"], baseline["plain"], baseline["score"])] == [
-        0.5,
-        0.5,
-        0.5,
-    ]
+    means = [row["mean"] for row in (inspo["plain"], baseline["plain"], baseline["score"])]
+    assert means == [0.5, 0.5, 0.5]
     assert inspo["by_seed"] == {"0": 1.0, "1": 1.0}
     assert baseline["score"]["by_stratum"] == {"1 hop": 0.5, "2 hops": 0.5}
     assert inspo["gain"]["mean"] == 0.5
     assert baseline["gain"] is None
     assert inspo["costs"]["rollouts"] == 40
     assert inspo["rollouts_by_purpose"] == {"train": 32, "verify": 8}
-    assert [inspo["costs"][name] for name in ("evaluation_rollouts", "llm_calls", "money")] == [
-        9,
-        2,
-        0.5,
-    ]
+    costs = [inspo["costs"][name] for name in ("evaluation_rollouts", "llm_calls", "money")]
+    assert costs == [9, 2, 0.5]
     assert inspo["runs"]["1"] == ["inspo/seed-1/train"]
     assert inspo["instruction"] == "Look up one."
     assert summary["strata"] == {"1 hop": 2, "2 hops": 2}
@@ -98,11 +92,8 @@ def test_quadrants_are_means_over_seeds(tmp_path: Path, monkeypatch: pytest.Monk
     assert plain["greedy"]["interval"] == (0.0, 1.0)
     assert row["quadrants"]["initial_prompted"]["greedy"]["mean"] == 0.5
     assert row["divergence"]["plain"]["mean"] == 0.0
-    assert row["divergence"]["prompted"] == {
-        "mean": 0.5,
-        "interval": None,
-        "by_stratum": {"2 hop": 0.5},
-    }
+    divergence = {"mean": 0.5, "interval": None, "by_stratum": {"2 hop": 0.5}}
+    assert row["divergence"]["prompted"] == divergence
     assert row["costs"]["evaluation_rollouts"] == 6 + 48
     assert row["plain"]["mean"] == 0.5
     # A row that took over an instruction is scored under the suite's own, too.
@@ -124,6 +115,15 @@ def test_the_focus_is_what_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert summary["verdict"] == (
         "Held-out exact match on “2…” questions over GRPO: INSPO +100.0 points (95 %: −32 to +100), which may be "
         "none; at a budget of 40 policy rollouts, over 2 seeds."
+    )
+
+
+def test_a_focus_that_no_question_has_fails_the_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, rows = summary_of(tmp_path, monkeypatch, focus="9", seeds=[0])
+    assert (
+        "was tested on 4 questions, 0 of them to be scored; expected 4" in rows["grpo"]["problem"]
     )
 
 

@@ -80,19 +80,16 @@ def test_stages_share_the_budget_and_begin_with_what_the_earlier_ones_left(
     assert len(set(staged.stages)) == len(kinds)
 
 
-def test_an_instruction_that_is_taken_over_stands_where_the_bases_does(tmp_path: Path) -> None:
-    changes = {"set": {"instruction": {"role": "system"}}}
-    one = row(tmp_path, "prompt-before-rl", **changes)
-    config = one.config(1, [left(10)])
-    assert (config.instruction.text or "").startswith("Found.")
-    assert config.instruction.role == "system"
-
-
-def test_a_later_stage_sees_other_questions(tmp_path: Path) -> None:
-    one = row(tmp_path, "w-p-w", budget=80, seed_fields=["environment.seed"])
+def test_a_later_stage_sees_other_questions_and_keeps_the_role_of_the_instruction(
+    tmp_path: Path,
+) -> None:
+    changes = {"set": {"instruction": {"role": "system"}}, "seed_fields": ["environment.seed"]}
+    one = row(tmp_path, "w-p-w", budget=80, **changes)
     configs = [one.config(i, [left(20)] * i) for i in range(3)]
     assert len({config.seed for config in configs}) == 3
     assert {c.environment.seed for c in configs} == {1}  # pyright: ignore[reportAttributeAccessIssue]
+    assert (configs[2].instruction.text or "").startswith("Found.")
+    assert configs[2].instruction.role == "system"
 
 
 def test_gepa_searches_alone_within_the_budget(tmp_path: Path) -> None:

@@ -182,7 +182,11 @@ def test_a_run_that_has_just_started_shows_its_first_score(tmp_path: Path) -> No
     assert "Training has not finished." in words
 
 
-def test_an_empty_run(tmp_path: Path) -> None:
+def test_an_empty_run_and_a_scripts_run(tmp_path: Path) -> None:
+    script = Record.create(tmp_path / "out/cotune", CONFIG | {"library": {}})
+    words = check(write_report(script)).words
+    assert "Continue in its script, with trainer.train(resume_from_checkpoint=True)" in words
+    assert "cotune resume" not in words
     run = Record.create(tmp_path / "a", {})
     assert "up to step 0" in check(write_report(run)).words
     run.event("notice", 1, text="cut \ud83d")
@@ -327,17 +331,11 @@ def test_results_and_costs_hold_the_numbers(evolved: Record) -> None:
 
 def test_the_wait_for_the_llm_is_summed_over_steps(tmp_path: Path) -> None:
     run = Record.create(tmp_path / "run", {})
-    waits = {1: 90.0, 2: None, 3: 0.25}
-    for step, wait in waits.items():
-        metrics = {"reward_mean": 0.5}
-        if wait is not None:
-            metrics |= {"llm/waited_seconds": wait}
-        for _ in range(2):  # mini-batches repeat the batch's
-            run.metrics(step, metrics)
+    run.metrics(1, {"reward_mean": 0.5})
+    assert "· waited for" not in dict(costs(RecordedRun(run.path)))
+    for step, wait in ((2, 90.0), (2, 90.0), (3, 0.25)):  # mini-batches repeat the batch's
+        run.metrics(step, {"reward_mean": 0.5, "llm/waited_seconds": wait})
     assert dict(costs(RecordedRun(run.path)))["· waited for"] == "1 min 30 s"
-    unasked = Record.create(tmp_path / "unasked", {})
-    unasked.metrics(1, {"reward_mean": 0.5})
-    assert "· waited for" not in dict(costs(RecordedRun(unasked.path)))
 
 
 def test_formats() -> None:
@@ -390,13 +388,6 @@ def test_a_change_is_a_rise_if_its_interval_excludes_zero(
     words = check(write_report(run)).words
     assert f"Held-out exact match {verdict}" in words
     assert f"change, in percentage points {change}" in words
-
-
-def test_a_scripts_run_goes_on_in_its_script(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "out/cotune", CONFIG | {"library": {}})
-    words = check(write_report(run)).words
-    assert "Continue in its script, with trainer.train(resume_from_checkpoint=True)" in words
-    assert "cotune resume" not in words
 
 
 def test_truncated_rollouts_are_drawn_and_noticed_once(tmp_path: Path) -> None:
