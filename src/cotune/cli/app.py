@@ -233,9 +233,7 @@ def doctor(
 def export(
     run_folder: RunFolder,
     format: WeightsFormat = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Output folder. Default: export in the run's folder.")
-    ] = None,
+    output: options.ExportFolder = None,
     trust: options.Trust = False,
 ) -> None:
     """Write a finished run's best policy, with everything needed to serve it, to a folder."""

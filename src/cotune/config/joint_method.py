@@ -95,20 +95,16 @@ def _read_llm(name: str, llm: ProposingLLM) -> LLM | OpenAIOptions | BankOptions
             return OpenAIOptions(model=llm)
         except ValueError as error:
             raise ConfigError(f"{name}: llm: {error}") from None
-    # Options of an LLM say what it is.
-    if llm is None or isinstance(llm, OpenAIOptions | BankOptions) or hasattr(llm, "public_name"):
+    # Options of an LLM have a public name.
+    if llm is None or hasattr(llm, "public_name"):
         return llm
-    if isinstance(llm, type) or not callable(getattr(llm, "complete", None)):
-        kind = (
-            f"the class {llm.__name__}"
-            if isinstance(llm, type)
-            else f"of type {type(llm).__name__}"
-        )
-        raise ConfigError(
-            f"{name}: llm is {kind}; expected a model's name, cotune.OpenAIOptions(model=…), "
-            "cotune.BankOptions(path=…) or an object with complete(prompt)"
-        )
-    return llm
+    if not isinstance(llm, type) and callable(getattr(llm, "complete", None)):
+        return llm
+    kind = f"the class {llm.__name__}" if isinstance(llm, type) else f"of type {type(llm).__name__}"
+    raise ConfigError(
+        f"{name}: llm is {kind}; expected a model's name, cotune.OpenAIOptions(model=…), "
+        "cotune.BankOptions(path=…) or an object with complete(prompt)"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,6 @@ from cotune.utils.field_yaml import FieldLoader
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")
 # Errors repeat only text that looks like one of our fields; other text may be a misplaced key.
 _SHOWN = re.compile(r"[a-z][a-z_]{0,39}(\.[a-z0-9_]{1,40}){0,7}")
-_EXAMPLE = "training.steps=600"
 
 
 def with_overrides(raw: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
@@ -37,22 +36,19 @@ def with_overrides(raw: Mapping[str, Any], assignments: Sequence[str]) -> dict[s
 def _parsed(assignment: str) -> tuple[tuple[str, ...], Any]:
     field, equals, text = assignment.partition("=")
     field = field.strip()
+    option = f"--set{_safe_name(field)}"
     if not equals or not _FIELD.fullmatch(field):
         wrong = "does not begin with a field" if equals else "has no '='"
-        raise ConfigError(
-            f"--set{_safe_name(field)} {wrong}; expected FIELD=VALUE, as in {_EXAMPLE}"
-        )
+        raise ConfigError(f"{option} {wrong}; expected FIELD=VALUE, as in training.steps=600")
     try:
         return tuple(field.split(".")), yaml.load(text, FieldLoader)
     except yaml.YAMLError:
         raise ConfigError(
-            f"--set{_safe_name(field)}: what follows '=' is not YAML; quote a text that YAML would "
-            "misread, as in --set 'name=\"a: b\"'"
+            f"{option}: what follows '=' is not YAML; quote a text that YAML would misread, as in --set "
+            "'name=\"a: b\"'"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"--set{_safe_name(field)}: {too_much(error)}; expected a value"
-        ) from None
+        raise ConfigError(f"{option}: {too_much(error)}; expected a value") from None
 
 
 def too_much(error: ValueError | RecursionError) -> str:

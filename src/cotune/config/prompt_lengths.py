@@ -105,9 +105,5 @@ def _tokens(environment: Environment, codec: Codec, task: Task, instruction: str
 
 
 def _estimated_tokens(task: Task) -> int:
-    pieces = sum(len(_PIECE.findall(text)) for text in _texts(task))
-    return pieces + _PER_MESSAGE * len(task.context)
-
-
-def _texts(task: Task) -> list[str]:
-    return [task.question, *(content for _, content in task.context)]
+    texts = [task.question, *(content for _, content in task.context)]
+    return sum(len(_PIECE.findall(text)) + _PER_MESSAGE for text in texts)
