@@ -5,7 +5,6 @@ import os
 import shlex
 import subprocess
 import sys
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -95,31 +94,6 @@ def test_a_wrong_option_shows_how_it_is_used() -> None:
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "Usage: cotune train" in wrong.stderr or "cotune train --help" in wrong.stderr
     assert "--steps" in wrong.stderr
-
-
-def completed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
-) -> list[str]:
-    """Return what bash is offered for the last of some words."""
-    monkeypatch.setenv("_COTUNE_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", " ".join(("cotune", *words)))
-    monkeypatch.setenv("COMP_CWORD", str(len(words)))
-    with pytest.raises(SystemExit):
-        cli.app(prog_name="cotune")
-    shown = capsys.readouterr()
-    assert shown.err == ""
-    return shown.out.split()
-
-
-def test_shells_complete_commands_and_options_and_leave_paths_to_themselves(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    offered = partial(completed, monkeypatch, capsys)
-    assert offered("pl") == ["plan"]
-    assert set(offered("re")) == {"resume", "report"}
-    assert offered("plan", "run.yaml", "--st") == ["--steps"]
-    # With no word of ours, bash (complete -o default) and zsh (_files) complete file names.
-    assert offered("train", "configs/") == []
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no section": ({"training": 3}, ["training", "expected fields", "got 3"]),
     "unknown kind": ({"strategy": {"kind": "inspa"}}, ["strategy.kind", "'inspa'", "'inspo'"]),
     "indivisible": ({"training": {"micro_batch_size": 3}}, ["training.questions_per_step × group_size is 8, which mini_batches × micro_batch_size = 3", "change micro_batch_size"]),
+    "a search that leaves no batch": ({"strategy": {"kind": "gepa", "budget": 20, "dev_size": 4}, "training": {"rollout_budget": 27}}, ["strategy.budget is 20, and a batch of 8 follows it, more than"]),
     "budget below a batch": ({"training": {"rollout_budget": 7}}, ["training.rollout_budget is 7", "8"]),
     "instruction without tags": ({"instruction": "Answer inside <answer> and </answer>."}, ["instruction", "names no <search>, </search>"]),
     "beyond the context": ({"limits": {"trajectory_tokens": 10_000}}, ["limits.prompt_tokens + limits.trajectory_tokens", "10384", "1024"]),

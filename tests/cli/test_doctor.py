@@ -1,7 +1,5 @@
 """What `cotune doctor` finds: in the installation, the machine and a run file."""
 
-import errno
-import os
 import re
 import shutil
 from collections import namedtuple
@@ -189,20 +187,6 @@ def test_wandb_without_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             preflight.packages(given)
 
 
-def test_a_model_in_the_hub_s_cache(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    def cached(name: str, file: str) -> str:
-        asked.append(name)
-        return str(folder / file)
-
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", cached)
-    assert "of weights" in policy(config(tmp_path, policy={"path": "someone/model"}))()
-    assert asked == ["someone/model"]
-
-
 # ---- packages and the LLM
 
 
@@ -361,21 +345,6 @@ def test_room_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     vllm = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.99}
     assert "lower training.micro_batch_size" in lacking(lambda: look(vllm))
     assert look({**vllm, "vllm_enable_sleep_mode": True})
-
-
-def test_a_folder_that_is_taken_or_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    look = check("output", config(tmp_path))
-    with monkeypatch.context() as patched:
-        patched.setattr("os.fsync", full)
-        assert "cannot be written (No space left on device)" in lacking(look)
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "x").touch()
-    assert "is not an empty folder; choose another output" in lacking(look)
 
 
 # ---- the command

@@ -8,7 +8,6 @@ import pytest
 from cotune.config.overrides import with_overrides
 from cotune.config.run_file import load_config
 from cotune.errors import ConfigError
-from cotune.methods.inspo.inspo import InspoOptions
 from tests.run_files import tiny, write
 
 KEY = "sk-proj-Zx81kQ"
@@ -73,16 +72,6 @@ def test_what_cannot_be_read_is_one_line_without_the_value(assignment: str, said
     assert "Zx81" not in message
 
 
-def test_a_run_file_is_read_with_what_was_set(tmp_path: Path) -> None:
-    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
-    assignments = ["training.steps=6", "strategy.population_size=4", "training.learning_rate=1e-6"]
-    config = load_config(file, assignments=assignments)
-    assert (config.training.steps, config.training.learning_rate) == (6, 1e-6)
-    assert isinstance(config.strategy, InspoOptions)
-    assert config.strategy.population_size == 4
-    assert load_config(file).training.steps == 3
-
-
 ENDPOINT = {"llm": {"kind": "openai", "model": "m", "budget": None, "optional": True}}
 
 
@@ -99,14 +88,6 @@ def test_another_kind_drops_the_fields_of_the_files_kind(
 ) -> None:
     changed = with_overrides(tiny(Path("out"), changes), assignments)
     assert changed.items() >= section.items()
-
-
-def test_a_field_that_is_set_beside_another_kind_is_checked(tmp_path: Path) -> None:
-    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
-    with pytest.raises(
-        ConfigError, match=r"strategy\.window: is not a field of strategy\.kind static"
-    ):
-        load_config(file, assignments=["strategy.kind=static", "strategy.window=3"])
 
 
 def test_what_does_not_validate_is_said_as_of_the_file_and_its_overrides(tmp_path: Path) -> None:

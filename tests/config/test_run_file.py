@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from cotune.config.run_file import (
     RulesConfig,
-    RunConfig,
     dump_config,
     load_config,
     parse_config,
@@ -20,15 +19,11 @@ from cotune.errors import ConfigError
 from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
 from cotune.llm.own import OwnLLMOptions
-from cotune.methods.composed import ComposedOptions
 from cotune.methods.inspo.inspo import InspoOptions
-from cotune.methods.p2o.hints import HintOptions
-from cotune.methods.p2o.p2o import P2OOptions
 from cotune.methods.static import StaticOptions
 from cotune.run.record import Record
-from cotune.types import Distillation, Limits
+from cotune.types import Limits
 from cotune.utils.field_yaml import FieldLoader
-from cotune.worlds.ladder import LadderOptions
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION, GeoOptions
 from tests.run_files import tiny
 
@@ -193,26 +188,6 @@ def test_an_llm_by_name() -> None:
         assert "secret" not in str(caught.value)
 
 
-def test_gepas_search_and_the_batch_after_it_must_fit_the_rollout_budget() -> None:
-    strategy = {"kind": "gepa", "budget": 500}
-
-    def of(**training: Any) -> RunConfig:
-        sizes = {
-            "questions_per_step": 10,
-            "group_size": 4,
-            "mini_batches": 1,
-            "micro_batch_size": 8,
-        }
-        return parse_config(LEAST | {"strategy": strategy, "training": sizes | training}, "test")
-
-    assert of(rollout_budget=540).has_batches
-    with pytest.raises(ConfigError, match=r"500, and a batch of 40 follows it, more than .* 539"):
-        of(rollout_budget=539)
-    assert not of(rollout_budget=500, frozen=True).has_batches
-    with pytest.raises(ConfigError, match=r"strategy\.budget is 500, more than"):
-        of(rollout_budget=499, frozen=True)
-
-
 WRONG_DISTILLATION = [
     ({"weight": 1.0}, ".weight: unknown field"),
     ({"ratio": "x"}, ".ratio: expected 'original' or 'masked_signed'"),
@@ -230,30 +205,6 @@ def test_what_is_wrong_with_a_kind_of_distillation_is_said(distillation: Any, sa
     with pytest.raises(ConfigError) as caught:
         parse_config(LEAST | {"strategy": both}, "test")
     assert str(caught.value).startswith("test: strategy.inspo.distillation")
-
-
-def test_p2o_and_both_methods_from_plain_data() -> None:
-    p2o = {
-        "hints": {"beam": 4},
-        "distillation": {"ratio": "masked_signed"},
-        "hinted_per_group": "half",
-    }
-    options = P2OOptions(
-        hints=HintOptions(beam=4),
-        distillation=Distillation(ratio="masked_signed"),
-        hinted_per_group="half",
-    )
-    config = parse_config(LEAST | {"strategy": {"kind": "p2o", **p2o}}, "test")
-    assert config.strategy == options
-    both = {"kind": "inspo+p2o", "inspo": {"window": 2}, "p2o": {"successes_below": 1}}
-    config = parse_config(LEAST | {"strategy": both}, "test")
-    assert config.strategy == ComposedOptions(
-        inspo=InspoOptions(window=2), p2o=P2OOptions(successes_below=1)
-    )
-    assert parse_config(dump_config(config), "test") == config
-    assert parse_config(LEAST | {"environment": {"kind": "ladder"}}, "test").environment == (
-        LadderOptions()
-    )
 
 
 def test_how_many_more_problems_are_told() -> None:

@@ -27,16 +27,6 @@ def check_engine(name: str) -> None:
     engine.engine_named(name).check_installed()
 
 
-def test_an_engine_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_packages(monkeypatch, trl="1.16.0")
-    check_engine("trl")
-    with_packages(monkeypatch, verl="0.9.1")
-    check_engine("verl")
-    # what veRL's own extras pin
-    with_packages(monkeypatch, verl="0.9.1", trl="0.27.0")
-    check_engine("verl")
-
-
 def test_no_engine_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     with_packages(monkeypatch)
     with pytest.raises(ConfigError) as caught:

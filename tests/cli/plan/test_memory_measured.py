@@ -1,20 +1,15 @@
 """The estimates of `cotune.engines.estimate` beside what is measured here: tensors, by their storages."""
 
-import contextlib
-import weakref
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.cache_utils import Cache
 
 from cotune.engines.estimate import read_shape
-from cotune.policy.sampling import CachedSampler, GrowingLayer
-from cotune.types import SampleRequest, Sampling
+from cotune.policy.sampling import GrowingLayer
 
 KINDS: dict[str, tuple[Any, Any]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -80,67 +75,3 @@ def test_bytes_of_the_cache_under_autocast(kind: str, dtype: torch.dtype) -> Non
     tensors = [tensor for layer in layers for tensor in (layer.keys, layer.values)]
     found = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     assert found == TOKENS * 2 * shape_of(model).key_width * 2 * 2  # in bfloat16
-
-
-class Live(TorchDispatchMode):
-    """The most bytes that were alive at once in tensors (…, heads, …, head width) of the cache."""
-
-    def __init__(self, heads: int, width: int) -> None:
-        super().__init__()
-        self._heads, self._width = heads, width
-        self._known: set[int] = set()
-        self.now = self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(tensor, torch.Tensor) and tensor.dim() == 4:
-                self._see(tensor)
-        return result
-
-    def _see(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        known = storage._cdata in self._known
-        if known or tensor.shape[1] != self._heads or tensor.shape[3] != self._width:
-            return
-        self._known.add(storage._cdata)
-        self.now += storage.nbytes()
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._gone, storage._cdata, storage.nbytes())
-
-    def _gone(self, which: int, size: int) -> None:
-        self._known.discard(which)
-        self.now -= size
-
-
-class Letters:
-    """A codec without stop strings or an end."""
-
-    end_ids = frozenset({39})
-
-    def decode(self, ids: Any) -> str:
-        return "x" * len(ids)
-
-
-def test_the_sampler_holds_its_cache_two_and_a_half_times_at_most() -> None:
-    """Over turns in which rows end at different lengths."""
-    model = policy(
-        "qwen2", num_attention_heads=8, num_key_value_heads=8, num_hidden_layers=4
-    ).eval()
-    rows, turn, between = 16, 60, 30
-    rng = np.random.default_rng(0)
-    drawn = [tuple(rng.integers(1, 30, 100).tolist()) for _ in range(rows)]
-    contexts: dict[int, tuple[int, ...]] = dict(enumerate(drawn))
-    sampler = CachedSampler(lambda: contextlib.nullcontext(model), Letters(), 0)  # type: ignore[arg-type]
-    session = sampler.open(Sampling(temperature=1.0, seed=1, stop=()))
-    token = 2 * 4 * 64 * 4  # keys and values of four layers, eight heads of eight, in float32
-    with Live(8, 8) as live:
-        for _ in range(4):
-            asked = [SampleRequest(row, ids, turn) for row, ids in contexts.items()]
-            for request, sample in zip(asked, session.generate(asked), strict=True):
-                more = tuple(rng.integers(1, 30, between).tolist())
-                contexts[request.row] = (*request.context_ids, *sample.ids, *more)
-            longest = max(len(ids) for ids in contexts.values()) - between
-            held = rows * longest * token
-            assert 1.5 * held < live.peak < 2.5 * held
-    session.close()
