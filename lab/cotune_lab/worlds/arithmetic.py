@@ -18,7 +18,7 @@ from cotune.environments.environment_kind import EnvironmentKind, numbers_of_que
 from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
 from cotune.rewards.boxed import BoxedReward
 from cotune.worlds.drawing import different, split_by_hash
-from cotune.worlds.ladder import SPLITS, asked
+from cotune.worlds.ladder import SPLITS, word_question
 from cotune_lab.worlds.content_splits import check_counts
 
 _TRIES = 2000  # draws of one problem before a stratum counts as exhausted
@@ -188,18 +188,18 @@ def _number(rng: random.Random, digits: int) -> int:
 def _addition(rng: random.Random, long: bool) -> Drawn:
     digits = rng.choice((4, 5)) if long else rng.choice((1, 2))
     a, b = _number(rng, digits), _number(rng, digits)
-    return asked(rng, f"{a} + {b}"), (Operation(a, "+", b),)
+    return word_question(rng, f"{a} + {b}"), (Operation(a, "+", b),)
 
 
 def _subtraction(rng: random.Random, long: bool) -> Drawn:
     digits = rng.choice((4, 5)) if long else 2
     a, b = _number(rng, digits), _number(rng, digits)
-    return asked(rng, f"{a} - {b}"), (Operation(a, "-", b),)
+    return word_question(rng, f"{a} - {b}"), (Operation(a, "-", b),)
 
 
 def _multiplication(rng: random.Random, long: bool) -> Drawn:
     a, b = _number(rng, rng.choice((3, 4)) if long else 2), rng.randrange(3 if long else 2, 10)
-    return asked(rng, f"{a} * {b}"), (Operation(a, "*", b),)
+    return word_question(rng, f"{a} * {b}"), (Operation(a, "*", b),)
 
 
 NAMES = ("Ada", "Ben", "Carl", "Dina", "Eva", "Finn", "Gus", "Hana", "Ivo", "Jana")

@@ -71,7 +71,7 @@ class TagProtocol:
         """
         text = without_forged(text)
         tags = list(_CALL_TAG.finditer(text))
-        error = _malformed(tags)
+        error = _find_error(tags)
         if error:
             return Parsed("invalid", error=error)
         opening, closing = tags
@@ -195,7 +195,7 @@ def without_forged(text: str) -> str:
     return "\n".join(parts)
 
 
-def _malformed(tags: Sequence[re.Match[str]]) -> str:
+def _find_error(tags: Sequence[re.Match[str]]) -> str:
     """Return why tags are not one opening and its closing tag; "" if they are."""
     names = {tag[2] for tag in tags}
     if not names:

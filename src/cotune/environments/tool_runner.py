@@ -104,7 +104,7 @@ class ToolRunner:
         while waiting or running:
             while waiting and len(running) < self._concurrency:
                 running.append(self._start(waiting.popleft()))
-            for ended in _ended(running):
+            for ended in _wait_for_ends(running):
                 running.remove(ended)
                 self._finish(ended)
                 if ended.job.timed_out:
@@ -147,14 +147,14 @@ class ToolRunner:
             self._loop = BackgroundLoop()
 
 
-def _ended(running: Sequence[_Running]) -> list[_Running]:
+def _wait_for_ends(running: Sequence[_Running]) -> list[_Running]:
     """Wait for the next job that ends or times out."""
-    nearest = min(one.deadline for one in running)
+    nearest = min(call.deadline for call in running)
     seconds = max(0.0, nearest - time.monotonic())
-    futures = [one.future for one in running]
+    futures = [call.future for call in running]
     wait(futures, min(seconds, threading.TIMEOUT_MAX), FIRST_COMPLETED)
     now = time.monotonic()
-    return [one for one in running if one.future.done() or one.deadline <= now]
+    return [call for call in running if call.future.done() or call.deadline <= now]
 
 
 def _serve(queue: "SimpleQueue[_Work | None]") -> None:

@@ -80,8 +80,8 @@ class _Policies(vf.Client):
 _POLICIES = _Policies()
 
 
-def _resolve(config: Any, given: Any = server.resolve_client) -> Any:
-    return _POLICIES if isinstance(config, _PolicyConfig) else given(config)
+def _resolve(config: Any, resolve: Any = server.resolve_client) -> Any:
+    return _POLICIES if isinstance(config, _PolicyConfig) else resolve(config)
 
 
 # Where the server makes its client from a config; it takes no client itself.
@@ -119,7 +119,7 @@ class VerifiersEnvironment(TaskEnvironment):
         fields = {"name", "description", "parameters"}
         self.tools = tuple(
             {"type": "function", "function": tool.model_dump(include=fields)}
-            for tool in self._loop.run(self._offered_tools())
+            for tool in self._loop.run(self._read_tools())
         )
 
     def _serve(self) -> None:
@@ -129,7 +129,7 @@ class VerifiersEnvironment(TaskEnvironment):
         serving = self._loop.submit(_serving(self._environment, self._rollouts, ready, end))
         weakref.finalize(self._loop, _end, ready.result(), end, serving)
 
-    async def _offered_tools(self) -> Sequence[Any]:
+    async def _read_tools(self) -> Sequence[Any]:
         """Return the tools that a first rollout offers."""
         rollout = Rollout(self._environment, next(iter(self._vf_tasks.values())), [], [])
         request = await rollout.next_request()
@@ -286,7 +286,7 @@ class Rollout:
 
     async def _run(self, environment: Any, task: Any) -> _Output:
         context = vf.ModelContext(model=_MODEL, client=_PolicyConfig(multiplex=1))
-        episode = await environment.run_episode(task, context, on_trace=self._traced)
+        episode = await environment.run_episode(task, context, on_trace=self._keep_trace)
         trace = self._trace
         errors = [*episode.errors, *(() if trace is None else trace.errors)]
         if errors:
@@ -298,7 +298,7 @@ class Rollout:
         parts = {name: float(value) for name, value in values.items() if value is not None}
         return _Output(trace.reward, parts)
 
-    def _traced(self, trace: Any) -> None:
+    def _keep_trace(self, trace: Any) -> None:
         self._trace = trace
         _POLICIES.open[trace.id] = self
 

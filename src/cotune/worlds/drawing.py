@@ -30,14 +30,14 @@ def different(
     Raises:
         ConfigError: none of the tries gave a new question.
     """
-    seen = set[str]()
+    questions = set[str]()
     while True:
         draws = (draw() for _ in range(tries))
-        new = next((task for task in draws if task and task.question not in seen), None)
+        new = next((task for task in draws if task and task.question not in questions), None)
         if new is None:
             raise ConfigError(
-                f"environment.{split} asks for more than the {len(seen)} {kind} that could be found; "
+                f"environment.{split} asks for more than the {len(questions)} {kind} that could be found; "
                 f"lower it{advice}"
             )
-        seen.add(new.question)
+        questions.add(new.question)
         yield new

@@ -121,13 +121,13 @@ def slippery(total: int, number: int) -> bool:
     return digit + number % 10 > 9 if number > 0 else digit < -number % 10
 
 
-def after(total: int, number: int, kept: bool) -> int:
+def after(total: int, number: int, remembered: bool) -> int:
     """Return a line's result.
 
     A forgotten carry leaves the tens as they are. A forgotten borrow takes the smaller digit from the larger:
     61 - 4 gives 63. So the two do not cancel.
     """
-    if kept or not slippery(total, number):
+    if remembered or not slippery(total, number):
         return total + number
     if number > 0:
         return total + number - 10
@@ -139,9 +139,11 @@ def outcomes(first: int, numbers: Sequence[int]) -> tuple[int, set[int]]:
     right = first
     slipped = set[int]()
     for number in numbers:
-        slipped = {after(total, number, kept) for total in slipped for kept in (True, False)}
+        slipped = {
+            after(total, number, remembered) for total in slipped for remembered in (True, False)
+        }
         if slippery(right, number):
-            slipped.add(after(right, number, kept=False))
+            slipped.add(after(right, number, remembered=False))
         right += number
     return right, slipped
 
@@ -155,10 +157,10 @@ def problem(rng: random.Random, rung: str, split: str | None = None) -> Problem:
             continue
         if not _tells(Problem(rung, first, numbers, "")):
             continue
-        return Problem(rung, first, numbers, asked(rng, _sum(first, numbers)))
+        return Problem(rung, first, numbers, word_question(rng, _sum(first, numbers)))
 
 
-def _added(rng: random.Random, count: int, carries: bool) -> tuple[int, tuple[int, ...]]:
+def _draw_added(rng: random.Random, count: int, carries: bool) -> tuple[int, tuple[int, ...]]:
     """Return numbers that all carry one by one, or of which none does."""
     first = rng.randrange(11, 60)
     total = first
@@ -173,7 +175,7 @@ def _added(rng: random.Random, count: int, carries: bool) -> tuple[int, tuple[in
     return first, tuple(added)
 
 
-def _round(rng: random.Random) -> tuple[int, tuple[int, ...]]:
+def _draw_round(rng: random.Random) -> tuple[int, tuple[int, ...]]:
     """Return three numbers that sum to 20."""
     a = rng.randrange(3, 10)
     b = rng.randrange(3, 10)
@@ -182,7 +184,9 @@ def _round(rng: random.Random) -> tuple[int, tuple[int, ...]]:
     return first, (a, b, last) if 3 <= last <= 9 else ()
 
 
-def _taken(rng: random.Random, others: int = 0, over: bool = False) -> tuple[int, tuple[int, ...]]:
+def _draw_taken(
+    rng: random.Random, others: int = 0, over: bool = False
+) -> tuple[int, tuple[int, ...]]:
     """Return two numbers that carry and three that borrow in order, and `others` that are taken away without."""
     first = rng.randrange(80, 96) if over else rng.randrange(40, 71)
     kinds = [(1, True), *[(-1, True)] * 3, *[(-1, False)] * others]
@@ -208,12 +212,12 @@ def _fitting(digit: int, sign: int, slips: bool) -> tuple[int, ...]:
 
 
 _NUMBERS: dict[str, Callable[[random.Random], tuple[int, tuple[int, ...]]]] = {
-    RUNGS[0]: lambda rng: _added(rng, rng.choice((2, 3)), carries=False),
-    RUNGS[1]: _round,
-    RUNGS[2]: lambda rng: _added(rng, 3, carries=True),
-    RUNGS[3]: lambda rng: _taken(rng, others=1),
-    RUNGS[4]: lambda rng: _taken(rng),
-    RUNGS[5]: lambda rng: _taken(rng, over=True),
+    RUNGS[0]: lambda rng: _draw_added(rng, rng.choice((2, 3)), carries=False),
+    RUNGS[1]: _draw_round,
+    RUNGS[2]: lambda rng: _draw_added(rng, 3, carries=True),
+    RUNGS[3]: lambda rng: _draw_taken(rng, others=1),
+    RUNGS[4]: lambda rng: _draw_taken(rng),
+    RUNGS[5]: lambda rng: _draw_taken(rng, over=True),
 }
 _SLIPS = {
     RUNGS[2]: {Way.TOGETHER: [True]},
@@ -242,7 +246,7 @@ def _tells(problem: Problem) -> bool:
     return True
 
 
-def asked(rng: random.Random, expression: str) -> str:
+def word_question(rng: random.Random, expression: str) -> str:
     """Return a question for an expression's value, in one of three wordings."""
     return rng.choice(("What is {}?", "Compute {}.", "Calculate {}.")).format(expression)
 
@@ -285,7 +289,7 @@ class LadderEnvironment(MathEnvironment):
 
     def __init__(self, options: LadderOptions | None = None) -> None:
         options = options or LadderOptions()
-        tasks = {split: _drawn(options, split, getattr(options, split)) for split in SPLITS}
+        tasks = {split: _draw_tasks(options, split, getattr(options, split)) for split in SPLITS}
         # In mathematics "12+13" equals 25; here it is the question, not an answer.
         super().__init__(tasks, INITIAL_INSTRUCTION, BoxedReward(plain_integers=True))
 
@@ -294,7 +298,7 @@ class LadderEnvironment(MathEnvironment):
         return RulesLLM(seed)
 
 
-def _drawn(options: LadderOptions, split: str, count: int) -> list[Task]:
+def _draw_tasks(options: LadderOptions, split: str, count: int) -> list[Task]:
     order = [rung for rung in _TURNS if rung in options.rungs]
     random.Random("ladder/order").shuffle(order)
     rungs = {rung: _endless(options, split, rung) for rung in options.rungs}
@@ -317,11 +321,11 @@ def _endless(options: LadderOptions, split: str, rung: str) -> Iterator[Task]:
 # ---- the procedures
 
 
-def procedure(problem: Problem, way: Way, kept: Iterator[bool] | None = None) -> str:
+def procedure(problem: Problem, way: Way, remembered: Iterator[bool] | None = None) -> str:
     """Return the lines of a way.
 
     Args:
-        kept: whether each carry or borrow in turn is remembered; None remembers all.
+        remembered: whether each carry or borrow in turn is remembered; None remembers all.
 
     >>> p = Problem("", 47, (8, -9, 6, -8), "")
     >>> procedure(p, Way.TOGETHER)
@@ -338,9 +342,9 @@ def procedure(problem: Problem, way: Way, kept: Iterator[bool] | None = None) ->
         if len(group) > 1:
             lines.append(f"{'+'.join(str(abs(n)) for n in group)}={abs(number)};")
         slips = slippery(total, number)
-        minded = slips and (kept is None or next(kept))
-        result = after(total, number, not slips or minded)
-        up, down = (" up" * minded, "") if number > 0 else ("", " down" * minded)
+        carried = slips and (remembered is None or next(remembered))
+        result = after(total, number, not slips or carried)
+        up, down = (" up" * carried, "") if number > 0 else ("", " down" * carried)
         written = str(result) if result <= LARGEST else _OVER
         lines.append(f"{total}{number:+}:{down} {result % 10}{up} {written};")
         total = result
