@@ -79,11 +79,11 @@ $(READY_TEST): pyproject.toml lab/pyproject.toml constraints.txt
 	@$(BIN_TEST)/python $(PIP_INSTALL) -e '.[dev]' -e 'lab[smollm2,retrieval]' -c constraints.txt
 	@touch $@
 
-$(READY_VERL): pyproject.toml constraints-verl.txt
+$(READY_VERL): pyproject.toml lab/pyproject.toml constraints-verl.txt
 	@$(python_is_new_enough)
 	@echo "setting up $(VENV_VERL): a minute or two"
 	@$(PYTHON) -m venv $(VENV_VERL)
-	@$(VENV_VERL)/bin/python $(PIP_INSTALL) -e '.[verl,test]' -c constraints-verl.txt
+	@$(VENV_VERL)/bin/python $(PIP_INSTALL) -e '.[verl,test]' -e lab -c constraints-verl.txt
 	@touch $@
 
 $(READY_SKYRL):

@@ -1,7 +1,6 @@
 """The lab beside cotune, whose world `geo` tests stand on: it is on Python's path, and its kinds are registered.
 
-An installed lab has them registered. veRL's environment has no lab, and one that was installed earlier lacks
-new kinds.
+A lab that was installed earlier, or from another checkout, may lack new kinds.
 """
 
 import os
