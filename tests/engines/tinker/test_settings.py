@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cotune.config.run_file import RunConfig, parse_config
-from cotune.engines.tinker.settings import HOSTED, TinkerArguments, checked_arguments
+from cotune.engines.tinker.settings import HOSTED, TinkerArguments, read_arguments
 from cotune.errors import ConfigError
 from tests.engines.tinker.setup import run_file
 
@@ -39,7 +39,7 @@ def config(**changes: Any) -> RunConfig:
 )
 def test_what_the_api_has_not_is_refused_by_its_field(changes: Any, field: str) -> None:
     with pytest.raises(ConfigError) as error:
-        checked_arguments(config(**changes))
+        read_arguments(config(**changes))
     assert field in str(error.value)
     assert "tml-x" not in str(error.value)
 
@@ -61,4 +61,4 @@ def test_the_key_is_in_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_engine_args_are_read() -> None:
     args = {"base_url": "http://box", "base_model": "/models/x", "row_multiple": 8}
-    assert checked_arguments(config(training={"engine_args": args})) == TinkerArguments(**args)
+    assert read_arguments(config(training={"engine_args": args})) == TinkerArguments(**args)

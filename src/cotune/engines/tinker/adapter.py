@@ -135,17 +135,20 @@ class Adapter:
 
     def _download(self, name: str, path: str) -> dict[str, bytes]:
         """Return the files of an adapter, by name."""
-        rest, call = self.service.rest, self.service.call
-        if not hasattr(rest, "get_checkpoint_archive_url"):  # newer versions of the SDK
+        call = self.service.call
+        rest_client = self.service.rest
+        if not hasattr(rest_client, "get_checkpoint_archive_url"):  # newer versions of the SDK
             save = self._client.save_weights_external
             external = call("weights to export", lambda: save(name)).path
-            urls = call("addresses", lambda: rest.get_external_weights_urls(external)).urls
+            urls = call("addresses", lambda: rest_client.get_external_weights_urls(external)).urls
             files = {Path(file).name: _fetch(url) for file, url in urls.items()}
             self.service.delete(external)
             return files
         # SkyRL's path and its route have the bare name, the hosted service's "sampler_weights/NAME".
         run, _, checkpoint = path.removeprefix("tinker://").partition("/")
-        url = call("an archive", lambda: rest.get_checkpoint_archive_url(run, checkpoint)).url
+        url = call(
+            "an archive", lambda: rest_client.get_checkpoint_archive_url(run, checkpoint)
+        ).url
         with tarfile.open(fileobj=io.BytesIO(_fetch(url))) as members:
             read = [(member.name, members.extractfile(member)) for member in members]
             return {Path(member).name: file.read() for member, file in read if file}
@@ -174,11 +177,13 @@ class TinkerSampler:
         for request in requests:
             # A draw depends on its row and its place alone, not on the rows beside it.
             seed = stable_seed(self.sampling.seed, request.row, len(request.context_ids))
-            most = self.turn_tokens or request.max_tokens
-            rows.append((request.context_ids, {**shared, "max_tokens": most, "seed": seed % 2**31}))
+            max_tokens = self.turn_tokens or request.max_tokens
+            parameters = {**shared, "max_tokens": max_tokens, "seed": seed % 2**31}
+            rows.append((request.context_ids, parameters))
         samples: list[Sample] = []
         for request, answer in zip(requests, self.adapter.sample(rows), strict=True):
-            tokens, logprobs = tuple(answer.tokens), tuple(answer.logprobs or ())
+            tokens = tuple(answer.tokens)
+            logprobs = tuple(answer.logprobs or ())
             closed = [place for place, token in enumerate(tokens, 1) if token in ends]
             length = min(request.max_tokens, *closed[:1], len(tokens))  # a server may go on
             samples.append(Sample(tokens[:length], logprobs[:length]))

@@ -75,12 +75,12 @@ def rows_of(
     """
     rows = [(i, 1.0) for i in part if i in terms and terms[i][0].any()]
     rows += rows[-1:] and [(rows[-1][0], 0.0)] * (-len(rows) % multiple)
-    own = {i: sum(trajectories[i].trained_mask) for i in part}
+    own_tokens = {i: sum(trajectories[i].trained_mask) for i in part}
     data: list[Any] = []
     for i, scale in rows:
         t = trajectories[i]
         positions = len(t.prompt_ids) + len(t.completion_ids) - 1
-        scale /= sum(own.values()) if loss == "cispo" else own[i] * len(part)
+        scale /= sum(own_tokens.values()) if loss == "cispo" else own_tokens[i] * len(part)
         if reduction == "mean":  # undo what the server divides by
             scale *= positions * len(rows)
         advantages, old = (np.zeros(positions, dtype=np.float32) for _ in terms[i])

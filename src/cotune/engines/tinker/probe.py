@@ -53,7 +53,8 @@ def probe(service: Service, codec: Codec, prompt: Sequence[int], rank: int) -> S
     prompt = prompt[:_TOKENS]
     parameters = {"max_tokens": _TOKENS, "temperature": 1.0, "seed": 7, "stop": [codec.eos_id]}
     first, again = adapter.sample([(prompt, parameters)] * 2)
-    tokens, logprobs = list(first.tokens), np.array(first.logprobs or [])
+    tokens = list(first.tokens)
+    logprobs = np.array(first.logprobs or [])
     _require(len(logprobs) == len(tokens) > 0, service, "gives tokens without log-probabilities")
     positions = len(prompt) + len(tokens) - 1
     rows = [(prompt, tokens), (prompt, [*tokens, *[tokens[-1]] * positions])]
@@ -67,12 +68,11 @@ def probe(service: Service, codec: Codec, prompt: Sequence[int], rank: int) -> S
         # Two rows again, for a server that compiles for each number.
         stopped, _ = adapter.sample([(prompt, {**parameters, "stop": [stop]})] * 2)
         sampled = list(stopped.tokens)
-        whole, early = sampled, sampled[:-1]
-        if stop != tokens[0]:
-            whole, early = codec.decode(whole), codec.decode(early)
+        read = codec.decode if isinstance(stop, str) else list[int]
         unstopped = len(sampled) == _TOKENS or sampled[-1:] == [codec.eos_id]
         otherwise = f"does not end a sequence at the stop {stop!r} and keep it (it gave {sampled})"
-        _require(stop not in early if stop in whole else unstopped, service, otherwise)
+        ended = stop not in read(sampled[:-1]) if stop in read(sampled) else unstopped
+        _require(ended, service, otherwise)
     with tempfile.TemporaryDirectory(prefix="cotune-probe-") as folder:
         path = adapter.export("probe", Path(folder) / "adapter", "base")
     service.delete(path)
@@ -100,14 +100,16 @@ def _reduction(adapter: Adapter, rows: Sequence[Pair], forward: Sequence[Floats]
         reported.update(adapter.update(data, "importance_sampling", {}, 0.0))
         return next((float(v) for k, v in reported.items() if "grad_norm" in k), 0.0)
 
-    short, long, double = norm(0, 1), norm(1, 1), norm(0, 2)
+    short = norm(0, 1)
+    long = norm(1, 1)
+    double = norm(0, 2)
     if not short:
         # Without a norm, only the server's own word is left.
         silent = "reports neither a gradient's norm nor how it adds up losses"
         _require(any(name.endswith(":sum") for name in reported), adapter.service, silent)
         return "sum"
     ratios = long / short, double / short
-    fitting = [r for r, expected in _EXPECTED.items() if np.allclose(ratios, expected, rtol=0.05)]
+    fitting: list[Reduction] = [r for r, e in _EXPECTED.items() if np.allclose(ratios, e, 0.05)]
     unknown = (
         f"adds up losses in an unknown way: a row's gradient is {ratios[0]:.2f} times as large with as many positions "
         f"again, and {ratios[1]:.2f} times with its copy, not 1 and 2 (a sum), nor 0.5 and 1 (a mean)"

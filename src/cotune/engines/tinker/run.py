@@ -23,7 +23,7 @@ from cotune.engines.tinker.adapter import Adapter, TinkerSampler
 from cotune.engines.tinker.losses import rows_of, server_loss, token_terms
 from cotune.engines.tinker.probe import probe
 from cotune.engines.tinker.service import Service
-from cotune.engines.tinker.settings import checked_arguments
+from cotune.engines.tinker.settings import read_arguments
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.context_distillation import Floats, ratio_metrics
 from cotune.policy.policy_files import policy_path
@@ -50,9 +50,11 @@ class TinkerJoint(Joint):
     adapter: Adapter
 
     def __init__(self, checked: Preflight, console: Console) -> None:
-        config, environment, codec = checked.config, checked.environment, checked.codec
-        training, limits, rewards = config.training, config.limits, checked.rewards
-        arguments = checked_arguments(config)
+        config = checked.config
+        training = config.training
+        environment = checked.environment
+        codec = checked.codec
+        arguments = read_arguments(config)
         check_turns(environment, codec)  # may set the tokenizer's template
         self.checked = checked
         self.base = policy_path(config.policy.path)
@@ -68,7 +70,9 @@ class TinkerJoint(Joint):
             raise ConfigError(str(error)) from error  # nothing has begun
         self.settings = settings_of(config, console, tuple(checked.llm_calls))
         method = run_start.method_of(config)
-        parts = run_start.run_parts(self.settings, method, environment, codec, limits, rewards)
+        parts = run_start.run_parts(
+            self.settings, method, environment, codec, config.limits, checked.rewards
+        )
         order = TaskOrder(environment.tasks("train"), training.questions_per_step, config.seed)
         super().__init__(parts, order, training.steps, training.group_size, training.temperature)
         context = checked.context_tokens
@@ -76,7 +80,9 @@ class TinkerJoint(Joint):
 
     def run(self, *, resume: bool) -> None:
         """Train to the end, from the newest checkpoint or from the start; evaluate and keep the best."""
-        checked, settings, config = self.checked, self.settings, self.checked.config
+        checked = self.checked
+        config = checked.config
+        settings = self.settings
         with run_start.opened_run(settings, self.total_batches, resume=resume) as record:
             best = TinkerBest(record.best_path, checked.codec.tokenizer)
             folders = complete_checkpoints(record.checkpoints_path)
@@ -137,8 +143,8 @@ class TinkerJoint(Joint):
         size = len(trajectories) // training.mini_batches
         for number in range(training.mini_batches):
             part = range(number * size, (number + 1) * size)
-            reduction, multiple = self.facts.reduction, self.row_multiple
-            data = rows_of(trajectories, terms, part, loss, reduction, multiple)
+            reduction = self.facts.reduction
+            data = rows_of(trajectories, terms, part, loss, reduction, self.row_multiple)
             rate = learning_rate(training, self.batches * training.mini_batches + number)
             metrics["learning_rate"] = rate
             if not data:

@@ -39,23 +39,25 @@ class Service:
         self.url = arguments.url
         self.base_model = base_model
         self.limit: float | None = _CONNECT_SECONDS
-        self._key, self._key_name = arguments.key, arguments.api_key_env
+        self._key = arguments.key
+        self._key_name = arguments.api_key_env
         if problem := self._silence():
-            here = f"no Tinker server answers at {hide_secrets(self.url)} ({problem})"
+            silence = f"no Tinker server answers at {hide_secrets(self.url)} ({problem})"
             raise EngineError(
-                f"training.engine_args.base_url: {here}; start it, or correct the address"
+                f"training.engine_args.base_url: {silence}; start it, or correct the address"
             )
         os.environ.setdefault("TINKER_TELEMETRY", "0")  # it sends stack traces to the server
         logging.getLogger("tinker").setLevel(logging.ERROR)
         import tinker
 
         def connect() -> list[Any]:
-            where = {"base_url": self.url, "api_key": self._key}
-            client: Any = tinker.ServiceClient(**where)
-            if not hasattr(tinker, "RestClient"):  # the older versions
+            sdk: Any = tinker
+            address = {"base_url": self.url, "api_key": self._key}
+            client = sdk.ServiceClient(**address)
+            if not hasattr(sdk, "RestClient"):  # the older versions
                 return [(client, client.create_rest_client()), client.get_server_capabilities()]
-            rest: Any = tinker.RestClient(**where)
-            return [(client, rest), rest.get_server_capabilities()]
+            rest_client = sdk.RestClient(**address)
+            return [(client, rest_client), rest_client.get_server_capabilities()]
 
         (self.client, self.rest), capabilities = self.call("connecting", connect)
         models = [model.model_name for model in capabilities.supported_models]
@@ -73,18 +75,18 @@ class Service:
         except CotuneError as error:
             logging.getLogger("cotune").debug("%s stays on the server: %s", path, error)
 
-    def call(self, what: str, request: Callable[[], Any]) -> Any:
+    def call(self, name: str, request: Callable[[], Any]) -> Any:
         """Return the answer of a request, which returns it, a future of it, or a list of those.
 
         Raises:
             ConfigError: the server refuses the key.
-            EngineError: the request failed or took too long, or the server is gone; the message names it by `what`.
+            EngineError: the request failed or took too long, or the server is gone; the message has its name.
         """
         answer: Future[Any] = Future()
 
         def send() -> None:
             try:
-                answer.set_result(_awaited(request()))
+                answer.set_result(_await(request()))
             except BaseException as error:  # noqa: BLE001  raised in the other thread
                 answer.set_exception(error)
 
@@ -94,14 +96,14 @@ class Service:
         while not wait([answer], _LOOK_SECONDS).done:
             if self.limit is not None and time.monotonic() - started > self.limit:
                 late = (
-                    f"the Tinker server at {self.url} did not answer in {self.limit:.0f} s ({what})"
+                    f"the Tinker server at {self.url} did not answer in {self.limit:.0f} s ({name})"
                 )
                 raise EngineError(
                     f"{late}; is it for another tinker? SkyRL 0.3.0 needs tinker 0.24.1"
                 )
             missed = missed + 1 if self._silence() else 0
             if missed == _MISSED_LOOKS:
-                raise EngineError(f"the Tinker server at {self.url} no longer answers ({what})")
+                raise EngineError(f"the Tinker server at {self.url} no longer answers ({name})")
         error = answer.exception()
         if error is None:
             return answer.result()
@@ -110,7 +112,7 @@ class Service:
             refusal = f"the Tinker server at {self.url} refuses the key in the environment variable"
             text = f"training.engine_args.api_key_env: {refusal} {self._key_name} ({reason}); correct it"
             raise ConfigError(text) from None
-        raise EngineError(f"the Tinker server at {self.url} failed ({what}): {reason}") from None
+        raise EngineError(f"the Tinker server at {self.url} failed ({name}): {reason}") from None
 
     def _silence(self) -> str:
         """Return why the server does not answer; "" if it does."""
@@ -121,8 +123,8 @@ class Service:
         return ""
 
 
-def _awaited(value: Any) -> Any:
+def _await(value: Any) -> Any:
     """Return an answer; a future's, or those of a list of futures."""
     if isinstance(value, list):
-        return [_awaited(each) for each in value]
+        return [_await(each) for each in value]
     return value.result() if hasattr(value, "result") else value

@@ -43,7 +43,7 @@ class TinkerArguments(Model):
         return key or "tml-none"  # the SDK wants one, in this form
 
 
-def checked_arguments(config: RunConfig) -> TinkerArguments:
+def read_arguments(config: RunConfig) -> TinkerArguments:
     """Return `training.engine_args`; ConfigError if one is invalid, or the run file asks for what the API has not."""
     training = config.training
     lora = config.policy.lora

@@ -10,7 +10,7 @@ from cotune.config.run_file import RunConfig
 from cotune.engines.engine import check_package, newest_numbered
 from cotune.engines.estimate import Layout
 from cotune.engines.preflight import Check, Preflight
-from cotune.engines.tinker.settings import checked_arguments
+from cotune.engines.tinker.settings import read_arguments
 from cotune.errors import ConfigError
 from cotune.utils.packages import installed
 
@@ -31,7 +31,7 @@ class Tinker:
 
     def check(self, checked: Preflight) -> list[Check]:
         needs = ("training.engine", "training", "policy", "policy files", "environment")
-        url = lambda: checked_arguments(checked.config).url  # noqa: E731
+        url = lambda: read_arguments(checked.config).url  # noqa: E731
         return [
             Check("training", lambda: f"training: on the Tinker server at {url()}; experimental"),
             Check("server", partial(_server, checked), here=True, needs=needs),
