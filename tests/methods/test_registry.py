@@ -112,7 +112,7 @@ def test_it_is_trained_resumed_evaluated_reported_exported_and_compared(
     assert "Check it." in (run.path / "report.html").read_text(encoding="utf-8")
     exported = export(run.path, output=tmp_path / "exported")
     card = (exported / "README.md").read_text(encoding="utf-8")
-    assert "A bandit over two instructions, on GRPO" in card
+    assert "Two-armed bandit: " in card
     assert "- bandit\n" in card
 
     def outcome(config: Any, words: tuple[str, ...]) -> int:
