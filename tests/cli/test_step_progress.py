@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from cotune.cli.step_progress import described, lines, step_progress
+from cotune.cli.step_progress import step_progress, write_at_intervals, write_under_step
 from cotune.utils.progress import begin, report
 
 
@@ -19,7 +19,7 @@ def test_without_a_terminal_a_line_names_each_beginning_and_later_comes_every_ha
     None
 ):
     clock, written = Clock(), list[str]()
-    listen = described(lines(written.append, clock))
+    listen = write_under_step(write_at_intervals(written.append, clock))
     for seconds, what, done, total in (
         (1, "loading the policy", 0, 0), (5, "evaluate", 0, 24), (9, "evaluate", 24, 24),
         (10, "train", 0, 512), (40, "train", 128, 512), (50, "tokens", 7, 64), (60, "step", 1, 3),
@@ -42,7 +42,7 @@ def test_without_a_terminal_a_line_names_each_beginning_and_later_comes_every_ha
 
 def test_without_a_terminal_stages_of_many_checks_have_a_line_once() -> None:
     clock, written = Clock(), list[str]()
-    listen = described(lines(written.append, clock))
+    listen = write_under_step(write_at_intervals(written.append, clock))
     for seconds in (0, 2, 4, 40):
         clock.now = seconds
         listen("loading PyTorch", 0, 0)

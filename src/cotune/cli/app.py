@@ -285,7 +285,7 @@ def compare(
 
         with step_progress(console):
             for config in running.dry_run(suite, console, set_ or ()):
-                Preflight(config, new=False).require(here=())
+                Preflight(config, new=False).require(machine_checks=())
     else:
         running.compare(suite, console, set_ or ())
 

@@ -37,7 +37,7 @@ def evaluate(
     from cotune.experiments.evaluate import evaluation_table
     from cotune.experiments.evaluate.evaluating import evaluate_run
 
-    run, config = _opened(folder, assignments)
+    run, config = _open_with(folder, assignments)
     if any("=" not in benchmark for benchmark in options.benchmarks):
         allow_hub()
     with _measuring(config, console, as_json):
@@ -65,7 +65,7 @@ def evaluate_quadrants(
     from cotune.experiments.evaluate.quadrant_evaluation import check_options, evaluate_quadrants
 
     check_options(options)
-    run, config = _opened(folder, assignments)
+    run, config = _open_with(folder, assignments)
     if options.limit is None and not os.access(run.path, os.W_OK):
         raise ConfigError(
             f"{run.path}: this user may not write into the run folder, where --quadrants keeps its scores; "
@@ -88,7 +88,7 @@ def evaluate_quadrants(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _opened(folder: Path, assignments: Sequence[str]) -> tuple[RunDir, RunConfig]:
+def _open_with(folder: Path, assignments: Sequence[str]) -> tuple[RunDir, RunConfig]:
     """Return a run folder and its run file, with some fields of the run file changed."""
     run, config = open_trained(folder)
     return run, recorded_config(run, assignments) if assignments else config

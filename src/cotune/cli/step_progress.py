@@ -28,16 +28,16 @@ def step_progress(console: Console) -> Generator[None]:
     elif console.is_terminal:
         with (
             console.status("") as status,
-            listening(described(lambda _, text: status.update(text))),
+            listening(write_under_step(lambda _, text: status.update(text))),
         ):
             yield
     else:
-        write = lines(lambda line: console.out(line, highlight=False))
-        with listening(described(write)):
+        write = write_at_intervals(lambda line: console.out(line, highlight=False))
+        with listening(write_under_step(write)):
             yield
 
 
-def described(show: Callable[[str, str], None]) -> Listener:
+def write_under_step(show: Callable[[str, str], None]) -> Listener:
     """Return a listener that writes out each report under the step that it belongs to.
 
     Args:
@@ -61,7 +61,7 @@ def described(show: Callable[[str, str], None]) -> Listener:
     return listen
 
 
-def lines(
+def write_at_intervals(
     write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Callable[[str, str], None]:
     """Return what writes a line when a stage or the first step begins, else every half minute."""

@@ -46,7 +46,7 @@ def try_run(
     quiet_libraries(config)
     with step_progress(console):
         checked = Preflight(config, new=False)
-        checked.require(here=("policy files", "environment.retriever"))
+        checked.require(machine_checks=("policy files", "environment.retriever"))
         tasks = checked.environment.tasks(split)[:count]
         if not tasks:
             raise ConfigError(f"--split {split} has no questions; expected a split with some")

@@ -28,12 +28,12 @@ def with_overrides(raw: Mapping[str, Any], assignments: Sequence[str]) -> dict[s
             section. The message never repeats what comes after `=`: it may be a key.
     """
     changed = copy.deepcopy(dict(raw))
-    for path, value in sorted(map(_parsed, assignments), key=lambda pair: pair[0][-1] != "kind"):
+    for path, value in sorted(map(_parse, assignments), key=lambda pair: pair[0][-1] != "kind"):
         _set(changed, path, value)
     return changed
 
 
-def _parsed(assignment: str) -> tuple[tuple[str, ...], Any]:
+def _parse(assignment: str) -> tuple[tuple[str, ...], Any]:
     field, equals, text = assignment.partition("=")
     field = field.strip()
     option = f"--set{_safe_name(field)}"

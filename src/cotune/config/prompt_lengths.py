@@ -66,7 +66,7 @@ def longest_prompt(
     tasks = [
         task
         for split in splits
-        for task in nlargest(_CANDIDATES, environment.tasks(split), key=_estimated_tokens)
+        for task in nlargest(_CANDIDATES, environment.tasks(split), key=_estimate_tokens)
     ]
     lengths = [prompt_length(environment, codec, task, instruction, strategy) for task in tasks]
     return max(lengths, key=lambda length: length.needed, default=None)
@@ -104,6 +104,6 @@ def _tokens(environment: Environment, codec: Codec, task: Task, instruction: str
     return len(codec.render(messages, environment.tools))
 
 
-def _estimated_tokens(task: Task) -> int:
+def _estimate_tokens(task: Task) -> int:
     texts = [task.question, *(content for _, content in task.context)]
     return sum(len(_PIECE.findall(text)) + _PER_MESSAGE for text in texts)

@@ -125,19 +125,19 @@ class Preflight:
             Check("policy.lora", self._layers, needs=(*tokenizer, "packages")),
         ]
 
-    def require(self, *, here: Sequence[str] | None = None) -> "Preflight":
+    def require(self, *, machine_checks: Sequence[str] | None = None) -> "Preflight":
         """Raise ConfigError for the first error; warn of notices.
 
         Args:
-            here: names of the checks of this machine that must pass; the others only warn. None is all, as
+            machine_checks: names of the checks of this machine that must pass; the others only warn. None is all, as
                 these processes will train.
         """
-        self.starting = here is None
+        self.starting = machine_checks is None
         for check, outcome in self.outcomes():
             if isinstance(outcome, Notice):
                 warn(str(outcome))
             elif isinstance(outcome, Exception):
-                if here is None or not check.here or check.name in here:
+                if machine_checks is None or not check.here or check.name in machine_checks:
                     raise outcome
                 warn(f"missing here: {one_line(str(outcome))}")
         return self

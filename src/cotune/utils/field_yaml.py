@@ -37,8 +37,8 @@ class FieldDumper(yaml.SafeDumper):
     """A safe dumper that quotes the texts that `FieldLoader` would read as numbers."""
 
 
-for _one in (FieldLoader, FieldDumper):
-    _one.add_implicit_resolver(
+for _class in (FieldLoader, FieldDumper):
+    _class.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
         list("-+0123456789"),

@@ -12,10 +12,10 @@ In a stage such as "loading the policy" nothing is counted: it is 0 of 0.
 _listeners: list[Listener] = []
 
 
-def report(what: str, done: int, total: int) -> None:
+def report(counted: str, done: int, total: int) -> None:
     """Report progress to this process's listeners; cheap if there are none."""
     for listener in _listeners:
-        listener(what, done, total)
+        listener(counted, done, total)
 
 
 def begin(stage: str) -> None:

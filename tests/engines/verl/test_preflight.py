@@ -34,7 +34,7 @@ def test_the_preflight_says_what_training_says(
 ) -> None:
     before = checked(tmp_path, args)
     with pytest.raises(ConfigError) as early:
-        before.require(here=("training",))  # as plan does
+        before.require(machine_checks=("training",))  # as plan does
     with pytest.raises(ConfigError) as late:
         verl_config(before.config, tmp_path, 1, False)
     assert part in str(early.value)

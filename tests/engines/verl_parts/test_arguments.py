@@ -46,14 +46,14 @@ def test_a_job_does_not_write_into_rays_copy_of_what_was_submitted(
     copy.mkdir(parents=True)
     monkeypatch.chdir(copy)
     with pytest.raises(ConfigError, match=r"^output: .*_ray_pkg_.* lies in the copy that Ray made"):
-        Preflight(config(Path("runs"))).require(here=())
+        Preflight(config(Path("runs"))).require(machine_checks=())
     assert list(copy.iterdir()) == []
 
 
 def test_a_teacher_is_refused(tmp_path: Path) -> None:
     strategy = {"kind": "inspo", "distil_steps": 1}
     with pytest.raises(ConfigError) as caught:
-        Preflight(config(tmp_path, {"strategy": strategy})).require(here=())
+        Preflight(config(tmp_path, {"strategy": strategy})).require(machine_checks=())
     assert str(caught.value) == (
         "strategy.distil_steps is not supported by training.engine verl; change it, or set training.engine: trl"
     )
@@ -65,7 +65,7 @@ def test_training_and_doctor_say_the_same(
 ) -> None:
     checked = Preflight(config(tmp_path, **training))
     with pytest.raises(ConfigError) as caught:
-        checked.require(here=())  # as plan and try do
+        checked.require(machine_checks=())  # as plan and try do
     assert str(caught.value) == message
     assert message in [str(found) for _, found in checked.outcomes()]  # as doctor does
 

@@ -36,7 +36,7 @@ def plan(
     """
     config = load_config(path, assignments=assignments)
     quiet_libraries(config)
-    planned = plan_run(config, _sizes(config, questions))
+    planned = plan_run(config, _count_questions(config, questions))
     llm = config.proposer
     show_plan(planned, config.name, config.limits, llm, describe_llm(llm), console)
     if config.training.rollout_budget is not None:
@@ -47,10 +47,10 @@ def plan(
         )
     with step_progress(console):
         begin("estimating the memory")
-        show_memory(_at_once(config, planned), console, processes)
+        show_memory(_lower_rows_per_call(config, planned), console, processes)
 
 
-def _sizes(config: RunConfig, questions: str | None) -> Mapping[str, int]:
+def _count_questions(config: RunConfig, questions: str | None) -> Mapping[str, int]:
     """Return the questions of each split, as given or counted.
 
     Raises:
@@ -71,7 +71,7 @@ def _sizes(config: RunConfig, questions: str | None) -> Mapping[str, int]:
     return dict(zip(SPLITS, map(int, parts), strict=True))
 
 
-def _at_once(config: RunConfig, planned: Plan) -> RunConfig:
+def _lower_rows_per_call(config: RunConfig, planned: Plan) -> RunConfig:
     """Return the run file with `rows_per_call` lowered if rollouts never come in as large a batch."""
     training = config.training
     batch = training.questions_per_step * training.group_size
