@@ -13,6 +13,7 @@ from transformers import TrainerState
 import cotune
 from cotune.engines.trl.run_callbacks import CheckpointCallback
 from cotune.errors import ConfigError
+from tests.golden_own_trainer import GEO
 from tests.helpers import WAITING
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "own_trainer.py"
@@ -105,9 +106,16 @@ def test_static_is_plain_grpo(
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "steps"), [("p2o", 3), ("inspo+p2o", 4)])
 def test_hints_are_evolved(
-    method: str, steps: int, example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    method: str,
+    steps: int,
+    example: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # With this seed P²O accepts a hint in its first phase.
+    # With this seed and world P²O accepts a hint in its first phase.
+    for name, value in GEO.items():
+        monkeypatch.setattr(example, name, value)
     told = ["--method", method, "--steps", str(steps), "--seed", "0"]
     example.main([*told, "--output", str(tmp_path)])
     assert "best hint: " in capsys.readouterr().out
