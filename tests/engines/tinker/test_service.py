@@ -55,7 +55,7 @@ def http_server(status: int) -> Iterator[str]:
 def test_a_dead_server_is_named_at_once() -> None:
     started = time.monotonic()
     with pytest.raises(
-        EngineError, match=r"no Tinker server answers at http://127.0.0.1:9 "
+        ConfigError, match=r"no Tinker server answers at http://127.0.0.1:9 "
     ) as error:
         Service(TinkerArguments(base_url="http://127.0.0.1:9"), "m")
     assert time.monotonic() - started < 15

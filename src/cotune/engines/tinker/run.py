@@ -92,9 +92,8 @@ class TinkerJoint(Joint):
             self.adapter = Adapter(self.service, self.rank, config.seed, saved)
             turn_tokens = config.limits.turn_tokens if self.row_multiple > 1 else None
             self.coordinator.sampler = TinkerSampler(self.adapter, checked.codec, turn_tokens)
-            self.record_in(
-                record, build_llm(config.proposer, config.seed, record, checked.environment)
-            )
+            llm = build_llm(config.proposer, config.seed, record, checked.environment)
+            self.record_in(record, llm)
             self.changed = run_start.begin_run(record, settings, best, chosen, self._check)
             if chosen and checkpoint:
                 self.notices = chosen.notices

@@ -31,8 +31,7 @@ class Service:
         limit: seconds that a request may take; None is as long as the server is there.
 
     Raises:
-        ConfigError: it refuses the key or has not the model.
-        EngineError: it does not answer.
+        ConfigError: it does not answer, refuses the key, or has not the model.
     """
 
     def __init__(self, arguments: TinkerArguments, base_model: str) -> None:
@@ -41,11 +40,7 @@ class Service:
         self.limit: float | None = _CONNECT_SECONDS
         self._key = arguments.key
         self._key_name = arguments.api_key_env
-        if problem := self._silence():
-            silence = f"no Tinker server answers at {hide_secrets(self.url)} ({problem})"
-            raise EngineError(
-                f"training.engine_args.base_url: {silence}; start it, or correct the address"
-            )
+        check_alive(self.url)
         os.environ.setdefault("TINKER_TELEMETRY", "0")  # it sends stack traces to the server
         logging.getLogger("tinker").setLevel(logging.ERROR)
         import tinker
@@ -98,10 +93,8 @@ class Service:
                 late = (
                     f"the Tinker server at {self.url} did not answer in {self.limit:.0f} s ({name})"
                 )
-                raise EngineError(
-                    f"{late}; is it for another tinker? SkyRL 0.3.0 needs tinker 0.24.1"
-                )
-            missed = missed + 1 if self._silence() else 0
+                raise EngineError(f"{late}; SkyRL 0.3.0 needs tinker 0.24.1")
+            missed = missed + 1 if _find_silence(self.url) else 0
             if missed == _MISSED_LOOKS:
                 raise EngineError(f"the Tinker server at {self.url} no longer answers ({name})")
         error = answer.exception()
@@ -114,13 +107,21 @@ class Service:
             raise ConfigError(text) from None
         raise EngineError(f"the Tinker server at {self.url} failed ({name}): {reason}") from None
 
-    def _silence(self) -> str:
-        """Return why the server does not answer; "" if it does."""
-        try:
-            httpx.get(f"{self.url}/api/v1/healthz", timeout=_LOOK_SECONDS).raise_for_status()
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return one_line(hide_secrets(str(error) or repr(error)))[:200]
-        return ""
+
+def check_alive(url: str) -> None:
+    """Raise ConfigError unless a server answers."""
+    if problem := _find_silence(url):
+        silence = f"no Tinker server answers at {hide_secrets(url)} ({problem})"
+        raise ConfigError(f"training.engine_args.base_url: {silence}; start it, or correct it")
+
+
+def _find_silence(url: str) -> str:
+    """Return why a server does not answer; "" if it does."""
+    try:
+        httpx.get(f"{url}/api/v1/healthz", timeout=_LOOK_SECONDS).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return one_line(hide_secrets(str(error) or repr(error)))[:200]
+    return ""
 
 
 def _await(value: Any) -> Any:

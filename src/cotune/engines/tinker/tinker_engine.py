@@ -56,7 +56,11 @@ class Tinker:
 
 
 def _server(checked: Preflight) -> str | None:
-    """Connect and probe for `cotune doctor`; a run does so when it is prepared."""
+    """Connect and probe for `cotune doctor`; a run, when it is prepared, once it is known that a server is there."""
+    from cotune.engines.tinker.service import check_alive
+
+    if checked.starting:
+        check_alive(read_arguments(checked.config).url)
     if checked.starting or not checked.may_call:
         return None
     from cotune.engines.tinker.run import TinkerJoint
