@@ -7,6 +7,7 @@ import pytest
 from safetensors.torch import save_file
 
 from cotune.engines.run_start import choose_checkpoint
+from cotune.engines.trl import run_callbacks
 from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.errors import ConfigError
 from cotune.run.best import BestRecord
@@ -42,6 +43,23 @@ def test_a_damaged_checkpoint_that_the_user_chose_is_refused(tmp_path: Path) -> 
     told = [row["text"] for row in run.folder.read_events() if row["kind"] == "notice"]
     assert told == [f"checkpoint-2 is skipped: {changed} is damaged or missing"]
     assert [row["step"] for row in numbers(run)] == [1, 2, 3]
+
+
+def test_the_checkpoint_before_stays_until_the_next_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete: list[list[str]] = []
+
+    def save(checkpoint: Path, state: Any) -> None:
+        complete.append([path.name for path in complete_checkpoints(checkpoint.parent)])
+        save_state(checkpoint, state)
+
+    monkeypatch.setattr(run_callbacks, "save_state", save)
+    start(tmp_path, **SAVING | {"save_total_limit": 1}, max_steps=3).trainer.train()
+    assert complete == [[], ["checkpoint-1"], ["checkpoint-2"]]
+    assert [path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*")] == [
+        "checkpoint-3"
+    ]
 
 
 def test_what_a_resume_needs_is_checked_and_left_as_it_is(tmp_path: Path) -> None:

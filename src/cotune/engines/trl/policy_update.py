@@ -184,6 +184,15 @@ class PolicyUpdate(GRPOTrainer):
         for name, value in metrics.items():
             self._metrics["train"][name].append(value)
 
+    def _save_checkpoint(self, *arguments: Any, **options: Any) -> None:
+        """Save a checkpoint. Older ones are deleted once cotune's state and manifest have completed it."""
+        limit = self.args.save_total_limit
+        self.args.save_total_limit = None
+        try:
+            super()._save_checkpoint(*arguments, **options)
+        finally:
+            self.args.save_total_limit = limit
+
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """Run a training step; with a frozen policy, only sample, since there is no gradient."""
         if not self.joint.parts.settings.frozen:

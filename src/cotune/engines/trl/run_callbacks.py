@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback, TrainerState
-from transformers.trainer_utils import SaveStrategy
+from transformers.trainer_utils import SaveStrategy, rotate_checkpoints
 from trl import GRPOConfig
 
 from cotune.engines.trl.checks import steps_per_batch
@@ -65,6 +65,12 @@ class CheckpointCallback(TrainerCallback):
         if self._writes:
             checkpoint = joint.state_folder / f"checkpoint-{state.global_step}"
             save_state(checkpoint, joint.state_dict())
+            rotate_checkpoints(
+                str(joint.state_folder),
+                args.save_total_limit,
+                state.best_model_checkpoint,
+                use_mtime=True,
+            )
             joint.parts.record.event("saved", joint.batches)
 
     def on_log(
