@@ -9,10 +9,8 @@ import pytest
 from hypothesis import settings
 
 from cotune.utils.packages import installed
-from tests import forked, lab
+from tests import forked
 from tests.needing import modules_with
-
-lab.register_lab()
 
 # What a busy machine takes for an example says nothing about the code.
 settings.register_profile("cotune", deadline=None, max_examples=50)

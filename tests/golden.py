@@ -28,8 +28,6 @@ from typing import Any
 import yaml
 from safetensors.numpy import load_file
 
-from tests.lab import LAB, register_lab
-
 REPOSITORY = Path(__file__).parents[1]
 STORED = Path(__file__).parent / "golden_runs"
 
@@ -149,8 +147,7 @@ def execute(*arguments: object) -> None:
     Raises:
         SystemExit: it failed; its output is the message.
     """
-    register_lab()
-    path = os.pathsep.join(map(str, (LAB, REPOSITORY / "src", REPOSITORY)))
+    path = os.pathsep.join(map(str, (REPOSITORY / "lab", REPOSITORY / "src", REPOSITORY)))
     process = subprocess.run(
         [sys.executable, *map(str, arguments)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},

@@ -295,7 +295,14 @@ class TextSearch(ABC):
             greedy = self.plan.options.scoring == "greedy"
             new = self._rollout(assignments, purpose="evolve", greedy=greedy)
         self.evaluations += len(new)
-        self.lost += sum(t.stop is StopReason.ENVIRONMENT_ERROR for t in new)
+        failed = sum(t.stop is StopReason.ENVIRONMENT_ERROR for t in new)
+        if failed and not self.lost:
+            self.record(
+                "notice",
+                text=f"{failed} of {len(new)} rollouts that score texts ended in an environment error "
+                "and count as 0, so the scores may be too low",
+            )
+        self.lost += failed
         in_order = iter(new)
         return [
             [self._scored.get(text, {}).get(task.id) or next(in_order) for task in tasks]

@@ -2,6 +2,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from cotune.methods.p2o.hints import covering
 from cotune.methods.proposals import ProposalAccount
 from cotune.methods.text_evolution import FENCED, MINIBATCH
 from cotune.protocols import Rollout
-from cotune.types import Progress, Task
+from cotune.types import Assignment, Progress, StopReason, Task, Trajectory
 from tests.helpers import Events
 from tests.methods.p2o.hint_fakes import (
     KEYWORDS,
@@ -110,6 +112,20 @@ def test_adapters_take_the_calls_of_gepa_and_of_later_versions():
     ]
     assert [[batch.scores for batch in batches] for batches in calls] == [[[0.0, 0.0]]] * 4
     assert all(len(batches[0].trajectories) == 2 for batches in calls)
+
+
+def test_environment_errors_in_scores_are_told_once():
+    def rollout(assignments: Sequence[Assignment], **_: object) -> list[Trajectory]:
+        done = Policy()(assignments, purpose="evolve", greedy=True)
+        return [replace(done[0], stop=StopReason.ENVIRONMENT_ERROR), *done[1:]]
+
+    record = Events()
+    search = search_of(rollout, record)
+    for _ in range(2):
+        search.roll_out([("Take care.", tasks_of_two_kinds(3))])
+    (notice,) = record.of("notice")
+    text = "1 of 3 rollouts that score texts ended in an environment error"
+    assert notice["text"].startswith(text)
 
 
 def test_one_rollout_call_for_each_batch_of_gepa():

@@ -349,7 +349,7 @@ def test_the_population_stays_where_nothing_is_accepted():
 def test_nothing_to_reflect_on_is_no_failure():
     made, events = evolved(ScriptedLLM([TWO]), start=1.0)
     assert events.of("evolution")[0]["rounds"] == 0
-    assert "no experience" in events.of("notice")[0]["text"]
+    assert "no experience" in events.of("notice")[1]["text"]
     assert len(made._lineage) == 3
 
 
@@ -476,6 +476,7 @@ def test_a_run_with_few_questions_keeps_some_to_verify_on(count):
     notices = [event["text"] for event in events.of("notice")]
     # A single question is reflected on or verified on, never both.
     assert any("no experience to learn from" in text for text in notices) == (count == 1)
+    assert any(f"instead of {count} questions before step" in text for text in notices) == (count > 1)
 
 
 # ---- an LLM that fails
@@ -589,10 +590,21 @@ def test_defaults_are_the_papers_and_unknown_fields_are_refused():
         read({"kind": "inspo", "population": 7})
 
 
-@pytest.mark.parametrize(("steps", "noticed"), [(4, True), (5, False)])
-def test_a_run_that_ends_before_its_first_evolution_is_noticed(steps: int, noticed: bool) -> None:
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [(4, "the run of 4 steps ends before its first evolution, due after step 4"), (91, "evolution ends at step 9 of 91"), (90, "")],
+)  # fmt: skip
+def test_a_schedule_that_does_not_fit_the_runs_length_is_noticed(steps: int, text: str) -> None:
     events = Events()
     first = Progress(1, 0, steps)
     inspo().evolve_if_due(first, ScriptedRollout(chance), ScriptedLLM([REWRITES]), events)
-    text = f"the run of {steps} steps ends before its first evolution, due after step 4"
-    assert any(row["text"].startswith(text) for row in events.of("notice")) == noticed
+    assert [row["text"].startswith(text) for row in events.of("notice")] == [True] * bool(text)
+
+
+@pytest.mark.parametrize(("count", "noticed"), [(3, True), (4, False)])
+def test_few_questions_a_step_are_noticed_once(count: int, noticed: bool) -> None:
+    events, llm = Events(), ScriptedLLM([REWRITES])
+    run(inspo(), ScriptedRollout(chance), llm, events, range(1, 3), TASKS[:count], total=9)
+    texts = [row["text"] for row in events.of("notice")]
+    assert any(text.startswith("3 questions a step") for text in texts) == noticed
+    assert len(texts) == noticed

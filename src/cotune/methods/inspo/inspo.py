@@ -47,6 +47,7 @@ from cotune.types import (
     Trajectory,
 )
 
+_FEW_QUESTIONS = 4  # a step, with which the schedule of steps is coarse
 _UNREWARDED = (
     "verification could not tell candidates from their parent, since no rollout of them was rewarded: the "
     "questions may be too hard for the policy, or the reward may not find its answers"
@@ -178,8 +179,7 @@ class Inspo(EvolvedInstructions):
         options = self.options
         before_stage = range(1, evolution.progress.total_steps - options.distil_steps)
         evolves = any(options.is_due(step, options.evolve_every) for step in before_stage)
-        if not evolves:
-            self._notice_if_none_evolves(evolution)
+        self._notice_schedule(evolution, evolves)
         rewrites = self._generate(
             [self._lineage[0]],
             options.population_size - 1,
@@ -207,6 +207,8 @@ class Inspo(EvolvedInstructions):
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
     ) -> Metrics:
         """Update the weights of instructions and the replay buffer; hinted rollouts say nothing of either."""
+        if not self._batch:
+            self._notice_if_few_questions(trajectories, record)
         super().observe(trajectories, progress, record)
         if not self._distilling:
             unhinted = [t for t in trajectories if t.scored and not t.assignment.sampled.hint]
@@ -335,6 +337,8 @@ class Inspo(EvolvedInstructions):
             # Line 21: verify them, take the best, and add them to the population.
             open_places = vacancies - len(new.accepted)
             if verifies and candidates:
+                if not new.verified:
+                    self._notice_if_few_left(len(tasks), step, record)
                 race_for = open_places if options.verification == "racing" else None
                 candidates, paid = verify(candidates, parent, tasks, evolution.rollout, race_for)
                 new.verified += len(candidates)
@@ -427,15 +431,47 @@ class Inspo(EvolvedInstructions):
         if size < full_size:
             record("notice", text=f"population of {size} instead of {full_size} instructions")
 
-    def _notice_if_none_evolves(self, evolution: Evolution) -> None:
+    def _notice_if_few_questions(
+        self, trajectories: Sequence[Trajectory], record: Recorder
+    ) -> None:
+        """Record a notice in the first step if a weight, a mean over steps, rests on few questions."""
+        questions = len({t.assignment.group for t in trajectories})
+        if questions < _FEW_QUESTIONS and self.options.population_size > 1:
+            record(
+                "notice",
+                text=f"{questions} questions a step, so an instruction's weight rests on {self.options.window} "
+                f"steps of few rollouts: raise the questions of a step to {_FEW_QUESTIONS} or more, or "
+                "strategy.window, prune_every and evolve_every",
+            )
+
+    def _notice_if_few_left(self, count: int, step: int, record: Recorder) -> None:
+        """Record a notice if provenance left fewer questions to verify on than the buffer has."""
+        full_count = min(self.options.verification_tasks, len(self._replay.tasks()))
+        if count < full_count:
+            record(
+                "notice",
+                text=f"verification on {count} instead of {full_count} questions before step {step}: "
+                "the authors of the candidates were shown the others",
+            )
+
+    def _notice_schedule(self, evolution: Evolution, evolves: bool) -> None:
         """Record a notice if the schedule, which counts steps, does not fit the run's length."""
         options = self.options
-        if options.evolve_every and options.population_size > 1:
+        steps = evolution.progress.total_steps
+        if not options.evolve_every or options.population_size == 1:
+            return
+        if not evolves:
             evolution.record(
                 "notice",
-                text=f"the run of {evolution.progress.total_steps} steps ends before its first evolution, due "
-                f"after step {options.evolve_every}: only rewrites of the initial instruction are tried; "
-                "lower strategy.evolve_every, or train longer",
+                text=f"the run of {steps} steps ends before its first evolution, due after step "
+                f"{options.evolve_every}: only rewrites of the initial instruction are tried; lower "
+                "strategy.evolve_every, or train longer",
+            )
+        elif 10 * options.evolve_until < steps:
+            evolution.record(
+                "notice",
+                text=f"evolution ends at step {options.evolve_until} of {steps}: raise strategy.evolve_until, "
+                "and evolve_every with it",
             )
 
     def state_dict(self) -> State:
