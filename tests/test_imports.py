@@ -44,7 +44,7 @@ STATEMENTS = {
     "nothing": "pass",
     "cotune": "import cotune",
     "methods": f"import {', '.join(engine_free())}",
-    "configured": "import cotune; cotune.INSPO, cotune.Static, cotune.LadderOptions(train=3)",
+    "configured": "import cotune; cotune.INSPO, cotune.Static",
     "--help": command("--help"),
     "train --help": command("train", "--help"),
 }

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_an_engine_goes_through_every_command(tmp_path: Path) -> None:
     # The engine is added before any module of cotune is imported.
-    result = run_module("tests.engines.fake_life", tmp_path, anew=("cotune",))
+    result = run_module("tests.engines.fake_life", tmp_path, anew=("cotune", "cotune_lab"))
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.splitlines()[-1] == "done"
 
