@@ -9,11 +9,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of src": 36_700,
+    "lines of src": 34_450,
     "lines of lab": 7_000,
-    "lines of tests": 44_350,
+    "lines of tests": 41_450,
     "words of docs": 30_000,
-    "option fields": 196,
+    "option fields": 190,
 }
 """The most of each row of the table. They only fall: lower them to what a change leaves."""
 

@@ -31,11 +31,11 @@ _VERBS_IN_ED = "embed exceed feed need proceed seed shed speed succeed"
 VERBS_IN_ED = frozenset(_VERBS_IN_ED.split())
 
 LIMITS = {
-    "empty names, % of bindings": 0.5,
-    "functions named by a participle, %": 7.5,
+    "empty names, % of bindings": 0.4,
+    "functions named by a participle, %": 3.9,
     "parallel assignments per 1,000 lines": 0.5,
     "docstrings that begin with Return, %": 55.0,
-    "longest function, lines": 80,
+    "longest function, lines": 74,
 }
 """The most of each row. They only fall: lower them to what a change leaves."""
 

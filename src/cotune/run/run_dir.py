@@ -213,7 +213,8 @@ class RunDir:
             fix = "give the `output` folder of a run (of a suite, cotune compare writes the page)"
             if self.is_run(self.path / "cotune"):
                 fix = f"give {self.path / 'cotune'}, where a script's trainer keeps its run"
-            reason = "it has no run.yaml" if self.path.is_dir() else "there is no such folder"
+            reason = "it is a file" if self.path.exists() else "there is no such folder"
+            reason = "it has no run.yaml" if self.path.is_dir() else reason
             raise ConfigError(f"{self.path} is not a run folder: {reason}; {fix}")
         try:
             config = yaml.safe_load(path.read_text(encoding="utf-8"))
