@@ -476,7 +476,9 @@ def test_a_run_with_few_questions_keeps_some_to_verify_on(count):
     notices = [event["text"] for event in events.of("notice")]
     # A single question is reflected on or verified on, never both.
     assert any("no experience to learn from" in text for text in notices) == (count == 1)
-    assert any(f"instead of {count} questions before step" in text for text in notices) == (count > 1)
+    assert any(f"instead of {count} questions before step" in text for text in notices) == (
+        count > 1
+    )
 
 
 # ---- an LLM that fails
