@@ -102,7 +102,10 @@ class JointTrainer(PolicyUpdate):
         reward_processing_classes: the tokenizers of reward models.
         args: GRPOTrainer's configuration; docs/reference/grpo-config.md lists the fields that are refused.
         processing_class: the policy's tokenizer, with a chat template; None loads it by the model's name.
-        callbacks, optimizers, quantization_config, peft_config: as GRPOTrainer takes them.
+        callbacks: the trainer's callbacks.
+        optimizers: as GRPOTrainer takes them.
+        quantization_config: as GRPOTrainer takes it.
+        peft_config: as GRPOTrainer takes it.
         method: `cotune.INSPO(llm="gpt-4.1")` or another one; None is GRPO under a fixed instruction.
         environment: supplies the tasks, answers actions and scores them, in place of `train_dataset`,
             `tools` and `environment_factory`.
