@@ -10,7 +10,7 @@ import pytest
 from cotune.data.splits import warn
 from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
 from cotune.errors import ConfigError
-from cotune.policy.codec import HFCodec
+from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.template_checks import check_template
 from cotune.types import Task
 from tests.policy.test_chat_template import models_template
@@ -113,6 +113,13 @@ def with_bos() -> Any:
         single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)]
     )
     return tokenizer
+
+
+def test_plain_prompts_begin_as_the_base_model_was_pretrained() -> None:
+    tokenizer = with_bos()
+    use_template(tokenizer, "plain")
+    codec = HFCodec(tokenizer)
+    assert codec.decode(codec.render([{"role": "user", "content": "Hm?"}])) == "<s>Hm?\n"
 
 
 def test_a_template_without_the_tokenizers_bos_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
