@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of src": 34_450,
+    "lines of src": 34_500,
     "lines of lab": 7_000,
     "lines of tests": 41_450,
     "words of docs": 30_000,

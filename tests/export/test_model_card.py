@@ -9,9 +9,10 @@ import yaml
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from cotune.config.resuming import recorded_config
 from cotune.export.complete import complete_best
 from cotune.export.model_card import base_name, code_block, hub_id, inline
-from cotune.run.run_dir import RunDir
+from cotune.run.run_dir import RunDir, write_summary
 from tests.export.finished import finished_run
 from tests.export.test_complete import tokenizer_of, world
 
@@ -69,6 +70,17 @@ def test_texts_of_a_model_are_one_block_each_and_nothing_else(tmp_path: Path) ->
         and token.nesting == 1
     ]  # fmt: skip
     assert headings == ["Results", "Instruction", "Serving", "Method"]
+
+
+def test_a_score_may_have_no_interval(tmp_path: Path) -> None:
+    run, card = complete(tmp_path)
+    assert "interval of the first figure" in card
+    summary = run.read_summary() or {}
+    arms = {name: arm | {"em_interval": None} for name, arm in summary["arms"].items()}
+    write_summary(run.path, summary | {"arms": arms})
+    (run.best_path / "README.md").unlink()
+    complete_best(recorded_config(run), run)
+    assert "interval of the first figure" not in (run.best_path / "README.md").read_text("utf-8")
 
 
 def test_names_of_a_run_file_are_text(tmp_path: Path) -> None:

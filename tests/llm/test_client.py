@@ -185,7 +185,7 @@ def test_a_reply_that_was_cut_off_is_marked(server: Server, reason: str) -> None
     assert bench(server).client.complete(PROMPT).truncated
 
 
-@pytest.mark.parametrize("reason", ["error", "content-filter", "SAFETY", "tool_calls"])
+@pytest.mark.parametrize("reason", ["error", "content-filter", "OTHER", "pause_turn"])
 def test_a_reply_that_is_not_whole_is_asked_for_again(server: Server, reason: str) -> None:
     server.replies = [chat(finish_reason=reason)] * 2
     with pytest.raises(LLMError, match=rf"not whole \(finish_reason '{reason}'\)"):
@@ -291,7 +291,8 @@ def test_a_stalled_server_times_out(server: Server) -> None:
     with pytest.raises(LLMError, match=r"1 attempt\(s\) of llm\.timeout_s, 0\.3 s"):
         b.client.complete(PROMPT)
     (row,) = b.record.read_costs()
-    assert (bool(row.error), row.estimated, row.money) == (True, False, 0.0)
+    # It may have reached a model, which charges for it.
+    assert (bool(row.error), row.estimated, row.money > 0) == (True, True, True)
 
 
 def test_a_reply_that_trickles_in_times_out(server: Server) -> None:

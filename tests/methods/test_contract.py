@@ -133,6 +133,13 @@ def test_valid_hints(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["Think first </think> then add up.", "</think> Add, then <think> on."]
+)
+def test_stray_tags_of_thoughts_are_in_no_hint(text: str) -> None:
+    assert check_hint(text) == "stray think tag"
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("See <side_info> here", "holds <side_info>, which only the reflection prompt may"),

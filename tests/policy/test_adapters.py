@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -194,6 +194,17 @@ def test_weights_go_back_into_the_policy_in_place(folder: Path, base: Path) -> N
     whole = tiny_model(tiny_tokenizer(), seed=3, layers=3)
     restore_weights(whole, base)
     torch.testing.assert_close(logits(whole), logits(tiny_model(tiny_tokenizer(), layers=3)))
+
+
+def test_adapters_of_other_kinds_go_back_too(tmp_path: Path) -> None:
+    config = LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"], use_dora=True)
+    models = [get_peft_model(tiny_model(tiny_tokenizer(), layers=3), config) for _ in range(2)]
+    for name, weight in models[0].named_parameters():
+        if "lora_B" in name or "modules_to_save" in name:
+            torch.nn.init.normal_(weight)
+    models[0].save_pretrained(tmp_path)
+    restore_weights(models[1], tmp_path)
+    torch.testing.assert_close(logits(models[1]), logits(models[0]), atol=0, rtol=0)
 
 
 def test_another_adapters_weights_are_not_taken(folder: Path) -> None:

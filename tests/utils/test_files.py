@@ -53,6 +53,7 @@ def test_a_failed_operation_names_file_reason_and_fix(error: Exception, said: st
     [
         KeyError("a"),
         ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+        Exception("[Errno 111] Connection refused"),
         TimeoutError("timed out"),
         socket.gaierror(-2, "Name or service not known"),
         RuntimeError("CUDA error: out of memory"),

@@ -115,18 +115,19 @@ class TrlEnvironment(TaskEnvironment):
         first = self._new()
         self._spare = [first]
         kind = cast("type[Any]", type(first.environment))
-        # On the instance, this would evaluate properties.
-        methods = dict(inspect.getmembers(kind, predicate=inspect.isfunction))
-        if methods.pop("reset", None) is None:
+        # They may be wrapped, or class methods.
+        if not callable(getattr(kind, "reset", None)):
             raise ConfigError(
                 f"{_FIELD}: {kind.__name__} has no reset(); TRL's environments define it: add one"
             )
-        self.own_reward = kind.__name__ if methods.pop("get_reward", None) else ""
+        self.own_reward = kind.__name__ if callable(getattr(kind, "get_reward", None)) else ""
         self.needs_rewards = not self.own_reward
+        # On the instance, this would evaluate properties.
+        methods = dict(inspect.getmembers(kind, predicate=inspect.isfunction))
         self._tools = {
             name: tool_of(getattr(first.environment, name), seconds, f"{kind.__name__}.")
             for name in methods
-            if not name.startswith("_")
+            if not name.startswith("_") and name not in ("reset", "get_reward")
         }
         self.tools = tuple(tool.schema for tool in self._tools.values())
 

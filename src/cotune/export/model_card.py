@@ -79,7 +79,8 @@ def write_card(
         f"{measure} of one greedy rollout a question."
         + (
             " 95 % interval of the first figure: {:.3f} to {:.3f}.".format(*interval)
-            * bool(interval)
+            if interval
+            else ""
         ),
         "## Instruction",
         code_block(chosen.instruction)

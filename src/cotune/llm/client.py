@@ -36,13 +36,17 @@ _TEMPLATE_TOKENS = 64
 _CUT_OFF = {"length", "max_tokens", "max_output_tokens", "model_length", "incomplete"}
 _BROKEN_OFF = {
     # The endpoint stopped it.
-    "error", "network_error", "insufficient_system_resource", "abort", "aborted", "cancelled", "timeout",
+    "error", "error_limit", "error_toxic", "network_error", "insufficient_system_resource",
+    "abort", "aborted", "cancelled", "canceled", "user_cancel", "timeout",
     # A filter did.
     "content_filter", "content_filtered", "guardrail_intervened", "refusal", "sensitive", "safety",
-    "recitation", "blocklist", "prohibited_content", "spii",
-    # The model called a tool.
+    "recitation", "blocklist", "prohibited_content", "spii", "language", "other",
+    # The model called a tool, or waits.
     "tool_calls", "tool_call", "tool_use", "function_call", "malformed_function_call",
+    "unexpected_tool_call", "pause_turn",
 }  # fmt: skip
+# Failures of a connection before a request was sent, which nobody charges.
+_UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol"}
 # What the client itself writes or reads, and what would multiply the price of a call.
 _RESERVED_FIELDS = (
     "model", "messages", "stop", "temperature", "max_tokens", "max_completion_tokens", "stream", "n",
@@ -154,6 +158,7 @@ class Outcome:
         usage: (prompt tokens, completion tokens) as reported; None without a plausible report.
         error: what went wrong, in one line; "" on success.
         replied: whether a reply came, which is paid for even if it has no whole text.
+        sent: whether a request without a reply may have to be paid for: it may have reached a model.
         truncated: whether the reply was cut off at its token limit.
     """
 
@@ -161,6 +166,7 @@ class Outcome:
     usage: tuple[int, int] | None = None
     error: str = ""
     replied: bool = False
+    sent: bool = False
     truncated: bool = False
 
 
@@ -208,7 +214,7 @@ class OpenAIClient:
             self._record.check_budget(options.budget)
             begun = time.monotonic()
             outcome = _LOOP.run(self._ask(prompt))
-            estimated = outcome.replied and outcome.usage is None
+            estimated = (outcome.replied or outcome.sent) and outcome.usage is None
             upper_bound = (prompt_token_bound(len(prompt.encode())), options.max_tokens)
             usage = upper_bound if estimated else outcome.usage or (0, 0)
             self._record.charge(
@@ -250,7 +256,7 @@ class OpenAIClient:
             return Outcome(error=_refusal(error.status_code, self._hide(error.response.text)))
         except (TimeoutError, openai.APITimeoutError):
             attempts = f"{1 + self._retries} attempt(s) of llm.timeout_s, {options.timeout_s:g} s"
-            return Outcome(error=f"timed out: no complete reply in {attempts}")
+            return Outcome(error=f"timed out: no complete reply in {attempts}", sent=True)
         except openai.OpenAIError as error:
             cause = error.__cause__ or error
             reason = f"{type(cause).__name__.lstrip('_')}: {_shorten(self._hide(str(cause)))}"
@@ -260,7 +266,7 @@ class OpenAIClient:
             # "All connection attempts failed" alone does not say whether nothing listens there.
             if isinstance(root, ConnectionError) and root.errno:
                 reason += f" ({os.strerror(root.errno)})"
-            return Outcome(error=reason)
+            return Outcome(error=reason, sent=type(cause).__name__ not in _UNSENT)
         outcome = parse_reply(reply.content.decode("utf-8", "replace"), self._hide)
         return replace(outcome, text=self._hide(outcome.text, _SHORTEST_SECRET))
 

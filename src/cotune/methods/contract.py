@@ -8,12 +8,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from cotune.errors import ConfigError
 from cotune.methods.leaks import is_dense, leaked_answer, quoted_solution, words_of
 from cotune.methods.method import Context
 from cotune.types import Task
 
+_THINK_TAG = re.compile(r"</?think>")
 _TAG = re.compile(r"</?[A-Za-z][\w-]*>")
 # Tags of INSPO's proposal prompts (`inspo.proposers`): in an instruction they would break them.
 # Blanks are allowed, as in the parser of replies.
@@ -150,6 +152,12 @@ class TextRules:
             return f"holds {', '.join(forged)}, which only the chat template may"
         if candidate.count("<think>") > candidate.count("</think>"):
             return "unclosed <think>"
+        # A stray tag in a hint would end or begin the thoughts of a template that looks for them.
+        depths = list(
+            accumulate(1 if t == "<think>" else -1 for t in _THINK_TAG.findall(candidate))
+        )
+        if not self.original and depths and (min(depths) < 0 or depths[-1]):
+            return "stray think tag"
         if len(candidate) > MAX_CHARS:
             return f"{len(candidate)} characters; {MAX_CHARS} allowed"
         tokens = self.count_tokens(candidate) if self.count_tokens is not None else 0
@@ -158,7 +166,9 @@ class TextRules:
         not_new = f"{self.beside}\n{parent}"
         if (answer := leaked_answer(candidate, not_new, tasks)) is not None:
             return f"brings in the answer {answer!r} of a training question"
-        if (quoted := quoted_solution(candidate, not_new, tasks)) is not None:
+        # A parent hint may hold the solution of a question that only this author was shown.
+        allowed_text = not_new if self.original else self.beside
+        if (quoted := quoted_solution(candidate, allowed_text, tasks)) is not None:
             return f"quotes the solution of a shown question: {quoted!r}"
         if any(is_near_copy(candidate, other) for other in others):
             return "near copy of one alive or tried"

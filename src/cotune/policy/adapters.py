@@ -158,9 +158,8 @@ def read_weights(model: Any, folder: Path) -> dict[str, Any]:
     if not is_peft_model(model):
         saved_model = cast(Any, AutoModelForCausalLM.from_pretrained(folder))
         return dict(saved_model.state_dict())
-    name = model.active_adapter
-    file = (folder if name == "default" else folder / name) / _WEIGHTS
-    mark = f".{name}."
+    file = _adapter_file(model, folder)
+    mark = f".{model.active_adapter}."
     names = {n.replace(mark, "."): n for n, _ in model.named_parameters() if mark in n}
     weights = load_file(file)
     if foreign := sorted(set(weights) - set(names)):
@@ -168,3 +167,21 @@ def read_weights(model: Any, folder: Path) -> dict[str, Any]:
             f"{file}: holds weights of another adapter, such as {foreign[0]}; expected those of policy.lora"
         )
     return {names[name]: weight for name, weight in weights.items()}
+
+
+def load_adapter(model: Any, folder: Path) -> None:
+    """Load a saved adapter of any kind into a policy, in place; ConfigError if it is another one's."""
+    from peft import set_peft_model_state_dict
+
+    file = _adapter_file(model, folder)
+    result = set_peft_model_state_dict(model, load_file(file), adapter_name=model.active_adapter)
+    if result.unexpected_keys:
+        raise ConfigError(
+            f"{file}: holds weights of another adapter, such as {result.unexpected_keys[0]}; "
+            "expected those of policy.lora"
+        )
+
+
+def _adapter_file(model: Any, folder: Path) -> Path:
+    name = model.active_adapter
+    return (folder if name == "default" else folder / name) / _WEIGHTS

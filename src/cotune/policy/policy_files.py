@@ -137,12 +137,14 @@ def only_local(path: str | Path) -> bool:
     each file of a model for half a minute.
     """
     from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
     if Path(path).is_dir():
         return True
     try:
         HfApi().model_info(str(path), timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    except RepositoryNotFoundError:  # private, and there is no token; or deleted
+        return cached_folder(str(path)) is not None
     except HfHubHTTPError:
         return False  # loading the files says what is wrong
     # Connection errors have different classes in each generation of huggingface_hub.

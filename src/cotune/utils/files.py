@@ -53,7 +53,9 @@ def _errno_of(error: BaseException) -> int | None:
         return error.errno if of_a_file else None
     text = str(error)
     if match := _NUMBER.search(text):
-        return int(match[1] or match[2])
+        number = int(match[1] or match[2])
+        # Others, such as a refused connection, are none of a file.
+        return number if number in _OF_FILES else None
     return next((number for phrase, number in _OF_TORCH.items() if phrase in text), None)
 
 

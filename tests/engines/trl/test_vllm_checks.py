@@ -102,3 +102,6 @@ def test_vllm_reserves_memory_for_the_longest_episode(tmp_path: Path) -> None:
     assert args_of().vllm_max_model_length == 160
     for allowed in (200, -1, None):  # -1: vLLM chooses
         assert args_of(vllm_max_model_length=allowed).vllm_max_model_length == allowed
+    with pytest.raises(ConfigError, match="vllm_max_model_length is 159, but limits"):
+        args_of(vllm_max_model_length=159)
+    assert args_of(vllm_max_model_length=9, vllm_mode="server").vllm_max_model_length == 9

@@ -40,6 +40,11 @@ def test_the_family_is_in_tree_order() -> None:
     ]  # fmt: skip
 
 
+def test_a_long_line_of_descent_is_shown_whole() -> None:
+    rows = [row(f"i{n}", f"i{n - 1}" if n else None, "A.", n) for n in range(1500)]
+    assert [depth for _, depth, _ in family(rows)] == list(range(1500))
+
+
 def test_a_weight_that_rests_on_nothing_is_no_point() -> None:
     def seen(step: int, **members: tuple[float | None, int]) -> dict[str, Any]:
         return {"kind": "population", "step": step, "members": [

@@ -111,7 +111,7 @@ class Adapter:
         Raises:
             EngineError: the server's export is not one that PEFT loads whole.
         """
-        from safetensors.numpy import load
+        from safetensors.torch import load
 
         save = self._client.save_weights_for_sampler
         path: str = self.service.call("weights to keep", lambda: save(name)).path
@@ -149,9 +149,14 @@ class Adapter:
         url = call(
             "an archive", lambda: rest_client.get_checkpoint_archive_url(run, checkpoint)
         ).url
-        with tarfile.open(fileobj=io.BytesIO(_fetch(url))) as members:
-            read = [(member.name, members.extractfile(member)) for member in members]
-            return {Path(member).name: file.read() for member, file in read if file}
+        try:
+            with tarfile.open(fileobj=io.BytesIO(_fetch(url))) as members:
+                read = [(member.name, members.extractfile(member)) for member in members]
+                return {Path(member).name: file.read() for member, file in read if file}
+        except tarfile.TarError as error:
+            raise EngineError(
+                f"the Tinker server's archive of an adapter cannot be read: {error}"
+            ) from error
 
 
 @dataclass(frozen=True)

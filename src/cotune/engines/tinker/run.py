@@ -100,7 +100,7 @@ class TinkerJoint(Joint):
                 self.resume(load_state(checkpoint))
             else:
                 self.attempt = record.begin_attempt(None)
-            text = f"the Tinker server at {self.service.url}: {self.facts}"
+            text = f"the Tinker server at {self.service.label}: {self.facts}"
             record.event("notice", self.batches, text=text)
             initial = Prompt(checked.instruction)
             evaluation = RunEvaluation(config.evaluation, initial, record, best, lambda *_: None)
@@ -163,16 +163,24 @@ class TinkerJoint(Joint):
         write_json_atomic(checkpoint / _FILE, {"path": path})
         save_state(checkpoint, self.state_dict())
         for old in complete_checkpoints(folder)[keep:]:
-            self.service.delete(server_path(old))
+            path = server_path(old)
+            # First here: a folder whose weights are gone would be chosen by a resume.
             shutil.rmtree(old, ignore_errors=True)
+            self.service.delete(path)
         self.parts.record.event("saved", self.batches)
 
 
 class TinkerBest(BestPolicy):
     """Keep the best policy: here as a PEFT adapter, and on the server to sample from."""
 
+    _left_on_server = ""
+
+    def forget(self) -> None:
+        self._left_on_server = server_path(self._folder) or self._left_on_server
+        super().forget()
+
     def offer(self, joint: Any, score: Score | None, step: int, plain: Score | None = None) -> None:
-        before = server_path(self._folder)
+        before = server_path(self._folder) or self._left_on_server
         super().offer(joint, score, step, plain)
         if before and before != server_path(self._folder):
             joint.service.delete(before)

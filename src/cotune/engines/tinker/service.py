@@ -27,6 +27,7 @@ class Service:
     """A server that answers, takes the key, and has the model.
 
     Attributes:
+        label: its address without a password.
         client, rest: the SDK's two clients of it.
         limit: seconds that a request may take; None is as long as the server is there.
 
@@ -36,6 +37,7 @@ class Service:
 
     def __init__(self, arguments: TinkerArguments, base_model: str) -> None:
         self.url = arguments.url
+        self.label = hide_secrets(self.url)
         self.base_model = base_model
         self.limit: float | None = _CONNECT_SECONDS
         self._key = arguments.key
@@ -57,7 +59,7 @@ class Service:
         (self.client, self.rest), capabilities = self.call("connecting", connect)
         models = [model.model_name for model in capabilities.supported_models]
         if base_model not in models:
-            has = f"the Tinker server at {self.url} has no {base_model!r}; expected one of"
+            has = f"the Tinker server at {self.label} has no {base_model!r}; expected one of"
             raise ConfigError(
                 f"training.engine_args.base_model: {has} {', '.join(map(str, models))}"
             )
@@ -90,22 +92,22 @@ class Service:
         missed = 0
         while not wait([answer], _LOOK_SECONDS).done:
             if self.limit is not None and time.monotonic() - started > self.limit:
-                late = (
-                    f"the Tinker server at {self.url} did not answer in {self.limit:.0f} s ({name})"
-                )
+                late = f"the Tinker server at {self.label} did not answer in {self.limit:.0f} s ({name})"
                 raise EngineError(f"{late}; SkyRL 0.3.0 needs tinker 0.24.1")
             missed = missed + 1 if _find_silence(self.url) else 0
             if missed == _MISSED_LOOKS:
-                raise EngineError(f"the Tinker server at {self.url} no longer answers ({name})")
+                raise EngineError(f"the Tinker server at {self.label} no longer answers ({name})")
         error = answer.exception()
         if error is None:
             return answer.result()
         reason = one_line(hide_secrets(str(error) or repr(error))).replace(self._key, "***")[:300]
         if getattr(error, "status_code", None) in (401, 403) or "api_key must" in reason:
-            refusal = f"the Tinker server at {self.url} refuses the key in the environment variable"
+            refusal = (
+                f"the Tinker server at {self.label} refuses the key in the environment variable"
+            )
             text = f"training.engine_args.api_key_env: {refusal} {self._key_name} ({reason}); correct it"
             raise ConfigError(text) from None
-        raise EngineError(f"the Tinker server at {self.url} failed ({name}): {reason}") from None
+        raise EngineError(f"the Tinker server at {self.label} failed ({name}): {reason}") from None
 
 
 def check_alive(url: str) -> None:

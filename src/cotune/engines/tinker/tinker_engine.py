@@ -13,6 +13,7 @@ from cotune.engines.preflight import Check, Preflight
 from cotune.engines.tinker.settings import read_arguments
 from cotune.errors import ConfigError
 from cotune.utils.packages import installed
+from cotune.utils.text import hide_secrets
 
 if TYPE_CHECKING:
     from cotune.engines.engine import Measured
@@ -33,7 +34,10 @@ class Tinker:
         needs = ("training.engine", "training", "policy", "policy files", "environment")
         url = lambda: read_arguments(checked.config).url  # noqa: E731
         return [
-            Check("training", lambda: f"training: on the Tinker server at {url()}; experimental"),
+            Check(
+                "training",
+                lambda: f"training: on the Tinker server at {hide_secrets(url())}; experimental",
+            ),
             Check("server", partial(_server, checked), here=True, needs=needs),
         ]
 

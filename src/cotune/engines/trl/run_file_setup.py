@@ -145,6 +145,17 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
     if training.engine_args.get("use_vllm"):
         # vLLM reserves memory for the longest episode.
         values["vllm_max_model_length"] = limits.prompt_tokens + limits.trajectory_tokens
+        own_length = training.engine_args.get("vllm_max_model_length")
+        colocated = training.engine_args.get("vllm_mode", "colocate") == "colocate"
+        if (
+            colocated
+            and isinstance(own_length, int)
+            and 0 <= own_length < values["vllm_max_model_length"]
+        ):
+            raise ConfigError(
+                f"training.engine_args.vllm_max_model_length is {own_length}, but limits.prompt_tokens + "
+                f"limits.trajectory_tokens is {values['vllm_max_model_length']}; remove it, or lower a limit"
+            )
     try:
         args = GRPOConfig(**(values | training.engine_args))
     except (KeyError, OSError, TypeError, ValueError) as error:

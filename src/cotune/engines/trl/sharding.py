@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, is_peft_model
 from accelerate.utils.constants import FSDP_MODEL_NAME
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -25,7 +25,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import Trainer, TrainingArguments
 
 from cotune.errors import ConfigError
-from cotune.policy.adapters import read_weights
+from cotune.policy.adapters import load_adapter, read_weights
 from cotune.protocols import State
 
 _KINDS = ("ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG")
@@ -100,8 +100,10 @@ def restore_weights(model: Any, folder: Path) -> None:
         # An FSDP2 checkpoint with state_dict_type SHARDED_STATE_DICT; `state_dict` is read into, in place.
         weights = {"model": model.state_dict()}
         dcp.load(weights, storage_reader=dcp.FileSystemReader(shards))
+    elif is_peft_model(model):
+        load_adapter(model, folder)
     else:
-        model.load_state_dict(read_weights(model, folder), strict=not hasattr(model, "peft_config"))
+        model.load_state_dict(read_weights(model, folder))
 
 
 def sharding_of(trainer: Trainer) -> str:

@@ -298,7 +298,11 @@ def cells_of(suite: SuiteConfig, base: Mapping[str, Any]) -> list[Cell]:
     for cell in cells:
         _ = cell.planned
     for cell in cells:
-        cell.look()
+        try:
+            cell.look()
+        except _FAILURES as error:
+            cell.fail(error)
+            raise ConfigError(cell.problem) from error
     return cells
 
 

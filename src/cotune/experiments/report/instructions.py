@@ -4,7 +4,7 @@ import difflib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cotune.experiments.report.charts import WIDE, Chart, Point, Series, line_chart, style, thin
@@ -78,12 +78,14 @@ def family(rows: Sequence[InstructionRow]) -> list[tuple[InstructionRow, int, st
     for row in sorted(rows, key=lambda row: row.born):
         children.setdefault(row.parent if row.parent in texts else None, []).append(row)
 
-    def walk(parent: str | None, depth: int) -> Iterator[tuple[InstructionRow, int, str]]:
-        for row in children.get(parent, []):
-            yield row, depth, texts.get(row.parent or "", "")
-            yield from walk(row.id, depth + 1)
-
-    return list(walk(None, 0))
+    # A long run's line of descent is longer than Python's recursion may be deep.
+    members: list[tuple[InstructionRow, int, str]] = []
+    waiting = [(row, 0) for row in reversed(children.get(None, []))]
+    while waiting:
+        row, depth = waiting.pop()
+        members.append((row, depth, texts.get(row.parent or "", "")))
+        waiting += [(child, depth + 1) for child in reversed(children.get(row.id, []))]
+    return members
 
 
 def population(run: RecordedRun, failed: Sequence[Row]) -> dict[str, Any] | None:
