@@ -52,7 +52,7 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     "a misspelt reward": ("train run.yaml --set 'rewards=[exact]'", ["'exact' is unknown"]),
     "a suite for a run file": ("train suite.yaml", ["is a suite file", "cotune compare suite.yaml"]),
     "a run file for a suite": ("compare run.yaml", ["is a run file", "cotune train run.yaml"]),
-    "a run file for a run": ("resume run.yaml", ["run.yaml is not a run folder"]),
+    "a run file for a run": ("resume run.yaml", ["run.yaml is not a run folder: it is a file"]),
     "no such run": ("evaluate nope", ["is not a run folder: there is no such folder"]),
     "a starter for a run": ("report .", ["its run.yaml is a run file that was not trained"]),
     "data that is not JSON": ("train run.yaml --set dataset.path=bad.jsonl", ["bad.jsonl, line 1: not JSON (JSONDecodeError: ", "put one JSON "]),

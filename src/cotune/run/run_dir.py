@@ -213,8 +213,9 @@ class RunDir:
             fix = "give the `output` folder of a run (of a suite, cotune compare writes the page)"
             if self.is_run(self.path / "cotune"):
                 fix = f"give {self.path / 'cotune'}, where a script's trainer keeps its run"
-            reason = "it is a file" if self.path.exists() else "there is no such folder"
-            reason = "it has no run.yaml" if self.path.is_dir() else reason
+            reason = "it has no run.yaml"
+            if not self.path.is_dir():
+                reason = "it is a file" if self.path.exists() else "there is no such folder"
             raise ConfigError(f"{self.path} is not a run folder: {reason}; {fix}")
         try:
             config = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -136,7 +136,7 @@ class Adapter:
     def _download(self, name: str, path: str) -> dict[str, bytes]:
         """Return the files of an adapter, by name."""
         call = self.service.call
-        rest_client = self.service.rest
+        rest_client = self.service.rest_client
         if not hasattr(rest_client, "get_checkpoint_archive_url"):  # newer versions of the SDK
             save = self._client.save_weights_external
             external = call("weights to export", lambda: save(name)).path

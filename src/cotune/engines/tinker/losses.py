@@ -54,8 +54,7 @@ def token_terms(
     terms: dict[int, tuple[Floats, Floats]] = {}
     for i, t in sent.items():
         mask = np.array(t.trained_mask)
-        row = [t], old[i][None], advantages[[i]]
-        weights = batch_weights(*row, distillation, ratios)[0]
+        weights = batch_weights([t], old[i][None], advantages[[i]], distillation, ratios)[0]
         terms[i] = advantages[i] * weights * mask, old[i] * mask
     return terms
 

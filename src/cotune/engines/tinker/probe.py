@@ -83,7 +83,7 @@ def probe(service: Service, codec: Codec, prompt: Sequence[int], rank: int) -> S
 
 def _require(holds: bool, service: Service, otherwise: str) -> None:
     if not holds:
-        fault = f"the Tinker server at {service.url} {otherwise}"
+        fault = f"the Tinker server at {service.label} {otherwise}"
         raise EngineError(f"{fault}, which would change the gradient; use another server")
 
 

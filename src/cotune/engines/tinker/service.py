@@ -28,7 +28,7 @@ class Service:
 
     Attributes:
         label: its address without a password.
-        client, rest: the SDK's two clients of it.
+        client, rest_client: the SDK's two clients of it.
         limit: seconds that a request may take; None is as long as the server is there.
 
     Raises:
@@ -56,7 +56,7 @@ class Service:
             rest_client = sdk.RestClient(**address)
             return [(client, rest_client), rest_client.get_server_capabilities()]
 
-        (self.client, self.rest), capabilities = self.call("connecting", connect)
+        (self.client, self.rest_client), capabilities = self.call("connecting", connect)
         models = [model.model_name for model in capabilities.supported_models]
         if base_model not in models:
             has = f"the Tinker server at {self.label} has no {base_model!r}; expected one of"
@@ -66,7 +66,7 @@ class Service:
 
     def delete(self, path: str) -> None:
         """Delete what was saved, if the server can: the hosted service bills its storage."""
-        delete = self.rest.delete_checkpoint_from_tinker_path
+        delete = self.rest_client.delete_checkpoint_from_tinker_path
         try:
             self.call("a deletion", lambda: delete(path))
         except CotuneError as error:

@@ -315,8 +315,14 @@ class Inspo(EvolvedInstructions):
                 spared = options.verification_tasks if verifies and reads_prompts(llm) else 0
                 count = options.failures_per_reflection
                 failures = self._replay.failures(count, rng, parent, spared)
-            form = (options.candidates, new.rounds + 1, self._description, self._rules.required)
-            request = propose(parent, failures, *form)
+            request = propose(
+                parent,
+                failures,
+                options.candidates,
+                new.rounds + 1,
+                self._description,
+                self._rules.required,
+            )
             shown_ids = request.provenance(llm)
             tasks = self._replay.recent_tasks(options.verification_tasks, rng, shown_ids)
             left = None if spendable is None else spendable - new.paid
