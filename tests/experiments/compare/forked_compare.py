@@ -1,8 +1,8 @@
 """`cotune compare` whose runs are forked from it instead of started as fresh interpreters.
 
-python -m tests.experiments.compare.forked_compare FILE [METRICS]
+python -m tests.experiments.compare.forked_compare FILE [RUN]
 
-With METRICS, the command kills itself once that file tells of two steps.
+With RUN, a run's folder, that run kills the command once it has written down two steps.
 """
 
 import os
@@ -12,24 +12,33 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from cotune.cli.app import main
+from cotune.engines.trl.run_callbacks import CheckpointCallback
 from cotune.experiments.compare import cells
-from cotune.run.json_files import read_jsonl
 from tests.forked import ForkedPopen
 
 
-def _look_again(metrics: Path | None) -> None:
-    """Stand in for the pause between two looks at the runs."""
-    time.sleep(0.02)
-    if metrics and any(row["step"] >= 2 for row in read_jsonl(metrics)):
-        os.kill(os.getpid(), signal.SIGKILL)
+def _kill_the_command_at_step_2(run: Path) -> None:
+    """Have the run end the process that started it, and wait: the system ends it in turn."""
+    log = CheckpointCallback.on_log
+    command = os.getpid()
+
+    def killing(self: Any, args: Any, state: Any, *rest: Any, **events: Any) -> None:
+        log(self, args, state, *rest, **events)
+        if state.global_step == 2 and run in Path(args.output_dir).parents:
+            os.kill(command, signal.SIGKILL)
+            time.sleep(60)
+
+    CheckpointCallback.on_log = killing  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
-    file, *killed_at = sys.argv[1:]
-    path = Path(killed_at[0]) if killed_at else None
-    cells.time = SimpleNamespace(sleep=lambda _: _look_again(path), monotonic=time.monotonic)
+    file, *killed_by = sys.argv[1:]
+    for folder in killed_by:
+        _kill_the_command_at_step_2(Path(folder))
+    cells.time = SimpleNamespace(sleep=lambda _: time.sleep(0.02), monotonic=time.monotonic)
     cells.subprocess = SimpleNamespace(
         Popen=ForkedPopen, STDOUT=subprocess.STDOUT, DEVNULL=subprocess.DEVNULL
     )

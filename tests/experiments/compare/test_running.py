@@ -175,7 +175,7 @@ def test_a_killed_suite_goes_on_and_repeats_nothing(tmp_path: Path) -> None:
     changes = {**steps, **short, "policy.path": small_policy()}
     file = suite_file(tmp_path, set=changes, seeds=[0], at_once=1)
     first, running = (tmp_path / f"out/{name}/seed-0/train" for name in ("grpo", "inspo"))
-    killed = run_module(FORKED_COMPARE, file, running / "metrics.jsonl")
+    killed = run_module(FORKED_COMPARE, file, running)
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     kept = {path: path.stat().st_mtime_ns for path in first.rglob("*") if path.is_file()}
     # The system ends the orphan, which also holds the suite's lock: it was forked.
