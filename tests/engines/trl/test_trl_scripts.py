@@ -83,7 +83,7 @@ def gsm8k(policy: str, folder: Path, trainer: Callable[..., Any]) -> Any:
         [digits],
         config(folder, max_steps=2, eval_strategy="epoch", per_device_eval_batch_size=4),
         dataset,
-        dataset.select(range(2)),
+        {"easy": dataset.select([0]), "hard": dataset.select([1, 2, 3])},
     )
 
 
@@ -290,3 +290,21 @@ def test_a_script_trains_the_policy_and_its_instruction(
     assert saved == trainer.best_instruction + "\n"
     template = AutoTokenizer.from_pretrained(str(tmp_path / "agent")).chat_template
     assert template.startswith("{#- cotune") == (script is not prefilled)
+
+
+def test_data_sets_by_name_are_evaluated_each_by_itself(policy: str, tmp_path: Path) -> None:
+    trainer = gsm8k(policy, tmp_path, partial(cotune.JointTrainer, method=cotune.Static()))
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    metrics = trainer.evaluate()
+    easy, hard, both = (metrics[f"eval_{name}reward"] for name in ("easy_", "hard_", ""))
+    assert metrics["eval_hard_rewards/digits/mean"] == hard
+    assert both == pytest.approx((easy + 3 * hard) / 4)
+    assert trainer.evaluate("easy")["eval_reward"] == easy
+    question = {"prompt": [{"role": "user", "content": "What is 1 + 1?"}]}
+    rows = trainer.evaluate({"mine": [question]}, metric_key_prefix="test")
+    assert rows["test_mine_reward"] == rows["test_reward"]
+    logged = next(row for row in trainer.state.log_history if "eval_easy_reward" in row)
+    assert {"eval_easy_reward", "eval_hard_reward"} <= logged.keys()
+    scores = cotune.open_run(trainer.run_folder).events_frame("evaluated")["by_stratum"]
+    assert {name: n for name, (_, n) in scores.iloc[-1].items()} == {"easy": 1, "hard": 3}

@@ -18,7 +18,6 @@ from cotune.config.build import build_llm, initial_instruction
 from cotune.config.cost import Plan, plan_method, show_plan
 from cotune.config.joint_method import JointMethod, Static
 from cotune.data.splits import SPLITS
-from cotune.data.trl_data import read_rows, tasks_of
 from cotune.engines.best_policy import BestPolicy
 from cotune.engines.comm import world
 from cotune.engines.conclude import conclude
@@ -42,6 +41,8 @@ from cotune.engines.trl.script_data import (
     fit_arguments,
     keep_best_by_reward,
     read_data,
+    read_sets,
+    tasks_of_sets,
 )
 from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
@@ -459,13 +460,14 @@ class JointTrainer(PolicyUpdate):
         No draw of the training changes. During training the policy is kept if it is the best so far.
 
         Args:
-            eval_dataset: None is the validation questions; or rows in TRL's form; or a split of the
-                environment, such as "test".
+            eval_dataset: None is the validation questions; or rows in TRL's form, or several data sets by name;
+                or the name of one of the trainer's, or a split of the environment, such as "test".
             ignore_keys: not used.
             metric_key_prefix: begins the name of each metric.
 
         Returns:
-            The mean reward, `eval_reward`, and the mean of each reward function, `eval_rewards/NAME/mean`.
+            The mean reward, `eval_reward`, and the mean of each reward function, `eval_rewards/NAME/mean`. Of
+            each named data set, or stratum of an environment, the same begin with `eval_NAME`.
         """
         joint = self.joint
         validates = eval_dataset is None and self._in_training
@@ -491,11 +493,12 @@ class JointTrainer(PolicyUpdate):
     def _tasks_of(self, eval_dataset: Any) -> Sequence[Task]:
         environment = self.joint.parts.environment
         if eval_dataset is None or isinstance(eval_dataset, str):
-            split = eval_dataset or "validation"
-            tasks = environment.tasks(split) if split in SPLITS else ()
+            name = eval_dataset or "validation"
+            tasks = [task for task in environment.tasks("validation") if task.stratum == name]
+            tasks = tasks or (environment.tasks(name) if name in SPLITS else ())
             if not tasks:
                 raise ConfigError(
-                    f"the {split} split has no questions; expected one with some, or eval_dataset="
+                    f"the {name} split has no questions; expected one with some, or eval_dataset="
                 )
             return tasks
         prompt_format = getattr(environment, "prompt_format", None)
@@ -504,7 +507,7 @@ class JointTrainer(PolicyUpdate):
                 "eval_dataset: rows need a trainer with a train_dataset; name a split of the environment, such as "
                 'evaluate("test")'
             )
-        return tasks_of(read_rows(eval_dataset, "eval_dataset"), "evaluate", prompt_format.text)
+        return tasks_of_sets(read_sets(eval_dataset), "evaluate", prompt_format.text)
 
     def push_to_hub(self, *_: Any, **__: Any) -> Any:
         """Raise ConfigError: the trainer would upload its output folder, with the run in it."""
@@ -580,9 +583,13 @@ def _loading_arguments(args: GRPOConfig) -> dict[str, Any]:
 
 
 def _means(rollouts: Sequence[Trajectory], prefix: str) -> dict[str, float]:
-    """Return the mean reward of rollouts, and of each reward function."""
-    metrics = {f"{prefix}_reward": sum(t.reward for t in rollouts) / max(1, len(rollouts))}
-    for name in sorted({name for t in rollouts for name in t.parts}):
-        values = [t.parts[name] for t in rollouts if name in t.parts]
-        metrics[f"{prefix}_rewards/{name}/mean"] = sum(values) / len(values)
+    """Return the mean reward of rollouts, and of each reward function; the same of each named stratum."""
+    metrics: dict[str, float] = {}
+    for stratum in ["", *sorted({t.task.stratum for t in rollouts} - {""})]:
+        some = [t for t in rollouts if stratum in ("", t.task.stratum)]
+        start = f"{prefix}_{stratum}" if stratum else prefix
+        metrics[f"{start}_reward"] = sum(t.reward for t in some) / len(some)
+        for name in sorted({name for t in some for name in t.parts}):
+            values = [t.parts[name] for t in some if name in t.parts]
+            metrics[f"{start}_rewards/{name}/mean"] = sum(values) / len(values)
     return metrics

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from trl import GRPOConfig
 
@@ -18,6 +18,7 @@ from cotune.environments.tools import ToolEnvironment
 from cotune.environments.trl_factory import from_trl
 from cotune.errors import ConfigError
 from cotune.methods.registry import method_of
+from cotune.types import Task
 
 _EPISODES = 1000
 """Tasks of an environment that makes its own, without a data set."""
@@ -70,11 +71,8 @@ def read_data(
     if train_dataset is not None:
         needs_prompt = environment_factory is None
         rows = read_rows(train_dataset, "train_dataset", _rows_needed(args), needs_prompt)
-    # Several data sets by name are evaluated as one.
-    parts = eval_dataset.values() if isinstance(eval_dataset, Mapping) else [eval_dataset]
-    sets = [read_rows(part, "eval_dataset") for part in parts if part is not None]
-    validation = [row for rows_of_set in sets for row in rows_of_set]
-    every_row = [*rows, *validation]
+    validation = [] if eval_dataset is None else read_sets(eval_dataset)
+    every_row = [*rows, *(row for _, row in validation)]
     options = method.options
     place = place_instruction(
         every_row,
@@ -89,7 +87,7 @@ def read_data(
         )
     tasks = {
         "train": tasks_of(rows, "train", place.text),
-        "validation": tasks_of(validation, "validation", place.text),
+        "validation": tasks_of_sets(validation, "validation", place.text),
         "test": [],
     }
     prompt_format = PromptInData(text=place.text)
@@ -105,6 +103,28 @@ def read_data(
     else:
         environment = SingleTurnEnvironment(tasks, place.initial, prompt_format)
     return ScriptData(environment, chat, partial(served_format, every_row, place.text))
+
+
+NamedRow = tuple[str, Mapping[str, Any]]
+"""The name of a row's data set, "" if there is only one, and the row."""
+
+
+def read_sets(eval_dataset: Any) -> list[NamedRow]:
+    """Read a data set in TRL's form, or several by name."""
+    sets: Mapping[str, Any] = {"": eval_dataset}
+    if isinstance(eval_dataset, Mapping):
+        sets = cast("Mapping[str, Any]", eval_dataset)
+    return [
+        (name, row)
+        for name, dataset in sets.items()
+        for row in read_rows(dataset, f"eval_dataset {name}".strip())
+    ]
+
+
+def tasks_of_sets(rows: Sequence[NamedRow], split: str, text: str) -> list[Task]:
+    """Turn each row into a task, as `tasks_of`; its stratum is the name of its data set."""
+    tasks = tasks_of([row for _, row in rows], split, text)
+    return [replace(task, stratum=name) for (name, _), task in zip(rows, tasks, strict=True)]
 
 
 def _rows_needed(args: GRPOConfig) -> int | None:
