@@ -15,7 +15,7 @@ READY_VERL := $(VENV_VERL)/.ready
 VENV_SKYRL ?= .venv-skyrl
 READY_SKYRL := $(VENV_SKYRL)/.ready
 
-.PHONY: demo demo-p2o demo-real test test-verl test-tinker lint lint-verl docs clean
+.PHONY: demo demo-p2o demo-real test test-lab test-verl test-tinker lint lint-verl docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)  ## compare static, staged and joint training of a bundled policy
@@ -28,8 +28,11 @@ demo-real: $(READY_LAB)  ## train SmolLM2, a small pretrained model, with GRPO a
 	$(BIN)/python -m cotune_lab.smollm2
 	$(BIN)/cotune compare lab/suites/demo-real.yaml
 
-test: $(READY_TEST)  ## the whole suite, slow tests included
+test: $(READY_TEST)  ## the whole suite, slow tests included; without the lab's
 	OMP_NUM_THREADS=1 $(BIN_TEST)/python -m pytest -n 2 --dist worksteal -m "not verl"
+
+test-lab: $(READY_TEST)  ## the tests of the lab: its worlds, recipes and suites
+	OMP_NUM_THREADS=1 $(BIN_TEST)/python -m pytest -n 2 --dist worksteal -m "not verl" lab/tests
 
 test-verl: $(READY_VERL)  ## the tests of the veRL engine, in an environment of its own
 	OMP_NUM_THREADS=1 $(VENV_VERL)/bin/python -m pytest -m verl tests/engines/verl
