@@ -12,13 +12,27 @@ from tests.forked import run_module
 
 pytestmark = pytest.mark.slow
 
-SHORT = with_sections(training={"steps": 4}, evaluation={"every": 2})
-# A class of operations, an errno, and which of the process's calls fails.
-FAULTS = [
-    ("open EMFILE", 1), ("open EACCES", 9), ("read EIO", 3), ("write ENOSPC", 12), ("write EFBIG", 30),
-    ("fsync EIO", 2), ("fsync EDQUOT", 25), ("mkdir EROFS", 3), ("rename ESTALE", 2), ("rename ENOTEMPTY", 6),
-    ("unlink ETIMEDOUT", 2), ("unlink EINTR", 4), ("rmdir ENOTEMPTY", 1), ("torch EIO", 1), ("safetensors EROFS", 1),
-]  # fmt: skip
+SHORT = with_sections(
+    training={"steps": 2, "save_every": 1},
+    evaluation={"every": 1},
+    strategy={"evolve_every": 1, "prune_every": 2},
+)
+# What fails in each attempt of a run: a class of operations, an errno, and which of the process's calls.
+# Some need not succeed (a report, a file to delete): such an attempt is the last.
+FAULTS = {
+    "from the first": [
+        ("mkdir EROFS", 3), ("fsync EIO", 2), ("write ENOSPC", 12), ("rename ESTALE", 2),
+    ],
+    "once it is begun": [
+        ("open EACCES", 9), ("rename ENOTEMPTY", 6), ("unlink ETIMEDOUT", 2), ("safetensors EROFS", 1),
+        ("rmdir ENOTEMPTY", 1),
+    ],
+    "writing": [("write EFBIG", 30), ("torch EIO", 1)],
+    "reading": [("read EIO", 3)],
+    "opening": [("open EMFILE", 1)],
+    "deleting": [("unlink EINTR", 4)],
+    "syncing": [("fsync EDQUOT", 25)],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -29,24 +43,27 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return RunDir.open(file.with_suffix(""))
 
 
-@pytest.mark.parametrize(("fault", "call"), FAULTS)
-def test_a_failed_operation(fault: str, call: int, unbroken: RunDir, tmp_path: Path) -> None:
+@pytest.mark.parametrize("faults", FAULTS.values(), ids=FAULTS)
+def test_failed_operations(faults: list[tuple[str, int]], unbroken: RunDir, tmp_path: Path) -> None:
     folder = tmp_path / "runs-"
     folder.mkdir()
     file, out = run_file(folder, "broken", SHORT), folder / "broken"
-    failed = tmp_path / "failed"
-    done = run_module(
-        KILLED_RUN, fault, call, "train", file, "--quiet", env={"FAILED": str(failed)}
-    )
-    assert failed.exists(), "there are fewer such operations"
-    if done.returncode != 0:  # some need not succeed
+    command: tuple[object, ...] = ("train", file)
+    for fault, call in faults:
+        failed = tmp_path / fault
+        env = {"FAILED": str(failed)}
+        done = run_module(KILLED_RUN, fault, call, *command, "--quiet", env=env)
+        assert failed.exists(), f"{fault}: there are fewer such operations"
+        if done.returncode == 0:
+            assert fault == faults[-1][0]
+            break
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         number = getattr(errno, fault.split()[1])
         assert os.strerror(number) in done.stderr or "PytorchStreamWriter" in done.stderr
-        begun = RunDir.is_run(out)
-        if begun:
+        if RunDir.is_run(out):
             assert done.stderr.endswith(f"then: cotune resume {out}\n")
-        command = ("resume", out) if begun else ("train", file)
+            command = ("resume", out)
+    else:
         done = run_module(KILLED_RUN, "nowhere", 0, *command, "--quiet")
         assert (done.returncode, done.stderr) == (0, "")
     run = RunDir.open(out)

@@ -94,7 +94,7 @@ def test_a_finished_run_is_not_resumed(runs: tuple[RunDir, RunDir]) -> None:
     "strategy",
     [
         {"kind": "inspo", "groups": "mixed", "target": "initial"},
-        {"kind": "fst", "target": "initial", "prompts": 2, "evolve_every": 2, "budget": 24, "dev_size": 3,
+        {"kind": "fst", "target": "initial", "prompts": 2, "budget": 24, "dev_size": 3,
          "distillation": {"ratio": "masked_signed"}},
     ],
     ids=["mixed", "fst"],
@@ -102,12 +102,15 @@ def test_a_finished_run_is_not_resumed(runs: tuple[RunDir, RunDir]) -> None:
 def test_runs_under_other_group_plans_resume_exactly(
     strategy: dict[str, object], tmp_path: Path
 ) -> None:
-    content = with_sections(training={"steps": 4}, evaluation={"every": 2, "before": False})
-    content["strategy"] = {**(RUN["strategy"] if strategy["kind"] == "inspo" else {}), **strategy}
+    content = with_sections(
+        training={"steps": 2, "save_every": 1}, evaluation={"every": 1, "before": False}
+    )
+    base = RUN["strategy"] if strategy["kind"] == "inspo" else {}
+    content["strategy"] = {**base, **strategy, "evolve_every": 1}
     unbroken = run_with_kills(run_file(tmp_path, "unbroken", content), [])
-    broken = run_with_kills(run_file(tmp_path, "broken", content), [("state", 4)])
+    broken = run_with_kills(run_file(tmp_path, "broken", content), [("state", 2)])
     assert broken.attempt == 2
     for read in (numbers, learnt, spent, arm):
         assert read(broken) == read(unbroken)
     plans = [row for row in learnt(unbroken) if row["kind"] == "population"]
-    assert len(plans) == 4
+    assert len(plans) == 2
