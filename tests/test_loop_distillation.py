@@ -10,7 +10,8 @@ import torch
 
 from cotune.policy.codec import HFCodec
 from cotune.policy.sampling import CachedSampler, GenerateSampler
-from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.rollout.drivers import run_episodes
+from cotune.rollout.episode import new_episodes
 from cotune.types import (
     Assignment,
     Distillation,

@@ -178,7 +178,8 @@ class Environment(Protocol):
 
     `environments.base.TaskEnvironment` implements everything but `respond`. An environment may have
     a `description`, a text that tells the proposing LLM what the environment offers, instead of its
-    tools' schemas; and the methods `begin`, `scores` and `reward_parts` (`rollout/episode.py`).
+    tools' schemas; the methods `begin`, `scores` and `reward_parts` (`rollout/episode.py`); and
+    `parallel_responses`, the number of calls of `respond` that may run at the same time, in any threads.
     """
 
     @property
@@ -227,7 +228,7 @@ class Rewards(Protocol):
 
 
 class Retriever(Protocol):
-    """Finds passages."""
+    """Finds passages. `parallel_searches`, if it has that, is how many calls may run at once, in any threads."""
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
         """Return up to `top_k` passages for each query, best first."""
@@ -238,7 +239,11 @@ class Retriever(Protocol):
 
 
 class Session(Protocol):
-    """The sampling of one rollout call; may keep each row's KV cache between its turns."""
+    """The sampling of one rollout call; may keep each row's KV cache between its turns.
+
+    It may have a method `async def sample(request) -> Sample`, of which many calls run at the same time: episodes
+    then need not wait for each other's turns.
+    """
 
     def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]: ...
 

@@ -13,7 +13,8 @@ from cotune.environments.tools import ToolEnvironment, ToolsOptions
 from cotune.environments.trl_factory import TrlEnvironment, TrlOptions, trl_environment
 from cotune.environments.verifiers import VerifiersOptions
 from cotune.errors import ConfigError
-from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.rollout.drivers import run_episodes
+from cotune.rollout.episode import new_episodes
 from cotune.types import Action, Assignment, Limits, Prompt, Sampling, Task
 from tests.docs.sources import DOCS, blocks
 from tests.scripted import CharacterCodec, ScriptedSampler

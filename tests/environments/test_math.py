@@ -20,7 +20,8 @@ from cotune.environments.math import (
 )
 from cotune.errors import ConfigError
 from cotune.rewards import boxed, exact_match
-from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.rollout.drivers import run_episodes
+from cotune.rollout.episode import new_episodes
 from cotune.types import (
     Action,
     Assignment,

@@ -27,7 +27,8 @@ from cotune.environments.reasoning_gym import (
     last_answer,
 )
 from cotune.errors import ConfigError
-from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.rollout.drivers import run_episodes
+from cotune.rollout.episode import new_episodes
 from cotune.types import Assignment, Limits, Prompt, Sampling, Task, Trajectory
 from cotune.utils.progress import listening
 from tests.scripted import CharacterCodec, ScriptedSampler

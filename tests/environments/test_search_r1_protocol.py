@@ -18,7 +18,8 @@ from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
 from cotune.environments.tag_protocol import SEARCH_R1
 from cotune.errors import RetrievalError
 from cotune.rewards import exact_match
-from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.rollout.drivers import run_episodes
+from cotune.rollout.episode import new_episodes
 from cotune.types import Assignment, Limits, Prompt, Sampling, Task, Trajectory
 from tests.scripted import CharacterCodec, ScriptedSampler
 

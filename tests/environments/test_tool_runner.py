@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from cotune.environments.tool_runner import Job, ToolRunner, Worker
+from cotune.environments.tool_runner import Job, ToolRunner
+from cotune.utils.background import Worker
 
 LONG = 30.0  # never reached
 SHORT = 0.02
@@ -188,7 +189,8 @@ def test_a_function_that_returns_a_coroutine_is_awaited() -> None:
 def test_a_call_that_hangs_does_not_keep_the_process_from_ending() -> None:
     script = (
         "import threading\n"
-        "from cotune.environments.tool_runner import Job, ToolRunner, Worker\n"
+        "from cotune.environments.tool_runner import Job, ToolRunner\n"
+        "from cotune.utils.background import Worker\n"
         "for worker in (None, Worker()):\n"
         "    job = Job(threading.Event().wait, 0.01, worker=worker)\n"
         "    ToolRunner(1).run([[job]])\n"

@@ -21,7 +21,8 @@ from cotune.environments.trl_factory import (
 )
 from cotune.errors import ConfigError
 from cotune.rewards.functions import RewardFunctions, WeightedReward
-from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.rollout.drivers import run_episodes
+from cotune.rollout.episode import new_episodes
 from cotune.types import Assignment, Limits, Prompt, Sampling, StopReason, Task, Trajectory
 from tests.scripted import CharacterCodec, ScriptedSampler
 

@@ -10,7 +10,8 @@ import pytest
 
 from cotune.environments.verifiers import VerifiersOptions, from_verifiers, verifiers_environment
 from cotune.errors import ConfigError
-from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.rollout.drivers import run_episodes
+from cotune.rollout.episode import new_episodes
 from cotune.types import Assignment, Limits, Prompt, Sampling, StopReason, Trajectory
 from tests.scripted import CharacterCodec, ScriptedSampler
 

@@ -13,7 +13,8 @@ from cotune.errors import EngineError
 from cotune.policy.codec import HFCodec
 from cotune.policy.sampling import CachedSampler, GenerateSampler, StopFinder, draw, policy_sampler
 from cotune.protocols import Sampler
-from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.rollout.drivers import run_episodes
+from cotune.rollout.episode import new_episodes
 from cotune.types import Assignment, Limits, Prompt, Sample, SampleRequest, Sampling, Trajectory
 from tests.policy.tiny import Letters, opens, tiny_model, tiny_tokenizer
 from tests.scripted import CharacterCodec

@@ -14,7 +14,8 @@ from cotune.errors import ConfigError, RetrievalError
 from cotune.retrieval import remote
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.rewards import exact_match
-from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.rollout.drivers import run_episodes
+from cotune.rollout.episode import new_episodes
 from cotune.rollout.metrics import trajectory_metrics
 from cotune.types import Assignment, Limits, Prompt, Sampling, Task, Trajectory
 from tests.scripted import CharacterCodec, ScriptedSampler

@@ -22,7 +22,8 @@ from cotune.policy.codec import HFCodec, PlainCodec
 from cotune.policy.template_checks import check_turns
 from cotune.rewards.functions import WeightedReward
 from cotune.rewards.reward_model import rewards_of_trainer
-from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.rollout.drivers import run_episodes
+from cotune.rollout.episode import new_episodes
 from cotune.types import Assignment, Limits, Prompt, Sampling, Task
 from tests.examples.three_tools import FOLDER
 from tests.scripted import ScriptedSampler

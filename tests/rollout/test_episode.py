@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.errors import ConfigError
-from cotune.rollout.episode import new_episodes, responses, run_episodes, score_all
+from cotune.rollout.drivers import run_episodes
+from cotune.rollout.episode import new_episodes, responses, score_all
 from cotune.types import (
     Action,
     Assignment,

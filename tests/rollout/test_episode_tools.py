@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from cotune.environments.tools import ToolEnvironment
-from cotune.rollout.episode import Episode, new_episodes, run_episodes
+from cotune.rollout.drivers import run_episodes
+from cotune.rollout.episode import Episode, new_episodes
 from cotune.types import (
     Assignment,
     Limits,

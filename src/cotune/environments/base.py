@@ -77,6 +77,8 @@ class TaskEnvironment:
         needs_rewards: whether reward functions are required, because `score` returns no reward.
         no_answer: what is wrong with a turn in which `read_answer` finds none; "" accepts every turn.
         takes_any_tasks: whether it can score other tasks than its own, such as a benchmark's.
+        parallel_responses: how many calls of `respond` may run at the same time, in threads of their own. 0: none,
+            so that all episodes wait for the longest turn and the slowest response.
         description: the environment, described to the LLM that proposes; None: its tools, "": nothing.
 
     Raises:
@@ -89,6 +91,7 @@ class TaskEnvironment:
     needs_rewards: bool = False
     no_answer: str = ""
     takes_any_tasks: bool = True
+    parallel_responses: int = 0
     description: str | None = None
 
     def __init__(

@@ -100,6 +100,10 @@ class SearchEnvironment(TaskEnvironment):
         """Return the name of the mean reward."""
         return "exact match" if self._reward is exact_match else "mean reward"
 
+    @property
+    def parallel_responses(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return getattr(self.retriever, "parallel_searches", 0)
+
     def with_tasks(self, tasks: Mapping[str, Sequence[Task]]) -> Self:
         return super().with_tasks(self._phrase(tasks))
 

@@ -8,18 +8,15 @@ import inspect
 import math
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 from typing import Any
 
 from cotune.errors import ConfigError
-from cotune.utils.background import BackgroundLoop
+from cotune.utils.background import BackgroundLoop, Worker, run_where_awaited
 
-_Work = Callable[[], None]
 _PATIENCE = 1.0  # seconds in which an event loop that is not blocked answers
 
 
@@ -36,7 +33,7 @@ class Job:
     function: Callable[..., Any]
     seconds: float
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    worker: "Worker | None" = None
+    worker: Worker | None = None
     value: Any = None
     error: BaseException | None = None
     timed_out: bool = False
@@ -61,27 +58,14 @@ class _Running:
     deadline: float
 
 
-class Worker:
-    """A thread for objects that must stay in one; it ends when this is garbage-collected."""
-
-    def __init__(self) -> None:
-        self._work: SimpleQueue[_Work | None] = SimpleQueue()
-        # The thread holds only the queue: a reference to the worker would keep it alive.
-        threading.Thread(target=_serve, args=(self._work,), name="cotune-tool", daemon=True).start()
-        weakref.finalize(self, self._work.put, None)
-
-    def put(self, work: _Work) -> None:
-        self._work.put(work)
-
-
 class ToolRunner:
     """Run lanes of jobs at the same time, and the jobs of a lane one after the other.
 
     They run in threads, where async functions wait for one event loop in the background. A sync function without
-    a timeout or a thread of its own runs in the caller's thread.
+    a timeout or a thread of its own runs in the caller's thread, or in the one that awaits the caller.
 
     Args:
-        concurrency: jobs that run at the same time.
+        concurrency: jobs that run at the same time, of all calls of `run`, which several threads may make.
 
     Raises:
         ConfigError: `concurrency` is below 1.
@@ -90,7 +74,7 @@ class ToolRunner:
     def __init__(self, concurrency: int) -> None:
         if concurrency < 1:
             raise ConfigError(f"concurrency is {concurrency}; expected 1 or more")
-        self._concurrency = concurrency
+        self._slots = threading.Semaphore(concurrency)
         self._loop = BackgroundLoop()
 
     def run(self, lanes: Sequence[Sequence[Job]]) -> None:
@@ -101,17 +85,25 @@ class ToolRunner:
         """
         waiting = deque(deque(lane) for lane in lanes if lane)
         running: list[_Running] = []
-        while waiting or running:
-            while waiting and len(running) < self._concurrency:
-                running.append(self._start(waiting.popleft()))
-            for ended in _wait_for_ends(running):
-                running.remove(ended)
-                self._finish(ended)
-                if ended.job.timed_out:
-                    for job in ended.later:
-                        job.give_up()
-                elif ended.later:
-                    waiting.appendleft(ended.later)
+        slots = 0
+        try:
+            while waiting or running:
+                while waiting and self._slots.acquire(blocking=not running):
+                    slots += 1
+                    running.append(self._start(waiting.popleft()))
+                for ended in _wait_for_ends(running):
+                    self._slots.release()
+                    slots -= 1
+                    running.remove(ended)
+                    self._finish(ended)
+                    if ended.job.timed_out:
+                        for job in ended.later:
+                            job.give_up()
+                    elif ended.later:
+                        waiting.appendleft(ended.later)
+        finally:  # after Ctrl-C
+            for _ in range(slots):
+                self._slots.release()
 
     def _start(self, lane: deque[Job]) -> _Running:
         job = lane.popleft()
@@ -124,8 +116,8 @@ class ToolRunner:
         if job.worker is not None:
             job.worker.put(work)
         elif job.seconds == math.inf and not job.is_async:
-            work()
-            if isinstance(error := future.exception(), KeyboardInterrupt):
+            run_where_awaited(work)
+            if future.done() and isinstance(error := future.exception(), KeyboardInterrupt):
                 raise error
         else:
             try:
@@ -155,12 +147,6 @@ def _wait_for_ends(running: Sequence[_Running]) -> list[_Running]:
     wait(futures, min(seconds, threading.TIMEOUT_MAX), FIRST_COMPLETED)
     now = time.monotonic()
     return [call for call in running if call.future.done() or call.deadline <= now]
-
-
-def _serve(queue: "SimpleQueue[_Work | None]") -> None:
-    while (work := queue.get()) is not None:
-        work()
-        del work
 
 
 def _fill(future: "Future[Any]", job: Job, loop: BackgroundLoop) -> None:

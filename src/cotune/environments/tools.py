@@ -13,9 +13,10 @@ from pydantic import Field
 
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.environment_kind import EnvironmentKind, Tasks
-from cotune.environments.tool_runner import Job, ToolRunner, Worker
+from cotune.environments.tool_runner import Job, ToolRunner
 from cotune.errors import ConfigError
 from cotune.types import Action, Response, Task, Trajectory
+from cotune.utils.background import Worker
 from cotune.utils.importing import import_object
 from cotune.utils.text import message_of, one_line, without_thoughts
 from cotune.utils.validation import Model
@@ -82,6 +83,7 @@ class ToolEnvironment(TaskEnvironment):
     """
 
     needs_rewards = True
+    parallel_responses = CONCURRENCY
 
     def __init__(
         self,

@@ -19,11 +19,12 @@ from pydantic import Field
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.environment_kind import EnvironmentKind, Tasks
 from cotune.environments.global_draws import keep_generators, with_seed
-from cotune.environments.tool_runner import Job, ToolRunner, Worker
+from cotune.environments.tool_runner import Job, ToolRunner
 from cotune.environments.tools import Tool, answer_of, call_tools, text_of, tool_of
 from cotune.errors import ConfigError
 from cotune.rollout.coordinator import stable_seed
 from cotune.types import Action, Prompt, Response, StopReason, Task, Trajectory
+from cotune.utils.background import Worker
 from cotune.utils.importing import import_object
 from cotune.utils.numbers import finite
 from cotune.utils.text import named
@@ -107,6 +108,7 @@ class TrlEnvironment(TaskEnvironment):
         self._factory = factory
         self._seconds = seconds
         self._runner = ToolRunner(concurrency)
+        self.parallel_responses = concurrency
         self._in_order = ToolRunner(1)
         self._live: dict[int, _Instance] = {}
         self._scored: set[int] = set()

@@ -101,6 +101,7 @@ class VerifiersEnvironment(TaskEnvironment):
     """
 
     takes_any_tasks = False
+    parallel_responses = 256
 
     def __init__(
         self,

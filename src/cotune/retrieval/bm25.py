@@ -36,6 +36,8 @@ class BM25Retriever:
     times. The corpus never changes, so a remembered answer cannot go stale.
     """
 
+    parallel_searches = 1
+
     def __init__(
         self,
         passages: Sequence[str],

@@ -52,6 +52,8 @@ class RemoteRetriever:
         retries: further attempts after the first one failed.
     """
 
+    parallel_searches = 8
+
     def __init__(self, options: RemoteOptions, protocol: str = "tags", *, retries: int = 3) -> None:
         self._options = options
         self._protocol = protocol

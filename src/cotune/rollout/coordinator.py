@@ -15,7 +15,8 @@ from cotune.errors import ConfigError, EngineError, EvolutionError
 from cotune.methods.context_distillation import needs_token_weights
 from cotune.methods.teacher_kl import successes_teach
 from cotune.protocols import LLM, Codec, Comm, Environment, Rewards, Sampler, State, Strategy
-from cotune.rollout.episode import new_episodes, run_episodes
+from cotune.rollout.drivers import run_episodes
+from cotune.rollout.episode import new_episodes
 from cotune.rollout.metrics import trajectory_metrics, without_variance
 from cotune.run.record import Record
 from cotune.run.replies import CachedLLM, llm_state, restore_llm
@@ -139,7 +140,7 @@ class Coordinator:
         self.comm: Comm = comm or SingleProcess()
         self.gather: Callable[[], Any] = lambda: None
         self.current_step = 0
-        self._roll_out_here = roll_out or self._in_lock_step
+        self._roll_out_here = roll_out or self._run_episodes
         self._leads = False  # rank 0 is inside a phase and the others serve
         self._calls: Counter[Purpose] = Counter()
         self._purpose: Purpose = ""  # of the rollouts in progress; rank 0 only
@@ -394,7 +395,7 @@ class Coordinator:
             raise RolloutFailed("a rollout failed; " + "; ".join(failed)) from failure
         return [trajectory for share in shares for trajectory in share]
 
-    def _in_lock_step(
+    def _run_episodes(
         self, assignments: Sequence[Assignment], first_row: int, sampling: Sampling
     ) -> list[Trajectory]:
         trajectories: list[Trajectory] = []
@@ -429,3 +430,8 @@ def stable_seed(*parts: object) -> int:
     """Return a 63-bit seed from printable parts; the same in every process and Python version."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def turn_seed(seed: int, row: int, place: int) -> int:
+    """Return the 31-bit seed of a turn that starts at a place of a row; it depends on nothing beside it."""
+    return stable_seed(seed, row, place) % 2**31

@@ -1,8 +1,7 @@
-"""One rollout as a state machine on token ids, and the lock-step loop that runs many of them.
+"""One rollout as a state machine on token ids; `rollout/drivers.py` runs many of them.
 
 Token in, token out: a prompt is tokenized once, the policy's tokens are never decoded and tokenized
-again, observations are tokenized on their own and appended with mask 0. An engine either drives
-episodes in lock-step (`run_episodes`) or one at a time with the same calls:
+again, observations are tokenized on their own and appended with mask 0:
 
     while not episode.done:
         request = episode.request()             # the context and the number of tokens allowed
@@ -11,14 +10,14 @@ episodes in lock-step (`run_episodes`) or one at a time with the same calls:
 """
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Number
 from typing import Any, cast
 
 from cotune.errors import ConfigError
-from cotune.protocols import Codec, Environment, Rewards, Session
+from cotune.protocols import Codec, Environment
 from cotune.types import (
     Action,
     Assignment,
@@ -286,31 +285,38 @@ def new_episodes(
         seed: decides what an environment draws when episodes begin; the same for one rollout call.
     """
     placed = [(assignment, row, seed) for row, assignment in enumerate(assignments, first_row)]
-    return placed_episodes(placed, environment, codec, limits, context_tokens)
+    begun = begin_episodes(placed, environment)
+    return place_episodes(begun, environment, codec, limits, first_row, context_tokens)
 
 
-def placed_episodes(
-    placed: Sequence[tuple[Assignment, int, int]],
-    environment: Environment,
-    codec: Codec,
-    limits: Limits,
-    context_tokens: int | None = None,
-) -> list[Episode]:
-    """Return one episode per (assignment, row, seed), as `new_episodes`.
+def begin_episodes(
+    placed: Sequence[tuple[Assignment, int, int]], environment: Environment
+) -> list[Assignment]:
+    """Return the assignment of each (assignment, row, seed), with the task as the environment asks it.
 
     An environment may have a method `begin(tasks, rows, seeds)` that returns the tasks as they are
     asked, such as with a state drawn for each episode.
     """
+    begin = getattr(environment, "begin", None)
+    if begin is None or not placed:
+        return [assignment for assignment, _, _ in placed]
+    assignments, rows, seeds = zip(*placed, strict=True)
+    with _may_not_exit(environment, "begin"):
+        tasks = begin([a.task for a in assignments], rows, seeds)
+    return [replace(a, task=task) for a, task in zip(assignments, tasks, strict=True)]
+
+
+def place_episodes(
+    begun: Sequence[Assignment],
+    environment: Environment,
+    codec: Codec,
+    limits: Limits,
+    first_row: int = 0,
+    context_tokens: int | None = None,
+) -> list[Episode]:
+    """Return one episode for each assignment that has begun, rows counted from `first_row`."""
     rendered: dict[tuple[str, str, str, str], list[int]] = {}
     tools = environment.tools
-    begin = getattr(environment, "begin", None)
-    if begin is not None and placed:
-        assignments, rows, seeds = zip(*placed, strict=True)
-        with _may_not_exit(environment, "begin"):
-            tasks = begin([a.task for a in assignments], rows, seeds)
-        assignments = [replace(a, task=task) for a, task in zip(assignments, tasks, strict=True)]
-    else:
-        assignments = [assignment for assignment, _, _ in placed]
 
     def render(assignment: Assignment, prompt: Prompt) -> list[int]:
         key = (assignment.task.id, assignment.task.question, prompt.instruction, prompt.hint)
@@ -332,36 +338,8 @@ def placed_episodes(
             environment.stop,
             () if assignment.teacher is None else render(assignment, assignment.teacher),
         )
-        for assignment, (_, row, _) in zip(assignments, placed, strict=True)
+        for row, assignment in enumerate(begun, first_row)
     ]
-
-
-def run_episodes(
-    episodes: Sequence[Episode],
-    environment: Environment,
-    session: Session,
-    rewards: Rewards | None = None,
-    finished: Callable[[int], None] = lambda count: None,
-) -> list[Trajectory]:
-    """Run episodes turn by turn, all live ones together, and score them.
-
-    The environment gets one batch of actions per turn; finished episodes leave the batch. `rewards`,
-    if given, score in place of the environment. `finished` is called after each turn with the number of
-    episodes that are over.
-    """
-    live = [episode for episode in episodes if not episode.done]
-    while live:
-        samples = session.generate([episode.request() for episode in live])
-        actions = [
-            episode.advance(sample.ids, sample.logprobs)
-            for episode, sample in zip(live, samples, strict=True)
-        ]
-        for episode, response in zip(live, responses(environment, actions), strict=True):
-            episode.observe(response)
-        live = [episode for episode in live if not episode.done]
-        finished(len(episodes) - len(live))
-    scored = score_all([episode.trajectory() for episode in episodes], environment)
-    return scored if rewards is None else rewards(scored, environment)
 
 
 def responses(environment: Environment, actions: Sequence[Action]) -> Sequence[Response]:

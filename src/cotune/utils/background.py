@@ -1,13 +1,75 @@
-"""One event loop beside the program, for async functions that synchronous code calls."""
+"""Event loops and threads beside the program: async functions from synchronous code, and the other way round."""
 
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine
+import weakref
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+Work = Callable[[], None]
+
+_waiting_loops = threading.local()
+
+
+class Worker:
+    """A thread for objects that must stay in one; it ends when this is garbage-collected.
+
+    It does not keep the process from ending.
+    """
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Work | None] = SimpleQueue()
+        # The thread holds only the queue: a reference to the worker would keep it alive.
+        threading.Thread(target=_serve, args=(self._work,), name="cotune-tool", daemon=True).start()
+        weakref.finalize(self, self._work.put, None)
+
+    def put(self, work: Work) -> None:
+        """Run `work`, which must not raise, after what was put before."""
+        self._work.put(work)
+
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Return the function's result, or raise its exception. A call that is cancelled runs on unobserved."""
+        loop = asyncio.get_running_loop()
+        outcome: Future[T] = Future()
+        outcome.set_running_or_notify_cancel()
+
+        def work() -> None:
+            _waiting_loops.loop = loop
+            try:
+                outcome.set_result(function(*arguments))
+            except BaseException as error:  # noqa: BLE001 - raised in the awaiting task
+                outcome.set_exception(error)
+
+        self.put(work)
+        return await asyncio.wrap_future(outcome)
+
+
+def run_where_awaited(work: Work) -> None:
+    """Run `work` now; in a `Worker.call`, run it soon in the thread whose event loop awaits the call."""
+    loop: asyncio.AbstractEventLoop | None = getattr(_waiting_loops, "loop", None)
+    if loop is None:
+        work()
+    else:
+        loop.call_soon_threadsafe(work)
+
+
+def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return a coroutine's result, run in this thread; in another one if a loop runs here, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    return BackgroundLoop().run(coroutine)
+
+
+def _serve(queue: "SimpleQueue[Work | None]") -> None:
+    while (work := queue.get()) is not None:
+        work()
+        del work
 
 
 class BackgroundLoop:

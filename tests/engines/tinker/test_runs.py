@@ -2,6 +2,8 @@
 
 import json
 import os
+import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,34 @@ def test_a_resumed_run_is_the_unbroken_one(runs: Any) -> None:
     assert all(row["server/drift"] < 1e-5 for row in one["metrics"])
     assert all(row["grad_norm"] > 0 for row in one["metrics"])
     assert len(one["instructions"]) > 1
+
+
+def test_a_run_whose_episodes_do_not_wait_broken_during_rollouts_is_the_unbroken_one(
+    runs: Any, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeServer(policy, names_modules=False).install(monkeypatch)
+    in_flight = [0]
+    in_third_step = []
+
+    def fail(name: str) -> None:
+        if name == "sample":
+            in_flight.append(in_flight[-1] + 1)
+            time.sleep(random.random() / 100)
+            in_flight.append(in_flight[-1] - 1)
+            in_third_step.extend([name] if len(server.adams) == 3 + 2 else [])
+            if len(in_third_step) == 20:
+                raise ValueError("the server broke")
+
+    server.fail = fail
+    raw = letters(tmp_path / "apart", policy, INSPO)
+    raw["environment"] = "tests.engines.tinker.setup:Apart"
+    with pytest.raises(EngineError, match=r"failed \(sampling\): the server broke"):
+        train(raw, quiet=True)
+    resume(tmp_path / "apart", quiet=True)
+    apart = RunDir.open(tmp_path / "apart")
+    assert [e["from_step"] for e in apart.read_events() if e["kind"] == "resumed"] == [2]
+    assert max(in_flight) > 5
+    assert lines(apart) == lines(runs[0])
 
 
 def test_old_checkpoints_and_adapters_are_deleted_on_the_server(runs: Any) -> None:

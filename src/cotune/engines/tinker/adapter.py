@@ -7,6 +7,7 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import httpx
@@ -17,9 +18,10 @@ from cotune.engines.tinker.settings import ALPHA
 from cotune.errors import EngineError
 from cotune.methods.context_distillation import Floats
 from cotune.protocols import Codec
-from cotune.rollout.coordinator import stable_seed
+from cotune.rollout.coordinator import turn_seed
 from cotune.run.json_files import write_atomic, write_json_atomic
 from cotune.types import Sample, SampleRequest, Sampling
+from cotune.utils.background import Worker
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
@@ -43,6 +45,7 @@ class Adapter:
         self.service = service
         self._rank = rank
         self._sampling: Any = None
+        self._synchronising = Lock()
         client = service.client
 
         def make() -> Any:
@@ -58,9 +61,10 @@ class Adapter:
         """Return a sampled sequence for each context and its `SamplingParams`; all are requested at once."""
         from tinker.types import ModelInput, SamplingParams
 
-        if self._sampling is None:
-            synchronise = self._client.save_weights_and_get_sampling_client
-            self._sampling = self.service.call("weights to sample from", synchronise)
+        with self._synchronising:
+            if self._sampling is None:
+                synchronise = self._client.save_weights_and_get_sampling_client
+                self._sampling = self.service.call("weights to sample from", synchronise)
         draw = self._sampling.sample
         prepared = [(ModelInput.from_ints(list(ids)), SamplingParams(**p)) for ids, p in rows]
         answers = self.service.call("sampling", lambda: [draw(ids, 1, p) for ids, p in prepared])
@@ -180,10 +184,9 @@ class TinkerSampler:
         shared = {"temperature": self.sampling.temperature, "stop": stop}
         rows: list[tuple[Sequence[int], dict[str, Any]]] = []
         for request in requests:
-            # A draw depends on its row and its place alone, not on the rows beside it.
-            seed = stable_seed(self.sampling.seed, request.row, len(request.context_ids))
             max_tokens = self.turn_tokens or request.max_tokens
-            parameters = {**shared, "max_tokens": max_tokens, "seed": seed % 2**31}
+            seed = turn_seed(self.sampling.seed, request.row, len(request.context_ids))
+            parameters = {**shared, "max_tokens": max_tokens, "seed": seed}
             rows.append((request.context_ids, parameters))
         samples: list[Sample] = []
         for request, answer in zip(requests, self.adapter.sample(rows), strict=True):
@@ -193,6 +196,11 @@ class TinkerSampler:
             length = min(request.max_tokens, *closed[:1], len(tokens))  # a server may go on
             samples.append(Sample(tokens[:length], logprobs[:length]))
         return samples
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        """Return one turn; calls may overlap."""
+        (sample,) = await Worker().call(self.generate, [request])
+        return sample
 
     def close(self) -> None: ...
 

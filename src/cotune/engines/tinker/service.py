@@ -5,6 +5,7 @@ server is gone. So requests wait in a thread, while this one looks whether the s
 """
 
 import logging
+import math
 import os
 import threading
 import time
@@ -40,6 +41,9 @@ class Service:
         self.label = hide_secrets(self.url)
         self.base_model = base_model
         self.limit: float | None = _CONNECT_SECONDS
+        self._looking = threading.Lock()
+        self._looked = -math.inf
+        self._silence = ""
         self._key = arguments.key
         self._key_name = arguments.api_key_env
         check_alive(self.url)
@@ -63,6 +67,14 @@ class Service:
             raise ConfigError(
                 f"training.engine_args.base_model: {has} {', '.join(map(str, models))}"
             )
+
+    def _find_silence(self) -> str:
+        """Return why the server does not answer, or ""; calls that wait at the same time share a look."""
+        with self._looking:
+            if time.monotonic() - self._looked > _LOOK_SECONDS / 2:
+                self._silence = _find_silence(self.url)
+                self._looked = time.monotonic()
+            return self._silence
 
     def delete(self, path: str) -> None:
         """Delete what was saved, if the server can: the hosted service bills its storage."""
@@ -94,7 +106,7 @@ class Service:
             if self.limit is not None and time.monotonic() - started > self.limit:
                 late = f"the Tinker server at {self.label} did not answer in {self.limit:.0f} s ({name})"
                 raise EngineError(f"{late}; SkyRL 0.3.0 needs tinker 0.24.1")
-            missed = missed + 1 if _find_silence(self.url) else 0
+            missed = missed + 1 if self._find_silence() else 0
             if missed == _MISSED_LOOKS:
                 raise EngineError(f"the Tinker server at {self.label} no longer answers ({name})")
         error = answer.exception()

@@ -1,9 +1,10 @@
 """veRL's agent loop: one `Episode`, awaited turn by turn."""
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -11,7 +12,6 @@ from uuid import uuid4
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
-from cotune.engines.verl.batched_calls import Groups, Together
 from cotune.engines.verl.row_format import (
     ASSIGNMENTS,
     RESULT,
@@ -25,30 +25,36 @@ from cotune.engines.verl.row_format import (
 from cotune.engines.verl.worker import SECTION, Worker, worker_of
 from cotune.errors import EngineError
 from cotune.rewards.functions import RewardFunctions
+from cotune.rollout.batched_calls import Together
 from cotune.rollout.coordinator import stable_seed
-from cotune.rollout.episode import Episode, placed_episodes, responses, score_all
+from cotune.rollout.drivers import parallel_responses, run_episode
+from cotune.rollout.episode import begin_episodes, place_episodes, responses, score_all
 from cotune.types import Assignment, Sample, SampleRequest, Sampling, Trajectory
+from cotune.utils.background import Worker as Thread
 
 
 class Calls:
     """The environment's calls, batched over all episodes of this process.
 
     Attributes:
-        begin: maps (assignment, row, seed) to an episode, whose prompt the environment may supply.
-        step: takes (episode, the policy's text) and returns None; the environment has then
-            answered, and the episode has recorded the answer.
+        begin: maps (assignment, row, seed) to the assignment as the environment asks its task.
+        respond: maps an action to the environment's response.
         score: returns a rollout with its reward, once its whole group has arrived, because scoring
             may compare rollouts of a group.
     """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        # Use one thread for everything: an environment may keep state that its scores read, and two
-        # threads must not share a tokenizer.
-        thread = ThreadPoolExecutor(1, thread_name_prefix="cotune")
-        self.begin = Together(self._begin, thread)
-        self.step = Together(self._step, thread)
-        self.score = Groups(Together(self._score, thread))
+        environment = worker.environment
+        # Use one thread for all calls that may not overlap: an environment may keep state that its scores read.
+        # An episode that begins may set the seeds of all generators.
+        thread = Thread()
+        parallel = 1 if hasattr(environment, "begin") else parallel_responses(environment)
+        own = thread if parallel < 2 else None
+        begin = partial(begin_episodes, environment=environment)
+        self.begin = Together(begin, worker=thread)
+        self.respond = Together(partial(responses, environment), max(1, parallel), own)
+        self.score = Groups(Together(self._score, worker=thread))
 
     def set_progress(self, step: int) -> None:
         """Give reward functions the `trainer_state` of a step of veRL's: the optimizer steps before it."""
@@ -62,25 +68,38 @@ class Calls:
                 epoch=(step - 1) * training.questions_per_step / questions,
             )
 
-    def _begin(self, beginnings: Sequence[tuple[Assignment, int, int]]) -> list[Episode]:
-        worker = self._worker
-        limits = worker.config.limits
-        return placed_episodes(
-            beginnings, worker.environment, worker.codec, limits, worker.context_tokens
-        )
-
-    def _step(self, samples: Sequence[tuple[Episode, Sample]]) -> list[None]:
-        actions = [episode.advance(sample.ids, sample.logprobs) for episode, sample in samples]
-        answers = responses(self._worker.environment, actions)
-        for (episode, _), response in zip(samples, answers, strict=True):
-            episode.observe(response)
-        return [None] * len(samples)
-
     def _score(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         environment = self._worker.environment
         rewards = self._worker.rewards
         results = score_all(trajectories, environment)
         return results if rewards is None else rewards(results, environment)
+
+
+class Groups:
+    """Hold awaited calls until their group is complete, so that scoring sees all rollouts.
+
+    Args:
+        call: takes one item; a group's items are passed to it at the same moment, so that a
+            `Together` puts them into one call.
+    """
+
+    def __init__(self, call: Callable[[Any], Awaitable[Any]]) -> None:
+        self._call = call
+        self._missing: dict[str, int] = {}
+        self._complete: dict[str, asyncio.Event] = {}
+
+    async def __call__(self, group: str, size: int, item: Awaitable[Any]) -> Any:
+        """Return the awaited item's result, once all `size` items of its group have come or failed."""
+        event = self._complete.setdefault(group, asyncio.Event())
+        try:
+            awaited_item = await item
+        finally:
+            self._missing[group] = self._missing.get(group, size) - 1
+            if self._missing[group] == 0:
+                event.set()
+                del self._missing[group], self._complete[group]
+        await event.wait()
+        return await self._call(awaited_item)
 
 
 _calls = lru_cache(1)(Calls)
@@ -133,23 +152,32 @@ class EpisodeLoop(AgentLoopBase):
         sent: dict[str, Any],
     ) -> Trajectory:
         """Return the finished rollout, unscored."""
-        episode: Episode = await calls.begin((assignment, number, sampling.episode_seed))
-        request_id = uuid4().hex
-        turn = 0
-        while not episode.done:
-            sample = await self._sample(episode, sampling, request_id, turn, sent)
-            await calls.step((episode, sample))
-            turn += 1
+        worker = worker_of(self.config[SECTION])
+        begun: Assignment = await calls.begin((assignment, number, sampling.episode_seed))
+        (episode,) = place_episodes(
+            [begun],
+            worker.environment,
+            worker.codec,
+            worker.config.limits,
+            number,
+            worker.context_tokens,
+        )
+        sample = partial(self._sample, sampling, uuid4().hex, count(), sent)
+        await run_episode(episode, sample, calls.respond)
         return episode.trajectory()
 
     async def _sample(
-        self, episode: Episode, sampling: Sampling, request_id: str, turn: int, sent: dict[str, Any]
+        self,
+        sampling: Sampling,
+        request_id: str,
+        turns: Iterator[int],
+        sent: dict[str, Any],
+        request: SampleRequest,
     ) -> Sample:
-        request = episode.request()
         end_ids = worker_of(self.config[SECTION]).codec.end_ids
         params = turn_params(request, sampling, end_ids)
         if self.rollout_config.full_determinism:
-            params["seed"] = stable_seed(sampling.seed, request.row, turn) % 2**31
+            params["seed"] = stable_seed(sampling.seed, request.row, next(turns)) % 2**31
         output = await self.server_manager.generate(
             request_id=request_id, prompt_ids=list(request.context_ids), sampling_params=params
         )

@@ -3,13 +3,13 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from cotune.engines.verl.batched_calls import Together
 from cotune.errors import ConfigError, EngineError
+from cotune.rollout.batched_calls import Together
+from cotune.utils.background import Worker
 
 
 class Called:
@@ -96,8 +96,8 @@ def test_two_functions_of_one_thread_never_run_at_a_time() -> None:
     called = Called()
 
     async def run() -> list[Any]:
-        thread = ThreadPoolExecutor(1)
-        one, other = Together(called, thread), Together(called, thread)
+        worker = Worker()
+        one, other = Together(called, worker=worker), Together(called, worker=worker)
         return [await asyncio.gather(one(n), other(n)) for n in range(20)]
 
     assert within(run()) == [[2 * n, 2 * n] for n in range(20)]

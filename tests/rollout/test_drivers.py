@@ -1,0 +1,178 @@
+"""Episodes that do not wait for each other are the episodes that do, whatever the order in which they end."""
+
+import asyncio
+import math
+import random
+import signal
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from cotune.environments.base import TaskEnvironment
+from cotune.environments.tools import ToolEnvironment
+from cotune.errors import ConfigError
+from cotune.rollout.coordinator import turn_seed
+from cotune.rollout.drivers import run_episodes
+from cotune.rollout.episode import new_episodes
+from cotune.types import (
+    Action,
+    Assignment,
+    Limits,
+    Prompt,
+    Response,
+    Sample,
+    SampleRequest,
+    Task,
+    Trajectory,
+)
+from tests.scripted import CharacterCodec
+
+CODEC = CharacterCodec()
+TASKS = [Task(f"t{number}", f"{number}?", ()) for number in range(24)]
+
+
+class Drawn:
+    """A session of a policy that writes letters drawn for row and place, in any order and time."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.delays = random.Random(seed)
+        self.answered: list[int] = []
+        self.calls = 0
+
+    def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        return [self.draw(request) for request in requests]
+
+    def draw(self, request: SampleRequest) -> Sample:
+        draws = random.Random(turn_seed(3, request.row, len(request.context_ids)))
+        ids = tuple(CODEC.encode("".join(draws.choices("abcd", k=draws.randint(1, 6)))))
+        return Sample(ids, tuple(-draws.random() for _ in ids))
+
+    def close(self) -> None: ...
+
+
+class Apart(Drawn):
+    """The same policy, of which each row is sampled on its own."""
+
+    async def sample(self, request: SampleRequest) -> Sample:
+        self.calls += 1
+        await asyncio.sleep(self.delays.random() / 100)
+        self.answered.append(request.row)
+        return self.draw(request)
+
+
+class Letters(TaskEnvironment):
+    """Answers each turn with its letters in order, after a while; "a" ends an episode."""
+
+    def __init__(self, parallel: int) -> None:
+        super().__init__({"train": TASKS}, "write. ")
+        self.parallel_responses = parallel
+        self.running = 0
+        self.most = 0
+        self.batches: list[int] = []
+
+    def respond(self, actions: Sequence[Action]) -> list[Response]:
+        self.batches.append(len(actions))
+        self.running += 1
+        self.most = max(self.most, self.running)
+        time.sleep(0.015)
+        self.running -= 1
+        return [
+            Response("".join(sorted(action.text)), done=action.text.endswith("a"), action="letters")
+            for action in actions
+        ]
+
+    def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
+        return float(len(trajectory.own_text)), trajectory.own_text
+
+
+def run(session: Drawn, environment: TaskEnvironment) -> list[Trajectory]:
+    plain = Prompt("write. ")
+    assignments = [Assignment(task, plain, plain, "i0", group) for group, task in enumerate(TASKS)]
+    limits = Limits(turns=5)
+    episodes = new_episodes(assignments, environment, CODEC, limits, first_row=7)
+    return run_episodes(episodes, environment, session)
+
+
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_no_order_of_ends_changes_a_rollout(parallel: int) -> None:
+    in_lock_step = run(Drawn(), Letters(parallel))
+    assert len({len(t.turns) for t in in_lock_step}) > 3
+    orders: set[tuple[int, ...]] = set()
+    for seed in range(5):
+        session = Apart(seed)
+        environment = Letters(parallel)
+        assert run(session, environment) == in_lock_step
+        assert environment.most <= parallel
+        assert (environment.most > 1) == (parallel > 1)
+        assert max(environment.batches) > 1  # what is ready at the same time is one call
+        orders.add(tuple(session.answered))
+    assert len(orders) == 5
+
+
+def test_without_the_environments_leave_all_go_turn_by_turn() -> None:
+    environment = Letters(0)
+    session = Apart()
+    run(session, environment)
+    assert session.calls == 0
+    assert environment.batches[0] == len(TASKS)
+
+
+def test_a_failure_ends_all_episodes_with_its_error() -> None:
+    class Broken(Letters):
+        def respond(self, actions: Sequence[Action]) -> list[Response]:
+            if len(self.batches) == 3:
+                raise ConfigError("down")
+            return super().respond(actions)
+
+    session = Apart()
+    with pytest.raises(ConfigError, match="down"):
+        run(session, Broken(2))
+    calls = session.calls
+    time.sleep(0.05)
+    assert session.calls == calls < sum(len(t.turns) for t in run(Drawn(), Letters(1)))
+
+
+def test_ctrl_c_ends_all_episodes() -> None:
+    class Interrupted(Apart):
+        async def sample(self, request: SampleRequest) -> Sample:
+            if self.calls == 40:
+                signal.raise_signal(signal.SIGINT)
+            return await super().sample(request)
+
+    session = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        run(session, Letters(2))
+    assert session.calls < 60
+
+
+def test_in_a_notebook_too() -> None:
+    async def cell() -> list[Trajectory]:
+        return run(Apart(), Letters(2))
+
+    assert asyncio.run(cell()) == run(Drawn(), Letters(2))
+
+
+def test_a_tool_without_a_time_limit_is_called_as_trl_calls_it() -> None:
+    """In the thread that trains, where it may have opened a database."""
+    threads: list[threading.Thread] = []
+
+    def look() -> str:
+        """Look it up."""
+        threads.append(threading.current_thread())
+        return "found"
+
+    class Calling(Apart):
+        def draw(self, request: SampleRequest) -> Sample:
+            call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+            ids = tuple(
+                CODEC.encode("done" if "found" in CODEC.decode(request.context_ids) else call)
+            )
+            return Sample(ids, (-1.0,) * len(ids))
+
+    session = Calling()
+    rollouts = run(session, ToolEnvironment([look], {"train": TASKS}, seconds=math.inf))
+    assert session.calls == 2 * len(TASKS)
+    assert [t.turns[0].observation.strip() for t in rollouts] == ["found"] * len(TASKS)
+    assert threads == [threading.main_thread()] * len(TASKS)
