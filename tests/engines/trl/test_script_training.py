@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import TrainerCallback, TrainerControl
+from trl import GRPOTrainer
 
 import cotune
 from cotune.engines.evaluation import RunEvaluation
@@ -42,6 +43,34 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ScriptTra
         return training
 
     return run
+
+
+def test_a_trainer_class_scores_and_weighs_all_rollouts_itself(
+    plain: Callable[[str], ScriptTraining], tmp_path: Path
+) -> None:
+    rows: dict[str, list[int]] = {"scored": [], "in the loss": []}
+
+    class Watched(GRPOTrainer):
+        def _get_per_token_logps_and_entropies(self, model: Any, input_ids: Any, *arguments: Any, **options: Any) -> Any:  # fmt: skip
+            rows["scored"].append(len(input_ids))
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, *arguments, **options
+            )
+
+        def _compute_loss(self, model: Any, inputs: Any) -> Any:
+            rows["in the loss"].append(len(inputs["advantages"]))
+            return super()._compute_loss(model, inputs)
+
+    training = begin(tmp_path, "static", trainer_arguments={"trainer_class": Watched})
+    assert isinstance(training.trainer, cotune.JointTrainer)
+    training.trainer.train()
+    # The updates are those of TRL's class.
+    for ours, theirs in zip(figures(training), figures(plain("static")), strict=True):
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+    assert rows == {"scored": [6] * STEPS, "in the loss": [6] * STEPS}
+    assert "scores rollouts itself" in training.events("notice")[0]["text"]
+    with pytest.raises(ConfigError, match="trainer_class is <class 'int'>; expected a subclass of"):
+        begin(tmp_path / "refused", trainer_arguments={"trainer_class": int})
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -6,9 +6,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
-import trl
 from accelerate.utils import is_peft_model
-from packaging.version import Version
 from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
@@ -17,7 +15,8 @@ from trl.import_utils import is_vllm_available
 
 from cotune.engines.trl.grpo_fields import REFUSED
 from cotune.engines.trl.sharding import check_sharding, sharding_of
-from cotune.errors import ConfigError, EngineError
+from cotune.engines.trl.trl_release import check_release
+from cotune.errors import ConfigError
 from cotune.methods.context_distillation import uses_context_mask
 from cotune.protocols import Strategy
 from cotune.utils.text import one_line
@@ -26,22 +25,8 @@ if TYPE_CHECKING:
     from cotune.config.run_file import TrainingConfig
 
 
-# `rollout_func` is experimental upstream, so each minor release is reviewed before it is allowed.
-SUPPORTED = (Version("1.16"), Version("1.17"))
-
-
-def check_trl() -> None:
-    """Raise EngineError unless the installed TRL has the hooks this engine was written for."""
-    version = Version(trl.__version__)
-    if not SUPPORTED[0] <= version < SUPPORTED[1]:
-        raise EngineError(
-            f"trl {version} is installed; this engine needs trl>={SUPPORTED[0]},<{SUPPORTED[1]}: "
-            "pip install 'trl>=1.16,<1.17'"
-        )
-
-
 def check_args(args: GRPOConfig) -> None:
-    """Raise ConfigError for the first argument that would change the run.
+    """Raise ConfigError for the first argument that would change the run, EngineError for one that needs a newer TRL.
 
     `grpo_fields.REFUSED` lists the fields that are refused on their own; the rest are combinations.
     """
@@ -52,6 +37,7 @@ def check_args(args: GRPOConfig) -> None:
             raise ConfigError(f"GRPOConfig.{name} is {came}; {field.why}: {field.fix(name)}")
     for conflict in _conflicts(args):
         raise ConfigError(f"GRPOConfig.{conflict}")
+    check_release(args)
     check_sharding(args)
     if args.n_gpu > 1:
         raise ConfigError(_one_of(args.n_gpu, "your_script.py"))

@@ -1,4 +1,4 @@
-"""The fields of GRPOConfig that cotune refuses; every other one is passed on to TRL 1.16.
+"""The fields of GRPOConfig that cotune refuses; every other one is passed on to TRL.
 
 Refused is what would change the gradient or the order of tasks without a word, or break a resume.
 """

@@ -12,7 +12,7 @@ from typing import Any, cast
 from datasets import Dataset
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 
 from cotune.config.build import build_llm, initial_instruction
 from cotune.config.cost import Plan, plan_method, show_plan
@@ -25,7 +25,7 @@ from cotune.engines.evaluation import Outcome, RunEvaluation
 from cotune.engines.joint import check_identity
 from cotune.engines.run_settings import RunSettings
 from cotune.engines.run_start import begin_run, choose_checkpoint, opened_run, run_parts
-from cotune.engines.trl.checks import check_args, check_trl
+from cotune.engines.trl.checks import check_args
 from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.engines.trl.script import (
     ask_llm,
@@ -47,6 +47,7 @@ from cotune.engines.trl.script_data import (
 from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trl_joint import TRLJoint
+from cotune.engines.trl.trl_release import SLOWER_SCORES, check_trl
 from cotune.environments.base import PromptFormat
 from cotune.environments.prompt_in_data import PromptInData
 from cotune.errors import ConfigError
@@ -112,6 +113,8 @@ class JointTrainer(PolicyUpdate):
             `tools` and `environment_factory`.
         limits: the limits of an episode in tokens and turns; None takes them from `args`.
         settings: the rest of a run, as a run file has it; None takes it from `args`.
+        trainer_class: a subclass of GRPOTrainer whose methods the trainer has before GRPOTrainer's. What it scores,
+            and a loss of its own, are used as they are: cotune then leaves out no rollout and shares no prompt.
 
     Attributes:
         outcome: the run's result, once it is trained.
@@ -121,6 +124,19 @@ class JointTrainer(PolicyUpdate):
     """
 
     outcome: Outcome | None = None
+
+    def __new__(
+        cls, *_: Any, trainer_class: type[GRPOTrainer] = GRPOTrainer, **__: Any
+    ) -> "JointTrainer":
+        if not (isinstance(trainer_class, type) and issubclass(trainer_class, GRPOTrainer)):
+            raise ConfigError(
+                f"trainer_class is {trainer_class!r}; expected a subclass of trl.GRPOTrainer; a library that replaces "
+                "that class must be imported before cotune"
+            )
+        if issubclass(cls, trainer_class):
+            return super().__new__(cls)
+        # Its methods come after cotune's and before GRPOTrainer's.
+        return super().__new__(type(cls.__name__, (cls, trainer_class), {}))
 
     def __init__(
         self,
@@ -143,6 +159,7 @@ class JointTrainer(PolicyUpdate):
         environment: Environment | None = None,
         limits: Limits | None = None,
         settings: RunSettings | None = None,
+        trainer_class: type[GRPOTrainer] = GRPOTrainer,
     ) -> None:
         if rollout_func is not None:
             raise ConfigError(
@@ -410,6 +427,8 @@ class JointTrainer(PolicyUpdate):
         is_fresh = chosen is None or chosen.path is None
         if is_fresh and rate and (text := rounding_notice(trained_dtype(joint.unwrapped), rate)):
             record.event("notice", 0, text=text)
+        if is_fresh and not self.scores_shared:
+            record.event("notice", 0, text=SLOWER_SCORES)
 
     def _restore_ended(self, checkpoint: Path) -> bool:
         """Restore a run whose training had ended by its newest checkpoint; return False otherwise.

@@ -18,6 +18,7 @@ from cotune.engines.trl.batches import (
     without_padding,
 )
 from cotune.engines.trl.shared_prompts import completion_logits, score_completions
+from cotune.engines.trl.trl_release import has_fused_head
 from cotune.engines.trl.vllm_start import starting_vllm
 from cotune.methods.context_distillation import (
     Floats,
@@ -65,6 +66,8 @@ class PolicyUpdate(GRPOTrainer):
     Attributes:
         joint: the run.
         teaches: whether the run has a last stage, whose successes have a teacher.
+        scores_shared: whether prompts that rollouts share are scored once, with TRL's fused head. Else TRL, or the
+            class that was given for it, scores every rollout with its prompt.
     """
 
     def __init__(
@@ -87,6 +90,9 @@ class PolicyUpdate(GRPOTrainer):
                 rollout_func=cast(Any, joint.rollout_func),
                 **arguments,
             )
+        self.scores_shared = has_fused_head(self.model) and not self._replaces(
+            "_get_per_token_logps_and_entropies"
+        )
         make_savable(self.model)
         joint.bind(self)
 
@@ -208,7 +214,8 @@ class PolicyUpdate(GRPOTrainer):
         micro_batches = self._buffered_inputs
         if micro_batches is None or micro_batches is previous_batches:
             return inputs
-        if not (self._adds_up() and self._shares_prompts(self.model)):
+        shares = self.scores_shared and self._shares_prompts(self.model)
+        if not (self._adds_up() and shares):
             return inputs
         # TRL has shuffled the rollouts of these micro-batches.
         size = self.args.gradient_accumulation_steps
@@ -229,10 +236,11 @@ class PolicyUpdate(GRPOTrainer):
         **options: Any,
     ) -> Any:
         # The router loss also counts the tokens of prompts.
-        by_row = options.get("compute_aux_loss") or not self._shares_prompts(model)
+        shares = self.scores_shared and self._shares_prompts(model)
+        by_row = options.get("compute_aux_loss") or not shares
         if by_row or any(torch.is_tensor(value) for value in options.values()):  # images
             return super()._get_per_token_logps_and_entropies(
-                model, input_ids, attention_mask, logits_to_keep, batch_size, **options
+                model, input_ids, attention_mask, logits_to_keep, batch_size=batch_size, **options
             )
         size = batch_size or len(input_ids)
         with self.accelerator.autocast():
@@ -244,6 +252,13 @@ class PolicyUpdate(GRPOTrainer):
         if not options.get("compute_entropy"):
             return logps, None, None
         return logps, torch.cat([entropies for _, entropies in scored]), None
+
+    def _replaces(self, *names: str) -> bool:
+        """Return whether a class between this one and GRPOTrainer (JointTrainer's `trainer_class`) has its own methods."""
+        inherited: Any = super()
+        return any(
+            getattr(inherited, name).__func__ is not getattr(GRPOTrainer, name) for name in names
+        )
 
     def _shares_prompts(self, model: Any) -> bool:
         # DDP and sharding expect one forward pass for each backward pass.
@@ -337,6 +352,7 @@ class PolicyUpdate(GRPOTrainer):
             and not self.aux_loss_enabled
             and self.top_entropy_quantile == 1.0
             and self.loss_type in (*_BY_ROWS, *_BY_FIXED_COUNT)
+            and not self._replaces("compute_loss", "_compute_loss")
         )
 
 

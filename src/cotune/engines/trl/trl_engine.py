@@ -32,7 +32,7 @@ class TRL:
     def installation(self) -> str:
         begin("loading TRL")
         try:
-            from cotune.engines.trl.checks import SUPPORTED, check_trl
+            from cotune.engines.trl.trl_release import SUPPORTED, check_trl
         except ImportError as error:
             raise EngineError(
                 f"engine trl: {one_line(str(error))}; install trl and what it imports"
@@ -102,8 +102,9 @@ def arguments(config: RunConfig) -> str:
         EngineError: the installed TRL version is not supported.
     """
     begin("loading TRL")
-    from cotune.engines.trl.checks import check_args, check_trl
+    from cotune.engines.trl.checks import check_args
     from cotune.engines.trl.run_file_setup import grpo_config
+    from cotune.engines.trl.trl_release import check_trl
 
     check_trl()
     folder = config.output / "checkpoints"
