@@ -155,20 +155,29 @@ class EvolvedInstructions(Strategy):
         distils = self._distilling = self._distils(progress, len(tasks) * group_size)
         on_initial = distils or self._training.target == "initial"
         teacher = Prompt(best.text) if distils and best != initial else None
+        plans = [[best] * group_size] * len(tasks)
+        if not distils:
+            plans = self._plan_groups(tasks, group_size, progress.step)
         assignments: list[Assignment] = []
-        for group, task in enumerate(tasks):
-            under = [best] * group_size
-            if not distils:
-                key = f"{self.name}/{self.seed}/assign/{progress.step}/{group}"
-                drawn = self._draw(key, group_size)
-                under = plan_instructions(self._groups, group_size, drawn, initial)
-            for instruction in under:
+        for group, (task, plan) in enumerate(zip(tasks, plans, strict=True)):
+            for instruction in plan:
                 sampled = Prompt(instruction.text)
                 trained = Prompt(initial.text) if on_initial else sampled
                 assignments.append(
                     Assignment(task, sampled, trained, instruction.id, group, teacher)
                 )
         return assignments
+
+    def _plan_groups(
+        self, tasks: Sequence[Task], group_size: int, step: int
+    ) -> list[list[Instruction]]:
+        """Return the instruction of each rollout of each group."""
+        drawn = [
+            self._draw(f"{self.name}/{self.seed}/assign/{step}/{group}", group_size)
+            for group in range(len(tasks))
+        ]
+        initial = self._lineage[0]
+        return [plan_instructions(self._groups, group_size, d, initial) for d in drawn]
 
     def observe(
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder

@@ -17,7 +17,7 @@ from cotune.types import Instruction
 def population(*weights: float, window: int = 3, temperature: float = 0.2) -> Population:
     made = Population(window, temperature)
     for i, weight in enumerate(weights):
-        made.add(Instruction(f"i{i}", f"text {i}"), weight)
+        made.add(made.new_member(Instruction(f"i{i}", f"text {i}"), weight))
     return made
 
 

@@ -3,7 +3,7 @@
 import math
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import ClassVar, Literal
@@ -13,6 +13,7 @@ from cotune.methods.group_plan import Groups
 from cotune.methods.inspo.population import Member, Population
 from cotune.methods.inspo.proposers import TAGGED, ProposerKind, propose
 from cotune.methods.inspo.replay import Experience, ReplayBuffer
+from cotune.methods.inspo.trial import Contestant, Trial
 from cotune.methods.inspo.verification import Candidate, Verification, accept, verify
 from cotune.methods.last_stage import (
     EvolvedInstructions,
@@ -66,11 +67,12 @@ class InspoOptions(TrainedPromptOptions):
         prune_every: K_p, steps; 0 turns pruning off.
         evolve_every: K_e, steps; 0 turns evolution off. Both 0: a constant population.
         evolve_until: T_e; no evolution and no pruning from this step on.
-        verification_tasks: |D_B|, questions a candidate is verified on; never those that its
+        verification_tasks: |D_B|, the most questions a candidate is verified on; never those that its
             author, or an ancestor's, was shown.
         verification_rounds: the most generate-and-verify rounds per phase.
         verification: how far a candidate is verified: on all questions ("full", the paper's), until a paired
-            test against its parent decides ("racing"), or not at all ("none").
+            test against its parent decides ("racing"), in groups of the next training batches, without a
+            rollout of its own ("trial"), or not at all ("none").
         failures_per_reflection: failed rollouts shown to the reflection proposer.
         candidates: instructions requested per proposal.
         proposer: what candidates are written from at an evolution: failures ("reflection", the paper's), or
@@ -122,6 +124,11 @@ class InspoOptions(TrainedPromptOptions):
         return every > 0 and 0 < step < self.evolve_until and step % every == 0
 
     @property
+    def pays_to_verify(self) -> bool:
+        """Return whether verification makes rollouts of its own."""
+        return self.verification in ("full", "racing")
+
+    @property
     def checks_uplift(self) -> bool:
         return self.groups == "mixed" or super().checks_uplift
 
@@ -146,6 +153,12 @@ class _Generation:
     paid: int = 0
     saved: int = 0
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return what the event "evolution" tells of the phase."""
+        counts = {"rounds": self.rounds, "proposed": self.proposed, "verified": self.verified}
+        return counts | {"accepted": len(self.accepted), "saved": self.saved}
+
 
 class Inspo(EvolvedInstructions):
     """Run Algorithm 1 of INSPO around an engine's policy update.
@@ -166,7 +179,8 @@ class Inspo(EvolvedInstructions):
         super().__init__(options, context, options.groups)
         self.options = options
         self.population = Population(options.window, options.selection_temperature)
-        self.population.add(self._lineage[0], 0.0)
+        self.population.add(self.population.new_member(self._lineage[0]))
+        self._trial: Trial | None = None
         self._description = context.description
         self._rules = TextRules.of_instructions(context)
         self._account = ProposalAccount("instruction", TAGGED, needed=True)
@@ -201,6 +215,17 @@ class Inspo(EvolvedInstructions):
             return [self.population.draw(f"{key}/{rollout}") for rollout in range(group_size)]
         return [self.population.draw(key)]
 
+    def _plan_groups(
+        self, tasks: Sequence[Task], group_size: int, step: int
+    ) -> list[list[Instruction]]:
+        """Plan the groups, of which some are on trial for a candidate."""
+        plans = super()._plan_groups(tasks, group_size, step)
+        if self._trial is not None:
+            drawn = self._trial.draw_groups(tasks, f"inspo/{self.seed}/trial/{step}")
+            for group, contestant in drawn.items():
+                plans[group] = contestant.share_group(group_size)
+        return plans
+
     # ---- lines 9 and 15: after the rollouts
 
     def observe(
@@ -216,17 +241,23 @@ class Inspo(EvolvedInstructions):
             self._credit(unhinted)
             # Line 15: the replay buffer.
             self._replay.add(unhinted, progress.step)
-        return self._report(trajectories, record)
+        metrics: Metrics = {}
+        if self._trial is not None:
+            metrics = self._judge(self._trial, record)
+        return {**metrics, **self._report(trajectories, record)}
 
     def _credit(self, trajectories: Sequence[Trajectory]) -> None:
-        # Mixed groups still sample under the initial instruction after it was pruned.
-        gone = {self._lineage[0].id} - {member.id for member in self.population.members}
         rewards: defaultdict[str, list[float]] = defaultdict(list)
         for trajectory in trajectories:
-            identity = trajectory.assignment.instruction_id
-            if trajectory.stop is not StopReason.ENVIRONMENT_ERROR and identity not in gone:
-                rewards[identity].append(trajectory.reward)
-        self.population.observe(rewards)
+            if trajectory.stop is not StopReason.ENVIRONMENT_ERROR:
+                rewards[trajectory.assignment.instruction_id].append(trajectory.reward)
+        # Mixed groups still sample under the initial instruction after it was pruned.
+        others = {self._lineage[0].id}
+        if self._trial is not None:
+            self._trial.observe(trajectories, rewards)
+            others |= self._trial.ids
+        others -= {member.id for member in self.population.members}
+        self.population.observe({id: row for id, row in rewards.items() if id not in others})
 
     # ---- lines 10 to 13 and 16 to 24: at the end of step t
 
@@ -243,8 +274,8 @@ class Inspo(EvolvedInstructions):
             pruned = self.population.prune(self.options.parents)
             _record_gone(pruned, "prune", evolution.record)
             metrics["inspo/pruned"] = float(len(pruned))
-        # Lines 16-24: every K_e steps, evolve.
-        if self.options.is_due(t, self.options.evolve_every):
+        # Lines 16-24: every K_e steps, evolve. Candidates on trial hold the vacancies.
+        if self.options.is_due(t, self.options.evolve_every) and self._trial is None:
             metrics |= self._renew(evolution)
         return metrics
 
@@ -258,6 +289,9 @@ class Inspo(EvolvedInstructions):
         instructions = [parent.instruction for parent in parents]
         vacancies = options.population_size - len(parents)
         new = self._generate(instructions, vacancies, options.proposer, evolution)
+        if new.accepted and options.verification == "trial":
+            self._begin_trial(new, instructions, record)
+            return {}
         # Line 23: parents and new instructions are the population.
         if new.accepted:
             weights: dict[str | None, float] = {parent.id: parent.weight for parent in parents}
@@ -266,12 +300,56 @@ class Inspo(EvolvedInstructions):
             for candidate in new.accepted:
                 start = weights[candidate.instruction.parent] + candidate.gain
                 self._join(candidate, start, record)
+        return self._end_phase(new.counts, [parent.id for parent in parents], record)
+
+    def _end_phase(
+        self, counts: Mapping[str, int], parents: Sequence[str], record: Recorder
+    ) -> Metrics:
+        """Record the "evolution" event of a phase; return its metrics."""
         self._notice_if_short(record)
-        count = {"rounds": new.rounds, "proposed": new.proposed, "verified": new.verified}
-        count |= {"accepted": len(new.accepted), "saved": new.saved}
-        size = len(self.population)
-        record("evolution", parents=[p.id for p in parents], population=size, **count)
-        return {f"inspo/evolution_{name}": float(value) for name, value in count.items()}
+        record("evolution", parents=list(parents), population=len(self.population), **counts)
+        return {f"inspo/evolution_{name}": float(value) for name, value in counts.items()}
+
+    # ---- lines 21 to 23 by a trial in training batches (not in the paper)
+
+    def _begin_trial(
+        self, new: _Generation, parents: Sequence[Instruction], record: Recorder
+    ) -> None:
+        by_id = {parent.id: parent for parent in parents}
+        contestants = [
+            Contestant(
+                self.population.new_member(self._name(candidate.instruction)),
+                by_id[str(candidate.instruction.parent)],
+            )
+            for candidate in new.accepted
+        ]
+        counts = new.counts | {"verified": len(contestants), "accepted": 0}
+        self._trial = Trial(contestants, counts)
+        texts = {c.instruction.id: c.instruction.text for c in contestants}
+        record("trial", candidates=texts, parents=[c.parent.id for c in contestants])
+
+    def _judge(self, trial: Trial, record: Recorder) -> Metrics:
+        """Let the candidates that are decided join or go; end a trial in which none is left."""
+        for contestant, reason in trial.decide(self.options.verification_tasks, self._distilling):
+            instruction = contestant.instruction
+            scores = (contestant.score, contestant.parent_score)
+            if reason:
+                parent = contestant.parent
+                reject = rejections(record, {parent.text: parent.id}, instruction.origin)
+                reject(instruction.text, parent.text, reason, *scores)
+                continue
+            # Line 23, at the first that is accepted: only the parents stay.
+            if not trial.counts["accepted"]:
+                stay = {member.id for member in self.population.top(self.options.parents)}
+                _record_gone(self.population.keep_only(stay), "evolution", record)
+            trial.counts["accepted"] += 1
+            self.population.add(contestant.member)
+            record_born(instruction, record, *scores)
+        metrics = {"inspo/on_trial": float(len(trial.contestants))}
+        if trial.contestants:
+            return metrics
+        self._trial = None
+        return metrics | self._end_phase(trial.counts, trial.parents, record)
 
     def _generate(
         self,
@@ -298,7 +376,7 @@ class Inspo(EvolvedInstructions):
         llm = evolution.llm
         record = evolution.record
         step = 0 if at_start else evolution.progress.step
-        verifies = options.verification != "none" and not at_start
+        verifies = options.pays_to_verify and not at_start
         origin = getattr(llm, "origin", "") or ("rewrite" if at_start else proposer)
         ids = {parent.text: parent.id for parent in parents}
         reject = rejections(record, ids, origin)
@@ -312,7 +390,8 @@ class Inspo(EvolvedInstructions):
             parent = rng.choice(parents)
             failures = None
             if proposer == "reflection":
-                spared = options.verification_tasks if verifies and reads_prompts(llm) else 0
+                tests = options.verification != "none"
+                spared = options.verification_tasks if tests and reads_prompts(llm) else 0
                 count = options.failures_per_reflection
                 failures = self._replay.failures(count, rng, parent, spared)
             request = propose(
@@ -388,10 +467,15 @@ class Inspo(EvolvedInstructions):
         return ""
 
     def _join(self, candidate: Candidate, start: float, record: Recorder) -> None:
-        instruction = replace(candidate.instruction, id=f"i{len(self._lineage)}")
-        self._lineage.append(instruction)
-        self.population.add(instruction, start)
+        instruction = self._name(candidate.instruction)
+        self.population.add(self.population.new_member(instruction, start))
         record_born(instruction, record, candidate.score, candidate.parent_score)
+
+    def _name(self, candidate: Instruction) -> Instruction:
+        """Return a candidate with an id of its own, and keep it in the lineage."""
+        instruction = replace(candidate, id=f"i{len(self._lineage)}")
+        self._lineage.append(instruction)
+        return instruction
 
     # ---- line 26: the result
 
@@ -485,6 +569,7 @@ class Inspo(EvolvedInstructions):
             "population": self.population.state_dict(),
             "replay": self._replay.state_dict(),
             "health": self._account.state_dict(),
+            "trial": self._trial and self._trial.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -492,6 +577,8 @@ class Inspo(EvolvedInstructions):
         self.population.load_state_dict(state["population"])
         self._replay.load_state_dict(state["replay"], self._tasks)
         self._account.load_state_dict(state["health"])
+        if state["trial"] is not None:
+            self._trial = Trial.restore(state["trial"], self.population.restore_member)
 
 
 def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> None:
@@ -500,6 +587,15 @@ def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> Non
 
 
 # ---- the method's entry in the registry
+
+
+def _check(options: InspoOptions, shape: RunShape) -> None:
+    check_last_stage(options.distil_steps, shape)
+    if options.verification == "trial" and shape.group_size < 2:
+        raise ValueError(
+            "strategy.verification is 'trial', which compares the halves of a group, but "
+            f"{shape.group_field} is {shape.group_size}; expected 2 or more, or verification 'racing'"
+        )
 
 
 def cost(options: InspoOptions, shape: RunShape) -> Cost:
@@ -511,8 +607,9 @@ def cost(options: InspoOptions, shape: RunShape) -> Cost:
     rows = options.verification_tasks * (options.candidates + 1)  # plus their parent
     failures = options.failures_per_reflection if options.proposer == "reflection" else 0
     proposals = Proposals((1 + phases) * rounds, MAX_CHARS, failures)
-    verifies = options.verification != "none"
-    verify: dict[Purpose, int] = {"verify": phases * rounds * rows} if verifies else {}
+    verify: dict[Purpose, int] = (
+        {"verify": phases * rounds * rows} if options.pays_to_verify else {}
+    )
     return Cost(
         phases, verify, (proposals,), 1 + options.checks_uplift, options.population_size - 1
     )
@@ -524,7 +621,7 @@ METHOD = Method(
     label="INSPO",
     about="instructions and policy together",
     evolves=("instruction",),
-    check=lambda options, shape: check_last_stage(options.distil_steps, shape),
+    check=_check,
     cost=cost,
     distillation=lambda options: options.weighting,
 )

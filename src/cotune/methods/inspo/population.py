@@ -61,6 +61,16 @@ class Member:
         """Return w_j of Eq. 6."""
         return importance_weight(self.window, self.start)
 
+    def observe(self, credits: Sequence[float]) -> None:
+        """Add one step's mean credit r̄ to the window."""
+        self.window.append(statistics.fmean(credits))
+        self.steps += 1
+        self.rollouts += len(credits)
+        self.observed = self.weight
+
+    def state_dict(self) -> State:
+        return asdict(self) | {"window": list(self.window)}
+
 
 class Population:
     """The living instructions, oldest first.
@@ -85,9 +95,12 @@ class Population:
     def __getitem__(self, instruction_id: str) -> Member:
         return {member.id: member for member in self._members}[instruction_id]
 
-    def add(self, instruction: Instruction, start: float) -> None:
-        """Add an instruction with weight `start` until it is first observed."""
-        self._members.append(Member(instruction, start, deque(maxlen=self._window)))
+    def new_member(self, instruction: Instruction, start: float = 0.0) -> Member:
+        """Return a member to add, with weight `start` until it is first observed."""
+        return Member(instruction, start, deque(maxlen=self._window))
+
+    def add(self, member: Member) -> None:
+        self._members.append(member)
 
     def probabilities(self) -> list[float]:
         """Return the probability of drawing each member, in the members' order."""
@@ -102,11 +115,7 @@ class Population:
         """Add one step's mean credit r̄ to the window of each instruction, by id."""
         for instruction_id, values in credits.items():
             if values:
-                member = self[instruction_id]
-                member.window.append(statistics.fmean(values))
-                member.steps += 1
-                member.rollouts += len(values)
-                member.observed = member.weight
+                self[instruction_id].observe(values)
 
     def top(self, k: int) -> list[Member]:
         """Return the k best by weight, best first; ties go to the oldest.
@@ -161,10 +170,13 @@ class Population:
         return [m for _, m in sorted(weighed, key=lambda pair: -pair[0])]
 
     def state_dict(self) -> State:
-        return {"members": [asdict(m) | {"window": list(m.window)} for m in self._members]}
+        return {"members": [member.state_dict() for member in self._members]}
 
     def load_state_dict(self, state: State) -> None:
-        self._members = [Member(**member) for member in state["members"]]
-        for member, saved in zip(self._members, state["members"], strict=True):
-            member.instruction = Instruction(**saved["instruction"])
-            member.window = deque(saved["window"], maxlen=self._window)
+        self._members = [self.restore_member(saved) for saved in state["members"]]
+
+    def restore_member(self, state: State) -> Member:
+        """Return a member from its `state_dict`; it is not added."""
+        instruction = Instruction(**state["instruction"])
+        window = deque(state["window"], maxlen=self._window)
+        return Member(**{**state, "instruction": instruction, "window": window})

@@ -10,7 +10,7 @@ from cotune.methods.scores import SOLVED_AT
 from cotune.protocols import Rollout
 from cotune.types import Assignment, Instruction, Prompt, Task
 
-Verification = Literal["full", "racing", "none"]
+Verification = Literal["full", "racing", "trial", "none"]
 RACE_ERROR = 0.05
 """The chance that racing errs for a candidate that equals its parent."""
 _BLOCK = 8  # questions between two looks of a race

@@ -1,0 +1,214 @@
+"""A trial: candidates are compared with their parents within training batches, at no rollout beyond them.
+
+INSPO verifies candidates on questions of its buffer, with rollouts that train nothing. A trial takes groups of
+the next training batches instead: half of a group is sampled under a candidate, half under its parent, with one
+advantage over the group, as in mixed groups. All of its rollouts train the policy, each on its own instruction
+or on the method's `target`. At most half of a batch's groups are on trial, so a bad candidate costs at most a
+quarter of the batch, for as long as its trial lasts; it cannot bias the gradient on its parent, because the
+other half of a group moves only the baseline.
+"""
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+
+from cotune.methods.inspo.population import Member
+from cotune.protocols import State
+from cotune.types import Instruction, Task, Trajectory
+
+TRIAL_ERROR = 0.2
+"""The chance that a candidate that equals its parent is ever accepted."""
+TRIAL_SHARE = 0.5
+"""The part of a batch's groups that is on trial, at most."""
+_BETS = (0.5, 1.0, 2.0, 4.0)
+
+
+@dataclass(slots=True)
+class Contestant:
+    """A candidate on trial.
+
+    Attributes:
+        member: the candidate with what was observed under it; it is in no population yet.
+        parent: what it is compared with.
+        groups: of each group of its trial the mean reward under it, the one under its parent, and the range of
+            the group's rewards.
+    """
+
+    member: Member
+    parent: Instruction
+    groups: list[tuple[float, float, float]] = field(
+        default_factory=list[tuple[float, float, float]]
+    )
+
+    @property
+    def instruction(self) -> Instruction:
+        return self.member.instruction
+
+    @property
+    def score(self) -> float | None:
+        """Return the mean reward in its groups; None before the first."""
+        return fmean(score for score, _, _ in self.groups) if self.groups else None
+
+    @property
+    def parent_score(self) -> float | None:
+        """Return its parent's mean reward in the same groups; None before the first."""
+        return fmean(score for _, score, _ in self.groups) if self.groups else None
+
+    def share_group(self, size: int) -> list[Instruction]:
+        """Return the instructions of a group's rollouts: the parent's half, the larger one, comes first."""
+        return [self.parent] * (size - size // 2) + [self.instruction] * (size // 2)
+
+    def observe(self, group: Sequence[Trajectory]) -> None:
+        """Take in a group of its trial; one without a judged rollout on both sides says nothing."""
+        judged = [t for t in group if t.judged]
+        own = [t.reward for t in judged if t.assignment.instruction_id == self.member.id]
+        parents = [t.reward for t in judged if t.assignment.instruction_id == self.parent.id]
+        if own and parents:
+            rewards = [*own, *parents]
+            self.groups.append((fmean(own), fmean(parents), max(rewards) - min(rewards)))
+
+    def verdict(self, most_groups: int) -> str | None:
+        """Return "" if it is better than its parent, why it is rejected, or None if that is not decided yet.
+
+        Args:
+            most_groups: after so many groups an undecided candidate is rejected.
+        """
+        gains = self._scaled_gains()
+        if evidence(gains) >= 1 / TRIAL_ERROR:
+            return ""
+        if evidence([-gain for gain in gains]) >= 1 / TRIAL_ERROR:
+            return "below its parent"
+        if len(gains) >= most_groups:
+            return f"not better than its parent in {len(gains)} groups"
+        return None
+
+    def _scaled_gains(self) -> list[float]:
+        """Return the leads over the parent in units of the largest range of rewards in a group so far.
+
+        A range is the same if the halves change places, so that signs stay as likely as the test assumes.
+        """
+        gains: list[float] = []
+        largest = 0.0
+        for score, parent_score, spread in self.groups:
+            largest = max(largest, spread)
+            gains.append((score - parent_score) / largest if largest else 0.0)
+        return gains
+
+
+def evidence(gains: Sequence[float]) -> float:
+    """Return the evidence that gains, each in [-1, 1], are positive: an e-value.
+
+    If each sign were random, it would reach 1 / a at any time with a chance of at most a (Ville's inequality),
+    so it may be looked at after every group. It is the mean, over several stakes, of the wealth of a gambler who bets
+    on positive signs at fair odds (Ramdas et al., arXiv 2210.01948).
+
+    >>> evidence([])
+    1.0
+    >>> [evidence([1.0] * n) > 20 for n in (5, 8)]
+    [False, True]
+    """
+    total = sum(gains)
+    wealth = [
+        math.exp(bet * total - sum(math.log(math.cosh(bet * gain)) for gain in gains))
+        for bet in _BETS
+    ]
+    return fmean(wealth)
+
+
+class Trial:
+    """The candidates of an evolution phase that are not decided yet.
+
+    Args:
+        contestants: the candidates.
+        counts: of the phase so far, for its event at the end.
+
+    Attributes:
+        parents: ids of the candidates' parents.
+    """
+
+    def __init__(self, contestants: Sequence[Contestant], counts: Mapping[str, int]) -> None:
+        self.contestants = list(contestants)
+        self.counts = dict(counts)
+        self.parents = list(dict.fromkeys(c.parent.id for c in contestants))
+
+    @property
+    def ids(self) -> set[str]:
+        """Return the ids that its groups are sampled under: candidates and parents, gone ones too."""
+        return {id for c in self.contestants for id in (c.member.id, c.parent.id)}
+
+    def draw_groups(self, tasks: Sequence[Task], key: str) -> dict[int, Contestant]:
+        """Choose groups of a batch, and the candidate that each is a trial of.
+
+        The candidate with the fewest groups comes first. None is tried on a question that its author, or an
+        ancestor's, was shown.
+
+        Args:
+            tasks: the questions, one for each group.
+            key: decides the draw.
+        """
+        most = max(1, int(len(tasks) * TRIAL_SHARE))
+        counts = {c.member.id: len(c.groups) for c in self.contestants}
+        drawn: dict[int, Contestant] = {}
+        for group in random.Random(key).sample(range(len(tasks)), len(tasks)):
+            unshown = [c for c in self.contestants if tasks[group].id not in c.instruction.shown]
+            if unshown and len(drawn) < most:
+                chosen = min(unshown, key=lambda c: counts[c.member.id])
+                drawn[group] = chosen
+                counts[chosen.member.id] += 1
+        return drawn
+
+    def observe(
+        self, trajectories: Sequence[Trajectory], credits: Mapping[str, Sequence[float]]
+    ) -> None:
+        """Take in a step's rollouts, and the rewards by instruction id that `Population.observe` takes."""
+        groups: defaultdict[int, list[Trajectory]] = defaultdict(list)
+        for trajectory in trajectories:
+            groups[trajectory.assignment.group].append(trajectory)
+        for contestant in self.contestants:
+            if rewards := credits.get(contestant.member.id):
+                contestant.member.observe(rewards)
+                for group in groups.values():
+                    contestant.observe(group)
+
+    def decide(self, most_groups: int, ends: bool) -> list[tuple[Contestant, str]]:
+        """Return the candidates that are decided, and why each is rejected; "" for one that is accepted.
+
+        Args:
+            most_groups: after so many groups an undecided candidate is rejected.
+            ends: whether the trial ends undecided, since nothing evolves any more.
+        """
+        decided: list[tuple[Contestant, str]] = []
+        for contestant in self.contestants:
+            verdict = contestant.verdict(most_groups)
+            if verdict is None and ends:
+                verdict = f"undecided after {len(contestant.groups)} groups"
+            if verdict is not None:
+                decided.append((contestant, verdict))
+        over = {contestant.member.id for contestant, _ in decided}
+        self.contestants = [c for c in self.contestants if c.member.id not in over]
+        return decided
+
+    def state_dict(self) -> State:
+        contestants = [
+            {"member": c.member.state_dict(), "parent": asdict(c.parent), "groups": c.groups}
+            for c in self.contestants
+        ]
+        return {"contestants": contestants, "counts": self.counts, "parents": self.parents}
+
+    @classmethod
+    def restore(cls, state: State, restore_member: Callable[[State], Member]) -> "Trial":
+        """Return a trial from its `state_dict`."""
+        contestants = [
+            Contestant(
+                restore_member(saved["member"]),
+                Instruction(**saved["parent"]),
+                [(score, parent, spread) for score, parent, spread in saved["groups"]],
+            )
+            for saved in state["contestants"]
+        ]
+        trial = cls(contestants, state["counts"])
+        trial.parents = list(state["parents"])
+        return trial

@@ -1,0 +1,230 @@
+"""Candidates on trial in training batches: what is sampled, who joins, at which error, and a stop on the way."""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from cotune.methods.inspo.inspo import METHOD, Inspo, InspoOptions
+from cotune.methods.inspo.population import Population
+from cotune.methods.inspo.trial import TRIAL_ERROR, Contestant, Trial, evidence
+from cotune.methods.method import Context, RunShape
+from cotune.types import (
+    Assignment,
+    Completion,
+    Instruction,
+    Progress,
+    Prompt,
+    StopReason,
+    Task,
+    Trajectory,
+)
+from tests.helpers import (
+    INITIAL,
+    Events,
+    ScriptedRollout,
+    check_a_stop_changes_nothing,
+    make_tasks,
+    make_trajectory,
+    run,
+)
+
+TASKS = make_tasks(40)
+PARENT = Instruction("i0", INITIAL)
+CHANCES = {
+    "Decompose the question into simpler ones first.": 0.95,
+    "Never look anything up at all.": 0.02,
+}
+
+
+def chance(text: str) -> float:
+    return next((value for word, value in CHANCES.items() if word in text), 0.4)
+
+
+def reply(*sentences: str) -> str:
+    rows = [f"<ins_{i}>{INITIAL} {s}</ins_{i}>" for i, s in enumerate(sentences, 1)]
+    return "They fail.\n" + "\n".join(rows)
+
+
+class Writer:
+    """An LLM whose replies depend on the prompt alone, so that a second attempt gets the same ones."""
+
+    def __init__(self, *sentences: str) -> None:
+        self._sentences = sentences or (
+            "Decompose the question into simpler ones first.",
+            "Never look anything up at all.",
+            "Be calm, as always.",
+        )
+
+    def complete(self, prompt: str) -> Completion:
+        starts = "Improve the above prompt" in prompt
+        first = reply("Take care of every word.", "Look twice at it.")
+        return Completion(first if starts else reply(*self._sentences))
+
+
+def options(**changes: Any) -> InspoOptions:
+    small: dict[str, Any] = {"population_size": 3, "prune_every": 0, "evolve_every": 2}
+    small |= {"evolve_until": 30, "verification": "trial", "verification_tasks": 12}
+    return InspoOptions(**(small | changes))
+
+
+def inspo(**changes: Any) -> Inspo:
+    return Inspo(options(**changes), Context(instruction=INITIAL, seed=1, tasks=TASKS))
+
+
+def contestant(name: str, *shown: str) -> Contestant:
+    candidate = Instruction(name, f"text {name}", "i0", "reflection", 3, "", shown)
+    return Contestant(Population(5, 0.2).new_member(candidate), PARENT)
+
+
+def placed(task: Task, id: str, index: int) -> Assignment:
+    prompt = Prompt(f"text {id}")
+    return Assignment(task, prompt, prompt, id, index)
+
+
+def group(index: int, task: Task, id: str, rewards: Sequence[float]) -> list[Trajectory]:
+    return [make_trajectory(placed(task, id, index), r) for r in rewards]
+
+
+def test_a_trial_takes_half_of_the_groups_and_half_of_each() -> None:
+    strategy, record, rollout = inspo(), Events(), ScriptedRollout(chance)
+    run(strategy, rollout, Writer(), record, range(1, 3), TASKS[:8], 5)
+    assert not record.of("trial")
+    progress = Progress(3, 0, 100)
+    strategy.evolve_if_due(progress, rollout, Writer(), record)
+    (begun,) = record.of("trial")
+    candidates = set(begun["candidates"])
+    assert len(candidates) == 2  # vacancies
+    rows = strategy.assign(TASKS[:8], 5, progress)
+    groups = [[a.instruction_id for a in rows if a.group == g] for g in range(8)]
+    tried = [ids for ids in groups if candidates & set(ids)]
+    assert len(tried) == 4
+    assert all(len(set(ids)) == 1 for ids in groups if ids not in tried)
+    for ids in tried:
+        (parent,) = set(ids) - candidates
+        assert ids[:3] == [parent] * 3
+        assert len(set(ids[3:])) == 1
+    assert set(Counter(ids[-1] for ids in tried).values()) == {2}
+    assert all(a.sampled == a.trained for a in rows)  # each rollout trains its own instruction
+
+
+def test_nobody_is_tried_on_a_question_that_its_authors_were_shown() -> None:
+    trial = Trial([contestant("i5", "q0", "q1", "q2"), contestant("i6", "q3")], {})
+    for key in map(str, range(20)):
+        for index, chosen in trial.draw_groups(TASKS[:4], key).items():
+            assert TASKS[index].id not in chosen.instruction.shown
+    nobody = Trial([contestant("i5", *(task.id for task in TASKS))], {})
+    assert nobody.draw_groups(TASKS, "0") == {}
+    assert len(trial.draw_groups(TASKS[4:5], "0")) == 1  # a batch of one question makes progress
+
+
+def test_the_better_joins_the_worse_goes_and_no_rollout_is_paid() -> None:
+    strategy, record, rollout = inspo(), Events(), ScriptedRollout(chance)
+    run(strategy, rollout, Writer(), record, range(1, 13), TASKS[:12], 6)
+    assert {purpose for purpose, _ in rollout.calls} == {"train"}
+    (joined,) = [
+        row
+        for row in record.of("instruction_born")
+        if "Decompose the question into simpler ones first." in row["text"]
+    ]
+    assert joined["score"] > joined["parent_score"] + 0.3
+    tried = [row for row in record.of("instruction_rejected") if row["score"] is not None]
+    worse = [row for row in tried if "Never look anything up at all." in row["text"]]
+    assert worse[0]["reason"] == "below its parent"
+    assert worse[0]["score"] < worse[0]["parent_score"]
+    first, *_ = record.of("evolution")
+    assert (first["verified"], first["accepted"], first["saved"]) == (2, 1, 0)
+    # Only the parent stayed beside it, and what it did on trial is its weight.
+    assert strategy.best().id == joined["id"]
+    assert strategy.choice().rollouts >= 3 * 3
+
+
+def test_while_a_trial_lasts_no_phase_follows_and_the_population_stands() -> None:
+    strategy, record = inspo(verification_tasks=200, candidates=1, population_size=2), Events()
+    same = Writer("Be calm, as always.")
+    metrics = run(strategy, ScriptedRollout(lambda _: 1.0), same, record, range(1, 12), TASKS[:4])
+    assert len(record.of("trial")) == 0  # nothing failed, so nothing was written
+    strategy, record = inspo(verification_tasks=200, candidates=1, population_size=2), Events()
+    metrics = run(strategy, ScriptedRollout(lambda _: 0.0), same, record, range(1, 12), TASKS[:4])
+    assert len(record.of("trial")) == 1
+    assert metrics[-1]["inspo/on_trial"] == 1.0
+    assert metrics[-1]["inspo/population_size"] == 2.0
+
+
+def test_after_its_groups_an_undecided_candidate_is_rejected() -> None:
+    one = contestant("i5")
+    trial = Trial([one], {})
+    for index, task in enumerate(TASKS[:3]):
+        rows = group(index, task, "i5", [0.5, 0.5]) + group(index, task, "i0", [0.5, 0.5])
+        trial.observe(rows, {"i5": [0.5, 0.5]})
+        assert trial.decide(4, ends=False) == []
+    assert trial.decide(3, ends=False) == [(one, "not better than its parent in 3 groups")]
+    assert trial.contestants == []
+    assert Trial([one], {}).decide(9, ends=True) == [(one, "undecided after 3 groups")]
+
+
+def test_a_group_that_compares_nothing_says_nothing() -> None:
+    one = contestant("i5")
+    lost = [make_trajectory(placed(TASKS[0], "i0", 0), 0.0, stop=StopReason.ENVIRONMENT_ERROR)]
+    one.observe(group(0, TASKS[0], "i5", [1.0]) + lost)  # the parent's half broke
+    one.observe(group(1, TASKS[1], "i0", [1.0, 0.0]))  # another's group
+    assert one.groups == []
+    one.observe(group(0, TASKS[0], "i5", [1.0, 0.0]) + group(0, TASKS[0], "i0", [0.0]) + lost)
+    assert one.groups == [(0.5, 0.0, 1.0)]
+
+
+def test_evidence_by_hand() -> None:
+    gains = [0.5, -0.25, 1.0]
+    expected = [
+        math.prod(math.exp(bet * g) / ((math.exp(bet * g) + math.exp(-bet * g)) / 2) for g in gains)
+        for bet in (0.5, 1.0, 2.0, 4.0)
+    ]
+    assert evidence(gains) == pytest.approx(sum(expected) / 4)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.001, 300.0])
+def test_an_equal_candidate_is_seldom_accepted_and_a_better_one_is_found(scale: float) -> None:
+    def accepted(lead: float, seed: int) -> bool:
+        rng = random.Random(seed)
+        one = contestant("i5")
+        for index in range(40):
+            ease = rng.random() * 0.6
+            own, parents = (
+                [scale * (rng.random() < ease + more) for _ in range(4)] for more in (lead, 0.0)
+            )
+            one.observe(
+                group(index, TASKS[index], "i5", own) + group(index, TASKS[index], "i0", parents)
+            )
+            if (verdict := one.verdict(40)) is not None:
+                return not verdict
+        raise AssertionError("undecided at the end")
+
+    equal = sum(accepted(0.0, seed) for seed in range(300)) / 300
+    assert 0.01 < equal < TRIAL_ERROR
+    assert sum(accepted(0.3, seed) for seed in range(100)) > 90
+
+
+@pytest.mark.parametrize("stop", [2, 3, 5])
+def test_a_stop_during_a_trial_changes_nothing(stop: int) -> None:
+    check_a_stop_changes_nothing(
+        inspo, ScriptedRollout(chance), Writer(), TASKS[:6], stop=stop, steps=9
+    )
+
+
+def test_the_last_stage_ends_a_trial() -> None:
+    strategy, record = inspo(verification_tasks=200, distil_steps=2), Events()
+    run(strategy, ScriptedRollout(lambda _: 0.0), Writer(), record, range(1, 7), TASKS[:8], total=6)
+    reasons = {row["reason"] for row in record.of("instruction_rejected")}
+    assert len(record.of("trial")) == 1
+    assert "undecided after 4 groups" in reasons
+    assert len(record.of("evolution")) == 1
+
+
+def test_halves_need_two_rollouts() -> None:
+    METHOD.check(options(), RunShape(group_size=2))
+    with pytest.raises(ValueError, match=r"training\.group_size is 1; expected 2 or more, or"):
+        METHOD.check(options(), RunShape(group_size=1))
+    assert METHOD.cost(options(), RunShape(group_size=2, steps=20)).rollouts == {}
