@@ -151,6 +151,7 @@ EVENTS: Mapping[str, Kind] = {
         "evolution: {accepted} of {proposed} proposals accepted, {verified} verified; population of "
         "{population}"
     ),
+    "trial": Kind("trial in the next batches: {count} candidates"),
     "proposal_failed": Kind("[yellow]{reason}[/]", _WARN),
     "phase_failed": Kind(
         "[yellow]no proposal of this phase was useful: {reason}[/]", _WARN, notable=True

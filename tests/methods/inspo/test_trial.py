@@ -223,8 +223,7 @@ def test_the_last_stage_ends_a_trial() -> None:
     assert len(record.of("evolution")) == 1
 
 
-def test_halves_need_two_rollouts() -> None:
-    METHOD.check(options(), RunShape(group_size=2))
-    with pytest.raises(ValueError, match=r"training\.group_size is 1; expected 2 or more, or"):
-        METHOD.check(options(), RunShape(group_size=1))
-    assert METHOD.cost(options(), RunShape(group_size=2, steps=20)).rollouts == {}
+def test_a_trial_costs_no_rollouts() -> None:
+    shape = RunShape(group_size=2, steps=20)
+    assert METHOD.cost(options(), shape).rollouts == {}
+    assert METHOD.cost(options(verification="full"), shape).rollouts["verify"] > 0

@@ -326,7 +326,8 @@ class Inspo(EvolvedInstructions):
         counts = new.counts | {"verified": len(contestants), "accepted": 0}
         self._trial = Trial(contestants, counts)
         texts = {c.instruction.id: c.instruction.text for c in contestants}
-        record("trial", candidates=texts, parents=[c.parent.id for c in contestants])
+        against = [contestant.parent.id for contestant in contestants]
+        record("trial", count=len(contestants), candidates=texts, parents=against)
 
     def _judge(self, trial: Trial, record: Recorder) -> Metrics:
         """Let the candidates that are decided join or go; end a trial in which none is left."""
@@ -589,15 +590,6 @@ def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> Non
 # ---- the method's entry in the registry
 
 
-def _check(options: InspoOptions, shape: RunShape) -> None:
-    check_last_stage(options.distil_steps, shape)
-    if options.verification == "trial" and shape.group_size < 2:
-        raise ValueError(
-            "strategy.verification is 'trial', which compares the halves of a group, but "
-            f"{shape.group_field} is {shape.group_size}; expected 2 or more, or verification 'racing'"
-        )
-
-
 def cost(options: InspoOptions, shape: RunShape) -> Cost:
     """Bound the verification rollouts and the proposals: t mod K_e = 0 with t < T_e and t < T."""
     every = options.evolve_every
@@ -621,7 +613,7 @@ METHOD = Method(
     label="INSPO",
     about="instructions and policy together",
     evolves=("instruction",),
-    check=_check,
+    check=lambda options, shape: check_last_stage(options.distil_steps, shape),
     cost=cost,
     distillation=lambda options: options.weighting,
 )
