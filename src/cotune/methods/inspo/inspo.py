@@ -350,7 +350,7 @@ class Inspo(EvolvedInstructions):
         if trial.contestants:
             return metrics
         self._trial = None
-        return metrics | self._end_phase(trial.counts, trial.parents, record)
+        return {**metrics, **self._end_phase(trial.counts, trial.parents, record)}
 
     def _generate(
         self,

@@ -6,6 +6,7 @@ import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from cotune.methods.scores import too_close_to_call
 from cotune.protocols import State
@@ -179,4 +180,5 @@ class Population:
         """Return a member from its `state_dict`; it is not added."""
         instruction = Instruction(**state["instruction"])
         window = deque(state["window"], maxlen=self._window)
-        return Member(**{**state, "instruction": instruction, "window": window})
+        fields: dict[str, Any] = {**state, "instruction": instruction, "window": window}
+        return Member(**fields)

@@ -20,7 +20,7 @@ from cotune.protocols import State
 from cotune.types import Instruction, Task, Trajectory
 
 TRIAL_ERROR = 0.2
-"""The chance that a candidate that equals its parent is ever accepted."""
+"""The chance that the test ever accepts a candidate that equals its parent, and that it ever rejects one."""
 TRIAL_SHARE = 0.5
 """The part of a batch's groups that is on trial, at most."""
 _BETS = (0.5, 1.0, 2.0, 4.0)
@@ -71,10 +71,14 @@ class Contestant:
             self.groups.append((fmean(own), fmean(parents), max(rewards) - min(rewards)))
 
     def verdict(self, most_groups: int) -> str | None:
-        """Return "" if it is better than its parent, why it is rejected, or None if that is not decided yet.
+        """Return "" if it is accepted, why it is rejected, or None if that is not decided yet.
+
+        A test may decide after any group. If it does not, the mean decides: as in full verification, a candidate
+        that equals its parent is accepted. Without those a population has no instruction that the policy could
+        still grow into.
 
         Args:
-            most_groups: after so many groups an undecided candidate is rejected.
+            most_groups: after so many groups the mean decides.
         """
         gains = self._scaled_gains()
         if evidence(gains) >= 1 / TRIAL_ERROR:
@@ -82,7 +86,7 @@ class Contestant:
         if evidence([-gain for gain in gains]) >= 1 / TRIAL_ERROR:
             return "below its parent"
         if len(gains) >= most_groups:
-            return f"not better than its parent in {len(gains)} groups"
+            return "" if sum(gains) >= 0 else "below its parent"
         return None
 
     def _scaled_gains(self) -> list[float]:
@@ -177,7 +181,7 @@ class Trial:
         """Return the candidates that are decided, and why each is rejected; "" for one that is accepted.
 
         Args:
-            most_groups: after so many groups an undecided candidate is rejected.
+            most_groups: after so many groups the mean decides.
             ends: whether the trial ends undecided, since nothing evolves any more.
         """
         decided: list[tuple[Contestant, str]] = []
