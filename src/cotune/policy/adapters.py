@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 from accelerate.utils import is_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.pytorch_utils import Conv1D
 
@@ -29,8 +29,10 @@ def check_peft(why: str) -> None:
         raise ConfigError(f"{why} needs peft, which is not installed: pip install 'cotune[peft]'")
 
 
-def lora_config(options: LoraOptions, model: Any) -> Any:
+def lora_config(options: LoraOptions, model: Any = None) -> Any:
     """Return a `peft.LoraConfig` for a policy, for a trainer's `peft_config`.
+
+    Without the policy, the names of layers are not checked.
 
     Raises:
         ConfigError: peft is missing, or the policy has no such layers.
@@ -39,7 +41,7 @@ def lora_config(options: LoraOptions, model: Any) -> Any:
     from peft import LoraConfig
 
     targets = options.target_modules
-    if not isinstance(targets, str):
+    if model is not None and not isinstance(targets, str):
         _check_targets(targets, model)
     return LoraConfig(
         r=options.rank,
@@ -147,6 +149,27 @@ def save_weights(model: Any, folder: Path, weights: dict[str, Any] | None = None
         state_dict=weights,
     )
     (folder / "README.md").unlink(missing_ok=True)  # an empty template
+
+
+def write_adapter(
+    folder: Path, weights: dict[str, torch.Tensor], options: LoraOptions, base: str
+) -> None:
+    """Write the folder of a LoRA adapter that no model here has.
+
+    Args:
+        folder: is created.
+        weights: the adapter's, by the names that PEFT gives them in a file.
+        options: what the adapter was made with.
+        base: the base's Hugging Face name or folder.
+    """
+    config = lora_config(options)
+    if isinstance(options.target_modules, str):
+        config.target_modules = {name.split(".")[-3] for name in weights}
+    config.base_model_name_or_path = base
+    config.inference_mode = True
+    folder.mkdir(parents=True)
+    config.save_pretrained(str(folder))
+    save_file(weights, folder / _WEIGHTS, {"format": "pt"})
 
 
 def read_weights(model: Any, folder: Path) -> dict[str, Any]:

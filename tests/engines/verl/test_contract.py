@@ -27,6 +27,7 @@ class VerlDriver:
     """`cotune train` with training.engine verl."""
 
     folder: Path
+    lora: bool = False
 
     def run(self, told: Script) -> Recording:
         told = replace(told, policy=(*told.policy, UNASKED))
@@ -34,7 +35,9 @@ class VerlDriver:
         keys = {f"++{name}": value for name, value in (overrides() | seeded).items()}
         config = told.config(self.folder / "run", engine="verl", save_every=0, engine_args=keys)
         path, given = self.folder / "run.yaml", self.folder / "script.json"
-        path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
+        values = config.model_dump(mode="json")
+        values["policy"]["lora"] = {} if self.lora else None
+        path.write_text(yaml.safe_dump(values), encoding="utf-8")
         given.write_text(told.to_json(), encoding="utf-8")
         lines, updates = self.folder / "verl.jsonl", self.folder / "updates.jsonl"
         modules = environment()["VERL_USE_EXTERNAL_MODULES"]
@@ -71,15 +74,18 @@ def _weighed(row: Row, trajectory: Row) -> Row:
     return row | {"advantages": weighed}
 
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("population", "fst")]
+SLOW = [
+    pytest.param(*case, marks=pytest.mark.slow)
+    for case in (("population", False), ("fst", False), ("inspo+p2o", True))
+]
 
 
 @pytest.mark.timeout(900)  # a busy machine takes minutes for the start alone
-@pytest.mark.parametrize("kind", ["inspo+p2o", *SLOW])
-def test_verl_does_what_the_loop_does(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "lora"), [("inspo+p2o", False), *SLOW])
+def test_verl_does_what_the_loop_does(kind: str, lora: bool, tmp_path: Path) -> None:
     told = script(kind)
     loop = LoopDriver(tmp_path).run(told)
     check_that_it_tells(kind, told, loop)
-    verl = VerlDriver(tmp_path).run(told)
+    verl = VerlDriver(tmp_path, lora).run(told)
     assert differences(loop, replace(verl, updates=None)) == []
     assert differences(*(Recording([], run.updates) for run in (loop, verl))) == []

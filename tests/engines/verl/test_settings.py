@@ -101,6 +101,20 @@ def test_each_field_lands_where_verl_reads_it() -> None:
     }
 
 
+def adapted(**options: Any) -> dict[str, Any]:
+    return {"policy": {"path": "bundled:geo", "lora": options}}
+
+
+def test_an_adapter_lands_where_verl_reads_it() -> None:
+    found = made(adapted(rank=4, alpha=8, target_modules=["q_proj", "v_proj"]))
+    model = found.actor_rollout_ref.model
+    assert (model.lora_rank, model.lora_alpha) == (4, 8)
+    assert list(model.target_modules) == ["q_proj", "v_proj"]
+    assert found.actor_rollout_ref.rollout.load_format == "auto"
+    with pytest.raises(ConfigError, match=r"policy\.lora: veRL's megatron .* expected FSDP"):
+        made(adapted(), engine_args={"model_engine": "megatron"})
+
+
 def test_off_is_off() -> None:
     found = made(kl=0, save_every=0, schedule="constant", warmup=0.5)
     actor = found.actor_rollout_ref.actor
@@ -181,6 +195,7 @@ def test_engine_args_are_keys_of_verl(given: dict[str, Any], path: str, expected
         ({"+data.shuffle": True}, "+data.shuffle: set by seed"),
         ({"data": {"custom_cls": {"path": "x.py"}}}, "data.custom_cls.path: set by environment"),
         ({"actor_rollout_ref.rollout.n": 4}, "set by training.group_size"),
+        ({"actor_rollout_ref.model.lora_rank": 4}, "set by policy.lora.rank"),
         ({"algorithm.rollout_correction.rollout_is": "token"}, "set by strategy.distillation"),
         ({"trainer.save_freq": 1}, "set by training.save_every"),
         ({"data": {"+shuffle": True}}, "+data.shuffle: set by seed"),
@@ -200,7 +215,7 @@ def test_engine_args_that_are_refused(given: dict[str, Any], message: str) -> No
     ("make", "field"),
     [
         (lambda: made(frozen=True), "training.frozen"),
-        (lambda: made({"policy": {"path": "bundled:geo", "lora": {}}}), "policy.lora"),
+        (lambda: made(adapted(dropout=0.1)), "policy.lora.dropout"),
         (lambda: made(schedule="linear"), "training.schedule linear"),
     ],
 )

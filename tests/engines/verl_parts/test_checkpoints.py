@@ -4,13 +4,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+import torch.distributed
+from peft import PeftModel
 from safetensors.torch import save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from cotune.engines.verl.checkpoints import VerlBest, drop_later, keep_newest
+from cotune.engines.verl.checkpoints import VerlBest, adapter_weights, drop_later, keep_newest
 from cotune.methods.static import StaticStrategy
+from cotune.policy.adapters import adapter_base, write_adapter
+from cotune.policy.options import PolicyConfig
 from cotune.run.checkpoints import save_state
 from cotune.run.scores import Score
-from tests.policy.tiny import tiny_tokenizer
+from tests.policy.test_adapters import OPTIONS, adapted, logits
+from tests.policy.tiny import tiny_model, tiny_tokenizer
 
 
 def theirs(folder: Path, step: int) -> Path:
@@ -82,7 +91,13 @@ def test_the_best_policy_is_kept_with_the_pieces_that_the_workers_load(tmp_path:
         checkpoint_manager=replicas, actor_rollout_wg=Workers(), global_steps=0
     )
     coordinator = SimpleNamespace(strategy=StaticStrategy("Do."))
-    joint: Any = SimpleNamespace(trainer=trainer, coordinator=coordinator, identity={})
+    config = SimpleNamespace(policy=PolicyConfig())
+    joint: Any = SimpleNamespace(
+        trainer=trainer,
+        coordinator=coordinator,
+        identity={},
+        worker=SimpleNamespace(config=config),
+    )
     best = VerlBest(tmp_path / "best", tiny_tokenizer(), tmp_path / "pieces")
     for step, score, plain, expected in (
         (1, 0.5, 0.25, 1), (2, 0.5, 0.25, 1), (3, 0.5, 0.75, 3), (4, 0.625, None, 3),
@@ -93,3 +108,24 @@ def test_the_best_policy_is_kept_with_the_pieces_that_the_workers_load(tmp_path:
         (pieces,) = (tmp_path / "pieces").iterdir()
         assert pieces.name.startswith(f"step_{expected}_")
     best.check()
+
+
+def test_the_shards_of_an_adapter_become_one_that_peft_loads(tmp_path: Path) -> None:
+    policy = adapted()
+    for rank in range(6):  # two copies, each in three shards
+        store = FakeStore()
+        torch.distributed.init_process_group("fake", store=store, rank=rank, world_size=6)
+        mesh = init_device_mesh("cpu", (2, 3))
+        shards: dict[str, torch.Tensor] = {}
+        for name, weight in policy.named_parameters():
+            if ".lora_" in name:
+                # Of 4 rows, two ranks have 2 and the last has none.
+                piece = [*weight.detach().chunk(3), weight.detach()[:0]][rank % 3].clone()
+                shards[name] = DTensor.from_local(piece, mesh, [Replicate(), Shard(0)])
+        torch.save(shards, tmp_path / f"model_world_size_6_rank_{rank}.pt")
+        torch.distributed.destroy_process_group()
+    folder = tmp_path / "adapter"
+    write_adapter(folder, adapter_weights(tmp_path), OPTIONS, "owner/base")
+    loaded = PeftModel.from_pretrained(tiny_model(tiny_tokenizer(), layers=3), folder)
+    assert torch.equal(logits(loaded), logits(policy))
+    assert adapter_base(folder) == "owner/base"

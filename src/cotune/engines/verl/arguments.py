@@ -24,6 +24,10 @@ _OURS = {
     "data.max_prompt_length": "limits.prompt_tokens",
     "data.max_response_length": "limits.trajectory_tokens",
     "actor_rollout_ref.model.path": "policy.path",
+    "actor_rollout_ref.model.lora_rank": "policy.lora.rank",
+    "actor_rollout_ref.model.lora_alpha": "policy.lora.alpha",
+    "actor_rollout_ref.model.target_modules": "policy.lora.target_modules",
+    "actor_rollout_ref.model.lora_adapter_path": "policy.path",
     "actor_rollout_ref.rollout.n": "training.group_size",
     "actor_rollout_ref.rollout.temperature": "training.temperature",
     "actor_rollout_ref.rollout.top_p": "fixed: rollouts are drawn from the policy as it is",
@@ -76,7 +80,7 @@ def _check_supported(config: RunConfig) -> None:
     refused = {
         "training.frozen": training.frozen,
         f"training.precision {training.precision}": training.precision != "auto",
-        "policy.lora": config.policy.lora is not None,
+        "policy.lora.dropout": config.policy.lora is not None and config.policy.lora.dropout > 0,
         # A last stage needs a teacher, which veRL's public hooks have not.
         "strategy.distil_steps": getattr(config.strategy, "distil_steps", 0) > 0,
         f"training.schedule {training.schedule}": training.schedule not in SCHEDULES,

@@ -5,11 +5,16 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import torch
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedTokenizerBase
 
 from cotune.engines.best_policy import BestPolicy
 from cotune.engines.joint import Joint
 from cotune.errors import ConfigError, EngineError
+from cotune.policy.adapters import write_adapter
+from cotune.policy.options import PolicyConfig
+from cotune.policy.policy_files import policy_path
 from cotune.run.best import BestRecord
 from cotune.run.checkpoints import (
     MANIFEST,
@@ -73,11 +78,16 @@ class VerlBest(BestPolicy):
         )
         trainer.checkpoint_manager.update_weights(trainer.global_steps)
         weights_folder = pieces / "actor" / "huggingface"
-        if not any(weights_folder.glob("*.safetensors")):
+        policy: PolicyConfig = joint.worker.config.policy
+        if policy.lora is not None:
+            weights = adapter_weights(pieces / "actor")
+            write_adapter(folder, weights, policy.lora, policy_path(policy.path))
+        elif not any(weights_folder.glob("*.safetensors")):
             raise EngineError(
                 f"veRL wrote no weights into {weights_folder}; expected save_contents hf_model"
             )
-        shutil.copytree(weights_folder, folder)
+        else:
+            shutil.copytree(weights_folder, folder)
         shutil.rmtree(weights_folder)  # only the copy is kept
         write_manifest(pieces)
 
@@ -112,6 +122,24 @@ class VerlBest(BestPolicy):
         manifests = self._checkpoint.glob(f"step_{step}_*/{MANIFEST}")
         newest = max(manifests, key=lambda path: path.stat().st_mtime, default=None)
         return None if newest is None else newest.parent
+
+
+def adapter_weights(actor: Path) -> dict[str, torch.Tensor]:
+    """Return the weights of an adapter that FSDP's ranks have saved in shards, by PEFT's names."""
+    files = sorted(
+        actor.glob("model_world_size_*_rank_*.pt"),
+        key=lambda file: int(file.stem.rpartition("_")[2]),
+    )
+    shards = [torch.load(file, map_location="cpu", weights_only=True) for file in files]
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in shards[0].items():
+        if isinstance(tensor, DTensor):
+            # The first ranks, as many as the last axis has, hold one copy; the others repeat it.
+            copy = shards[: tensor.device_mesh.shape[-1]]
+            placement: Any = tensor.placements[-1]
+            tensor = torch.cat([shard[name].to_local() for shard in copy], placement.dim)
+        weights[name.replace(".default.", ".")] = tensor.contiguous()
+    return weights
 
 
 def _check(pieces: Path) -> None:

@@ -17,6 +17,7 @@ from cotune.engines.verl.arguments import DTYPES, MODEL_DTYPE, SCHEDULES, checke
 from cotune.errors import ConfigError
 from cotune.methods.context_distillation import uses_context_mask
 from cotune.methods.method import CISPO_CAP
+from cotune.policy.options import LoraOptions
 from cotune.policy.policy_files import policy_path
 from cotune.types import Distillation
 from cotune.utils.text import one_line
@@ -70,6 +71,7 @@ def verl_config(
         **_actor_values(config, engine_args.get(_LOSS_MODE)),
         **_rollout_values(config, distillation, stops, context_tokens),
         **_trainer_values(config, folder, gpus),
+        **_adapter_values(config.policy.lora),
     }
     if config.policy.dtype != "auto":
         for part in ("actor", "ref"):
@@ -87,6 +89,12 @@ def verl_config(
         raise ConfigError(
             f"training.engine_args.actor_rollout_ref.rollout.name is {rollout}, whose sampling parameters "
             "have other names; expected vllm"
+        )
+    strategy = str(verl_values.actor_rollout_ref.actor.strategy)
+    if config.policy.lora is not None and not strategy.startswith("fsdp"):
+        raise ConfigError(
+            f"policy.lora: veRL's {strategy} has adapters of its own, which are not saved as PEFT's; expected FSDP "
+            "(remove training.engine_args.model_engine), or no policy.lora"
         )
     _check_batch(verl_values, config.training)
     return verl_values
@@ -188,6 +196,24 @@ def _rollout_values(
     return {
         **{f"actor_rollout_ref.rollout.{name}": value for name, value in values.items()},
         **{f"algorithm.rollout_correction.{name}": value for name, value in correction.items()},
+    }
+
+
+def _adapter_values(lora: LoraOptions | None) -> dict[str, Any]:
+    """Return the values of a policy with an adapter; veRL's reference is then the policy without it."""
+    if lora is None:
+        return {}
+    targets = lora.target_modules
+    return {
+        "actor_rollout_ref.model.lora_rank": lora.rank,
+        "actor_rollout_ref.model.lora_alpha": lora.alpha,
+        "actor_rollout_ref.model.target_modules": targets
+        if isinstance(targets, str)
+        else [*targets],
+        # The rollout engine reads the base itself, and is sent adapters alone.
+        "actor_rollout_ref.rollout.load_format": "auto",
+        "actor_rollout_ref.actor.checkpoint.save_lora_only": True,
+        "actor_rollout_ref.actor.checkpoint.save_contents": ["model", "optimizer", "extra"],
     }
 
 

@@ -53,23 +53,20 @@ class WeightSender(BaseRollout):
         weights: Iterable[tuple[str, torch.Tensor]],
         global_steps: int | None = None,
         wire_format: str = "named_tensors",
-        peft_config: object = None,
+        peft_config: Mapping[str, Any] | None = None,
+        base_sync_done: bool = True,
         **_: object,
     ) -> None:
-        """Loads the weights into the server.
-
-        Raises:
-            ValueError: where adapters are to be sent apart from the weights they belong to.
-        """
+        """Loads the weights, or an adapter for the weights that the server has read, into the server."""
         if wire_format != "named_tensors":
             raise ValueError(f"the CPU rollout takes named tensors, not {wire_format!r}")
-        if peft_config is not None:
-            raise ValueError("the CPU rollout takes adapters merged: set model.lora.merge=True")
+        if not base_sync_done:
+            raise ValueError("the CPU rollout reads an adapter's base itself: set load_format=auto")
         # Each rank has to draw the generator: gathering a tensor is collective.
         state = {name: value.detach().cpu().float().clone() for name, value in weights}
         if self._leads:
             server = ray.get_actor(_server_name(self.replica_rank))
-            await server.load_weights.remote(state, global_steps)
+            await server.load_weights.remote(state, global_steps, peft_config)
 
 
 @ray.remote(num_cpus=0.1)
@@ -96,11 +93,21 @@ class HFServer:
         self._global_steps: int | None = None
 
     async def load_weights(
-        self, state: Mapping[str, torch.Tensor], global_steps: int | None
+        self,
+        state: Mapping[str, torch.Tensor],
+        global_steps: int | None,
+        peft_config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Replaces the weights; tied ones may be missing, unknown ones may not be there."""
+        """Replaces the weights, or the adapter; tied ones may be missing, unknown ones may not be there."""
         async with self._one_at_a_time:
-            _, unexpected = self._model.load_state_dict(state, strict=False)
+            if peft_config is None:
+                _, unexpected = self._model.load_state_dict(state, strict=False)
+            else:
+                from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+
+                if not hasattr(self._model, "peft_config"):
+                    self._model = get_peft_model(self._model, LoraConfig(**peft_config)).eval()
+                unexpected = set_peft_model_state_dict(self._model, dict(state)).unexpected_keys
             if unexpected:
                 raise ValueError(f"weights that the model does not have: {unexpected[:3]}")
             self._global_steps = global_steps

@@ -1,0 +1,140 @@
+"""`policy.lora` on veRL: sampled, trained, saved, resumed and kept as whole weights are."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from cotune.engines.verl.checkpoints import adapter_weights
+from cotune.policy.adapters import write_adapter
+from cotune.policy.local_policy import load
+from cotune.policy.options import LoraOptions
+from cotune.policy.policy_files import policy_path
+from tests.engines.verl import noted
+from tests.engines.verl.cpu.settings import environment
+from tests.engines.verl.runs import GEO, cotune, events, run_file, start
+from tests.reference_loop import completion_logprobs, grpo_loss
+
+RATE = 0.02
+OPTIONS = LoraOptions(rank=4, alpha=8)
+BASE = policy_path("bundled:geo")
+ADAPTED = GEO | {
+    "policy": {"path": "bundled:geo", "lora": OPTIONS.model_dump()},
+    "rewards": [f"{noted.__name__}:spread"],
+    "training": {"questions_per_step": 4, "group_size": 4, "micro_batch_size": 8},
+}
+Update = list[dict[str, Any]]
+
+
+def begin(folder: Path, **changes: Any) -> tuple[Path, dict[str, str]]:
+    """A run file, and the variables with which its updates are noted in `folder`/notes.jsonl."""
+    path = run_file(folder, ADAPTED, kl=0.1, learning_rate=RATE, **changes)
+    modules = f"{environment()['VERL_USE_EXTERNAL_MODULES']},{noted.__name__}"
+    notes = str(folder / "notes.jsonl")
+    return path, {"VERL_USE_EXTERNAL_MODULES": modules, noted.NOTES: notes}
+
+
+def noted_in(folder: Path) -> list[Update]:
+    """The complete lines of notes.jsonl."""
+    notes = folder / "notes.jsonl"
+    text = notes.read_text(encoding="utf-8") if notes.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+def policy_of(checkpoint: Path, folder: Path) -> Any:
+    """The policy whose adapter veRL's ranks have saved."""
+    write_adapter(folder, adapter_weights(checkpoint / "actor"), OPTIONS, BASE)
+    return load(folder, "float32")[0]
+
+
+def scored(model: Any, update: Update) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of an update's rows by the reference loop, and their mask, (B, C)."""
+    rollouts: list[Any] = [
+        SimpleNamespace(
+            prompt_ids=row["prompts"],
+            completion_ids=row["responses"],
+            trained_mask=row["loss_mask"],
+        )
+        for row in update
+    ]
+    return completion_logprobs(model, rollouts)
+
+
+def column(update: Update, name: str) -> torch.Tensor:
+    """A value of each completion token, (B, C), padded on the right with 0."""
+    values = [torch.tensor(row[name], dtype=torch.float32) for row in update]
+    return torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
+
+
+def gap(model: Any, update: Update, name: str) -> float:
+    """The largest difference between veRL's log-probabilities and the reference loop's."""
+    with torch.no_grad():
+        expected, mask = scored(model, update)
+    return float(((column(update, name) - expected) * mask).abs().max())
+
+
+def test_a_step_is_that_of_the_reference_loop(tmp_path: Path) -> None:
+    path, variables = begin(tmp_path, steps=2, save_every=1)
+    cotune("train", path, variables=variables)
+    first, second = noted_in(tmp_path)
+    run = tmp_path / "run"
+    base, _ = load(BASE, "float32")
+    policy = policy_of(run / "checkpoints" / "global_step_1", tmp_path / "one")
+    assert gap(base, first, "old_log_probs") < 5e-5
+    assert gap(policy, second, "old_log_probs") < 5e-5
+    assert gap(base, second, "ref_log_prob") < 5e-5
+    assert gap(base, second, "old_log_probs") > 0.1  # or the test shows nothing
+
+    # B begins as 0 and is all that the first step changes.
+    ups = [p for name, p in policy.named_parameters() if ".lora_B." in name]
+    trained = [up.detach().clone() for up in ups]
+    for up in ups:
+        torch.nn.init.zeros_(up.requires_grad_())
+    logprobs, mask = scored(policy, first)
+    loss = grpo_loss(logprobs, logprobs.detach(), column(first, "advantages"), mask, 0.2)
+    gradients = torch.cat([g.flatten() for g in torch.autograd.grad(loss, ups)])
+    steps = -RATE * gradients / (gradients.abs() + 1e-8)  # AdamW's first
+    clear = gradients.abs() > 1e-5
+    assert clear.float().mean() > 0.5
+    got = torch.cat([up.flatten() for up in trained])
+    torch.testing.assert_close(got[clear], steps[clear], atol=RATE / 100, rtol=0)
+
+    # What is kept is an adapter with its chat template, of the policy after the last step.
+    last = policy_of(run / "checkpoints" / "global_step_2", tmp_path / "two")
+    best, _ = load(run / "best", "float32")
+    with torch.no_grad():
+        assert torch.equal(scored(best, second)[0], scored(last, second)[0])
+    assert (run / "best" / "chat_template.jinja").is_file()
+    assert not list(run.glob("checkpoints/**/*.safetensors"))  # the base is nowhere
+
+
+def test_a_killed_run_goes_on_with_its_adapter(tmp_path: Path) -> None:
+    """On two ranks, which share the adapter and Adam's moments."""
+    seeded = {"actor_rollout_ref.rollout.full_determinism": True}
+    path, variables = begin(tmp_path, steps=6, save_every=3, ranks=2, engine_args=seeded)
+    run = tmp_path / "run"
+    process = start("train", path, variables=variables)
+    try:
+        while len(noted_in(tmp_path)) < 5:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.5)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    cotune("resume", run, variables=variables)
+    assert [row["from_step"] for row in events(run, "resumed")] == [3]
+    updates = [sorted(update, key=lambda row: row["responses"]) for update in noted_in(tmp_path)]
+    assert len(updates) == 5 + 3
+    fourth, fifth = updates[5:7]
+    for before, after in ((updates[3], fourth), (updates[4], fifth)):
+        assert [row["responses"] for row in before] == [row["responses"] for row in after]
+        change = column(before, "old_log_probs") - column(after, "old_log_probs")
+        assert change.abs().max() < 1e-3  # sums of rows in the order they returned
+    policy = policy_of(run / "checkpoints" / "global_step_3", tmp_path / "three")
+    assert gap(policy, fourth, "old_log_probs") < 5e-5
+    assert gap(policy, fifth, "old_log_probs") > 1e-2
