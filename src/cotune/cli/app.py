@@ -189,6 +189,31 @@ def evaluate(
         evaluate_(run_folder, _console(), evaluation, as_json, set_ or ())
 
 
+@_command(_RESULTS, "measure runs/grpo runs/inspo --reworded lineage --then next.yaml")
+def measure(
+    run_folders: options.RunFolders,
+    reworded: options.Reworded = "",
+    then: options.Then = None,
+    split: options.MeasureSplit = "validation",
+    limit: options.Limit = None,
+    output: options.MeasureFolder = Path("runs/measure"),
+    trust: options.Trust = False,
+) -> None:
+    """Measure how far runs have drifted for their score, and whether they can still learn.
+
+    Divergence from the initial policy and scores along the checkpoints; the scores under other words; the next
+    tasks, learned one after the other and from the initial policy. The same command goes on after a stop.
+    """
+    from cotune.cli.measure import measure as measure_
+    from cotune.cli.trust import check_trusted
+    from cotune.experiments.evaluate.evaluating import EvaluationOptions
+
+    evaluation = EvaluationOptions(split=split, limit=limit)
+    for folder in run_folders:
+        check_trusted(folder, trust)
+    measure_(run_folders, _console(), evaluation, reworded, then or (), output)
+
+
 @_command(_START, "plan run.yaml --steps 2")
 def plan(
     run_file: RunFile,

@@ -69,6 +69,25 @@ _SINCE = (
 Since = Annotated[Path | None, typer.Option(metavar="RUN", help=_SINCE)]
 AsJSON = Annotated[bool, _flag("--json", "Print only the figures, as JSON.")]
 
+# ---- options of `measure`
+
+RunFolders = Annotated[list[Path], typer.Argument(metavar="RUN_FOLDER...", help="Runs' folders.")]
+_REWORDED = (
+    "Also score the initial and the best policy under the instructions of a file, separated as in a bank, or under "
+    "all that any of the runs had."
+)
+Reworded = Annotated[str, typer.Option(metavar="FILE|lineage", help=_REWORDED)]
+_THEN = (
+    "Train this task next, from the best and from the initial policy: a run file, or only the fields in which it "
+    "differs from the run's. Repeated, the tasks follow each other."
+)
+Then = Annotated[list[Path] | None, typer.Option(metavar="TASK.yaml", help=_THEN)]
+MeasureSplit = Annotated[
+    str, typer.Option("--split", metavar="test|validation|train", help="Which questions.")
+]
+_MEASURED = "Folder of measure.json, of the report, and of the runs of --then."
+MeasureFolder = Annotated[Path, typer.Option("--output", help=_MEASURED)]
+
 # ---- options of `plan`
 
 _STEPS = "Also run this many steps in a temporary folder and measure them. LLM calls are real."

@@ -1,4 +1,4 @@
-"""Run the cells of a suite, each a row at one seed: `cotune` commands one after another, watched in their folders."""
+"""Run the cells of a suite, each a row at one seed, and other chains of `cotune` commands, watched in their folders."""
 
 import ctypes
 import math
@@ -50,13 +50,14 @@ class Command:
     config: RunConfig
 
 
-class Cell:
-    """A row of a suite at one seed.
+class Chain:
+    """Runs in sequence, its stages: each starts when the one before has finished.
 
     Attributes:
-        stages: the names of its runs' folders, in order.
-        label: its name in tables.
-        allowance: policy rollouts of its compute class.
+        name: its name in messages.
+        folder: the folder of its runs' folders.
+        stages: the names of these, in order.
+        source: what its run files come from, named in errors.
         finished: of each finished stage, the figures of its summary.json.
         command: what runs now, or is due; None if nothing is missing.
         process: what runs.
@@ -64,108 +65,33 @@ class Cell:
         problem: why it failed.
     """
 
-    def __init__(
-        self, suite: SuiteConfig, base: Mapping[str, Any], entry: MethodEntry, seed: int
-    ) -> None:
-        """Take a row of a suite and `base`, the run file that it is based on, as plain data."""
-        self.suite = suite
-        self.base = base
-        self.entry = entry
-        self.seed = seed
-        self.method = method_named(entry.method)
-        self.stages = list(self.method.stages)
-        self.label = entry.name or self.method.label
-        self.name = f"{entry.key}, seed {seed}"
-        self.folder = suite.output / entry.key / f"seed-{seed}"
-        self.allowance = float(entry.compute.removesuffix("x")) * suite.budget
+    def __init__(self, name: str, folder: Path, stages: Sequence[str], source: str) -> None:
+        self.name = name
+        self.folder = folder
+        self.stages = stages
+        self.source = source
         self.finished: list[Row] = []
         self.command: Command | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.gpu: str | None = None
         self.problem = ""
 
-    # ---- its run files
-
-    def takes_instruction(self, index: int) -> bool:
-        """Return whether a stage starts from an instruction that an earlier one found."""
-        return any(map(is_search, self.stages[:index]))
-
     def config(self, index: int, before: Sequence[Row] = ()) -> RunConfig:
         """Return the run file of one stage.
 
         Args:
-            before: figures of the stages before it; () checks the stage with the suite's policy and instruction.
+            before: figures of the stages before it; () checks the stage with the policy and the instruction that the
+                first one starts from.
 
         Raises:
             ConfigError: one of its fields is invalid.
         """
-        suite = self.suite
-        name = self.stages[index]
-        strategy = self.method.stages[name]
-        # As a section, so that a stage can replace the text and leave its role.
-        instruction = self.base.get("instruction")
-        if instruction is None or isinstance(instruction, str):
-            instruction = {"text": instruction}
-        raw = merge({**self.base, "instruction": instruction}, suite.set)
-        # With the same seed, a later stage would see the questions in the same order as the first.
-        seed = self.seed + _APART * index
-        raw = merge(raw, {"strategy": {"kind": strategy}, "seed": seed})
-        raw = merge(raw, suite.by_strategy.get(strategy, {}))
-        if is_search(name):
-            raw = merge(raw, suite.prompt_stage if strategy == "inspo" else {})
-            raw = merge(raw, {"training": {"frozen": True}})
-        if not method_of(strategy).evolves:
-            raw["llm"] = None
-        raw = merge(raw, self.entry.set)
-        raw = merge(raw, self._budget(raw, index, before))
-        takes_policy = not all(map(is_search, self.stages[:index]))
-        if before and takes_policy:
-            best = self.folder / self.stages[index - 1] / "best"
-            raw = merge(raw, {"policy": {"path": str(best)}})
-        if before and self.takes_instruction(index):
-            raw = merge(raw, {"instruction": {"text": before[-1]["best_instruction"]}})
-        raw = merge(raw, self.entry.set)  # its own steps, for example
-        for field in suite.seed_fields:
-            raw = merge(raw, expand({field: self.seed}))
-        raw |= {"name": f"{self.label}, seed {self.seed}", "output": str(self.folder / name)}
-        config = parse_config(raw, f"methods: {self.entry.key}, stage {name}")
-        if takes_policy and config.policy.lora is not None:
-            raise ConfigError(
-                f"methods: {self.entry.key} trains an adapter (policy.lora) before its stage {name}, which starts "
-                "from whole weights; remove policy.lora for it, or the row"
-            )
-        return config
+        raise NotImplementedError
 
     @cached_property
     def planned(self) -> list[RunConfig]:
-        """The run files of all stages, with the suite's policy and instruction. Raises as `config` does."""
+        """The run files of all stages, before any has run. Raises as `config` does."""
         return [self.config(index) for index in range(len(self.stages))]
-
-    def _budget(self, raw: Mapping[str, Any], index: int, before: Sequence[Row]) -> dict[str, Any]:
-        """Return the part of the budget of the stage at `index`, and the steps that it is enough for."""
-        name = self.stages[index]
-        if index < len(self.stages) - 1:
-            # Searches share `share` equally, trainings the rest.
-            alike = sum(is_search(other) == is_search(name) for other in self.stages)
-            share = self.entry.share if is_search(name) else 1 - self.entry.share
-            budget = int(self.allowance * share / alike)
-        else:
-            # What the earlier stages left, since one may end early.
-            paid = sum(policy_rollouts(figures["policy_rollouts"]) for figures in before)
-            budget = int(self.allowance - paid)
-        sizes = ("questions_per_step", "group_size")
-        defaults = {size: TrainingConfig.model_fields[size].default for size in sizes}
-        batch = math.prod((defaults | raw.get("training", {}))[size] for size in sizes)
-        if budget < batch:
-            raise ConfigError(
-                f"methods: {self.entry.key} has {budget} policy rollouts for its stage "
-                f"{name}, less than one batch of {batch}; raise budget"
-            )
-        training = {"rollout_budget": budget, "steps": math.ceil(budget / batch)}
-        strategy = {"budget": budget} if self.method.stages[name] == "gepa" else {}
-        return {"training": training, "strategy": strategy}
-
-    # ---- its commands
 
     @property
     def state(self) -> State:
@@ -191,7 +117,6 @@ class Cell:
             ConfigError: a folder holds a run of another configuration.
         """
         self.command = None
-        config = self.planned[-1]
         for index in range(len(self.finished), len(self.stages)):
             name = self.stages[index]
             config = self.config(index, self.finished)
@@ -199,21 +124,14 @@ class Cell:
             if not RunDir.is_run(folder):
                 self.command = Command(name, ["train", f"{folder}.yaml", "--quiet"], config)
                 return
-            _check_settings(folder, config)
+            _check_settings(folder, config, self.source)
             figures = _read_figures(folder)
             if figures is None:
-                # The suite is the user's own, so its code is trusted.
+                # The suite, or the task's file, is the user's own, so its code is trusted.
                 words = ["resume", str(folder), "--trust", "--quiet"]
                 self.command = Command(name, words, config)
                 return
             self.finished.append(figures)
-        if self.suite.quadrant_samples and self.quadrants() is None:
-            last = self.folder / self.stages[-1]
-            words = ["evaluate", str(last), "--trust", "--quadrants"]
-            words += ["--samples", str(self.suite.quadrant_samples)]
-            if len(self.stages) > 1:
-                words += ["--since", str(self.folder / self.stages[0])]
-            self.command = Command("quadrants", words, config)
 
     def proceed(self) -> None:
         """Start the command that is due; if one runs and has ended, find the next, and start it."""
@@ -251,6 +169,125 @@ class Cell:
         rows = read_jsonl(self.folder / self.command.name / "metrics.jsonl")
         return int(rows[-1]["step"]) if rows else 0
 
+    def _start(self, command: Command) -> None:
+        if command.words[0] == "train":
+            shutil.rmtree(self.folder / command.name, ignore_errors=True)
+            raw = dump_config(command.config)
+            text = yaml.dump(raw, Dumper=FieldDumper, sort_keys=False, allow_unicode=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(Path(command.words[1]), text)
+        log = self.folder / f"{command.name}.log"
+        self.process = start(command.words, log, command.config.threads, self.gpu)
+
+    def _last_words(self, name: str, status: int) -> str:
+        """Return how a process ended, with the last line that it printed."""
+        log = self.folder / f"{name}.log"
+        text = log.read_text("utf-8", errors="replace") if log.is_file() else ""
+        lines = text.strip().splitlines() or ["nothing was printed; is the disk full?"]
+        return f"stage {name}, status {status}: {lines[-1].strip()} (see {log})"
+
+
+class Cell(Chain):
+    """A row of a suite at one seed.
+
+    Attributes:
+        label: its name in tables.
+        allowance: policy rollouts of its compute class.
+    """
+
+    def __init__(
+        self, suite: SuiteConfig, base: Mapping[str, Any], entry: MethodEntry, seed: int
+    ) -> None:
+        """Take a row of a suite and `base`, the run file that it is based on, as plain data."""
+        self.suite = suite
+        self.base = base
+        self.entry = entry
+        self.seed = seed
+        self.method = method_named(entry.method)
+        self.label = entry.name or self.method.label
+        self.allowance = float(entry.compute.removesuffix("x")) * suite.budget
+        folder = suite.output / entry.key / f"seed-{seed}"
+        name = f"{entry.key}, seed {seed}"
+        super().__init__(name, folder, list(self.method.stages), "the suite file")
+
+    # ---- its run files
+
+    def takes_instruction(self, index: int) -> bool:
+        """Return whether a stage starts from an instruction that an earlier one found."""
+        return any(map(is_search, self.stages[:index]))
+
+    def config(self, index: int, before: Sequence[Row] = ()) -> RunConfig:
+        suite = self.suite
+        name = self.stages[index]
+        strategy = self.method.stages[name]
+        # As a section, so that a stage can replace the text and leave its role.
+        instruction = self.base.get("instruction")
+        if instruction is None or isinstance(instruction, str):
+            instruction = {"text": instruction}
+        raw = merge({**self.base, "instruction": instruction}, suite.set)
+        # With the same seed, a later stage would see the questions in the same order as the first.
+        seed = self.seed + _APART * index
+        raw = merge(raw, {"strategy": {"kind": strategy}, "seed": seed})
+        raw = merge(raw, suite.by_strategy.get(strategy, {}))
+        if is_search(name):
+            raw = merge(raw, suite.prompt_stage if strategy == "inspo" else {})
+            raw = merge(raw, {"training": {"frozen": True}})
+        if not method_of(strategy).evolves:
+            raw["llm"] = None
+        raw = merge(raw, self.entry.set)
+        raw = merge(raw, self._budget(raw, index, before))
+        takes_policy = not all(map(is_search, self.stages[:index]))
+        if before and takes_policy:
+            best = self.folder / self.stages[index - 1] / "best"
+            raw = merge(raw, {"policy": {"path": str(best)}})
+        if before and self.takes_instruction(index):
+            raw = merge(raw, {"instruction": {"text": before[-1]["best_instruction"]}})
+        raw = merge(raw, self.entry.set)  # its own steps, for example
+        for field in suite.seed_fields:
+            raw = merge(raw, expand({field: self.seed}))
+        raw |= {"name": f"{self.label}, seed {self.seed}", "output": str(self.folder / name)}
+        config = parse_config(raw, f"methods: {self.entry.key}, stage {name}")
+        if takes_policy and config.policy.lora is not None:
+            raise ConfigError(
+                f"methods: {self.entry.key} trains an adapter (policy.lora) before its stage {name}, which starts "
+                "from whole weights; remove policy.lora for it, or the row"
+            )
+        return config
+
+    def _budget(self, raw: Mapping[str, Any], index: int, before: Sequence[Row]) -> dict[str, Any]:
+        """Return the part of the budget of the stage at `index`, and the steps that it is enough for."""
+        name = self.stages[index]
+        if index < len(self.stages) - 1:
+            # Searches share `share` equally, trainings the rest.
+            alike = sum(is_search(other) == is_search(name) for other in self.stages)
+            share = self.entry.share if is_search(name) else 1 - self.entry.share
+            budget = int(self.allowance * share / alike)
+        else:
+            # What the earlier stages left, since one may end early.
+            paid = sum(policy_rollouts(figures["policy_rollouts"]) for figures in before)
+            budget = int(self.allowance - paid)
+        sizes = ("questions_per_step", "group_size")
+        defaults = {size: TrainingConfig.model_fields[size].default for size in sizes}
+        batch = math.prod((defaults | raw.get("training", {}))[size] for size in sizes)
+        if budget < batch:
+            raise ConfigError(
+                f"methods: {self.entry.key} has {budget} policy rollouts for its stage "
+                f"{name}, less than one batch of {batch}; raise budget"
+            )
+        training = {"rollout_budget": budget, "steps": math.ceil(budget / batch)}
+        strategy = {"budget": budget} if self.method.stages[name] == "gepa" else {}
+        return {"training": training, "strategy": strategy}
+
+    def look(self) -> None:
+        super().look()
+        if self.command is None and self.suite.quadrant_samples and self.quadrants() is None:
+            last = self.folder / self.stages[-1]
+            words = ["evaluate", str(last), "--trust", "--quadrants"]
+            words += ["--samples", str(self.suite.quadrant_samples)]
+            if len(self.stages) > 1:
+                words += ["--since", str(self.folder / self.stages[0])]
+            self.command = Command("quadrants", words, self.planned[-1])
+
     def run_folders(self) -> list[str]:
         """Return the run folders of the stages that have begun, relative to the suite's folder."""
         folders = [self.folder / stage for stage in self.stages]
@@ -268,23 +305,6 @@ class Cell:
         ):  # fmt: skip
             return None
         return quadrants
-
-    def _start(self, command: Command) -> None:
-        if command.words[0] == "train":
-            shutil.rmtree(self.folder / command.name, ignore_errors=True)
-            raw = dump_config(command.config)
-            text = yaml.dump(raw, Dumper=FieldDumper, sort_keys=False, allow_unicode=True)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(Path(command.words[1]), text)
-        log = self.folder / f"{command.name}.log"
-        self.process = start(command.words, log, command.config.threads, self.gpu)
-
-    def _last_words(self, name: str, status: int) -> str:
-        """Return how a process ended, with the last line that it printed."""
-        log = self.folder / f"{name}.log"
-        text = log.read_text("utf-8", errors="replace") if log.is_file() else ""
-        lines = text.strip().splitlines() or ["nothing was printed; is the disk full?"]
-        return f"stage {name}, status {status}: {lines[-1].strip()} (see {log})"
 
 
 def cells_of(suite: SuiteConfig, base: Mapping[str, Any]) -> list[Cell]:
@@ -307,7 +327,7 @@ def cells_of(suite: SuiteConfig, base: Mapping[str, Any]) -> list[Cell]:
 
 
 def run_cells(
-    cells: Sequence[Cell], at_once: int, watch: Callable[[], None], every: float = 1.0
+    cells: Sequence[Chain], at_once: int, watch: Callable[[], None], every: float = 1.0
 ) -> None:
     """Run cells, `at_once` at a time and in order.
 
@@ -385,7 +405,7 @@ def _read_figures(folder: Path) -> Row | None:
     return figures
 
 
-def _check_settings(folder: Path, config: RunConfig) -> None:
+def _check_settings(folder: Path, config: RunConfig, source: str) -> None:
     """Raise ConfigError if a setting of a run folder is not a run file's; `threads` may differ."""
     # Read with this version, so that new fields have their defaults.
     configs = (recorded_config(RunDir.open(folder)), config)
@@ -400,6 +420,6 @@ def _check_settings(folder: Path, config: RunConfig) -> None:
     differing = sorted(name for name, _ in recorded ^ expected)
     if differing:
         raise ConfigError(
-            f"{folder} holds a run with another value of {differing[0]}; restore the suite file, "
+            f"{folder} holds a run with another value of {differing[0]}; restore {source}, "
             "give it another output, or remove the folder"
         )

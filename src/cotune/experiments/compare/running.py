@@ -12,7 +12,7 @@ from cotune.config.build import describe_llm
 from cotune.config.cost import plan_run
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError, CotuneError, Stopped
-from cotune.experiments.compare.cells import Cell, cells_of, run_cells
+from cotune.experiments.compare.cells import Cell, Chain, cells_of, run_cells
 from cotune.experiments.compare.methods import method_named, method_names
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.compare.suite_summary import SuiteSummary
@@ -52,7 +52,7 @@ def compare(
     printed = set[str]()
 
     def watch() -> None:
-        if _print_progress(cells, printed, console):
+        if print_progress(cells, printed, console):
             _write(suite, cells)  # for a reader while it runs
 
     busy = f"output: {suite.output} is being worked on by another cotune compare; wait for it, or stop it"
@@ -192,7 +192,7 @@ def _show(summary: SuiteSummary, suite: SuiteConfig, console: Console) -> None:
     line(f"folder: {suite.output}   report: {suite.output / 'report.html'}")
 
 
-def _print_progress(cells: Sequence[Cell], printed: set[str], console: Console) -> bool:
+def print_progress(cells: Sequence[Chain], printed: set[str], console: Console) -> bool:
     """Print what is new of each cell: a start, ten steps more, an end. Return whether one began or ended.
 
     Args:

@@ -87,7 +87,8 @@ def evaluate_quadrants(
     divergences: dict[Prompt, list[tuple[float, int]]] = {}
     if trained:
         at = temperature or config.training.temperature
-        divergences = {prompt: _divergences(policies, sampled[prompt], at) for prompt in sampled}
+        pair = policies["trained"], policies["initial"]
+        divergences = {prompt: policy_divergences(*pair, sampled[prompt], at) for prompt in sampled}
     rewards = {
         f"{weights}_{name}": {
             decoding: [sum(row) / len(row) for row in rows]
@@ -115,12 +116,15 @@ def evaluate_quadrants(
     )
 
 
-def _divergences(
-    policies: dict[str, Coordinator], rollouts: Sequence[Trajectory], temperature: float
+def policy_divergences(
+    trained: Coordinator,
+    initial: Coordinator,
+    rollouts: Sequence[Trajectory],
+    temperature: float,
 ) -> list[tuple[float, int]]:
-    """Return the divergence of the trained policy from the initial one, as `Quadrants` has it."""
+    """Return the divergence of a policy from the initial one on rollouts of its own, as `Quadrants` has it."""
     from cotune.policy.divergence import rollout_divergences
 
-    trained, initial = (cast(Any, policies[name].sampler) for name in ("trained", "initial"))
-    with trained.model() as p, initial.model() as q, trained.casts():
+    samplers = cast(Any, trained.sampler), cast(Any, initial.sampler)
+    with samplers[0].model() as p, samplers[1].model() as q, samplers[0].casts():
         return rollout_divergences(p, q, rollouts, temperature)

@@ -179,8 +179,9 @@ def line_chart(
     y_high = max(y_top, 0.0, *ys)
     if share and y_high > 0.8:
         y_high = max(y_high, 1.0)
+    x_ticks = [tick for tick in ticks(x_low, x_high, 5) if x_low <= tick <= x_high]
     # A step is whole.
-    x_ticks = [tick for tick in ticks(x_low, x_high, 5) if tick == int(tick)]
+    whole = [tick for tick in x_ticks if tick == int(tick)]
     coloured = list(dict.fromkeys((s.style, s.name) for s in series if s.style != "muted"))
     return Chart(
         title=title,
@@ -188,7 +189,7 @@ def line_chart(
         x_label=x_label,
         share=share,
         x_range=(x_low, x_high),
-        x_ticks=[tick for tick in x_ticks if x_low <= tick <= x_high],
+        x_ticks=x_ticks if x_high < 1 else whole,
         y_ticks=ticks(min(0.0, *ys), y_high),
         guides=guides,
         series=sorted(series, key=lambda s: (s.style != "muted", s.strong)),

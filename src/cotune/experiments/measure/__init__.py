@@ -1,0 +1,1 @@
+"""`cotune measure`: what only joint training promises."""

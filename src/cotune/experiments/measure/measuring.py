@@ -1,0 +1,224 @@
+"""Measure what only joint training promises: drift, robustness, plasticity and learning on.
+
+The claims are FST's (arXiv 2605.12484): little divergence from the initial policy for the same score; a second task
+learned as from the initial policy; tasks learned one after the other. The score under other words is added.
+
+What is measured are tables as `compare.statistics` has them, with the columns run, policy, table and figure; of every
+figure, the initial policy comes first.
+"""
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from cotune.config.build import initial_instruction, run_environment
+from cotune.config.resuming import open_trained, recorded_config
+from cotune.config.run_file import RunConfig
+from cotune.experiments.compare.statistics import ScoreTable
+from cotune.experiments.compare.suite_file import slug
+from cotune.experiments.evaluate.evaluating import EvaluationOptions, best_record, evaluate
+from cotune.experiments.evaluate.quadrant_evaluation import policy_divergences
+from cotune.experiments.evaluate.quadrants import per_question
+from cotune.experiments.evaluate.question_sets import question_sets
+from cotune.experiments.evaluate.run_policy import run_policy
+from cotune.experiments.measure.next_tasks import NextTasks, Tasks
+from cotune.policy.policy_files import missing_parts
+from cotune.rollout.coordinator import Coordinator
+from cotune.run.checkpoints import complete_checkpoints, step_of
+from cotune.run.json_files import Row
+from cotune.run.run_dir import RunDir
+from cotune.types import Prompt, Trajectory
+from cotune.utils.progress import begin
+
+INITIAL = "initial"
+BEST = "best"
+"""The policy that training started from, and the one that the run keeps; their instructions, too."""
+CURVES = "Next task"
+_DURING = "evaluate_during"
+
+
+class MeasuredRun:
+    """A run folder to measure.
+
+    Attributes:
+        label: the row of a suite that it is a seed of; else its path.
+        config: its run file, with the policy that training started from; if that was the best one of another run,
+            the one that this started from.
+        instruction: the best one.
+        policies: the name and folder of the initial policy (None), of each checkpoint that holds one, and of the best.
+
+    Raises:
+        ConfigError: it is not the folder of a run, or keeps no policy yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.run, self.config = open_trained(folder)
+        self.instruction = best_record(self.run).instruction
+        match = re.fullmatch(r"(.+), seed \d+", self.config.name)
+        self.label = match[1] if match else os.path.relpath(folder)
+        policy = self.config.policy
+        while (path := Path(policy.path)).name == "best" and RunDir.is_run(path.parent):
+            policy = recorded_config(RunDir.open(path.parent)).policy
+        self.config = self.config.model_copy(update={"policy": policy})
+        complete = reversed(complete_checkpoints(self.run.checkpoints_path))
+        holding = {f"step {step_of(path)}": path for path in complete if not missing_parts(path)}
+        self.policies = {INITIAL: None, **holding, BEST: self.run.best_path}
+
+    @property
+    def notice(self) -> str:
+        """Which fields to set to see all of the way; "" if all checkpoints are there."""
+        training = self.config.training
+        if training.frozen or f"step {training.save_every}" in self.policies:
+            return ""
+        return (
+            f"{self.run.path}: not all checkpoints hold a policy; to see the whole way, train with engine trl, and set "
+            "training.save_every and training.keep_checkpoints"
+        )
+
+    def next_tasks(self, tasks: Tasks, output: Path) -> list[NextTasks]:
+        """Return each task from the initial policy, and all in sequence from the best one."""
+        folder = output / slug(self.label) / f"seed-{self.config.seed}"
+        alone = [
+            NextTasks(self.config, None, {name: task}, folder / INITIAL)
+            for name, task in tasks.items()
+        ]
+        best = self.run.best_path, self.instruction
+        return [*alone, NextTasks(self.config, best, tasks, folder / BEST)] if tasks else []
+
+
+def drift(run: MeasuredRun, options: EvaluationOptions) -> Iterator[ScoreTable]:
+    """Yield scores and divergences from the initial policy along the checkpoints.
+
+    The divergence is KL(π ‖ π_initial) on rollouts of π itself, one sampled rollout of each question, exact over the
+    vocabulary at every position. Its sum over a rollout's own tokens is an unbiased estimate for the sequence. Unlike
+    Schulman's k1 and k3 (http://joschu.net/blog/kl-approx.html) it has no noise from the tokens that were drawn
+    (Rao-Blackwellized: Amini, Vieira and Cotterell, arXiv 2504.10637), at the same two forward passes.
+    """
+    at = run.config.training.temperature
+    initial: Coordinator | None = None
+    for name, folder in run.policies.items():
+        begin(f"{run.run.path}, {name} policy")
+        texts = {INITIAL: None, BEST: run.instruction}
+        policy, tasks, rewards, sampled = _roll_out(run.config, folder, texts, options, 1)
+        initial = initial or policy
+        for title in texts:
+            pairs = policy_divergences(policy, initial, sampled[title], at)
+            figures = {
+                f"Score, {title} instr.": rewards[title],
+                f"KL per token, {title} instr.": per_question(pairs),
+                f"KL per sequence, {title} instr.": [total for total, _ in pairs],
+            }
+            yield from _values(run, name, "Drift", tasks, figures)
+
+
+def robustness(
+    run: MeasuredRun, texts: Sequence[str], options: EvaluationOptions
+) -> Iterator[ScoreTable]:
+    """Yield the scores of the initial and the best policy under other instructions, and without any."""
+    under = f"under {len(texts)} other{'s' * (len(texts) != 1)}"
+    for name in (INITIAL, BEST):
+        by_text = {text: text for text in texts} | {"": ""}
+        _, tasks, rewards, _ = _roll_out(run.config, run.policies[name], by_text, options)
+        others = sorted((rewards[text] for text in texts), key=fmean)
+        figures = {
+            f"Mean, {under}": np.mean(others, axis=0),
+            f"Lowest, {under}": others[0],
+            f"Highest, {under}": others[-1],
+            "Score, without any": rewards[""],
+        }
+        yield from _values(run, name, "Other words", tasks, figures)
+
+
+def curves(run: MeasuredRun, chain: NextTasks) -> Iterator[ScoreTable]:
+    """Yield the end of each task's learning curve, on the test split, and the area under it.
+
+    Validations are equally spaced, so that a question's mean over them is its area, divided by the length.
+    """
+    for name in chain.stages:
+        trained = RunDir.open(chain.folder / name)
+        steps = [step for step, purpose in trained.trajectory_files() if purpose == _DURING]
+        evaluations = {
+            f"{name}: end, test split": [trained.read_evaluation("after")],
+            f"{name}: area, mean of validations": [
+                trained.read_trajectories(step, _DURING) for step in steps
+            ],
+        }
+        for figure, rollouts in evaluations.items():
+            if any(rollouts):
+                means = np.mean([[row["reward"] for row in rows] for rows in rollouts], axis=0)
+                tasks = [row["task"] for row in rollouts[0]]
+                start = BEST if chain.start else INITIAL
+                yield from _values(run, start, CURVES, tasks, {figure: means})
+
+
+def all_tasks(
+    run: MeasuredRun, chain: NextTasks, options: EvaluationOptions
+) -> Iterator[ScoreTable]:
+    """Yield the scores on all tasks after each, under the instruction then kept and under the task's initial one."""
+    tasks = {"own task": run.config} | {name: chain.task(name) for name in chain.stages}
+    trained = [run.run, *(RunDir.open(chain.folder / name) for name in chain.stages)]
+    for after, folder in zip(["nothing", *tasks], [None, *trained], strict=True):
+        kept = None
+        # A method that does not evolve the instruction has each task's own.
+        if folder is not None and "instruction" in tasks[after].method.evolves:
+            kept = best_record(folder).instruction
+        best = folder and folder.best_path
+        for name, config in tasks.items():
+            begin(f"{run.run.path}, after {after}: {name}")
+            texts = {"kept": kept, INITIAL: None}
+            _, questions, rewards, _ = _roll_out(config, best, texts, options)
+            figures = {f"{name}, {title} instr.": rewards[title] for title in texts}
+            yield from _values(run, f"after {after}", "All tasks", questions, figures)
+
+
+def _roll_out(
+    config: RunConfig,
+    best: Path | None,
+    texts: Mapping[str, str | None],
+    options: EvaluationOptions,
+    samples: int = 0,
+) -> tuple[Coordinator, list[Row], dict[str, list[float]], dict[str, list[Trajectory]]]:
+    """Roll out the policy of a folder, or the initial one, under instructions by name; None is the initial one.
+
+    Returns:
+        the policy; id and stratum of each question; by name, the rewards of the greedy rollouts, and sampled rollouts.
+    """
+    environment = run_environment(config)
+    (questions,) = question_sets(config, environment, options.split, (), options.limit)
+    initial = initial_instruction(config.instruction.text, environment)
+    prompts = {name: Prompt(initial if text is None else text) for name, text in texts.items()}
+    policy = run_policy(config, environment, best=best)
+    sampled: dict[Prompt, list[Trajectory]] = defaultdict(list)
+
+    def keep(prompt: Prompt, greedy: bool, rollouts: Sequence[Trajectory]) -> None:
+        if not greedy:
+            # Without their texts, so that many fit into memory.
+            sampled[prompt] += [replace(each, turns=(), logprobs=()) for each in rollouts]
+
+    reward = {"reward": lambda rollouts: [rollout.reward for rollout in rollouts]}
+    scores = evaluate(policy, prompts.values(), questions, samples, reward, keep)
+    rewards = {
+        name: [value for (value,) in scores[prompt]["reward"]["greedy"]]
+        for name, prompt in prompts.items()
+    }
+    rollouts = {name: sampled[prompt] for name, prompt in prompts.items()}
+    return policy, [asdict(task) for task in questions.tasks], rewards, rollouts
+
+
+def _values(
+    run: MeasuredRun, policy: str, table: str, tasks: Sequence[Row], figures: Mapping[str, Any]
+) -> Iterator[ScoreTable]:
+    """Yield a table for each figure, which has a value for each task."""
+    columns = {"run": run.label, "seed": run.config.seed, "policy": policy, "table": table}
+    columns |= {"question": [task["id"] for task in tasks]}
+    columns |= {"stratum": [task["stratum"] for task in tasks]}
+    for figure, values in figures.items():
+        yield pd.DataFrame({**columns, "figure": figure, "reward": values})

@@ -1,0 +1,215 @@
+"""`cotune measure`: drift along checkpoints, other words, next tasks, and what it refuses."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM
+
+from cotune.cli import app as cli
+from cotune.config.run_file import RunConfig
+from cotune.experiments.compare import cells
+from cotune.experiments.measure.figures import drift_chart, figures_of, measure_tables
+from cotune.experiments.measure.measuring import MeasuredRun
+from cotune.policy.policy_files import policy_path
+from cotune.run.checkpoints import write_manifest
+from cotune.run.record import Record
+from cotune.types import Prompt, Task
+from tests.experiments.compare.folders import Processes, finish, trajectory
+from tests.experiments.evaluate.folders import LADDER, finished
+from tests.experiments.report.pages import check
+
+PLAIN = "Solve the problem."
+BOXED = "Solve the problem. Put the final answer in \\boxed{}."
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    """A run of INSPO with two checkpoints: the weights of the first are the initial ones, the second's the best."""
+    folder = tmp_path_factory.mktemp("measure") / "run"
+    strategy = {"kind": "inspo", "evolve_until": 1, "verification_tasks": 2}
+    changes = LADDER | {"strategy": strategy, "instruction": PLAIN, "name": "INSPO, seed 0"}
+    config = finished(folder, changes, BOXED)
+    model = AutoModelForCausalLM.from_pretrained(folder / "best")
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model.lm_head.weight.add_(torch.randn_like(model.lm_head.weight), alpha=0.02)
+    model.save_pretrained(folder / "best")
+    for step, weights in ((1, policy_path("bundled:ladder")), (2, folder / "best")):
+        checkpoint = folder / f"checkpoints/checkpoint-{step}"
+        shutil.copytree(weights, checkpoint)
+        write_manifest(checkpoint)
+    return config
+
+
+def measure(
+    monkeypatch: pytest.MonkeyPatch, output: Path, *words: object, status: int = 0
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """The figures that the command writes, by policy and name."""
+    arguments = ["cotune", "measure", *map(str, words), "--output", str(output)]
+    monkeypatch.setattr("sys.argv", arguments)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == status
+    rows = json.loads((output / "measure.json").read_text())["figures"]
+    return {(row["policy"], row["figure"]): row for row in rows}
+
+
+def test_drift_and_other_words(
+    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    bank = tmp_path / "others.txt"
+    bank.write_text(f"{PLAIN}\n---\n{BOXED}\n---\nSay <b>nothing</b>.")
+    figures = measure(monkeypatch, tmp_path / "out", run.output, "--reworded", bank)
+    for instruction in ("initial", "best"):
+        score, token, sequence = (
+            {p: figures[p, f"{name}, {instruction} instr."] for p in ("initial", "step 1", "step 2", "best")}
+            for name in ("Score", "KL per token", "KL per sequence")
+        )  # fmt: skip
+        assert token["initial"]["mean"] == token["step 1"]["mean"] == 0.0
+        assert token["step 1"]["interval"] is None
+        assert score["initial"]["mean"] == score["step 1"]["mean"]
+        # Loaded from two folders, the same weights drift as far.
+        assert token["step 2"]["mean"] == token["best"]["mean"] > 1e-4
+        assert sequence["best"]["mean"] > token["best"]["mean"]
+        low, high = token["best"]["interval"]
+        assert 0 <= low < token["best"]["mean"] < high
+    for policy in ("initial", "best"):
+        own = [figures[policy, f"Score, {of} instr."]["mean"] for of in ("initial", "best")]
+        lowest, mean, highest = (
+            figures[policy, f"{name}, under 3 others"]["mean"] for name in ("Lowest", "Mean", "Highest")
+        )  # fmt: skip
+        assert lowest <= min(own) <= max(own) <= highest
+        assert lowest <= mean <= highest
+        assert (policy, "Score, without any") in figures
+    page = check(tmp_path / "out/report.html")
+    assert "Score against divergence" in page.words
+    assert "Say <b>nothing</b>." in page.words
+    assert "KL per" in capsys.readouterr().out
+
+
+def trained(config: RunConfig, words: tuple[str, ...]) -> int:
+    """In place of a training: a best policy, and a curve of two validations."""
+    kept = "Kept." if config.strategy.kind == "inspo" else config.instruction.text
+    finish(config, (1.0, 0.0), {"train": 8}, instruction=kept or "", strata=("", ""))
+    record = Record.open(config.output)
+    tasks = [Task(f"v{i}", "?", ("a",), "") for i in range(2)]
+    for step, rewards in ((2, (0.0, 0.0)), (3, (1.0, 0.5))):
+        rows = [trajectory(t, r, Prompt("")) for t, r in zip(tasks, rewards, strict=True)]
+        record.rollouts(step, "evaluate_during", rows)
+    shutil.copytree(policy_path(config.policy.path), record.best_path, dirs_exist_ok=True)
+    best = {"schema_version": 1, "instruction": kept}
+    (record.best_path / "best.json").write_text(json.dumps(best))
+    return 0
+
+
+def test_next_tasks(run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells.time, "sleep", lambda _: None)
+    processes = Processes(monkeypatch, trained)
+    first = {"environment": {"seed": 1}, "training": {"steps": 2}, "instruction": None}
+    second = {"environment": {"seed": 2}, "training": {"steps": 5}, "strategy": {"kind": "static"}}
+    words: list[object] = [run.output, "--limit", "2"]
+    for name, fields in (("first", first), ("second", second)):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(fields))
+        words += ["--then", tmp_path / f"{name}.yaml"]
+    figures = measure(monkeypatch, tmp_path / "out", *words)
+    folder = tmp_path / "out/inspo/seed-0"
+
+    def recorded(name: str) -> tuple[object, ...]:
+        raw = Record.open(folder / name).read_config()
+        return raw["policy"]["path"], raw["instruction"]["text"], raw["training"]["rollout_budget"]
+
+    assert recorded("initial/first") == ("bundled:ladder", None, 16)
+    assert recorded("initial/second") == ("bundled:ladder", PLAIN, 40)
+    # From the run's policy on; a method that evolves the instruction takes it along.
+    assert recorded("best/first") == (str(run.output / "best"), None, 16)
+    assert recorded("best/second") == (str(folder / "best/first/best"), PLAIN, 40)
+    end = figures["best", "second: end, test split"]
+    assert (end["mean"], end["gain"][0]) == (0.5, 0.0)
+    assert figures["initial", "first: area, mean of validations"]["mean"] == (0.5 + 0.25) / 2
+    assert len(processes.started) == 4
+    stages = ("nothing", "own task", "first", "second")
+    shown = {(stage, task) for stage in stages for task in stages[1:]}
+    assert shown == {
+        (policy.removeprefix("after "), figure.removesuffix(", kept instr."))
+        for policy, figure in figures
+        if figure.endswith("kept instr.")
+    }
+    # What is trained is not trained again.
+    tasks = {"first": first, "second": second}
+    for chain in MeasuredRun(run.output).next_tasks(tasks, tmp_path / "out"):
+        chain.look()
+        assert chain.state == "done"
+
+
+def test_a_next_task_that_fails_leaves_the_rest(
+    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(cells.time, "sleep", lambda _: None)
+    Processes(monkeypatch, lambda *_: 1)
+    task = tmp_path / "next.yaml"
+    task.write_text("training: {steps: 2}")
+    figures = measure(
+        monkeypatch, tmp_path / "out", run.output, "--limit", 1, "--then", task, status=1
+    )
+    assert ("best", "Score, best instr.") in figures
+    assert "INSPO, seed 0, best: stage next, status 1: ValueError" in capsys.readouterr().err
+
+
+def test_seeds_are_averaged_and_what_one_lacks_is_left_out() -> None:
+    def values(seed: int, policy: str, rewards: list[float], figure: str = "x: end, y") -> Any:
+        columns = {"run": "A", "seed": seed, "policy": policy, "table": "Next task"}
+        return pd.DataFrame(
+            columns
+            | {"figure": figure, "question": ["a", "b"], "stratum": ["", ""], "reward": rewards}
+        )
+
+    rows = figures_of(
+        [
+            values(0, "initial", [0.0, 1.0]), values(0, "best", [1.0, 1.0]),
+            values(1, "initial", [0.0, 0.0]), values(1, "best", [1.0, 0.0]),
+            values(1, "step 8", [1.0, 1.0]),
+        ]
+    )  # fmt: skip
+    assert [(row["policy"], row["mean"], row["seeds"]) for row in rows] == [
+        ("initial", 0.25, 2), ("best", 0.75, 2),
+    ]  # fmt: skip
+    assert rows[-1]["gain"][0] == 0.5
+    (table,) = measure_tables(rows)
+    assert table.rows[-1][1].note.startswith("+50.0")
+    assert drift_chart(rows) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("nope", "nope is not a run folder"),
+        ("RUN RUN", "two folders are INSPO, seed 0; expected each once"),
+        ("RUN --split some", "--split is 'some'; expected one of test, validation, train"),
+        ("RUN --reworded nope.txt", "--reworded: cannot read nope.txt"),
+        ("RUN --then nope.yaml", "nope.yaml: No such file or directory; expected a run file"),
+        ("RUN --then run.yaml --then x/run.yaml", "--then: expected files whose names differ"),
+        ("RUN --then run.yaml", "--then run: training.step"),
+        ("RUN --output run.yaml", "--output: "),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: str,
+    says: str,
+    run: RunConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refused: Callable[..., str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path, tmp_path / "x"):
+        folder.mkdir(exist_ok=True)
+        (folder / "run.yaml").write_text("training: {step: 2}")
+    assert says in refused("measure", *words.replace("RUN", str(run.output)).split())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.yaml", "x"]
