@@ -19,7 +19,7 @@ READY_TRL := $(VENV_TRL)/.ready
 VENV_SKYRL ?= .venv-skyrl
 READY_SKYRL := $(VENV_SKYRL)/.ready
 
-.PHONY: demo demo-p2o demo-real test test-lab test-trl test-verl test-tinker lint lint-verl docs clean
+.PHONY: demo demo-p2o demo-real proof test test-lab test-trl test-verl test-tinker lint lint-verl docs clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)  ## compare static, staged and joint training of a bundled policy
@@ -31,6 +31,9 @@ demo-p2o: $(READY_LAB)  ## compare training the bundled policy with and without 
 demo-real: $(READY_LAB)  ## train SmolLM2, a small pretrained model, with GRPO and with INSPO
 	$(BIN)/python -m cotune_lab.smollm2
 	$(BIN)/cotune compare lab/suites/demo-real.yaml
+
+proof: $(READY_LAB)  ## train Qwen2.5-1.5B with GRPO and every joint method, on a GPU with vLLM (lab/results/proof.md)
+	$(BIN)/cotune compare lab/suites/proof.yaml
 
 test: $(READY_TEST)  ## the whole suite, slow tests included; without the lab's
 	OMP_NUM_THREADS=1 $(BIN_TEST)/python -m pytest -n 2 --dist worksteal -m "not verl"
