@@ -35,8 +35,8 @@ demo-real: $(READY_LAB)  ## train SmolLM2, a small pretrained model, with GRPO a
 proof: $(READY_LAB)  ## train Qwen2.5-1.5B with GRPO and every joint method, on a GPU with vLLM (lab/results/proof.md)
 	$(BIN)/cotune compare lab/suites/proof.yaml
 
-test: $(READY_TEST)  ## the whole suite, slow tests included; without the lab's
-	OMP_NUM_THREADS=1 $(BIN_TEST)/python -m pytest -n 2 --dist worksteal -m "not verl"
+test: $(READY_TEST)  ## the whole suite, slow tests included; the lab's and the site's tests have targets of their own
+	OMP_NUM_THREADS=1 $(BIN_TEST)/python -m pytest -n 2 --dist worksteal -m "not verl" --ignore tests/docs/test_site.py
 
 test-lab: $(READY_TEST)  ## the tests of the lab: its worlds, recipes and suites
 	OMP_NUM_THREADS=1 $(BIN_TEST)/python -m pytest -n 2 --dist worksteal -m "not verl" lab/tests
@@ -61,6 +61,7 @@ lint-verl: $(READY_TEST) $(READY_VERL)  ## types of the veRL engine, whose packa
 docs: $(READY_TEST)  ## the documentation into site/, warnings as errors; without network
 	$(BIN_TEST)/python scripts/reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN_TEST)/mkdocs build --strict
+	$(BIN_TEST)/python -m pytest -m slow tests/docs/test_site.py
 
 clean:  ## remove the environments and the tools' caches; runs/ stays
 	rm -rf $(VENV) $(VENV_TEST) .venv-trl-* $(VENV_VERL) $(VENV_SKYRL) .pytest_cache .ruff_cache .hypothesis build dist site

@@ -16,14 +16,11 @@ from cotune.config.cost import plan_run
 from cotune.config.run_file import RunConfig, dump_config, load_config
 from cotune.engines.engine import engine_of
 from cotune.engines.estimate import Layout, Memory, memory_of, shape_of
-from cotune.environments.search import SearchOptions
 from cotune.errors import ConfigError
 from cotune.utils.text import flat
 from tests.shapes import CONFIGS, use_cache
 
 FOLDER = Path(__file__).parents[2] / "configs"
-REMOTE = {field.name for field in dataclasses.fields(SearchOptions)} >= {"retriever", "protocol"}
-needs_server = pytest.mark.skipif(not REMOTE, reason="environment.kind search takes no server yet")
 
 # The papers: INSPO's Section 4 and Appendix B and C; P²O's settings.
 INSPO: dict[str, Any] = {
@@ -94,7 +91,6 @@ PAPERS: dict[str, dict[str, Any]] = {
     "p2o-deepmath-qwen3-4b-verl": P2O | {"llm.extra_body.chat_template_kwargs.enable_thinking": False},
     "p2o-deepscaler-qwen3-4b-verl": P2O,
 }  # fmt: skip
-ALL = [pytest.param(n, marks=needs_server if n.startswith("inspo") else ()) for n in PAPERS]
 MATH = [name for name in PAPERS if name.startswith("p2o")]
 
 
@@ -107,7 +103,7 @@ def test_these_are_all() -> None:
     assert found == PAPERS.keys()
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", PAPERS)
 def test_the_papers_numbers(name: str) -> None:
     config = read(name)
     assert (config.name, config.output) == (name, Path("runs") / name)
@@ -124,7 +120,6 @@ def test_what_the_numbers_come_to() -> None:
     assert p2o.training.steps == 10 * 5000 // 128
 
 
-@needs_server
 @pytest.mark.parametrize("name", [n for n in PAPERS if n.startswith("inspo")])
 def test_what_inspos_numbers_come_to(name: str) -> None:
     config: Any = read(name)

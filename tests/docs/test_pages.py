@@ -121,16 +121,6 @@ def test_what_a_resume_needs_unchanged_is_named() -> None:
         assert f"`{name}`" in text, name
 
 
-def test_the_files_of_a_run_are_those_of_its_folder() -> None:
-    from cotune.run import run_dir
-
-    named = re.findall(r"^    ([a-z_.]+/?) {2,}", run_dir.__doc__ or "", re.MULTILINE)
-    assert len(named) >= 10
-    text = text_of("reference/run-folder.md")
-    for name in named:
-        assert f"`{name}`" in text, name
-
-
 FOLDERS = "src|configs|examples|tests|scripts|lab|docs"
 
 

@@ -97,6 +97,7 @@ def test_a_program_trains_a_run_file_from_its_fields(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fields = yaml.safe_load(run_file(folder).read_text())
+    fields["training"]["steps"] = 1
     run = cotune.open_run(cotune.train(fields, quiet=True))
     assert run.read_summary() is not None
     assert capsys.readouterr().out == ""

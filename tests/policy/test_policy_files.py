@@ -56,16 +56,6 @@ def _out_of_reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
 
 
-def cached(folder: Path, name: str) -> Path:
-    """A whole model in the hub's cache."""
-    repository = folder / "cache" / f"models--{name.replace('/', '--')}"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text("abc", encoding="utf-8")
-    snapshot = repository / "snapshots" / "abc"
-    save(snapshot, {"a": 1.0}, CHAT_TEMPLATE)
-    return snapshot
-
-
 def test_a_folder_makes_no_request(tmp_path: Path) -> None:
     assert only_local(tmp_path)
 
@@ -83,7 +73,6 @@ def test_the_cache_is_used_where_the_hub_is_out_of_reach(
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("abc", encoding="utf-8")
     save(repository / "snapshots" / "abc", {"a": 1.0}, CHAT_TEMPLATE)
-
     assert load_tokenizer("org/model").chat_template == CHAT_TEMPLATE
     assert "the hub's cache is used" in caplog.text
 

@@ -140,7 +140,6 @@ def test_the_best_policy_is_an_adapter_that_peft_loads(runs: Any, policy: str) -
     "strategy",
     [
         {"kind": "static"},
-        {"kind": "p2o", "hints": HINTS},
         {"kind": "p2o", "hints": HINTS, "distillation": {"ratio": "masked_signed"}},
         {"kind": "fst", "prompts": 2, "evolve_every": 2, "budget": 12, "dev_size": 2},
         {**INSPO, "groups": "mixed", "target": "initial"},

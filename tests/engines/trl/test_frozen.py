@@ -82,7 +82,7 @@ def test_a_method_evolves_by_batches_that_move_no_weight(
 
 
 def test_the_same_run_unfrozen_moves_them(tmp_path: Path) -> None:
-    assert not is_the_base(trained(tmp_path, {"kind": "static"}))
+    assert not is_the_base(trained(tmp_path, {"kind": "static"}, steps=1))
 
 
 def test_gepa_on_a_frozen_policy_makes_no_training_batch(
@@ -111,7 +111,7 @@ def test_gepa_on_a_frozen_policy_makes_no_training_batch(
 
 
 def test_a_frozen_static_run_is_an_evaluation(tmp_path: Path) -> None:
-    run = trained(tmp_path, {"kind": "static"}, frozen=True)
+    run = trained(tmp_path, {"kind": "static"}, frozen=True, steps=1)
     assert rollouts(run).keys() == {"evaluate"}
     assert is_the_base(run)
 

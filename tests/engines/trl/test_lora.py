@@ -184,20 +184,6 @@ def test_hints_are_distilled_into_the_adapter(tmp_path: Path) -> None:
     assert 0 < run.logged("p2o/ratio_masked_share")[0] < 1
 
 
-def test_the_best_adapter_is_kept_and_comes_back(tmp_path: Path) -> None:
-    run = lora_run(tmp_path / "run")
-    disturb(run)
-    best, kept = TRLBest(tmp_path / "best", tiny_tokenizer()), weights(run)
-    best.offer(run.joint, scored(0.5), 3)
-    names = {path.name for path in (tmp_path / "best").iterdir()}
-    assert {"adapter_model.safetensors", "instruction.txt", "best.json", "tokenizer.json"} <= names
-    assert "model.safetensors" not in names
-    disturb(run, std=0.7)
-    assert not all(torch.equal(w, kept[name]) for name, w in weights(run).items())
-    best.restore(run.joint)
-    assert all(torch.equal(w, kept[name]) for name, w in weights(run).items())
-
-
 def test_the_best_adapters_turns_end_as_in_training(tmp_path: Path) -> None:
     model, tokenizer = tiny_model(tiny_tokenizer()), tiny_tokenizer()
     other_end: int = tokenizer.convert_tokens_to_ids("<unk>")

@@ -6,12 +6,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trl import GRPOConfig
 
 import cotune
 from tests.examples.three_tools import FOLDER, modules
+from tests.rewards.test_like_trl import classifier
 
 POLICY = str(FOLDER / "policy")
 calls: list[int] = []
@@ -32,14 +31,6 @@ def sums_alone(completions: Sequence[Any], prompts: Sequence[Any], **_: Any) -> 
 def task() -> Iterator[ModuleType]:
     with modules() as imported:
         yield imported["task"]
-
-
-def classifier(folder: Path) -> str:
-    model = AutoModelForSequenceClassification.from_pretrained(POLICY, num_labels=1)
-    torch.nn.init.normal_(model.score.weight, generator=torch.Generator().manual_seed(0))
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(POLICY).save_pretrained(folder)
-    return str(folder)
 
 
 def test_trl_logs_each_function_of_a_script_with_tools(task: ModuleType, tmp_path: Path) -> None:

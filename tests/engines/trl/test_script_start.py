@@ -14,7 +14,6 @@ from cotune.methods.composed import InspoP2O
 from cotune.methods.fst.gepa import Gepa
 from cotune.methods.inspo.inspo import Inspo
 from cotune.methods.p2o.p2o import P2O
-from cotune.rewards.reward_model import rewards_of_trainer
 from cotune.run.locks import run_locked
 from cotune.run.record import Record
 from cotune_lab.worlds.geo import GeoEnvironment, GeoOptions
@@ -116,16 +115,6 @@ def test_what_a_trainer_refuses(
     with pytest.raises(ConfigError, match=expected):
         started(tmp_path, {"environment": geo, **given})
     assert list(tmp_path.iterdir()) == []
-
-
-def half(completions: list[str], **kwargs: object) -> list[float]:
-    return [0.5] * len(completions)
-
-
-def test_a_reward_function_alone_is_a_list_of_one(tmp_path: Path) -> None:
-    rewards = rewards_of_trainer(half, None, config(tmp_path, reward_weights=None))
-    assert rewards is not None
-    assert rewards.names == ("half",)
 
 
 @pytest.mark.parametrize(("rollouts", "rows"), [(6, 510), (600, 600)])

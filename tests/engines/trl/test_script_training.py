@@ -384,7 +384,7 @@ def test_a_checkpoint_that_a_later_callback_asks_for_can_be_resumed(tmp_path: Pa
 
 def test_a_trainer_that_was_interrupted_within_a_batch_begins_it_again(tmp_path: Path) -> None:
     batches: dict[str, Any] = {
-        "steps_per_generation": 2, "gradient_accumulation_steps": 1, "max_steps": 6,
+        "steps_per_generation": 2, "gradient_accumulation_steps": 1, "max_steps": 4,
         "save_strategy": "steps", "save_steps": 2,
     }  # fmt: skip
     whole = begin(tmp_path / "whole", **batches)

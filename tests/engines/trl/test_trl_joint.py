@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from cotune.engines.trl.trl_joint import was_cut
 from cotune.errors import ConfigError
 from cotune.rollout.coordinator import SingleProcess
 from cotune.types import Limits, StopReason
 from cotune.utils.progress import listening
-from tests.engines.trl.setup import HINT, Counting, Run, start
+from tests.engines.trl.setup import Run, start
 from tests.policy.tiny import tiny_model, tiny_tokenizer
 
 TWO_STEPS_A_BATCH = {
@@ -54,27 +53,25 @@ def test_the_environments_score_is_the_reward(trained: Any) -> None:
     assert run.logged("reward_mean") == pytest.approx(run.logged("reward"), abs=1e-6)
 
 
-def test_rollouts_that_a_token_limit_cut_off_are_trls_clipped_ones(trained: Any) -> None:
-    run, _, _ = trained
-    shares = [sum(map(was_cut, batch)) / len(batch) for batch in run.trajectories]
-    assert run.logged("completions/clipped_ratio") == pytest.approx(shares)
-    assert 0 < max(shares) < 1
-    stops = {t.stop for batch in run.trajectories for t in batch}
-    assert len(stops) > 1
-    eos = run.joint.codec.eos_id
-    assert all(t.completion_ids[-1] == eos for batch in run.trajectories for t in batch)
-
-
-def test_rollouts_their_tokens_and_the_update_are_reported(tmp_path: Path) -> None:
-    run = start(tmp_path, **TWO_STEPS_A_BATCH)
-    found: dict[str, list[tuple[int, int]]] = {}
-    with listening(lambda what, done, total: found.setdefault(what, []).append((done, total))):
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[Any], dict[str, Any]]:
+    """Three batches of two optimizer steps each, with TRL's prepared batches and what was reported."""
+    run = start(tmp_path_factory.mktemp("run"), temperature=0.7, **TWO_STEPS_A_BATCH)
+    assert (run.joint.order.questions, run.joint.total_batches) == (2, 3)
+    reported: dict[str, list[tuple[int, int]]] = {}
+    outputs = run.outputs()
+    with listening(lambda what, done, total: reported.setdefault(what, []).append((done, total))):
         run.trainer.train()
+    return run, outputs, reported
+
+
+def test_rollouts_their_tokens_and_the_update_are_reported(halves: Any) -> None:
+    _, _, reported = halves
     rows = 6
-    assert found["train"][0] == (0, rows)
-    assert (rows, rows) in found["train"]
-    assert all(done < total for done, total in found["tokens"])
-    assert found["update"] == [(1, 2), (2, 2)] * 3
+    assert reported["train"][0] == (0, rows)
+    assert (rows, rows) in reported["train"]
+    assert all(done < total for done, total in reported["tokens"])
+    assert reported["update"] == [(1, 2), (2, 2)] * 3
 
 
 def test_metrics_of_strategy_and_batch_are_in_trls_log_and_in_the_run_folder(trained: Any) -> None:
@@ -97,11 +94,9 @@ def test_tokens_are_counted_as_trl_counts_them(trained: Any) -> None:
     assert (totals.rollouts["train"], totals.generated_tokens["train"]) == (12, sum(own))
 
 
-def test_the_policy_is_sampled_at_the_temperature_that_trl_divides_by(tmp_path: Path) -> None:
+def test_the_policy_is_sampled_at_the_temperature_that_trl_divides_by(halves: Any) -> None:
     """With two optimizer steps a batch TRL computes log π_old itself, at its temperature."""
-    run = start(tmp_path, temperature=0.7, **TWO_STEPS_A_BATCH)
-    outputs = run.outputs()
-    run.trainer.train()
+    run, outputs, _ = halves
     assert len(outputs) == len(run.trajectories) == 3
     for output, batch in zip(outputs, run.trajectories, strict=True):
         old = output["old_per_token_logps"]
@@ -111,10 +106,8 @@ def test_the_policy_is_sampled_at_the_temperature_that_trl_divides_by(tmp_path: 
             torch.testing.assert_close(got, torch.tensor(t.logprobs)[own], atol=1e-4, rtol=0)
 
 
-def test_strategy_time_counts_batches_not_optimizer_steps(tmp_path: Path) -> None:
-    run = start(tmp_path, save_strategy="steps", save_steps=2, **TWO_STEPS_A_BATCH)
-    assert (run.joint.order.questions, run.joint.total_batches) == (2, 3)
-    run.trainer.train()
+def test_strategy_time_counts_batches_not_optimizer_steps(halves: Any) -> None:
+    run, _, _ = halves
     assert run.trainer.state.global_step == 6
     assert (run.joint.batches, run.strategy.batches) == (3, 3)
     rows = run.folder.read_metrics()
@@ -125,34 +118,12 @@ def test_strategy_time_counts_batches_not_optimizer_steps(tmp_path: Path) -> Non
     assert run.joint.progress(4).epoch == 1  # 3 batches × 2 questions = all 6 tasks
 
 
-def test_an_evaluation_is_greedy_unhinted_and_observes_nothing(tmp_path: Path) -> None:
-    run = start(tmp_path, Counting(hint=HINT))
-    run.trainer.train()
-    coordinator = run.joint.coordinator
-    before = run.strategy.state_dict(), run.joint.batches, coordinator.current_step
-    tasks = run.joint.parts.environment.tasks("validation")
-    seen = coordinator.evaluate(tasks)
-    assert (run.strategy.state_dict(), run.joint.batches, coordinator.current_step) == before
-    assert all(t.assignment.sampled.hint == HINT for batch in run.trajectories for t in batch)
-    assert all(t.assignment.sampled == run.strategy.best_prompt() for t in seen)
-    assert [t.task.id for t in seen] == ["validation0", "validation1"]
-    totals = run.folder.totals().rollouts
-    assert (totals["train"], totals["evaluate"]) == (12, 2)
-    again = coordinator.evaluate(tasks)
-    assert [t.completion_ids for t in again] == [t.completion_ids for t in seen]
-
-
 def test_a_second_call_of_train_is_refused(tmp_path: Path) -> None:
     run = start(tmp_path)
     run.trainer.train()
     with pytest.raises(ConfigError, match=r"sent other tasks at step 3 .*call train once"):
         run.trainer.train()
     assert run.strategy.batches == 2
-
-
-def test_a_batch_of_split_groups_is_refused(tmp_path: Path) -> None:
-    with pytest.raises((ConfigError, ValueError), match=r"num_generations|divisible"):
-        start(tmp_path, per_device_train_batch_size=4)
 
 
 def test_the_policy_is_in_evaluation_mode_while_it_is_sampled_and_only_then(tmp_path: Path) -> None:
