@@ -107,7 +107,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'cotune' has no attribute {name!r}")
     if name == "JointTrainer":
-        import_module("cotune.utils.packages").need_trl(f"cotune.{name}")
+        import_module("cotune.utils.packages").need("trl", f"cotune.{name}")
     return getattr(import_module(_MODULES[name]), name)
 
 

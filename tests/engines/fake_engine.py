@@ -2,13 +2,12 @@
 
 import json
 import shutil
-from pathlib import Path
 
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig
 from cotune.engines.conclude import conclude
-from cotune.engines.engine import Measured, newest_numbered
+from cotune.engines.engine import Measured
 from cotune.engines.estimate import Layout
 from cotune.engines.evaluation import Outcome
 from cotune.engines.preflight import Check, Preflight
@@ -17,6 +16,7 @@ from cotune.engines.run_start import opened_run
 from cotune.errors import ConfigError
 from cotune.policy.policy_files import policy_path
 from cotune.run.best import read_best
+from cotune.run.checkpoints import save_state, trained_steps
 from cotune.run.record import Record
 from cotune.run.scores import score_trajectories
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
@@ -55,7 +55,7 @@ class Fake:
         done = 0
         if resume:
             run.replace_config(settings.record)
-            done = self.checkpoint_step(config, run.checkpoints_path) or 0
+            done = trained_steps(run.checkpoints_path) or 0
         run.begin_attempt(done or None)
         for step in range(done + 1, config.training.steps + 1):
             if not done and step == config.training.engine_args.get("stop_at"):
@@ -63,11 +63,10 @@ class Fake:
             run.step = step
             run.count("train", 8, 80)
             run.metrics(step, {"reward": step / 10, "loss": 0.0})
-            (run.checkpoints_path / f"step-{step}").mkdir(parents=True)
+            checkpoint = run.checkpoints_path / f"checkpoint-{step}"
+            checkpoint.mkdir(parents=True)
+            save_state(checkpoint, {"batches": step})
         conclude(settings, run, _outcome(config, run, checked), checked.environment)
-
-    def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
-        return newest_numbered(folder, "step-")
 
     def layout(self, config: RunConfig, processes: int = 1) -> Layout:
         return Layout(processes)

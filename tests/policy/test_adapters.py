@@ -1,6 +1,5 @@
 """Adapters on a policy and on disk."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from cotune.engines.trl.sharding import restore_weights
 from cotune.errors import ConfigError
 from cotune.policy.adapters import (
     adapter_base,
-    check_peft,
     lora_config,
     merged,
     save_weights,
@@ -23,6 +21,7 @@ from cotune.policy.adapters import (
 from cotune.policy.local_policy import load
 from cotune.policy.options import LoraOptions
 from cotune.policy.policy_files import is_adapter
+from cotune.utils import packages
 from tests.policy.tiny import tiny_model, tiny_tokenizer
 
 OPTIONS = LoraOptions(rank=4, alpha=8)
@@ -103,14 +102,11 @@ def test_a_layer_that_cannot_have_one_is_named_with_those_that_can(name: str) ->
 def test_without_peft_the_error_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "peft" else find(name)
-    )
+    monkeypatch.setattr(packages, "installed", lambda name: None)
     with pytest.raises(
         ConfigError, match=r"^policy.lora needs peft, .*pip install 'cotune\[peft\]'"
     ):
-        check_peft("policy.lora")
+        lora_config(OPTIONS, None)
     with pytest.raises(ConfigError, match=r"^policy '.*adapter' needs peft"):
         load(folder)
 

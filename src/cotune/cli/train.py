@@ -13,7 +13,6 @@ from cotune.config.build import describe_llm
 from cotune.config.overrides import with_overrides
 from cotune.config.resuming import open_trained, resumed_config
 from cotune.config.run_file import RunConfig, load_config, parse_config
-from cotune.engines.engine import engine_of
 from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError, CotuneError, EvolutionError, Stopped
 from cotune.run.locks import run_locked
@@ -84,8 +83,7 @@ def resume(
     progress = Console(quiet=quiet) if quiet or console is None else console
     if not assignments and _conclude_late(run, recorded, progress):
         return run.path
-    step = engine_of(recorded).checkpoint_step(recorded, run.checkpoints_path)
-    config = resumed_config(run, recorded, assignments, step)
+    config = resumed_config(run, recorded, assignments)
     # The folder may have been moved since its run file was written.
     with _stoppable(folder, config):
         _train(config.model_copy(update={"output": run.path}), progress, resume=True)

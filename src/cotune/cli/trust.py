@@ -1,14 +1,13 @@
 """Refuse to import code that a run folder names unasked: its run.yaml may be somebody else's."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import cast
 
 from cotune.errors import ConfigError
 from cotune.run.run_dir import RunDir
 from cotune.utils.importing import is_file, split_reference
-from cotune.utils.text import printable
+from cotune.utils.text import flat, printable, texts_in
 
 
 def check_trusted(folder: Path, trust: bool) -> None:
@@ -44,7 +43,7 @@ def code_references(run_file: Mapping[str, object]) -> Iterator[str]:
 
     A verifiers environment, and modules that veRL imports (`external_lib`), are named without an object.
     """
-    for text in _texts([value for name, value in run_file.items() if name != "instruction"]):
+    for text in texts_in([value for name, value in run_file.items() if name != "instruction"]):
         module, name = split_reference(text)
         if module and name:
             yield module
@@ -53,18 +52,8 @@ def code_references(run_file: Mapping[str, object]) -> Iterator[str]:
     if isinstance(environment, Mapping) and environment.get("kind") == "verifiers":
         yield str(environment.get("environment")).replace("-", "_")
     if isinstance(training, Mapping):
-        yield from (text.removeprefix("pkg://") for text in _texts(training.get("engine_args")))
-
-
-def _texts(value: object) -> Iterator[str]:
-    """Yield every text of nested mappings and lists."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _texts(list(cast("Mapping[str, object]", value).values()))
-    elif isinstance(value, Sequence):
-        for part in cast("Sequence[object]", value):
-            yield from _texts(part)
+        values = list(flat({"": training.get("engine_args")}).values())
+        yield from (text.removeprefix("pkg://") for text in texts_in(values))
 
 
 def _module_files(module: str) -> Iterator[Path]:

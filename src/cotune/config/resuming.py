@@ -8,6 +8,7 @@ from cotune.config.overrides import with_overrides
 from cotune.config.run_file import RunConfig, check_values, dump_config, parse_recorded
 from cotune.errors import ConfigError
 from cotune.run.best import FILE as BEST
+from cotune.run.checkpoints import trained_steps
 from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
 from cotune.utils.importing import import_from
@@ -58,21 +59,19 @@ def recorded_config(run: RunDir, assignments: Sequence[str] = ()) -> RunConfig:
     return parse_recorded(with_overrides(run.read_config(), assignments), source)
 
 
-def resumed_config(
-    run: RunDir, was: RunConfig, assignments: Sequence[str], trained: int | None
-) -> RunConfig:
+def resumed_config(run: RunDir, was: RunConfig, assignments: Sequence[str]) -> RunConfig:
     """Return the run file of a folder with some fields set, checked for a resume.
 
     Args:
         run: the folder.
         was: the folder's run file.
         assignments: as given to `--set`.
-        trained: steps that the newest checkpoint contains; None without a checkpoint.
 
     Raises:
         ConfigError: a fixed field is set, fewer steps than are trained, or a finished run is given
-            neither more steps nor more rollouts than it had.
+            neither more steps nor more rollouts than it had; or every checkpoint is damaged.
     """
+    trained = trained_steps(run.checkpoints_path)
     config = was
     if assignments:
         config = recorded_config(run, assignments)

@@ -40,7 +40,7 @@ from cotune.types import Limits
 from cotune.utils.field_yaml import FieldLoader
 from cotune.utils.importing import import_from, registered
 from cotune.utils.packages import ENGINES
-from cotune.utils.text import flat, has_secret, hide_secrets, printable
+from cotune.utils.text import flat, has_secret, hide_secrets, printable, texts_in
 from cotune.utils.validation import Model, describe
 
 if TYPE_CHECKING:
@@ -426,19 +426,11 @@ def _check_booleans(raw: Mapping[str, Any], parsed: Any, source: str, section: s
 _UNWRITABLE = re.compile(r"[\x00\ud800-\udfff]")
 
 
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, list):
-        return [text for item in cast("list[Any]", value) for text in _texts(item)]
-    if isinstance(value, dict):
-        return _texts([*cast("dict[Any, Any]", value), *cast("dict[Any, Any]", value).values()])
-    return [value] if isinstance(value, str) else []
-
-
 def check_values(raw: Mapping[str, Any], source: str) -> None:
     """Raise ConfigError for a key, a password in a URL, or what cannot be written to a file."""
     for name, value in flat(raw).items():
         field = printable(hide_secrets(name, guess=True))
-        if any(map(_UNWRITABLE.search, [name, *_texts(value)])):
+        if any(map(_UNWRITABLE.search, texts_in([name, value]))):
             raise ConfigError(
                 f"{source}: {field}: holds a NUL character or half of a surrogate pair; remove it"
             )

@@ -7,7 +7,6 @@ module to `cotune.utils.packages.ENGINES`. No other code depends on an engine's 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
@@ -91,10 +90,6 @@ class Engine(Protocol):
         """
         ...
 
-    def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
-        """Return the number of steps in the newest checkpoint of a folder; None without one."""
-        ...
-
     def layout(self, config: RunConfig, processes: int = 1) -> "Layout":
         """Return where a run trains and samples, to estimate its memory.
 
@@ -141,12 +136,3 @@ def check_package(name: str) -> None:
             f"'cotune[{name}]' into another environment"
         )
     raise ConfigError(f"{missing}: pip install 'cotune[{name}]'")
-
-
-def newest_numbered(folder: Path, prefix: str) -> int | None:
-    """Return the highest number after a prefix among the names in a folder; None without any."""
-    if not folder.is_dir():
-        return None
-    names = (path.name for path in folder.iterdir() if path.name.startswith(prefix))
-    numbers = (name.removeprefix(prefix) for name in names)
-    return max((int(number) for number in numbers if number.isdigit()), default=None)

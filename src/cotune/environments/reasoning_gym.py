@@ -23,7 +23,7 @@ from cotune.environments.tag_protocol import ANSWER_TAGS
 from cotune.errors import ConfigError
 from cotune.rewards.last_number import last_number
 from cotune.types import Task, Trajectory
-from cotune.utils.packages import installed
+from cotune.utils.packages import need
 from cotune.utils.progress import begin
 from cotune.utils.text import named
 from cotune.utils.validation import Model, TextOrFields
@@ -118,11 +118,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
     takes_any_tasks = False
 
     def __init__(self, options: ReasoningGymOptions) -> None:
-        if installed(PACKAGE) is None:
-            raise ConfigError(
-                f"environment.kind {PACKAGE} needs the package {PACKAGE}, which is not installed: pip "
-                f"install 'cotune[{PACKAGE}]'"
-            )
+        need(PACKAGE, f"environment.kind {PACKAGE}")
         self._form: AnswerForm = options.answer
         self.required = ANSWER_TAGS if options.answer == "tags" else ()
         instruction, self.no_answer = _FORMS[options.answer]

@@ -150,13 +150,12 @@ class TextRules:
             return f"holds {', '.join(reserved)}, which only proposals may"
         if forged := [token for token in self.control_tokens if token in candidate]:
             return f"holds {', '.join(forged)}, which only the chat template may"
-        if candidate.count("<think>") > candidate.count("</think>"):
+        steps = (1 if tag == "<think>" else -1 for tag in _THINK_TAG.findall(candidate))
+        depths = list(accumulate(steps, initial=0))
+        if depths[-1] > 0:
             return "unclosed <think>"
-        # A stray tag in a hint would end or begin the thoughts of a template that looks for them.
-        depths = list(
-            accumulate(1 if t == "<think>" else -1 for t in _THINK_TAG.findall(candidate))
-        )
-        if not self.original and depths and (min(depths) < 0 or depths[-1]):
+        # A stray tag in a hint would end the thoughts of a template that looks for them.
+        if not self.original and min(depths) < 0:
             return "stray think tag"
         if len(candidate) > MAX_CHARS:
             return f"{len(candidate)} characters; {MAX_CHARS} allowed"

@@ -4,7 +4,6 @@ An adapter folder holds `adapter_config.json`, which names the base, and the ada
 `peft` is an extra and is imported only when an adapter is used.
 """
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,14 +18,9 @@ from transformers.pytorch_utils import Conv1D
 from cotune.errors import ConfigError
 from cotune.policy.options import LoraOptions
 from cotune.policy.policy_files import ADAPTER_CONFIG
+from cotune.utils.packages import need
 
 _WEIGHTS = "adapter_model.safetensors"
-
-
-def check_peft(why: str) -> None:
-    """Raise ConfigError unless peft is installed; `why` names what needs it."""
-    if importlib.util.find_spec("peft") is None:
-        raise ConfigError(f"{why} needs peft, which is not installed: pip install 'cotune[peft]'")
 
 
 def lora_config(options: LoraOptions, model: Any = None) -> Any:
@@ -37,7 +31,7 @@ def lora_config(options: LoraOptions, model: Any = None) -> Any:
     Raises:
         ConfigError: peft is missing, or the policy has no such layers.
     """
-    check_peft("policy.lora")
+    need("peft", "policy.lora")
     from peft import LoraConfig
 
     targets = options.target_modules
@@ -90,7 +84,7 @@ def adapter_base(path: str | Path) -> str:
 
 def with_adapter(model: Any, path: str | Path) -> Any:
     """Return a `PeftModel`: the base with the adapter of a folder, for inference."""
-    check_peft(str(path))
+    need("peft", str(path))
     from peft import PeftModel
 
     return PeftModel.from_pretrained(model, str(path))
@@ -181,30 +175,16 @@ def read_weights(model: Any, folder: Path) -> dict[str, Any]:
     if not is_peft_model(model):
         saved_model = cast(Any, AutoModelForCausalLM.from_pretrained(folder))
         return dict(saved_model.state_dict())
-    file = _adapter_file(model, folder)
-    mark = f".{model.active_adapter}."
-    names = {n.replace(mark, "."): n for n, _ in model.named_parameters() if mark in n}
+    from peft import get_peft_model_state_dict
+
+    adapter = model.active_adapter
+    file = (folder if adapter == "default" else folder / adapter) / _WEIGHTS
+    # Every kind of adapter has its own rule for the names under which peft saves its weights.
+    own_names: Any = {name: name for name in model.state_dict()}
+    names = get_peft_model_state_dict(model, own_names, adapter, save_embedding_layers=True)
     weights = load_file(file)
     if foreign := sorted(set(weights) - set(names)):
         raise ConfigError(
             f"{file}: holds weights of another adapter, such as {foreign[0]}; expected those of policy.lora"
         )
     return {names[name]: weight for name, weight in weights.items()}
-
-
-def load_adapter(model: Any, folder: Path) -> None:
-    """Load a saved adapter of any kind into a policy, in place; ConfigError if it is another one's."""
-    from peft import set_peft_model_state_dict
-
-    file = _adapter_file(model, folder)
-    result = set_peft_model_state_dict(model, load_file(file), adapter_name=model.active_adapter)
-    if result.unexpected_keys:
-        raise ConfigError(
-            f"{file}: holds weights of another adapter, such as {result.unexpected_keys[0]}; "
-            "expected those of policy.lora"
-        )
-
-
-def _adapter_file(model: Any, folder: Path) -> Path:
-    name = model.active_adapter
-    return (folder if name == "default" else folder / name) / _WEIGHTS

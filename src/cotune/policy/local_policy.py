@@ -18,7 +18,7 @@ from transformers import (
 from cotune.errors import ConfigError
 from cotune.llm.client import NoLLM
 from cotune.methods.static import StaticStrategy
-from cotune.policy.adapters import adapter_base, check_peft, merged, with_adapter
+from cotune.policy.adapters import adapter_base, merged, with_adapter
 from cotune.policy.chat_template import own_templates
 from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.options import PolicyConfig
@@ -28,6 +28,7 @@ from cotune.policy.template_checks import check_turns
 from cotune.protocols import Environment, Rewards
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.run.record import Record
+from cotune.utils.packages import need
 from cotune.utils.text import hide_secrets, one_line
 
 
@@ -50,7 +51,7 @@ def load(
     """
     if not is_adapter(path):
         return load_model(path, dtype), load_tokenizer(path)
-    check_peft(f"policy {str(path)!r}")
+    need("peft", f"policy {str(path)!r}")
     base = base or adapter_base(path)
     has_tokenizer = (Path(path) / "tokenizer_config.json").is_file()  # peft itself saves none
     tokenizer = load_tokenizer(path if has_tokenizer else base)

@@ -18,21 +18,6 @@ def policy_path(path: str) -> str:
     """Return the folder of "bundled:NAME"; any other path or name unchanged.
 
     Raises:
-        ConfigError: the path is invalid.
-    """
-    check_path(path)
-    return str(_bundled_folder(path)) if path.startswith(_BUNDLED) else path
-
-
-def is_local(path: str) -> bool:
-    """Return whether `policy.path` names something on this machine, as far as its form says."""
-    return path.startswith(_BUNDLED) or Path(path).exists()
-
-
-def check_path(path: str) -> None:
-    """Check `policy.path` without loading anything.
-
-    Raises:
         ConfigError: the path is invalid; the message says why.
     """
     if "://" in path:
@@ -47,12 +32,18 @@ def check_path(path: str) -> None:
             "transformers, and name that folder"
         )
     if path.startswith(_BUNDLED):
-        _bundled_folder(path)
-    elif path.startswith(("/", ".", "~")) and not Path(path).is_dir():
+        return str(_bundled_folder(path))
+    if path.startswith(("/", ".", "~")) and not Path(path).is_dir():
         raise ConfigError(
             f"policy.path is {path!r}, and there is no such folder; expected one, a Hugging Face "
             "name, or bundled:ladder"
         )
+    return path
+
+
+def is_local(path: str) -> bool:
+    """Return whether `policy.path` names something on this machine, as far as its form says."""
+    return path.startswith(_BUNDLED) or Path(path).exists()
 
 
 def _bundled_folder(path: str) -> Path:

@@ -47,6 +47,16 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.replace("_", "-").rpartition("-")[2])
 
 
+def trained_steps(folder: Path) -> int | None:
+    """Return the steps that the newest undamaged checkpoint contains; None if there is no complete one.
+
+    Raises:
+        ConfigError: every one is damaged.
+    """
+    newest = newest_undamaged(complete_checkpoints(folder)).path
+    return None if newest is None else int(load_state(newest)["batches"])
+
+
 def write_manifest(folder: Path) -> None:
     """Write the manifest of a folder whose files are all written."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)

@@ -44,7 +44,9 @@ def not_fitting(requirement: Requirement) -> str:
     return ""
 
 
-def need_trl(what: str) -> None:
-    """Raise ConfigError unless TRL is installed; `what` says what needs it."""
-    if installed("trl") is None:
-        raise ConfigError(f"{what} needs trl, which is not installed: pip install 'cotune[trl]'")
+def need(package: str, what: str) -> None:
+    """Raise ConfigError unless a package, which cotune has an extra of, is installed; `what` says what needs it."""
+    if installed(package) is None:
+        raise ConfigError(
+            f"{what} needs {package}, which is not installed: pip install 'cotune[{package}]'"
+        )

@@ -5,7 +5,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -151,6 +151,18 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flattened[dotted] = value
     return flattened
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """Yield every text of nested mappings and lists, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for pair in cast("Mapping[str, object]", value).items():
+            yield from texts_in(pair)
+    elif isinstance(value, Sequence):
+        for part in cast("Sequence[object]", value):
+            yield from texts_in(part)
 
 
 def size(count: float) -> str:

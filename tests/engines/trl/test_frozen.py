@@ -13,7 +13,6 @@ from cotune.cli.train import train
 from cotune.config.resuming import resumed_config
 from cotune.config.run_file import parse_config
 from cotune.engines.trl.policy_update import PolicyUpdate
-from cotune.engines.trl.trl_engine import TRL
 from cotune.errors import ConfigError
 from cotune.run.costs import policy_rollouts
 from cotune.run.lineage import instruction_rows
@@ -78,7 +77,7 @@ def test_a_method_evolves_by_batches_that_move_no_weight(
     assert len(instruction_rows(run)) > 1
     config = parse_config(run.read_config(), "test")
     with pytest.raises(ConfigError, match="give it more steps"):
-        resumed_config(run, config, (), TRL().checkpoint_step(config, run.checkpoints_path))
+        resumed_config(run, config, ())
 
 
 def test_the_same_run_unfrozen_moves_them(tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ def test_gepa_on_a_frozen_policy_makes_no_training_batch(
     assert not list((run.path / "evolution").glob("*"))
     assert "The weights are the base's." in (run.best_path / "README.md").read_text()
     with pytest.raises(ConfigError, match="nothing to continue"):
-        resumed_config(run, parse_config(run.read_config(), "test"), (), None)
+        resumed_config(run, parse_config(run.read_config(), "test"), ())
 
 
 def test_a_frozen_static_run_is_an_evaluation(tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
 """A Tinker server as an `Engine`. Experimental: docs/how-to/tinker.md says what was run."""
 
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig
-from cotune.engines.engine import check_package, newest_numbered
+from cotune.engines.engine import check_package
 from cotune.engines.estimate import Layout
 from cotune.engines.preflight import Check, Preflight
 from cotune.engines.tinker.settings import read_arguments
@@ -48,9 +47,6 @@ class Tinker:
 
     def train(self, setup: "TinkerJoint", *, resume: bool) -> None:
         setup.run(resume=resume)
-
-    def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
-        return newest_numbered(folder, "checkpoint-")
 
     def layout(self, config: RunConfig, processes: int = 1) -> Layout:
         raise ValueError("a Tinker server trains, on GPUs that the run file does not name")

@@ -19,7 +19,6 @@ from cotune.engines.run_start import method_of
 from cotune.engines.trl.checks import check_named_parts, on_one_gpu
 from cotune.engines.trl.grpo_fields import LOSSES
 from cotune.engines.trl.joint_trainer import JointTrainer
-from cotune.engines.trl.sharding import check_deepspeed
 from cotune.errors import ConfigError
 from cotune.methods.method import CISPO_CAP
 from cotune.policy.adapters import lora_config
@@ -27,6 +26,7 @@ from cotune.policy.local_policy import load_model
 from cotune.policy.policy_files import is_adapter, policy_path
 from cotune.policy.precision import autocast, weights_dtype
 from cotune.run.run_dir import RunDir
+from cotune.utils.packages import need
 from cotune.utils.progress import begin
 from cotune.utils.text import did_you_mean
 
@@ -183,7 +183,7 @@ def check_engine_args(engine_args: dict[str, Any]) -> None:
                 "remove it or correct its name"
             )
     if engine_args.get("deepspeed"):
-        check_deepspeed("training.engine_args.deepspeed")
+        need("deepspeed", "training.engine_args.deepspeed")
 
 
 _SET_ELSEWHERE = {

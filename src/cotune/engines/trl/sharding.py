@@ -5,7 +5,6 @@ FSDP2 also shards the weights: they are gathered in the forward pass's dtype whi
 sampled, and in their own dtype on rank 0's CPU when they are saved.
 """
 
-import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import Trainer, TrainingArguments
 
 from cotune.errors import ConfigError
-from cotune.policy.adapters import load_adapter, read_weights
+from cotune.policy.adapters import read_weights
 from cotune.protocols import State
 
 _KINDS = ("ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG")
@@ -100,10 +99,8 @@ def restore_weights(model: Any, folder: Path) -> None:
         # An FSDP2 checkpoint with state_dict_type SHARDED_STATE_DICT; `state_dict` is read into, in place.
         weights = {"model": model.state_dict()}
         dcp.load(weights, storage_reader=dcp.FileSystemReader(shards))
-    elif is_peft_model(model):
-        load_adapter(model, folder)
     else:
-        model.load_state_dict(read_weights(model, folder))
+        model.load_state_dict(read_weights(model, folder), strict=not is_peft_model(model))
 
 
 def sharding_of(trainer: Trainer) -> str:
@@ -114,14 +111,6 @@ def sharding_of(trainer: Trainer) -> str:
     if (deepspeed := getattr(state, "deepspeed_plugin", None)) is not None:
         return f"zero{deepspeed.zero_stage}"
     return "none"
-
-
-def check_deepspeed(why: str) -> None:
-    """Raise ConfigError unless DeepSpeed is installed; `why` names the setting that needs it."""
-    if importlib.util.find_spec("deepspeed") is None:
-        raise ConfigError(
-            f"{why} needs DeepSpeed, which is not installed: pip install 'cotune[deepspeed]'"
-        )
 
 
 def check_sharding(args: TrainingArguments) -> None:

@@ -4,13 +4,12 @@ import os
 import warnings
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig, TrainingConfig
-from cotune.engines.engine import check_package, newest_numbered
+from cotune.engines.engine import check_package
 from cotune.engines.estimate import Layout, memory_of, shape_of
 from cotune.engines.preflight import Check, Notice, Preflight
 from cotune.errors import EngineError
@@ -62,10 +61,6 @@ class TRL:
 
     def train(self, setup: "JointTrainer", *, resume: bool) -> None:
         setup.train(resume_from_checkpoint=resume)
-
-    def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
-        newest = newest_numbered(folder, "checkpoint-")
-        return None if newest is None else newest // config.training.optimizer_steps
 
     def layout(self, config: RunConfig, processes: int = 1) -> Layout:
         args = config.training.engine_args

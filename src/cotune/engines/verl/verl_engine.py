@@ -2,7 +2,6 @@
 
 from functools import partial
 from importlib.metadata import requires
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.requirements import Requirement
@@ -10,7 +9,7 @@ from packaging.version import Version
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig
-from cotune.engines.engine import check_package, newest_numbered
+from cotune.engines.engine import check_package
 from cotune.engines.estimate import Layout
 from cotune.engines.preflight import Check, Preflight
 from cotune.engines.verl.arguments import layout_of
@@ -66,9 +65,6 @@ class VeRL:
         from cotune.engines.verl.run import train
 
         train(setup, resume=resume)
-
-    def checkpoint_step(self, config: RunConfig, folder: Path) -> int | None:
-        return newest_numbered(folder, "global_step_")
 
     def layout(self, config: RunConfig, processes: int = 1) -> Layout:
         return layout_of(config)

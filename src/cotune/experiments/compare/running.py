@@ -20,7 +20,7 @@ from cotune.run.costs import policy_rollouts
 from cotune.run.locks import locked
 from cotune.run.run_dir import RunDir, write_summary
 from cotune.utils.output import output_may_be_lost
-from cotune.utils.packages import need_trl
+from cotune.utils.packages import need
 from cotune.utils.stopping import stopped_by_sigterm
 from cotune.utils.tables import on_console, plain_table
 from cotune.utils.text import one_line
@@ -87,7 +87,7 @@ def demo(folder: Path, seed: int, console: Console) -> SuiteSummary:
         ConfigError: TRL is not installed, or the folder holds something else.
         Stopped: Ctrl-C.
     """
-    need_trl("cotune demo")
+    need("trl", "cotune demo")
     suites = resources.files("cotune.experiments.compare") / "suites"
     with resources.as_file(suites / "demo.yaml") as file:
         fields = (f"output={json.dumps(str(folder))}", f"seeds=[{seed}]")
