@@ -13,7 +13,7 @@ import cotune
 from cotune.config.run_file import dump_config, parse_config
 from cotune.errors import ConfigError
 from cotune.methods.method import Method
-from cotune.methods.registry import BUILT_IN, added, method_of
+from cotune.methods.registry import BUILT_IN, kinds, method_of
 from cotune.run.run_dir import RunDir
 from tests.helpers import install
 from tests.policy.tiny import small_policy
@@ -60,7 +60,7 @@ def test_a_package_adds_a_method_to_the_run_file() -> None:
     assert isinstance(config.method, Method)
     assert parse_config(dump_config(config), "test") == config
     assert dump_config(config)["strategy"] == {"kind": "bandit", "ending": "Check it."}
-    assert added() == ["bandit"]
+    assert kinds() == [*BUILT_IN, "bandit"]
 
 
 @pytest.mark.usefixtures("bandit")

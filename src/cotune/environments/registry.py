@@ -6,11 +6,10 @@ value an `EnvironmentKind`. cotune's own are named in the same way, so that a ki
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 from cotune.environments.environment_kind import EnvironmentKind
-from cotune.errors import ConfigError
-from cotune.utils.importing import import_object, load_registered, registered
+from cotune.utils.importing import import_object, kinds_with, load_kind
 
 GROUP = "cotune.environments"
 """The entry-point group of environments."""
@@ -28,9 +27,9 @@ BUILT_IN: Mapping[str, str] = {
 """cotune's own kinds, each with the object that describes it."""
 
 
-def kinds() -> tuple[str, ...]:
+def kinds() -> list[str]:
     """Return all kinds: cotune's own, then those of installed packages."""
-    return (*BUILT_IN, *sorted(registered(GROUP).keys() - BUILT_IN.keys()))
+    return kinds_with(GROUP, BUILT_IN)
 
 
 @cache
@@ -42,14 +41,5 @@ def kind_of(kind: str) -> EnvironmentKind[Any]:
     """
     if kind in BUILT_IN:
         return import_object(BUILT_IN[kind], "environment.kind")
-    if kind not in kinds():
-        names = ", ".join(map(repr, kinds()))
-        raise ConfigError(f"environment.kind: {kind!r} is unknown; expected one of {names}")
-    entry: object = load_registered(GROUP, kind, "environment.kind")
-    if isinstance(entry, EnvironmentKind) and entry.kind == kind:
-        return cast("EnvironmentKind[Any]", entry)
-    raise ConfigError(
-        f"environment.kind: the entry point {kind!r} of {GROUP} is not a "
-        "cotune.environments.environment_kind.EnvironmentKind whose options have that kind; fix or "
-        "reinstall its package, or name its class by environment: package.module:name"
-    )
+    other = ", or name its class by environment: package.module:name"
+    return load_kind(GROUP, kind, "environment.kind", EnvironmentKind, BUILT_IN, other)

@@ -5,15 +5,14 @@ its value a `Method` object.
 """
 
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
-from cotune.errors import ConfigError
 from cotune.methods import composed, static
 from cotune.methods.fst import fst, gepa
 from cotune.methods.inspo import inspo
 from cotune.methods.method import Method
 from cotune.methods.p2o import p2o
-from cotune.utils.importing import load_registered, registered
+from cotune.utils.importing import kinds_with, load_kind
 
 GROUP = "cotune.methods"
 """The entry-point group of methods."""
@@ -25,29 +24,17 @@ BUILT_IN: dict[str, Method[Any]] = {
 }  # fmt: skip
 
 
+@cache
 def method_of(kind: str) -> Method[Any]:
     """Return the method of a `strategy.kind`.
 
     Raises:
         ConfigError: no such method, or its package cannot be loaded.
     """
-    return BUILT_IN[kind] if kind in BUILT_IN else _added(kind)
+    own_method = BUILT_IN.get(kind)
+    return own_method or load_kind(GROUP, kind, "strategy.kind", Method, BUILT_IN, "")
 
 
-@cache
-def _added(kind: str) -> Method[Any]:
-    if kind not in registered(GROUP):
-        kinds = ", ".join(map(repr, (*BUILT_IN, *added())))
-        raise ConfigError(f"strategy.kind: {kind!r} is unknown; expected one of {kinds}")
-    method: Method[Any] | object = load_registered(GROUP, kind, "strategy.kind")
-    if isinstance(method, Method) and method.kind == kind:
-        return cast("Method[Any]", method)
-    raise ConfigError(
-        f"strategy.kind: the entry point {kind!r} of {GROUP} is not a cotune.methods.method.Method "
-        f"whose options have kind {kind!r}; fix or reinstall its package"
-    )
-
-
-def added() -> list[str]:
-    """Return the kinds that installed packages add, sorted."""
-    return sorted(registered(GROUP).keys() - BUILT_IN)
+def kinds() -> list[str]:
+    """Return all kinds: cotune's own, then those of installed packages."""
+    return kinds_with(GROUP, BUILT_IN)

@@ -22,7 +22,6 @@ from transformers import (
 from transformers.cache_utils import Cache, DynamicLayer
 
 from cotune.errors import EngineError
-from cotune.policy.attention import avoid_cudnn_attention
 from cotune.policy.codec import common_prefix
 from cotune.protocols import Codec, Sampler, Session
 from cotune.types import Sample, SampleRequest, Sampling
@@ -532,6 +531,15 @@ class GenerateSession(_Session):
                 synced_gpus=False,  # ranks make different numbers of calls, also under FSDP2
             )
         return [turn.sample() for turn in turns]
+
+
+def avoid_cudnn_attention() -> None:
+    """Turn cuDNN's attention kernels off in this process; flash and memory-efficient ones take over.
+
+    On Hopper and Blackwell GPUs, torch prefers cuDNN's since 2.11. Under a mask their gradient can be NaN
+    (pytorch/pytorch#196678, huggingface/trl#7181), and sampling builds a plan for each new length of the cache.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def policy_sampler(

@@ -62,18 +62,41 @@ def _registered(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
-def load_registered(group: str, name: str, field: str) -> Any:
-    """Return what a package registered under a name.
+def kinds_with(group: str, built_in: Iterable[str]) -> list[str]:
+    """Return all kinds: cotune's own, then those of installed packages, sorted."""
+    own_kinds = list(built_in)
+    return own_kinds + sorted(registered(group).keys() - set(own_kinds))
+
+
+def load_kind(
+    group: str, kind: str, field: str, entry_class: type[Any], built_in: Iterable[str], other: str
+) -> Any:
+    """Return the entry that a package registered under a kind.
+
+    Args:
+        field: of the run file, which the kind is the value of.
+        entry_class: the class of entries, which have a `kind`.
+        built_in: cotune's own kinds.
+        other: another way than to fix the package, for the message.
 
     Raises:
-        ConfigError: it cannot be imported; names the field of the run file.
+        ConfigError: no such kind, or its package cannot be imported or registered something else.
     """
+    if kind not in registered(group):
+        kinds = ", ".join(map(repr, kinds_with(group, built_in)))
+        raise ConfigError(f"{field}: {kind!r} is unknown; expected one of {kinds}")
     try:
-        return registered(group)[name].load()
+        entry = registered(group)[kind].load()
     except Exception as error:  # an import may raise anything
         raise ConfigError(
-            f"{field}: {name!r} cannot be loaded ({named(error)}); fix or reinstall its package"
+            f"{field}: {kind!r} cannot be loaded ({named(error)}); fix or reinstall its package"
         ) from error
+    if isinstance(entry, entry_class) and getattr(entry, "kind", None) == kind:
+        return entry
+    raise ConfigError(
+        f"{field}: the entry point {kind!r} of {group} is not a {entry_class.__module__}."
+        f"{entry_class.__name__} whose options have kind {kind!r}; fix or reinstall its package{other}"
+    )
 
 
 def import_from(folders: Iterable[Path]) -> None:

@@ -125,7 +125,6 @@ def test_every_field_of_grpos_own_was_reviewed() -> None:
 @pytest.mark.parametrize(
     ("changes", "field", "fix"),
     [
-        ({"max_steps": -1, "num_train_epochs": 2}, "max_steps is -1", "set max_steps"),
         (
             {
                 "per_device_train_batch_size": 2,

@@ -59,11 +59,6 @@ def _conflicts(args: GRPOConfig) -> Iterator[str]:
                 f"vllm_tensor_parallel_size is {shared}; expected a divisor of the {args.world_size} "
                 "processes that train"
             )
-    if args.max_steps < 1:
-        yield (
-            f"max_steps is {args.max_steps}; cotune needs the number of optimizer steps: set max_steps "
-            "(num_train_epochs is not used)"
-        )
     if not args.temperature > 0:
         yield (
             f"temperature is {args.temperature}, but rollouts must be drawn from a distribution, and TRL "

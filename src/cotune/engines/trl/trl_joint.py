@@ -20,16 +20,14 @@ from cotune.engines.trl.checks import (
     check_trainer,
     steps_per_batch,
 )
-from cotune.engines.trl.learning_rate import ResumedRate
-from cotune.engines.trl.run_callbacks import CheckpointCallback
+from cotune.engines.trl.run_callbacks import CheckpointCallback, ResumedRate
 from cotune.engines.trl.sharding import check_spread, gather, spread, whole_weights
 from cotune.engines.trl.trackers import TrackerCallback
 from cotune.engines.trl.vllm_sampler import VLLMSampler, engine_context, sampling_logprobs
 from cotune.engines.trl.vllm_start import seed_vllm
 from cotune.errors import ConfigError
-from cotune.policy.attention import avoid_cudnn_attention
 from cotune.policy.local_policy import context_length
-from cotune.policy.sampling import policy_sampler
+from cotune.policy.sampling import avoid_cudnn_attention, policy_sampler
 from cotune.protocols import State
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.coordinator import Batch

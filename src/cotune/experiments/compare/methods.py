@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cotune.errors import ConfigError
-from cotune.methods.registry import BUILT_IN, added, method_of
+from cotune.methods.registry import kinds, method_of
 from cotune.utils.text import did_you_mean
 
 Group = Literal["trained", "prompt", "staged", "ours"]
@@ -58,8 +58,8 @@ METHODS: Mapping[str, Method] = {
 
 def method_names() -> list[str]:
     """Return the names of all methods that a suite can name."""
-    kinds = [kind for kind in (*BUILT_IN, *added()) if kind != "static"]  # it is grpo here
-    return list(dict.fromkeys([*METHODS, *kinds]))
+    strategies = [kind for kind in kinds() if kind != "static"]  # it is grpo here
+    return list(dict.fromkeys([*METHODS, *strategies]))
 
 
 def method_named(name: str) -> Method:

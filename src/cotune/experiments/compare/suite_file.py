@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from cotune.config.overrides import with_overrides
 from cotune.config.run_file import read_fields
 from cotune.errors import ConfigError
-from cotune.methods.registry import BUILT_IN, added
+from cotune.methods import registry
 from cotune.utils.validation import Model, TextOrFields, describe
 
 _COMPUTE = re.compile(r"\d+(\.\d+)?x")
@@ -122,7 +122,7 @@ class SuiteConfig(Model):
 
     @model_validator(mode="after")
     def _by_strategy_names_kinds(self) -> "SuiteConfig":
-        kinds = [*BUILT_IN, *added()]
+        kinds = registry.kinds()
         for kind in self.by_strategy:
             if kind not in kinds:
                 raise ValueError(
