@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict
 
-from cotune.data.instruction_in_data import InstructionPlace, place_instruction
 from cotune.data.trl_data import read_rows, tasks_of
+from cotune.environments.prompt_in_data import InstructionPlace, place_instruction
 from cotune.errors import ConfigError
 
 Message = dict[str, str]

@@ -10,9 +10,8 @@ import trl
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from cotune.data.instruction_in_data import place_instruction
 from cotune.data.trl_data import read_rows, tasks_of
-from cotune.environments.prompt_in_data import PromptInData, served_format
+from cotune.environments.prompt_in_data import PromptInData, place_instruction, served_format
 from cotune.environments.trl_factory import from_trl
 from cotune.policy.chat_template import with_instruction
 from cotune.policy.codec import HFCodec, PlainCodec

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from cotune.config.prompt_lengths import without_too_long
-from cotune.config.run_file import LLMConfig, RulesConfig, RunConfig
+from cotune.config.run_file import LLMConfig, RewardConfig, RulesConfig, RunConfig
 from cotune.data.dataset import DatasetConfig, read_dataset
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.environment_kind import EnvironmentOptions
@@ -16,7 +16,6 @@ from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
 from cotune.llm.own import OwnLLMOptions, own_llm
 from cotune.protocols import LLM, Codec, Environment
 from cotune.rewards.functions import RewardFunctions, WeightedReward
-from cotune.rewards.reward_options import RewardConfig
 from cotune.run.record import Record
 
 

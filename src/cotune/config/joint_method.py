@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from cotune.errors import ConfigError
 from cotune.llm.bank import BankOptions, check_bank
@@ -17,10 +17,6 @@ from cotune.methods.p2o.p2o import P2OOptions
 from cotune.methods.registry import method_of
 from cotune.methods.static import StaticOptions
 from cotune.protocols import LLM
-from cotune.utils.text import hide_secrets
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
 
 ProposingLLM: TypeAlias = LLM | OpenAIOptions | BankOptions | str | Path | None
 """The LLM that writes proposals: the name of an OpenAI model, an endpoint's options, a file of texts to
@@ -67,20 +63,14 @@ class JointMethod:
         # Imported here, so that importing cotune stays light.
         from pydantic import TypeAdapter, ValidationError
 
+        from cotune.utils.validation import describe
+
         values = {field.name: getattr(self, field.name) for field in fields(self.options_class)}
         try:
             return TypeAdapter[Any](self.options_class).validate_python(values)
         except ValidationError as error:
-            raise ConfigError(f"{type(self).__name__}: {_first_problem(error)}") from None
-
-
-def _first_problem(error: "ValidationError") -> str:
-    problem = error.errors(include_url=False)[0]
-    if problem["type"] == "value_error":
-        return str(problem.get("ctx", {}).get("error", problem["msg"]))
-    field = ".".join(map(str, problem["loc"]))
-    expected = problem["msg"].replace("Input should be", "expected", 1).partition(", unable")[0]
-    return f"{field}: {expected}; got {hide_secrets(repr(problem['input']), guess=True)[:80]}"
+            problem = describe(error, self.options_class)
+            raise ConfigError(f"{type(self).__name__}: {problem}") from None
 
 
 def _read_llm(name: str, llm: ProposingLLM) -> LLM | OpenAIOptions | BankOptions | None:

@@ -35,13 +35,12 @@ from cotune.methods.method import Method, RunShape
 from cotune.methods.registry import method_of
 from cotune.policy.options import PolicyConfig
 from cotune.policy.precision import Precision
-from cotune.rewards.reward_options import RewardConfig
 from cotune.types import Limits
 from cotune.utils.field_yaml import FieldLoader
 from cotune.utils.importing import import_from, registered
 from cotune.utils.packages import ENGINES
 from cotune.utils.text import flat, has_secret, hide_secrets, printable, texts_in
-from cotune.utils.validation import Model, describe
+from cotune.utils.validation import Model, TextOrFields, describe
 
 if TYPE_CHECKING:
     EngineName = str
@@ -62,6 +61,19 @@ class RulesConfig(Model):
     def public_name(self) -> str:
         """Return what proposes, as others should read it."""
         return "cotune's offline rules"
+
+
+class RewardConfig(TextOrFields):
+    """A reward function and its weight."""
+
+    function: str
+    """`package.module:name` or `file.py:name` of a function with TRL's signature, or a built-in one:
+    exact_match, f1_squad, f1_hotpot, boxed."""
+    weight: float = 1.0
+    """The weight of its values in the sum."""
+    messages: bool | None = None
+    """Pass prompts and completions as chat messages (true) or as texts (false); null follows the form
+    of the data's questions, and passes messages if there are tools."""
 
 
 class TrainingConfig(Model):
@@ -394,17 +406,13 @@ def load_config(path: str | Path, assignments: Sequence[str] = ()) -> RunConfig:
 def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
     """Build the configuration of a new run from plain data; `source` is named in errors."""
     check_values(raw, source)
-    config = _config_of(raw, source)
+    config = parse_recorded(raw, source)
     _check_booleans(raw, config, source)
     return config
 
 
 def parse_recorded(raw: Mapping[str, Any], source: str) -> RunConfig:
     """Build a configuration from plain data that was accepted before, as `dump_config` returned it."""
-    return _config_of(raw, source)
-
-
-def _config_of(raw: Mapping[str, Any], source: str) -> RunConfig:
     try:
         return RunConfig.model_validate(raw)
     except ValidationError as error:

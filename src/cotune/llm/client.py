@@ -157,16 +157,15 @@ class Outcome:
         text: the reply; "" on failure.
         usage: (prompt tokens, completion tokens) as reported; None without a plausible report.
         error: what went wrong, in one line; "" on success.
-        replied: whether a reply came, which is paid for even if it has no whole text.
-        sent: whether a request without a reply may have to be paid for: it may have reached a model.
+        replied: whether a reply came, which is paid for even if it has no whole text; None if none came but
+            the request may have reached a model, and may have to be paid for.
         truncated: whether the reply was cut off at its token limit.
     """
 
     text: str = ""
     usage: tuple[int, int] | None = None
     error: str = ""
-    replied: bool = False
-    sent: bool = False
+    replied: bool | None = False
     truncated: bool = False
 
 
@@ -214,7 +213,7 @@ class OpenAIClient:
             self._record.check_budget(options.budget)
             begun = time.monotonic()
             outcome = _LOOP.run(self._ask(prompt))
-            estimated = (outcome.replied or outcome.sent) and outcome.usage is None
+            estimated = outcome.replied is not False and outcome.usage is None
             upper_bound = (prompt_token_bound(len(prompt.encode())), options.max_tokens)
             usage = upper_bound if estimated else outcome.usage or (0, 0)
             self._record.charge(
@@ -256,7 +255,7 @@ class OpenAIClient:
             return Outcome(error=_refusal(error.status_code, self._hide(error.response.text)))
         except (TimeoutError, openai.APITimeoutError):
             attempts = f"{1 + self._retries} attempt(s) of llm.timeout_s, {options.timeout_s:g} s"
-            return Outcome(error=f"timed out: no complete reply in {attempts}", sent=True)
+            return Outcome(error=f"timed out: no complete reply in {attempts}", replied=None)
         except openai.OpenAIError as error:
             cause = error.__cause__ or error
             reason = f"{type(cause).__name__.lstrip('_')}: {_shorten(self._hide(str(cause)))}"
@@ -266,7 +265,8 @@ class OpenAIClient:
             # "All connection attempts failed" alone does not say whether nothing listens there.
             if isinstance(root, ConnectionError) and root.errno:
                 reason += f" ({os.strerror(root.errno)})"
-            return Outcome(error=reason, sent=type(cause).__name__ not in _UNSENT)
+            unsent = type(cause).__name__ in _UNSENT
+            return Outcome(error=reason, replied=False if unsent else None)
         outcome = parse_reply(reply.content.decode("utf-8", "replace"), self._hide)
         return replace(outcome, text=self._hide(outcome.text, _SHORTEST_SECRET))
 

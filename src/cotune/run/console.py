@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,7 +16,23 @@ from cotune.utils.tables import duration
 _log = logging.getLogger("cotune")
 
 
-class ConsoleListener:
+class _Listener:
+    """Passes on each step once, with what is to be noticed after it."""
+
+    def __init__(self) -> None:
+        self._notices = Notices()
+        self._last_step: int | None = None
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        # A step may have further optimizer steps on the same rollouts (training.mini_batches).
+        if step != self._last_step:
+            self._last_step = step
+            self._show(step, values, self._notices.after(values))
+
+    def _show(self, step: int, values: Mapping[str, float], notices: Sequence[str]) -> None: ...
+
+
+class ConsoleListener(_Listener):
     """Show events and steps on a console.
 
     Args:
@@ -25,27 +41,23 @@ class ConsoleListener:
     """
 
     def __init__(self, console: Console, total_steps: int) -> None:
+        super().__init__()
         self._console = console
         self._total = total_steps
         self._started = time.monotonic()
         self._first: tuple[int, float] | None = None
-        self._notices = Notices()
-        self._shown_step: int | None = None
 
     def event(self, kind: str, step: int, fields: Mapping[str, object]) -> None:
         if line := describe_event(kind, fields):
             self._print(line)
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        if step == self._shown_step:
-            return  # a further optimizer step on the same rollouts (training.mini_batches)
-        self._shown_step = step
+    def _show(self, step: int, values: Mapping[str, float], notices: Sequence[str]) -> None:
         total = int(values.get("total_steps", self._total))
         figures = _step_figures(values)
         figures += self._time_left(step, total)
         report("step", step, total)
         self._print(f"[bold]step {step}/{total}[/]  " + "  ".join(figures))
-        for notice in self._notices.after(values):
+        for notice in notices:
             self._print(f"[yellow]{escape(notice)}[/]")
 
     def _time_left(self, step: int, total: int) -> list[str]:
@@ -65,23 +77,16 @@ class ConsoleListener:
         self._console.print(text, highlight=False, soft_wrap=not self._console.is_terminal)
 
 
-class LogListener:
+class LogListener(_Listener):
     """Log events and notices to the logger "cotune", for a script, whose trainer shows the steps itself."""
-
-    def __init__(self) -> None:
-        self._notices = Notices()
-        self._noticed_step: int | None = None
 
     def event(self, kind: str, step: int, fields: Mapping[str, object]) -> None:
         if line := describe_event(kind, fields):
             text = Text.from_markup(line).plain
             _log.log(EVENTS[kind].level, "step %d: %s", step, text)
 
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        if step == self._noticed_step:
-            return
-        self._noticed_step = step
-        for notice in self._notices.after(values):
+    def _show(self, step: int, values: Mapping[str, float], notices: Sequence[str]) -> None:
+        for notice in notices:
             _log.warning("step %d: %s", step, notice)
 
 

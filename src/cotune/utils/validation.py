@@ -37,12 +37,12 @@ class TextOrFields(Model):
         return {next(iter(cls.model_fields)): value} if isinstance(value, str) else value
 
 
-def describe(error: ValidationError, model: type[BaseModel]) -> str:
+def describe(error: ValidationError, model: type[Any]) -> str:
     """Return the first problem of a run file as "field: what is wrong", and how many more there are.
 
     Args:
         error: what validating `model` raised.
-        model: the run file's model, whose fields misspelt names are compared with.
+        model: the class that was validated, whose fields misspelt names are compared with.
     """
     problems = error.errors(include_url=False)
     # An unknown field explains a missing one, so it goes first.
@@ -156,7 +156,7 @@ def _classes(annotation: Any) -> Iterator[type]:
         yield from _classes(part)
 
 
-def _kinds(model: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+def _kinds(model: type[Any], loc: tuple[int | str, ...]) -> list[str]:
     """Return the kinds that a section of the run file can have; none if it has no kinds."""
     section = get_type_hints(model).get(str(loc[0])) if len(loc) == 1 else None
     literals = (get_args(get_type_hints(options).get("kind")) for options in _classes(section))

@@ -17,7 +17,7 @@ from cotune.config.run_file import parse_config
 from cotune.engines.preflight import Preflight
 from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.engines.trl.run_file_setup import build_trainer
-from cotune.engines.trl.vllm_start import compute_dtype, seed_vllm
+from cotune.engines.trl.vllm_sampler import compute_dtype, seed_vllm
 from cotune.errors import ConfigError, EngineError
 from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run
 from cotune.policy.local_policy import load

@@ -10,14 +10,13 @@ import pyarrow.parquet as parquet
 import pytest
 
 from cotune.cli import app as cli
-from cotune.config.run_file import RunConfig
+from cotune.config.run_file import RewardConfig, RunConfig
 from cotune.environments.base import SingleTurnEnvironment
 from cotune.environments.math import INITIAL_INSTRUCTION as SOLVE
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate import evaluating
 from cotune.experiments.evaluate.question_sets import QuestionSet, metrics_of, question_sets
 from cotune.rewards.functions import RewardFunctions
-from cotune.rewards.reward_options import RewardConfig
 from cotune.run.record import Record
 from cotune.types import Task
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH

@@ -19,7 +19,7 @@ from cotune.engines.trl.batches import (
 )
 from cotune.engines.trl.shared_prompts import completion_logits, score_completions
 from cotune.engines.trl.trl_release import has_fused_head
-from cotune.engines.trl.vllm_start import starting_vllm
+from cotune.engines.trl.vllm_sampler import starting_vllm
 from cotune.methods.context_distillation import (
     Floats,
     batch_weights,

@@ -9,11 +9,10 @@ from typing import Any, cast
 from trl import GRPOConfig
 
 from cotune.config.joint_method import JointMethod
-from cotune.data.instruction_in_data import place_instruction
 from cotune.data.trl_data import read_rows, tasks_of
 from cotune.engines.trl.checks import steps_per_batch
 from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
-from cotune.environments.prompt_in_data import PromptInData, served_format
+from cotune.environments.prompt_in_data import PromptInData, place_instruction, served_format
 from cotune.environments.tools import ToolEnvironment
 from cotune.environments.trl_factory import from_trl
 from cotune.errors import ConfigError

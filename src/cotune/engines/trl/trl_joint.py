@@ -23,8 +23,12 @@ from cotune.engines.trl.checks import (
 from cotune.engines.trl.run_callbacks import CheckpointCallback, ResumedRate
 from cotune.engines.trl.sharding import check_spread, gather, spread, whole_weights
 from cotune.engines.trl.trackers import TrackerCallback
-from cotune.engines.trl.vllm_sampler import VLLMSampler, engine_context, sampling_logprobs
-from cotune.engines.trl.vllm_start import seed_vllm
+from cotune.engines.trl.vllm_sampler import (
+    VLLMSampler,
+    engine_context,
+    sampling_logprobs,
+    seed_vllm,
+)
 from cotune.errors import ConfigError
 from cotune.policy.local_policy import context_length
 from cotune.policy.sampling import avoid_cudnn_attention, policy_sampler

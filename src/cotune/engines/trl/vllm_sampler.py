@@ -1,12 +1,15 @@
-"""Sample rollouts with vLLM, through the `VLLMGeneration` of a GRPOTrainer with `use_vllm`."""
+"""Start vLLM and sample rollouts with it, through the `VLLMGeneration` of a GRPOTrainer with `use_vllm`."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
+import torch
+import trl.generation.vllm_generation as vllm_generation
 from accelerate.utils import broadcast_object_list
-from trl import GRPOTrainer
+from transformers import set_seed
+from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
 from cotune.errors import ConfigError, EngineError
@@ -15,7 +18,10 @@ from cotune.policy.sampling import StopFinder
 from cotune.protocols import Codec, Comm
 from cotune.rollout.coordinator import SingleProcess
 from cotune.types import Distillation, Sample, SampleRequest, Sampling, Trajectory
+from cotune.utils.progress import begin
+from cotune.utils.text import one_line, shorten_middle
 
+_LONGEST = 400  # of what vLLM says
 Waiting = list[tuple[int, int]] | None
 """A rank's rows that wait for tokens: context length and limit of each; None once it has closed."""
 
@@ -254,3 +260,63 @@ def engine_context(trainer: GRPOTrainer, distillation: Distillation, comm: Comm)
             f"{trainer.temperature}: start it with --logprobs-mode processed_logprobs"
         )
     return served["max_model_len"]
+
+
+@contextmanager
+def starting_vllm(trainer: GRPOTrainer) -> Iterator[None]:
+    """Give the vLLM that the trainer starts in this process the trainer's type, while it is constructed.
+
+    TRL has no argument for the type, and by default vLLM samples a float32 policy in half precision.
+
+    Raises:
+        EngineError: vLLM did not start, or its server does not answer.
+    """
+    replaced = {
+        name: getattr(vllm_generation, name)
+        for name in ("LLM", "VLLMClient")
+        if hasattr(vllm_generation, name)  # without vLLM there is no LLM
+    }
+    if engine := replaced.get("LLM"):
+
+        def start(**options: Any) -> Any:
+            begin("starting vLLM")
+            dtype = str(compute_dtype(trainer)).removeprefix("torch.")
+            return _start(engine, options | {"dtype": dtype})
+
+        vllm_generation.LLM = start
+    client = replaced["VLLMClient"]
+    vllm_generation.VLLMClient = lambda **options: _start(client, options)
+    try:
+        yield
+    finally:
+        for name, original in replaced.items():
+            setattr(vllm_generation, name, original)
+
+
+def _start(make: Callable[..., Any], options: dict[str, Any]) -> Any:
+    try:
+        return make(**options)
+    except Exception as error:
+        reason = one_line(shorten_middle(f"{type(error).__name__}: {error}", _LONGEST))
+        raise EngineError(
+            f"vLLM did not start: {reason} (its settings are vllm_… in training.engine_args or GRPOConfig)"
+        ) from error
+
+
+def compute_dtype(trainer: GRPOTrainer) -> torch.dtype:
+    """Return the type in which the trainer computes the policy's probabilities."""
+    mixed = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    weights_dtype: torch.dtype = cast(Any, trainer.model).dtype
+    return mixed.get(str(trainer.accelerator.mixed_precision), weights_dtype)
+
+
+def seed_vllm(trainer: GRPOTrainer, seed: int) -> None:
+    """Seed the draws of the vLLM in this process with a run's seed.
+
+    vLLM draws from the process's random state, which TRL seeds alike in every run. Processes that
+    share an engine have the same seed.
+    """
+    if trainer.use_vllm and trainer.vllm_mode == "colocate":
+        args = cast(GRPOConfig, trainer.args)
+        process = trainer.accelerator.process_index
+        set_seed(seed + process // args.vllm_tensor_parallel_size)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cotune.config.build import build_rewards, initial_instruction
 from cotune.config.run_checks import check_columns, check_retriever
-from cotune.config.run_file import RunConfig
+from cotune.config.run_file import RewardConfig, RunConfig
 from cotune.data.benchmarks import Benchmark, parse_benchmark, read_benchmark
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.math import MathEnvironment, with_final
@@ -15,7 +15,6 @@ from cotune.experiments.evaluate.metrics import METRICS, is_boxed
 from cotune.protocols import Environment
 from cotune.rewards import REWARDS
 from cotune.rewards.functions import RewardFunctions
-from cotune.rewards.reward_options import RewardConfig
 from cotune.run.scores import EXACT_MATCH, measure_of
 from cotune.types import Task
 
