@@ -114,6 +114,17 @@ class Choice:
     too_close: bool
     rivals: tuple[Instruction, ...] = ()
 
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """What is recorded of it, as `best.json` and the events name it."""
+        return {
+            "weight": self.weight,
+            "observed_steps": self.steps,
+            "observed_rollouts": self.rollouts,
+            "runner_up": self.runner_up.id if self.runner_up else None,
+            "too_close_to_call": self.too_close,
+        }
+
 
 # ---- what a strategy decides
 

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from cotune.config.run_file import parse_config
 from cotune.engines.preflight import packages
-from cotune.environments import reasoning_gym as module
 from cotune.environments.reasoning_gym import (
     REFUSED,
     RUN_ANSWERS,
@@ -213,7 +212,7 @@ def test_the_run_file_is_checked_without_the_package(fields: dict[str, Any], sai
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "installed", lambda name: None)
+    monkeypatch.setattr("cotune.utils.packages.installed", lambda name: None)
     with pytest.raises(ConfigError, match=r"not installed: pip install 'cotune\[reasoning-gym\]'$"):
         environment("gcd")
     monkeypatch.setattr("cotune.engines.preflight.installed", lambda name: None)

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from cotune.utils.stopping import stopped_by_sigterm
+from cotune.utils.processes import stopped_by_sigterm
 
 
 def stopped_twice(cleaned: list[str]) -> None:

@@ -9,7 +9,6 @@ from cotune.environments.math import INITIAL_INSTRUCTION as INITIAL
 from cotune.methods.inspo.proposers import read_tagged
 from cotune.methods.inspo.replay import Experience
 from cotune.types import StopReason, Task
-from cotune.worlds.drawing import split_by_hash
 from cotune.worlds.ladder import (
     LARGEST,
     RUNGS,
@@ -23,8 +22,9 @@ from cotune.worlds.ladder import (
     after,
     problem,
     procedure,
+    split_by_hash,
 )
-from cotune.worlds.ladder_rules import REMEDIES, lacks
+from cotune.worlds.remedies import REMEDIES, lacks
 from cotune.worlds.rules_llm import RulesLLM
 from tests.helpers import paraphrase_prompt, reflection_prompt
 

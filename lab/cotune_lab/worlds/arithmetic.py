@@ -17,8 +17,7 @@ from cotune.data.splits import digest
 from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
 from cotune.rewards.boxed import BoxedReward
-from cotune.worlds.drawing import different, split_by_hash
-from cotune.worlds.ladder import SPLITS, word_question
+from cotune.worlds.ladder import SPLITS, different, split_by_hash, word_question
 from cotune_lab.worlds.content_splits import check_counts
 
 _TRIES = 2000  # draws of one problem before a stratum counts as exhausted

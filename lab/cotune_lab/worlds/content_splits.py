@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from cotune import Task
 from cotune.data.splits import digest
-from cotune.worlds.drawing import different, split_by_hash
+from cotune.worlds.ladder import different, split_by_hash
 
 SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}
 _TRIES = 2000  # draws of one question before there are no more

@@ -23,7 +23,7 @@ from cotune import Action, Response, SearchEnvironment, Task
 from cotune.data.splits import digest
 from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune.rewards import exact_match
-from cotune.worlds.drawing import different
+from cotune.worlds.ladder import different
 from cotune_lab.worlds.content_splits import check_counts
 from cotune_lab.worlds.geo import (
     STRATA,

@@ -21,8 +21,7 @@ from cotune.cli.arguments import (
 from cotune.errors import ConfigError, CotuneError, EvolutionError, Stopped
 from cotune.utils.files import file_failure
 from cotune.utils.output import accept_any_text
-from cotune.utils.processes import launched_rank
-from cotune.utils.stopping import stopped_by_sigterm
+from cotune.utils.processes import launched_rank, stopped_by_sigterm
 from cotune.utils.text import hide_secrets, one_line
 
 if TYPE_CHECKING:

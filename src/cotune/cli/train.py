@@ -19,8 +19,7 @@ from cotune.run.locks import run_locked
 from cotune.run.run_dir import RunDir
 from cotune.utils.files import file_failure
 from cotune.utils.output import output_may_be_lost
-from cotune.utils.processes import launched_rank
-from cotune.utils.stopping import stopped_by_sigterm
+from cotune.utils.processes import launched_rank, stopped_by_sigterm
 from cotune.utils.text import command_on, one_line
 
 

@@ -91,14 +91,7 @@ class BestPolicy:
         if score is not None:
             record = replace(record, measure=score.measure, n=score.n, interval=score.interval)
         if (choice := strategy.choice()) is not None:
-            record = replace(
-                record,
-                weight=choice.weight,
-                observed_steps=choice.steps,
-                observed_rollouts=choice.rollouts,
-                runner_up=choice.runner_up.id if choice.runner_up else None,
-                too_close_to_call=choice.too_close,
-            )
+            record = replace(record, **choice.evidence)
         record.write(staged)
         self._swap_in(staged)
 

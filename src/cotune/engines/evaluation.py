@@ -225,16 +225,8 @@ class RunEvaluation:
         leader = strategy.best_instruction_id()
         record = self.best.conclude(joint.batches, leader, score, self._initial)
         if (choice := strategy.choice()) is not None:
-            joint.parts.record.event(
-                "best_instruction",
-                step,
-                id=choice.instruction.id,
-                weight=choice.weight,
-                observed_steps=choice.steps,
-                observed_rollouts=choice.rollouts,
-                runner_up=choice.runner_up.id if choice.runner_up else None,
-                too_close_to_call=choice.too_close,
-            )
+            identity = choice.instruction.id
+            joint.parts.record.event("best_instruction", step, id=identity, **choice.evidence)
         joint.parts.record.event(
             "best_kept",
             step,

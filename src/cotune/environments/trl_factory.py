@@ -76,43 +76,26 @@ class _Instance:
 
 
 class TrlEnvironment(TaskEnvironment):
-    """Use an environment written for `GRPOTrainer(environment_factory=…)` unchanged.
-
-    `reset(**columns)` is called with the columns of the task's row; the text it returns is appended
-    to the question. Public methods are tools, sync or async. `get_reward()` scores; reward
-    functions may take `environments`, as in TRL, and are added to it.
+    """See `from_trl`.
 
     Each episode has its own instance, which is reset for it and reused by later ones, as in TRL. All
     calls of an instance are made in one thread, one after the other; tools of several instances run at
     the same time. A `reset` that fails or a call that takes too long breaks its instance: the episode
     ends with an environment error, and the instance is not used again.
 
-    Args:
-        factory: a class or function that makes one environment, without arguments.
-        tasks: the tasks of each split: "train", "validation", "test". None if `reset` makes the
-            tasks: 100 episodes are then for validation, 200 for the test.
-        initial_instruction: the instruction that training starts from.
-        prompt_format: the layout of a prompt.
-        seconds: the timeout of a call.
-        concurrency: calls of tools that run at the same time, per process.
-
     Attributes:
         needs_rewards: False if the environment has `get_reward`.
         own_reward: the name of `get_reward` among the reward functions; "" without it.
-
-    Raises:
-        ConfigError: no factory, no `reset`, or a method that cannot be a tool; gives the fix.
     """
 
     def __init__(
         self,
         factory: Callable[[], Any],
-        tasks: Mapping[str, Sequence[Task]] | None = None,
-        initial_instruction: str = INITIAL_INSTRUCTION,
-        prompt_format: PromptFormat | None = None,
-        *,
-        seconds: float = 30.0,
-        concurrency: int = 32,
+        tasks: Mapping[str, Sequence[Task]] | None,
+        initial_instruction: str,
+        prompt_format: PromptFormat | None,
+        seconds: float,
+        concurrency: int,
     ) -> None:
         super().__init__(
             _episodes() if tasks is None else tasks, initial_instruction, prompt_format
@@ -297,7 +280,34 @@ class TrlEnvironment(TaskEnvironment):
         return _Instance(job.value, cast(Worker, job.worker))
 
 
-from_trl = TrlEnvironment
+def from_trl(
+    factory: Callable[[], Any],
+    tasks: Mapping[str, Sequence[Task]] | None = None,
+    initial_instruction: str = INITIAL_INSTRUCTION,
+    prompt_format: PromptFormat | None = None,
+    *,
+    seconds: float = 30.0,
+    concurrency: int = 32,
+) -> TrlEnvironment:
+    """Use an environment written for `GRPOTrainer(environment_factory=…)` unchanged.
+
+    `reset(**columns)` is called with the columns of the task's row; the text it returns is appended
+    to the question. Public methods are tools, sync or async. `get_reward()` scores; reward
+    functions may take `environments`, as in TRL, and are added to it.
+
+    Args:
+        factory: a class or function that makes one environment, without arguments.
+        tasks: the tasks of each split: "train", "validation", "test". None if `reset` makes the
+            tasks: 100 episodes are then for validation, 200 for the test.
+        initial_instruction: the instruction that training starts from.
+        prompt_format: the layout of a prompt.
+        seconds: the timeout of a call.
+        concurrency: calls of tools that run at the same time, per process.
+
+    Raises:
+        ConfigError: no factory, no `reset`, or a method that cannot be a tool; gives the fix.
+    """
+    return TrlEnvironment(factory, tasks, initial_instruction, prompt_format, seconds, concurrency)
 
 
 def trl_environment(options: TrlOptions, tasks: Tasks | None) -> TrlEnvironment:
@@ -305,7 +315,7 @@ def trl_environment(options: TrlOptions, tasks: Tasks | None) -> TrlEnvironment:
     factory = import_object(options.factory, _FIELD)
     if options.args and callable(factory):
         factory = functools.partial(factory, **options.args)
-    return TrlEnvironment(
+    return from_trl(
         factory,
         _episodes(options.validation, options.test) if tasks is None else tasks,
         seconds=options.seconds,

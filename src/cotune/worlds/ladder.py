@@ -17,7 +17,7 @@ the answer in `\\boxed{}`.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -27,13 +27,13 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
-from cotune.data.splits import digest
+from cotune.data.splits import digest, sha
 from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune.environments.math import INITIAL_INSTRUCTION, MathEnvironment
+from cotune.errors import ConfigError
 from cotune.rewards.boxed import BoxedReward
 from cotune.types import Task
 from cotune.utils.validation import Model
-from cotune.worlds.drawing import different, split_by_hash
 from cotune.worlds.rules_llm import RulesLLM
 
 Rung = Literal[
@@ -262,6 +262,45 @@ def _sum(first: int, numbers: Sequence[int]) -> str:
 
 def _split_of_numbers(first: int, numbers: Sequence[int]) -> str:
     return split_by_hash(_sum(first, numbers), SPLITS)
+
+
+# ---- questions that differ, and their splits; other generated worlds use these, too
+
+
+def split_by_hash(text: str, shares: Mapping[str, float]) -> str:
+    """Return the split of a text, by its hash; `shares` sum to 1, and "test" is one of them."""
+    place = int(sha(text)[:16], 16) / 16**16
+    for split, share in shares.items():
+        if place < share:
+            return split
+        place -= share
+    return "test"
+
+
+def different(
+    draw: Callable[[], Task | None], tries: int, split: str, kind: str, advice: str = ""
+) -> Iterator[Task]:
+    """Yield tasks whose questions differ, endlessly.
+
+    Args:
+        draw: draws a task; None if it is of another split.
+        tries: draws of one task before there are no more.
+        split, kind, advice: the field, the kind of task and further advice, for the error.
+
+    Raises:
+        ConfigError: none of the tries gave a new question.
+    """
+    questions = set[str]()
+    while True:
+        draws = (draw() for _ in range(tries))
+        new = next((task for task in draws if task and task.question not in questions), None)
+        if new is None:
+            raise ConfigError(
+                f"environment.{split} asks for more than the {len(questions)} {kind} that could be found; "
+                f"lower it{advice}"
+            )
+        questions.add(new.question)
+        yield new
 
 
 class LadderOptions(Model):

@@ -121,3 +121,22 @@ def sentences_of(text: str) -> list[str]:
 def read_sentences(file: Path) -> dict[str, Any]:
     """Return the sentences of a world, which stand in a YAML file."""
     return yaml.safe_load(file.read_text(encoding="utf-8"))
+
+
+# ---- the rules of `ladder`
+
+# A failed answer without lines calls for any procedure; one with lines calls for either of the other two.
+_SENTENCES = read_sentences(Path(__file__).with_name("ladder_sentences.yaml"))
+REMEDIES: Mapping[str, Sequence[str]] = _SENTENCES["remedies"]
+"""The sentences that remedy each lack, by the critique's wording of it."""
+# The lack that a response does not have, by its title.
+_REMEDIED = dict(zip(("Together:", "One by one:", "In order:"), REMEDIES, strict=True))
+
+
+def lacks(response: str) -> list[str]:
+    """Return what a failed response lacks."""
+    remedied = next((lack for title, lack in _REMEDIED.items() if title in response), None)
+    return [lack for lack in REMEDIES if lack != remedied]
+
+
+RULES = Remedies(REMEDIES, _SENTENCES["style"], lambda _question, response: lacks(response))

@@ -14,8 +14,7 @@ from cotune.errors import LLMError
 from cotune.methods.inspo.proposers import KEEP
 from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
 from cotune.types import Completion
-from cotune.worlds.ladder_rules import RULES
-from cotune.worlds.remedies import Example, Rules
+from cotune.worlds.remedies import RULES, Example, Rules
 
 _MARK = "I provided an assistant with the following instructions"
 _EXAMPLE = re.compile(

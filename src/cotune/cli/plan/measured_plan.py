@@ -14,7 +14,7 @@ from cotune.config.cost import Plan, plan_run
 from cotune.config.run_file import ASKS_A_MODEL, RunConfig, load_config
 from cotune.engines.engine import Measured
 from cotune.errors import ConfigError, Stopped
-from cotune.utils.stopping import stopped_by_sigterm
+from cotune.utils.processes import stopped_by_sigterm
 from cotune.utils.tables import duration, plain_table
 from cotune.utils.text import size
 

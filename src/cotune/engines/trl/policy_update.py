@@ -12,12 +12,13 @@ from trl import GRPOTrainer
 from cotune.engines.comm import world
 from cotune.engines.trl.batches import (
     by_prompt,
+    completion_logits,
     fill_up,
     informative_rows,
+    score_completions,
     with_rows,
     without_padding,
 )
-from cotune.engines.trl.shared_prompts import completion_logits, score_completions
 from cotune.engines.trl.trl_release import has_fused_head
 from cotune.engines.trl.vllm_sampler import starting_vllm
 from cotune.methods.context_distillation import (
@@ -49,7 +50,7 @@ class PolicyUpdate(GRPOTrainer):
     for which the rollouts that it reads are fed once more to the policy and once to the teacher.
 
     Rollouts with zero advantage are left out, as is padding that a micro-batch does not need. A prompt that
-    several rollouts of a micro-batch share is fed once (`cotune.engines.trl.shared_prompts`).
+    several rollouts of a micro-batch share is fed once (`cotune.engines.trl.batches`).
 
     A group with equal rewards has exactly no advantage (TRL alone leaves a rounding error) and
     therefore no gradient; for a question that is always or never solved, this is every rollout. These

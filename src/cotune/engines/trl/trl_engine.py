@@ -84,7 +84,7 @@ class TRL:
         )
 
     def measure(self, setup: "JointTrainer", steps: int) -> "Measured":
-        from cotune.engines.trl.measure import measure_steps
+        from cotune.engines.trl.run_file_setup import measure_steps
 
         return measure_steps(setup, steps)
 

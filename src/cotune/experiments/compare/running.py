@@ -21,7 +21,7 @@ from cotune.run.locks import locked
 from cotune.run.run_dir import RunDir, write_summary
 from cotune.utils.output import output_may_be_lost
 from cotune.utils.packages import need
-from cotune.utils.stopping import stopped_by_sigterm
+from cotune.utils.processes import stopped_by_sigterm
 from cotune.utils.tables import on_console, plain_table
 from cotune.utils.text import one_line
 

@@ -9,8 +9,7 @@ from rich.text import Text
 
 from cotune.experiments.evaluate.quadrants import quadrant_table
 from cotune.experiments.report.charts import Chart, Point, Series, curves_chart, line_chart, style
-from cotune.experiments.report.hints import hint_phases, hints_of
-from cotune.experiments.report.instructions import leaders, population
+from cotune.experiments.report.instructions import hint_phases, hints_of, leaders, population
 from cotune.experiments.report.pages import label, moment, write_page
 from cotune.experiments.report.recorded_run import RecordedRun, values
 from cotune.experiments.report.rollouts import MOST_TURNS, some_evaluated, some_groups
