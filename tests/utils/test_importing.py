@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from cotune.environments.environment_kind import EnvironmentKind
 from cotune.errors import ConfigError
 from cotune.utils import importing
-from cotune.utils.importing import import_from, import_object, load_registered, without
+from cotune.utils.importing import import_from, import_object, load_kind, without
 
 GROUP = "cotune.environments"
 
@@ -66,13 +67,26 @@ def test_modules_of_a_folder_that_is_added(tmp_path: Path, monkeypatch: pytest.M
 
 def test_an_environment_that_a_package_registers(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = {
+        "math": EntryPoint("math", "cotune.environments.math:KIND", GROUP),
         "mine": EntryPoint("mine", "json:dumps", GROUP),
         "broken": EntryPoint("broken", "no_such_package:x", GROUP),
     }
     monkeypatch.setattr(importing, "registered", {GROUP: entries}.__getitem__)
-    assert load_registered(GROUP, "mine", "environment.kind").__name__ == "dumps"
+
+    def load(kind: str) -> EnvironmentKind[object]:
+        return load_kind(GROUP, kind, "environment.kind", EnvironmentKind, ["own"], "")
+
+    assert load("math").kind == "math"
+    with pytest.raises(
+        ConfigError, match=r"'mine' of cotune.environments is not a cotune.*Kind whose"
+    ):
+        load("mine")
     with pytest.raises(ConfigError, match=r"environment.kind: 'broken' cannot be loaded \(Module"):
-        load_registered(GROUP, "broken", "environment.kind")
+        load("broken")
+    with pytest.raises(
+        ConfigError, match="'x' is unknown; expected one of 'own', 'broken', 'math', 'mine'"
+    ):
+        load("x")
 
 
 def test_a_package_is_hidden_for_a_while() -> None:
