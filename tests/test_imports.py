@@ -88,7 +88,7 @@ def test_a_plan_loads_no_client_of_an_endpoint(tmp_path: Path) -> None:
     file = write(tmp_path / "run.yaml", tiny(tmp_path / "out"))
     before, after = parsed(run_module("tests.loaded", "pass", command("plan", file)))
     assert "openai" not in before
-    assert "cotune.cli.plan.plan" in after
+    assert "cotune.cli.plan" in after
     assert top_level(after) & HEAVY <= {"torch", "transformers", "trl", "datasets", "pydantic"}
 
 

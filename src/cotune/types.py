@@ -14,6 +14,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
+
+class Section:
+    """Base of options as dataclasses: as a section of a run file they allow no other fields."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+
 # ---- questions and prompts
 
 
@@ -152,7 +159,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Distillation:
+class Distillation(Section):
     """Options of training on one prompt with rollouts sampled under another (P²O, arXiv 2603.21877, Eq. 4).
 
     The other prompt x̃ has a hint that x, which is trained on, does not have, or another instruction.
@@ -166,8 +173,6 @@ class Distillation:
             it down is not.
         low, high: bounds of the context ratio, with the mask; the defaults are the scripts'.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     ratio: Literal["original", "masked_signed"] = "original"
     low: float = 0.01
@@ -205,7 +210,7 @@ Purpose = str
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Section):
     """Limits of an episode, in tokens and turns; the defaults are INSPO's for 3B models.
 
     Attributes:
@@ -215,8 +220,6 @@ class Limits:
         trajectory_tokens: tokens after the prompt, written and observed together.
         prompt_tokens: tokens of the prompt; a longer one is an error and never cut.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     turns: int = 4
     turn_tokens: int = 500

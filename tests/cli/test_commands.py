@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from cotune.cli.library_settings import quiet_libraries
-from cotune.cli.plan.plan import plan
+from cotune.cli.plan import plan
 from cotune.cli.train import _stoppable, resume
 from cotune.config.run_file import dump_config, parse_config
 from cotune.errors import ConfigError, RetrievalError, Stopped

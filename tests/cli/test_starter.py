@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cotune.cli.app import app
-from cotune.cli.plan.plan import plan
+from cotune.cli.plan import plan
 from cotune.cli.starter import KINDS, OFFLINE, write_starter
 from cotune.cli.train import train
 from cotune.config.cost import plan_run

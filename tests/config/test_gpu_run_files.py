@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cotune.cli.plan.plan import plan
+from cotune.cli.plan import plan
 from cotune.config.cost import plan_run
 from cotune.config.run_file import RunConfig, load_config
 from cotune.engines.engine import engine_of

@@ -11,7 +11,7 @@ import pandas
 import pytest
 from rich.console import Console
 
-from cotune.cli.plan.plan import plan
+from cotune.cli.plan import plan
 from cotune.config.cost import plan_run
 from cotune.config.run_file import RunConfig, dump_config, load_config
 from cotune.engines.engine import engine_of

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from transformers import AutoConfig
 
-from cotune.cli.plan.plan import plan
+from cotune.cli.plan import plan
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.engine import engine_of
 from cotune.engines.estimate import Layout, Memory, Shape, memory_of, read_shape, shape_of

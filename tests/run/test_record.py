@@ -17,7 +17,8 @@ CONFIG = {"library": "trl", "name": "mine", "seed": 0, "steps": 4}
 
 @pytest.mark.parametrize(("every", "kept"), [(4, [1, 4, 8, 9]), (0, [])])
 def test_which_training_rollouts_are_kept(tmp_path: Path, every: int, kept: list[int]) -> None:
-    record = Record.create(tmp_path / "run", {}, rollouts_every=every, total_steps=9)
+    record = Record.create(tmp_path / "run", {})
+    record.rollouts_every, record.total_steps = every, 9
     prompt = Prompt("Do.")
     rollout = make_trajectory(Assignment(make_tasks(1)[0], prompt, prompt, "i0", 0), 1.0)
     for step in range(1, 10):
@@ -32,7 +33,8 @@ def test_which_training_rollouts_are_kept(tmp_path: Path, every: int, kept: list
 def test_a_silent_record_writes_nothing_and_counts(tmp_path: Path, path: str | None) -> None:
     folder = None if path is None else tmp_path / path
     listener: Any = None  # which fails when it is called
-    silent = Record(folder, silent=path is not None, listeners=[listener])
+    silent = Record(folder, silent=path is not None)
+    silent.listeners = [listener]
     silent.begin_attempt(None)
     silent.event("notice", 1, text="x")
     silent.metrics(1, {"reward_mean": 1.0})
@@ -56,7 +58,8 @@ def test_a_trainer_may_have_made_its_folder_of_checkpoints(tmp_path: Path) -> No
 
 def test_what_is_said_is_one_line_of_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "cotune")
-    record = Record.create(tmp_path / "run", CONFIG, listeners=[LogListener()])
+    record = Record.create(tmp_path / "run", CONFIG)
+    record.listeners = [LogListener()]
     hostile = "[red]Search[/red]\n\x1b[31mthen\u202e answer"
     record.event("instruction_born", 1, id="i1", origin="rewrite", text=hostile, score=None)
     record.event("notice", 1, text="population of 2")

@@ -222,7 +222,8 @@ def plan(
     set_: Overrides = None,
 ) -> None:
     """Estimate a run's rollouts, cost and memory without running it; with --steps also its time."""
-    from cotune.cli.plan.plan import plan as plan_
+    from cotune.cli.plan import plan as plan_
+    from cotune.cli.plan import plan_by_steps
 
     if questions is not None and steps is not None:
         raise ConfigError(
@@ -231,8 +232,6 @@ def plan(
     console = _console()
     plan_(run_file, console, set_ or (), processes, questions)
     if steps is not None:
-        from cotune.cli.plan.measured_plan import plan_by_steps
-
         plan_by_steps(run_file, console, steps, set_ or ())
 
 

@@ -4,13 +4,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from cotune.errors import BudgetError, ConfigError, LLMError
 from cotune.methods.inspo.proposers import candidates_asked
 from cotune.methods.method import Method
 from cotune.protocols import State
-from cotune.types import Completion
+from cotune.types import Completion, Section
 
 _RULE = re.compile(r"^---+[ \t]*$", re.MULTILINE)
 _BLANK = re.compile(r"\n[ \t]*\n")
@@ -20,7 +20,7 @@ _OF_GEPA = "within ``` blocks"
 
 
 @dataclass(frozen=True, kw_only=True)
-class BankOptions:
+class BankOptions(Section):
     """Texts of your own in place of an LLM's proposals, each proposed once.
 
     Attributes:
@@ -28,8 +28,6 @@ class BankOptions:
         path: a text file with one instruction after another (hints for strategy.kind p2o). Lines of
             `---` separate them; in a file without such a line, blank lines do.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     kind: Literal["bank"] = "bank"
     path: Path

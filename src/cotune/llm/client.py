@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from cotune.errors import ConfigError, CotuneError, LLMError
 from cotune.protocols import LLM
 from cotune.run.record import Record
-from cotune.types import Completion
+from cotune.types import Completion, Section
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.option_checks import check_range, check_url
 from cotune.utils.text import encodable, hide_secrets, message_of, one_line
@@ -59,7 +59,7 @@ RETRIES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenAIOptions:
+class OpenAIOptions(Section):
     """`llm:` of a run file, for an OpenAI-compatible endpoint.
 
     Attributes:
@@ -81,8 +81,6 @@ class OpenAIOptions:
             no limit.
         optional: whether a run continues if all proposals of two phases in a row fail.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     kind: Literal["openai"] = "openai"
     model: str

@@ -3,10 +3,11 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 from cotune.errors import ConfigError, LLMError
 from cotune.protocols import LLM
+from cotune.types import Section
 from cotune.utils.importing import import_object
 from cotune.utils.text import named
 
@@ -14,7 +15,7 @@ _OBJECT = re.compile(r"[^\s:]+:[A-Za-z_][\w.]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnLLMOptions:
+class OwnLLMOptions(Section):
     """An object of your own with `complete(prompt)`; `llm: my_llm.py:MyLLM` is short for it.
 
     Attributes:
@@ -24,8 +25,6 @@ class OwnLLMOptions:
             if there is no reply. If it has `check()`, doctor and train call it before training.
         optional: whether a run continues if all proposals of two phases in a row fail.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     kind: Literal["python"] = "python"
     object: str

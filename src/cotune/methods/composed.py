@@ -1,18 +1,18 @@
 """INSPO and P²O composed: a population of instructions, with hints on hard questions."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 from cotune.methods.inspo import inspo
 from cotune.methods.inspo.inspo import Inspo, InspoOptions
 from cotune.methods.method import Context, Cost, Method, RunShape
 from cotune.methods.p2o import p2o
 from cotune.methods.p2o.p2o import P2O, P2OOptions
-from cotune.types import Distillation
+from cotune.types import Distillation, Section
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComposedOptions:
+class ComposedOptions(Section):
     """The options of both methods.
 
     Attributes:
@@ -21,7 +21,6 @@ class ComposedOptions:
         p2o: hard questions, hints and distillation.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     kind: Literal["inspo+p2o"] = "inspo+p2o"
     inspo: InspoOptions = field(default_factory=InspoOptions)
     p2o: P2OOptions = field(default_factory=P2OOptions)

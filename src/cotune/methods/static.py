@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from cotune.methods.contract import check_same_initial
 from cotune.methods.method import Method
 from cotune.protocols import State, Strategy
-from cotune.types import Assignment, Progress, Prompt, Task
+from cotune.types import Assignment, Progress, Prompt, Section, Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class StaticOptions:
+class StaticOptions(Section):
     """No options: the instruction is the environment's, or the run's."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     kind: Literal["static"] = "static"
 
 

@@ -22,7 +22,7 @@ from cotune.methods.contract import TextRules
 from cotune.methods.method import Evolution, check_least
 from cotune.methods.proposals import Draft, ProposalAccount, ReplyForm, Request, without_reasoning
 from cotune.methods.scores import SOLVED_AT
-from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
+from cotune.types import Assignment, Prompt, Section, StopReason, Task, Trajectory
 from cotune.utils.text import shorten_middle
 
 MINIBATCH = 3
@@ -47,7 +47,7 @@ _ANSWER_CHARS = 500  # of an answer in feedback; the response is shown besides
 
 
 @dataclass(frozen=True, kw_only=True)
-class GepaSearchOptions:
+class GepaSearchOptions(Section):
     """What all searches by gepa share.
 
     Attributes:

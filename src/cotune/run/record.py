@@ -55,33 +55,24 @@ class Record(RunDir):
 
     Args:
         path: the run folder; None keeps nothing.
-        listeners: called after each event and each metrics that are written.
-        rollouts_every: steps between files of training rollouts, besides the first and the last step; 0 keeps
-            those of evaluations only.
-        total_steps: the most steps the run can take.
         silent: whether nothing is written.
 
     Attributes:
         attempt: counted from 1; every line has the attempt that wrote it.
         step: the step that costs are counted for, set as a run goes on; 0 is before the first.
-        listeners, rollouts_every, total_steps: as given; may be changed.
+        listeners: called after each event and each metrics that are written.
+        rollouts_every: steps between files of training rollouts, besides the first and the last step; 0 keeps
+            those of evaluations only.
+        total_steps: the most steps the run can take.
         cost_rows: every row of costs so far, of all attempts.
     """
 
-    def __init__(
-        self,
-        path: str | Path | None = None,
-        *,
-        listeners: Iterable[Listener] = (),
-        rollouts_every: int = 1,
-        total_steps: int = 0,
-        silent: bool = False,
-    ) -> None:
+    def __init__(self, path: str | Path | None = None, *, silent: bool = False) -> None:
         # No folder can be inside the null device, so that reading finds nothing.
         super().__init__(Path(devnull if path is None else path))
-        self.listeners: list[Listener] = list(listeners)
-        self.rollouts_every = rollouts_every
-        self.total_steps = total_steps
+        self.listeners: list[Listener] = []
+        self.rollouts_every = 1
+        self.total_steps = 0
         self.step = 0
         self.cost_rows: list[CostRow] = []
         self._silent = self._begun = silent or path is None
@@ -90,19 +81,18 @@ class Record(RunDir):
         self._charging = threading.Lock()
 
     @classmethod
-    def create(cls, path: str | Path, config: Mapping[str, object], **settings: Any) -> Self:
+    def create(cls, path: str | Path, config: Mapping[str, object]) -> Self:
         """Create a run folder with its run.yaml; the caller holds the folder's lock.
 
         Args:
             path: a new or empty folder; it may hold an empty `checkpoints`.
             config: the contents of run.yaml.
-            settings: `listeners`, `rollouts_every`, `total_steps`.
 
         Raises:
             ConfigError: the folder is not empty or cannot be written; nothing is written then.
             TypeError: `config` holds a value that is not plain data.
         """
-        record = cls(path, **settings)
+        record = cls(path)
         content = _run_yaml(config)
         cls.check_free(record.path)
         record.path.mkdir(parents=True, exist_ok=True)
@@ -110,13 +100,13 @@ class Record(RunDir):
         return record
 
     @classmethod
-    def open(cls, path: str | Path, **settings: Any) -> Self:
+    def open(cls, path: str | Path) -> Self:
         """Open an existing run folder at its latest attempt. Write nothing.
 
         Raises:
             ConfigError: not a run folder of this schema_version.
         """
-        record = super().open(path, **settings)
+        record = super().open(path)
         record.cost_rows = RunDir.read_costs(record)
         record._cuts = record.read_cuts()
         return record

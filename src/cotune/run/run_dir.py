@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 import yaml
 
@@ -50,9 +50,9 @@ class RunDir:
         attempt: counted from 1; every line has the attempt that wrote it.
     """
 
-    def __init__(self, path: Path, attempt: int = 1) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.attempt = attempt
+        self.attempt = 1
         self.config_path = path / "run.yaml"
         self.events_path = path / "events.jsonl"
         self.metrics_path = path / "metrics.jsonl"
@@ -64,13 +64,13 @@ class RunDir:
         self.report_path = path / "report.html"
 
     @classmethod
-    def open(cls, path: str | Path, **settings: Any) -> Self:
+    def open(cls, path: str | Path) -> Self:
         """Open an existing run folder at its latest attempt. Write nothing.
 
         Raises:
             ConfigError: not a run folder of this schema_version.
         """
-        run = cls(Path(path), **settings)
+        run = cls(Path(path))
         run._load_yaml()
         run.attempt = max((row["attempt"] for row in run.read_events()), default=1)
         return run

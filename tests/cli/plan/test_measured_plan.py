@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cotune.cli.plan import measured_plan
+from cotune.cli import plan as measured_plan
 from cotune.engines.engine import Measured
 from cotune.errors import ConfigError, Stopped
 from cotune.run.run_dir import RunDir

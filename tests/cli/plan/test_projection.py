@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cotune.cli.plan.measured_plan import project, show_projection
+from cotune.cli.plan import project, show_projection
 from cotune.config.cost import Plan
 from cotune.config.run_file import parse_config
 from cotune.engines.engine import Measured

@@ -220,7 +220,7 @@ def test_commands(
     refused: Any,
 ) -> None:
     from cotune.cli.doctor import show
-    from cotune.cli.plan.plan import plan
+    from cotune.cli.plan import plan
 
     raw = letters(tmp_path / "run", policy, {"kind": "static"})
     file = write(tmp_path / "run.yaml", raw)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import ClassVar, Literal
+from typing import Literal
 
 from cotune.errors import ConfigError
 from cotune.methods.contract import MAX_CHARS, TextRules
@@ -68,7 +68,6 @@ class FstOptions(TrainedPromptOptions, GepaSearchOptions):
             distils the prompts into the weights, which they leave open.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     kind: Literal["fst"] = "fst"
     prompts: int = 4
     evolve_every: int = 6

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from cotune.methods.fst import fst
 from cotune.methods.fst.fst import Fst, FstOptions
@@ -22,7 +22,6 @@ class GepaOptions(GepaSearchOptions):
         budget: evaluations (one is one rollout), all before the first training batch.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     kind: Literal["gepa"] = "gepa"
     budget: int = 6000
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import ClassVar, Literal
+from typing import Literal
 
 from cotune.methods.method import check_least
 from cotune.methods.scores import SOLVED_AT, greedy_cover
@@ -30,8 +30,6 @@ class HintOptions(GepaSearchOptions):
         keep_if_skipped: whether the previous hints stay in use if a phase is skipped for too few
             hard questions; the paper drops them (Algorithm 1, line 26).
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     hard_set_min_count: int = 100
     budget: int | None = None

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from cotune.methods.contract import MAX_CHARS, TextRules
 from cotune.methods.group_plan import Groups, count_drawn
@@ -23,13 +23,14 @@ from cotune.types import (
     Progress,
     Prompt,
     Purpose,
+    Section,
     Task,
     Trajectory,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class P2OOptions:
+class P2OOptions(Section):
     """P²O's options; defaults are the paper's, except `hints.show_answers`.
 
     Attributes:
@@ -42,7 +43,6 @@ class P2OOptions:
             without them. Of a mixed group, this refers to the half under the drawn instruction.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     kind: Literal["p2o"] = "p2o"
     successes_below: int = 2
     hints: HintOptions = field(default_factory=HintOptions)

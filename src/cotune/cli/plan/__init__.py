@@ -1,1 +1,0 @@
-"""`cotune plan`: estimate or measure a run's cost."""
