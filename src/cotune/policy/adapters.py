@@ -181,7 +181,8 @@ def read_weights(model: Any, folder: Path) -> dict[str, Any]:
     file = (folder if adapter == "default" else folder / adapter) / _WEIGHTS
     # Every kind of adapter has its own rule for the names under which peft saves its weights.
     own_names: Any = {name: name for name in model.state_dict()}
-    names = get_peft_model_state_dict(model, own_names, adapter, save_embedding_layers=True)
+    saved = get_peft_model_state_dict(model, own_names, adapter, save_embedding_layers=True)
+    names = cast("dict[str, str]", saved)
     weights = load_file(file)
     if foreign := sorted(set(weights) - set(names)):
         raise ConfigError(
