@@ -30,7 +30,7 @@ from cotune.experiments.report.pages import write_page
 from cotune.llm.bank import read_bank
 from cotune.run.json_files import check_folder, plain, write_json_atomic
 from cotune.run.lineage import instruction_rows
-from cotune.utils.stopping import stopped_by_sigterm
+from cotune.utils.processes import stopped_by_sigterm
 from cotune.utils.tables import on_console
 from cotune.utils.text import one_line
 
