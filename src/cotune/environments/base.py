@@ -4,15 +4,15 @@ import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 from cotune.errors import ConfigError
-from cotune.types import Action, Prompt, Response, Task, Trajectory
+from cotune.types import Action, Prompt, Response, Section, Task, Trajectory
 from cotune.utils.text import without_thoughts
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptFormat:
+class PromptFormat(Section):
     """The position of an instruction in the chat messages of a task.
 
     Attributes:
@@ -23,8 +23,6 @@ class PromptFormat:
         question_prefix, question_suffix: texts before and after the question.
         separator: text between instruction and question in the user's message.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     role: Literal["user", "system"] = "user"
     placement: Literal["before", "after"] = "before"

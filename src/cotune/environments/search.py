@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from cotune.data.corpus import (
     Language,
@@ -26,7 +26,7 @@ from cotune.errors import ConfigError, RetrievalError
 from cotune.protocols import Retriever
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.rewards import Reward, exact_match
-from cotune.types import SEARCH_FAILED, Action, Response, Task, Trajectory
+from cotune.types import SEARCH_FAILED, Action, Response, Section, Task, Trajectory
 from cotune.utils.text import named
 
 SEARCH_R1_INSTRUCTION = (
@@ -171,7 +171,7 @@ class SearchEnvironment(TaskEnvironment):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions:
+class SearchOptions(Section):
     """The questions of `dataset` over the tag protocol, and a corpus or a retrieval server.
 
     Attributes:
@@ -183,8 +183,6 @@ class SearchOptions:
         description: description of the environment for the LLM that proposes; null: its tags and
             what a search returns, "": none, as in INSPO.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     kind: Literal["search"] = "search"
     corpus: Path | None = None

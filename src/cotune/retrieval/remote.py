@@ -8,10 +8,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import sleep
-from typing import ClassVar
 
 from cotune.data.corpus import format_passage
 from cotune.errors import ConfigError, RetrievalError
+from cotune.types import Section
 from cotune.utils.option_checks import check_range, check_url
 from cotune.utils.text import encodable, named
 
@@ -21,15 +21,13 @@ _FORM = '{"result": [[{"document": {"contents": "…"}}, …], …]}'
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteOptions:
+class RemoteOptions(Section):
     """`environment.retriever` of a run file, for a retrieval server.
 
     Attributes:
         url: where queries are posted: http://127.0.0.1:8000/retrieve.
         timeout_s: seconds that the server may take to connect, and be silent before and within a reply.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     url: str
     timeout_s: float = 60.0

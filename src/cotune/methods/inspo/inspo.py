@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import ClassVar, Literal
+from typing import Literal
 
 from cotune.methods.contract import MAX_CHARS, TextRules
 from cotune.methods.group_plan import Groups
@@ -43,6 +43,7 @@ from cotune.types import (
     Metrics,
     Progress,
     Purpose,
+    Section,
     StopReason,
     Task,
     Trajectory,
@@ -56,7 +57,7 @@ _UNREWARDED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspoOptions(TrainedPromptOptions):
+class InspoOptions(TrainedPromptOptions, Section):
     """INSPO's options; defaults are the paper's. Steps are rollout batches.
 
     Attributes:
@@ -82,7 +83,6 @@ class InspoOptions(TrainedPromptOptions):
             "population" draws an instruction for each rollout.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     kind: Literal["inspo"] = "inspo"
     population_size: int = 7
     parents: int = 1
