@@ -2,8 +2,10 @@
 
 import atexit
 import contextlib
+import random
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -139,6 +141,16 @@ class Letters:
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         text = trajectory.own_text
         return text.count("a") / max(1, len(text)), text[-1:] or None
+
+
+class ApartLetters(Letters):
+    """Letters whose episodes do not wait for each other, answered after random times."""
+
+    parallel_responses = 3
+
+    def respond(self, actions: Sequence[Action]) -> list[Response]:
+        time.sleep(random.random() / 100)
+        return super().respond(actions)
 
 
 def byte_tokenizer(

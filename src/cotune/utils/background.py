@@ -57,15 +57,6 @@ def run_where_awaited(work: Work) -> None:
         loop.call_soon_threadsafe(work)
 
 
-def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return a coroutine's result, run in this thread; in another one if a loop runs here, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    return BackgroundLoop().run(coroutine)
-
-
 def _serve(queue: "SimpleQueue[Work | None]") -> None:
     while (work := queue.get()) is not None:
         work()
@@ -123,3 +114,19 @@ def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
         except (SystemExit, KeyboardInterrupt):
             continue
         return
+
+
+_notebook_loop = BackgroundLoop()
+
+
+def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return a coroutine's result, run in this thread; in another one if a loop runs here, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        return _notebook_loop.run(coroutine)
+    # `asyncio.run` would take away the loop that `asyncio.get_event_loop` finds in this thread.
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        return runner.run(coroutine)

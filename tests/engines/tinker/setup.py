@@ -1,8 +1,6 @@
 """What the tests of this engine share: tiny policies as folders, and run files on the fake server."""
 
 import random
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from cotune.engines.tinker.adapter import Adapter
 from cotune.engines.tinker.service import Service
 from cotune.engines.tinker.settings import TinkerArguments
 from cotune.run.run_dir import RunDir
-from cotune.types import Action, Completion, Response, Trajectory
+from cotune.types import Completion, Trajectory
 from tests.engines.tinker.fake_server import FakeServer
 from tests.helpers import WAITING
 from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
@@ -62,16 +60,6 @@ class Hints(Letters):
         share, answer = super().score(trajectory)
         hinted = trajectory.assignment.sampled.hint
         return float(share > 0) if hinted else share / 2, answer
-
-
-class Apart(Letters):
-    """Letters whose episodes do not wait for each other, answered after random times."""
-
-    parallel_responses = 3
-
-    def respond(self, actions: Sequence[Action]) -> list[Response]:
-        time.sleep(random.random() / 100)
-        return super().respond(actions)
 
 
 class Proposer:

@@ -89,7 +89,7 @@ def test_a_run_whose_episodes_do_not_wait_broken_during_rollouts_is_the_unbroken
 
     server.fail = fail
     raw = letters(tmp_path / "apart", policy, INSPO)
-    raw["environment"] = "tests.engines.tinker.setup:Apart"
+    raw["environment"] = "tests.policy.tiny:ApartLetters"
     with pytest.raises(EngineError, match=r"failed \(sampling\): the server broke"):
         train(raw, quiet=True)
     resume(tmp_path / "apart", quiet=True)

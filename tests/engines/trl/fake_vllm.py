@@ -5,13 +5,17 @@ parsing. Signatures are held to TRL's client and, where it is installed, to vLLM
 """
 
 import copy
+import enum
 import json
 import math
+import random
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import requests
 import torch
 import trl.generation.vllm_generation as vllm_generation
 from transformers import PreTrainedTokenizerBase
@@ -22,6 +26,13 @@ from tests.policy.tiny import tiny_model
 
 OTHER_EOS = 1
 """<unk>: an EOS that the policy's generation_config.json names beside the tokenizer's."""
+
+
+class OutputKind(enum.Enum):
+    """`vllm.sampling_params.RequestOutputKind`."""
+
+    CUMULATIVE = 0
+    FINAL_ONLY = 2
 
 
 @dataclass
@@ -44,6 +55,7 @@ class SamplingParams:
     logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    output_kind: OutputKind = OutputKind.CUMULATIVE
 
 
 class HTTPError(Exception):
@@ -164,6 +176,44 @@ class Engine:
         return any(stop in text for stop in params.stop or ())
 
 
+class LLMEngine:
+    """`vllm.v1.engine.LLMEngine`: each step ends one request, which is drawn among those that wait."""
+
+    def __init__(self, engine: Engine, model_executor: Any, model_config: Any) -> None:
+        self.engine = engine
+        self.model_executor = model_executor
+        self.model_config = model_config
+        self.waiting: dict[str, tuple[list[int], SamplingParams]] = {}
+        self.order = random.Random(0)
+
+    def add_request(self, request_id: str, prompt: Any, params: SamplingParams) -> str:
+        assert prompt["type"] == "token"
+        assert params.output_kind is OutputKind.FINAL_ONLY
+        self.waiting[request_id] = prompt["prompt_token_ids"], params
+        return request_id
+
+    def abort_request(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            del self.waiting[request_id]
+
+    def step(self) -> list[Any]:
+        name = self.order.choice(list(self.waiting))
+        ids, params = self.waiting.pop(name)
+        (written,) = self.engine.complete([ids], params)
+        return [request_output(name, ids, *written)]
+
+
+def request_output(
+    name: str, prompt: list[int], ids: list[int], logprobs: list[float]
+) -> SimpleNamespace:
+    pairs = zip(ids, logprobs, strict=True)
+    scored = [{token: SimpleNamespace(logprob=x, rank=1)} for token, x in pairs]
+    completion = SimpleNamespace(token_ids=ids, logprobs=scored)
+    return SimpleNamespace(
+        request_id=name, prompt_token_ids=prompt, outputs=[completion], finished=True
+    )
+
+
 class LLM:
     """`vllm.LLM` as TRL starts and drives it in colocate mode."""
 
@@ -180,7 +230,7 @@ class LLM:
         worker = SimpleNamespace(model_runner=SimpleNamespace(model=self))
         executor = SimpleNamespace(driver_worker=worker)
         config = SimpleNamespace(max_model_len=self.engine.max_model_len)
-        self.llm_engine = SimpleNamespace(model_executor=executor, model_config=config)
+        self.llm_engine = LLMEngine(self.engine, executor, config)
 
     def load_weights(self, weights: Sequence[tuple[str, torch.Tensor]]) -> None:
         self.engine.load(weights)
@@ -201,22 +251,8 @@ class LLM:
         self, prompts: list[dict[str, Any]], sampling_params: SamplingParams, use_tqdm: bool = True
     ) -> list[Any]:
         rows = [row["prompt_token_ids"] for row in prompts]
-        found = self.engine.complete(rows, sampling_params)
-        return [
-            SimpleNamespace(
-                prompt_token_ids=row,
-                outputs=[
-                    SimpleNamespace(
-                        token_ids=ids,
-                        logprobs=[
-                            {token: SimpleNamespace(logprob=logprob, rank=1)}
-                            for token, logprob in zip(ids, logprobs, strict=True)
-                        ],
-                    )
-                ],
-            )
-            for row, (ids, logprobs) in zip(rows, found, strict=True)
-        ]
+        written = self.engine.complete(rows, sampling_params)
+        return [request_output("", row, *pair) for row, pair in zip(rows, written, strict=True)]
 
 
 class Client:
@@ -233,6 +269,8 @@ class Client:
         connection_timeout: float = 0.0,
     ) -> None:
         self.base_url = base_url or f"http://{host}:{server_port}"
+        self.session = requests.Session()
+        self.turn = threading.Lock()
 
     def init_communicator(self, device: Any = 0) -> None:
         pass
@@ -273,7 +311,8 @@ class Client:
         for prompt in prompts:
             if len(prompt) + (params.max_tokens or 16) > self.engine.max_model_len:
                 raise HTTPError("Request failed: 400, This model's maximum context length is …")
-        found = self.engine.complete(prompts, params)  # type: ignore[arg-type]
+        with self.turn:
+            found = self.engine.complete(prompts, params)  # type: ignore[arg-type]
         return {
             "prompt_ids": prompts,
             "completion_ids": [ids for ids, _ in found],

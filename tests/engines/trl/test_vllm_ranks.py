@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 from trl.generation.vllm_generation import VLLMGeneration
 
-from cotune.engines.trl.vllm_sampler import VLLMSession
+from cotune.engines.trl.vllm_sampler import SharedSession
 from cotune.policy.codec import HFCodec
 from cotune.types import Action, Response, Sample, SampleRequest, Sampling
 from tests.engines.trl.fake_vllm import Engine, install
@@ -97,7 +97,7 @@ def in_step(
         comm = threads.rank_of(rank)
         generation = Generation(comm)
         calls[rank] = generation.calls
-        session = VLLMSession(
+        session = SharedSession(
             cast(VLLMGeneration, generation), CODEC, Sampling(0.0), cast(Any, comm), context
         )
         found: list[list[Sample]] = []

@@ -1,15 +1,21 @@
 """Turns by vLLM: TRL's own VLLMGeneration above a fake engine, beside the sampler without vLLM."""
 
+import asyncio
 import inspect
+import random
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trl.generation.vllm_generation as vllm_generation
 from trl.generation.vllm_client import VLLMClient
 
+from cotune.engines.trl.vllm_sampler import SharedSession
 from cotune.errors import EngineError
-from cotune.types import SampleRequest, Sampling
+from cotune.rollout.coordinator import SingleProcess
+from cotune.types import Sample, SampleRequest, Sampling
 from tests.engines.trl.fake_vllm import Client, Engine, SamplingParams, install
 from tests.engines.trl.setup import Run
 from tests.engines.trl.vllm_setup import cached, no_traces, sampler, vllm_run
@@ -77,7 +83,7 @@ def test_every_row_keeps_its_own_limit(
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
     assert len(found[0].ids) == 3
-    assert [(params.max_tokens, rows) for params, rows in engine.calls] == [(30, 4)]
+    assert sorted(params.max_tokens for params, _ in engine.calls) == [1, 3, 12, 30]
 
 
 def test_what_the_engine_wrote_past_the_end_of_a_turn_is_cut_off(
@@ -113,7 +119,7 @@ def test_episodes_end_where_vllms_context_does(
 
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])
-def test_a_row_near_the_end_of_a_servers_context_waits_for_a_call_it_fits_into(
+def test_a_row_near_the_end_of_the_context_asks_for_no_more_than_fits(
     mode: str, tmp_path: Path, engine: Engine
 ) -> None:
     engine.max_model_len = 60
@@ -124,12 +130,42 @@ def test_a_row_near_the_end_of_a_servers_context_waits_for_a_call_it_fits_into(
     session = sampler(run, 60).open(Sampling(temperature=0.0))
     found = session.generate([long, short])
     session.close()
-    # An engine in this process ends a row at its context instead.
-    calls = [(40, 2)] if mode == "colocate" else [(40, 1), (long.max_tokens, 1)]
-    assert [(params.max_tokens, rows) for params, rows in engine.calls] == calls
+    assert sorted(params.max_tokens for params, _ in engine.calls) == [long.max_tokens, 40]
     other = cached(run).open(Sampling(temperature=0.0))
     assert [s.ids for s in found] == [s.ids for s in other.generate([long, short])]
     other.close()
+
+
+def shared(run: Run) -> SharedSession:
+    """As ranks that share an engine sample."""
+    generation = run.trainer.vllm_generation
+    return SharedSession(generation, run.joint.codec, Sampling(0.0), SingleProcess(), None)
+
+
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_rows_that_come_late_or_are_dropped_change_no_other(
+    mode: str, tmp_path: Path, engine: Engine
+) -> None:
+    run = vllm_run(tmp_path, mode=mode)
+    rows = requests(run, *[20] * 6)
+    session: Any = sampler(run).open(Sampling(seed=4, stop=STOP))
+    expected = session.generate(rows)
+    assert len(set(expected)) == 6
+
+    async def late(row: SampleRequest) -> Sample:
+        await asyncio.sleep(random.random() / 50)
+        return await session.sample(row)
+
+    async def sample() -> list[Sample]:
+        dropped = asyncio.create_task(session.sample(rows[0]))
+        await asyncio.sleep(0)
+        dropped.cancel()
+        return await asyncio.gather(*map(late, rows))
+
+    assert asyncio.run(sample()) == expected
+    if mode == "colocate":
+        assert not run.trainer.vllm_generation.llm.llm_engine.waiting
+    session.close()
 
 
 def test_the_trainers_parameters_come_back_after_a_failure(tmp_path: Path, engine: Engine) -> None:
@@ -137,12 +173,12 @@ def test_the_trainers_parameters_come_back_after_a_failure(tmp_path: Path, engin
     kept = {"seed": 3}
     run.trainer.vllm_generation.generation_kwargs = kept
     engine.fails_at = 0
-    session = sampler(run).open(Sampling(temperature=0.0))
+    session = shared(run)
     with pytest.raises(Exception, match="the engine died"):
         session.generate(requests(run, 5))
     assert run.trainer.vllm_generation.generation_kwargs is kept
     session.close()
-    session = sampler(run).open(Sampling(temperature=0.0))
+    session = shared(run)
     assert session.generate(requests(run, 5))[0].ids
     assert run.trainer.vllm_generation.generation_kwargs is kept
 
@@ -151,10 +187,7 @@ def test_vllm_without_log_probabilities_is_an_error(
     tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = vllm_run(tmp_path)
-    generate = run.trainer.vllm_generation.generate
-    monkeypatch.setattr(
-        run.trainer.vllm_generation, "generate", lambda **k: (*generate(**k)[:2], None, None)
-    )
-    session = sampler(run).open(Sampling(temperature=0.0))
-    with pytest.raises(EngineError, match="vLLM returned no log-probabilities"):
-        session.generate(requests(run, 5))
+    monkeypatch.setattr(vllm_generation, "extract_logprobs", lambda outputs: (None, None))
+    for session in (sampler(run).open(Sampling(temperature=0.0)), shared(run)):
+        with pytest.raises(EngineError, match="vLLM returned no log-probabilities"):
+            session.generate(requests(run, 5))

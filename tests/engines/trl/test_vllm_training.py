@@ -34,13 +34,13 @@ from tests.engines.trl.vllm_setup import (
     vllm_run,
     weights,
 )
-from tests.policy.tiny import Letters, tiny_tokenizer
+from tests.policy.tiny import ApartLetters, Letters, tiny_tokenizer
 from tests.run_files import tiny
 
 STOP = Letters.stop
 WANTED = {
     "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "top_p": 1.0,
-    "top_k": 0, "min_p": 0.0, "seed": None, "stop": list(STOP), "include_stop_str_in_output": True,
+    "top_k": 0, "min_p": 0.0, "stop": list(STOP), "include_stop_str_in_output": True,
     "skip_special_tokens": False, "ignore_eos": True, "n": 1, "logprobs": 0,
 }  # fmt: skip
 
@@ -64,12 +64,34 @@ def test_a_training_through_vllm(mode: str, tmp_path: Path, engine: Engine) -> N
         assert {name: getattr(params, name) for name in WANTED} == WANTED
         assert params.stop_token_ids == [run.joint.codec.eos_id]
         assert params.temperature == 0.7
-    assert run.trainer.vllm_generation.generation_kwargs == {}
+    assert len({params.seed for params, _ in engine.calls}) == len(engine.calls) > 30
     # The weights came once a step, and the prefix cache of older ones was dropped.
     assert (engine.syncs, engine.resets) == (3, 3)
     same_implementation = run.logged("sampling/importance_sampling_ratio/mean")
     assert same_implementation == pytest.approx([1.0] * 3, abs=1e-4)
     assert max(run.logged("sampling/sampling_logp_difference/max")) < 1e-4
+
+
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_episodes_that_do_not_wait_resumed_in_flight_are_those_that_wait(
+    mode: str, tmp_path: Path, engine: Engine
+) -> None:
+    changes: dict[str, Any] = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    waiting = vllm_run(tmp_path / "waiting", mode, **changes)
+    waiting.trainer.train()
+    engine.calls.clear()
+    broken = vllm_run(tmp_path / "apart", mode, environment=ApartLetters(), **changes)
+    engine.fails_at = sum(len(t.turns) for batch in waiting.trajectories[:2] for t in batch) + 9
+    with pytest.raises(Exception, match="the engine died"):
+        broken.trainer.train()
+    engine.fails_at = -1
+    resumed = vllm_run(tmp_path / "apart", mode, environment=ApartLetters(), resume=True, **changes)
+    resumed.trainer.train(resume_from_checkpoint=True)
+    apart = [*broken.trajectories[:2], *resumed.trajectories]
+    for batch, expected in zip(apart, waiting.trajectories, strict=True):
+        same_rollouts(batch, expected)
+    for name, tensor in weights(waiting).items():
+        assert torch.equal(weights(resumed)[name], tensor), name
 
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])

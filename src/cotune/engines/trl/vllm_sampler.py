@@ -12,11 +12,17 @@ from transformers import set_seed
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
+from cotune.engines.trl.vllm_rows import (
+    EngineSession,
+    ServerSession,
+    cut_turn,
+    read_rows,
+    turn_options,
+)
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.context_distillation import is_distilled, uses_context_mask
 from cotune.policy.sampling import StopFinder
-from cotune.protocols import Codec, Comm
-from cotune.rollout.coordinator import SingleProcess
+from cotune.protocols import Codec, Comm, Session
 from cotune.types import Distillation, Sample, SampleRequest, Sampling, Trajectory
 from cotune.utils.progress import begin
 from cotune.utils.text import one_line, shorten_middle
@@ -37,10 +43,9 @@ class VLLMSampler:
 
     Weights are sent at the start of a rollout call if the trainer has stepped since the last call.
 
-    vLLM draws with the process's random state (or its server's) instead of cotune's uniforms: a resumed
-    run continues with the same distribution, but not always the same tokens. No seed is sent: TRL
-    gives all rows of a call one set of sampling parameters, and with one seed a group's rows would
-    be identical.
+    Each turn is a request of its own with a seed of its own (`RowSession`), unless several ranks share a server or
+    an engine. They draw with its random state, since TRL gives all rows of a call one set of sampling parameters.
+    Either way a resumed run continues with the same distribution, but rounding may give other tokens.
 
     The recorded log-probabilities are vLLM's, after division by the temperature. P²O's context
     ratios compare them with the trainer's, so they include the mismatch of the two implementations.
@@ -54,7 +59,7 @@ class VLLMSampler:
         self._comm = comm
         self._context_tokens = context_tokens
 
-    def open(self, sampling: Sampling) -> "VLLMSession":
+    def open(self, sampling: Sampling) -> Session:
         """Open a session; every rank opens and closes equally many, even if it has no rows.
 
         Raises:
@@ -62,11 +67,13 @@ class VLLMSampler:
         """
         self._send_weights()
         generation = self._trainer.vllm_generation
-        shared = generation.mode == "server" or generation.tensor_parallel_size > 1
-        comm = self._comm if shared else SingleProcess()
-        # An engine in this process ends rows at its context; a server rejects the call.
-        context = self._context_tokens if generation.mode == "server" else None
-        return VLLMSession(generation, self._codec, sampling, comm, context)
+        server = generation.mode == "server"
+        if (self._comm.size if server else generation.tensor_parallel_size) > 1:
+            # An engine in this process ends rows at its context; a server rejects the call.
+            context = self._context_tokens if server else None
+            return SharedSession(generation, self._codec, sampling, self._comm, context)
+        session = ServerSession if server else EngineSession
+        return session(generation, self._codec, sampling)
 
     def _send_weights(self) -> None:
         """Send weights as the trainer does before its rollouts; final evaluations need this."""
@@ -87,8 +94,8 @@ class VLLMSampler:
         trainer._last_loaded_step = step
 
 
-class VLLMSession:
-    """A session of `VLLMSampler`; ranks that share a server or engine call vLLM in lock-step.
+class SharedSession:
+    """A session of a `VLLMSampler` whose server or engine several ranks share: they call it in lock-step.
 
     All rows of a call have one limit, since TRL passes one set of parameters: the largest that a
     row requests. Rows with a smaller limit are truncated, which gives the same distribution because
@@ -140,7 +147,10 @@ class VLLMSession:
         # Every rank sends equally many prompts.
         prompts += [[self._codec.eos_id]] * (width - len(fitting))
         turns = self._ask(prompts, limit)[: len(fitting)]
-        return {r.row: self._cut(r, turn) for r, turn in zip(fitting, turns, strict=True)}
+        return {
+            r.row: cut_turn(r, turn, self._codec, self._finder)
+            for r, turn in zip(fitting, turns, strict=True)
+        }
 
     def _fits(self, context: int, row_limit: int, limit: int) -> bool:
         room = math.inf if self._context_tokens is None else self._context_tokens - context
@@ -150,24 +160,18 @@ class VLLMSession:
     def _ask(self, prompts: list[list[int]], limit: int) -> list[list[tuple[int, float]]]:
         """Return the (token, log-probability) pairs that vLLM wrote after each prompt."""
         self._broken = True
+        generation = self._generation
+        before = generation.generation_kwargs
+        generation.generation_kwargs = turn_options(self._sampling, self._codec, limit)
         try:
-            with self._parameters(limit):
-                _, ids, logprobs, names = self._generation.generate(
-                    prompts=prompts, images=None, num_generations=1
-                )
+            _, ids, logprobs, names = generation.generate(prompts, None, 1)
         except Exception as error:
             self._fail_together(error)
             raise
+        finally:
+            generation.generation_kwargs = before
         self._broken = False
-        if logprobs is None or names is None:
-            raise EngineError("vLLM returned no log-probabilities; it was asked for them")
-        return [
-            [
-                (token, _number(candidates[tokens.index(token)]))
-                for token, candidates, tokens in zip(row, row_logprobs, row_names, strict=True)
-            ]
-            for row, row_logprobs, row_names in zip(ids, logprobs, names, strict=True)
-        ]
+        return read_rows(ids, logprobs, names)
 
     def _fail_together(self, error: Exception) -> None:
         """Finish the call on ranks that wait for rank 0's server reply, with an error."""
@@ -177,47 +181,6 @@ class VLLMSession:
             broadcast_object_list([None], from_process=0)
         else:
             raise EngineError("rank 0 got nothing from the vLLM server") from error
-
-    @contextmanager
-    def _parameters(self, limit: int) -> Iterator[None]:
-        """Set the sampling parameters of one call; restore the trainer's afterwards."""
-        before = self._generation.generation_kwargs
-        self._generation.generation_kwargs = {
-            "temperature": self._sampling.temperature,
-            "max_tokens": limit,
-            "logprobs": 0,
-            # A turn ends with the token that completes a stop string, or with one that ends turns.
-            "stop": list(self._sampling.stop),
-            "include_stop_str_in_output": True,
-            "skip_special_tokens": False,
-            "ignore_eos": True,
-            "stop_token_ids": sorted(self._codec.end_ids),
-            # Turn off everything that would change the policy's distribution.
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-        }
-        try:
-            yield
-        finally:
-            self._generation.generation_kwargs = before
-
-    def _cut(self, request: SampleRequest, written: Sequence[tuple[int, float]]) -> Sample:
-        """Return a turn truncated by the row's own limit and the other samplers' stop rule."""
-        ids: list[int] = []
-        for token, _ in written[: request.max_tokens]:
-            ids.append(token)
-            if token in self._codec.end_ids or self._finder.completes(ids):
-                break
-        return Sample(tuple(ids), tuple(logprob for _, logprob in written[: len(ids)]))
-
-
-def _number(logprob: float | None) -> float:
-    """Return NaN for TRL's None: a token that vLLM could not score."""
-    return math.nan if logprob is None else logprob
 
 
 def sampling_logprobs(
