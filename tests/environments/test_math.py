@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.config.build import build_environment
+from cotune.config.run_file import InstructionConfig
 from cotune.data.dataset import DatasetConfig
 from cotune.data.splits import SPLITS
 from cotune.environments.base import missing_texts
-from cotune.environments.instruction_config import InstructionConfig
 from cotune.environments.math import (
     INITIAL_INSTRUCTION,
     NO_ANSWER,

@@ -1,14 +1,20 @@
 """Build the parts of a run, each from its own section of the run file; engine-free."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from cotune.config.prompt_lengths import without_too_long
-from cotune.config.run_file import LLMConfig, RewardConfig, RulesConfig, RunConfig
+from cotune.config.run_file import (
+    InstructionConfig,
+    LLMConfig,
+    RewardConfig,
+    RulesConfig,
+    RunConfig,
+)
 from cotune.data.dataset import DatasetConfig, read_dataset
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.environment_kind import EnvironmentOptions
-from cotune.environments.instruction_config import InstructionConfig
 from cotune.environments.registry import kind_of
 from cotune.errors import ConfigError
 from cotune.llm.bank import BankLLM, BankOptions
@@ -30,9 +36,10 @@ def build_environment(
     kind = kind_of(options.kind)
     tasks = None if dataset is None else read_dataset(dataset)
     environment = kind.build(options, tasks)
+    places: Any = instruction.places
     if isinstance(environment, TaskEnvironment):
-        environment.prompt_format = instruction.format(environment.prompt_format)
-    elif places := instruction.places:
+        environment.prompt_format = replace(environment.prompt_format, **places)
+    elif places:
         raise ConfigError(
             f"instruction.{next(iter(places))} is set, but {type(environment).__name__} writes its "
             "own messages; derive it from cotune.TaskEnvironment, or remove the field"

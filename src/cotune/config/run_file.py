@@ -23,7 +23,6 @@ from cotune.config.overrides import too_much, with_overrides
 from cotune.data.dataset import DatasetConfig
 from cotune.environments import registry as environments
 from cotune.environments.environment_kind import EnvironmentKind
-from cotune.environments.instruction_config import InstructionConfig
 from cotune.environments.registry import kind_of
 from cotune.environments.single_turn import SingleTurnOptions
 from cotune.errors import ConfigError
@@ -61,6 +60,39 @@ class RulesConfig(Model):
     def public_name(self) -> str:
         """Return what proposes, as others should read it."""
         return "cotune's offline rules"
+
+
+class InstructionConfig(Model):
+    """The initial instruction and its position; null fields are the environment's own."""
+
+    text: str | None = None
+    """The initial instruction; null: the environment's."""
+    role: Literal["user", "system"] | None = None
+    """The message that holds it."""
+    placement: Literal["before", "after"] | None = None
+    """Before or after the question, in the user's message."""
+    system: Literal["keep", "replace"] | None = None
+    """Keep the data's system prompt, or replace it with the instruction."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text_alone(cls, value: Any) -> Any:
+        return {"text": value} if isinstance(value, str) or value is None else value
+
+    @model_validator(mode="after")
+    def _has_a_place(self) -> "InstructionConfig":
+        if self.role == "system" and self.placement is not None:
+            raise ValueError(
+                f"placement is {self.placement!r}, which is for the user's message, but role is 'system'; "
+                "remove placement"
+            )
+        return self
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Return the fields of a `PromptFormat` that are given."""
+        fields = ("role", "placement", "system")
+        return {name: value for name in fields if (value := getattr(self, name)) is not None}
 
 
 class RewardConfig(TextOrFields):
