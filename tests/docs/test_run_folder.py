@@ -17,6 +17,7 @@ from cotune.run.costs import CostRow
 from cotune.run.events import EVENTS
 from cotune.run.lineage import InstructionRow
 from cotune.run.run_dir import SCHEMA_VERSION, RunDir, open_run
+from tests.helpers import tensorboard_events
 from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 
@@ -108,8 +109,9 @@ BOTH: dict[str, Any] = {
         },
         "p2o": {"hints": {"hard_set_min_count": 2, "dev_size": 3, "budget": 12, "beam": 2}},
     },
-    "evaluation": {"before": False},
-    "logging": {"trajectories_every": 1},
+    "evaluation": {"every": 2},
+    "training": {"steps": 4, "kl": 0.01},
+    "logging": {"trajectories_every": 1, "report_to": ["tensorboard"]},
 }  # fmt: skip
 
 
@@ -154,27 +156,39 @@ def test_events_of_a_run_have_the_documented_fields(run: RunDir) -> None:
     }  # fmt: skip
 
 
+def undocumented(names: set[str]) -> set[str]:
+    """Return the names that the page of metrics lacks; what stands there in <> is any word."""
+    known = [re.sub(r"<\w+>", r"[\\w.]+", re.escape(name)) for name in documented_metrics()]
+    return {name for name in names if not any(re.fullmatch(pattern, name) for pattern in known)}
+
+
 @pytest.mark.slow
 def test_metrics_of_a_run_are_documented(run: RunDir) -> None:
-    named = documented_metrics()
     found = {key for row in run.read_metrics() for key in row}
-    own = {
-        key
-        for key in found
-        if key.startswith(("inspo/", "p2o/", "reward/", "zero_", "hinted"))
-        or key in ("turns_mean", "reward_mean", "answered_share")
-    }
-    assert own <= named
+    assert {"inspo/evolution_accepted", "p2o/hard", "reward_mean", "kl"} <= found
+    assert undocumented(found) == set()
     # What the other methods and data sets add is named, and made by the package.
-    source = "".join(
-        p.read_text(encoding="utf-8")
-        for p in (Path(__file__).parents[2] / "src" / "cotune").rglob("*.py")
-    )
-    counted = ("evolution_", "hard", "newly_hard", "graduated", "solved_by_hint")
-    methods = {n for n in named if n.startswith(("inspo/", "p2o/", "gepa/", "zero_"))}
-    for name in methods - found:
+    source = "".join(path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py"))
+    counted = ("evolution_", "hard", "newly_hard", "graduated", "solved_by_hint", "zero_")
+    prefixes = ("inspo/", "p2o/", "gepa/", "zero_")
+    for name in {n for n in documented_metrics() if n.startswith(prefixes)} - found:
         short = name.partition("/")[2] or name
-        assert name in source or short.startswith(counted) or short.startswith("zero_"), name
+        assert name in source or short.startswith(counted), name
+
+
+@pytest.mark.slow
+def test_what_tensorboard_gets_is_documented_and_holds_the_scores(run: RunDir) -> None:
+    events = tensorboard_events(run.path / "tensorboard")
+    tags = set(events.Tags()["scalars"])
+    assert undocumented({tag.removeprefix("train/") for tag in tags}) == set()
+    assert [(e.step, e.value) for e in events.Scalars("eval/em")] == [
+        (row["trained"], pytest.approx(row["em"]))
+        for row in run.read_events()
+        if row["kind"] == "evaluated" and row["when"] == "during"
+    ]
+    (arm,) = (run.read_summary() or {})["arms"].values()
+    assert [e.value for e in events.Scalars("test/em")] == [pytest.approx(arm["em"])]
+    assert {"test/em_before"} <= tags
 
 
 @pytest.mark.slow

@@ -14,12 +14,15 @@ from cotune.policy.local_policy import load_codec
 from cotune.run.run_dir import RunDir
 from tests.export.finished import read_json
 from tests.export.test_complete import check_renders_as_evaluated, tokenizer_of
+from tests.policy.tiny import small_policy
 from tests.run_files import environment_of, tiny, write
 
 
 @pytest.mark.slow
 def test_a_run_ends_with_a_folder_that_serves(tmp_path: Path) -> None:
-    file = write(tmp_path / "run.yaml", tiny(tmp_path / "run"))
+    file = write(
+        tmp_path / "run.yaml", tiny(tmp_path / "run", {"policy": {"path": small_policy()}})
+    )
     train(file, Console(quiet=True), quiet=True)
     run, config = RunDir.open(tmp_path / "run"), load_config(file)
     best = run.best_path

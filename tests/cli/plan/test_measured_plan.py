@@ -12,6 +12,7 @@ from cotune.cli import plan as measured_plan
 from cotune.engines.engine import Measured
 from cotune.errors import ConfigError, Stopped
 from cotune.run.run_dir import RunDir
+from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 
 
@@ -55,7 +56,8 @@ def test_steps_are_real_and_nothing_stays(
         return measured
 
     monkeypatch.setattr(measured_plan, "measure", look_before_it_is_gone)
-    changes = {"training": {"steps": 40, "schedule": "linear", "mini_batches": 2}}
+    small = {"path": small_policy()}
+    changes = {"policy": small, "training": {"steps": 40, "schedule": "linear", "mini_batches": 2}}
     text = said(tmp_path, 3, "training.save_every=1", "evaluation.every=1", **changes)
 
     assert seen["rollouts"]["train"] == 3 * 4 * 2

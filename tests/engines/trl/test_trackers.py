@@ -1,7 +1,6 @@
 """What trackers get: real event files, W&B offline and trackio's own database; no network."""
 
 import json
-import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,26 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers.integrations.integration_utils import WandbCallback
 
-from cotune.cli.train import train
 from cotune.engines.trl import trackers
 from cotune.engines.trl.trackers import COLUMNS, instruction_table
-from cotune.run.run_dir import RunDir
 from tests.engines.trl.script_runs import ScriptTraining, begin, figures
 from tests.forked import run_module
-from tests.policy.tiny import small_policy
-from tests.run_files import tiny, write
-
-ROOT = Path(__file__).parents[3]
-
-
-def events_of(folder: Path) -> EventAccumulator:
-    """The event files of a folder, all of what they hold."""
-    (found,) = {path.parent for path in folder.rglob("events.out.tfevents.*")}
-    events = EventAccumulator(str(found), size_guidance={"tensors": 0, "scalars": 0})
-    return events.Reload()
+from tests.helpers import tensorboard_events
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptTraining
 
 
 def test_the_strategys_numbers_are_in_tensorboard_by_their_names(trained: ScriptTraining) -> None:
-    events = events_of(trained.trainer.run_folder / "tensorboard")
+    events = tensorboard_events(trained.trainer.run_folder / "tensorboard")
     for name in ("inspo/best_weight", "p2o/hard", "reward_mean", "hinted_share"):
         written = [row[name] for row in figures(trained) if name in row]
         assert written
@@ -80,69 +66,6 @@ def test_wandb_without_a_run_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> 
     assert row["train/global_step"] == 4
     assert row["cotune/instructions"].columns == list(COLUMNS)
     assert row["cotune/instructions"].data == rows
-
-
-def quiet_console() -> Any:
-    from rich.console import Console
-
-    return Console(quiet=True)
-
-
-def documented() -> list[re.Pattern[str]]:
-    """The names of docs/reference/metrics.md; what stands in <> is any word."""
-    page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
-    cells = re.findall(r"^- (`.+?): ", page, re.MULTILINE)
-    names = [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
-    return [re.compile(re.sub(r"<\w+>", r"[\\w.]+", re.escape(name))) for name in names]
-
-
-def undocumented(names: set[str]) -> set[str]:
-    known = documented()
-    return {name for name in names if not any(one.fullmatch(name) for one in known)}
-
-
-RUN = {
-    "strategy": {
-        "kind": "inspo+p2o",
-        "inspo": {
-            "population_size": 3,
-            "prune_every": 2,
-            "evolve_every": 2,
-            "evolve_until": 4,
-            "verification_tasks": 2,
-            "verification_rounds": 1,
-        },
-        "p2o": {"hints": {"hard_set_min_count": 2, "dev_size": 2, "budget": 12, "beam": 2}},
-    },
-    "evaluation": {"every": 2},
-    "training": {"steps": 4, "kl": 0.01},
-    "logging": {"report_to": ["tensorboard"]},
-}
-
-
-@pytest.mark.slow
-def test_every_name_that_a_run_logs_is_documented(tmp_path: Path) -> None:
-    policy = {"policy": {"path": small_policy()}}
-    path = write(tmp_path / "run.yaml", tiny(tmp_path / "out", {**policy, **RUN}))
-    train(path, quiet_console())
-    run = RunDir.open(tmp_path / "out")
-    rows = {name for row in run.read_metrics() for name in row}
-    assert {"inspo/evolution_accepted", "p2o/hard", "reward_mean", "kl"} <= rows
-    assert undocumented(rows) == set()
-
-    events = events_of(run.path / "tensorboard")
-    tags = set(events.Tags()["scalars"])
-    assert undocumented({tag.removeprefix("train/") for tag in tags}) == set()
-    assert [(e.step, e.value) for e in events.Scalars("eval/em")] == [
-        (row["trained"], pytest.approx(row["em"]))
-        for row in run.read_events()
-        if row["kind"] == "evaluated" and row["when"] == "during"
-    ]
-    summary = run.read_summary()
-    assert summary is not None
-    (arm,) = summary["arms"].values()
-    assert [e.value for e in events.Scalars("test/em")] == [pytest.approx(arm["em"])]
-    assert {"test/em_before"} <= tags
 
 
 @pytest.mark.slow

@@ -21,7 +21,6 @@ from cotune.engines.trl.vllm_sampler import compute_dtype, seed_vllm
 from cotune.errors import ConfigError, EngineError
 from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run
 from cotune.policy.local_policy import load
-from cotune.policy.policy_files import policy_path
 from cotune.types import Distillation, Limits, Prompt, StopReason
 from tests.engines.trl.fake_vllm import Engine, install
 from tests.engines.trl.setup import HINT, Run, scored
@@ -34,7 +33,7 @@ from tests.engines.trl.vllm_setup import (
     vllm_run,
     weights,
 )
-from tests.policy.tiny import ApartLetters, Letters, tiny_tokenizer
+from tests.policy.tiny import ApartLetters, Letters, small_policy, tiny_tokenizer
 from tests.run_files import tiny
 
 STOP = Letters.stop
@@ -208,10 +207,11 @@ def test_a_run_file_is_trained_evolved_and_evaluated_through_vllm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the kept policy scores without vLLM, question by question, what it scored with it."""
-    model, tokenizer = load(policy_path("bundled:geo"))
+    model, tokenizer = load(small_policy())
     for parameter in model.parameters():
         parameter.data.normal_()  # what vLLM has is never what it is to sample
     changes = {
+        "policy": {"path": small_policy()},
         "training": {"steps": 2, "engine_args": {"use_vllm": True}},
         "strategy": {"evolve_every": 1, "evolve_until": 2},
         "environment": {"test": 3},

@@ -36,6 +36,8 @@ def arithmetic(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return finished(tmp_path_factory.mktemp("ladder") / "run", LADDER, SOLVE, hint)
 
 
+SHORT = ("--set", "limits.turns=2", "--set", "limits.turn_tokens=24")
+"""Where no reward is looked for."""
 Refused = Callable[..., str]
 Evaluate = Callable[..., dict[str, Any]]
 
@@ -85,7 +87,7 @@ def test_greedy_alone_on_the_runs_own_questions(geo: RunConfig, evaluate: Evalua
 
 
 def test_sampled_beside_greedy(geo: RunConfig, evaluate: Evaluate) -> None:
-    arguments = ("--samples", 3, "--temperature", 0.7, "--limit", 3)
+    arguments = ("--samples", 3, "--temperature", 0.7, "--limit", 3, *SHORT)
     found = evaluate(geo, *arguments)
     assert (found["schema_version"], found["temperature"]) == (1, 0.7)
     (result,) = found["sets"]
@@ -204,7 +206,7 @@ def test_words_in_a_box_are_compared_as_words(
 def test_tables(
     geo: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = printed(monkeypatch, capsys, geo.output, "--samples", 2, "--limit", 3)
+    out = printed(monkeypatch, capsys, geo.output, "--samples", 2, "--limit", 3, *SHORT)
     lines = [line.strip() for line in out.splitlines()]
     assert lines[:3] == [
         "reading the questions …", "loading the policy …", "evaluation, rollouts 0/3"

@@ -110,6 +110,9 @@ def test_quadrants_that_coincide_are_shown_once() -> None:
     assert not any(line.startswith(("trained weights", "KL")) for line in frozen)
 
 
+SHORT = {**GEO, "limits": {"turns": 2, "turn_tokens": 24}}
+
+
 def evaluate(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, *arguments: str
 ) -> tuple[object, Quadrants | None]:
@@ -123,7 +126,7 @@ def evaluate(
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     """The weights are a little off those it began with."""
-    config = finished(tmp_path_factory.mktemp("quadrants") / "run", GEO, BETTER)
+    config = finished(tmp_path_factory.mktemp("quadrants") / "run", SHORT, BETTER)
     model = AutoModelForCausalLM.from_pretrained(config.output / "best")
     torch.manual_seed(0)
     with torch.no_grad():
@@ -176,7 +179,7 @@ def test_a_run_from_the_command_line(
 def test_equal_policies_and_instructions_are_rolled_out_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    frozen = {**GEO, "training": {"frozen": True}}
+    frozen = {**SHORT, "training": {"frozen": True}}
     config = finished(tmp_path / "run", frozen, SEARCH)
     options = ("--set", "environment.test=2", "--samples", "1", "--json")
     status, found = evaluate(config, monkeypatch, "--quadrants", *options)
@@ -192,7 +195,7 @@ def test_a_run_that_went_on_from_another_is_compared_with_its_beginning(
 ) -> None:
     """A frozen search for an instruction, on top of a policy that was trained before."""
     changes = {
-        **GEO, "instruction": BETTER, "policy": {"path": str(run.output / "best")},
+        **SHORT, "instruction": BETTER, "policy": {"path": str(run.output / "best")},
         "training": {"frozen": True},
     }  # fmt: skip
     later = finished(tmp_path / "later", changes, BETTER)
