@@ -1,6 +1,6 @@
 """LoRA in the TRL engine: sampled, trained, distilled, kept and resumed as whole weights are."""
 
-import importlib.util
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -241,9 +241,8 @@ def test_options_that_do_not_fit_are_refused_before_anything_is_written(
         raise AssertionError("the policy was loaded")
 
     monkeypatch.setattr("cotune.engines.trl.run_file_setup.load_model", loaded)
-    find = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *_: None if name == "peft" else find(name)
+        "cotune.utils.packages.installed", lambda name: None if name == "peft" else version(name)
     )
     with pytest.raises(ConfigError, match=r"^policy.lora needs peft"):
         built(right)

@@ -83,7 +83,7 @@ def test_the_stages_of_zero(tmp_path: Path, stage: int, taken: bool) -> None:
 
 
 def test_a_run_file_needs_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("cotune.utils.packages.installed", lambda name: None)
     changes = {"training": {"engine_args": {"deepspeed": "zero2.json"}}}
     run = parse_config(tiny(Path("out"), changes), "test")
     with pytest.raises(ConfigError, match=r"pip install 'cotune\[deepspeed\]'"):
