@@ -2,11 +2,11 @@
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forked import run_module
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -39,7 +39,7 @@ def test_the_script_runs_and_learns(tmp_path: Path) -> None:
     (text,) = blocks("python")
     folder = shutil.copytree(ROOT / "examples" / "three_tools", tmp_path / "three_tools")
     (folder / "readme.py").write_text(text, encoding="utf-8")
-    done = subprocess.run([sys.executable, "readme.py"], cwd=folder, capture_output=True, text=True)
+    done = run_module("tests.docs.forked_script", folder, "readme.py")
     assert done.returncode == 0, done.stderr
     scores = re.search(r"^([\d.]+) -> ([\d.]+) under: \S", done.stdout, re.MULTILINE)
     assert scores is not None, done.stdout

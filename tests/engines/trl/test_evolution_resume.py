@@ -18,6 +18,7 @@ from tests.engines.trl.kills import (
     spent,
     with_sections,
 )
+from tests.policy.tiny import small_policy
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,6 @@ P2O = Case(
             training={"steps": 4, "questions_per_step": 4, "micro_batch_size": 6, "save_every": 3},
             evaluation={"every": 0, "before": False},
         ),
-        "policy": {"path": "bundled:ladder"},
         "environment": {"kind": "ladder", "train": 12, "validation": 4, "test": 4},
         "limits": {
             "turns": 1,
@@ -85,9 +85,11 @@ class Runs:
 @pytest.fixture(scope="module", params=[INSPO, P2O], ids=["inspo", "p2o"])
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder, case = tmp_path_factory.mktemp("runs"), request.param
+    world = case.content["environment"]["kind"]
+    content = {**case.content, "policy": {"path": small_policy(f"bundled:{world}")}}
     kills = [(place, case.at) for place in case.kills]
-    unbroken = run_file(folder, "unbroken", case.content)
-    broken = run_file(folder, "broken", case.content)
+    unbroken = run_file(folder, "unbroken", content)
+    broken = run_file(folder, "broken", content)
     return Runs(
         case,
         run_with_kills(unbroken, [], folder / "unbroken.calls"),
