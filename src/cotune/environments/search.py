@@ -91,6 +91,7 @@ class SearchEnvironment(TaskEnvironment):
         self._protocol = PROTOCOLS[protocol]
         super().__init__(self._phrase(tasks), initial_instruction, self._protocol.prompt_format)
         self.retriever = retriever
+        self.parallel_responses = getattr(retriever, "parallel_searches", 0)
         self._reward = reward
         self._top_k = top_k
         self.description = _DESCRIPTION.format(top_k)
@@ -99,10 +100,6 @@ class SearchEnvironment(TaskEnvironment):
     def measure(self) -> str:
         """Return the name of the mean reward."""
         return "exact match" if self._reward is exact_match else "mean reward"
-
-    @property
-    def parallel_responses(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return getattr(self.retriever, "parallel_searches", 0)
 
     def with_tasks(self, tasks: Mapping[str, Sequence[Task]]) -> Self:
         return super().with_tasks(self._phrase(tasks))

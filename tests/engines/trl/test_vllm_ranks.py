@@ -259,7 +259,7 @@ def test_two_ranks_train_and_evaluate_the_same_policy(mode: str, ranks: Any) -> 
     assert len(lengths) > 2  # episodes ended at different turns
     for_one, for_seven = first["calls_of_evaluations"][:2]
     if mode == "colocate":
-        assert (for_one[0], for_seven[0]) == (1, 4)
+        assert set(for_one) == set(for_seven) == {1}
         assert second["calls_of_evaluations"][0] == []  # nobody waits for the other
     else:
         # One row of each rank, then four: one of them each time in the place of a row that is not.
