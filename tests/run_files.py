@@ -55,6 +55,11 @@ def tiny(output: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
     return raw
 
 
+def script_fields(output: Path) -> dict[str, Any]:
+    """What a script's run folder records, as little as possible."""
+    return {"library": "trl", "output": str(output), "strategy": {"kind": "static"}}
+
+
 def write(path: Path, raw: dict[str, Any]) -> Path:
     path.write_text(yaml.safe_dump(raw), encoding="utf-8")
     return path

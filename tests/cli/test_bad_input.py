@@ -13,7 +13,7 @@ from cotune.cli import app as cli
 from cotune.cli import train as training
 from cotune.errors import EvolutionError
 from cotune.run.record import Record
-from tests.run_files import tiny, write
+from tests.run_files import script_fields, tiny, write
 
 Refused = Callable[..., str]
 KEY = "sk-proj-Zx81kQ"
@@ -329,11 +329,12 @@ def test_run_folders_that_do_not_fit_the_command(tmp_path: Path, refused: Refuse
     assert "this run is finished" in error
     assert snapshot(finished) == before
 
-    library = tmp_path / "library"
-    Record.create(library, {"library": "trl"})
+    script = tmp_path / "script"
+    Record.create(script, script_fields(script))
     for command in ("resume", "evaluate"):
-        error = refused(command, library)
+        error = refused(command, script)
         assert "resume_from_checkpoint=True" in error
+    assert "trainer.plan()" in refused("plan", script / "run.yaml")
 
 
 def test_a_plan_without_the_data_takes_no_steps_on_it(tmp_path: Path, refused: Refused) -> None:

@@ -11,7 +11,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from cotune.data.trl_data import read_rows, tasks_of
-from cotune.environments.prompt_in_data import PromptInData, place_instruction, served_format
+from cotune.environments.prompt_in_data import PromptInData, place_instruction
 from cotune.environments.trl_factory import from_trl
 from cotune.policy.chat_template import with_instruction
 from cotune.policy.codec import HFCodec, PlainCodec
@@ -229,12 +229,12 @@ def rendered(name: str, instruction: str) -> tuple[list[list[int]], list[list[in
     tasks: list[Task] = tasks_of(rows, "train", text)
     layout, codec = PromptInData(text=text), HFCodec(tokenizer)
     trained = [codec.render(layout.messages(task, Prompt(instruction))) for task in tasks]
-    served = served_format(rows, text, instruction)
+    served = layout.served(tasks, instruction)
     assert served is not None
     template = with_instruction(str(tokenizer.chat_template), served, instruction)
     return trained, [
         tokenizer.apply_chat_template(
-            [user(task.question)],
+            layout.question_messages(task),
             chat_template=template,
             add_generation_prompt=True,
             return_dict=False,
@@ -257,17 +257,18 @@ def test_the_saved_template_renders_a_question_as_trained(name: str, instruction
 )
 def test_no_template_can_put_an_instruction_into_the_middle(name: str) -> None:
     rows, _, text = rows_of(name)
-    assert served_format(rows, text, OTHER) is None
+    assert PromptInData(text=text).served(tasks_of(rows, "train", text), OTHER) is None
 
 
 def test_a_template_parts_an_instruction_from_a_question_that_followed_directly() -> None:
     rows = [{"prompt": [user(f"Solve:{i}")]} for i in range(3)]
-    (task, *_) = tasks_of(rows, "train", "Solve:")
+    layout = PromptInData(text="Solve:")
+    (task, *_) = tasks = tasks_of(rows, "train", "Solve:")
     for instruction, separator in (("Solve:", ""), (OTHER, "\n")):
-        served = served_format(rows, "Solve:", instruction)
+        served = layout.served(tasks, instruction)
         assert served is not None
         assert served.separator == separator
-        trained = PromptInData(text="Solve:").messages(task, Prompt(instruction))
+        trained = layout.messages(task, Prompt(instruction))
         assert trained == [user(f"{instruction}{separator}0")]
     uneven = [{"prompt": [user(f"Solve:{' ' * i}{i}")]} for i in range(3)]
-    assert served_format(uneven, "Solve:", OTHER) is None
+    assert layout.served(tasks_of(uneven, "train", "Solve:"), OTHER) is None

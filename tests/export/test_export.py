@@ -18,6 +18,7 @@ from cotune.run.record import Record
 from tests.export.finished import files, finished_run, read_json
 from tests.export.test_complete import world
 from tests.policy.tiny import tiny_model, tiny_tokenizer
+from tests.run_files import script_fields
 
 PROMPT = "abc de. fade"
 
@@ -130,9 +131,11 @@ def test_what_cannot_be_exported_is_said_in_one_line(tmp_path: Path) -> None:
     run.summary_path.unlink()
     with pytest.raises(ConfigError, match=f"finish it with: cotune resume {run.path}"):
         export(run.path)
-    library = Record.create(tmp_path / "own", {"library": "trl"})
-    with pytest.raises(ConfigError, match=r"trainer\.save_model"):
-        export(library.path)
+    script = Record.create(tmp_path / "own", script_fields(tmp_path / "own"))
+    with pytest.raises(
+        ConfigError, match=r"finish it with: trainer\.train\(resume_from_checkpoint"
+    ):
+        export(script.path)
     with pytest.raises(ConfigError, match="is not a run folder"):
         export(tmp_path)
     assert not (run.path / "export").exists()

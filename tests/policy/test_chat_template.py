@@ -13,7 +13,6 @@ from transformers.utils import chat_template_utils
 
 from cotune.environments.base import PromptFormat
 from cotune.errors import ConfigError
-from cotune.export.complete import question_messages
 from cotune.policy.chat_template import (
     literal,
     own_templates,
@@ -126,7 +125,7 @@ def test_a_question_alone_gives_the_messages_of_the_prompt_format(
     laid_out: PromptFormat, task: Task
 ) -> None:
     told = with_instruction(SHOWN, laid_out, "Be right.")
-    question = question_messages(task)
+    question = PromptFormat().question_messages(task)
     for instruction, arguments in (
         ("Be right.", {}),
         ("Be right.", {"instruction": None}),
@@ -153,7 +152,7 @@ def test_models_templates_render_the_same_tokens(model: str, laid_out: PromptFor
             with_instruction(own, laid_out, "Be {{ right }}."), ["<|im_end|>"], "<|im_end|>"
         )
         given = told.apply_chat_template(
-            question_messages(task), add_generation_prompt=True, return_dict=False
+            PromptFormat().question_messages(task), add_generation_prompt=True, return_dict=False
         )
         assert given == expected
         # What is trained or evaluated brings its own messages: no instruction may stand there twice.

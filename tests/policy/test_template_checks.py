@@ -149,21 +149,3 @@ def test_every_end_of_the_generation_config_ends_a_turn(
         assert bool(caplog.messages) is (len(expected) == 1)
     following = HFCodec(tokenizer.from_pretrained(tmp_path))
     assert following.eos_id == ends[0]
-
-
-@pytest.mark.parametrize(
-    ("role", "context", "carries"),
-    [
-        ("user", (), True),
-        ("user", (("system", "Be brief."),), True),
-        ("user", TALK, False),
-        ("system", TALK, True),
-    ],
-)
-def test_a_scripts_template_carries_the_instruction_where_training_put_it(
-    role: Any, context: Any, carries: bool
-) -> None:
-    """After earlier turns training puts it into the last message of the user, a template into the first."""
-    from cotune.engines.trl.joint_trainer import _format_of
-
-    assert (_format_of(environment(role, context), "Answer.") is not None) is carries

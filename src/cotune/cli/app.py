@@ -155,6 +155,7 @@ def evaluate(
     run_folder: RunFolder,
     split: options.Split = None,
     benchmark: options.Benchmarks = None,
+    questions: options.QuestionFiles = None,
     samples: options.Samples = None,
     temperature: options.Temperature = None,
     limit: options.Limit = None,
@@ -178,7 +179,7 @@ def evaluate(
     if not quadrants and since is not None:
         raise ConfigError("--since was given without --quadrants; remove it, or add --quadrants")
     evaluation = EvaluationOptions(
-        split=split, benchmarks=benchmark or (), samples=(4 if quadrants else 0) if samples is None else samples,
+        split=split, benchmarks=benchmark or (), questions=questions or (), samples=(4 if quadrants else 0) if samples is None else samples,
         temperature=temperature, limit=limit, policy=policy,
     )  # fmt: skip
     check_trusted(run_folder, trust)

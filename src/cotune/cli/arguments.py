@@ -37,13 +37,20 @@ ExportFolder = Annotated[
 
 # ---- options of `evaluate`
 
-_SPLIT = "Which questions. Default: test, or none if --benchmark is given."
+_SPLIT = "Which questions. Default: test, or none if --benchmark or --questions is given."
 Split = Annotated[str | None, typer.Option(metavar="test|validation|train", help=_SPLIT)]
 _BENCHMARKS = (
     "Evaluate on a benchmark, from the Hugging Face hub or from a file: hotpotqa, 2wikimultihopqa, musique, "
     "bamboogle, nq, triviaqa, popqa, aime24, aime25, amc, math-500, minerva or olympiadbench. Can be repeated."
 )
 Benchmarks = Annotated[list[str] | None, typer.Option(metavar="NAME[=PATH]", help=_BENCHMARKS)]
+_OF_FILE = (
+    "Evaluate on a file of questions in the form of the run's own data; a script's run keeps no questions. "
+    "Can be repeated."
+)
+QuestionFiles = Annotated[
+    list[Path] | None, typer.Option("--questions", metavar="FILE", help=_OF_FILE)
+]
 _SAMPLES = (
     "Sampled rollouts per question, in addition to the greedy one, for avg@K and pass@K. Default: 0; "
     "with --quadrants 4."

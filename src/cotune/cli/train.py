@@ -12,7 +12,7 @@ from cotune.cli.step_progress import step_progress
 from cotune.config.build import describe_llm
 from cotune.config.overrides import with_overrides
 from cotune.config.resuming import open_trained, resumed_config
-from cotune.config.run_file import RunConfig, load_config, parse_config
+from cotune.config.run_file import RunConfig, ScriptRun, load_config, parse_config
 from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError, CotuneError, EvolutionError, Stopped
 from cotune.run.locks import run_locked
@@ -79,6 +79,8 @@ def resume(
     """
     folder = Path(folder)
     run, recorded = open_trained(folder)
+    if isinstance(recorded, ScriptRun):
+        raise ConfigError(f"{folder}: is a script's run; resume it by {run.how_to_resume()}")
     progress = Console(quiet=quiet) if quiet or console is None else console
     if not assignments and _conclude_late(run, recorded, progress):
         return run.path

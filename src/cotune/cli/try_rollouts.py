@@ -8,9 +8,9 @@ from rich.console import Console
 from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.step_progress import step_progress
 from cotune.config.run_file import load_config
+from cotune.data.splits import SPLITS
 from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError
-from cotune.experiments.evaluate.evaluating import SPLITS
 from cotune.experiments.evaluate.rollout_text import show_rollouts
 from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.types import Assignment, Prompt, Trajectory

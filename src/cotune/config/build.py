@@ -11,6 +11,7 @@ from cotune.config.run_file import (
     RewardConfig,
     RulesConfig,
     RunConfig,
+    ScriptRun,
 )
 from cotune.data.dataset import DatasetConfig, read_dataset
 from cotune.environments.base import TaskEnvironment
@@ -58,6 +59,8 @@ def run_environment(config: RunConfig, codec: Codec | None = None) -> Environmen
             cannot be loaded or the environment writes its own messages.
     """
     environment = build_environment(config.environment, config.dataset, config.instruction)
+    if isinstance(config, ScriptRun) and isinstance(environment, TaskEnvironment):
+        return environment.with_tasks({})  # the script has its questions
     if config.dataset is None or not config.dataset.drop_too_long:
         return environment
     if not isinstance(environment, TaskEnvironment):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cotune.config.overrides import with_overrides
-from cotune.config.run_file import RunConfig, check_values, dump_config, parse_recorded
+from cotune.config.run_file import RunConfig, check_values, parse_recorded
 from cotune.errors import ConfigError
 from cotune.run.best import FILE as BEST
 from cotune.run.checkpoints import trained_steps
@@ -28,19 +28,13 @@ _SILENT = ("llm", "training.engine_args")
 
 
 def open_trained(folder: Path) -> tuple[RunDir, RunConfig]:
-    """Open a run folder made by `cotune train`; return it with its run file.
+    """Open a run folder; return it with its run file, or what a script recorded in its place.
 
     Raises:
-        ConfigError: no run folder, or one of a program with its own trainer.
+        ConfigError: no run folder.
     """
     run = RunDir.open(folder)
     import_from((Path.cwd(),))  # as for training: modules named in the run file may be there
-    if "library" in run.read_config():
-        raise ConfigError(
-            f"{folder}: belongs to a script with a cotune.JointTrainer: resume there "
-            "with trainer.train(resume_from_checkpoint=True), score with "
-            "trainer.evaluate(rows), save with trainer.save_model()"
-        )
     return run, recorded_config(run)
 
 
@@ -118,7 +112,7 @@ def _nothing_left(was: RunConfig, config: RunConfig, summary: Row, trained: int 
 
 def identity(config: RunConfig) -> dict[str, str]:
     """Return the fields that must not change on a resume, as JSON."""
-    plain = dump_config(config)
+    plain = config.model_dump(mode="json")
     if plain["environment"].get("retriever"):
         # A server's address and its timeout may change; its answers cannot be checked.
         plain["environment"]["retriever"] = {}

@@ -73,6 +73,8 @@ class InstructionConfig(Model):
     """Before or after the question, in the user's message."""
     system: Literal["keep", "replace"] | None = None
     """Keep the data's system prompt, or replace it with the instruction."""
+    separator: str | None = None
+    """Text between instruction and question in the user's message; the usual one is a blank line."""
 
     @model_validator(mode="before")
     @classmethod
@@ -91,7 +93,7 @@ class InstructionConfig(Model):
     @property
     def places(self) -> dict[str, str]:
         """Return the fields of a `PromptFormat` that are given."""
-        fields = ("role", "placement", "system")
+        fields = ("role", "placement", "system", "separator")
         return {name: value for name in fields if (value := getattr(self, name)) is not None}
 
 
@@ -329,7 +331,15 @@ class RunConfig(Model):
         return self
 
     @model_validator(mode="after")
-    def _has_data_and_rewards(self) -> "RunConfig":
+    def _sections_fit(self) -> "RunConfig":
+        # A script's trainer has checked its parts itself.
+        if not isinstance(self, ScriptRun):
+            self._check_data_and_rewards()
+            self.method.check(self.strategy, self.shape())
+            self._check_llm()
+        return self
+
+    def _check_data_and_rewards(self) -> None:
         kind = self.environment.kind
         entry = self.environment_kind
         if self.dataset is None and entry.dataset == "required":
@@ -350,12 +360,6 @@ class RunConfig(Model):
             raise ValueError(
                 "policy.path: missing; expected the model to train on dataset, a name of the hub or a folder"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _suits_its_method(self) -> "RunConfig":
-        self.method.check(self.strategy, self.shape())
-        return self
 
     @property
     def method(self) -> Method[Any]:
@@ -393,15 +397,14 @@ class RunConfig(Model):
         """Return whether the run rolls out training batches; if frozen, only to evolve."""
         return self.method.uses_batches or not self.training.frozen
 
-    @model_validator(mode="after")
-    def _llm_fits(self) -> "RunConfig":
+    def _check_llm(self) -> None:
         method = self.method
         if isinstance(self.llm, BankOptions):
             check_bank(method)
         if not method.needs_llm(self.strategy) or (
             self.llm is not None and self.llm.kind != "rules"
         ):
-            return self
+            return
         if not self.environment_kind.offline_rules:
             raise ValueError(
                 f"llm is {'missing' if self.llm is None else 'rules'}, and there are offline rules for the "
@@ -409,7 +412,16 @@ class RunConfig(Model):
                 "OpenAI-compatible endpoint, {kind: openai, model: …, base_url: …}, to your own, "
                 "my_llm.py:MyLLM, or to a file of texts to try, {kind: bank, path: …}"
             )
-        return self
+
+
+class ScriptRun(RunConfig):
+    """What a script's run was made from, as the fields of a run file; fields that are not set are TRL's.
+
+    Its questions are not recorded; `__main__:name` is an object that cannot be imported.
+    """
+
+    library: Literal["trl"]
+    """The trainer that the script is written for."""
 
 
 def load_config(path: str | Path, assignments: Sequence[str] = ()) -> RunConfig:
@@ -431,6 +443,11 @@ def load_config(path: str | Path, assignments: Sequence[str] = ()) -> RunConfig:
             f"{path} is a suite file, as it has methods and no strategy; expected a run file; start the "
             f"suite with cotune compare {path}"
         )
+    if "library" in raw:
+        raise ConfigError(
+            f"{path}: is what a script has recorded; expected a run file; in the script, trainer.plan() and "
+            "trainer.try_rollouts() look at a run before trainer.train()"
+        )
     source = f"{path} with --set" if assignments else str(path)
     return parse_config(with_overrides(raw, assignments), source)
 
@@ -445,8 +462,9 @@ def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
 
 def parse_recorded(raw: Mapping[str, Any], source: str) -> RunConfig:
     """Build a configuration from plain data that was accepted before, as `dump_config` returned it."""
+    model = ScriptRun if "library" in raw else RunConfig
     try:
-        return RunConfig.model_validate(raw)
+        return model.model_validate(raw)
     except ValidationError as error:
         # Not `from error`: its text repeats the input, which may include a misplaced key.
         raise ConfigError(f"{source}: {describe(error, RunConfig)}") from None
@@ -486,8 +504,8 @@ def check_values(raw: Mapping[str, Any], source: str) -> None:
 
 
 def dump_config(config: RunConfig) -> dict[str, Any]:
-    """Return plain data that `parse_config` reads back."""
-    return config.model_dump(mode="json")
+    """Return plain data that `parse_recorded` reads back; of a script only what it set."""
+    return config.model_dump(mode="json", exclude_unset=isinstance(config, ScriptRun))
 
 
 def read_fields(path: Path, expected: str, such_as: str) -> dict[str, Any]:

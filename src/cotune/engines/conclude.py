@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from cotune.config.resuming import recorded_config
 from cotune.engines.evaluation import Outcome
 from cotune.engines.run_settings import RunSettings
 from cotune.experiments.report import write_report
@@ -26,13 +27,13 @@ def conclude(
     run: Record,
     outcome: Outcome,
     environment: Environment,
+    tokenizer: Any = None,
 ) -> None:
     """Write a finished run's summary, complete best/, write the report, and show the scores."""
     os.chdir(settings.working_folder)  # the policy's path may be relative
     run.event("run_finished", outcome.steps + 1)
     write_run_summary(settings, run, outcome)
-    if settings.run_file is not None:
-        complete_best(settings.run_file, run, environment)
+    complete_best(recorded_config(run), run, environment, tokenizer)
     report = write_report(run.path)
     if settings.console is None:
         _log.info("step %d: trained; report %s", outcome.steps, report)

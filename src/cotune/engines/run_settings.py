@@ -30,7 +30,6 @@ class RunSettings:
         llm_name: names what proposes, for reports.
         rollouts_every: steps between files of training rollouts; 0 keeps those of evaluations only.
         console: shows progress; None, in a script, logs it to the logger "cotune".
-        run_file: the run file, if there is one.
         llm_checks: calls that checked the LLM before the run began, to be counted with its costs; None if
             it was not asked yet.
         working_folder: what relative paths start from; a tool may change the current folder.
@@ -48,7 +47,6 @@ class RunSettings:
     llm_name: str = "none"
     rollouts_every: int = 10
     console: Console | None = None
-    run_file: RunConfig | None = None
     llm_checks: tuple[CostRow, ...] | None = None
     working_folder: Path = field(default_factory=Path.cwd)
 
@@ -56,7 +54,7 @@ class RunSettings:
 def settings_of(
     config: RunConfig, console: Console | None, llm_checks: tuple[CostRow, ...] = ()
 ) -> RunSettings:
-    """Return the settings of a run file."""
+    """Return the settings of a run file, or of what a script has in its place."""
     return RunSettings(
         folder=config.output.absolute(),
         record=dump_config(config),
@@ -70,6 +68,5 @@ def settings_of(
         llm_name=describe_llm(config.proposer),
         rollouts_every=config.logging.trajectories_every,
         console=console,
-        run_file=config,
         llm_checks=llm_checks,
     )

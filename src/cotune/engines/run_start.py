@@ -169,6 +169,6 @@ def begin_run(
         chosen.set_aside()
         before = record.read_config()
         record.replace_config(settings.record)
-        if settings.run_file is not None:
+        if "library" not in settings.record:  # a script shows itself what it changes
             return changes(before, settings.record)
     return {}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self, cast
 
+from cotune.data.splits import SPLITS
 from cotune.errors import ConfigError
 from cotune.types import Action, Prompt, Response, Section, Task, Trajectory
 from cotune.utils.text import without_thoughts
@@ -48,6 +49,21 @@ class PromptFormat(Section):
         first["content"] = self.separator.join(part for part in parts if part)
         messages[-1]["content"] = prompt.under_hint(messages[-1]["content"])
         return with_system(messages, prompt.instruction) if self.role == "system" else messages
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Return the fields of a run file's `instruction` that say the same."""
+        places = {"role": self.role, "system": self.system, "separator": self.separator}
+        return places | ({"placement": self.placement} if self.role == "user" else {})
+
+    def question_messages(self, task: Task) -> list[dict[str, Any]]:
+        """Return the messages that a client of the served policy sends: those before the question, and it."""
+        before = [{"role": role, "content": content} for role, content in task.context]
+        return [*before, {"role": "user", "content": task.question}]
+
+    def served(self, tasks: Sequence[Task], instruction: str) -> "PromptFormat | None":
+        """Return how a chat template lays out an instruction and the messages of all tasks; None if it cannot."""
+        return self
 
 
 def with_system(messages: list[dict[str, Any]], instruction: str) -> list[dict[str, Any]]:
@@ -131,6 +147,14 @@ class TaskEnvironment:
     def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
         """Return the chat messages of a task under a prompt, laid out by `prompt_format`."""
         return self.prompt_format.messages(task, prompt)
+
+    def question_messages(self, task: Task) -> list[dict[str, Any]]:
+        """Return the messages of a task without an instruction, as a client of the served policy sends them."""
+        return self.prompt_format.question_messages(task)
+
+    def served_format(self, instruction: str) -> PromptFormat | None:
+        """Return how a chat template lays out an instruction and these messages; None if no template can."""
+        return self.prompt_format.served([t for s in SPLITS for t in self.tasks(s)], instruction)
 
     def read_answer(self, text: str) -> str | None:
         """Return the answer in the policy's text without its thoughts, here all of it; None: there is none."""

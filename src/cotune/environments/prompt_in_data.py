@@ -29,9 +29,7 @@ class PromptInData(PromptFormat):
     def messages(self, task: Task, prompt: Prompt) -> list[dict[str, Any]]:
         if not task.chat:
             return [{"role": "user", "content": self._plain(task.columns["prompt"], prompt)}]
-        messages = messages_of(task.columns)
-        # A TRL environment's reset() adds to the question; TRL puts that after the last message.
-        messages[-1]["content"] += task.question.removeprefix(question_of(messages, self.text))
+        messages = self._data_messages(task)
         places = find_holders(messages, self.text)
         for message in places:
             message["content"] = self._replace_text(message["content"], prompt.instruction)
@@ -39,6 +37,44 @@ class PromptInData(PromptFormat):
             messages = with_system(messages, prompt.instruction)
         question = last_question(messages)
         question["content"] = prompt.under_hint(question["content"])
+        return messages
+
+    def question_messages(self, task: Task) -> list[dict[str, Any]]:
+        """See `PromptFormat`; white space around the instruction goes with it."""
+        messages = self._data_messages(task)
+        for message in find_holders(messages, self.text):
+            before, _, after = message["content"].partition(self.text)
+            message["content"] = before.rstrip() + after.lstrip()
+        return [message for message in messages if message["content"] or message["role"] == "user"]
+
+    def served(self, tasks: Sequence[Task], instruction: str) -> PromptFormat | None:
+        """See `PromptFormat`; no template can if prompts are plain texts or the instruction stands within them."""
+        text = self.text
+        if not all(task.chat for task in tasks):
+            return None
+        if not text:
+            return PromptFormat(role="system", system="keep")
+        prompts = [self._data_messages(task) for task in tasks]
+        systems = [[m["content"] for m in prompt if m["role"] == "system"] for prompt in prompts]
+        if all(contents == [text] for contents in systems):
+            return PromptFormat(role="system", system="replace")
+        questions = [_find_question(messages, text) for messages in prompts]
+        if all(question.startswith(text) for question in questions):
+            direct = "" if instruction == text else "\n"
+            remainders = [question.removeprefix(text) for question in questions]
+            separators = {r[: len(r) - len(r.lstrip())] or direct for r in remainders}
+            return PromptFormat(separator=separators.pop()) if len(separators) == 1 else None
+        if all(question.endswith(text) for question in questions):
+            remainders = [question.removesuffix(text) for question in questions]
+            separators = {r[len(r.rstrip()) :] for r in remainders}
+            if len(separators) == 1:
+                return PromptFormat(placement="after", separator=separators.pop())
+        return None
+
+    def _data_messages(self, task: Task) -> list[dict[str, Any]]:
+        """Return the row's messages; a TRL environment's reset() adds to the last one, as in TRL."""
+        messages = messages_of(task.columns)
+        messages[-1]["content"] += task.question.removeprefix(question_of(messages, self.text))
         return messages
 
     def _replace_text(self, content: str, instruction: str) -> str:
@@ -54,41 +90,6 @@ class PromptInData(PromptFormat):
             return prompt.under_hint("\n\n".join(filter(None, (prompt.instruction, text))))
         hinted = "\n\n".join(filter(None, (prompt.instruction, prompt.hint.strip())))
         return text.replace(self.text, hinted)
-
-
-def served_format(
-    rows: Sequence[Mapping[str, Any]], text: str, instruction: str = ""
-) -> PromptFormat | None:
-    """Return where a chat template puts an instruction so that a question is rendered as in training.
-
-    Args:
-        rows: the data's rows.
-        text: the initial instruction as the prompts have it; "" if it is added to them.
-        instruction: the one that the template gets.
-
-    Returns:
-        None if no template can: prompts are plain texts, or the instruction stands within them.
-    """
-    if any(isinstance(row.get("prompt"), str) for row in rows):
-        return None
-    if not text:
-        return PromptFormat(role="system", system="keep")
-    prompts = [messages_of(row) for row in rows]
-    systems = [[m["content"] for m in messages if m["role"] == "system"] for messages in prompts]
-    if all(contents == [text] for contents in systems):
-        return PromptFormat(role="system", system="replace")
-    questions = [_find_question(messages, text) for messages in prompts]
-    if all(question.startswith(text) for question in questions):
-        direct = "" if instruction == text else "\n"
-        remainders = [question.removeprefix(text) for question in questions]
-        separators = {r[: len(r) - len(r.lstrip())] or direct for r in remainders}
-        return PromptFormat(separator=separators.pop()) if len(separators) == 1 else None
-    if all(question.endswith(text) for question in questions):
-        remainders = [question.removesuffix(text) for question in questions]
-        separators = {r[len(r.rstrip()) :] for r in remainders}
-        if len(separators) == 1:
-            return PromptFormat(placement="after", separator=separators.pop())
-    return None
 
 
 def _find_question(messages: Sequence[dict[str, Any]], text: str) -> str:

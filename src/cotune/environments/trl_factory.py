@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 
 from pydantic import Field
 
+from cotune.data.splits import SPLITS
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.environment_kind import EnvironmentKind, Tasks
 from cotune.environments.global_draws import keep_generators, with_seed
@@ -32,6 +33,7 @@ from cotune.utils.validation import Model
 
 INITIAL_INSTRUCTION = "Complete the task. Call the tools where they help."
 _FIELD = "environment.factory"
+_RESETS = 10  # tasks of a split whose text of reset() decides how a prompt is laid out
 _EPISODES = 1000  # tasks to train on without a data set; each is another one in every step
 
 
@@ -163,11 +165,15 @@ class TrlEnvironment(TaskEnvironment):
         Raises:
             ConfigError: `reset` raises, or returns something other than a text or None.
         """
-        if task.question == self._plain(task).question:
-            if task.id not in self._texts:
-                self._texts[task.id] = self._first_text(task)
-            task = replace(task, question=task.question + self._texts[task.id])
-        return super().messages(task, prompt)
+        return super().messages(self._with_text(task), prompt)
+
+    def question_messages(self, task: Task) -> list[dict[str, Any]]:
+        return super().question_messages(self._with_text(task))
+
+    def served_format(self, instruction: str) -> PromptFormat | None:
+        # To reset for every task may take long.
+        tasks = [self._with_text(task) for split in SPLITS for task in self.tasks(split)[:_RESETS]]
+        return self.prompt_format.served(tasks, instruction)
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         """Make the calls of all episodes, at most `concurrency` at the same time."""
@@ -226,6 +232,14 @@ class TrlEnvironment(TaskEnvironment):
             by_id = {task.id: task for split in self._tasks.values() for task in split}
             self._by_id = by_id, self._tasks
         return by_id.get(task.id, task)
+
+    def _with_text(self, task: Task) -> Task:
+        """Return a task with the text of `reset`: its episode's, else that of a reset of its own."""
+        if task.question != self._plain(task).question:
+            return task
+        if task.id not in self._texts:
+            self._texts[task.id] = self._first_text(task)
+        return replace(task, question=task.question + self._texts[task.id])
 
     def _reset(self, instances: Sequence[_Instance], tasks: Sequence[Task]) -> None:
         """Call `reset` of each instance with the columns of its task, seeded for its episode."""

@@ -15,15 +15,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from cotune.config.build import run_environment
 from cotune.config.run_file import RunConfig
-from cotune.environments.base import TaskEnvironment
+from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.export.model_card import write_card
 from cotune.export.serving import FILE, Serving, best_choice, read_result
-from cotune.policy.chat_template import own_templates, with_instruction, without_instruction
+from cotune.policy.chat_template import with_instruction, without_instruction
 from cotune.policy.policy_files import is_adapter
 from cotune.protocols import Environment
 from cotune.run.json_files import Row, write_atomic, write_json_atomic
 from cotune.run.run_dir import RunDir
-from cotune.types import Limits, Prompt, Task
+from cotune.types import Limits, Prompt
 
 _OF_THIS_MACHINE = ("is_local", "local_files_only", "name_or_path")
 """What transformers notes of where a tokenizer was loaded from."""
@@ -31,7 +31,10 @@ _COMPARED = 20  # questions for which the two renderings are compared
 
 
 def complete_best(
-    config: RunConfig, run: RunDir, environment: Environment | None = None
+    config: RunConfig,
+    run: RunDir,
+    environment: Environment | None = None,
+    tokenizer: Any = None,
 ) -> Serving:
     """Make a finished run's `best/` a folder that can be served without changes.
 
@@ -41,7 +44,7 @@ def complete_best(
 
     Args:
         run: its folder, with its summary.json written.
-        environment: the run's; built here if None.
+        environment, tokenizer: the run's; built and loaded here if None.
 
     Returns:
         How the policy was evaluated.
@@ -52,9 +55,12 @@ def complete_best(
     best = run.best_path
     summary = read_result(run)
     environment = environment or run_environment(config)
-    tokenizer = _tokenizer(best)
+    if tokenizer is None:
+        from cotune.policy.local_policy import load_tokenizer
+
+        tokenizer = load_tokenizer(best)
     instruction = best_choice(best).instruction
-    reason = _write_templates(
+    layout, reason = write_templates(
         config.policy.template_args, best, instruction, environment, tokenizer
     )
     settings = best / "tokenizer_config.json"
@@ -69,7 +75,7 @@ def complete_best(
         instruction_in_template=not reason,
         reason=reason,
         environment=type(environment).__name__,
-        instruction=getattr(environment, "prompt_format", None),
+        instruction=layout,
         stop=tuple(environment.stop),
         tools=tuple(str(t.get("function", t).get("name", "")) for t in environment.tools),
         limits=config.limits,
@@ -116,52 +122,59 @@ def _write_generation_config(folder: Path, limits: Limits, tokenizer: Any) -> No
     write_json_atomic(path, {name: value for name, value in values.items() if value is not None})
 
 
-def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
-
-
-def _write_templates(
+def write_templates(
     args: Mapping[str, Any],
-    best: Path,
+    folder: Path,
     instruction: str,
     environment: Environment,
     tokenizer: Any,
-) -> str:
-    """Write the chat template, or several by name; return why it lacks the instruction, or ""."""
-    files = [best / "chat_template.jinja", *best.glob("additional_chat_templates/*.jinja")]
+) -> tuple[PromptFormat | None, str]:
+    """Let the chat template in a folder, or several by name, carry an instruction if it can.
+
+    Args:
+        args: template arguments of the run.
+        folder: a policy's folder.
+        environment: what the policy was evaluated on.
+        tokenizer: renders some of its questions, to compare.
+
+    Returns:
+        The layout of instruction and question, None if the environment has none; and why the template does not
+        carry the instruction, "" if it does.
+    """
+    files = [folder / "chat_template.jinja", *folder.glob("additional_chat_templates/*.jinja")]
     templates = {
         file: without_instruction(file.read_text(encoding="utf-8"))
         for file in files
         if file.is_file()
     }
+    layout = None
     reason = ""
     if not isinstance(environment, TaskEnvironment):
         reason = f"{type(environment).__name__} writes its own messages"
-    elif not templates:
-        reason = "the tokenizer has no chat_template.jinja"
     else:
-        carrying = {
-            file: with_instruction(template, environment.prompt_format, instruction, args)
-            for file, template in templates.items()
-        }
-        if _renders_alike(args, best, carrying, instruction, environment, tokenizer):
-            templates = carrying
+        layout = environment.served_format(instruction)
+        if not templates:
+            reason = "the tokenizer has no chat_template.jinja"
+        elif layout is None:
+            reason = "the prompts are plain texts, or it stands within them"
         else:
-            reason = f"{type(environment).__name__} lays some questions out in another way"
+            carrying = {
+                file: with_instruction(template, layout, instruction, args)
+                for file, template in templates.items()
+            }
+            if _renders_alike(args, folder, carrying, instruction, environment, tokenizer):
+                templates = carrying
+            else:
+                reason = f"{type(environment).__name__} lays some questions out in another way"
     for file, template in templates.items():
         if file.read_text(encoding="utf-8") != template:
             write_atomic(file, template)
-    return reason
+    return layout, reason
 
 
 def _renders_alike(
     args: Mapping[str, Any],
-    best: Path,
+    folder: Path,
     carrying: Mapping[Path, str],
     instruction: str,
     environment: TaskEnvironment,
@@ -172,16 +185,20 @@ def _renders_alike(
 
     from cotune.policy.codec import HFCodec
 
-    default = carrying.get(best / "chat_template.jinja", "")
-    templates = {file.stem: template for file, template in carrying.items() if file.parent != best}
+    before = tokenizer.chat_template
+    default = carrying.get(folder / "chat_template.jinja", "")
+    templates = {
+        file.stem: template for file, template in carrying.items() if file.parent != folder
+    }
     tokenizer.chat_template = {"default": default, **templates} if templates else default
     codec = HFCodec(tokenizer, args)
     tools = [dict(tool) for tool in environment.tools]
-    tasks = environment.tasks("validation") or environment.tasks("test")
+    splits = map(environment.tasks, ("validation", "test", "train"))
+    tasks = next(filter(None, splits), ())
     try:
         return all(
             tokenizer.apply_chat_template(
-                codec.defused(question_messages(task)),
+                codec.defused(environment.question_messages(task)),
                 tools=tools or None,
                 add_generation_prompt=True,
                 return_dict=False,
@@ -192,13 +209,4 @@ def _renders_alike(
     except TemplateError:  # the model's own template refuses such a conversation
         return False
     finally:
-        tokenizer.chat_template = own_templates(tokenizer.chat_template)
-
-
-def question_messages(task: Task) -> list[dict[str, str]]:
-    """Return the messages that a client of the served policy sends for a task.
-
-    They are the data's messages before the question, and the question.
-    """
-    before = [{"role": role, "content": content} for role, content in task.context]
-    return [*before, {"role": "user", "content": task.question}]
+        tokenizer.chat_template = before

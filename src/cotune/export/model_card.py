@@ -3,6 +3,7 @@
 Texts of models and of the run file cannot end their block or become a tag, a link or a heading.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from shlex import quote
 import yaml
 from huggingface_hub import ModelCardData
 
-from cotune.config.run_file import RunConfig, dump_config
+from cotune.config.run_file import RunConfig, ScriptRun
 from cotune.export.serving import Format, Serving, best_choice, read_result
 from cotune.policy.policy_files import is_local
 from cotune.run.best import BestRecord
@@ -43,7 +44,7 @@ def base_name(path: str) -> str:
     """Return the name of the model that a policy was trained from, without its place on this machine."""
     if hub_id(path) or path.startswith("bundled:"):
         return path
-    return Path(path).resolve().name
+    return Path(path).resolve().name if path else "a model without a name"
 
 
 def write_card(
@@ -68,20 +69,13 @@ def write_card(
         model_name=re.sub(r"\W+", "-", config.name).strip("-") or "run",
     )
     base = inline(base_name(config.policy.path))
-    measure = inline(arm.get("measure", EXACT_MATCH)).capitalize()
-    interval = arm.get("em_interval")
+    trained_by = "cotune.JointTrainer" if isinstance(config, ScriptRun) else "cotune train"
     parts = [
         f"---\n{front.to_yaml()}\n---",
         f"# {inline(config.name) or 'run'}",
         f"{_WEIGHTS[kind]} of {base}, trained with cotune. {inline(chosen.statement())}.",
         "## Results",
-        _results(arm),
-        f"{measure} of one greedy rollout a question."
-        + (
-            " 95 % interval of the first figure: {:.3f} to {:.3f}.".format(*interval)
-            if interval
-            else ""
-        ),
+        *_results(arm),
         "## Instruction",
         code_block(chosen.instruction)
         if chosen.instruction
@@ -90,11 +84,11 @@ def write_card(
         "A hint that helped in training; what it taught is in the weights:" * bool(chosen.hint),
         code_block(chosen.hint) if chosen.hint else "",
         "## Serving",
-        code_block(_serve_command(config, kind), "sh"),
+        code_block(_serve_command(config, folder, kind), "sh"),
         *_serving_notes(serving),
         "## Method",
-        f"{inline(config.method.label)}: {inline(config.method.about)}. Trained by `cotune train` with",
-        code_block(_settings(config), "yaml"),
+        f"{inline(config.method.label)}: {inline(config.method.about)}. Trained by `{trained_by}` with",
+        code_block(_settings(run.read_config()), "yaml"),
         f"Proposals by {inline(config.proposer.public_name)}."
         if config.proposer
         else "The instruction was fixed.",
@@ -104,15 +98,24 @@ def write_card(
     write_atomic(folder / "README.md", "\n\n".join(filter(None, parts)) + "\n")
 
 
-def _results(arm: Row) -> str:
-    """Return the table of scores: all questions, then each stratum."""
+def _results(arm: Row) -> Iterator[str]:
+    """Yield the table of scores, all questions, then each stratum; and what they are."""
     names = [name for name in _SCORES if arm.get(name) is not None]
+    if not names:
+        yield "There were no test questions."
+        return
     rows = [["test questions", *(_SCORES[name] for name in names)], ["---", *["---:"] * len(names)]]
     rows.append([f"all {arm['em_n']:,}", *(f"{arm[name]:.3f}" for name in names)])
     for stratum in arm.get("em_by_stratum") or {}:
         scores = [arm[f"{name}_by_stratum"].get(stratum) for name in names]
         rows.append([inline(stratum), *("" if s is None else f"{s:.3f}" for s in scores)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    yield "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    measure = inline(arm.get("measure", EXACT_MATCH)).capitalize()
+    interval = arm.get("em_interval")
+    text = f"{measure} of one greedy rollout a question."
+    if interval is not None:
+        text += " 95 % interval of the first figure: {:.3f} to {:.3f}.".format(*interval)
+    yield text
 
 
 def _place(chosen: BestRecord, serving: Serving) -> str:
@@ -145,26 +148,25 @@ def _serving_notes(serving: Serving) -> Iterator[str]:
         yield f"It was offered the tools {tools}: pass them as `tools` of a request."
 
 
-def _serve_command(config: RunConfig, kind: Format) -> str:
+def _serve_command(config: RunConfig, adapter: Path, kind: Format) -> str:
     folder = "path/to/this/folder"
     greedy = """--override-generation-config '{"temperature": 0}'"""
     if kind != "adapter":
         return f"vllm serve {folder} {greedy}"
     path = config.policy.path
-    lora = config.policy.lora
+    rank = json.loads((adapter / "adapter_config.json").read_bytes())["r"]
     weights = hub_id(path) or f"path/to/{base_name(path).removeprefix('bundled:')}"
     return (
-        f"vllm serve {quote(weights)} {greedy} --enable-lora --max-lora-rank {lora.rank if lora else 16} \\\n"
+        f"vllm serve {quote(weights)} {greedy} --enable-lora --max-lora-rank {rank} \\\n"
         f"  --lora-modules policy={folder} --chat-template {folder}/chat_template.jinja"
     )
 
 
-def _settings(config: RunConfig) -> str:
-    """Return the part of the run file that says how it was trained, without what is private."""
-    dumped = dump_config(config)
-    del dumped["training"]["engine_args"]
+def _settings(config: Row) -> str:
+    """Return the part of run.yaml that says how it was trained, without what is private."""
+    del config["training"]["engine_args"]
     names = ("seed", "strategy", "training", "limits")
-    settings = {name: dumped[name] for name in names} | {"lora": dumped["policy"]["lora"]}
+    settings = {name: config[name] for name in names} | {"lora": config["policy"].get("lora")}
     return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).strip()
 
 

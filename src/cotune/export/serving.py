@@ -10,7 +10,6 @@ from cotune.run.best import BestRecord, read_best
 from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits
-from cotune.utils.text import command_on
 
 FILE = "serving.json"
 
@@ -27,8 +26,7 @@ class Serving:
         instruction_in_template: the chat template carries the best instruction.
         reason: why it does not; "" if it does.
         environment: its class name.
-        instruction: layout of instruction and question; None if the environment writes its own
-            messages.
+        instruction: layout of instruction and question; None if no chat template can have it.
         stop: strings after which a turn ended, each kept at its end.
         tools: names of the tools that were offered through the chat template.
         limits: limits of an episode.
@@ -54,7 +52,7 @@ def read_result(run: RunDir) -> Row:
     if summary is None or not (run.best_path / "best.json").is_file():
         raise ConfigError(
             f"{run.path}: not finished, so its best policy is not chosen yet; finish it with: "
-            f"{command_on(run.path, 'resume')}"
+            f"{run.how_to_resume()}"
         )
     return summary
 

@@ -19,7 +19,7 @@ from cotune.rewards import REWARDS
 from cotune.rewards.boxed import BoxedReward, last_boxed
 from cotune.types import Prompt, Task, Trajectory, Turn
 from cotune.utils.background import BackgroundLoop
-from cotune.utils.importing import import_object
+from cotune.utils.importing import import_object, reference_to
 from cotune.utils.numbers import finite
 from cotune.utils.text import line_of, named, shorten_middle, without_thoughts
 
@@ -261,10 +261,16 @@ class RewardFunctions:
             weights[self._free_name(own_name)] = 1.0
         return weights
 
-    def describe(self) -> list[dict[str, object]]:
-        """Return plain data that identifies these functions."""
+    def record(self) -> list[dict[str, object]]:
+        """Return the `rewards` of a run file with these functions."""
         return [
-            {"function": reward.name, "weight": reward.weight, "messages": reward.messages}
+            {
+                "function": reward.function.__name__
+                if isinstance(reward.function, AnswerReward)
+                else reference_to(reward.function),
+                "weight": reward.weight,
+                "messages": reward.messages,
+            }
             for reward in self._functions
         ]
 

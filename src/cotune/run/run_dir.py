@@ -102,6 +102,12 @@ class RunDir:
         del config["schema_version"]
         return config
 
+    def how_to_resume(self) -> str:
+        """Return the command that resumes the run, or for a script's run the call in its script."""
+        if "library" in self.read_config():
+            return "trainer.train(resume_from_checkpoint=True), in its script"
+        return command_on(self.path, "resume")
+
     def read_events(self) -> list[Row]:
         return read_jsonl(self.events_path)
 

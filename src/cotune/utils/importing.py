@@ -14,6 +14,9 @@ from typing import Any
 from cotune.errors import ConfigError
 from cotune.utils.text import did_you_mean, named
 
+_FILE_MODULE = "cotune_file_"
+_SCRIPT = "__main__"
+
 
 def import_object(reference: str, field: str) -> Any:
     """Import the object of `package.module:name` or `file.py:name`.
@@ -28,6 +31,12 @@ def import_object(reference: str, field: str) -> Any:
         raise ConfigError(
             f"{field}: {reference!r} names no object; expected package.module:name or file.py:name"
         )
+    if where == _SCRIPT:
+        raise ConfigError(
+            f"{field}: {name} cannot be made again outside its script; move functions and classes into a module beside "
+            "it, name another here, as in --set rewards=[my_rewards.py:exact], or score in the script by "
+            "trainer.evaluate(rows)"
+        )
     module = _file(where, field) if is_file(where) else _module(where, field)
     target: Any = module
     for part in name.split("."):
@@ -38,6 +47,22 @@ def import_object(reference: str, field: str) -> Any:
             )
         target = getattr(target, part)
     return target
+
+
+def reference_to(value: Any) -> str:
+    """Return the `package.module:name` or `file.py:name` of an object; `__main__:name` for what cannot be imported.
+
+    To import a script's own functions would run the script.
+    """
+    name = getattr(value, "__qualname__", type(value).__name__)
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    target: Any = module
+    for part in name.split("."):
+        target = getattr(target, part, None)
+    if target is not value or module is None:
+        return f"{_SCRIPT}:{getattr(value, '__name__', name)}"
+    is_file_module = module.__name__.startswith(_FILE_MODULE)
+    return f"{module.__file__ if is_file_module else module.__name__}:{name}"
 
 
 def split_reference(reference: str) -> tuple[str, str]:
@@ -124,7 +149,7 @@ def _module(name: str, field: str) -> ModuleType:
 def _file(path: str, field: str) -> ModuleType:
     """Import a file as a module, once, under a name that pickling can find again."""
     file = Path(path).resolve()
-    name = f"cotune_file_{file.stem}_{abs(hash(str(file))):x}"
+    name = f"{_FILE_MODULE}{file.stem}_{abs(hash(str(file))):x}"
     if name in sys.modules:
         return sys.modules[name]
     if not file.is_file():

@@ -4,6 +4,7 @@ After TRL's quick start, GSM8K with a system message, XML tags with five reward 
 and plain prompts that end with the beginning of the answer. Each script is a function of the trainer's class.
 """
 
+import json
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -19,6 +20,10 @@ from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import cotune
+from cotune.config.resuming import open_trained, recorded_config
+from cotune.errors import ConfigError
+from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run
+from cotune.export.export import export
 from cotune.types import Completion, Prompt
 from tests.policy.tiny import small_policy
 
@@ -142,10 +147,14 @@ def calculator(expression: str) -> float:
     return float(first) + float(second)
 
 
-def agent(policy: str, folder: Path, trainer: Callable[..., Any]) -> Any:
-    def structure(completions: Any, **kwargs: Any) -> list[float]:
-        return [0.1 * any(m.get("tool_calls") for m in messages) for messages in completions]
+def structure(completions: Any, **kwargs: Any) -> list[float]:
+    return [
+        0.1 * any(m.get("tool_calls") for m in messages) + len(str(messages)) / 1000
+        for messages in completions
+    ]
 
+
+def agent(policy: str, folder: Path, trainer: Callable[..., Any]) -> Any:
     rows = [
         {"prompt": [{"role": "user", "content": f"{PREAMBLE}\n\nQuestion: {q}"}], "answer": a}
         for q, a in sums()
@@ -290,6 +299,33 @@ def test_a_script_trains_the_policy_and_its_instruction(
     assert saved == trainer.best_instruction + "\n"
     template = AutoTokenizer.from_pretrained(str(tmp_path / "agent")).chat_template
     assert template.startswith("{#- cotune") == (script is not prefilled)
+
+
+def test_a_scripts_run_is_exported_and_scored_outside_the_script(
+    policy: str, tmp_path: Path
+) -> None:
+    method = cotune.Static(instruction=PREAMBLE)
+    trainer = agent(policy, tmp_path / "out", partial(cotune.JointTrainer, method=method))
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    exported = export(trainer.run_folder)
+    assert (exported / "chat_template.jinja").read_text().startswith("{#- cotune")
+    assert "Trained by `cotune.JointTrainer`" in (exported / "README.md").read_text()
+    run, config = open_trained(trainer.run_folder)
+    questions = [{"role": "user", "content": f"Question: {q}"} for q, _ in sums(3)]
+    told = [q | {"content": f"{PREAMBLE}\n\n{q['content']}"} for q in questions]
+    mean = trainer.evaluate([{"prompt": [q], "answer": "7"} for q in told])["eval_reward"]
+    for messages in (told, questions):  # in the script's form, and without the instruction
+        path = tmp_path / "questions.jsonl"
+        rows = [{"prompt": [message], "answer": "7"} for message in messages]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (result,) = evaluate_run(config, run, EvaluationOptions(questions=[path])).sets
+        assert result.figures[0].mean == pytest.approx(mean)
+    with pytest.raises(ConfigError, match="--questions FILE"):
+        evaluate_run(config, run, EvaluationOptions())
+    lost = recorded_config(run, ["rewards=['__main__:lost']"])
+    with pytest.raises(ConfigError, match="lost cannot be made again outside its script"):
+        evaluate_run(lost, run, EvaluationOptions(questions=[tmp_path / "questions.jsonl"]))
 
 
 def test_data_sets_by_name_are_evaluated_each_by_itself(policy: str, tmp_path: Path) -> None:

@@ -15,7 +15,12 @@ from cotune.environments.base import SingleTurnEnvironment
 from cotune.environments.math import INITIAL_INSTRUCTION as SOLVE
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate import evaluating
-from cotune.experiments.evaluate.question_sets import QuestionSet, metrics_of, question_sets
+from cotune.experiments.evaluate.question_sets import (
+    EvaluationOptions,
+    QuestionSet,
+    metrics_of,
+    question_sets,
+)
 from cotune.rewards.functions import RewardFunctions
 from cotune.run.record import Record
 from cotune.types import Task
@@ -142,7 +147,8 @@ def test_answers_are_not_compared_beside_ones_own_reward(
     environment = SingleTurnEnvironment({"test": tasks}, "Answer.")
     rewards = RewardFunctions([last_number if own else "exact_match"])
     named = [RewardConfig(function="mine.py:last_number" if own else "exact_match")]
-    questions = QuestionSet("test", "the test split", source, environment, rewards, tasks)
+    name = "test" if source == "run" else "nq"
+    questions = QuestionSet(name, name, source, environment, rewards, tasks)
     assert list(metrics_of(named, questions)) == names
 
 
@@ -251,7 +257,7 @@ def test_a_best_policy_that_is_replaced_meanwhile_is_not_scored_under_its_instru
 
 
 REFUSED: dict[str, tuple[Sequence[str], str]] = {
-    "split": (["--split", "dev"], "--split is 'dev'; expected one of test, validation, train"),
+    "split": (["--split", "dev"], "--split is 'dev'; expected one of train, validation, test"),
     "samples": (["--samples=-1"], "--samples is -1; expected 0 or more"),
     "temperature": (["--samples", "2", "--temperature", "0"], "--temperature is 0.0; expected more"),
     "nothing sampled": (["--temperature", "1"], "--temperature is set, but nothing is sampled"),
@@ -297,7 +303,7 @@ def test_a_split_without_questions_and_an_environment_that_takes_no_others(
 ) -> None:
     environment = SingleTurnEnvironment({"train": [], "test": []}, "")
     with pytest.raises(ConfigError, match="--split test has no questions"):
-        question_sets(geo, environment, None, (), None)
+        question_sets(geo, environment, EvaluationOptions())
     file = tmp_path / "nq.jsonl"
     file.write_text(json.dumps({"id": "a", "question": "q", "golden_answers": ["x"]}))
 
@@ -308,4 +314,4 @@ def test_a_split_without_questions_and_an_environment_that_takes_no_others(
         with pytest.raises(
             ConfigError, match=r"--benchmark nq: environment\.kind geo brings its own"
         ):
-            question_sets(geo, cast("Any", own), None, [f"nq={file}"], None)
+            question_sets(geo, cast("Any", own), EvaluationOptions(benchmarks=[f"nq={file}"]))

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,13 +47,12 @@ from cotune.engines.trl.sharding import check_spread, restore_weights
 from cotune.engines.trl.trackers import close_reports, report_scores, tensorboard_into
 from cotune.engines.trl.trl_joint import TRLJoint
 from cotune.engines.trl.trl_release import SLOWER_SCORES, check_trl
-from cotune.environments.base import PromptFormat
 from cotune.environments.prompt_in_data import PromptInData
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.rollout_text import show_rollouts
+from cotune.export.complete import write_templates
 from cotune.llm.client import NoLLM
 from cotune.policy.adapters import save_weights, trained_dtype
-from cotune.policy.chat_template import with_instruction
 from cotune.policy.codec import HFCodec, PlainCodec
 from cotune.policy.local_policy import context_length, load_architecture, load_tokenizer
 from cotune.policy.precision import rounding_notice
@@ -179,12 +177,12 @@ class JointTrainer(PolicyUpdate):
         rewards = rewards_of_trainer(reward_funcs, reward_processing_classes, args)
         args.reward_weights = None
         chat = True
-        self._served_format = partial(_format_of, environment)
+        parts = None
         if environment is None:
             data = read_data(args, method, train_dataset, eval_dataset, tools, environment_factory)
             environment = data.environment
+            parts = data.parts
             chat = data.chat
-            self._served_format = data.served_format
             # The environment has the instruction, as the data writes it.
             method = replace(method, instruction=None)
         else:
@@ -203,7 +201,8 @@ class JointTrainer(PolicyUpdate):
             config = load_architecture(model, **loading) if isinstance(model, str) else model.config
             context = context_length(config)
             limits = check_script(args, method, environment, limits, rewards, codec, context)
-            settings = script_settings(args, method, environment, limits, rewards, name)
+            policy = {"path": name, "dtype": _dtype_of(model, args)}
+            settings = script_settings(args, method, environment, limits, rewards, policy, parts)
             keep_best_by_reward(args)
         self.settings = settings
         self.method = method
@@ -354,16 +353,10 @@ class JointTrainer(PolicyUpdate):
             self.outcome = self._evaluation.finish(joint)
             close_reports(joint)
             if world().rank == 0:
-                conclude(self.settings, record, self.outcome, joint.parts.environment)
-                if self.settings.run_file is None:
-                    self._complete(record.best_path)
+                parts = joint.parts
+                tokenizer = parts.codec.tokenizer
+                conclude(self.settings, record, self.outcome, parts.environment, tokenizer)
         return output
-
-    def _complete(self, best: Path) -> None:
-        """Let the chat template of the kept policy carry the best instruction."""
-        if self._served_format(self.best_instruction) is not None:
-            with self._template_with_instruction():
-                self.joint.tokenizer.save_pretrained(best)
 
     def _choose(self, resume: str | bool) -> Chosen:
         """Return the checkpoint to resume from, which the first process chooses."""
@@ -545,52 +538,33 @@ class JointTrainer(PolicyUpdate):
         `instruction.txt` holds the instruction too, and `hint.txt` the best hint if there is one. The
         trainer's own checkpoints keep the model's template.
         """
-        if _internal_call:
-            super().save_model(output_dir, _internal_call)
-            return
-        with self._template_with_instruction():
-            super().save_model(output_dir, _internal_call)
-        if self.args.should_save:
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save and not _internal_call:
             folder = Path(output_dir or cast(str, self.args.output_dir))
+            parts = self.joint.parts
+            _, reason = write_templates(
+                cast("dict[str, Any]", self.args.chat_template_kwargs or {}),  # pyright: ignore
+                folder,
+                self.best_instruction,
+                parts.environment,
+                parts.codec.tokenizer,
+            )
+            if reason:
+                _log.warning(
+                    "the chat template does not carry the instruction, since %s: see instruction.txt",
+                    reason,
+                )
             write_atomic(folder / "instruction.txt", self.best_instruction + "\n")
             if hint := self.best_hint:
                 write_atomic(folder / "hint.txt", hint + "\n")
 
-    @contextmanager
-    def _template_with_instruction(self) -> Iterator[None]:
-        tokenizer: Any = self.processing_class
-        template = tokenizer.chat_template
-        prompt_format = self._served_format(self.best_instruction)
-        if prompt_format is None or template is None:
-            _log.warning(
-                "the chat template does not carry the instruction, which stands within the prompts: see "
-                "instruction.txt"
-            )
-        else:
-            template_args = cast(GRPOConfig, self.args).chat_template_kwargs
-            tokenizer.chat_template = with_instruction(
-                template,
-                prompt_format,
-                self.best_instruction,
-                cast("dict[str, Any] | None", template_args),
-            )
-        try:
-            yield
-        finally:
-            tokenizer.chat_template = template
 
-
-def _format_of(environment: Environment | None, instruction: str) -> PromptFormat | None:
-    """Return where a chat template puts the instruction as an environment does; None if no template can.
-
-    After earlier turns of the data the instruction stands in the last message of the user, and a template
-    cannot tell them from those of a conversation, in which it stands in the first.
-    """
-    prompt_format = getattr(environment, "prompt_format", None)
-    if environment is None or prompt_format is None or prompt_format.role == "system":
-        return prompt_format
-    roles = {role for s in SPLITS for task in environment.tasks(s) for role, _ in task.context}
-    return None if "user" in roles else prompt_format
+def _dtype_of(model: Any, args: GRPOConfig) -> str:
+    """Return the type of a model's weights, as `policy.dtype` of a run file."""
+    init_arguments = cast("dict[str, Any]", args.model_init_kwargs or {})
+    dtype = init_arguments.get("dtype", "float32") if isinstance(model, str) else model.dtype
+    name = str(dtype).removeprefix("torch.")
+    return name if name in ("float32", "bfloat16", "float16") else "auto"
 
 
 def _loading_arguments(args: GRPOConfig) -> dict[str, Any]:
@@ -607,7 +581,7 @@ def _means(rollouts: Sequence[Trajectory], prefix: str) -> dict[str, float]:
     for stratum in ["", *sorted({t.task.stratum for t in rollouts} - {""})]:
         some = [t for t in rollouts if stratum in ("", t.task.stratum)]
         start = f"{prefix}_{stratum}" if stratum else prefix
-        metrics[f"{start}_reward"] = sum(t.reward for t in some) / len(some)
+        metrics[f"{start}_reward"] = sum(t.reward for t in some) / max(1, len(some))
         for name in sorted({name for t in some for name in t.parts}):
             values = [t.parts[name] for t in some if name in t.parts]
             metrics[f"{start}_rewards/{name}/mean"] = sum(values) / len(values)

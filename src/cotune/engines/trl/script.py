@@ -1,11 +1,12 @@
 """What a script gives `cotune.JointTrainer`, read and checked: limits, rewards, LLM, settings of the run."""
 
-import json
 import logging
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic import TypeAdapter
 from transformers import TrainerState
 from transformers.trainer_utils import IntervalStrategy
 from trl import GRPOConfig
@@ -17,11 +18,11 @@ from cotune.config.run_checks import (
     check_instruction,
     check_prompts,
 )
-from cotune.config.run_file import EvaluationConfig, RulesConfig
+from cotune.config.run_file import RulesConfig, parse_recorded
 from cotune.data.splits import SPLITS
-from cotune.engines.run_settings import RunSettings
+from cotune.engines.run_settings import RunSettings, settings_of
 from cotune.engines.trl.checks import steps_per_batch
-from cotune.environments.base import SingleTurnEnvironment
+from cotune.environments.base import SingleTurnEnvironment, TaskEnvironment
 from cotune.errors import ConfigError, LLMError
 from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
@@ -34,10 +35,13 @@ from cotune.protocols import Environment
 from cotune.rewards.functions import RewardFunctions
 from cotune.run.record import Record
 from cotune.types import Limits
+from cotune.utils.importing import reference_to
 from cotune.utils.text import one_line
 
 _log = logging.getLogger("cotune")
 _UNLIMITED = 1 << 20
+_RECORDED = ("bf16", "fp16", "loss_type", "num_iterations")
+"""Fields of GRPOConfig that a run folder has under their own names."""
 
 
 def reward_weights(rewards: RewardFunctions | None, environment: Environment) -> dict[str, float]:
@@ -211,55 +215,60 @@ def script_settings(
     environment: Environment,
     limits: Limits,
     rewards: RewardFunctions | None,
-    policy: str,
+    policy: Mapping[str, Any],
+    parts: Mapping[str, Any] | None,
 ) -> RunSettings:
-    """Return what a run file would say beside the trainer's arguments, from a script's."""
+    """Return what a run file would say beside the trainer's arguments, from a script's.
+
+    Args:
+        policy: the path of the policy, and the type of its weights.
+        parts: what the environment was made from besides data, as in a run file; None for one of its own.
+    """
     output = Path(cast(str, args.output_dir))
-    fixed = {
-        "seed": args.seed,
-        "environment": {"kind": type(environment).__name__},
-        "instruction": initial_instruction(method.instruction, environment),
-        "limits": asdict(limits),
-        "rewards": None if rewards is None else rewards.describe(),
-        "strategy": asdict(cast(Any, method.options)),
-        "batch": {
-            "rollouts": args.generation_batch_size,
-            "group_size": args.num_generations,
-            "mini_batches": steps_per_batch(args),
-        },
-    }
+    group = args.num_generations or 1
+    optimizer_steps = steps_per_batch(args)
     every = 0
     if args.eval_strategy != IntervalStrategy.NO and environment.tasks("validation"):
-        every = max(1, int(args.eval_steps or 1) // steps_per_batch(args))
-    llm_name = describe_llm(proposer_of(method, environment))
-    group = args.num_generations or 1
+        every = max(1, int(args.eval_steps or 1) // optimizer_steps)
+    places: dict[str, str] = {}
+    if parts is not None:
+        layout = cast(TaskEnvironment, environment).served_format("")
+        parts = parts if layout else None
+        places = layout.places if layout else {}
+    llm = proposer_of(method, environment)
     trl_call = args.per_device_train_batch_size * (args.steps_per_generation or 1)
-    return RunSettings(
-        folder=output / "cotune",
-        # A reward function may compare the rollouts of a group: none is cut that TRL's call has whole.
-        rows_per_call=max(trl_call, RunSettings.rows_per_call // group * group),
-        record={
-            "library": "trl",
-            "name": output.resolve().name,
-            "policy": {"path": policy},
-            **fixed,
-            "llm": {"kind": llm_name},
-            "training": {
-                "steps": args.max_steps // steps_per_batch(args),
-                "mini_batches": steps_per_batch(args),
-                "learning_rate": args.learning_rate,
-                "temperature": args.temperature,
-                "kl": args.beta,
-                "clip": args.epsilon,
-            },
+    fields = {
+        "library": "trl",
+        "name": output.resolve().name,
+        "output": output / "cotune",
+        "seed": args.seed,
+        "policy": {**policy, "template_args": args.chat_template_kwargs or {}},
+        "environment": parts or {"kind": "python", "object": reference_to(environment)},
+        "rewards": [] if rewards is None else rewards.record(),
+        "instruction": {"text": initial_instruction(method.instruction, environment), **places},
+        "limits": limits,
+        "strategy": method.options,
+        "llm": TypeAdapter[Any](type(llm)).dump_python(llm, mode="json")
+        if llm is None or hasattr(llm, "public_name")
+        else {"kind": "python", "object": reference_to(type(llm))},
+        "training": {
+            "steps": -(-args.max_steps // optimizer_steps),
+            "questions_per_step": (args.generation_batch_size or group) // group,
+            "group_size": group,
+            "mini_batches": optimizer_steps // args.num_iterations,
+            "micro_batch_size": 1,
+            "learning_rate": args.learning_rate,
+            "temperature": args.temperature,
+            "kl": args.beta,
+            "clip": args.epsilon,
+            # A reward function may compare the rollouts of a group: none is cut that TRL's call has whole.
+            "rows_per_call": max(trl_call, RunSettings.rows_per_call // group * group),
+            "engine_args": {name: getattr(args, name) for name in _RECORDED},
         },
-        seed=args.seed,
-        evaluation=EvaluationConfig(every=every, before=False),
-        identity={
-            name: json.dumps(value, sort_keys=True, default=str) for name, value in fixed.items()
-        },
-        llm_name=llm_name,
-    )
+        "evaluation": {"every": every, "before": False},
+    }
+    settings = settings_of(parse_recorded(fields, "the script"), None)
+    return replace(settings, llm_name=describe_llm(llm), llm_checks=None)
 
 
 def _kind(value: object) -> str:

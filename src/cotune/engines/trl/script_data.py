@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 from trl import GRPOConfig
@@ -11,18 +10,21 @@ from trl import GRPOConfig
 from cotune.config.joint_method import JointMethod
 from cotune.data.trl_data import read_rows, tasks_of
 from cotune.engines.trl.checks import steps_per_batch
-from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
-from cotune.environments.prompt_in_data import PromptInData, place_instruction, served_format
+from cotune.environments.base import SingleTurnEnvironment, TaskEnvironment
+from cotune.environments.prompt_in_data import PromptInData, place_instruction
 from cotune.environments.tools import ToolEnvironment
 from cotune.environments.trl_factory import from_trl
 from cotune.errors import ConfigError
 from cotune.methods.registry import method_of
 from cotune.types import Task
+from cotune.utils.importing import reference_to
 
 _EPISODES = 1000
 """Tasks of an environment that makes its own, without a data set."""
 _TOOL_SECONDS = math.inf
 """TRL waits for a tool as long as it takes."""
+_RECORDED_SECONDS = 86400.0
+"""The same in a run file, whose numbers are finite."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,13 @@ class ScriptData:
 
     Attributes:
         environment: supplies the tasks, calls the tools and resets the script's environments.
+        parts: its kind and the functions that it was made from, as in a run file.
         chat: whether prompts are chat messages; plain texts are fed without a chat template.
-        served_format: returns where a chat template puts an instruction; None if no template can.
     """
 
     environment: TaskEnvironment
+    parts: Mapping[str, Any]
     chat: bool
-    served_format: Callable[[str], PromptFormat | None]
 
 
 def read_data(
@@ -91,17 +93,22 @@ def read_data(
     }
     prompt_format = PromptInData(text=place.text)
     environment: TaskEnvironment
+    parts: dict[str, Any] = {"kind": "single_turn"}
     if environment_factory is not None:
+        factory = reference_to(environment_factory)
+        parts = {"kind": "trl", "factory": factory, "seconds": _RECORDED_SECONDS}
         environment = from_trl(
             environment_factory, tasks, place.initial, prompt_format, seconds=_TOOL_SECONDS
         )
     elif tools:
+        functions = [reference_to(tool) for tool in tools]
+        parts = {"kind": "tools", "tools": functions, "seconds": _RECORDED_SECONDS}
         environment = ToolEnvironment(
             tools, tasks, place.initial, prompt_format, seconds=_TOOL_SECONDS
         )
     else:
         environment = SingleTurnEnvironment(tasks, place.initial, prompt_format)
-    return ScriptData(environment, chat, partial(served_format, every_row, place.text))
+    return ScriptData(environment, parts, chat)
 
 
 NamedRow = tuple[str, Mapping[str, Any]]

@@ -3,12 +3,10 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 
 from cotune.config.build import initial_instruction, run_environment
 from cotune.config.run_checks import check_prompts
 from cotune.config.run_file import RunConfig
-from cotune.data.benchmarks import parse_benchmark
 from cotune.environments.math import REQUIRED
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.metrics import (
@@ -18,7 +16,12 @@ from cotune.experiments.evaluate.metrics import (
     is_boxed,
     metric_functions,
 )
-from cotune.experiments.evaluate.question_sets import QuestionSet, metrics_of, question_sets
+from cotune.experiments.evaluate.question_sets import (
+    EvaluationOptions,
+    QuestionSet,
+    metrics_of,
+    question_sets,
+)
 from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.policy.policy_files import check_whole
 from cotune.rewards import REWARDS
@@ -27,56 +30,10 @@ from cotune.rollout.task_order import fingerprint
 from cotune.run.best import BestRecord, read_best
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, Trajectory
-from cotune.utils.text import command_on
 
-SPLITS = ("test", "validation", "train")
 Scores = dict[str, dict[str, list[list[float]]]]
 """By metric and decoding ("greedy", "sampled"), the values of each question's rollouts."""
 _ROWS = 2048  # rolled out at a time: the trajectories of a set need not fit into memory
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationOptions:
-    """The options of an evaluation.
-
-    Attributes:
-        split: a split of the run's own questions; None for test, or for none if benchmarks are given.
-        benchmarks: each NAME or NAME=PATH.
-        samples: sampled rollouts per question, after the greedy one; 0 for none.
-        temperature: of sampled rollouts; None for the run's.
-        limit: use only the first questions of each set; None for all.
-        policy: "initial" also evaluates the policy that the run started from.
-
-    Raises:
-        ConfigError: a value is invalid; the message names the option of the command line.
-    """
-
-    split: str | None = None
-    benchmarks: Sequence[str] = ()
-    samples: int = 0
-    temperature: float | None = None
-    limit: int | None = None
-    policy: str = "best"
-
-    def __post_init__(self) -> None:
-        for name, value, valid, expected in (
-            ("split", self.split, self.split in (None, *SPLITS), f"one of {', '.join(SPLITS)}"),
-            ("samples", self.samples, self.samples >= 0, "0 or more"),
-            ("policy", self.policy, self.policy in ("best", "initial"), "best or initial"),
-            (
-                "temperature",
-                self.temperature,
-                self.temperature is None or 0 < self.temperature < inf,
-                "more than 0",
-            ),
-            ("limit", self.limit, self.limit is None or self.limit >= 1, "1 or more"),
-        ):
-            if not valid:
-                raise ConfigError(f"--{name} is {value!r}; expected {expected}")
-        if self.temperature is not None and self.samples == 0:
-            raise ConfigError("--temperature is set, but nothing is sampled; add --samples")
-        for benchmark in self.benchmarks:
-            parse_benchmark(benchmark)
 
 
 @dataclass(frozen=True)
@@ -215,9 +172,10 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
     environment = run_environment(config)
     instruction = initial_instruction(config.instruction.text, environment)
     columns = _columns(record, instruction, options.policy == "initial")
-    sets = question_sets(config, environment, options.split, options.benchmarks, options.limit)
-    trained_on = record.training_tasks
-    changed = trained_on not in (None, fingerprint(environment.tasks("train")))
+    sets = question_sets(config, environment, options)
+    # A script's training questions are not there to compare.
+    trained_on = environment.tasks("train")
+    changed = trained_on and record.training_tasks not in (None, fingerprint(trained_on))
     notices = [
         *([_UNFINISHED] if run.read_summary() is None else []),
         *([_OTHER_DATA] if changed else []),
@@ -268,7 +226,7 @@ def best_record(run: RunDir) -> BestRecord:
     record = read_best(run.best_path)
     if record is None:
         raise ConfigError(
-            f"{run.path}: has no best policy yet; finish it with: {command_on(run.path, 'resume')}"
+            f"{run.path}: has no best policy yet; finish it with: {run.how_to_resume()}"
         )
     check_whole(run.best_path)
     return record

@@ -28,6 +28,8 @@ def check_options(options: EvaluationOptions) -> None:
             f"{other} does not go with --quadrants, which score both policies on the run's own questions; "
             "leave one of them out"
         )
+    if len(options.questions) + (options.split is not None) > 1:
+        raise ConfigError("--quadrants score one set of questions; give --split or one --questions")
     if options.samples == 0:
         raise ConfigError("--samples is 0; with --quadrants expected 1 or more")
 
@@ -56,7 +58,7 @@ def evaluate_quadrants(
     best = best_record(run).method_best.instruction
     first = config if since is None else recorded_config(since)
     environment = run_environment(config)
-    (questions,) = question_sets(config, environment, options.split, (), options.limit)
+    (questions,) = question_sets(config, environment, options)
     k = options.samples
     initial = initial_instruction(first.instruction.text, environment)
     prompts = {"plain": Prompt(initial), "prompted": Prompt(best)}

@@ -1,12 +1,17 @@
 """The questions of an evaluation, with their environment, scoring and metrics."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
 
 from cotune.config.build import build_rewards, initial_instruction
 from cotune.config.run_checks import check_columns, check_retriever
-from cotune.config.run_file import RewardConfig, RunConfig
-from cotune.data.benchmarks import Benchmark, parse_benchmark, read_benchmark
+from cotune.config.run_file import RewardConfig, RunConfig, ScriptRun
+from cotune.data.benchmarks import BENCHMARKS, Benchmark, parse_benchmark, read_benchmark
+from cotune.data.dataset import Columns, tasks_of_rows
+from cotune.data.rows import file_rows
+from cotune.data.splits import SPLITS
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.math import MathEnvironment, with_final
 from cotune.environments.search import SearchEnvironment
@@ -21,12 +26,58 @@ from cotune.types import Task
 _SHORT = 12  # words: for longer answers, F1 says little
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """The options of an evaluation.
+
+    Attributes:
+        split: a split of the run's own questions; None for test, or for none if others are given.
+        benchmarks: each NAME or NAME=PATH.
+        questions: files, in the form of the run's own data.
+        samples: sampled rollouts per question, after the greedy one; 0 for none.
+        temperature: of sampled rollouts; None for the run's.
+        limit: use only the first questions of each set; None for all.
+        policy: "initial" also evaluates the policy that the run started from.
+
+    Raises:
+        ConfigError: a value is invalid; the message names the option of the command line.
+    """
+
+    split: str | None = None
+    benchmarks: Sequence[str] = ()
+    samples: int = 0
+    temperature: float | None = None
+    limit: int | None = None
+    policy: str = "best"
+    questions: Sequence[Path] = ()
+
+    def __post_init__(self) -> None:
+        for name, value, valid, expected in (
+            ("split", self.split, self.split in (None, *SPLITS), f"one of {', '.join(SPLITS)}"),
+            ("samples", self.samples, self.samples >= 0, "0 or more"),
+            ("policy", self.policy, self.policy in ("best", "initial"), "best or initial"),
+            (
+                "temperature",
+                self.temperature,
+                self.temperature is None or 0 < self.temperature < inf,
+                "more than 0",
+            ),
+            ("limit", self.limit, self.limit is None or self.limit >= 1, "1 or more"),
+        ):
+            if not valid:
+                raise ConfigError(f"--{name} is {value!r}; expected {expected}")
+        if self.temperature is not None and self.samples == 0:
+            raise ConfigError("--temperature is set, but nothing is sampled; add --samples")
+        for benchmark in self.benchmarks:
+            parse_benchmark(benchmark)
+
+
 @dataclass(frozen=True)
 class QuestionSet:
     """Questions with their environment and scoring.
 
     Attributes:
-        name: the split's or the benchmark's.
+        name: the split's, the benchmark's, or the file's.
         title: its name in tables.
         source: the source of the questions.
         environment: `environment.tasks(name)` are the questions.
@@ -45,37 +96,37 @@ class QuestionSet:
 
 
 def question_sets(
-    config: RunConfig,
-    environment: Environment,
-    split: str | None,
-    benchmarks: Sequence[str],
-    limit: int | None,
+    config: RunConfig, environment: Environment, options: EvaluationOptions
 ) -> list[QuestionSet]:
-    """Read and check the run's split and the given benchmarks.
+    """Read and check the questions to evaluate on: a split of the run, files, and benchmarks.
 
-    The arguments are those of `EvaluationOptions`. Reward functions see the state of a trainer that has not
-    begun.
+    Reward functions see the state of a trainer that has not begun.
 
     Raises:
-        ConfigError: a benchmark cannot be read, is given twice, or does not fit the environment; or
+        ConfigError: questions cannot be read, a name is given twice, or they do not fit the environment; or
             the retrieval server does not answer.
     """
     check_retriever(environment)
     sets: list[QuestionSet] = []
-    parsed = [parse_benchmark(text) for text in benchmarks]
-    if split is not None or not parsed:
-        name = split or "test"
-        tasks = environment.tasks(name)[:limit]
+    parsed = [parse_benchmark(text) for text in options.benchmarks]
+    if options.split is not None or not (parsed or options.questions):
+        name = options.split or "test"
+        tasks = environment.tasks(name)[: options.limit]
         title = f"the {name} split"
         if not tasks:
-            raise ConfigError(
-                f"--split {name} has no questions; name another split, or a benchmark"
-            )
+            other = "another split, or a benchmark"
+            if isinstance(config, ScriptRun):
+                other = "a file of them, in the form of train_dataset: --questions FILE"
+            raise ConfigError(f"--split {name} has no questions; name {other}")
         sets.append(
             QuestionSet(name, title, "run", environment, build_rewards(config.rewards), tasks)
         )
+    for path in options.questions:
+        tasks = _read_questions(config, environment, path)[: options.limit]
+        of_file = Benchmark(path.stem, path.name, "qa", "", "", 0)
+        sets.append(_benchmark_set(config, environment, of_file, tasks, str(path)))
     for benchmark, path in parsed:
-        tasks = read_benchmark(benchmark, path)[:limit]
+        tasks = read_benchmark(benchmark, path)[: options.limit]
         source = f"{benchmark.hub}, split {benchmark.split}" if path is None else str(path)
         sets.append(_benchmark_set(config, environment, benchmark, tasks, source))
     for questions in sets:
@@ -87,8 +138,24 @@ def question_sets(
             questions.rewards.trainer_state = state
     names = [questions.name for questions in sets]
     if repeated := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"--benchmark {repeated[0]} is given twice; expected each name once")
+        raise ConfigError(f"{repeated[0]} is given twice; expected each set of questions once")
     return sets
+
+
+def _read_questions(config: RunConfig, environment: Environment, path: Path) -> list[Task]:
+    """Read a file of questions in the form of `dataset`, or of a script's data, with its instruction or without."""
+    rows = file_rows(path, "--questions")
+    columns: Columns = {} if config.dataset is None else config.dataset.columns
+    if isinstance(config, ScriptRun) and rows and "prompt" in rows[0]:
+        columns = {"question": "prompt"}
+    tasks = tasks_of_rows(rows, columns, f"--questions: {path}", path.stem)
+    if isinstance(environment, MathEnvironment):
+        return [with_final(task) for task in tasks]
+    if not isinstance(config, ScriptRun):
+        return tasks
+    text = config.instruction.text or ""
+    questions = [task.question.replace(text, "").strip() for task in tasks]
+    return [replace(t, question=q, chat=True) for t, q in zip(tasks, questions, strict=True)]
 
 
 def _benchmark_set(
@@ -98,7 +165,7 @@ def _benchmark_set(
     tasks: Sequence[Task],
     source: str,
 ) -> QuestionSet:
-    """Put a benchmark into an environment: mathematics with boxed answers, others the run's own."""
+    """Put a benchmark into an environment: mathematics with boxed answers, others and files the run's own."""
     name = benchmark.name
     rewards: RewardFunctions | None = None
     if benchmark.kind == "math":
@@ -109,14 +176,15 @@ def _benchmark_set(
         if isinstance(environment, TaskEnvironment):
             benchmark_environment.prompt_format = environment.prompt_format
     elif not isinstance(environment, TaskEnvironment) or not environment.takes_any_tasks:
+        option = "benchmark" if benchmark.hub else "questions"
         raise ConfigError(
-            f"--benchmark {name}: environment.kind {config.environment.kind} brings its own "
+            f"--{option} {name}: environment.kind {config.environment.kind} brings its own "
             "questions; expected a run on search, geo or questions of a data set"
         )
     else:
         benchmark_environment = environment.with_tasks({name: tasks})
-        # The box marks the answer; its words are compared as words.
-        boxed = isinstance(environment, MathEnvironment)
+        # The box marks a benchmark's answer; its words are compared as words.
+        boxed = isinstance(environment, MathEnvironment) and benchmark.hub
         rewards = RewardFunctions(["exact_match"]) if boxed else build_rewards(config.rewards)
         check_columns(rewards, benchmark_environment, [name])
     return QuestionSet(
@@ -131,7 +199,8 @@ def metrics_of(rewards: Sequence[RewardConfig], questions: QuestionSet) -> dict[
     scored_by_box = is_boxed(environment) and questions.rewards is None
     names = {"reward": METRICS["boxed"] if scored_by_box else measure}
     # The user's own function may read the answer in another form.
-    reads_answers = questions.source == "run" and any(r.function not in REWARDS for r in rewards)
+    is_benchmark = questions.name in BENCHMARKS
+    reads_answers = not is_benchmark and any(r.function not in REWARDS for r in rewards)
     by_box = any(reward.function == "boxed" for reward in rewards)
     answered = all(task.answers for task in questions.tasks)
     if answered and (is_boxed(environment) or by_box):

@@ -192,7 +192,7 @@ def _roll_out(
         the policy; id and stratum of each question; by name, the rewards of the greedy rollouts, and sampled rollouts.
     """
     environment = run_environment(config)
-    (questions,) = question_sets(config, environment, options.split, (), options.limit)
+    (questions,) = question_sets(config, environment, options)
     initial = initial_instruction(config.instruction.text, environment)
     prompts = {name: Prompt(initial if text is None else text) for name, text in texts.items()}
     policy = run_policy(config, environment, best=best)
