@@ -111,7 +111,8 @@ class EngineSession(RowSession):
         finally:
             if self._answers.pop(name, None) is not None:
                 self._engine.abort_request([name])
-        return [output.outputs[0].token_ids], *vllm_generation.extract_logprobs([output])
+        logprobs, candidates = vllm_generation.extract_logprobs([output])
+        return [output.outputs[0].token_ids], logprobs, candidates
 
     async def _step(self) -> None:
         while self._answers:
