@@ -12,7 +12,15 @@ from cotune.engines.verl import run
 
 NOTES = "NOTED_UPDATES"
 """An environment variable: the file that gets a line of rows before each update."""
-FIELDS = ("prompts", "responses", "loss_mask", "advantages", "old_log_probs", "ref_log_prob")
+FIELDS = {
+    "prompt_ids": "prompts",
+    "completion_ids": "responses",
+    "trained_mask": "loss_mask",
+    "advantages": "advantages",
+    "old": "old_log_probs",
+    "reference": "ref_log_prob",
+}
+"""The values of a row, the first three by the names that a rollout has, and veRL's names for them."""
 
 
 def spread(completions: list[Any], **_: Any) -> list[float]:
@@ -29,9 +37,12 @@ def _noted(*arguments: Any) -> Any:
 
     def noted(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         data = tq.kv_batch_get(
-            keys=batch.keys, partition_id=batch.partition_id, select_fields=list(FIELDS)
+            keys=batch.keys,
+            partition_id=batch.partition_id,
+            select_fields=list(FIELDS.values()),
         )
-        rows = [{n: data[n][i].tolist() for n in FIELDS} for i in range(len(batch.keys))]
+        places = range(len(batch.keys))
+        rows = [{name: data[f][i].tolist() for name, f in FIELDS.items()} for i in places]
         with Path(os.environ[NOTES]).open("a", encoding="utf-8") as file:
             file.write(json.dumps(rows) + "\n")
         return update(self, batch, metrics)

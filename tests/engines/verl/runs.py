@@ -1,9 +1,12 @@
 """Run files on veRL, tiny, and `cotune` on them in processes of their own."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +94,17 @@ def cotune(
     out, err = process.communicate()
     assert process.returncode == 0, f"status {process.returncode}\n{out[-4000:]}\n{err[-6000:]}"
     return out
+
+
+def kill_once(process: Forked, reached: Callable[[], bool]) -> None:
+    """Kill a run with all of its processes once it has reached what is waited for."""
+    try:
+        while not reached():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.5)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 def rows(path: Path) -> list[dict[str, Any]]:

@@ -1,15 +1,12 @@
 """A run on veRL that is killed goes on from its newest whole checkpoint as if it had not been."""
 
-import os
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cotune.run.checkpoints import complete_checkpoints, newest_undamaged
-from tests.engines.verl.runs import cotune, events, rows, run_file, start, summary
+from tests.engines.verl.runs import cotune, events, kill_once, rows, run_file, start, summary
 from tests.engines.verl.test_learning import INSPO
 
 pytestmark = pytest.mark.verl
@@ -26,14 +23,8 @@ def test_a_killed_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     seeded = {"actor_rollout_ref.rollout.full_determinism": True}
     path = run_file(tmp_path, strategy=INSPO, steps=4, save_every=2, engine_args=seeded)
     run = tmp_path / "run"
-    process = start("train", path)
-    try:
-        while not any(row["step"] == 3 for row in rows(run / "metrics.jsonl")):
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.5)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    metrics = run / "metrics.jsonl"
+    kill_once(start("train", path), lambda: any(row["step"] == 3 for row in rows(metrics)))
     third = step_three(run)
     assert len(third) == 8 * 4
     before = {row["id"] for row in events(run, "instruction_born")}
