@@ -134,7 +134,8 @@ class JointTrainer(PolicyUpdate):
         if issubclass(cls, trainer_class):
             return super().__new__(cls)
         # Its methods come after cotune's and before GRPOTrainer's.
-        return super().__new__(type(cls.__name__, (cls, trainer_class), {}))
+        joined: Any = type(cls.__name__, (cls, trainer_class), {})
+        return super().__new__(joined)
 
     def __init__(
         self,
