@@ -11,6 +11,7 @@ import cotune
 LAB = Path(__file__).parents[1]
 MODULES: dict[str, str] = {
     "cotune.worlds": "the bundled worlds and their rules, which the lab's worlds share parts with",
+    "cotune.methods.inspo": "the test of a trial, replayed",
     "cotune.types": "Assignment and Turn, which episodes are made of",
     "cotune.data.splits": "ids of questions",
     "cotune.data.corpus": "the text by which a document is found",
