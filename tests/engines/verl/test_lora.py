@@ -118,7 +118,7 @@ def test_a_killed_run_goes_on_with_its_adapter(tmp_path: Path) -> None:
     for before, after in ((updates[3], fourth), (updates[4], fifth)):
         assert [row["completion_ids"] for row in before] == [row["completion_ids"] for row in after]
         change = column(before, "old") - column(after, "old")
-        assert change.abs().max() < 1e-3  # sums of rows in the order they returned
+        assert change.abs().max() < 1e-4  # sums of rows in the order they returned
     policy = policy_of(run / "checkpoints" / "global_step_3", tmp_path / "three")
     assert gap(policy, fourth, "old") < 5e-5
     assert gap(policy, fifth, "old") > 1e-2
