@@ -21,7 +21,8 @@ import pandas as pd
 
 from cotune.config.build import initial_instruction, run_environment
 from cotune.config.resuming import open_trained, recorded_config
-from cotune.config.run_file import RunConfig
+from cotune.config.run_file import RunConfig, ScriptRun
+from cotune.errors import ConfigError
 from cotune.experiments.compare.statistics import ScoreTable
 from cotune.experiments.compare.suite_file import slug
 from cotune.experiments.evaluate.evaluating import EvaluationOptions, best_record, evaluate
@@ -56,11 +57,15 @@ class MeasuredRun:
         policies: the name and folder of the initial policy (None), of each checkpoint that holds one, and of the best.
 
     Raises:
-        ConfigError: it is not the folder of a run, or keeps no policy yet.
+        ConfigError: it is not the folder of a run, keeps no policy yet, or is a script's.
     """
 
     def __init__(self, folder: Path) -> None:
         self.run, self.config = open_trained(folder)
+        if isinstance(self.config, ScriptRun):
+            raise ConfigError(
+                f"{folder}: is a script's run, whose questions are in the script; expected the run of a run file"
+            )
         self.instruction = best_record(self.run).instruction
         match = re.fullmatch(r"(.+), seed \d+", self.config.name)
         self.label = match[1] if match else os.path.relpath(folder)
