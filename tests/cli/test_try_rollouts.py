@@ -61,7 +61,10 @@ def test_a_field_can_be_set_and_the_split_chosen(run_file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("count", "split", "said"),
-    [(0, "train", "-n is 0"), (1, "dev", "--split is 'dev'; expected one of test, validation")],
+    [
+        (0, "train", "-n is 0"),
+        (1, "dev", "--split is 'dev'; expected one of train, validation, test"),
+    ],
 )
 def test_wrong_options(run_file: Path, count: int, split: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -142,9 +142,24 @@ def test_ctrl_c_ends_all_episodes() -> None:
             return await super().sample(request)
 
     session = Interrupted()
-    with pytest.raises(KeyboardInterrupt):
-        run(session, Letters(2))
+    # A worker of pytest-xdist ignores the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(session, Letters(2))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert session.calls < 60
+
+
+def test_a_call_that_cannot_be_made_fails_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoThread:
+        def __init__(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("cotune.rollout.batched_calls.Worker", NoThread)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        run(Apart(), Letters(2))
 
 
 def test_in_a_notebook_too() -> None:
@@ -155,13 +170,13 @@ def test_in_a_notebook_too() -> None:
 
 
 def test_a_tool_without_a_time_limit_is_called_as_trl_calls_it() -> None:
-    """In the thread that trains, where it may have opened a database."""
+    """In the thread that trains, where it may have opened a database or may run an event loop; episodes then wait."""
     threads: list[threading.Thread] = []
 
     def look() -> str:
         """Look it up."""
         threads.append(threading.current_thread())
-        return "found"
+        return asyncio.run(asyncio.sleep(0, "found"))
 
     class Calling(Apart):
         def draw(self, request: SampleRequest) -> Sample:
@@ -171,8 +186,6 @@ def test_a_tool_without_a_time_limit_is_called_as_trl_calls_it() -> None:
             )
             return Sample(ids, (-1.0,) * len(ids))
 
-    session = Calling()
-    rollouts = run(session, ToolEnvironment([look], {"train": TASKS}, seconds=math.inf))
-    assert session.calls == 2 * len(TASKS)
+    rollouts = run(Calling(), ToolEnvironment([look], {"train": TASKS}, seconds=math.inf))
     assert [t.turns[0].observation.strip() for t in rollouts] == ["found"] * len(TASKS)
     assert threads == [threading.main_thread()] * len(TASKS)

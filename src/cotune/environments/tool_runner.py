@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cotune.errors import ConfigError
-from cotune.utils.background import BackgroundLoop, Worker, run_where_awaited
+from cotune.utils.background import BackgroundLoop, Worker
 
 _PATIENCE = 1.0  # seconds in which an event loop that is not blocked answers
 
@@ -62,7 +62,7 @@ class ToolRunner:
     """Run lanes of jobs at the same time, and the jobs of a lane one after the other.
 
     They run in threads, where async functions wait for one event loop in the background. A sync function without
-    a timeout or a thread of its own runs in the caller's thread, or in the one that awaits the caller.
+    a timeout or a thread of its own runs in the caller's thread.
 
     Args:
         concurrency: jobs that run at the same time, of all calls of `run`, which several threads may make.
@@ -116,7 +116,7 @@ class ToolRunner:
         if job.worker is not None:
             job.worker.put(work)
         elif job.seconds == math.inf and not job.is_async:
-            run_where_awaited(work)
+            work()
             if future.done() and isinstance(error := future.exception(), KeyboardInterrupt):
                 raise error
         else:

@@ -5,6 +5,8 @@ the answer. A call that fails (no such tool, arguments that do not fit, an excep
 observation that says so, so that the policy can learn from it.
 """
 
+import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -99,6 +101,10 @@ class ToolEnvironment(TaskEnvironment):
             value = "a function" if tools else "empty"
             raise ConfigError(f"tools is {value}; expected a list of one function or more")
         self._tools = tuple(tool_of(function, seconds) for function in tools)
+        # Without a timeout, sync functions run in the thread that trains, where no event loop may run:
+        # a function may start one.
+        if seconds == math.inf and not all(map(inspect.iscoroutinefunction, tools)):
+            self.parallel_responses = 0
         names = [tool.name for tool in self._tools]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"tools: two are called {twice[0]}; rename one of them")

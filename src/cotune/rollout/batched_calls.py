@@ -54,8 +54,13 @@ class Together:
         while self._waiting:
             calls = self._waiting
             self._waiting = []
-            worker = self._worker or Worker()
-            results, error = await worker.call(self._outcome, [item for item, _ in calls])
+            results: Sequence[Any] = ()
+            error: Exception | None
+            try:
+                worker = self._worker or Worker()
+                results, error = await worker.call(self._outcome, [item for item, _ in calls])
+            except Exception as failure:  # noqa: BLE001 - no thread can be started: all who wait are told
+                error = failure
             for number, (_, answer) in enumerate(calls):
                 if answer.done():
                     continue

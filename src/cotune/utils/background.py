@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 Work = Callable[[], None]
 
-_waiting_loops = threading.local()
-
 
 class Worker:
     """A thread for objects that must stay in one; it ends when this is garbage-collected.
@@ -33,12 +31,10 @@ class Worker:
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Return the function's result, or raise its exception. A call that is cancelled runs on unobserved."""
-        loop = asyncio.get_running_loop()
         outcome: Future[T] = Future()
         outcome.set_running_or_notify_cancel()
 
         def work() -> None:
-            _waiting_loops.loop = loop
             try:
                 outcome.set_result(function(*arguments))
             except BaseException as error:  # noqa: BLE001 - raised in the awaiting task
@@ -46,15 +42,6 @@ class Worker:
 
         self.put(work)
         return await asyncio.wrap_future(outcome)
-
-
-def run_where_awaited(work: Work) -> None:
-    """Run `work` now; in a `Worker.call`, run it soon in the thread whose event loop awaits the call."""
-    loop: asyncio.AbstractEventLoop | None = getattr(_waiting_loops, "loop", None)
-    if loop is None:
-        work()
-    else:
-        loop.call_soon_threadsafe(work)
 
 
 def _serve(queue: "SimpleQueue[Work | None]") -> None:

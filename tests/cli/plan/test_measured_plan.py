@@ -19,6 +19,7 @@ from tests.run_files import tiny, write
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where temporary folders are made."""
+    small_policy()  # is made once, and stays for the other tests
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

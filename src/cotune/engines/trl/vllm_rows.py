@@ -120,12 +120,15 @@ class EngineSession(RowSession):
                 outputs = self._engine.step()
             except Exception as error:  # noqa: BLE001 - raised where turns are awaited
                 for answer in self._answers.values():
-                    answer.set_exception(error)
+                    if not answer.done():
+                        answer.set_exception(error)
                 self._answers.clear()
                 return
             for output in outputs:
-                if output.finished and output.request_id in self._answers:
-                    self._answers.pop(output.request_id).set_result(output)
+                answer = self._answers.pop(output.request_id, None) if output.finished else None
+                # One that is done was cancelled: its episode ended with another's failure.
+                if answer is not None and not answer.done():
+                    answer.set_result(output)
             await asyncio.sleep(0)  # episodes whose turn is done go on
 
 
