@@ -30,6 +30,7 @@ from cotune.experiments.report.pages import write_page
 from cotune.llm.bank import read_bank
 from cotune.run.json_files import check_folder, plain, write_json_atomic
 from cotune.run.lineage import instruction_rows
+from cotune.run.locks import locked
 from cotune.utils.processes import stopped_by_sigterm
 from cotune.utils.tables import on_console
 from cotune.utils.text import one_line
@@ -62,9 +63,13 @@ def measure(
     if len(tasks) < len(then) or "" in tasks:
         raise ConfigError("--then: expected files whose names differ in letters a-z or digits")
     runs = [MeasuredRun(folder) for folder in folders]
-    (name, times), *_ = Counter((run.label, run.config.seed) for run in runs).most_common(1)
+    # Their names in `output`.
+    (name, times), *_ = Counter((slug(run.label), run.config.seed) for run in runs).most_common(1)
     if times > 1:
-        raise ConfigError(f"two folders are {name[0]}, seed {name[1]}; expected each once")
+        raise ConfigError(
+            f"two folders are {name[0]}, seed {name[1]}; expected each once, under names that differ in letters a-z "
+            "or digits"
+        )
     texts = read_bank(Path(reworded), "--reworded") if reworded not in ("", LINEAGE) else []
     if reworded == LINEAGE:
         texts = list({row.text: 0 for run in runs for row in instruction_rows(run.run)})
@@ -79,8 +84,10 @@ def measure(
         quiet_libraries(run.config)
     values: list[ScoreTable] = []
     printed = set[str]()
+    output.mkdir(parents=True, exist_ok=True)
+    busy = f"{output} is being written by another cotune measure; wait for it, or name another --output"
     try:
-        with stopped_by_sigterm(), step_progress(console):
+        with stopped_by_sigterm(), step_progress(console), locked(output / "measure.lock", busy):
             run_cells(training, 1, lambda: print_progress(training, printed, console) and None)
             for run in runs:
                 values += drift(run, options)
@@ -99,7 +106,6 @@ def measure(
         "notices": [*filter(None, (run.notice for run in runs)), *failed],
         "figures": figures_of(values),
     }
-    output.mkdir(parents=True, exist_ok=True)
     json = output / "measure.json"
     write_json_atomic(json, plain({"schema_version": 1, "kind": "measure"} | data, json.name))
     tables = measure_tables(data["figures"])

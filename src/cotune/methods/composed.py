@@ -31,6 +31,11 @@ class ComposedOptions(Section):
                 f"inspo.distil_steps is {self.inspo.distil_steps}; expected 0, because a composed run has no "
                 "last stage"
             )
+        if self.inspo.verification == "trial":
+            raise ValueError(
+                "inspo.verification is 'trial', which hinted rollouts of hard questions cannot decide; expected "
+                "'full', 'racing' or 'none'"
+            )
         if self.inspo.target == "initial" and self.p2o.distillation != Distillation():
             raise ValueError(
                 "p2o.distillation is set, but with inspo.target 'initial' inspo.distillation weights all "

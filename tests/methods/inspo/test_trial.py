@@ -131,6 +131,7 @@ def test_the_better_joins_the_worse_goes_and_no_rollout_is_paid() -> None:
         if "Decompose the question into simpler ones first." in row["text"]
     ]
     assert joined["score"] > joined["parent_score"] + 0.3
+    assert joined["born"] > 3  # the step after its trial, which began before step 3
     tried = [row for row in record.of("instruction_rejected") if row["score"] is not None]
     worse = [row for row in tried if "Never look anything up at all." in row["text"]]
     assert worse[0]["reason"] == "below its parent"
@@ -174,7 +175,7 @@ def test_a_group_that_compares_nothing_says_nothing() -> None:
     one.observe(group(1, TASKS[1], "i0", [1.0, 0.0]))  # another's group
     assert one.groups == []
     one.observe(group(0, TASKS[0], "i5", [1.0, 0.0]) + group(0, TASKS[0], "i0", [0.0]) + lost)
-    assert one.groups == [(0.5, 0.0, 1.0)]
+    assert one.groups == [(1.0, 0.0, 1.0)]  # one of each: equal halves
 
 
 def test_evidence_by_hand() -> None:

@@ -51,7 +51,8 @@ class MeasuredRun:
 
     Attributes:
         label: the row of a suite that it is a seed of; else its path.
-        config: its run file, with the policy that training started from; if that was the best one of another run,
+        trained: its run file.
+        config: the same with the policy that training started from; if that was the best one of another run,
             the one that this started from.
         instruction: the best one.
         policies: the name and folder of the initial policy (None), of each checkpoint that holds one, and of the best.
@@ -61,7 +62,8 @@ class MeasuredRun:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.run, self.config = open_trained(folder)
+        self.run, self.trained = open_trained(folder)
+        self.config = self.trained
         if isinstance(self.config, ScriptRun):
             raise ConfigError(
                 f"{folder}: is a script's run, whose questions are in the script; expected the run of a run file"
@@ -90,6 +92,11 @@ class MeasuredRun:
 
     def next_tasks(self, tasks: Tasks, output: Path) -> list[NextTasks]:
         """Return each task from the initial policy, and all in sequence from the best one."""
+        if tasks and self.trained.policy.lora is not None:
+            raise ConfigError(
+                f"--then: {self.run.path} trained adapters, and training starts from whole weights; leave --then out, "
+                "or measure a run without policy.lora"
+            )
         folder = output / slug(self.label) / f"seed-{self.config.seed}"
         alone = [
             NextTasks(self.config, None, {name: task}, folder / INITIAL)
@@ -112,7 +119,8 @@ def drift(run: MeasuredRun, options: EvaluationOptions) -> Iterator[ScoreTable]:
     for name, folder in run.policies.items():
         begin(f"{run.run.path}, {name} policy")
         texts = {INITIAL: None, BEST: run.instruction}
-        policy, tasks, rewards, sampled = _roll_out(run.config, folder, texts, options, 1)
+        config = run.trained if folder else run.config
+        policy, tasks, rewards, sampled = _roll_out(config, folder, texts, options, 1)
         initial = initial or policy
         for title in texts:
             pairs = policy_divergences(policy, initial, sampled[title], at)
@@ -131,7 +139,8 @@ def robustness(
     under = f"under {len(texts)} other{'s' * (len(texts) != 1)}"
     for name in (INITIAL, BEST):
         by_text = {text: text for text in texts} | {"": ""}
-        _, tasks, rewards, _ = _roll_out(run.config, run.policies[name], by_text, options)
+        config = run.config if name == INITIAL else run.trained
+        _, tasks, rewards, _ = _roll_out(config, run.policies[name], by_text, options)
         others = sorted((rewards[text] for text in texts), key=fmean)
         figures = {
             f"Mean, {under}": np.mean(others, axis=0),

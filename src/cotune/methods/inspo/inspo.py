@@ -243,7 +243,7 @@ class Inspo(EvolvedInstructions):
             self._replay.add(unhinted, progress.step)
         metrics: Metrics = {}
         if self._trial is not None:
-            metrics = self._judge(self._trial, record)
+            metrics = self._judge(self._trial, progress.step, record)
         return {**metrics, **self._report(trajectories, record)}
 
     def _credit(self, trajectories: Sequence[Trajectory]) -> None:
@@ -329,7 +329,7 @@ class Inspo(EvolvedInstructions):
         against = [contestant.parent.id for contestant in contestants]
         record("trial", count=len(contestants), candidates=texts, parents=against)
 
-    def _judge(self, trial: Trial, record: Recorder) -> Metrics:
+    def _judge(self, trial: Trial, step: int, record: Recorder) -> Metrics:
         """Let the candidates that are decided join or go; end a trial in which none is left."""
         for contestant, reason in trial.decide(self.options.verification_tasks, self._distilling):
             instruction = contestant.instruction
@@ -344,8 +344,11 @@ class Inspo(EvolvedInstructions):
                 stay = {member.id for member in self.population.top(self.options.parents)}
                 _record_gone(self.population.keep_only(stay), "evolution", record)
             trial.counts["accepted"] += 1
+            joined = replace(instruction, born=step + 1)  # it can be drawn from the next batch on
+            contestant.member.instruction = joined
+            self._lineage = [joined if each.id == joined.id else each for each in self._lineage]
             self.population.add(contestant.member)
-            record_born(instruction, record, *scores)
+            record_born(joined, record, *scores)
         metrics = {"inspo/on_trial": float(len(trial.contestants))}
         if trial.contestants:
             return metrics
@@ -578,8 +581,8 @@ class Inspo(EvolvedInstructions):
         self.population.load_state_dict(state["population"])
         self._replay.load_state_dict(state["replay"], self._tasks)
         self._account.load_state_dict(state["health"])
-        if state["trial"] is not None:
-            self._trial = Trial.restore(state["trial"], self.population.restore_member)
+        if trial := state.get("trial"):
+            self._trial = Trial.restore(trial, self.population.restore_member)
 
 
 def _record_gone(members: Sequence[Member], cause: str, record: Recorder) -> None:

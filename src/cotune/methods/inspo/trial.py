@@ -3,7 +3,7 @@
 INSPO verifies candidates on questions of its buffer, with rollouts that train nothing. A trial takes groups of
 the next training batches instead: half of a group is sampled under a candidate, half under its parent, with one
 advantage over the group, as in mixed groups. All of its rollouts train the policy, each on its own instruction
-or on the method's `target`. At most half of a batch's groups are on trial, so a bad candidate costs at most a
+or on the method's `target`. At most half of a batch's groups, or one, are on trial, so a bad candidate costs at most a
 quarter of the batch, for as long as its trial lasts; it cannot bias the gradient on its parent, because the
 other half of a group moves only the baseline.
 """
@@ -62,11 +62,17 @@ class Contestant:
         return [self.parent] * (size - size // 2) + [self.instruction] * (size // 2)
 
     def observe(self, group: Sequence[Trajectory]) -> None:
-        """Take in a group of its trial; one without a judged rollout on both sides says nothing."""
+        """Take in a group of its trial; one without a judged rollout on both sides says nothing.
+
+        As many rollouts of each count, the first ones: a mean of two is not spread as a mean of three is, and the
+        test needs halves that could change places.
+        """
         judged = [t for t in group if t.judged]
         own = [t.reward for t in judged if t.assignment.instruction_id == self.member.id]
         parents = [t.reward for t in judged if t.assignment.instruction_id == self.parent.id]
-        if own and parents:
+        if count := min(len(own), len(parents)):
+            own = own[:count]
+            parents = parents[:count]
             rewards = [*own, *parents]
             self.groups.append((fmean(own), fmean(parents), max(rewards) - min(rewards)))
 
