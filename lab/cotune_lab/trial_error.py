@@ -7,8 +7,10 @@ rollouts of one half is then made right.
 
 import random
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cotune import RunDir
 from cotune.methods.inspo.population import Population
@@ -21,9 +23,14 @@ _PARENT = Instruction("i0", "")
 
 def groups_of(run: RunDir) -> list[list[float]]:
     """Return the rewards of each stored training group that was sampled under one instruction."""
-    rollouts = run.trajectories_frame(purpose="train")
-    by_group = rollouts.groupby(["step", "group"])
-    return [list(rows["reward"]) for _, rows in by_group if rows["instruction"].nunique() == 1]
+    groups: defaultdict[tuple[int, int], list[dict[Any, Any]]] = defaultdict(list)
+    for row in run.trajectories_frame(purpose="train").to_dict("records"):
+        groups[row["step"], row["group"]].append(row)
+    return [
+        [row["reward"] for row in rows]
+        for rows in groups.values()
+        if len({row["instruction"] for row in rows}) == 1
+    ]
 
 
 def try_once(

@@ -88,7 +88,7 @@ def measure(
     busy = f"{output} is being written by another cotune measure; wait for it, or name another --output"
     try:
         with stopped_by_sigterm(), step_progress(console), locked(output / "measure.lock", busy):
-            run_cells(training, 1, lambda: print_progress(training, printed, console) and None)
+            run_cells(training, 1, lambda: print_progress(training, printed, console))
             for run in runs:
                 values += drift(run, options)
                 values += robustness(run, texts, options) if texts else ()

@@ -327,7 +327,7 @@ def cells_of(suite: SuiteConfig, base: Mapping[str, Any]) -> list[Cell]:
 
 
 def run_cells(
-    cells: Sequence[Chain], at_once: int, watch: Callable[[], None], every: float = 1.0
+    cells: Sequence[Chain], at_once: int, watch: Callable[[], object], every: float = 1.0
 ) -> None:
     """Run cells, `at_once` at a time and in order.
 
