@@ -51,7 +51,7 @@ class MeasuredRun:
 
     Attributes:
         label: the row of a suite that it is a seed of; else its path.
-        trained: its run file.
+        trained_config: its run file.
         config: the same with the policy that training started from; if that was the best one of another run,
             the one that this started from.
         instruction: the best one.
@@ -62,8 +62,8 @@ class MeasuredRun:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.run, self.trained = open_trained(folder)
-        self.config = self.trained
+        self.run, self.trained_config = open_trained(folder)
+        self.config = self.trained_config
         if isinstance(self.config, ScriptRun):
             raise ConfigError(
                 f"{folder}: is a script's run, whose questions are in the script; expected the run of a run file"
@@ -92,7 +92,7 @@ class MeasuredRun:
 
     def next_tasks(self, tasks: Tasks, output: Path) -> list[NextTasks]:
         """Return each task from the initial policy, and all in sequence from the best one."""
-        if tasks and self.trained.policy.lora is not None:
+        if tasks and self.trained_config.policy.lora is not None:
             raise ConfigError(
                 f"--then: {self.run.path} trained adapters, and training starts from whole weights; leave --then out, "
                 "or measure a run without policy.lora"
@@ -119,7 +119,7 @@ def drift(run: MeasuredRun, options: EvaluationOptions) -> Iterator[ScoreTable]:
     for name, folder in run.policies.items():
         begin(f"{run.run.path}, {name} policy")
         texts = {INITIAL: None, BEST: run.instruction}
-        config = run.trained if folder else run.config
+        config = run.trained_config if folder else run.config
         policy, tasks, rewards, sampled = _roll_out(config, folder, texts, options, 1)
         initial = initial or policy
         for title in texts:
@@ -139,7 +139,7 @@ def robustness(
     under = f"under {len(texts)} other{'s' * (len(texts) != 1)}"
     for name in (INITIAL, BEST):
         by_text = {text: text for text in texts} | {"": ""}
-        config = run.config if name == INITIAL else run.trained
+        config = run.config if name == INITIAL else run.trained_config
         _, tasks, rewards, _ = _roll_out(config, run.policies[name], by_text, options)
         others = sorted((rewards[text] for text in texts), key=fmean)
         figures = {

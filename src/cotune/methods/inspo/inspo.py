@@ -221,8 +221,8 @@ class Inspo(EvolvedInstructions):
         """Plan the groups, of which some are on trial for a candidate."""
         plans = super()._plan_groups(tasks, group_size, step)
         if self._trial is not None:
-            drawn = self._trial.draw_groups(tasks, f"inspo/{self.seed}/trial/{step}")
-            for group, contestant in drawn.items():
+            trial_groups = self._trial.draw_groups(tasks, f"inspo/{self.seed}/trial/{step}")
+            for group, contestant in trial_groups.items():
                 plans[group] = contestant.share_group(group_size)
         return plans
 
@@ -394,8 +394,9 @@ class Inspo(EvolvedInstructions):
             parent = rng.choice(parents)
             failures = None
             if proposer == "reflection":
-                tests = options.verification != "none"
-                spared = options.verification_tasks if tests and reads_prompts(llm) else 0
+                # A candidate is compared on questions that its author was not shown; some have to be left.
+                compares = options.verification != "none" and reads_prompts(llm)
+                spared = options.verification_tasks if compares else 0
                 count = options.failures_per_reflection
                 failures = self._replay.failures(count, rng, parent, spared)
             request = propose(

@@ -68,13 +68,13 @@ class Contestant:
         test needs halves that could change places.
         """
         judged = [t for t in group if t.judged]
-        own = [t.reward for t in judged if t.assignment.instruction_id == self.member.id]
-        parents = [t.reward for t in judged if t.assignment.instruction_id == self.parent.id]
-        if count := min(len(own), len(parents)):
-            own = own[:count]
-            parents = parents[:count]
-            rewards = [*own, *parents]
-            self.groups.append((fmean(own), fmean(parents), max(rewards) - min(rewards)))
+        rewards = [t.reward for t in judged if t.assignment.instruction_id == self.member.id]
+        parent_rewards = [t.reward for t in judged if t.assignment.instruction_id == self.parent.id]
+        if count := min(len(rewards), len(parent_rewards)):
+            rewards = rewards[:count]
+            parent_rewards = parent_rewards[:count]
+            spread = max(*rewards, *parent_rewards) - min(*rewards, *parent_rewards)
+            self.groups.append((fmean(rewards), fmean(parent_rewards), spread))
 
     def verdict(self, most_groups: int) -> str | None:
         """Return "" if it is accepted, why it is rejected, or None if that is not decided yet.
@@ -159,16 +159,16 @@ class Trial:
             tasks: the questions, one for each group.
             key: decides the draw.
         """
-        most = max(1, int(len(tasks) * TRIAL_SHARE))
+        most_groups = max(1, int(len(tasks) * TRIAL_SHARE))
         counts = {c.member.id: len(c.groups) for c in self.contestants}
-        drawn: dict[int, Contestant] = {}
+        trial_groups: dict[int, Contestant] = {}
         for group in random.Random(key).sample(range(len(tasks)), len(tasks)):
             unshown = [c for c in self.contestants if tasks[group].id not in c.instruction.shown]
-            if unshown and len(drawn) < most:
+            if unshown and len(trial_groups) < most_groups:
                 chosen = min(unshown, key=lambda c: counts[c.member.id])
-                drawn[group] = chosen
+                trial_groups[group] = chosen
                 counts[chosen.member.id] += 1
-        return drawn
+        return trial_groups
 
     def observe(
         self, trajectories: Sequence[Trajectory], credits: Mapping[str, Sequence[float]]
