@@ -106,6 +106,12 @@ def one_step(
     return trajectories, metrics | coordinator.observe(trajectories, group_size, progress)
 
 
+def reply(*sentences: str) -> str:
+    """Return a reply with candidates that add one sentence each to the initial instruction."""
+    rows = [f"<ins_{i}>{INITIAL} {s}</ins_{i}>" for i, s in enumerate(sentences, 1)]
+    return "It guessed.\n" + "\n".join(rows)
+
+
 class ScriptedRollout:
     """A policy whose chance of a right answer depends on the instruction alone.
 

@@ -31,6 +31,7 @@ from tests.helpers import (
     check_a_stop_changes_nothing,
     make_tasks,
     make_trajectory,
+    reply,
     rules_llm,
     run,
 )
@@ -53,12 +54,6 @@ def options(**changes: Any) -> InspoOptions:
 
 def inspo(**changes: Any) -> Inspo:
     return Inspo(options(**changes), Context(instruction=INITIAL, seed=1, tasks=make_tasks(60)))
-
-
-def reply(*sentences: str) -> str:
-    """Candidates that add one sentence each to the initial instruction."""
-    rows = [f"<ins_{i}>{INITIAL} {s}</ins_{i}>" for i, s in enumerate(sentences, 1)]
-    return "It guessed.\n" + "\n".join(rows)
 
 
 REWRITES = reply(

@@ -29,6 +29,7 @@ from tests.helpers import (
     check_a_stop_changes_nothing,
     make_tasks,
     make_trajectory,
+    reply,
     run,
 )
 
@@ -42,11 +43,6 @@ CHANCES = {
 
 def chance(text: str) -> float:
     return next((value for word, value in CHANCES.items() if word in text), 0.4)
-
-
-def reply(*sentences: str) -> str:
-    rows = [f"<ins_{i}>{INITIAL} {s}</ins_{i}>" for i, s in enumerate(sentences, 1)]
-    return "They fail.\n" + "\n".join(rows)
 
 
 class Writer:
