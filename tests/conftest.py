@@ -8,21 +8,11 @@ from unittest import mock
 import pytest
 from hypothesis import settings
 
-from cotune.utils.packages import installed
 from tests import forked
-from tests.needing import modules_with
 
 # What a busy machine takes for an example says nothing about the code.
 settings.register_profile("cotune", deadline=None, max_examples=50)
 settings.load_profile("cotune")
-
-# Without these packages, as in veRL's environment, the modules that import them are left out.
-collect_ignore = [
-    module
-    for package in ("trl", "nbformat")
-    if not installed(package)
-    for module in modules_with(package)
-]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -8,23 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from cotune.policy.codec import HFCodec
-from cotune.policy.sampling import CachedSampler, GenerateSampler
-from cotune.rollout.drivers import run_episodes
-from cotune.rollout.episode import new_episodes
 from cotune.types import (
     Assignment,
     Distillation,
-    Limits,
     Prompt,
-    Sampling,
     StopReason,
     Task,
     Trajectory,
     Turn,
 )
-from tests.policy.tiny import Letters, opens, tiny_model, tiny_tokenizer
-from tests.reference_loop import completion_logprobs, policy_loss, teacher_loss
+from tests.reference_loop import policy_loss, teacher_loss
 
 TASK = Task("t", "?", ("a",))
 
@@ -109,36 +102,6 @@ def test_masked_tokens_weigh_nothing_and_count_in_the_denominator(
         ]
     )
     torch.testing.assert_close(weights, per_token, atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("sampler_class", [CachedSampler, GenerateSampler])
-@pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
-def test_logprobs_of_sampling_are_those_of_a_forward_pass_under_the_hint(
-    sampler_class: Any, temperature: float
-) -> None:
-    """At the sampling temperature; greedy sampling reports those of temperature 1."""
-    tokenizer = tiny_tokenizer()
-    model, codec, world = tiny_model(tokenizer), HFCodec(tokenizer), Letters()
-    assignments = [
-        Assignment(task, Prompt("abc de. ", hint), Prompt("abc de. "), "i0", group)
-        for group, task in enumerate(world.tasks("train")[:2])
-        for hint in ("fade fade", "", "bee. ")
-    ]
-    limits = Limits(turns=3, turn_tokens=8, trajectory_tokens=48)
-    episodes = new_episodes(assignments, world, codec, limits)
-    session = sampler_class(opens(model), codec, tokenizer.pad_token_id).open(
-        Sampling(temperature, world.stop, seed=5)
-    )
-    batch = run_episodes(episodes, world, session)
-    session.close()
-    seen = [replace(t, prompt_ids=t.sampled_prompt_ids) for t in batch]
-    under_hint, mask = completion_logprobs(model, seen, temperature or 1.0)
-    sampled = torch.zeros_like(under_hint)
-    for row, t in enumerate(batch):
-        sampled[row, : len(t.logprobs)] = torch.tensor(t.logprobs)
-    torch.testing.assert_close(sampled * mask, under_hint * mask, atol=1e-4, rtol=0)
-    without, _ = completion_logprobs(model, batch, temperature or 1.0)
-    assert ((sampled - without) * mask).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])

@@ -59,12 +59,6 @@ def test_what_is_wrong_with_it_is_one_line(environment: object, message: str) ->
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.usefixtures("echo")
-def test_questions_of_its_own_take_no_dataset() -> None:
-    with pytest.raises(ConfigError, match=r"environment\.kind echo brings its own questions"):
-        parse_config({**LEAST, "environment": "echo", "dataset": {"path": "x.jsonl"}}, "test")
-
-
 def test_a_package_that_adds_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     points = ("broken = no_such_package:KIND", f"other = {TOY}:KIND", f"plain = {TOY}:EchoOptions")
     install(tmp_path / "site", monkeypatch, GROUP, *points)

@@ -204,15 +204,6 @@ def test_a_call_that_hangs_does_not_keep_the_process_from_ending() -> None:
     assert done.stdout.split() == ["True", "True"]
 
 
-def test_a_worker_makes_all_its_calls_in_one_thread() -> None:
-    worker = Worker()
-    jobs = [Job(threading.get_ident, LONG, worker=worker) for _ in range(3)]
-    outcomes = run(4, *([made] for made in jobs))
-
-    assert len({lane[0].value for lane in outcomes}) == 1
-    assert outcomes[0][0].value != threading.get_ident()
-
-
 def test_a_worker_ends_when_nobody_has_it() -> None:
     worker = Worker()
     thread = run_one(Job(threading.current_thread, LONG, worker=worker)).value

@@ -4,14 +4,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from cotune.config.resuming import recorded_config
 from cotune.export.complete import complete_best
-from cotune.export.model_card import base_name, code_block, hub_id, inline
+from cotune.export.model_card import base_name, hub_id, inline
 from cotune.run.run_dir import RunDir, write_summary
 from tests.export.finished import finished_run
 from tests.export.test_complete import tokenizer_of, world
@@ -144,12 +143,6 @@ def test_an_empty_instruction_is_named_as_none(tmp_path: Path) -> None:
     _, card = complete(tmp_path, kind="single_turn", told="")
     assert "Mean reward of one greedy rollout a question." in card
     assert "None: it was trained and evaluated on the questions only." in card
-
-
-@pytest.mark.parametrize("text", ["", "`", "``` \n````\n``", HOSTILE])
-def test_a_fence_outlasts_what_it_holds(text: str) -> None:
-    (token,) = MarkdownIt("commonmark").parse(code_block(text))
-    assert token.type == "fence"
 
 
 def test_a_tables_cell_stays_one() -> None:

@@ -27,7 +27,7 @@ WORLD = Letters()
 LIMITS = Limits(turns=4, turn_tokens=16, observation_tokens=8, trajectory_tokens=64)
 INSTRUCTIONS = ("abc de. ", "a", "fed cba fed cba fed cba. ")
 ASSIGNMENTS = [
-    Assignment(task, Prompt(text), Prompt(text), "i0", group)
+    Assignment(task, Prompt(text, "bee. " * (group % 2)), Prompt(text), "i0", group)
     for group, (task, text) in enumerate(
         (task, text) for task in WORLD.tasks("train")[:3] for text in INSTRUCTIONS
     )

@@ -9,16 +9,9 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from cotune.data.corpus import format_passage
-from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
 from cotune.errors import ConfigError, RetrievalError
 from cotune.retrieval import remote
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
-from cotune.rewards import exact_match
-from cotune.rollout.drivers import run_episodes
-from cotune.rollout.episode import new_episodes
-from cotune.rollout.metrics import trajectory_metrics
-from cotune.types import Assignment, Limits, Prompt, Sampling, Task, Trajectory
-from tests.scripted import CharacterCodec, ScriptedSampler
 
 URL = "http://127.0.0.1:8000/retrieve"
 
@@ -169,34 +162,3 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message) as caught:
         TypeAdapter(RemoteOptions).validate_python(options)
     assert "secret" not in str(caught.value.errors()[0]["msg"])
-
-
-def roll_out(client: RemoteRetriever) -> list[Trajectory]:
-    """Four episodes, each of one search and the answer "Norway"."""
-    tasks = [Task(f"t{i}", f"Where is Oslo, {i}?", ("Norway",)) for i in range(4)]
-    environment = SearchEnvironment(
-        {"train": tasks}, client, SEARCH_R1_INSTRUCTION, exact_match, top_k=1
-    )
-    prompt = Prompt(SEARCH_R1_INSTRUCTION)
-    codec = CharacterCodec()
-    episodes = new_episodes(
-        [Assignment(task, prompt, prompt, "i0", 0) for task in tasks],
-        environment,
-        codec,
-        Limits(turns=3, turn_tokens=200),
-    )
-    turns = ["<search> Oslo </search>", "<answer> Norway </answer>"]
-    return run_episodes(episodes, environment, ScriptedSampler(codec, turns).open(Sampling()))
-
-
-def test_a_batch_goes_on_where_its_searches_fail(server: Server) -> None:
-    server.answers = [500, 500, None]
-    failed = roll_out(retriever(retries=1))
-    for trajectory in failed:
-        search, answer = trajectory.turns
-        assert search.error.startswith("search failed: RetrievalError: the retrieval server http:")
-        assert "The search failed; nothing was retrieved." in search.observation
-        assert (answer.action, trajectory.answer) == ("answer", "Norway")
-    assert len(server.requests) == 2  # one query, since all ask the same; and its retry
-    assert trajectory_metrics(failed, 2)["turn_error_share"] == 1
-    assert trajectory_metrics(roll_out(retriever()), 2)["turn_error_share"] == 0

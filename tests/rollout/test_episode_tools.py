@@ -86,25 +86,6 @@ def test_a_result_comes_back_as_the_template_renders_it_and_is_not_trained_on() 
     assert [turn.action for turn in trajectory.turns] == ["add", "answer"]
 
 
-def test_the_turn_shows_what_came_back_without_the_templates_tokens() -> None:
-    trajectory = roll_out([calls(("add", {"a": 3, "b": 4}), ("add", {"a": 1, "b": 1})), ANSWER])
-
-    assert roll_out([ADD, ANSWER]).turns[0].observation == "\n7\n"
-    assert trajectory.turns[0].observation == "\nadd: 7\nadd: 2\n"
-    assert trajectory.full_text.endswith("</tool_call>\nadd: 7\nadd: 2\nIt is 7.")
-
-
-def test_a_turn_keeps_its_messages_as_reward_functions_of_trl_expect_them() -> None:
-    first, last = roll_out([CODEC.encode("I add. ") + ADD, ANSWER]).turns
-
-    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 3, "b": 4}}}
-    assert first.messages == (
-        {"role": "assistant", "content": "I add.", "tool_calls": [call]},
-        {"role": "tool", "name": "add", "content": "7"},
-    )
-    assert last.messages == ({"role": "assistant", "content": "It is 7."},)
-
-
 def test_a_reply_that_did_not_fit_is_none_of_its_messages() -> None:
     (turn,) = roll_out([ADD, ANSWER], Limits(turns=4, trajectory_tokens=len(ADD) + 8)).turns
 
@@ -166,23 +147,6 @@ def test_a_result_that_does_not_fit_ends_the_episode(room: str, stop: StopReason
     assert len(short.turns) == 1
     assert short.turns[0].observation == ""
     assert list(short.completion_ids) == ADD
-
-
-def test_calls_of_the_last_turn_end_the_episode() -> None:
-    trajectory = roll_out([ADD, ADD], Limits(turns=2, turn_tokens=400))
-
-    assert trajectory.stop is StopReason.TURN_LIMIT
-    assert trajectory.answer is None
-    assert trajectory.turns[1].error == "calls a tool in its last turn"
-    assert list(trajectory.completion_ids[-len(ADD) :]) == ADD
-
-
-def test_a_call_that_cannot_be_read_ends_the_episode_as_its_answer() -> None:
-    trajectory = roll_out([CODEC.encode("<tool_call>add"), ANSWER])
-
-    (turn,) = trajectory.turns
-    assert (turn.action, trajectory.stop) == ("answer", StopReason.ANSWERED)
-    assert "not closed" in turn.error
 
 
 def test_an_environment_that_broke_ends_the_episode_without_its_message() -> None:

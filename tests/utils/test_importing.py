@@ -1,17 +1,13 @@
 """Objects that a run file names, and the collector while libraries load."""
 
 import sys
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-from cotune.environments.environment_kind import EnvironmentKind
 from cotune.errors import ConfigError
 from cotune.utils import importing
-from cotune.utils.importing import import_from, import_object, load_kind, without
-
-GROUP = "cotune.environments"
+from cotune.utils.importing import import_from, import_object, without
 
 
 def test_an_object_of_a_module_or_of_one_of_its_members() -> None:
@@ -63,30 +59,6 @@ def test_modules_of_a_folder_that_is_added(tmp_path: Path, monkeypatch: pytest.M
     import_from([tmp_path, tmp_path])
     assert importing.sys.path == ["somewhere", str(tmp_path)]
     assert import_object("added_module_of_a_test:x", "rewards") == 1
-
-
-def test_an_environment_that_a_package_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = {
-        "math": EntryPoint("math", "cotune.environments.math:KIND", GROUP),
-        "mine": EntryPoint("mine", "json:dumps", GROUP),
-        "broken": EntryPoint("broken", "no_such_package:x", GROUP),
-    }
-    monkeypatch.setattr(importing, "registered", {GROUP: entries}.__getitem__)
-
-    def load(kind: str) -> EnvironmentKind[object]:
-        return load_kind(GROUP, kind, "environment.kind", EnvironmentKind, ["own"], "")
-
-    assert load("math").kind == "math"
-    with pytest.raises(
-        ConfigError, match=r"'mine' of cotune.environments is not a cotune.*Kind whose"
-    ):
-        load("mine")
-    with pytest.raises(ConfigError, match=r"environment.kind: 'broken' cannot be loaded \(Module"):
-        load("broken")
-    with pytest.raises(
-        ConfigError, match="'x' is unknown; expected one of 'own', 'broken', 'math', 'mine'"
-    ):
-        load("x")
 
 
 def test_a_package_is_hidden_for_a_while() -> None:

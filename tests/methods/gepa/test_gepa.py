@@ -149,13 +149,6 @@ def test_the_lineage_is_recorded_with_critiques_and_scores():
     assert all(row["score"] <= row["parent_score"] for row in refused)
 
 
-def test_the_search_happens_once():
-    strategy, policy, author, record = searched()
-    before = (policy.evaluations, len(author.prompts), len(record.rows))
-    assert strategy.evolve_if_due(replace(FIRST, step=2), policy, author, record) == {}
-    assert (policy.evaluations, len(author.prompts), len(record.rows)) == before
-
-
 def test_an_answer_that_was_not_shown_is_no_leak():
     def cautious(n: int, prompt: str) -> str:
         shown = {example.question.split()[1].rstrip("?") for example in read_examples(prompt)}
@@ -211,6 +204,3 @@ def test_the_state_holds_the_search():
 def test_what_cannot_evolve_is_refused(start: str, tasks: int, message: str):
     with pytest.raises(ConfigError, match=message):
         gepa(instruction=start, tasks=questions(tasks))
-
-
-# ---- the offline rules
