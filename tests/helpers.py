@@ -16,6 +16,7 @@ from cotune.types import (
     Instruction,
     Metrics,
     Progress,
+    Prompt,
     StopReason,
     Task,
     Trajectory,
@@ -77,6 +78,12 @@ def is_locked(path: Path) -> bool:
 def without_loading(out: str) -> str:
     """Return what a command printed after the lines of the stages of its start."""
     return re.sub(r"\A(?:  .* …\n)*", "", out)
+
+
+def under(task: Task, instruction: str = "", hint: str = "", trained_hint: str = "") -> Assignment:
+    """An assignment of one instruction; a hint is sampled under, and trained on if it is also `trained_hint`."""
+    prompt = Prompt(instruction, hint)
+    return Assignment(task, prompt, Prompt(instruction, trained_hint), "i0", 0)
 
 
 def make_trajectory(

@@ -2,26 +2,46 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
 @contextmanager
-def answering(answer: Callable[[str, Any], tuple[int, object]]) -> Iterator[str]:
-    """Give the address while it answers; `answer` gets a request's path and body, and returns status and body."""
+def answering(
+    answer: Callable[[str, Any], tuple[int, object]], headers: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """Give the address while it answers; `answer` gets a request's path and body, and returns status and body.
+
+    A GET has the body None; `headers` are sent with every answer.
+    """
+
+    def handle(request: BaseHTTPRequestHandler) -> None:
+        length = int(request.headers.get("Content-Length", 0))
+        status, body = answer(request.path, json.loads(request.rfile.read(length) or "null"))
+        sent = json.dumps(body).encode()
+        request.send_response(status)
+        for name, value in (headers or {}).items():
+            request.send_header(name, value)
+        request.send_header("Content-Type", "application/json")
+        request.send_header("Content-Length", str(len(sent)))
+        request.end_headers()
+        request.wfile.write(sent)
+
+    with serving(handle) as url:
+        yield url
+
+
+@contextmanager
+def serving(handle: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """Give the address while each request, GET or POST, is handled."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status, body = answer(self.path, request)
-            sent = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(sent)))
-            self.end_headers()
-            self.wfile.write(sent)
+        def do_GET(self) -> None:
+            handle(self)
+
+        do_POST = do_GET  # noqa: N815
 
         def log_message(self, format: str, *args: object) -> None: ...
 

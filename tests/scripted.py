@@ -7,8 +7,19 @@ from typing import Any
 
 from cotune.environments.tool_calls import read_hermes, turn_message
 from cotune.errors import LLMError
-from cotune.protocols import Codec
-from cotune.types import Calls, Completion, Sample, SampleRequest, Sampling
+from cotune.protocols import Codec, Environment, Rewards
+from cotune.rollout.drivers import run_episodes
+from cotune.rollout.episode import new_episodes
+from cotune.types import (
+    Assignment,
+    Calls,
+    Completion,
+    Limits,
+    Sample,
+    SampleRequest,
+    Sampling,
+    Trajectory,
+)
 
 
 class ScriptedLLM:
@@ -75,6 +86,8 @@ class CharacterCodec:
 
 Reply = str | Sequence[int]
 """One turn of a scripted policy: a text, or token ids (to close with EOS, say)."""
+Replies = Sequence[Reply] | Callable[[int, int, str], Reply]
+"""Those of the first, second, … turn of every row; or a function of row, turn (from 0) and the context as text."""
 
 
 class ScriptedSampler:
@@ -82,8 +95,7 @@ class ScriptedSampler:
 
     Args:
         codec: text to tokens.
-        reply: the replies of the first, second, … turn of every row; or a function of row, turn
-            (from 0) and the context as text.
+        reply: what it writes.
         logprob: of every token.
 
     Attributes:
@@ -91,12 +103,7 @@ class ScriptedSampler:
         requests: what each `generate` call asked for, in order.
     """
 
-    def __init__(
-        self,
-        codec: Codec,
-        reply: Sequence[Reply] | Callable[[int, int, str], Reply],
-        logprob: float = -1.0,
-    ) -> None:
+    def __init__(self, codec: Codec, reply: Replies, logprob: float = -1.0) -> None:
         self.codec, self.logprob = codec, logprob
         self._reply = reply
         self.opened: list[Sampling] = []
@@ -116,6 +123,21 @@ class ScriptedSampler:
                 f"{len(self._reply)}: add a reply"
             )
         return self._reply[turn]
+
+
+def roll_out(
+    environment: Environment,
+    replies: Replies,
+    assignments: Sequence[Assignment],
+    limits: Limits | None = None,
+    rewards: Rewards | None = None,
+    **settings: Any,
+) -> list[Trajectory]:
+    """Roll out episodes of a scripted policy, a character a token; `settings` are `new_episodes`'."""
+    codec = CharacterCodec()
+    episodes = new_episodes(assignments, environment, codec, limits or Limits(), **settings)
+    session = ScriptedSampler(codec, replies).open(Sampling(stop=environment.stop))
+    return run_episodes(episodes, environment, session, rewards)
 
 
 class ScriptedSession:

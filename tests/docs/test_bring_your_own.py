@@ -14,8 +14,8 @@ from cotune.data.cells import ALIAS_COLUMNS
 from cotune.data.dataset import DEFAULT_COLUMNS
 from cotune.rewards.functions import ARGUMENTS
 from cotune.rewards.reward_model import rewards_of_trainer
-from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from tests.docs.sources import DOCS, blocks
+from tests.helpers import make_trajectory, under
 
 DATA, REWARDS = DOCS / "how-to" / "data.md", DOCS / "how-to" / "rewards.md"
 
@@ -40,20 +40,6 @@ def test_the_arguments_of_reward_functions_are_listed() -> None:
     text = REWARDS.read_text(encoding="utf-8").partition("\n## What a function is given\n")[2]
     names = re.findall(r"^- `(\w+)", text.partition("\n## ")[0], re.MULTILINE)
     assert set(names) == set(ARGUMENTS)
-
-
-def rollout(task: Task, text: str) -> Trajectory:
-    prompt = Prompt("")
-    return Trajectory(
-        assignment=Assignment(task, prompt, prompt, "i0", 0),
-        sampled_prompt_ids=(),
-        prompt_ids=(),
-        completion_ids=(1,),
-        mask=(1,),
-        logprobs=(0.0,),
-        turns=(Turn(text),),
-        stop=StopReason.ANSWERED,
-    )
 
 
 def test_the_data_of_one_page_with_the_functions_of_the_other(
@@ -82,7 +68,9 @@ def test_the_data_of_one_page_with_the_functions_of_the_other(
     )
     task = shown["tasks"]["train"][0]
     texts = ("It is Paris.", "London " * 100)
-    found = scored([rollout(task, text) for text in texts], shown["environment"])
+    found = scored(
+        [make_trajectory(under(task), 0.0, text) for text in texts], shown["environment"]
+    )
     assert [t.reward for t in found] == pytest.approx([1.1, 0.0])
 
     shown["dataset"] = []

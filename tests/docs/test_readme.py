@@ -6,16 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.sources import ROOT, blocks
 from tests.forked import run_module
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-
-
 PROSE = re.sub(r"\]\([^)]*\)", "]", re.sub(r"```.*?```", "", README, flags=re.DOTALL))
 NUMBERS = re.findall(r"(?<![\w.-])\d+(?:[.,]\d+)*", PROSE)
 
@@ -24,7 +18,7 @@ def test_it_is_read_in_a_few_minutes() -> None:
     assert len(README.split()) <= 600
     assert len(NUMBERS) <= 15
     assert README.count("![") == 1
-    assert len(blocks("python")) == 1
+    assert len(blocks(ROOT / "README.md", "python")) == 1
 
 
 def test_its_scores_stand_in_the_results() -> None:
@@ -36,7 +30,7 @@ def test_its_scores_stand_in_the_results() -> None:
 
 @pytest.mark.slow
 def test_the_script_runs_and_learns(tmp_path: Path) -> None:
-    (text,) = blocks("python")
+    (text,) = blocks(ROOT / "README.md", "python")
     folder = shutil.copytree(ROOT / "examples" / "three_tools", tmp_path / "three_tools")
     (folder / "readme.py").write_text(text, encoding="utf-8")
     done = run_module("tests.docs.forked_script", folder, "readme.py")

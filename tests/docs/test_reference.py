@@ -1,10 +1,9 @@
 """The reference pages are complete: every field, command and public name, with a description."""
 
 import dataclasses
-import importlib.util
 import re
 import sys
-from types import ModuleType
+from importlib import import_module
 
 import pytest
 import typer
@@ -19,20 +18,8 @@ from cotune.experiments.compare.suite_file import SuiteConfig
 from cotune.methods.inspo.inspo import InspoOptions
 from tests.docs.sources import ROOT
 
-
-def load(name: str) -> ModuleType:
-    """Import a module of scripts/, which is not a package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-run_file = load("run_file")
-reference = load("reference")
+sys.path.append(str(ROOT / "scripts"))  # whose modules import each other
+run_file, reference = map(import_module, ("run_file", "reference"))
 
 
 def test_the_pages_are_up_to_date() -> None:

@@ -13,11 +13,10 @@ from cotune.environments.tools import ToolEnvironment, ToolsOptions
 from cotune.environments.trl_factory import TrlEnvironment, TrlOptions, trl_environment
 from cotune.environments.verifiers import VerifiersOptions
 from cotune.errors import ConfigError
-from cotune.rollout.drivers import run_episodes
-from cotune.rollout.episode import new_episodes
-from cotune.types import Action, Assignment, Limits, Prompt, Sampling, Task
+from cotune.types import Action, Limits, Prompt, Task
 from tests.docs.sources import DOCS, blocks
-from tests.scripted import CharacterCodec, ScriptedSampler
+from tests.helpers import under
+from tests.scripted import roll_out
 
 TOOLS = DOCS / "how-to" / "tools.md"
 ENVIRONMENTS = DOCS / "how-to" / "environments.md"
@@ -98,15 +97,12 @@ def test_the_environment_of_the_page_plays_its_game() -> None:
     exec(compile(blocks(ENVIRONMENTS, "python")[0], "environments.md", "exec"), names)
     tasks = cotune.tasks_from([{"question": "Between 1 and 20", "answer": "7"}])
     environment = names["HigherOrLower"](tasks)
-    codec = CharacterCodec()
-    prompt = Prompt(environment.initial_instruction)
-    assignment = Assignment(environment.tasks("train")[0], prompt, prompt, "i0", 0)
+    assignment = under(environment.tasks("train")[0], environment.initial_instruction)
     section = yaml.safe_load(blocks(ENVIRONMENTS, "yaml")[0])
     limits = Limits(**section["limits"])
 
-    episodes = new_episodes([assignment], environment, codec, limits)
-    session = ScriptedSampler(codec, ["I say 10\0", "hm\0", "7\0"]).open(Sampling())
-    (played,) = run_episodes(episodes, environment, session)
+    replies = ["I say 10\0", "hm\0", "7\0"]
+    (played,) = roll_out(environment, replies, [assignment], limits)
 
     assert [turn.observation.strip() for turn in played.turns] == [
         "Lower.",

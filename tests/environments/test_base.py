@@ -12,7 +12,8 @@ from cotune.environments.base import (
 )
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
-from cotune.types import Action, Assignment, Prompt, Response, StopReason, Task, Trajectory, Turn
+from cotune.types import Action, Prompt, Response, Task, Turn
+from tests.helpers import make_trajectory, under
 
 TASK = Task("t", "Why?", ())
 CHAT = replace(TASK, context=(("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello")))
@@ -79,10 +80,7 @@ def test_what_a_task_environment_is_without_more() -> None:
 def test_the_answer_is_the_last_turn_without_its_thoughts(
     turns: tuple[str, ...], answer: str | None
 ) -> None:
-    assignment = Assignment(TASK, PLAIN, PLAIN, "i0", 0)
-    trajectory = Trajectory(
-        assignment, (1,), (1,), (), (), (), tuple(map(Turn, turns)), StopReason.ANSWERED
-    )
+    trajectory = replace(make_trajectory(under(TASK), 0.0), turns=tuple(map(Turn, turns)))
     assert SingleTurnEnvironment({}, "").score(trajectory) == (0.0, answer)
 
 

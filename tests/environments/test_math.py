@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +21,21 @@ from cotune.environments.math import (
 )
 from cotune.errors import ConfigError
 from cotune.rewards import boxed, exact_match
-from cotune.rollout.drivers import run_episodes
-from cotune.rollout.episode import new_episodes
 from cotune.types import (
     Action,
-    Assignment,
     Limits,
-    Prompt,
     Response,
-    Sampling,
     StopReason,
     Task,
     Trajectory,
     Turn,
 )
-from tests.scripted import CharacterCodec, Reply, ScriptedSampler
+from tests.helpers import make_trajectory, under
+from tests.scripted import CharacterCodec, Reply, roll_out
 
 CODEC = CharacterCodec()
 EOS = CODEC.eos_id
 TASK = Task("t1", "What is 12 + 30?", ("42", "+42"))
-PLAIN = Prompt("Solve.")
-HINTED = Prompt("Solve.", " Add the tens first.\n")
 ONE_TURN = Limits(turns=1)
 
 
@@ -59,19 +54,13 @@ def environment() -> MathEnvironment:
 
 
 def run(reply: Reply, limits: Limits = ONE_TURN) -> Trajectory:
-    env = environment()
-    sampler = ScriptedSampler(CODEC, [reply])
-    assignment = Assignment(TASK, HINTED, PLAIN, "i0", 0)
-    session = sampler.open(Sampling(stop=env.stop))
-    (got,) = run_episodes(new_episodes([assignment], env, CODEC, limits), env, session)
-    return got
+    hinted = under(TASK, "Solve.", " Add the tens first.\n")
+    return roll_out(environment(), [reply], [hinted], limits)[0]
 
 
 def trajectory(text: str, observation: str = "", instruction: str = "i") -> Trajectory:
-    prompt = Prompt(instruction, instruction)
-    assignment = Assignment(TASK, prompt, prompt, "i0", 0)
-    turns = (Turn(text, observation),)
-    return Trajectory(assignment, (1,), (1,), (2,), (1,), (0.0,), turns, StopReason.ANSWERED)
+    made = make_trajectory(under(TASK, instruction, instruction), 0.0)
+    return replace(made, turns=(Turn(text, observation),))
 
 
 def test_every_turn_is_the_last():

@@ -19,9 +19,10 @@ from cotune.environments.search import (
 from cotune.errors import ConfigError, RetrievalError
 from cotune.retrieval.remote import RemoteOptions
 from cotune.rewards import exact_match
-from cotune.types import Action, Assignment, Prompt, Response, StopReason, Task, Trajectory, Turn
+from cotune.types import Action, Prompt, Response, Task, Trajectory, Turn
 from tests.data.test_search_r1_parquet import row
 from tests.data.test_search_r1_parquet import write as write_parquet
+from tests.helpers import make_trajectory, under
 from tests.loopback import retrieval_server
 
 TASK = Task("t1", "Where is Oslo?", ("Norway", "the north"))
@@ -58,9 +59,7 @@ def action(text: str, last: bool = False) -> Action:
 
 
 def trajectory(*turns: Turn, instruction: str = "i") -> Trajectory:
-    prompt = Prompt(instruction, "a hint")
-    assignment = Assignment(TASK, prompt, prompt, "i0", 0)
-    return Trajectory(assignment, (1,), (1,), (2,), (1,), (0.0,), turns, StopReason.ANSWERED)
+    return replace(make_trajectory(under(TASK, instruction, "a hint"), 0.0), turns=turns)
 
 
 def test_a_batch_is_answered_in_order_with_one_call():

@@ -18,10 +18,9 @@ from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
 from cotune.environments.tag_protocol import SEARCH_R1
 from cotune.errors import RetrievalError
 from cotune.rewards import exact_match
-from cotune.rollout.drivers import run_episodes
-from cotune.rollout.episode import new_episodes
-from cotune.types import Assignment, Limits, Prompt, Sampling, Task, Trajectory
-from tests.scripted import CharacterCodec, ScriptedSampler
+from cotune.types import Limits, Prompt, Task, Trajectory
+from tests.helpers import under
+from tests.scripted import CharacterCodec, roll_out
 
 CODEC = CharacterCodec()
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts" / "search_r1").glob("*.json"))
@@ -46,12 +45,9 @@ def run(recorded: dict[str, Any]) -> tuple[Trajectory, RecordedRetriever]:
     environment = SearchEnvironment(
         {"test": [task]}, retriever, recorded["instruction"], exact_match, protocol="search-r1"
     )
-    prompt = Prompt(recorded["instruction"])
-    assignment = Assignment(environment.tasks("test")[0], prompt, prompt, "i0", 0)
-    episodes = new_episodes([assignment], environment, CODEC, Limits(**recorded["limits"]))
-    turns = [CODEC.encode(turn) for turn in recorded["turns"]]
-    session = ScriptedSampler(CODEC, turns).open(Sampling(stop=environment.stop))
-    (trajectory,) = run_episodes(episodes, environment, session)
+    assignments = [under(environment.tasks("test")[0], recorded["instruction"])]
+    limits = Limits(**recorded["limits"])
+    (trajectory,) = roll_out(environment, recorded["turns"], assignments, limits)
     return trajectory, retriever
 
 

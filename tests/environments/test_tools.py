@@ -1,6 +1,7 @@
 import json
 import math
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,11 @@ from cotune.environments.tools import (
 from cotune.errors import ConfigError
 from cotune.types import (
     Action,
-    Assignment,
-    Prompt,
     Response,
-    StopReason,
     Task,
-    Trajectory,
     Turn,
 )
-from tests.helpers import add
+from tests.helpers import add, make_trajectory, under
 
 TASK = Task("q0", "What is 3 + 4?", ("7",))
 
@@ -176,12 +173,7 @@ def test_a_result_that_has_no_text_is_an_observation() -> None:
     ],
 )
 def test_the_answer_is_what_the_last_turn_says(turns: list[Turn], answer: str | None) -> None:
-    prompt = Prompt("")
-    assignment = Assignment(TASK, prompt, prompt, "i0", 0)
-    trajectory = Trajectory(
-        assignment, (1,), (1,), (2,), (1,), (-1.0,), tuple(turns), StopReason.ANSWERED
-    )
-
+    trajectory = replace(make_trajectory(under(TASK), 0.0), turns=tuple(turns))
     assert environment().score(trajectory) == (0.0, answer)
 
 

@@ -21,12 +21,11 @@ from cotune.environments.trl_factory import (
 )
 from cotune.errors import ConfigError
 from cotune.rewards.functions import RewardFunctions, WeightedReward
-from cotune.rollout.drivers import run_episodes
-from cotune.rollout.episode import new_episodes
-from cotune.types import Assignment, Limits, Prompt, Sampling, StopReason, Task, Trajectory
-from tests.scripted import CharacterCodec, ScriptedSampler
+from cotune.types import Limits, Prompt, StopReason, Task, Trajectory
+from tests import scripted
+from tests.helpers import under
 
-CODEC = CharacterCodec()
+CODEC = scripted.CharacterCodec()
 TASKS = [
     Task(f"q{i}", f"Guess {i}.", (), columns={"question": f"Guess {i}.", "secret": i})
     for i in range(3)
@@ -95,24 +94,10 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def roll_out(
-    own: TrlEnvironment,
-    replies: Any,
-    tasks: Sequence[Task] = TASKS,
-    rewards: RewardFunctions | None = None,
-    first_row: int = 0,
-    seed: int = 0,
+    own: TrlEnvironment, replies: Any, tasks: Sequence[Task] = TASKS, **settings: Any
 ) -> list[Trajectory]:
-    prompt = Prompt("Guess.")
-    episodes = new_episodes(
-        [Assignment(task, prompt, prompt, "i0", i) for i, task in enumerate(tasks)],
-        own,
-        CODEC,
-        Limits(turn_tokens=1000),
-        first_row,
-        seed=seed,
-    )
-    session = ScriptedSampler(CODEC, replies).open(Sampling())
-    return run_episodes(episodes, own, session, rewards)
+    assignments = [under(task, "Guess.") for task in tasks]
+    return scripted.roll_out(own, replies, assignments, Limits(turn_tokens=1000), **settings)
 
 
 def guessed(row: int, turn: int, context: str) -> str:

@@ -10,12 +10,10 @@ import pytest
 
 from cotune.environments.verifiers import VerifiersOptions, from_verifiers, verifiers_environment
 from cotune.errors import ConfigError
-from cotune.rollout.drivers import run_episodes
-from cotune.rollout.episode import new_episodes
-from cotune.types import Assignment, Limits, Prompt, Sampling, StopReason, Trajectory
-from tests.scripted import CharacterCodec, ScriptedSampler
+from cotune.types import Limits, Prompt, StopReason, Trajectory
+from tests import scripted
+from tests.helpers import under
 
-CODEC = CharacterCodec()
 ARGS = {"taskset": {"count": 20}, "agent": {"runtime": {"type": "subprocess"}}}
 TASKSET = '''
 import json
@@ -141,17 +139,8 @@ def call(**arguments: Any) -> str:
 def roll_out(
     own: Any, replies: Any, count: int = 2, limits: Limits | None = None
 ) -> list[Trajectory]:
-    prompt = Prompt("Use the tool.")
-    episodes = new_episodes(
-        [
-            Assignment(task, prompt, prompt, "i0", i)
-            for i, task in enumerate(own.tasks("train")[:count])
-        ],
-        own,
-        CODEC,
-        limits or Limits(turns=6, turn_tokens=400),
-    )
-    return run_episodes(episodes, own, ScriptedSampler(CODEC, replies).open(Sampling()))
+    assignments = [under(task, "Use the tool.") for task in own.tasks("train")[:count]]
+    return scripted.roll_out(own, replies, assignments, limits or Limits(turns=6, turn_tokens=400))
 
 
 def adds(row: int, turn: int, context: str) -> str:

@@ -1,10 +1,8 @@
 """The example own_trainer, run as a user would, and resumed."""
 
-import importlib.util
 import os
 import shutil
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,22 +11,12 @@ from transformers import TrainerState
 import cotune
 from cotune.engines.trl.run_callbacks import CheckpointCallback
 from cotune.errors import ConfigError
+from examples import own_trainer
 from tests.golden_own_trainer import GEO
 from tests.helpers import WAITING
 
-SCRIPT = Path(__file__).parents[2] / "examples" / "own_trainer.py"
 # What a step's numbers hold that another machine minute changes.
 TIMES = ("time", "attempt", "step_time", "train_runtime", *WAITING)
-
-
-@pytest.fixture(scope="module")
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("own_trainer", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def figures(folder: Path) -> list[dict[str, Any]]:
@@ -52,13 +40,13 @@ def copying(folder: Path, copy: Path) -> Any:
 
 
 def test_inspo_stopped_and_resumed_ends_as_if_never_stopped(
-    example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     before = dict(os.environ)
     with monkeypatch.context() as patched:
         patched.setattr(CheckpointCallback, "on_step_begin", copying(unbroken, broken))
-        example.main(["--steps", "4", "--output", str(unbroken)])
+        own_trainer.main(["--steps", "4", "--output", str(unbroken)])
     changed = {name for name in os.environ if os.environ[name] != before.get(name)}
     assert not [name for name in changed if name.startswith(("HF_", "TRL_", "TOKENIZERS"))]
 
@@ -74,8 +62,8 @@ def test_inspo_stopped_and_resumed_ends_as_if_never_stopped(
     assert best in [row["text"] for row in run.read_instructions()]
 
     with pytest.raises(ConfigError, match="holds an earlier run"):
-        example.main(["--steps", "4", "--output", str(broken)])
-    example.main(["--steps", "4", "--output", str(broken), "--resume"])
+        own_trainer.main(["--steps", "4", "--output", str(broken)])
+    own_trainer.main(["--steps", "4", "--output", str(broken), "--resume"])
     assert figures(broken) == figures(unbroken)
     assert totals(broken) == spent
     again = cotune.open_run(broken / "cotune")
@@ -85,10 +73,8 @@ def test_inspo_stopped_and_resumed_ends_as_if_never_stopped(
     ]
 
 
-def test_static_is_plain_grpo(
-    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    example.main(["--method", "static", "--steps", "2", "--output", str(tmp_path / "run")])
+def test_static_is_plain_grpo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own_trainer.main(["--method", "static", "--steps", "2", "--output", str(tmp_path / "run")])
     assert (
         f"best instruction: {cotune.LadderEnvironment().initial_instruction}"
         in capsys.readouterr().out
@@ -105,15 +91,14 @@ def test_static_is_plain_grpo(
 
 @pytest.mark.slow
 def test_hints_are_evolved(
-    example: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     # With this seed and world P²O accepts a hint in its first phase.
     for name, value in GEO.items():
-        monkeypatch.setattr(example, name, value)
-    example.main(["--method", "p2o", "--steps", "3", "--seed", "0", "--output", str(tmp_path)])
+        monkeypatch.setattr(own_trainer, name, value)
+    own_trainer.main(["--method", "p2o", "--steps", "3", "--seed", "0", "--output", str(tmp_path)])
     assert "best hint: " in capsys.readouterr().out
     kinds = [event["kind"] for event in cotune.open_run(tmp_path / "cotune").read_events()]
     assert kinds.count("hint_phase_ended") == 1  # an epoch is two steps; none after the last

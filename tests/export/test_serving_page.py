@@ -9,18 +9,13 @@ import pytest
 from transformers import AutoTokenizer
 
 from cotune.export.export import export
+from tests.docs.sources import DOCS, blocks
 from tests.export.finished import INSTRUCTION
 from tests.export.test_export import whole
 from tests.export.vllm_reading import accepted_arguments, content_format
 
-HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
-PAGE = (HOW_TO / "serving.md").read_text(encoding="utf-8")
-OWN_TRAINER = (HOW_TO / "own-trainer.md").read_text(encoding="utf-8")
+PAGE = DOCS / "how-to" / "serving.md"
 QUESTION = "Which currency is used in Lima?"
-
-
-def blocks(language: str, page: str = PAGE) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
@@ -61,9 +56,9 @@ def rendered_by_vllm(folder: str, request: dict[str, Any], template: str = "") -
 def test_the_serve_line_renders_the_instruction(
     served: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = shlex.split(next(block for block in blocks("sh") if "best --override" in block))
+    line = shlex.split(next(block for block in blocks(PAGE, "sh") if "best --override" in block))
     assert line[:2] == ["vllm", "serve"]
-    client_code = [block for block in blocks("python") if "completions" in block]
+    client_code = [block for block in blocks(PAGE, "python") if "completions" in block]
     recorded = Recorded()
     monkeypatch.setattr("openai.OpenAI", lambda **_: recorded)
     exec(compile("\n".join(client_code), "serving.md", "exec"), {})
@@ -75,7 +70,7 @@ def test_the_serve_line_renders_the_instruction(
 
 
 def test_an_adapters_serve_line_names_its_template(served: Path) -> None:
-    line = shlex.split(next(block for block in blocks("sh") if "--enable-lora" in block))
+    line = shlex.split(next(block for block in blocks(PAGE, "sh") if "--enable-lora" in block))
     template = Path(line[line.index("--chat-template") + 1]).read_text(encoding="utf-8")
     asked = {"messages": [{"role": "user", "content": QUESTION}]}
     assert INSTRUCTION in rendered_by_vllm("runs/x/best", asked, template)
@@ -83,13 +78,13 @@ def test_an_adapters_serve_line_names_its_template(served: Path) -> None:
 
 
 def test_the_transformers_snippet_runs(served: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = [block for block in blocks("python") if "AutoModelForCausalLM" in block]
+    (code,) = [block for block in blocks(PAGE, "python") if "AutoModelForCausalLM" in block]
     names: dict[str, Any] = {}
     exec(compile(code, "serving.md", "exec"), names)
     assert 0 < len(names["written"]) <= 24
 
 
 def test_the_files_are_those_of_the_folder(served: Path) -> None:
-    rows = re.findall(r"^- (`.*?): ", PAGE, re.MULTILINE)
+    rows = re.findall(r"^- (`.*?): ", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
     assert {path.name for path in served.iterdir()} == named - {"hint.txt"}

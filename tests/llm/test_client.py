@@ -26,6 +26,7 @@ from cotune.llm.client import (
 )
 from cotune.run.record import Record
 from cotune.types import Completion
+from tests.loopback import serving
 from tests.scripted import ScriptedLLM
 
 KEY = "sk-test-4f9aQ7-do-not-leak"
@@ -60,37 +61,24 @@ class Server:
         self.replies: list[Canned] = []
         self.requests: list[Request] = []
         self.over = threading.Event()
-        server = self
+        self.url = ""
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                server.requests.append(Request(self.path, headers, body))
-                index = len(server.requests) - 1
-                reply = server.replies[index] if index < len(server.replies) else Canned(status=500)
-                self.close_connection = True
-                if reply.send is not None:
-                    reply.send(self, server.over)
-                    return
-                self.send_response(reply.status)
-                for name, value in reply.headers.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(reply.body)))
-                self.send_header("Connection", "close")
-                self.send_header("Retry-After-Ms", "1")
-                self.end_headers()
-                self.wfile.write(reply.body)
-
-            def do_GET(self) -> None:
-                self.do_POST()
-
-            def log_message(self, format: str, *args: Any) -> None: ...
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+    def handle(self, request: BaseHTTPRequestHandler) -> None:
+        body = request.rfile.read(int(request.headers["Content-Length"]))
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.requests.append(Request(request.path, headers, body))
+        index = len(self.requests) - 1
+        reply = self.replies[index] if index < len(self.replies) else Canned(status=500)
+        if reply.send is not None:
+            reply.send(request, self.over)
+            return
+        request.send_response(reply.status)
+        for name, value in reply.headers.items():
+            request.send_header(name, value)
+        request.send_header("Content-Length", str(len(reply.body)))
+        request.send_header("Retry-After-Ms", "1")
+        request.end_headers()
+        request.wfile.write(reply.body)
 
 
 @pytest.fixture
@@ -100,13 +88,10 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         monkeypatch.delenv(name.lower(), raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     server = Server()
-    thread = threading.Thread(target=server.http.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.over.set()
-    server.http.shutdown()
-    thread.join()
-    server.http.server_close()
+    with serving(server.handle) as address:
+        server.url = f"{address}/v1"
+        yield server
+        server.over.set()
 
 
 @dataclass

@@ -16,19 +16,6 @@ from tests.methods.p2o.hint_fakes import Author
 from tests.run_files import environment_of, strategy_of, tiny
 from tests.scripted import ScriptedLLM
 
-TOOLS = '''
-def price(article: str) -> float:
-    """The price of an article.
-
-    Args:
-        article: its name.
-    """
-    return 1.0
-
-
-def one(completions, **columns):
-    return [1.0] * len(completions)
-'''
 SHOWN = '"name": "price", "description": "The price of an article."'
 NEW = "<ins_1>Answer each question now. Call price for every single article.</ins_1>"
 INSPO = {"kind": "inspo", "population_size": 2, "evolve_every": 2, "verification_tasks": 3}
@@ -42,6 +29,10 @@ def price(article: str) -> float:
         article: its name.
     """
     return 1.0
+
+
+def one(completions: list[str], **columns: object) -> list[float]:
+    return [1.0] * len(completions)
 
 
 def propose(n: int, prompt: str) -> str:
@@ -61,14 +52,13 @@ def propose(n: int, prompt: str) -> str:
     ],
 )
 def test_every_proposer_is_told_of_the_tools(tmp_path: Path, strategy: dict[str, Any]) -> None:
-    (tmp_path / "tools.py").write_text(TOOLS, encoding="utf-8")
     rows = "".join(f'{{"question": "q{i}?", "answer": "a{i}"}}\n' for i in range(40))
     (tmp_path / "q.jsonl").write_text(rows, encoding="utf-8")
     sections = {
         "strategy": strategy,
-        "environment": {"kind": "tools", "tools": [f"{tmp_path / 'tools.py'}:price"]},
+        "environment": {"kind": "tools", "tools": [f"{__file__}:price"]},
         "dataset": {"path": str(tmp_path / "q.jsonl"), "validation": 4, "test": 4},
-        "rewards": [f"{tmp_path / 'tools.py'}:one"],
+        "rewards": [f"{__file__}:one"],
         "llm": {"kind": "openai", "model": "m", "api_key_env": None},
     }
     config = parse_config(tiny(tmp_path / "out", sections), "test")

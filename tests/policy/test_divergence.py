@@ -1,6 +1,7 @@
 """KL(π_p ‖ π_q) of a token, over the whole vocabulary."""
 
 import math
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 
 from cotune.policy import divergence
 from cotune.policy.divergence import rollout_divergences, token_divergence
-from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
+from cotune.types import Task, Trajectory
+from tests.helpers import make_trajectory, under
 from tests.policy.tiny import tiny_model, tiny_tokenizer
 
 P, Q = [0.5, 0.25, 0.25], [0.25, 0.25, 0.5]
@@ -35,11 +37,12 @@ def test_what_cannot_be_drawn_adds_nothing() -> None:
 
 
 def rollout(prompt: list[int], completion: list[int], mask: list[int]) -> Trajectory:
-    under = Prompt("")
-    return Trajectory(
-        Assignment(Task("a", "", ()), under, under, "", 0), tuple(prompt), (9,), tuple(completion),
-        tuple(mask), (), (), StopReason.ANSWERED,
-    )  # fmt: skip
+    return replace(
+        make_trajectory(under(Task("a", "", ())), 0.0),
+        sampled_prompt_ids=tuple(prompt),
+        completion_ids=tuple(completion),
+        mask=tuple(mask),
+    )
 
 
 def test_own_tokens_are_predicted_from_all_that_was_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,6 @@
 """Whether the hub is asked for a policy: once, and in vain in one line."""
 
-import json
-import threading
-from collections.abc import Generator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -14,39 +8,11 @@ from huggingface_hub import constants
 from cotune.errors import ConfigError
 from cotune.policy.local_policy import load_tokenizer
 from cotune.policy.policy_files import only_local
+from tests.loopback import answering
 from tests.policy.bigram import save
 from tests.policy.tiny import CHAT_TEMPLATE
 
 NOWHERE = "http://127.0.0.1:9"  # nothing listens there: refused at once
-
-
-@contextmanager
-def hub(status: int, headers: dict[str, str]) -> Generator[tuple[str, list[str]]]:
-    """A hub that answers everything alike; its address, and the paths it was asked for."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            body = json.dumps({"id": "org/model", "modelId": "org/model"}).encode()
-            self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +54,13 @@ def test_the_cache_is_used_where_the_hub_is_out_of_reach(
 def test_a_hub_that_answers_is_left_to_the_loader(
     name: str, status: int, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with hub(status, headers) as (address, asked):
+    asked: list[str] = []
+
+    def answer(path: str, _: object) -> tuple[int, object]:
+        asked.append(path)
+        return status, {"id": "org/model", "modelId": "org/model"}
+
+    with answering(answer, headers) as address:
         monkeypatch.setattr(constants, "ENDPOINT", address)
         assert not only_local(name)
     assert len(asked) == 1

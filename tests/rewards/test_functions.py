@@ -9,7 +9,6 @@ import threading
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,8 @@ INSTRUCTION = "Do it."
 CHAT = {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "q0?"}]}
 
 
-def environment(*, tools: bool = False) -> TaskEnvironment:
-    environment = TaskEnvironment({}, INSTRUCTION)
-    environment.tools = ({"function": {"name": "add"}},)
-    return environment if tools else SingleTurnEnvironment({}, INSTRUCTION)
+def environment() -> TaskEnvironment:
+    return SingleTurnEnvironment({}, INSTRUCTION)
 
 
 def rollout(
@@ -121,22 +118,6 @@ def test_a_function_that_changes_a_column_changes_its_own_copy() -> None:
     )
     assert [t.reward for t in results] == [2.0, 2.0]
     assert columns == {"words": ["a", "b"]}
-
-
-def test_a_conversation_with_tools_is_the_policys_messages_and_the_tools() -> None:
-    messages, text = Spy(), Spy()
-    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 3}}}
-    asked = {"role": "assistant", "content": "", "tool_calls": [call]}
-    replied = {"role": "tool", "name": "add", "content": "7"}
-    answered = {"role": "assistant", "content": "7"}
-    turns = (
-        Turn("<tool_call>…</tool_call>", "\n7\n", "add", messages=(asked, replied)),
-        Turn("7<pad>", "", "answer", messages=(answered,)),
-    )
-    both = (messages, WeightedReward(function=text, messages=False))
-    scored(*both, rollouts=[replace(rollout(), turns=turns)], world=environment(tools=True))
-    assert messages.arguments["completions"] == [[asked, replied, answered]]
-    assert text.arguments["completions"] == ["<tool_call>…</tool_call>7"]
 
 
 def test_a_column_goes_before_our_ground_truths_and_is_none_where_a_row_lacks_it() -> None:
@@ -462,7 +443,10 @@ def test_a_function_is_told_how_to_get_the_other_form() -> None:
     text = error_of(reads_messages)
     assert "it gets texts (messages: true for it in rewards gives chat messages)" in text
     assert scored(WeightedReward(function=reads_messages, messages=True))[0].reward == 3.0
-    text = error_of(reads_texts, rollouts=[rollout(0, columns=CHAT, chat=True)])
+    chat = [rollout(0, columns=CHAT, chat=True)]
+    (found,) = scored(WeightedReward(function=reads_texts, messages=False), rollouts=chat)
+    assert found.reward == 1.0
+    text = error_of(reads_texts, rollouts=chat)
     assert "it gets chat messages (messages: false for it in rewards gives texts)" in text
 
 
@@ -486,15 +470,7 @@ def test_what_is_no_reward_function(given: Any, said: list[str]) -> None:
     assert "\n" not in str(caught.value)
 
 
-# ---- by reference
-
-
-def test_a_function_of_a_file(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "def shout(completions, **_):\n    return [float(c.isupper()) for c in completions]\n"
-    )
-    found = scored(f"{tmp_path / 'mine.py'}:shout", rollouts=[rollout(0, ("YES",)), rollout(1)])
-    assert [t.reward for t in found] == [1.0, 0.0]
+# ---- by name
 
 
 @pytest.mark.parametrize(

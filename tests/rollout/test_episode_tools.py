@@ -7,20 +7,18 @@ from typing import Any
 import pytest
 
 from cotune.environments.tools import ToolEnvironment
-from cotune.rollout.drivers import run_episodes
-from cotune.rollout.episode import Episode, new_episodes
+from cotune.rollout.episode import Episode
 from cotune.types import (
-    Assignment,
     Limits,
     Prompt,
     Response,
-    Sampling,
     StopReason,
     Task,
     Trajectory,
 )
-from tests.helpers import add
-from tests.scripted import CharacterCodec, Reply, ScriptedSampler
+from tests import scripted
+from tests.helpers import add, under
+from tests.scripted import CharacterCodec, Reply
 
 TASK = Task("q0", "3 + 4?", ("7",))
 CODEC = CharacterCodec()
@@ -59,11 +57,10 @@ def roll_out(
     context_tokens: int | None = None,
 ) -> Trajectory:
     limits = limits or Limits(turns=4, turn_tokens=400)
-    assignment = Assignment(TASK, Prompt("Add.", hint), Prompt("Add."), "i0", 0)
-    episodes = new_episodes([assignment], ENVIRONMENT, CODEC, limits, context_tokens=context_tokens)
-    session = ScriptedSampler(CODEC, replies).open(Sampling())
-    (trajectory,) = run_episodes(episodes, ENVIRONMENT, session)
-    return trajectory
+    assignments = [under(TASK, "Add.", hint)]
+    return scripted.roll_out(
+        ENVIRONMENT, replies, assignments, limits, context_tokens=context_tokens
+    )[0]
 
 
 def own(trajectory: Trajectory) -> str:
@@ -151,7 +148,7 @@ def test_a_result_that_does_not_fit_ends_the_episode(room: str, stop: StopReason
 
 def test_an_environment_that_broke_ends_the_episode_without_its_message() -> None:
     limits = Limits(turn_tokens=400)
-    assignment = Assignment(TASK, Prompt("Add."), Prompt("Add."), "i0", 0)
+    assignment = under(TASK, "Add.")
     episode = Episode(0, assignment, [1], [1], limits, CODEC, tools=ENVIRONMENT.tools)
     episode.advance(ADD, [-1.0] * len(ADD))
 
@@ -164,13 +161,13 @@ def test_an_environment_that_broke_ends_the_episode_without_its_message() -> Non
 
 
 def test_actions_carry_the_prompt_that_is_trained_on() -> None:
-    assignment = Assignment(TASK, Prompt("Add.", "hint"), Prompt("Add."), "i0", 0)
+    assignment = under(TASK, "Add.", "hint")
     episode = Episode(3, assignment, [1], [1], Limits(), CODEC, tools=ENVIRONMENT.tools)
 
     action = episode.advance(ADD, [-1.0] * len(ADD))
 
     assert (action.prompt, action.row) == (Prompt("Add."), 3)
-    hinted = Assignment(TASK, Prompt("Add.", "hint"), Prompt("Add.", "hint"), "i0", 0)
+    hinted = under(TASK, "Add.", "hint", "hint")
     episode = Episode(3, hinted, [1], [1], Limits(), CODEC, tools=ENVIRONMENT.tools)
     assert episode.advance(ADD, [-1.0] * len(ADD)).prompt == Prompt("Add.")
     assert action.calls.calls[0].arguments == {"a": 3, "b": 4}

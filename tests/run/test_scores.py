@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from cotune.run.scores import difference_interval, measure_of, score_trajectories, wilson
-from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
+from cotune.types import Task, Trajectory
+from tests.helpers import make_trajectory, under
 
 
 class Named:
@@ -16,10 +17,7 @@ class Named:
 
 def rollout(stratum: str, reward: float) -> Trajectory:
     task = Task(stratum, "q", ("a",), stratum)
-    assignment = Assignment(task, Prompt("i"), Prompt("i"), "i0", 0)
-    return Trajectory(
-        assignment, (1,), (1,), (2,), (1,), (0.0,), (), StopReason.ANSWERED, "a", reward
-    )
+    return make_trajectory(under(task), reward)
 
 
 def test_score_by_hand() -> None:

@@ -260,7 +260,10 @@ def test_a_reply_that_was_cut_off_is_rejected():
 
 
 class Broke:
+    calls = 0
+
     def complete(self, prompt: str):
+        self.calls += 1
         raise BudgetError("0.02 left, 0.05 needed")
 
 
@@ -269,10 +272,12 @@ def test_a_spent_budget_ends_proposals_once_and_the_run_only_if_none_was_of_use(
     account = account_of(ScriptedLLM([GOOD]), events)
     account.ask(ASKED)
     account.end_phase()
+    broke = Broke()
     for _ in range(4):
-        account = account_of(Broke(), events, account)
+        account = account_of(broke, events, account)
         assert account.ask(ASKED) is None
         account.end_phase()
+    assert broke.calls == 4  # once a phase: the budget may have been raised
     assert events.of("proposals_ended") == [{"reason": "0.02 left, 0.05 needed"}]
     assert events.of("phase_failed") == []
     unaffordable = account_of(Broke(), Events())

@@ -150,17 +150,3 @@ def test_a_phase_that_lost_its_scores_keeps_the_hints():
     strategy._pool = before
     assert runner(strategy, Failing(), author, record)(2) is before
     assert "environment error: the earlier hints stay" in record.of("notice")[-1]["text"]
-
-
-def test_a_spent_budget_is_no_failed_phase():
-    def broke(n: int, prompt: str) -> str:
-        raise BudgetError("the next call could exceed llm.budget")
-
-    record, author = Events(), Author(broke)
-    strategy = p2o_of(SMALL)
-    found = [runner(strategy, Policy(), author, record)(step) for step in (1, 2, 3)]
-    assert found == [None] * 3  # earlier hints are not replaced by none
-    assert len(author.prompts) == 3  # once a phase: the budget may have been raised
-    (ended,) = record.of("proposals_ended")  # said once
-    assert "llm.budget" in ended["reason"]
-    assert record.of("proposal_failed") == record.of("phase_failed") == []
