@@ -24,6 +24,7 @@ from cotune.types import (
 )
 from cotune.worlds.rules_llm import RulesLLM
 from cotune_lab.worlds import geo_rules
+from cotune_lab.worlds.geo_rules import REMEDIES, Mode
 
 INITIAL = (
     "Answer the given question. You may think inside <think> and </think>. "
@@ -117,6 +118,14 @@ def reply(*sentences: str) -> str:
     """Return a reply with candidates that add one sentence each to the initial instruction."""
     rows = [f"<ins_{i}>{INITIAL} {s}</ins_{i}>" for i, s in enumerate(sentences, 1)]
     return "It guessed.\n" + "\n".join(rows)
+
+
+REMEDY = {*REMEDIES[Mode.WHOLE_QUESTION], *REMEDIES[Mode.ONE_SEARCH]}
+
+
+def decomposing(text: str) -> float:
+    """The chance of a policy that works when it is told to look up one thing at a time."""
+    return 0.9 if any(sentence in text for sentence in REMEDY) else 0.2
 
 
 class ScriptedRollout:

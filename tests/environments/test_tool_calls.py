@@ -41,14 +41,6 @@ PIECES = [
 WRITTEN = st.lists(st.sampled_from(PIECES), max_size=12).map("".join) | st.text()
 
 
-def test_calls_are_read_in_order_with_what_is_said_besides() -> None:
-    text = f'First.\n{ADD}\n<tool_call>\n{{"name": "now"}}\n</tool_call>'
-
-    assert read_hermes(text) == Calls(
-        (ToolCall("add", {"a": 1}), ToolCall("now", {})), said="First."
-    )
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -63,35 +55,6 @@ def test_calls_are_read_in_order_with_what_is_said_besides() -> None:
 def test_arguments_have_the_usual_names_and_may_be_json_in_a_text(arguments: str) -> None:
     calls = read_hermes(f'<tool_call>{{"name": "add", {arguments}}}</tool_call>')
     assert calls.calls == (ToolCall("add", {"a": 1}),)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("<tool_call>{", "not closed"),
-        (f"{ADD}</tool_call>", "closed twice"),
-        (f"<tool_call>{ADD}", "not closed"),
-        (f"{ADD} and <tool_call>", "not closed"),
-        ("<tool_call>add(1)</tool_call>", "not JSON"),
-        ("<tool_call>[1]</tool_call>", "expected"),
-        ('<tool_call>{"arguments": {}}</tool_call>', '"name" is missing'),
-        ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "no object"),
-        ('<tool_call>{"name": "add", "parameters": 3}</tool_call>', "no object"),
-        ('<tool_call>{"name": "add", "arguments": "one"}</tool_call>', "Expecting value"),
-        (f"<tool_call>{'[' * 100000}</tool_call>", "not valid"),
-    ],
-)
-def test_what_cannot_be_read_is_the_turns_error(text: str, said: str) -> None:
-    calls = read_hermes(text)
-
-    assert not calls.calls
-    assert said in calls.error
-    assert len(calls.error) <= 120
-
-
-def test_a_call_in_a_thought_is_none() -> None:
-    for text in (f"<think>{ADD}</think>4", f"{ADD}</think>4", f"<think>{ADD}"):
-        assert read_hermes(text) == Calls(said=text)
 
 
 def parameter(name: str, value: str) -> str:
@@ -126,54 +89,67 @@ def test_xml_values_take_the_types_of_the_schema(name: str, written: str, value:
     assert calls.calls == (ToolCall("add", {name: value}),)
 
 
-def test_xml_calls_without_parameters_and_of_unknown_tools_are_read() -> None:
-    assert read_xml(XML.format(""), [SCHEMA]).calls == (ToolCall("add", {}),)
+ONE = (ToolCall("add", {"a": 1}),)
+LLAMA = '{"name": "add", "parameters": {"a": 1}}'
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "calls", "said"),
+    [
+        # In order, with what is said besides; a call within a thought is none.
+        (read_hermes, f'First.\n{ADD}\n<tool_call>\n{{"name": "now"}}\n</tool_call>', (*ONE, ToolCall("now", {})), "First."),
+        (read_hermes, f"<think>Is it {ADD}?</think>\nIt is.{ADD} Or so.", ONE, f"<think>Is it {ADD}?</think>\nIt is. Or so."),
+        *((read_hermes, text, (), text) for text in (f"<think>{ADD}</think>4", f"{ADD}</think>4", f"<think>{ADD}")),
+        (read_xml, XML.format(""), (ToolCall("add", {}),), ""),
+        # Llama's are a whole turn; other JSON is an answer.
+        (read_llama, LLAMA, ONE, ""),
+        (read_llama, f"<|python_tag|>{LLAMA}\n", ONE, ""),
+        (read_llama, f"I call {LLAMA}", (), f"I call {LLAMA}"),
+        *((read_llama, text, (), text) for text in ('{"answer": 3}', '{"name": "Ann"}', "{not json}", "[1]", "3", "{}")),
+    ],
+)  # fmt: skip
+def test_calls_and_what_is_said_besides(
+    read: Reader, text: str, calls: tuple[ToolCall, ...], said: str
+) -> None:
+    assert read(text, [SCHEMA]) == Calls(calls, said=said)
+
+
+def test_an_xml_call_of_an_unknown_tool_has_texts() -> None:
     assert read_xml(XML.format(parameter("n", "5")), []).calls == (ToolCall("add", {"n": "5"}),)
 
 
 @pytest.mark.parametrize(
-    "block",
+    ("read", "text", "said"),
     [
-        ADD,
-        "<tool_call><function=add></tool_call>",
-        XML.format("<parameter=n>\n5\n"),
-        XML.format("so: " + parameter("n", "5")),
+        (read_hermes, "<tool_call>{", "not closed"),
+        (read_hermes, f"{ADD}</tool_call>", "closed twice"),
+        (read_hermes, f"<tool_call>{ADD}", "not closed"),
+        (read_hermes, f"{ADD} and <tool_call>", "not closed"),
+        (read_hermes, "<tool_call>add(1)</tool_call>", "not JSON"),
+        (read_hermes, "<tool_call>[1]</tool_call>", "expected"),
+        (read_hermes, '<tool_call>{"arguments": {}}</tool_call>', '"name" is missing'),
+        (read_hermes, '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "no object"),
+        (read_hermes, '<tool_call>{"name": "add", "parameters": 3}</tool_call>', "no object"),
+        (read_hermes, '<tool_call>{"name": "add", "arguments": "one"}</tool_call>', "Expecting value"),
+        (read_hermes, f"<tool_call>{'[' * 100000}</tool_call>", "not valid"),
+        (read_xml, ADD, ""),
+        (read_xml, "<tool_call><function=add></tool_call>", ""),
+        (read_xml, XML.format("<parameter=n>\n5\n"), ""),
+        (read_xml, XML.format("so: " + parameter("n", "5")), ""),
+        (read_llama, '{"name": "add", "parameters": {"a": ', "a tool call is not valid"),
+        (read_llama, '{"name": "add", "parameters": {}} {}', "a tool call is not valid"),
+        (read_llama, '{"name": "", "parameters": {}}', "a tool call is not valid"),
+        (read_llama, '{"name": "add", "parameters": 3}', "a tool call is not valid"),
     ],
-)
-def test_xml_that_cannot_be_read_is_an_error(block: str) -> None:
-    calls = read_xml(block, [SCHEMA])
+    ids=range(19),
+)  # fmt: skip
+def test_what_cannot_be_read_is_the_turns_error(read: Reader, text: str, said: str) -> None:
+    calls = read(text, [SCHEMA])
 
     assert not calls.calls
     assert calls.error
-
-
-def test_llama_calls_are_a_whole_turn() -> None:
-    call = '{"name": "add", "parameters": {"a": 1}}'
-
-    assert read_llama(call).calls == (ToolCall("add", {"a": 1}),)
-    assert read_llama(f"<|python_tag|>{call}\n").calls == (ToolCall("add", {"a": 1}),)
-    assert read_llama(f"I call {call}") == Calls(said=f"I call {call}")
-
-
-def test_json_that_is_no_llama_call_is_an_answer() -> None:
-    for text in ('{"answer": 3}', '{"name": "Ann"}', "{not json}", "[1]", "3", "{}"):
-        assert read_llama(text) == Calls(said=text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"name": "add", "parameters": {"a": ',
-        '{"name": "add", "parameters": {}} {}',
-        '{"name": "", "parameters": {}}',
-        '{"name": "add", "parameters": 3}',
-    ],
-)
-def test_llama_calls_that_cannot_be_read_are_errors(text: str) -> None:
-    calls = read_llama(text)
-
-    assert not calls.calls
-    assert calls.error.startswith("a tool call is not valid")
+    assert said in calls.error
+    assert len(calls.error) <= 120
 
 
 @given(WRITTEN)
@@ -206,11 +182,3 @@ def test_repeated_tags_are_read_in_linear_time(read: Reader, text: str, calls: i
 
     assert len(found.calls) == calls
     assert bool(found.error) == (not calls)
-
-
-def test_what_is_said_besides_calls_keeps_its_thoughts() -> None:
-    calls = read_hermes(f"<think>Is it {ADD}?</think>\nIt is.{ADD} Or so.")
-
-    assert calls == Calls(
-        (ToolCall("add", {"a": 1}),), said=f"<think>Is it {ADD}?</think>\nIt is. Or so."
-    )

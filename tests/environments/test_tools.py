@@ -37,8 +37,18 @@ async def divide(a: float, b: float) -> float:
     return a / b
 
 
+class Silent:
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def silent() -> object:
+    """Says nothing."""
+    return Silent()
+
+
 def environment(*tools: Any, **options: Any) -> ToolEnvironment:
-    return ToolEnvironment(tools or (add, divide), {"train": [TASK]}, **options)
+    return ToolEnvironment(tools or (add, divide, silent), {"train": [TASK]}, **options)
 
 
 def action(*calls: tuple[str, dict[str, Any]], text: str = "", last: bool = False) -> Action:
@@ -66,7 +76,7 @@ def test_parallel_calls_of_a_turn_are_answered_in_order_and_async_ones_last() ->
     assert contents(response) == ["7", "2", "0.25"]
     assert [m["name"] for m in response.messages] == ["add", "add", "divide"]
     assert (response.action, response.error) == ("3 calls", "")
-    assert [tool["function"]["name"] for tool in environment().tools] == ["add", "divide"]
+    assert [tool["function"]["name"] for tool in environment().tools] == ["add", "divide", "silent"]
     assert respond(("add", {"a": 3, "b": 4})) == Response(
         action="add", messages=({"role": "tool", "name": "add", "content": "7"},)
     )
@@ -80,6 +90,7 @@ def test_parallel_calls_of_a_turn_are_answered_in_order_and_async_ones_last() ->
         (("add", {"a": 1, "b": 2, "c": 3}), "add() got an unexpected keyword argument 'c'", "add: TypeError", "add"),
         (("divide", {"a": 1}), "divide() missing 1 required positional argument: 'b'", "divide: TypeError", "divide"),
         (("divide", {"a": 1, "b": 0}), "division by zero", "divide: ZeroDivisionError", "divide"),
+        (("silent", {}), "no words", "silent: RuntimeError", "silent"),
     ],
 )  # fmt: skip
 def test_a_call_that_fails_is_an_observation(
@@ -144,21 +155,6 @@ def test_a_call_that_takes_too_long_is_an_observation_by_its_own_time_out() -> N
     assert contents(response) == ["{'error': 'took longer than 0.2 s'}", "2"]
     assert response.error == "hang: took too long"
     assert not response.failed
-
-
-def test_a_result_that_has_no_text_is_an_observation() -> None:
-    class Silent:
-        def __str__(self) -> str:
-            raise RuntimeError("no words")
-
-    def silent() -> object:
-        """Says nothing."""
-        return Silent()
-
-    (response,) = environment(silent).respond([action(("silent", {}))])
-
-    assert contents(response) == ["{'error': 'no words'}"]
-    assert response.error == "silent: RuntimeError"
 
 
 @pytest.mark.parametrize(

@@ -126,18 +126,6 @@ def test_a_question_alone_is_rendered_to_the_evaluated_tokens(
     check_renders_as_evaluated(run, config, environment, own)
 
 
-def test_what_trains_and_evaluates_sees_the_models_own_template(tmp_path: Path) -> None:
-    """An exported policy brings no instruction of its own: it would stand there twice."""
-    tokenizer = tiny_tokenizer()
-    run, config = finished_run(world("geo", tmp_path), tokenizer, tiny_model(tokenizer))
-    complete_best(config, run)
-    plain = [{"role": "user", "content": "abc?"}]
-    served: Any = AutoTokenizer.from_pretrained(run.best_path)
-    assert HFCodec(served).render(plain) == HFCodec(tokenizer).render(plain)
-    _, loaded = load(run.best_path)
-    assert loaded.chat_template == tokenizer.chat_template
-
-
 def test_named_templates_all_carry_it(tmp_path: Path) -> None:
     own = tokenizer_of("bundled:geo")
     own.chat_template = {"default": own.chat_template, "tool_use": models_template("qwen2_5")}

@@ -203,7 +203,7 @@ def test_calls_within_a_thought_are_none() -> None:
     thought = f"<think>\n{HERMES_CALL}\n</think>\n\nNo need."
     opened_by_the_template = f"{HERMES_CALL}\n</think>\n\nNo need."
 
-    for text in (thought, opened_by_the_template):
+    for text in (thought, opened_by_the_template, f"<think>\n{HERMES_CALL}"):
         assert codec.read_calls(written(tokenizer, text), TOOLS, ()) == Calls(said=text)
 
 
@@ -238,24 +238,6 @@ def with_tools(tools: tuple[dict[str, Any], ...] = TOOLS) -> TaskEnvironment:
     environment = TaskEnvironment({}, "Look it up.")
     environment.tools = tools
     return environment
-
-
-def test_a_table_of_trl_is_asked_where_no_form_is_known() -> None:
-    family = Family(
-        "lfm2_2_5",
-        (*CHATML, "<|tool_call_start|>", "<|tool_call_end|>"),
-        "<|im_end|>",
-        "<|tool_call_start|>[look_up(text='a 7', times=3)]<|tool_call_end|>",
-    )
-    codec, tokenizer = codec_of(family)
-    ids = written(tokenizer, family.call + family.eos)
-
-    with pytest.raises(ConfigError, match="cannot be read"):
-        codec.read_calls(ids, TOOLS, ())
-    check_turns(with_tools(), codec)
-
-    prompt = codec.render([{"role": "user", "content": "Look up a 7."}], TOOLS)
-    assert codec.read_calls(ids, TOOLS, prompt).calls == (CALL,)
 
 
 def test_a_policy_in_a_folder_is_checked_the_same_way(tmp_path: Path) -> None:

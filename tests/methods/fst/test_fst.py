@@ -18,12 +18,12 @@ from cotune.types import (
     StopReason,
     Trajectory,
 )
-from cotune_lab.worlds.geo_rules import REMEDIES, Mode
 from tests.helpers import (
     INITIAL,
     Events,
     ScriptedRollout,
     check_a_stop_changes_nothing,
+    decomposing,
     make_tasks,
     rules_llm,
     run,
@@ -31,11 +31,6 @@ from tests.helpers import (
 from tests.scripted import ScriptedLLM
 
 TASKS = make_tasks(30)
-REMEDY = {*REMEDIES[Mode.WHOLE_QUESTION], *REMEDIES[Mode.ONE_SEARCH]}
-
-
-def chance(text: str) -> float:
-    return 0.9 if any(sentence in text for sentence in REMEDY) else 0.1
 
 
 def fst(seed: int = 1, tasks: int = 30, **changes: Any) -> Fst:
@@ -61,14 +56,14 @@ def test_the_cover_of_the_front_by_hand(scores: Any, count: int, chosen: list[in
 
 
 def test_rounds_run_every_t_steps_from_the_first_and_never_exceed_their_budget():
-    strategy, policy, events = fst(), ScriptedRollout(chance), Events()
+    strategy, policy, events = fst(), ScriptedRollout(decomposing), Events()
     metrics = run(strategy, policy, rules_llm(3), events, range(1, 9), TASKS)
     assert [m.get("fst/evaluations", 0) > 0 for m in metrics] == [
         True, False, False, True, False, False, True, False,
     ]  # fmt: skip
     assert all(m.get("fst/evaluations", 0) <= 120 for m in metrics)
     assert len(events.of("gepa_phase")) == 3
-    assert chance(strategy.best_prompt().instruction) == 0.9
+    assert decomposing(strategy.best_prompt().instruction) == 0.9
     assert strategy.choice().rollouts > 0
     ids = [row["id"] for row in events.of("instruction_born")]
     assert ids == [f"i{n}" for n in range(len(ids))]
@@ -76,7 +71,7 @@ def test_rounds_run_every_t_steps_from_the_first_and_never_exceed_their_budget()
 
 
 def test_a_round_that_lost_its_scores_keeps_the_prompts():
-    strategy, policy, events = fst(), ScriptedRollout(chance), Events()
+    strategy, policy, events = fst(), ScriptedRollout(decomposing), Events()
     run(strategy, policy, rules_llm(3), events, range(1, 4), TASKS)
     before = strategy.state_dict()
 
@@ -95,7 +90,7 @@ def test_a_round_that_lost_its_scores_keeps_the_prompts():
 
 
 def test_a_prompt_is_scored_on_questions_that_no_reflection_shows():
-    strategy, policy = fst(), ScriptedRollout(chance)
+    strategy, policy = fst(), ScriptedRollout(decomposing)
     run(strategy, policy, rules_llm(3), Events(), range(1, 8), TASKS)
     dev = {task.id for task in strategy._dev}
     assert len(dev) == 10
@@ -116,7 +111,7 @@ def test_a_last_stage_without_anything_to_distil_says_so():
 
 def test_groups_are_spread_over_the_prompts_and_trained_on_what_they_saw():
     strategy = fst()
-    run(strategy, ScriptedRollout(chance), rules_llm(3), Events(), range(1, 4), TASKS)
+    run(strategy, ScriptedRollout(decomposing), rules_llm(3), Events(), range(1, 4), TASKS)
     strategy._rows = {"i0": (1.0,), "i1": (0.0,)}
     assert len(strategy._prompts) == 2
     rows = strategy.assign(TASKS, 5, Progress(4, 0, 9))
@@ -135,11 +130,11 @@ def test_groups_are_spread_over_the_prompts_and_trained_on_what_they_saw():
 
 @pytest.mark.parametrize("stop", range(1, 8))
 def test_a_run_that_was_stopped_continues_as_if_it_was_not(stop: int):
-    check_a_stop_changes_nothing(fst, ScriptedRollout(chance), rules_llm(5), TASKS, stop, 8)
+    check_a_stop_changes_nothing(fst, ScriptedRollout(decomposing), rules_llm(5), TASKS, stop, 8)
 
 
 def test_a_round_that_the_budget_does_not_cover_is_skipped():
-    strategy, policy, events = fst(), ScriptedRollout(chance), Events()
+    strategy, policy, events = fst(), ScriptedRollout(decomposing), Events()
     strategy.evolve_if_due(Progress(1, 0, 9, 119), policy, rules_llm(3), events)
     assert "a round of 120 evaluations is more than the 119" in events.of("notice")[0]["text"]
     assert not events.of("gepa_phase")
@@ -149,7 +144,7 @@ def test_a_round_that_the_budget_does_not_cover_is_skipped():
 
 
 def test_an_llm_of_no_use_ends_the_run_after_two_rounds():
-    strategy, policy, events = fst(), ScriptedRollout(chance), Events()
+    strategy, policy, events = fst(), ScriptedRollout(decomposing), Events()
     llm = ScriptedLLM(["no block at all"] * 50)
     with pytest.raises(EvolutionError, match="2 phases in a row"):
         run(strategy, policy, llm, events, range(1, 9), TASKS)
@@ -192,7 +187,7 @@ def test_a_round_leaves_rollouts_for_a_batch_and_a_last_stage(
 
 def test_the_record_says_what_a_prompt_was_observed_in():
     strategy, events = fst(), Events()
-    run(strategy, ScriptedRollout(chance), rules_llm(3), events, range(1, 3), TASKS)
+    run(strategy, ScriptedRollout(decomposing), rules_llm(3), events, range(1, 3), TASKS)
     choice = strategy.choice()
     assert (choice.steps, choice.rollouts) == (2, strategy._observed[choice.instruction.id])
     last = {row["id"]: row["observed"] for row in events.of("population")[-1]["members"]}

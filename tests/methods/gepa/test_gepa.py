@@ -1,7 +1,7 @@
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from cotune.methods.method import Context
 from cotune.types import Assignment, Progress, Prompt, StopReason, Task, Trajectory
 from cotune.worlds.rules_llm import read_examples
 from tests.helpers import Events, make_trajectory
-from tests.methods.p2o.hint_fakes import Author, raising
+from tests.methods.p2o.hint_fakes import Author, Policy, raising
 
 START = "Solve it inside <think> and </think>."
 FIRST = Progress(step=1, epoch=0, total_steps=3)
@@ -23,32 +23,14 @@ def questions(count: int = 60) -> list[Task]:
     return [Task(f"q{i}", f"Problem {i}?", (f"secret{i}",)) for i in range(count)]
 
 
-@dataclass
-class Policy:
-    """Solves a share of the questions that grows with the words `skill0` to `skill3` it is told."""
+def solves(task: Task, told: str) -> bool:
+    """A share of the questions that grows with the words `skill0` to `skill3` it is told."""
+    share = 0.2 + 0.2 * sum(f"skill{i}" in told for i in range(4))
+    return random.Random(task.id).random() < share
 
-    calls: list[list[Assignment]] = field(default_factory=list[list[Assignment]])
-    shares: dict[int, float] = field(default_factory=dict[int, float])
-    greedy: set[bool] = field(default_factory=set[bool])
 
-    def __call__(
-        self, assignments: Sequence[Assignment], *, purpose: str, greedy: bool = False
-    ) -> list[Trajectory]:
-        assert purpose == "evolve"
-        self.greedy.add(greedy)
-        self.calls.append(list(assignments))
-        return [self.one(a) for a in assignments]
-
-    def one(self, assignment: Assignment) -> Trajectory:
-        told = assignment.sampled.instruction
-        share = 0.2 + 0.2 * sum(f"skill{i}" in told for i in range(4))
-        right = random.Random(assignment.task.id).random() < share
-        made = make_trajectory(assignment, float(right), "I say nothing")
-        return replace(made, answer=assignment.task.answers[0] if right else "nothing")
-
-    @property
-    def evaluations(self) -> int:
-        return sum(map(len, self.calls))
+def policy_of(greedy: bool = True) -> Policy:
+    return Policy(solves, "instruction", greedy=greedy)
 
 
 def reply(text: str) -> str:
@@ -71,7 +53,7 @@ def searched(
     write: Callable[[int, str], str] = one_skill_more, options: GepaOptions = SMALL, **also: Any
 ) -> tuple[Gepa, Policy, Author, Events]:
     strategy = gepa(options, **also)
-    policy, author, record = Policy(), Author(write), Events()
+    policy, author, record = policy_of(options.scoring == "greedy"), Author(write), Events()
     strategy.evolve_if_due(FIRST, policy, author, record)
     return strategy, policy, author, record
 
@@ -108,23 +90,17 @@ def test_a_search_without_failures_says_that_it_asked_for_nothing():
 
 
 def test_rollouts_with_an_environment_error_are_not_shown():
-    class Failing(Policy):
-        def one(self, assignment: Assignment) -> Trajectory:
-            found = super().one(assignment)
-            return replace(found, stop=StopReason.ENVIRONMENT_ERROR, reward=0.0)
+    def failing(rows: Sequence[Assignment], **how: Any) -> list[Trajectory]:
+        lost = {"stop": StopReason.ENVIRONMENT_ERROR, "reward": 0.0}
+        return [replace(trajectory, **lost) for trajectory in policy_of()(rows, **how)]
 
     strategy, author = gepa(), Author(one_skill_more)
     with pytest.raises(EngineError, match="all rollouts to reflect on ended in an environment"):
-        strategy.evolve_if_due(FIRST, Failing(), author, Events())
+        strategy.evolve_if_due(FIRST, failing, author, Events())
     assert not author.prompts
     author.optional, record = True, Events()  # pyright: ignore[reportAttributeAccessIssue]
-    gepa().evolve_if_due(FIRST, Failing(), author, record)
+    gepa().evolve_if_due(FIRST, failing, author, record)
     assert "ended in an environment error" in record.of("notice")[-1]["text"]
-
-
-def test_instructions_are_scored_as_the_scoring_says():
-    assert searched()[1].greedy == {True}
-    assert searched(options=replace(SMALL, scoring="sampled"))[1].greedy == {False}
 
 
 def test_the_lineage_is_recorded_with_critiques_and_scores():
@@ -156,13 +132,14 @@ def test_an_answer_that_was_not_shown_is_no_leak():
         return reply(f"{START} Never say {others}, a{n} b{n} c{n}.")
 
     record = Events()
-    gepa().evolve_if_due(FIRST, Policy(), Author(cautious), record)
+    gepa().evolve_if_due(FIRST, policy_of(), Author(cautious), record)
     assert not any("brings in" in row["reason"] for row in record.of("instruction_rejected"))
 
 
 @pytest.mark.parametrize("shown", [False, True])
-def test_the_truth_is_shown_where_it_is_asked_for(shown: bool):
-    _, _, author, _ = searched(options=replace(SMALL, show_answers=shown))
+@pytest.mark.parametrize("scoring", ["greedy", "sampled"])  # the policy checks that it is asked so
+def test_the_truth_is_shown_where_it_is_asked_for(shown: bool, scoring: Any):
+    _, _, author, _ = searched(options=replace(SMALL, show_answers=shown, scoring=scoring))
     assert all(f"{START[:-1]}" in prompt for prompt in author.prompts)
     assert all("Keep these texts in the new instruction" in prompt for prompt in author.prompts)
     assert all("<think>, </think>" in prompt for prompt in author.prompts)
@@ -184,7 +161,7 @@ def test_the_state_holds_the_search():
     again.load_state_dict(json.loads(json.dumps(strategy.state_dict())))
     assert again.best_prompt() == strategy.best_prompt() != Prompt(START)
     assert again.state_dict() == strategy.state_dict()
-    assert again.evolve_if_due(FIRST, Policy(), Author(raising(LLMError("no"))), Events()) == {}
+    assert again.evolve_if_due(FIRST, policy_of(), Author(raising(LLMError("no"))), Events()) == {}
     fresh = gepa()
     fresh.load_state_dict(fresh.state_dict())
     assert fresh.best_instruction_id() == "i0"

@@ -23,12 +23,12 @@ from cotune.types import (
 )
 from cotune.worlds.rules_llm import RulesLLM
 from cotune_lab.worlds import geo_rules
-from cotune_lab.worlds.geo_rules import REMEDIES, Mode
 from tests.helpers import (
     INITIAL,
     Events,
     ScriptedRollout,
     check_a_stop_changes_nothing,
+    decomposing,
     make_tasks,
     make_trajectory,
     reply,
@@ -38,12 +38,6 @@ from tests.helpers import (
 from tests.scripted import ScriptedLLM
 
 TASKS = make_tasks(8)
-DECOMPOSING = {*REMEDIES[Mode.WHOLE_QUESTION], *REMEDIES[Mode.ONE_SEARCH]}
-
-
-def chance(text: str) -> float:
-    """A policy that works when it is told to look up one thing at a time."""
-    return 0.9 if any(sentence in text for sentence in DECOMPOSING) else 0.2
 
 
 def options(**changes: Any) -> InspoOptions:
@@ -71,7 +65,7 @@ def members(events: Events) -> list[list[str]]:
 def test_initial_population_is_the_instruction_and_its_rewrites():
     strategy: Strategy = (made := inspo())
     events, llm = Events(), ScriptedLLM([REWRITES])
-    run(strategy, ScriptedRollout(chance), llm, events, range(1, 2), TASKS)
+    run(strategy, ScriptedRollout(decomposing), llm, events, range(1, 2), TASKS)
     assert [i.id for i in made._lineage] == ["i0", "i1", "i2", "i3"]
     assert [i.origin for i in made._lineage] == ["initial"] + ["rewrite"] * 3
     born = events.of("instruction_born")
@@ -85,12 +79,12 @@ def test_initial_population_is_the_instruction_and_its_rewrites():
 def test_rewrites_go_on_until_the_population_is_full_or_the_rounds_are_spent():
     events = Events()
     llm = ScriptedLLM([reply("Be brief in what you write."), REWRITES])
-    run(inspo(), ScriptedRollout(chance), llm, events, range(1, 2), TASKS)
+    run(inspo(), ScriptedRollout(decomposing), llm, events, range(1, 2), TASKS)
     assert len(llm.prompts) == 2
     assert "near copy" in events.of("instruction_rejected")[0]["reason"]
     assert members(events) == [["i0", "i1", "i2", "i3"]]
     llm = ScriptedLLM([reply("Be brief in what you write.")] * 3)
-    run(inspo(verification_rounds=3), ScriptedRollout(chance), llm, events, range(1, 2), TASKS)
+    run(inspo(verification_rounds=3), ScriptedRollout(decomposing), llm, events, range(1, 2), TASKS)
     assert len(llm.prompts) == 3
     assert events.of("notice")[-1]["text"] == "population of 2 instead of 4 instructions"
 
@@ -108,7 +102,7 @@ def test_an_unevolvable_initial_instruction_is_refused():
 def test_a_group_shares_its_draw_and_draws_are_keyed_by_step_and_group():
     strategy = inspo()
     strategy.evolve_if_due(
-        Progress(1, 0, 9), ScriptedRollout(chance), ScriptedLLM([REWRITES]), Events()
+        Progress(1, 0, 9), ScriptedRollout(decomposing), ScriptedLLM([REWRITES]), Events()
     )
     rows = strategy.assign(make_tasks(40), 3, Progress(1, 0, 9))
     assert len(rows) == 120
@@ -154,7 +148,7 @@ def test_a_rollout_that_ended_in_an_environment_error_is_not_credited(change):
 def test_mixed_groups_outlive_the_initial_instruction():
     strategy = inspo(population_size=4, groups="mixed", target="initial", window=1)
     strategy.evolve_if_due(
-        Progress(1, 0, 9), ScriptedRollout(chance), ScriptedLLM([REWRITES]), Events()
+        Progress(1, 0, 9), ScriptedRollout(decomposing), ScriptedLLM([REWRITES]), Events()
     )
     rows = strategy.assign(TASKS, 4, Progress(1, 0, 9))
     assert {row.trained.instruction for row in rows} == {INITIAL}
@@ -183,7 +177,7 @@ def test_the_last_stage_teaches_the_initial_instruction_by_the_best_and_evolves_
         inspo(distil_steps=2),
         Events(),
     )
-    rollout, llm = ScriptedRollout(chance), rules_llm(0)
+    rollout, llm = ScriptedRollout(decomposing), rules_llm(0)
     # Ten steps; an evolution falls due at the ends of 4 and 8, and 9 and 10 are the last stage.
     run(strategy, rollout, llm, events, range(1, 9), TASKS, total=10)
     weights = {member.id: member.weight for member in strategy.population.members}
@@ -205,7 +199,7 @@ def test_the_last_stage_teaches_the_initial_instruction_by_the_best_and_evolves_
 
 def test_the_last_stage_begins_when_the_budget_pays_for_no_more():
     strategy = inspo(distil_steps=2, verification_tasks=4)
-    events, rollout, llm = Events(), ScriptedRollout(chance), rules_llm(0)
+    events, rollout, llm = Events(), ScriptedRollout(decomposing), rules_llm(0)
     run(strategy, rollout, llm, events, range(1, 5), TASKS)
     batch = 4 * len(TASKS)
     for left, taught in ((3 * batch, False), (3 * batch - 1, True), (batch, True)):
@@ -223,7 +217,7 @@ def test_the_last_stage_begins_when_the_budget_pays_for_no_more():
 
 def test_phases_run_first_thing_at_the_step_after_they_fall_due():
     strategy, events = inspo(), Events()
-    rollout, llm = ScriptedRollout(chance), rules_llm(0)
+    rollout, llm = ScriptedRollout(decomposing), rules_llm(0)
     for step in range(1, 13):
         before = len(events.rows)
         run(strategy, rollout, llm, events, range(step, step + 1), TASKS)
@@ -252,7 +246,7 @@ def test_phases_run_first_thing_at_the_step_after_they_fall_due():
 )
 def test_ablations_by_option(changes, sizes):
     events = Events()
-    run(inspo(**changes), ScriptedRollout(chance), rules_llm(0), events, range(1, 11), TASKS)
+    run(inspo(**changes), ScriptedRollout(decomposing), rules_llm(0), events, range(1, 11), TASKS)
     assert [len(ids) for ids in members(events)] == sizes
 
 
@@ -486,7 +480,7 @@ class Down:
 
 def test_all_proposals_failing_is_an_error_at_the_second_phase():
     strategy, events = inspo(), Events()
-    rollout = ScriptedRollout(chance)
+    rollout = ScriptedRollout(decomposing)
     run(strategy, rollout, Down(), events, range(1, 5), TASKS)
     with pytest.raises(EvolutionError, match="connection refused"):
         strategy.evolve_if_due(Progress(5, 0, 9), rollout, Down(), events)
@@ -495,7 +489,7 @@ def test_all_proposals_failing_is_an_error_at_the_second_phase():
 
 def test_the_first_phase_is_the_last_if_the_others_would_fall_into_the_last_stage():
     strategy = inspo(distil_steps=5)  # evolves after step 4
-    policy = ScriptedRollout(chance)
+    policy = ScriptedRollout(decomposing)
     with pytest.raises(EvolutionError, match="connection refused"):
         run(strategy, policy, Down(), Events(), range(1, 2), TASKS, total=9)
     other = inspo(distil_steps=4)
@@ -526,7 +520,7 @@ def test_population_event_and_metrics():
     events = Events()
     strategy = inspo()
     (metrics,) = run(
-        strategy, ScriptedRollout(chance), ScriptedLLM([REWRITES]), events, range(1, 2), TASKS
+        strategy, ScriptedRollout(decomposing), ScriptedLLM([REWRITES]), events, range(1, 2), TASKS
     )
     rows = events.of("population")[0]["members"]
     assert sum(m["assigned_groups"] for m in rows) == len(TASKS)
@@ -551,7 +545,7 @@ def test_a_run_that_was_stopped_continues_as_if_it_was_not(stop, groups, propose
     def fresh() -> Inspo:
         return inspo(proposer=proposer, groups=groups)
 
-    check_a_stop_changes_nothing(fresh, ScriptedRollout(chance), rules_llm(5), TASKS, stop, 11)
+    check_a_stop_changes_nothing(fresh, ScriptedRollout(decomposing), rules_llm(5), TASKS, stop, 11)
 
 
 def test_state_of_another_run_is_refused():
@@ -594,14 +588,14 @@ def test_defaults_are_the_papers_and_unknown_fields_are_refused():
 def test_a_schedule_that_does_not_fit_the_runs_length_is_noticed(steps: int, text: str) -> None:
     events = Events()
     first = Progress(1, 0, steps)
-    inspo().evolve_if_due(first, ScriptedRollout(chance), ScriptedLLM([REWRITES]), events)
+    inspo().evolve_if_due(first, ScriptedRollout(decomposing), ScriptedLLM([REWRITES]), events)
     assert [row["text"].startswith(text) for row in events.of("notice")] == [True] * bool(text)
 
 
 @pytest.mark.parametrize(("count", "noticed"), [(3, True), (4, False)])
 def test_few_questions_a_step_are_noticed_once(count: int, noticed: bool) -> None:
     events, llm = Events(), ScriptedLLM([REWRITES])
-    run(inspo(), ScriptedRollout(chance), llm, events, range(1, 3), TASKS[:count], total=9)
+    run(inspo(), ScriptedRollout(decomposing), llm, events, range(1, 3), TASKS[:count], total=9)
     texts = [row["text"] for row in events.of("notice")]
     assert any(text.startswith("3 questions a step") for text in texts) == noticed
     assert len(texts) == noticed

@@ -35,9 +35,10 @@ def by_keyword(task: Task, hint: str) -> bool:
 
 @dataclass
 class Policy:
-    """A rollout whose success depends on question and hint; keeps what it was asked."""
+    """A rollout whose success depends on question and hint, or instruction; keeps what it was asked."""
 
     solves: Callable[[Task, str], bool] = by_keyword
+    reads: str = "hint"  # or "instruction"
     calls: list[list[Assignment]] = field(default_factory=list[list[Assignment]])
     greedy: bool = True  # how all rollouts are expected to be asked for
 
@@ -50,7 +51,7 @@ class Policy:
         return [self._one(a) for a in assignments]
 
     def _one(self, assignment: Assignment) -> Trajectory:
-        right = self.solves(assignment.task, assignment.sampled.hint)
+        right = self.solves(assignment.task, getattr(assignment.sampled, self.reads))
         answer = assignment.task.answers[0] if right else "nothing"
         made = make_trajectory(assignment, float(right), f"I say {answer}")
         return replace(made, answer=answer)

@@ -36,28 +36,27 @@ def pool_of(*rows: tuple[int, ...]) -> HintPool:
     return HintPool(texts, dev, tuple(tuple(map(float, row)) for row in rows), ((),) * len(rows))
 
 
-def test_cover_takes_what_adds_most_then_what_adds_any():
-    assert covering(POOL) == [1, 2]
+@pytest.mark.parametrize(
+    ("pool", "cover"),
+    [
+        (POOL, [1, 2]),  # what adds most, then what adds any
+        # 0 solves most and comes first, though 1 and 2 alone would cover all.
+        (pool_of((0, 1, 1, 1, 1, 0), (1, 1, 1, 0, 0, 0), (0, 0, 0, 1, 1, 1)), [0, 1, 2]),
+        (pool_of((1, 0, 0), (0, 1, 0), (0, 0, 1)), [0, 1, 2]),
+        # Once q0 to q2 are covered, 1 and 2 both add q3 alone; 2 has the higher mean.
+        (pool_of((1, 1, 1, 0), (0, 0, 0, 1), (0, 1, 0, 1)), [0, 2]),
+        (pool_of((0, 0), (0, 0)), []),
+        (pool_of((1, 1), (1, 1)), [0]),  # the seed counts like any other
+        (HintPool((), (), (), ()), []),
+    ],
+)
+def test_cover_by_hand(pool: HintPool, cover: list[int]):
+    assert covering(pool) == cover
+
+
+def test_the_share_that_hints_solve():
     assert POOL.solved_share([1, 2]) == 0.8
     assert POOL.solved_share([0]) == 0.0
-
-
-def test_cover_by_hand_where_the_greedy_one_is_not_the_smallest():
-    # 0 solves most and comes first, though 1 and 2 alone would cover all.
-    pool = pool_of((0, 1, 1, 1, 1, 0), (1, 1, 1, 0, 0, 0), (0, 0, 0, 1, 1, 1))
-    assert covering(pool) == [0, 1, 2]
-
-
-def test_equal_gains_go_by_mean_and_then_by_index():
-    assert covering(pool_of((1, 0, 0), (0, 1, 0), (0, 0, 1))) == [0, 1, 2]
-    # Once q0 to q2 are covered, 1 and 2 both add q3 alone; 2 has the higher mean.
-    assert covering(pool_of((1, 1, 1, 0), (0, 0, 0, 1), (0, 1, 0, 1))) == [0, 2]
-
-
-def test_cover_ends_where_nothing_is_added():
-    assert covering(pool_of((0, 0), (0, 0))) == []
-    assert covering(pool_of((1, 1), (1, 1))) == [0]  # the seed counts like any other
-    assert covering(HintPool((), (), (), ())) == []
 
 
 def test_dev_questions_get_only_hints_that_solved_them():
