@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import sys
+from collections.abc import Callable
 from importlib import import_module
 
 import pytest
@@ -28,11 +29,6 @@ def test_the_pages_are_up_to_date() -> None:
         assert file.read_text(encoding="utf-8") == text, said
 
 
-@pytest.fixture(scope="module")
-def configuration() -> str:
-    return run_file.configuration_page()
-
-
 def section(page: str, title: str) -> str:
     """Return the text under a heading."""
     return re.split(r"^##", page.split(f"# {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
@@ -53,23 +49,23 @@ def test_every_field_says_what_it_means() -> None:
     assert run_file.undescribed(SuiteConfig) == []
 
 
-def test_a_suites_fields_have_a_page() -> None:
-    listed = items(section(run_file.suite_page(), "The file"))
-    assert set(listed) == set(SuiteConfig.model_fields)
-
-
 @pytest.mark.parametrize(
-    ("title", "options"), [("training", TrainingConfig), ("strategy: inspo", InspoOptions)]
+    ("page", "title", "options"),
+    [
+        (run_file.configuration_page, "training", TrainingConfig),
+        (run_file.configuration_page, "strategy: inspo", InspoOptions),
+        (run_file.suite_page, "The file", SuiteConfig),
+    ],
 )
 def test_fields_stand_with_type_default_and_meaning(
-    configuration: str, title: str, options: type
+    page: Callable[[], str], title: str, options: type
 ) -> None:
     own = (
         set(options.model_fields)
         if issubclass(options, BaseModel)
         else {field.name for field in dataclasses.fields(options)} - {"kind"}
     )
-    assert set(items(section(configuration, title))) == own
+    assert set(items(section(page(), title))) == own
 
 
 def test_every_command_with_its_arguments_and_options() -> None:

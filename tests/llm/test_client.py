@@ -156,18 +156,19 @@ def test_a_reply_is_returned_and_entered(
     assert row.money == pytest.approx(COST)
 
 
-@pytest.mark.parametrize("reason", ["stop", "COMPLETE", "end_turn", "", 7, None, ["stop"]])
+@pytest.mark.parametrize(
+    ("reason", "truncated"),
+    [
+        *((reason, False) for reason in ("stop", "COMPLETE", "end_turn", "", 7, None, ["stop"])),
+        *((reason, True) for reason in ("length", "MAX_TOKENS", "max-tokens")),
+    ],
+)
 def test_a_reply_is_whole_unless_its_finish_reason_is_known_to_be_bad(
-    server: Server, reason: object
+    server: Server, reason: object, truncated: bool
 ) -> None:
     server.replies = [chat(finish_reason=reason)]
-    assert bench(server).client.complete(PROMPT) == Completion("a proposal", 60, 25)
-
-
-@pytest.mark.parametrize("reason", ["length", "MAX_TOKENS", "max-tokens"])
-def test_a_reply_that_was_cut_off_is_marked(server: Server, reason: str) -> None:
-    server.replies = [chat(finish_reason=reason)]
-    assert bench(server).client.complete(PROMPT).truncated
+    expected = Completion("a proposal", 60, 25, truncated=truncated)
+    assert bench(server).client.complete(PROMPT) == expected
 
 
 @pytest.mark.parametrize("reason", ["error", "content-filter", "OTHER", "pause_turn"])

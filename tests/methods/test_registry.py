@@ -12,10 +12,11 @@ from rich.console import Console
 import cotune
 from cotune.config.run_file import dump_config, parse_config
 from cotune.errors import ConfigError
-from cotune.methods.method import Method
+from cotune.methods.method import Context, Method
 from cotune.methods.registry import BUILT_IN, kinds, method_of
+from cotune.protocols import Strategy
 from cotune.run.run_dir import RunDir
-from tests.helpers import install
+from tests.helpers import install, make_tasks
 from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 
@@ -43,6 +44,29 @@ def test_each_method_says_what_it_is() -> None:
         assert method.about
         assert bool(method.evolves) == method.needs_llm(method.options())
     assert len({method.label for method in BUILT_IN.values()}) == len(BUILT_IN)
+
+
+EVOLVING = ["inspo", "gepa", "fst"]
+
+
+@pytest.mark.parametrize("kind", EVOLVING)
+@pytest.mark.parametrize(("start", "said"), [("  ", "blank"), ("Do <ins_1> it.", "<ins_1>")])
+def test_an_instruction_that_cannot_evolve_is_refused(kind: str, start: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        built(kind, start)
+
+
+@pytest.mark.parametrize("kind", ["static", *EVOLVING])
+def test_the_state_of_another_instruction_is_refused(kind: str) -> None:
+    state = json.loads(json.dumps(built(kind, "One of them.").state_dict()))
+    built(kind, "One of them.").load_state_dict(state)
+    with pytest.raises(ConfigError, match=r"'One of them\.'|expected the same|initial instruction"):
+        built(kind, "Another one.").load_state_dict(state)
+
+
+def built(kind: str, instruction: str) -> Strategy:
+    method = method_of(kind)
+    return method.build(method.options(), Context(instruction=instruction, tasks=make_tasks(400)))
 
 
 def test_the_methods_folders_do_not_import_each_other() -> None:

@@ -1,8 +1,3 @@
-import json
-
-import pytest
-
-from cotune.errors import ConfigError
 from cotune.methods.static import StaticStrategy
 from cotune.protocols import Strategy
 from cotune.types import Distillation
@@ -23,10 +18,3 @@ def test_it_does_nothing():
     assert (strategy.choice(), strategy.best_hint()) == (None, "")
     assert (strategy.checks_uplift, strategy.keeps_last) == (False, False)
     assert strategy.distillation == Distillation(ratio="original")
-
-
-def test_state_of_another_instruction_is_refused():
-    state = json.loads(json.dumps(StaticStrategy("One.").state_dict()))
-    StaticStrategy("One.").load_state_dict(state)
-    with pytest.raises(ConfigError, match=r"'One\.'"):
-        StaticStrategy("Two.").load_state_dict(state)

@@ -1,4 +1,4 @@
-"""The type that a policy is loaded and trained in without a GPU."""
+"""The type that a policy is loaded and trained in."""
 
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,10 @@ LORA = {"lora": {"rank": 2}}
 @pytest.mark.parametrize(
     ("policy", "asked", "native", "expected"),
     [
+        # With a GPU the trainer's default stays.
+        ({}, "auto", None, ("auto", None)),
+        ({}, "fp32", None, ("float32", False)),
+        ({}, "bf16", None, ("auto", True)),
         ({}, "auto", True, ("auto", False)),
         ({}, "auto", False, ("float32", False)),
         ({"dtype": "bfloat16"}, "auto", False, ("bfloat16", False)),
@@ -36,25 +40,17 @@ LORA = {"lora": {"rank": 2}}
         (LORA, "auto", True, ("auto", False)),
     ],
 )
-def test_without_a_gpu(
+def test_types_of_weights_and_computation(
     policy: dict[str, Any],
     asked: Any,
-    native: bool,
-    expected: tuple[str, bool],
+    native: bool | None,
+    expected: tuple[str, bool | None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: native is None)
     monkeypatch.setattr(precision, "native_bfloat16", lambda: native)
     options = PolicyConfig.model_validate(policy)
     assert (weights_dtype(options, asked), autocast(options, asked)) == expected
-
-
-def test_a_gpu_keeps_the_trainers_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    options = PolicyConfig()
-    assert (weights_dtype(options, "auto"), autocast(options, "auto")) == ("auto", None)
-    assert (weights_dtype(options, "fp32"), autocast(options, "fp32")) == ("float32", False)
-    assert autocast(options, "bf16") is True
 
 
 def test_the_processor_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
