@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cotune.environments.tool_calls import read_hermes, turn_message
@@ -48,6 +48,27 @@ class ScriptedLLM:
         if isinstance(reply, LLMError):
             raise reply
         return reply if isinstance(reply, Completion) else Completion(reply)
+
+
+@dataclass
+class Author:
+    """An LLM whose n-th reply (from 0) is a function of n and the prompt."""
+
+    write: Callable[[int, str], str]
+    prompts: list[str] = field(default_factory=list[str])
+
+    def complete(self, prompt: str) -> Completion:
+        self.prompts.append(prompt)
+        return Completion(self.write(len(self.prompts) - 1, prompt))
+
+
+def raising(error: Exception) -> Callable[[int, str], str]:
+    """Make an `Author` fail."""
+
+    def write(n: int, prompt: str) -> str:
+        raise error
+
+    return write
 
 
 class CharacterCodec:

@@ -18,8 +18,9 @@ from cotune.run.replies import identity_of
 from cotune.types import Progress, Prompt
 from cotune.worlds.ladder import LadderEnvironment
 from tests.helpers import Events, make_trajectory, paraphrase_prompt
-from tests.methods.p2o.hint_fakes import Author, Policy
+from tests.methods.p2o.hint_fakes import Policy
 from tests.run_files import environment_of, strategy_of, tiny
+from tests.scripted import Author
 
 LADDER = {"kind": "ladder", "train": 16, "validation": 8, "test": 8}
 BOXED = "Work it out. Put it in \\boxed{}."

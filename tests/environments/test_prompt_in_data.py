@@ -1,7 +1,6 @@
 """Prompts of data in TRL's form: as TRL trains on them, and under other instructions."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,11 +15,10 @@ from cotune.environments.trl_factory import from_trl
 from cotune.policy.chat_template import with_instruction
 from cotune.policy.codec import HFCodec, PlainCodec
 from cotune.types import Prompt, Task
-from tests.policy.tiny import byte_tokenizer
+from tests.policy.tiny import byte_tokenizer, models_template
 
 S = "You are a terse assistant."
 OTHER = "Think first, {{ then }} answer \\1."
-TEMPLATES = Path(str(trl.__file__)).parent / "chat_templates"
 TOOLS = (
     {
         "type": "function",
@@ -87,9 +85,10 @@ CASES = [
 
 
 def tokenizer_of(template: str) -> PreTrainedTokenizerBase:
-    text = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
     special = SPECIAL[template]
-    return byte_tokenizer(text, special, "<|eot_id|>" if "llama" in template else "<|im_end|>")
+    return byte_tokenizer(
+        models_template(template), special, "<|eot_id|>" if "llama" in template else "<|im_end|>"
+    )
 
 
 def ids_of_trl(

@@ -21,8 +21,7 @@ from cotune.protocols import Environment
 from cotune.run.run_dir import RunDir
 from cotune.types import Prompt, Task
 from tests.export.finished import INSTRUCTION, files, finished_run, read_json
-from tests.policy.test_chat_template import models_template
-from tests.policy.tiny import Letters, tiny_model, tiny_tokenizer
+from tests.policy.tiny import Letters, models_template, tiny_model, tiny_tokenizer
 from tests.run_files import environment_of, tiny
 
 HOSTILE = INSTRUCTION + ' {{ 7 * 7 }} {% raw %} "quoted" \\ \n\n</s> ünï \U0001f600 \\boxed{}'

@@ -12,9 +12,8 @@ from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.proposals import surroundings
 from cotune.types import Limits, Progress, Task
 from tests.helpers import Events, ScriptedRollout, make_tasks, run
-from tests.methods.p2o.hint_fakes import Author
 from tests.run_files import environment_of, strategy_of, tiny
-from tests.scripted import ScriptedLLM
+from tests.scripted import Author, ScriptedLLM
 
 SHOWN = '"name": "price", "description": "The price of an article."'
 NEW = "<ins_1>Answer each question now. Call price for every single article.</ins_1>"

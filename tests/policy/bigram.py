@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-import trl
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from tests.policy.tiny import byte_tokenizer
+from tests.policy.tiny import byte_tokenizer, models_template
 
 CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 TOOL_TAGS = ("<tool_call>", "</tool_call>")
-QWEN = (Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja").read_text(encoding="utf-8")
+QWEN = models_template("qwen2_5")
 # What the template says of tools in general: a token each, which makes prompts short.
 _SAID = (
     "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",

@@ -2,11 +2,9 @@
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
-import trl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils import chat_template_utils
@@ -22,7 +20,7 @@ from cotune.policy.chat_template import (
 from cotune.policy.codec import PLAIN_TEMPLATE, HFCodec
 from cotune.types import Prompt, Task
 from tests.export.vllm_reading import accepted_arguments, content_format
-from tests.policy.tiny import byte_tokenizer
+from tests.policy.tiny import byte_tokenizer, models_template
 
 SHOWN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 MODELS = (
@@ -64,12 +62,6 @@ def rendered(template: str, messages: Sequence[dict[str, Any]], **arguments: Any
     """By the environment that transformers and vLLM compile chat templates in."""
     compiled = chat_template_utils._compile_jinja_template(template)
     return compiled.render(messages=list(messages), **arguments)
-
-
-def models_template(name: str) -> str:
-    """As TRL ships it."""
-    folder = Path(trl.__file__).parent / "chat_templates"
-    return (folder / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 def user(content: Any) -> dict[str, Any]:

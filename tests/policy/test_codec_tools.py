@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trl
 from transformers import PreTrainedTokenizerFast
 
 from cotune.data.splits import warn
@@ -20,9 +19,8 @@ from cotune.rollout.coordinator import RolloutSettings
 from cotune.types import Calls, ToolCall
 from cotune_lab.worlds.geo import GeoEnvironment
 from tests.policy.bigram import save
-from tests.policy.tiny import byte_tokenizer
+from tests.policy.tiny import byte_tokenizer, models_template
 
-TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 OWN_TEMPLATES = Path(__file__).parent / "chat_templates"
 """Families that TRL ships no template of, or another; as short as their structure allows."""
 CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
@@ -94,8 +92,8 @@ FAMILIES = {
 
 def codec_of(family: Family) -> tuple[HFCodec, PreTrainedTokenizerFast]:
     own = OWN_TEMPLATES / f"{family.template}.jinja"
-    path = own if own.is_file() else TEMPLATES / own.name
-    template = path.read_text(encoding="utf-8")
+    shipped = not own.is_file()
+    template = models_template(family.template) if shipped else own.read_text(encoding="utf-8")
     tokenizer = byte_tokenizer(template, family.special, family.eos, family.added)
     if family.special is LLAMA:
         tokenizer.bos_token = "<|begin_of_text|>"
@@ -223,7 +221,7 @@ def test_control_tokens_in_a_result_or_a_name_do_not_become_tokens(family: Famil
 
 
 def test_added_tokens_that_the_template_does_not_write_stay_as_they_are() -> None:
-    template = (TEMPLATES / "qwen2_5.jinja").read_text(encoding="utf-8")
+    template = models_template("qwen2_5")
     tokenizer = byte_tokenizer(template, CHATML, "<|im_end|>", (*QWEN, "<table>"))
     codec = HFCodec(tokenizer)
 
@@ -241,7 +239,7 @@ def with_tools(tools: tuple[dict[str, Any], ...] = TOOLS) -> TaskEnvironment:
 
 
 def test_a_policy_in_a_folder_is_checked_the_same_way(tmp_path: Path) -> None:
-    lfm = (TEMPLATES / "lfm2_2_5.jinja").read_text(encoding="utf-8")
+    lfm = models_template("lfm2_2_5")
     save(tmp_path / "lfm", {"7": 1.0}, lfm)
     save(tmp_path / "plain", {"7": 1.0}, PLAIN_TEMPLATE)
     environment = with_tools()
@@ -310,7 +308,7 @@ def test_without_tools_a_turn_that_no_eos_ends_is_warned_of(
 
 
 def test_a_template_that_drops_what_tools_answer_is_refused() -> None:
-    template = (TEMPLATES / "qwen2_5.jinja").read_text(encoding="utf-8")
+    template = models_template("qwen2_5")
     dropping = template.replace("{{- message.content }}", "")
     assert dropping != template
     tokenizer = byte_tokenizer(dropping, CHATML, "<|im_end|>", QWEN)
@@ -320,7 +318,7 @@ def test_a_template_that_drops_what_tools_answer_is_refused() -> None:
 
 
 def test_a_named_template_for_tools_is_used_throughout() -> None:
-    qwen = (TEMPLATES / "qwen2_5.jinja").read_text(encoding="utf-8")
+    qwen = models_template("qwen2_5")
     tokenizer = byte_tokenizer(qwen, CHATML, "<|im_end|>", QWEN)
     tokenizer.chat_template = {"default": PLAIN_TEMPLATE, "tool_use": qwen}  # type: ignore[assignment]
     codec = HFCodec(tokenizer)

@@ -13,8 +13,7 @@ from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec, use_template
 from cotune.policy.template_checks import check_template
 from cotune.types import Task
-from tests.policy.test_chat_template import models_template
-from tests.policy.tiny import byte_tokenizer
+from tests.policy.tiny import byte_tokenizer, models_template
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

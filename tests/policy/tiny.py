@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,14 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>{% endif %}"
 )
+
+
+def models_template(name: str) -> str:
+    """A model's chat template as TRL ships it."""
+    import trl
+
+    folder = Path(trl.__file__).parent / "chat_templates"
+    return (folder / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 def tiny_tokenizer(alphabet: str = ALPHABET) -> PreTrainedTokenizerFast:

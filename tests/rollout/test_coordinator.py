@@ -2,12 +2,13 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.fst.fst import Fst, FstOptions
 from cotune.methods.method import Context
@@ -38,27 +39,17 @@ TASKS = make_tasks(4)
 STEP = Progress(step=3, epoch=0, total_steps=9)
 
 
-class Yes:
+class Yes(TaskEnvironment):
     """Ends every episode with its first turn; pays for the length of what was written."""
 
-    stop = (".",)
-    initial_instruction = "say "
-    required: tuple[str, ...] = ()
-    tools: tuple[Mapping[str, Any], ...] = ()
-
     def __init__(self, fails_on: str = "") -> None:
+        super().__init__({"test": TASKS}, "say ", PromptFormat(separator=""))
         self.fails_on = fails_on
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        return TASKS
-
-    def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
-        return [{"role": "user", "content": prompt.instruction + task.question}]
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
         if self.fails_on and any(action.task.id == self.fails_on for action in actions):
             raise ValueError("boom")
-        return [Response(done=True, action="answer") for _ in actions]
+        return super().respond(actions)
 
     def score(self, trajectory: Trajectory) -> tuple[float, str | None]:
         return float(len(trajectory.own_text)), trajectory.own_text

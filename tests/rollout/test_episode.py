@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cotune.environments.base import TaskEnvironment
 from cotune.errors import ConfigError
 from cotune.rollout.drivers import run_episodes
 from cotune.rollout.episode import new_episodes, responses, score_all
@@ -31,19 +32,14 @@ PLAIN = Assignment(TASK, Prompt("do "), Prompt("do "), "i0", 0)
 HINTED = Assignment(TASK, Prompt("do ", hint="hint "), Prompt("do "), "i0", 0)
 
 
-class Echo:
+class Echo(TaskEnvironment):
     """Answers a turn by what it says: "say X" is shown X, "end X" ends with the action X."""
 
     stop = (".",)
-    initial_instruction = "do "
-    required: tuple[str, ...] = ()
-    tools: tuple[Mapping[str, Any], ...] = ()
 
     def __init__(self) -> None:
+        super().__init__({}, "do ")
         self.actions: list[Action] = []
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        return [TASK]
 
     def messages(self, task: Task, prompt: Prompt) -> list[dict[str, str]]:
         return [{"role": "user", "content": prompt.hint + prompt.instruction + task.question}]

@@ -12,7 +12,8 @@ from cotune.experiments.report.recorded_run import RecordedRun
 from cotune.run.record import Record
 from tests.experiments.report.hint_runs import phase as record_phase
 from tests.experiments.report.pages import check
-from tests.methods.p2o.hint_fakes import Author, Policy, fresh_hint, one_keyword_each
+from tests.methods.p2o.hint_fakes import Policy, fresh_hint, one_keyword_each
+from tests.scripted import Author
 
 CONFIG = {"name": "arithmetic", "strategy": {"kind": "p2o"}, "seed": 3}
 

@@ -12,7 +12,8 @@ from cotune.methods.method import Context
 from cotune.types import Assignment, Progress, Prompt, StopReason, Task, Trajectory
 from cotune.worlds.rules_llm import read_examples
 from tests.helpers import Events, make_trajectory
-from tests.methods.p2o.hint_fakes import Author, Policy, raising
+from tests.methods.p2o.hint_fakes import Policy
+from tests.scripted import Author, raising
 
 START = "Solve it inside <think> and </think>."
 FIRST = Progress(step=1, epoch=0, total_steps=3)

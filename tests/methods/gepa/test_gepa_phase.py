@@ -21,15 +21,14 @@ from tests.helpers import Events
 from tests.methods.p2o.hint_fakes import (
     KEYWORDS,
     SMALL,
-    Author,
     Policy,
     by_keyword,
     evolve,
     one_keyword_each,
     one_phase,
-    raising,
     tasks_of_two_kinds,
 )
+from tests.scripted import Author, raising
 
 REPOSITORY = Path(__file__).parents[3]
 

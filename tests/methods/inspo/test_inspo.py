@@ -35,7 +35,7 @@ from tests.helpers import (
     rules_llm,
     run,
 )
-from tests.scripted import ScriptedLLM
+from tests.scripted import Author, ScriptedLLM, raising
 
 TASKS = make_tasks(8)
 
@@ -417,12 +417,10 @@ def hidden(answer: str) -> str:
     return b64encode(answer.encode()).decode()
 
 
-class Hiding:
-    """An LLM that writes the answers it is shown in a form that no comparison of texts finds."""
-
-    def complete(self, prompt: str) -> Completion:
-        answers = re.findall(r"Correct answer: (\w+)", prompt)
-        return Completion(reply(f"Remember {' '.join(map(hidden, answers))} and all of it."))
+def hiding(n: int, prompt: str) -> str:
+    """Write the answers of a prompt in a form that no comparison of texts finds."""
+    answers = re.findall(r"Correct answer: (\w+)", prompt)
+    return reply(f"Remember {' '.join(map(hidden, answers))} and all of it.")
 
 
 class Reading(ScriptedRollout):
@@ -438,7 +436,7 @@ class Reading(ScriptedRollout):
 
 def test_a_hidden_answer_gains_nothing():
     strategy, events, policy = inspo(population_size=2, verification_tasks=20), Events(), Reading()
-    run(strategy, policy, Hiding(), events, range(1, 6), make_tasks(20))
+    run(strategy, policy, Author(hiding), events, range(1, 6), make_tasks(20))
     (leak,) = [row for row in events.of("instruction_born") if "Q29pb" in row["text"]]
     assert (leak["score"], leak["parent_score"]) == (0.0, 0.0)
     assert any("no rollout of them was rewarded" in row["text"] for row in events.of("notice"))
@@ -466,18 +464,15 @@ def test_a_run_with_few_questions_keeps_some_to_verify_on(count):
 
 # ---- an LLM that fails
 
-
-class Down:
-    def complete(self, prompt: str) -> Completion:
-        raise LLMError("connection refused")
+DOWN = raising(LLMError("connection refused"))
 
 
 def test_all_proposals_failing_is_an_error_at_the_second_phase():
     strategy, events = inspo(), Events()
     rollout = ScriptedRollout(decomposing)
-    run(strategy, rollout, Down(), events, range(1, 5), TASKS)
+    run(strategy, rollout, Author(DOWN), events, range(1, 5), TASKS)
     with pytest.raises(EvolutionError, match="connection refused"):
-        strategy.evolve_if_due(Progress(5, 0, 9), rollout, Down(), events)
+        strategy.evolve_if_due(Progress(5, 0, 9), rollout, Author(DOWN), events)
     assert len(events.of("proposal_failed")) == 2
 
 
@@ -485,9 +480,9 @@ def test_the_first_phase_is_the_last_if_the_others_would_fall_into_the_last_stag
     strategy = inspo(distil_steps=5)  # evolves after step 4
     policy = ScriptedRollout(decomposing)
     with pytest.raises(EvolutionError, match="connection refused"):
-        run(strategy, policy, Down(), Events(), range(1, 2), TASKS, total=9)
+        run(strategy, policy, Author(DOWN), Events(), range(1, 2), TASKS, total=9)
     other = inspo(distil_steps=4)
-    run(other, policy, Down(), Events(), range(1, 2), TASKS, total=9)
+    run(other, policy, Author(DOWN), Events(), range(1, 2), TASKS, total=9)
 
 
 def test_a_last_stage_needs_batches_before_it_and_a_policy_that_learns():

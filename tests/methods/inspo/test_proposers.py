@@ -17,7 +17,7 @@ from cotune.methods.proposals import ProposalAccount, Request
 from cotune.types import Completion, StopReason, Task
 from cotune.worlds.rules_llm import RulesLLM
 from tests.helpers import INITIAL, Events, paraphrase_prompt, reflection_prompt
-from tests.scripted import ScriptedLLM
+from tests.scripted import Author, ScriptedLLM, raising
 
 PIECES = ["<ins_1>", "</ins_1>", "<ins_2>", "</ins_2>", "<ins_0>", "</ins_0>", "<think>"]
 PIECES += ["</think>", "```", "\n", "text", "{0}", "{x!r}", "%s", "<ins_", "</ins_1"]
@@ -246,12 +246,9 @@ def test_a_draft_knows_its_critique_and_what_its_author_was_shown():
 
 
 def test_a_reply_that_was_cut_off_is_rejected():
-    class Cut:
-        def complete(self, prompt: str) -> Completion:
-            return Completion("<ins_1>whole</ins_1> <ins_2>par", truncated=True)
-
+    cut = Completion("<ins_1>whole</ins_1> <ins_2>par", truncated=True)
     events = Events()
-    account = account_of(Cut(), events)
+    account = account_of(ScriptedLLM([cut]), events)
     assert account.ask(ASKED) == []
     (failed,) = events.of("proposal_failed")
     assert failed["reason"] == "the reply was cut off at its token limit: raise llm.max_tokens"
@@ -259,28 +256,20 @@ def test_a_reply_that_was_cut_off_is_rejected():
         account.end_phase(last=True)
 
 
-class Broke:
-    calls = 0
-
-    def complete(self, prompt: str):
-        self.calls += 1
-        raise BudgetError("0.02 left, 0.05 needed")
-
-
 def test_a_spent_budget_ends_proposals_once_and_the_run_only_if_none_was_of_use() -> None:
     events = Events()
     account = account_of(ScriptedLLM([GOOD]), events)
     account.ask(ASKED)
     account.end_phase()
-    broke = Broke()
+    broke = Author(raising(BudgetError("0.02 left, 0.05 needed")))
     for _ in range(4):
         account = account_of(broke, events, account)
         assert account.ask(ASKED) is None
         account.end_phase()
-    assert broke.calls == 4  # once a phase: the budget may have been raised
+    assert len(broke.prompts) == 4  # once a phase: the budget may have been raised
     assert events.of("proposals_ended") == [{"reason": "0.02 left, 0.05 needed"}]
     assert events.of("phase_failed") == []
-    unaffordable = account_of(Broke(), Events())
+    unaffordable = account_of(broke, Events())
     unaffordable.ask(ASKED)
     with pytest.raises(EvolutionError, match=r"0\.02 left"):
         unaffordable.end_phase(last=True)

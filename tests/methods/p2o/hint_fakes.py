@@ -13,8 +13,9 @@ from cotune.methods.p2o.hints import HintOptions, HintPool
 from cotune.methods.proposals import ProposalAccount
 from cotune.methods.text_evolution import FENCED
 from cotune.protocols import LLM
-from cotune.types import Assignment, Completion, Progress, Task, Trajectory
+from cotune.types import Assignment, Progress, Task, Trajectory
 from tests.helpers import Events, make_trajectory
+from tests.scripted import Author
 
 SMALL = HintOptions(hard_set_min_count=4, dev_size=8, budget=150, beam=4)
 KEYWORDS = {"sum": "columns", "unit": "conversion"}
@@ -61,18 +62,6 @@ class Policy:
         return sum(map(len, self.calls))
 
 
-@dataclass
-class Author:
-    """An LLM whose n-th reply (from 0) is a function of n and the prompt."""
-
-    write: Callable[[int, str], str]
-    prompts: list[str] = field(default_factory=list[str])
-
-    def complete(self, prompt: str) -> Completion:
-        self.prompts.append(prompt)
-        return Completion(self.write(len(self.prompts) - 1, prompt))
-
-
 def fresh_hint(n: int, keyword: str) -> str:
     return f"Here is why:\n```\nMind the {keyword}: alpha{n}x, beta{n}x and gamma{n}x.\n```"
 
@@ -86,13 +75,6 @@ def leaking(n: int, prompt: str) -> str:
     shown = re.search(r"Problem (\d+) of kind", prompt)
     assert shown
     return f"```\nAlways say secret{shown[1]}!\n```"
-
-
-def raising(error: Exception) -> Callable[[int, str], str]:
-    def write(n: int, prompt: str) -> str:
-        raise error
-
-    return write
 
 
 def evolve(

@@ -8,7 +8,8 @@ from cotune.methods.p2o.p2o import P2O, P2OOptions
 from cotune.protocols import LLM
 from cotune.types import Assignment, Progress, Prompt, Task
 from tests.helpers import Events, make_trajectory
-from tests.methods.p2o.hint_fakes import SMALL, Author, Policy, one_keyword_each, tasks_of_two_kinds
+from tests.methods.p2o.hint_fakes import SMALL, Policy, one_keyword_each, tasks_of_two_kinds
+from tests.scripted import Author
 
 INSTRUCTION = "Solve it."
 PLAIN = Prompt(INSTRUCTION)

@@ -14,14 +14,13 @@ from cotune.types import Progress, StopReason, Trajectory
 from tests.helpers import Events
 from tests.methods.p2o.hint_fakes import (
     SMALL,
-    Author,
     Policy,
     evolve,
     leaking,
     one_keyword_each,
-    raising,
     tasks_of_two_kinds,
 )
+from tests.scripted import Author, raising
 
 BAD_REFLECTORS: dict[str, tuple[Callable[[int, str], str], str, str]] = {
     "errs": (raising(LLMError("timed out after 3 tries")), "proposal_failed", "LLMError: timed out"),

@@ -6,7 +6,8 @@ import pytest
 from cotune.methods.text_evolution import example, feedback, read_fenced
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
 from tests.helpers import make_trajectory
-from tests.methods.p2o.hint_fakes import Author, Policy, evolve, one_keyword_each
+from tests.methods.p2o.hint_fakes import Policy, evolve, one_keyword_each
+from tests.scripted import Author
 
 
 def trajectory(reward: float, answer: str | None, **changes: Any) -> Trajectory:

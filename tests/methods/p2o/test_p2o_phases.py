@@ -8,7 +8,7 @@ import pytest
 from cotune.errors import LLMError
 from cotune.methods.p2o.hints import HintPool
 from cotune.types import Assignment, Progress
-from tests.methods.p2o.hint_fakes import SMALL, Author, one_keyword_each, raising
+from tests.methods.p2o.hint_fakes import SMALL, one_keyword_each
 from tests.methods.p2o.p2o_run import (
     EASY,
     HARD,
@@ -18,6 +18,7 @@ from tests.methods.p2o.p2o_run import (
     hints,
     p2o,
 )
+from tests.scripted import Author, raising
 
 # ---- Phase 2
 
