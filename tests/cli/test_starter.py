@@ -48,7 +48,7 @@ def test_a_starter_fits_a_small_gpu_and_gives_no_notice(
     use_cache(monkeypatch, tmp_path / "cache", *CONFIGS)
 
     config = load_config("run.yaml")
-    memory = memory_of(config, shape_of(config.policy.path), engine_of(config).layout(config))
+    memory = memory_of(config, shape_of(config.policy), engine_of(config).layout(config))
     libraries = 3 * 2**30  # CUDA, NCCL and fragmentation, at most
     assert max(memory.sampling or 0, memory.training) + libraries < 24e9
     out = io.StringIO()

@@ -79,7 +79,7 @@ def test_they_fit(name: str, data: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     options = " --processes 8\n" if processes > 1 else "\n"
     assert f"cotune plan configs/{name}.yaml{options}" in file.read_text()
     layout = engine_of(config).layout(config, processes)
-    memory = memory_of(config, shape_of(config.policy.path), layout)
+    memory = memory_of(config, shape_of(config.policy), layout)
     held = max(memory.sampling or 0, memory.training) + layout.kept * card
     assert held + LIBRARIES < card
 

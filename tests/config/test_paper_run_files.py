@@ -215,7 +215,7 @@ def test_verl_memory_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     def memory(*assignments: str) -> Memory:
         config = read("p2o-deepmath-qwen3-4b-verl", *assignments)
-        return memory_of(config, shape_of("Qwen/Qwen3-4B"), engine_of(config).layout(config))
+        return memory_of(config, shape_of(config.policy), engine_of(config).layout(config))
 
     found = memory()
     # float32 weights and both moments of 4,022,468,096 parameters, over eight GPUs; veRL loads float32
@@ -223,7 +223,7 @@ def test_verl_memory_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert found.rows["weights"][1] == 4_022_468_096 * 4 // 8
     assert found.rows["optimizer (AdamW)"][1] == 4_022_468_096 * 8 // 8
     assert memory("policy.dtype=auto") == found
-    assert found.rows["log-probabilities"][1] == 16_386 * 151_936 * 8
+    assert found.rows["logits"][1] == 16_386 * 151_936 * 8
     half = memory("policy.dtype=bfloat16")
     assert half.rows["weights"][1] == 4_022_468_096 * 2 // 8
     key = "actor_rollout_ref.actor.fsdp_config.model_dtype"

@@ -14,7 +14,7 @@ from cotune.cli.plan import plan
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.engine import engine_of
 from cotune.engines.estimate import Layout, Memory, Shape, memory_of, read_shape, shape_of
-from cotune.policy.options import LoraOptions
+from cotune.policy.options import LoraOptions, PolicyConfig
 from cotune.policy.policy_files import policy_path
 from cotune.policy.precision import rounding_notice
 from tests.run_files import tiny, write
@@ -33,12 +33,13 @@ def config_with(**changes: Any) -> RunConfig:
     return parse_config(tiny(Path("out"), sections), "test")
 
 
-def shape(raw: dict[str, Any]) -> Shape:
-    return read_shape(AutoConfig.for_model(**raw))
+def shape(raw: dict[str, Any], lora: LoraOptions | None = None) -> Shape:
+    return read_shape(AutoConfig.for_model(**raw), lora)
 
 
 def memory(raw: dict[str, Any], layout: Layout = ALONE, **changes: Any) -> Memory:
-    return memory_of(config_with(**changes), shape(raw), layout)
+    config = config_with(**changes)
+    return memory_of(config, shape(raw, config.policy.lora), layout)
 
 
 def part(estimate: Memory, label: str) -> tuple[int, int]:
@@ -63,9 +64,8 @@ def test_parameters_by_hand() -> None:
     assert untied.parameters == P_06B + 151_936 * 1024
 
 
-@pytest.mark.parametrize("name", ["ladder"])
-def test_parameters_of_a_bundled_policy_are_those_of_its_weights(name: str) -> None:
-    file = Path(policy_path(f"bundled:{name}")) / "model.safetensors"
+def test_parameters_of_a_bundled_policy_are_those_of_its_weights() -> None:
+    file = Path(policy_path("bundled:ladder")) / "model.safetensors"
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         header = json.loads(opened.read(length))
@@ -74,15 +74,14 @@ def test_parameters_of_a_bundled_policy_are_those_of_its_weights(name: str) -> N
         for key, entry in header.items()
         if key != "__metadata__"
     ]
-    assert shape_of(f"bundled:{name}").parameters == sum(counts)
+    assert shape_of(PolicyConfig(path="bundled:ladder")).parameters == sum(counts)
 
 
 def test_lora_parameters_by_hand() -> None:
-    qwen = shape(QWEN3_06B)
     # r × (in + out): q and o 3072 each, k and v 2048 each, three of the MLP 4096 each.
-    assert qwen.lora_parameters(LoraOptions(rank=16)) == 28 * 16 * (6144 + 4096 + 12288)
+    assert shape(QWEN3_06B, LoraOptions(rank=16)).adapters == 28 * 16 * (6144 + 4096 + 12288)
     some = LoraOptions(rank=1, target_modules=("q_proj", "mlp.down_proj"))
-    assert qwen.lora_parameters(some) == 28 * (3072 + 4096)
+    assert shape(QWEN3_06B, some).adapters == 28 * (3072 + 4096)
 
 
 @pytest.mark.parametrize(
@@ -107,10 +106,10 @@ def test_a_name_is_looked_up_in_the_hubs_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_cache(monkeypatch, tmp_path, "Qwen/Qwen3-4B")
-    assert shape_of("Qwen/Qwen3-4B").parameters == 4_022_468_096
+    assert shape_of(PolicyConfig(path="Qwen/Qwen3-4B")).parameters == 4_022_468_096
     for path in ("Qwen/Qwen3-0.6B", "./nowhere", "no such/name", "bundled:nothing"):
         with pytest.raises(ValueError, match=r"policy\.path"):
-            shape_of(path)
+            shape_of(PolicyConfig(path=path))
 
 
 # ---- memory
@@ -126,20 +125,18 @@ def test_whole_weights_in_float32_by_hand() -> None:
     # 2.5 × 8 rows × 1500 tokens × 36 layers × 2 heads × 128 × keys and values of 2 bytes.
     cache = int(2.5 * 8 * 1500 * 36 * 256 * 4)
     assert found.rows["KV cache, 8 rows of 1,500 tokens"] == (cache, 0)
-    # 3000 tokens × (36 layers' inputs of 4 bytes, and one layer's 38 H + 12 I + 4 keys).
-    activations = 3000 * (36 * 2048 * 4 + 38 * 2048 + 12 * 11008 + 4 * 256)
+    # 3000 tokens × (36 layers' inputs of 4 bytes, and one layer's 40 H + 12 I).
+    activations = 3000 * (36 * 2048 * 4 + 40 * 2048 + 12 * 11008)
     assert found.rows["activations, 2 rows of 1,500 tokens"] == (0, activations)
-    # A tile of 4096 × 32768 in bfloat16, the hidden states' gradient, the head's in float32.
-    head = 2 * 4096 * 32768 + 3000 * 2048 * 4 + 151_936 * 2048 * 4
-    assert part(found, "log-probabilities") == (0, head)
+    # A tile of 4096 × 32768 in float32.
+    logits = 4 * 4096 * 32768
+    assert part(found, "logits") == (0, logits)
     held = 18 * P_3B
-    assert found.training == held + 4 * P_3B + activations + head
+    assert found.training == held + 4 * P_3B + activations + logits
     # A mask of each prompt as booleans and as a bias, and 22 bytes a logit while a token is drawn.
     draws = 8 * (1000**2 * 3 + 151_936 * 22)
-    # Prompts of 1000 tokens: a layer's 20 H + 8 I, and two copies of keys and values, before the cache has grown.
-    prompts = 8 * 1000 * (20 * 2048 + 8 * 11008 + 2 * 36 * 256 * 4) - cache
-    assert part(found, "prompts") == (prompts + draws, 0)
-    assert found.sampling == held + cache + prompts + draws
+    assert part(found, "masks") == (draws, 0)
+    assert found.sampling == held + cache + draws
 
 
 def test_lora_on_bfloat16_by_hand() -> None:
@@ -160,11 +157,11 @@ def test_the_engines_arguments_are_heeded() -> None:
     assert part(exact, "copies") == (0, 0)
     assert part(exact, "KV cache")[0] == int(2.5 * 8 * 1500 * 36 * 256 * 8)
     kept = {"engine_args": {"gradient_checkpointing": False}}
-    layer = 38 * 2048 + 12 * 11008 + 4 * 256
+    layer = 40 * 2048 + 12 * 11008
     whole = part(memory(QWEN2_3B, training=kept), "activations")[1]
     assert whole == 3000 * 36 * layer > part(plain, "activations")[1]
     vllm = memory(QWEN2_3B, Layout(share=0.3))
-    assert part(vllm, "KV cache") == part(vllm, "prompts") == (0, 0)
+    assert part(vllm, "KV cache") == part(vllm, "masks") == (0, 0)
     assert vllm.sampling is None
     precise = memory(QWEN2_3B, training={"precision": "fp32"})
     assert part(precise, "weights")[0] == 4 * P_3B
@@ -178,7 +175,7 @@ def spread(engine_args: dict[str, Any], processes: int = 8, **changes: Any) -> M
     training = {"engine_args": engine_args, "kl": 0.001}
     config = config_with(policy=policy, training=training, **changes)
     layout = engine_of(config).layout(config, processes)
-    return memory_of(config, shape(QWEN2_3B), layout)
+    return memory_of(config, shape(QWEN2_3B, config.policy.lora), layout)
 
 
 def test_processes_that_share_nothing_exchange_gradients() -> None:

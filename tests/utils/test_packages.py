@@ -44,8 +44,11 @@ def test_the_other_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         ConfigError, match=r"and verl is: set training.engine: verl, or pip install"
     ):
         check_engine("trl")
-    absent, verl, _ = map(str, doctor.engines())
-    assert absent.startswith("engine trl: not installed")
+    absent, verl, tinker = map(str, doctor.engines())
+    assert absent == (
+        "engine trl: not installed (pip install 'cotune[trl]' into another environment)"
+    )
+    assert tinker == "engine tinker: not installed (pip install 'cotune[tinker]')"
     assert verl.startswith("engine verl: ")
     assert "cachetools is not installed; pip install 'cachetools>=5'" in verl
 

@@ -19,7 +19,7 @@ from cotune.config.run_file import load_config
 from cotune.engines.engine import engine_named
 from cotune.engines.preflight import OPTIONAL, Preflight
 from cotune.errors import ConfigError, EngineError
-from cotune.utils.packages import ENGINES, installed, not_fitting
+from cotune.utils.packages import ENGINES, install_engine, installed, not_fitting
 from cotune.utils.progress import begin
 from cotune.utils.text import hide_secrets, one_line
 
@@ -84,7 +84,7 @@ def engines() -> Iterator[str | Exception]:
     """Show which engines are installed and whether they work on this machine."""
     for name in ENGINES:
         if installed(name) is None:
-            yield f"engine {name}: not installed (pip install 'cotune[{name}]', in an environment of its own)"
+            yield f"engine {name}: not installed ({install_engine(name)})"
             continue
         try:
             yield engine_named(name).installation()

@@ -93,7 +93,7 @@ def show_memory(config: RunConfig, console: Console, processes: int) -> None:
     """
     try:
         layout = engine_of(config).layout(config, processes)
-        memory = memory_of(config, shape_of(config.policy.path), layout)
+        memory = memory_of(config, shape_of(config.policy), layout)
     except ValueError as error:
         console.print(f"memory: unknown, {error}", markup=False, highlight=False)
         return

@@ -14,7 +14,7 @@ from rich.console import Console
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.run.costs import Totals
-from cotune.utils.packages import ENGINES, installed
+from cotune.utils.packages import ENGINES, install_engine, installed
 
 if TYPE_CHECKING:
     from cotune.engines.estimate import Layout
@@ -132,7 +132,6 @@ def check_package(name: str) -> None:
     missing = f"training.engine is {name}, but {name} is not installed"
     if others := [other for other in ENGINES if installed(other)]:
         raise ConfigError(
-            f"{missing}, and {others[0]} is: set training.engine: {others[0]}, or pip install "
-            f"'cotune[{name}]' into another environment"
+            f"{missing}, and {others[0]} is: set training.engine: {others[0]}, or {install_engine(name)}"
         )
-    raise ConfigError(f"{missing}: pip install 'cotune[{name}]'")
+    raise ConfigError(f"{missing}: {install_engine(name)}")

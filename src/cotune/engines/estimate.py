@@ -1,15 +1,16 @@
 """Estimate a run's memory per GPU from config.json and the run file; no weights are loaded.
 
-Bytes are upper bounds; CUDA, NCCL and fragmentation need another one or two GiB.
+Bytes are upper bounds for dense decoders: what autograd saves is 0.4 to 1 of the activations here. CUDA, NCCL and
+fragmentation need another one or two GiB.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.policy.options import LoraOptions
+from cotune.policy.options import LoraOptions, PolicyConfig
 from cotune.policy.policy_files import cached_folder, policy_path
 from cotune.utils.text import flat, one_line
 
@@ -24,14 +25,10 @@ HALF = 2
 _CACHE_COPIES = 2.5
 # Bytes per token and unit of width that a decoder layer keeps for its backward pass, fitted to
 # what autograd saves for Qwen2 and Qwen3 layers under autocast, including gradients.
-_PER_HIDDEN = 38
+_PER_HIDDEN = 40
 _PER_INTERMEDIATE = 12
-_PER_KEY = 4
-# The same for a forward pass without a backward pass.
-_FED_PER_HIDDEN = 20
-_FED_PER_INTERMEDIATE = 8
 _DRAW = 22  # bytes per logit while a token is drawn
-_TILE = 4096 * 32768  # tokens × vocabulary entries that TRL scores at a time
+_TILE = 4096 * 32768 * FULL  # the logits that TRL computes at a time
 _WHOLE_LOGIT = 8  # bytes per logit: bfloat16, its gradient, and float32 for the log-probability
 # The names of gradient checkpointing in `engine_args`, TRL's and veRL's; it is on unless one turns it off.
 _CHECKPOINTING = (
@@ -46,14 +43,14 @@ class Shape:
 
     Attributes:
         parameters: the number of parameters of the whole model.
-        linear: (name, inputs, outputs) of every linear layer except the head.
+        adapters: the number of parameters of its LoRA adapters; 0 without LoRA.
         layers, hidden, intermediate, vocabulary: as in config.json.
         key_width: the width of a token's keys, over all heads.
         dtype: the dtype of the weights in the checkpoint.
     """
 
     parameters: int
-    linear: Sequence[tuple[str, int, int]]
+    adapters: int
     layers: int
     hidden: int
     intermediate: int
@@ -61,17 +58,8 @@ class Shape:
     vocabulary: int
     dtype: str
 
-    def lora_parameters(self, options: LoraOptions) -> int:
-        """Return the number of parameters of the adapters."""
-        targets = options.target_modules
-        return options.rank * sum(
-            inputs + outputs
-            for name, inputs, outputs in self.linear
-            if isinstance(targets, str) or any(f".{name}".endswith(f".{t}") for t in targets)
-        )
 
-
-def read_shape(policy: "PretrainedConfig") -> Shape:
+def read_shape(policy: "PretrainedConfig", lora: LoraOptions | None = None) -> Shape:
     """Return the shape of a decoder from its config.json.
 
     Raises:
@@ -95,12 +83,7 @@ def read_shape(policy: "PretrainedConfig") -> Shape:
         head_width = getattr(config, "head_dim", None) or config.hidden_size // heads
         return Shape(
             parameters=sum(parameter.numel() for parameter in model.parameters()),
-            linear=[
-                (name, module.in_features, module.out_features)
-                for name, module in model.named_modules()
-                if isinstance(module, torch.nn.Linear)
-                and module is not model.get_output_embeddings()
-            ],
+            adapters=_count_adapters(model, lora) if lora else 0,
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
@@ -115,8 +98,22 @@ def read_shape(policy: "PretrainedConfig") -> Shape:
         ) from error
 
 
-def shape_of(policy: str) -> Shape:
-    """Return the shape of a policy, given its path; the hub is asked for a config.json that is not here.
+def _count_adapters(model: Any, options: LoraOptions) -> int:
+    """Return the number of parameters of LoRA adapters; the head has none."""
+    import torch
+
+    targets = options.target_modules
+    return options.rank * sum(
+        module.in_features + module.out_features
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+        and module is not model.get_output_embeddings()
+        and (isinstance(targets, str) or any(f".{name}".endswith(f".{t}") for t in targets))
+    )
+
+
+def shape_of(options: PolicyConfig) -> Shape:
+    """Return the shape of a policy; the hub is asked for a config.json that is not here.
 
     Raises:
         ValueError: the shape is unknown; the message says why in one line.
@@ -124,8 +121,8 @@ def shape_of(policy: str) -> Shape:
     from cotune.policy.local_policy import load_architecture
 
     try:
-        path = policy_path(policy)
-        return read_shape(load_architecture(str(cached_folder(path) or path)))
+        path = policy_path(options.path)
+        return read_shape(load_architecture(str(cached_folder(path) or path)), options.lora)
     except ConfigError as error:
         raise ValueError(one_line(str(error))) from error
 
@@ -189,9 +186,8 @@ def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
     computed = HALF if casts else size
 
     # peft keeps the adapters of half-precision weights in float32.
-    adapters = shape.lora_parameters(lora) if lora else 0
-    trained, trained_size = (adapters, FULL) if lora else (shape.parameters, size)
-    weights = (shape.parameters * size + adapters * FULL) // layout.shards
+    trained, trained_size = (shape.adapters, FULL) if lora else (shape.parameters, size)
+    weights = (shape.parameters * size + shape.adapters * FULL) // layout.shards
     reference = shape.parameters * size // layout.shards if training.kl > 0 and not lora else 0
     copies = shape.parameters * HALF if casts and size == FULL else 0
     gradients = trained * trained_size // layout.shards
@@ -205,24 +201,16 @@ def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
     longest = limits.prompt_tokens + limits.trajectory_tokens
     tokens = training.micro_batch_size * longest
     layer = _PER_HIDDEN * shape.hidden + _PER_INTERMEDIATE * shape.intermediate
-    layer = (layer + _PER_KEY * shape.key_width) * computed // HALF
+    layer = layer * computed // HALF
     activations = tokens * shape.layers * layer
     flat_args = flat(args)
     if all(flat_args.get(name, True) for name in _CHECKPOINTING):
-        inputs = HALF if layout.shards > 1 else size
-        activations = tokens * (shape.layers * shape.hidden * inputs + layer)
-    if layout.whole_logits:
-        head = tokens * shape.vocabulary * _WHOLE_LOGIT
-    else:  # one tile, the hidden states' gradient, and the head's in float32
-        head = _TILE * (HALF if casts else FULL) + tokens * shape.hidden * FULL
-        head += 0 if lora else shape.vocabulary * shape.hidden * FULL
+        activations = tokens * (shape.layers * shape.hidden * size + layer)
+    logits = tokens * shape.vocabulary * _WHOLE_LOGIT if layout.whole_logits else _TILE
 
     sampled = training.rows_per_call if layout.share is None else 0
     per_token = shape.layers * shape.key_width * 2 * computed
     cache = int(_CACHE_COPIES * sampled * longest * per_token)
-    # Prompts are fed before the cache has grown, and a layer's values of all rows are there at once.
-    fed = _FED_PER_HIDDEN * shape.hidden + _FED_PER_INTERMEDIATE * shape.intermediate
-    prompts = max(0, sampled * limits.prompt_tokens * (fed + 2 * per_token) - cache)
     # Each row may have a mask of its own, as booleans and as a bias.
     draws = sampled * (limits.prompt_tokens**2 * (1 + HALF) + shape.vocabulary * _DRAW)
 
@@ -232,10 +220,10 @@ def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
         "optimizer (AdamW)": (moments, moments),
         "copies to compute in bfloat16": (copies if layout.share is None else 0, copies),
         f"KV cache, {sampled} rows of {longest:,} tokens": (cache, 0),
-        "prompts, masks, draws": (prompts + draws, 0),
+        "masks, draws": (draws, 0),
         "gradients": (0, gradients),
         f"activations, {training.micro_batch_size} rows of {longest:,} tokens": (0, activations),
-        "log-probabilities": (0, head),
+        "logits": (0, logits),
     }
     sampling, peak = (sum(column) for column in zip(*rows.values(), strict=True))
     return Memory(

@@ -1,7 +1,4 @@
-"""The engines, and which packages are installed.
-
-Each engine needs its own environment: docs/how-to/install.md.
-"""
+"""The engines, and which packages are installed."""
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +28,13 @@ def installed(package: str) -> str | None:
     except PackageNotFoundError:
         other = _OTHER_BUILDS.get(package)
         return None if other is None else installed(other)
+
+
+def install_engine(name: str) -> str:
+    """Return the command that installs an engine; trl and verl exclude each other (docs/how-to/install.md)."""
+    rival = {"trl": "verl", "verl": "trl"}.get(name)
+    place = " into another environment" if rival and installed(rival) else ""
+    return f"pip install 'cotune[{name}]'{place}"
 
 
 def not_fitting(requirement: Requirement) -> str:

@@ -142,7 +142,7 @@ def gpu_memory(config: RunConfig) -> str | None:
     alone = 1 if config.training.single_gpu else torch.cuda.device_count()
     layout = ENGINE.layout(config, int(os.environ.get("WORLD_SIZE", alone)))
     try:
-        memory = memory_of(config, shape_of(config.policy.path), layout)
+        memory = memory_of(config, shape_of(config.policy), layout)
     except ValueError:
         return None
     total = torch.cuda.get_device_properties(0).total_memory
