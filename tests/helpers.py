@@ -191,6 +191,13 @@ def run(
     return metrics
 
 
+def tool_schema(name: str, description: str = "", **parameters: Any) -> dict[str, Any]:
+    """The schema of a tool whose first parameter is required."""
+    inner = {"type": "object", "properties": parameters, "required": list(parameters)[:1]}
+    function = {"name": name, "description": description, "parameters": inner}
+    return {"type": "function", "function": function}
+
+
 def add(a: int, b: int) -> int:
     """Adds.
 

@@ -1,7 +1,6 @@
 """What proposers are told of an environment."""
 
 import json
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import pytest
@@ -12,6 +11,7 @@ from cotune.environments.search import SearchEnvironment
 from cotune.environments.tools import ToolEnvironment
 from cotune.errors import ConfigError
 from cotune.rewards import exact_match
+from tests.helpers import tool_schema
 
 
 def price(article: str, unit: Literal["piece", "dozen"] = "piece") -> float:
@@ -26,15 +26,6 @@ def price(article: str, unit: Literal["piece", "dozen"] = "piece") -> float:
         In euros.
     """
     return 1.0
-
-
-def schema(name: str, said: str, parameters: int = 1) -> Mapping[str, Any]:
-    properties = {f"p{i}": {"type": "string", "description": said} for i in range(parameters)}
-    inner = {"type": "object", "properties": properties, "required": ["p0"]}
-    return {
-        "type": "function",
-        "function": {"name": name, "description": said, "parameters": inner},
-    }
 
 
 def test_tools_are_shown_with_docstring_and_parameters() -> None:
@@ -77,7 +68,9 @@ def test_much_is_cut_least_important_first_and_never_exceeds_the_limit(
     tools: int, words: int
 ) -> None:
     environment = TaskEnvironment({}, "Go.")
-    environment.tools = tuple(schema(f"tool_{i}", "word " * words, 3) for i in range(tools))
+    text = "word " * words
+    parameters = {f"p{i}": {"type": "string", "description": text} for i in range(3)}
+    environment.tools = tuple(tool_schema(f"tool_{i}", text, **parameters) for i in range(tools))
 
     text = description_of(environment)
 

@@ -15,24 +15,13 @@ from cotune.environments.trl_factory import from_trl
 from cotune.policy.chat_template import with_instruction
 from cotune.policy.codec import HFCodec, PlainCodec
 from cotune.types import Prompt, Task
+from tests.helpers import tool_schema
 from tests.policy.tiny import byte_tokenizer, models_template
 
 S = "You are a terse assistant."
 OTHER = "Think first, {{ then }} answer \\1."
-TOOLS = (
-    {
-        "type": "function",
-        "function": {
-            "name": "calculator",
-            "description": "Calculate.",
-            "parameters": {
-                "type": "object",
-                "properties": {"expression": {"type": "string", "description": "Such as 2+2."}},
-                "required": ["expression"],
-            },
-        },
-    },
-)
+EXPRESSION = {"type": "string", "description": "Such as 2+2."}
+TOOLS = (tool_schema("calculator", "Calculate.", expression=EXPRESSION),)
 SPECIAL = {
     "qwen2_5": ("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
     "qwen3": ("<|im_start|>", "<|im_end|>", "<|endoftext|>"),

@@ -17,6 +17,7 @@ from cotune.environments.search import (
     search_environment,
 )
 from cotune.errors import ConfigError, RetrievalError
+from cotune.retrieval import remote
 from cotune.retrieval.remote import RemoteOptions
 from cotune.rewards import exact_match
 from cotune.types import Action, Prompt, Response, Task, Trajectory, Turn
@@ -193,7 +194,10 @@ def test_options_refuse_what_cannot_work(
         TypeAdapter(SearchOptions).validate_python({"corpus": str(options.corpus), **fields})
 
 
-def test_search_r1s_files_its_protocol_and_a_server(tmp_path: Path):
+def test_search_r1s_files_its_protocol_and_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(remote, "sleep", lambda _: None)
     rows = [row(f"who was number {i}?", i) for i in range(40)]
     with retrieval_server(lambda query: [f'"Title of {query}"\nText.', "One line"]) as url:
         options = SearchOptions(retriever=RemoteOptions(url=url), protocol="search-r1", top_k=2)

@@ -3,7 +3,6 @@
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -42,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_file(folder: Path, **changes: Any) -> Path:
+def run_file(folder: Path) -> Path:
     """A run file with a data set and two reward functions."""
     file = folder / "rewards.py"
     raw = tiny(
@@ -52,16 +51,12 @@ def run_file(folder: Path, **changes: Any) -> Path:
             "strategy": {"kind": "static"},
             "training": {"steps": 2, "save_every": 1},
             "limits": {"turns": 1},
-            **changes,
+            "dataset": {"path": str(folder / "data.jsonl"), "validation": 2, "test": 3},
+            "rewards": [f"{file}:vowels", {"function": f"{file}:short", "weight": 0.25}],
         },
     )
     del raw["environment"]
-    given = {
-        "dataset": {"path": str(folder / "data.jsonl"), "validation": 2, "test": 3},
-        "rewards": [f"{file}:vowels", {"function": f"{file}:short", "weight": 0.25}],
-    }
-    mine = {name: value for name, value in changes.items() if name in given}
-    return write(folder / "run.yaml", {**raw, **given, **mine})
+    return write(folder / "run.yaml", raw)
 
 
 def trained(file: Path) -> tuple[RunDir, str]:

@@ -10,29 +10,22 @@ from cotune.environments.tool_calls import (
     read_xml,
 )
 from cotune.types import Calls, ToolCall
+from tests.helpers import tool_schema
 
 ADD = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 XML = "<tool_call>\n<function=add>\n{}</function>\n</tool_call>"
-SCHEMA = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "zip": {"type": "string"},
-                "n": {"type": "integer"},
-                "items": {"type": "array", "items": {"type": "integer"}},
-                "exact": {"type": "boolean"},
-                "digits": {"type": "integer", "enum": [1, 2]},
-                "unit": {"type": "string", "nullable": True},
-                "order": {"type": "string", "enum": ["asc", "desc"], "nullable": True},
-                "strict": {"enum": [True, False]},
-                "either": {"type": ["integer", "string"]},
-            },
-        },
-    },
+PARAMETERS = {
+    "zip": {"type": "string"},
+    "n": {"type": "integer"},
+    "items": {"type": "array", "items": {"type": "integer"}},
+    "exact": {"type": "boolean"},
+    "digits": {"type": "integer", "enum": [1, 2]},
+    "unit": {"type": "string", "nullable": True},
+    "order": {"type": "string", "enum": ["asc", "desc"], "nullable": True},
+    "strict": {"enum": [True, False]},
+    "either": {"type": ["integer", "string"]},
 }
+SCHEMA = tool_schema("add", **PARAMETERS)
 PIECES = [
     "<tool_call>", "</tool_call>", "<think>", "</think>", "<function=add>", "</function>",
     "<parameter=n>", "</parameter>", '{"name": "add", "parameters": {',

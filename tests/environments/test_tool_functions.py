@@ -36,14 +36,7 @@ def weigh(
     return f"{what} {times} {unit} {parts} {mode} {dry}"
 
 
-class Scale:
-    def weigh(self, what: str) -> float:
-        """Weighs.
-
-        Args:
-            what: what to weigh.
-        """
-        return len(what)
+class Scale: ...
 
 
 def test_the_schema_is_that_of_the_signature_and_the_docstring() -> None:
@@ -57,12 +50,6 @@ def test_the_schema_is_that_of_the_signature_and_the_docstring() -> None:
         "description": "what to weigh.",
     }
     assert function["parameters"]["properties"]["unit"]["enum"] == ["kg", "lb"]
-
-
-def test_a_method_leaves_out_itself() -> None:
-    tool = tool_of(Scale().weigh, 1.0)
-
-    assert list(tool.schema["function"]["parameters"]["properties"]) == ["what"]
 
 
 def untyped(a, b: int):  # type: ignore[no-untyped-def]
@@ -124,8 +111,3 @@ def test_functions_that_are_no_tools_are_refused_in_a_line(function: Any, said: 
         tool_of(function, 1.0)
 
     assert "\n" not in str(raised.value)
-
-
-def test_the_owner_of_a_method_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"tools: Scale\.undocumented cannot"):
-        tool_of(undocumented, 1.0, owner="Scale.")

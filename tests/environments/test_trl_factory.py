@@ -3,7 +3,6 @@ import json
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,7 +104,9 @@ def guessed(row: int, turn: int, context: str) -> str:
 
 
 def test_methods_are_tools_and_reset_and_get_reward_are_not() -> None:
-    assert [tool["function"]["name"] for tool in environment().tools] == ["guess", "hints"]
+    guess, hints = (tool["function"] for tool in environment().tools)
+    assert (guess["name"], hints["name"]) == ("guess", "hints")
+    assert list(guess["parameters"]["properties"]) == ["number"]
 
 
 def test_what_reset_returns_stands_after_the_users_message() -> None:
@@ -170,6 +171,8 @@ def test_without_get_reward_reward_functions_score_and_see_the_instances() -> No
     own = environment(Unscored)
     rewards = RewardFunctions([count])
     check_columns(rewards, own, ["train"])
+    with pytest.raises(ConfigError, match="needs the column 'environments'"):
+        rewards.check_tasks(TASKS, "train")  # without such an environment
 
     trajectories = roll_out(own, guessed, rewards=rewards)
 
@@ -183,13 +186,14 @@ def test_get_reward_counts_beside_reward_functions() -> None:
     def half(completions: list[Any], **_: Any) -> list[float]:
         return [0.5] * len(completions)
 
-    (_, second, _) = roll_out(
-        environment(), guessed, rewards=RewardFunctions([WeightedReward(function=half, weight=2.0)])
-    )
+    half.__name__ = "Guessing"  # as the environment's own is called
+    own, rewards = environment(), RewardFunctions([WeightedReward(function=half, weight=2.0)])
+    (_, second, _) = roll_out(own, guessed, rewards=rewards)
 
-    assert not environment().needs_rewards
+    assert not own.needs_rewards
     assert second.reward == 2.0
-    assert second.parts == {"half": 0.5, "Guessing": 1.0}
+    assert second.parts == {"Guessing": 0.5, "Guessing_2": 1.0}
+    assert rewards.weights(own) == {"Guessing": 2.0, "Guessing_2": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -449,18 +453,16 @@ def test_texts_in_content_blocks_are_texts() -> None:
     assert first.turns[0].observation == "\nguess: wrong\nguess: [0]\n"
 
 
-def test_a_run_file_names_a_factory_and_its_arguments(tmp_path: Path) -> None:
-    file = tmp_path / "factory.py"
-    file.write_text(
-        "class Echo:\n"
-        "    def __init__(self, suffix=''):\n"
-        "        self.suffix = suffix\n\n"
-        "    def reset(self, **columns):\n"
-        "        return self.suffix\n\n"
-        "    def get_reward(self):\n"
-        "        return 1.0\n"
-    )
-    options = TrlOptions(factory=f"{file}:Echo", args={"suffix": "!"})
+class Echo:
+    def __init__(self, suffix: str = "") -> None:
+        self.suffix = suffix
+
+    def reset(self, **columns: Any) -> str:
+        return self.suffix
+
+
+def test_a_run_file_names_a_factory_and_its_arguments() -> None:
+    options = TrlOptions(factory=f"{__file__}:Echo", args={"suffix": "!"})
 
     own = trl_environment(options, {"train": TASKS})
 
@@ -469,4 +471,4 @@ def test_a_run_file_names_a_factory_and_its_arguments(tmp_path: Path) -> None:
     assert own.tools == ()
     assert isinstance(own.reward_arguments([]), Mapping)
     with pytest.raises(ConfigError, match="unexpected keyword argument 'prefix'"):
-        trl_environment(TrlOptions(factory=f"{file}:Echo", args={"prefix": 1}), {})
+        trl_environment(TrlOptions(factory=f"{__file__}:Echo", args={"prefix": 1}), {})

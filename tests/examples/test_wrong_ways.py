@@ -48,10 +48,6 @@ def untyped(expression):  # type: ignore[no-untyped-def]
     """
 
 
-def undocumented(word: str) -> str:
-    return word
-
-
 def short(completions: list[Any], **_: Any) -> list[float]:
     return [1.0]
 
@@ -66,7 +62,6 @@ IN_PYTHON: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no data": ({"trainer": {"train_dataset": None}}, ["train_dataset is missing", "environment="]),
     "rows without a prompt": ({"trainer": {"train_dataset": [{"text": "b"}] * 9}}, ["train_dataset", "prompt"]),
     "tool without types": ({"trainer": {"tools": [untyped]}}, ["untyped", "expression", "type"]),
-    "tool without docstring": ({"trainer": {"tools": [undocumented]}}, ["undocumented", "docstring"]),
     "no reward": ({"trainer": {"reward_funcs": None}}, ["rewards: missing", "gives none"]),
     "reward of the wrong length": ({"trainer": {"reward_funcs": short}}, ["rewards: short returned 1 values for 8 completions"]),
     "reward that needs another column": ({"trainer": {"reward_funcs": of_a_column}}, ["rewards: of_a_column needs the column 'truth'"]),

@@ -18,6 +18,7 @@ from cotune.policy.template_checks import check_turns
 from cotune.rollout.coordinator import RolloutSettings
 from cotune.types import Calls, ToolCall
 from cotune_lab.worlds.geo import GeoEnvironment
+from tests.helpers import tool_schema
 from tests.policy.bigram import save
 from tests.policy.tiny import byte_tokenizer, models_template
 
@@ -34,22 +35,13 @@ LLAMA = (
 )
 GPT = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>")
 
-TOOLS: tuple[dict[str, Any], ...] = tuple(
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": f"The {name}.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "text": {"type": "string", "description": "What to read."},
-                    "times": {"type": "integer", "description": "How often."},
-                },
-                "required": ["text"],
-            },
-        },
-    }
+TOOLS = tuple(
+    tool_schema(
+        name,
+        f"The {name}.",
+        text={"type": "string", "description": "What to read."},
+        times={"type": "integer", "description": "How often."},
+    )
     for name in ("look_up", "repeat")
 )
 CALL = ToolCall("look_up", {"text": "a 7", "times": 3})

@@ -8,7 +8,6 @@ import sys
 import threading
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -146,32 +145,6 @@ def test_what_trl_gives_besides() -> None:
     assert [t.logged for t in results] == [{"length": 3.0}] * 2
     text = error_of(lambda log_extra: log_extra("seen", ["a"]))
     assert "lambda raised ValueError: log_extra('seen', …) has 1 values; expected 2" in text
-
-
-class Game(SingleTurnEnvironment):
-    """Gives reward functions its instances and has a reward of its own, as TRL's environments."""
-
-    own_reward = "inspected"
-
-    def reward_arguments(self, trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
-        return {"environments": [f"instance {t.task.id}" for t in trajectories]}
-
-
-def inspected(completions: list[str], environments: list[Any]) -> list[float]:
-    return [float(environments == ["instance t0"])]
-
-
-def test_what_an_environment_of_trl_adds() -> None:
-    world = Game({}, "")
-    functions = RewardFunctions([weighted(inspected, 2.0)])
-    (result,) = functions([replace(rollout(), reward=0.25)], world)
-    assert result.reward == 2.25
-    assert result.parts == {"inspected": 1.0, "inspected_2": 0.25}
-    (without,) = RewardFunctions([inspected])([replace(rollout(), scored=False)], world)
-    assert (without.reward, without.parts, without.scored) == (1.0, {"inspected": 1.0}, True)
-    assert functions.weights(world) == {"inspected": 2.0, "inspected_2": 1.0}
-    with pytest.raises(ConfigError, match="needs the column 'environments'"):
-        functions.check_tasks([Task("t", "q", ())], "train")
 
 
 # ---- feedback

@@ -88,10 +88,6 @@ def test_draws_depend_on_key_and_id_alone():
     assert assign_hints(POOL, ids, 6, "another") != drawn
 
 
-def test_empty_cover_assigns_nothing():
-    assert assign_hints(pool_of((0, 0)), ["q0"], 6, "key") == {}
-
-
 def shown(*ids: Sequence[str]) -> HintPool:
     return replace(POOL, shown=tuple(map(tuple, ids)))
 
@@ -111,7 +107,8 @@ def test_no_question_draws_a_hint_that_was_derived_from_it():
         "t1": {"units"},
         "t2": {"both few"},
     }
-    assert candidates(pool_of((0, 0)), ["q0"]) == {}  # no hint solved anything
+    # No hint solved anything.
+    assert candidates(pool_of((0, 0)), ["q0"]) == assign_hints(pool_of((0, 0)), ["q0"], 6, "") == {}
 
 
 def test_a_hint_does_not_cover_a_question_that_it_was_derived_from():
