@@ -9,7 +9,6 @@ from cotune.config.run_checks import (
     check_columns,
     check_instruction,
     check_prompts,
-    check_retriever,
     check_splits,
 )
 from cotune.config.strategy import evolved_room
@@ -18,11 +17,9 @@ from cotune.environments.math import MathEnvironment
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
 from cotune.errors import ConfigError
 from cotune.methods.registry import method_of
-from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.rewards import exact_match
 from cotune.rewards.functions import RewardFunctions
 from cotune.types import Limits, Task
-from tests.loopback import retrieval_server
 
 
 class Words:
@@ -244,14 +241,3 @@ def test_context() -> None:
 def test_an_instruction_that_spells_out_a_control_token() -> None:
     with pytest.raises(ConfigError, match=r"^instruction spells out <\|end\|>, control tokens"):
         check_prompts(environment("Who?"), Words(), "do <|end|>", Limits(), [], strategy="static")
-
-
-def test_a_retrieval_server_must_answer() -> None:
-    check_retriever(SingleTurnEnvironment({}, ""))
-    check_retriever(environment("Who?"))
-    with retrieval_server(lambda query: []) as url:
-        remote = RemoteRetriever(RemoteOptions(url=url), retries=0)
-        searching = SearchEnvironment({}, remote, SEARCH_R1_INSTRUCTION, exact_match)
-        check_retriever(searching)
-    with pytest.raises(ConfigError, match=r"environment\.retriever\.url: .*; start the server"):
-        check_retriever(searching)

@@ -160,6 +160,11 @@ def test_the_engines_arguments_are_heeded() -> None:
     layer = 40 * 2048 + 12 * 11008
     whole = part(memory(QWEN2_3B, training=kept), "activations")[1]
     assert whole == 3000 * 36 * layer > part(plain, "activations")[1]
+    name = "actor_rollout_ref.model.enable_gradient_checkpointing"
+    args = {"training": {"engine_args": {name: False}}}
+    assert part(memory(QWEN2_3B, **args), "activations")[1] == whole
+    verl = memory(QWEN2_3B, Layout(whole_logits=True))
+    assert part(verl, "logits")[1] == 3000 * 151_936 * 8
     vllm = memory(QWEN2_3B, Layout(share=0.3))
     assert part(vllm, "KV cache") == part(vllm, "masks") == (0, 0)
     assert vllm.sampling is None

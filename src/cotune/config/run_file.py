@@ -62,7 +62,7 @@ class RulesConfig(Model):
         return "cotune's offline rules"
 
 
-class InstructionConfig(Model):
+class InstructionConfig(TextOrFields):
     """The initial instruction and its position; null fields are the environment's own."""
 
     text: str | None = None
@@ -75,11 +75,6 @@ class InstructionConfig(Model):
     """Keep the data's system prompt, or replace it with the instruction."""
     separator: str | None = None
     """Text between instruction and question in the user's message; the usual one is a blank line."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _text_alone(cls, value: Any) -> Any:
-        return {"text": value} if isinstance(value, str) or value is None else value
 
     @model_validator(mode="after")
     def _has_a_place(self) -> "InstructionConfig":

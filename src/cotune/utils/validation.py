@@ -29,12 +29,13 @@ class Model(BaseModel):
 
 
 class TextOrFields(Model):
-    """A model whose first field may be given alone, as a text."""
+    """A model whose first field may be given alone, as a text or null."""
 
     @model_validator(mode="before")
     @classmethod
     def _text_alone(cls, value: Any) -> Any:
-        return {next(iter(cls.model_fields)): value} if isinstance(value, str) else value
+        alone = isinstance(value, str) or value is None
+        return {next(iter(cls.model_fields)): value} if alone else value
 
 
 def describe(error: ValidationError, model: type[Any]) -> str:
