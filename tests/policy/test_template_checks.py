@@ -70,6 +70,31 @@ def test_a_template_that_loses_or_changes_a_message_is_refused(
     assert "\n" not in str(refused.value)
 
 
+_LOOP = "{% for i in range(9 ** 5) %}BODY{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        _LOOP.replace("BODY", _LOOP.replace("BODY", _LOOP)),
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% set ns = namespace(text='x' * 9 ** 7) %}"
+        + _LOOP.replace("BODY", "{% set ns.text = ns.text | upper | lower %}"),
+        "{{ lipsum(n=9 ** 8) }}",
+        "{{ 9 ** (9 ** 9) }}",
+    ],
+    ids=["nested loops", "a macro that calls itself twice", "slow filters", "endless text", "a power"],
+)  # fmt: skip
+def test_a_template_that_takes_too_long_is_refused(
+    endless: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cotune.policy.codec._RENDER_SECONDS", 0.3)
+    message = r"cannot render the roles user \(takes longer than 0.3 s\); .*policy.chat_template"
+    with pytest.raises(ConfigError, match=message):
+        check_template(environment(), codec_with(CHATML + endless), "Answer in a word.")
+    check_template(environment(), codec_with(CHATML), "Answer in a word.")
+
+
 def test_a_hint_that_a_template_drops_is_missed() -> None:
     template = CHATML.replace("m.content", "m.content.split('\\n\\n')[-2:] | join('\\n\\n')")
     with pytest.raises(ConfigError, match="leaves out the user message 'Think of what was asked"):

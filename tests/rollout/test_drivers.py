@@ -11,10 +11,14 @@ from collections.abc import Sequence
 import pytest
 
 from cotune.environments.base import TaskEnvironment
-from cotune.environments.tools import ToolEnvironment
+from cotune.environments.search import SearchEnvironment
+from cotune.environments.tools import CONCURRENCY, ToolEnvironment
+from cotune.environments.trl_factory import TrlEnvironment
 from cotune.errors import ConfigError
+from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
+from cotune.rewards import exact_match
 from cotune.rollout.coordinator import turn_seed
-from cotune.rollout.drivers import run_episodes
+from cotune.rollout.drivers import parallel_responses, run_episodes
 from cotune.rollout.episode import new_episodes
 from cotune.types import (
     Action,
@@ -119,6 +123,50 @@ def test_without_the_environments_leave_all_go_turn_by_turn() -> None:
     assert environment.batches[0] == len(TASKS)
 
 
+def test_leave_to_call_at_the_same_time_is_for_the_method_that_it_was_written_for() -> None:
+    class Shared:
+        def respond(self, actions: Sequence[Action]) -> list[Response]:
+            return [Response(done=True)] * len(actions)
+
+    class OwnTools(Shared, ToolEnvironment): ...
+
+    class WithLeave(OwnTools):
+        parallel_responses = 2
+
+    class OwnSearch(SearchEnvironment):
+        respond = Shared.respond
+
+    class OwnServer(RemoteRetriever):
+        def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
+            return [[]] * len(queries)
+
+    class OwnFactory(TrlEnvironment):
+        respond = Shared.respond
+
+    def look() -> str:
+        """Look it up."""
+        return "found"
+
+    class Room:
+        def reset(self) -> str:
+            return "Go."
+
+    tasks = {"train": TASKS}
+    options = RemoteOptions(url="http://127.0.0.1:9/retrieve")
+    server, own_server = RemoteRetriever(options), OwnServer(options)
+    leaves = {
+        ToolEnvironment([look], tasks): CONCURRENCY,
+        OwnTools([look], tasks): 0,
+        WithLeave([look], tasks): 2,
+        SearchEnvironment(tasks, server, "Search.", exact_match): 8,
+        SearchEnvironment(tasks, own_server, "Search.", exact_match): 0,
+        OwnSearch(tasks, server, "Search.", exact_match): 0,
+        TrlEnvironment(Room, tasks, "Go.", None, 1.0, 5): 5,
+        OwnFactory(Room, tasks, "Go.", None, 1.0, 5): 0,
+    }
+    assert [parallel_responses(environment) for environment in leaves] == list(leaves.values())
+
+
 def test_a_failure_ends_all_episodes_with_its_error() -> None:
     class Broken(Letters):
         def respond(self, actions: Sequence[Action]) -> list[Response]:
@@ -134,22 +182,38 @@ def test_a_failure_ends_all_episodes_with_its_error() -> None:
     assert session.calls == calls < sum(len(t.turns) for t in run(Drawn(), Letters(1)))
 
 
-def test_ctrl_c_ends_all_episodes() -> None:
+@pytest.mark.parametrize("in_notebook", [False, True])
+def test_ctrl_c_ends_all_episodes_and_waits_for_them(in_notebook: bool) -> None:
     class Interrupted(Apart):
+        live = 0
+
         async def sample(self, request: SampleRequest) -> Sample:
             if self.calls == 40:
-                signal.raise_signal(signal.SIGINT)
-            return await super().sample(request)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            self.live += 1
+            try:
+                return await super().sample(request)
+            finally:
+                await asyncio.sleep(0.02)  # as a request to a server that is given up
+                self.live -= 1
+
+    async def cell() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            run(session, Letters(2))
 
     session = Interrupted()
     # A worker of pytest-xdist ignores the signal.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(KeyboardInterrupt):
-            run(session, Letters(2))
+        if in_notebook:
+            asyncio.new_event_loop().run_until_complete(cell())
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                run(session, Letters(2))
     finally:
         signal.signal(signal.SIGINT, before)
     assert session.calls < 60
+    assert session.live == 0
 
 
 def test_a_call_that_cannot_be_made_fails_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:

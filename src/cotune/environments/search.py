@@ -26,6 +26,7 @@ from cotune.errors import ConfigError, RetrievalError
 from cotune.protocols import Retriever
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
 from cotune.rewards import Reward, exact_match
+from cotune.rollout.batched_calls import parallel_calls
 from cotune.types import SEARCH_FAILED, Action, Response, Section, Task, Trajectory
 from cotune.utils.text import named
 
@@ -91,7 +92,8 @@ class SearchEnvironment(TaskEnvironment):
         self._protocol = PROTOCOLS[protocol]
         super().__init__(self._phrase(tasks), initial_instruction, self._protocol.prompt_format)
         self.retriever = retriever
-        self.parallel_responses = getattr(retriever, "parallel_searches", 0)
+        if type(self).respond is SearchEnvironment.respond:
+            self.parallel_responses = parallel_calls(retriever, "search", "parallel_searches")
         self._reward = reward
         self._top_k = top_k
         self.description = _DESCRIPTION.format(top_k)

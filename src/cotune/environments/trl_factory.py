@@ -110,7 +110,8 @@ class TrlEnvironment(TaskEnvironment):
         self._factory = factory
         self._seconds = seconds
         self._runner = ToolRunner(concurrency)
-        self.parallel_responses = concurrency
+        if type(self).respond is TrlEnvironment.respond:
+            self.parallel_responses = concurrency
         self._in_order = ToolRunner(1)
         self._live: dict[int, _Instance] = {}
         self._scored: set[int] = set()

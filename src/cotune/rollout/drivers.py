@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from cotune.protocols import Environment, Rewards, Session
-from cotune.rollout.batched_calls import Together
+from cotune.rollout.batched_calls import Together, parallel_calls
 from cotune.rollout.episode import Episode, responses, score_all
 from cotune.types import Action, Response, Sample, SampleRequest, Trajectory
 from cotune.utils.background import run_to_end
@@ -45,7 +45,7 @@ def run_episodes(
 
 def parallel_responses(environment: Environment) -> int:
     """Return how many calls of `respond` may run at the same time, in other threads; 0 without leave."""
-    return getattr(environment, "parallel_responses", 0)
+    return parallel_calls(environment, "respond", "parallel_responses")
 
 
 async def run_episode(episode: Episode, sample: SampleTurn, respond: Respond) -> None:

@@ -107,13 +107,26 @@ _notebook_loop = BackgroundLoop()
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return a coroutine's result, run in this thread; in another one if a loop runs here, as in a notebook."""
+    """Return a coroutine's result, run in this thread; in another one if a loop runs here, as in a notebook.
+
+    Ctrl-C cancels it and waits until it has ended.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        pass
-    else:
-        return _notebook_loop.run(coroutine)
-    # `asyncio.run` would take away the loop that `asyncio.get_event_loop` finds in this thread.
-    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        return runner.run(coroutine)
+        # `asyncio.run` would take away the loop that `asyncio.get_event_loop` finds in this thread.
+        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+            return runner.run(coroutine)
+    task = _notebook_loop.submit(_begin(coroutine)).result()
+    ended = _notebook_loop.submit(asyncio.wait([task]))
+    try:
+        ended.result()
+    except BaseException:
+        task.get_loop().call_soon_threadsafe(task.cancel)
+        ended.result()
+        raise
+    return task.result()
+
+
+async def _begin(coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    return asyncio.create_task(coroutine)

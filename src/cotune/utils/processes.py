@@ -1,8 +1,8 @@
-"""This process: its rank among those of a launcher, and its end by SIGTERM."""
+"""This process: its rank among those of a launcher, its end by SIGTERM, a limit of time for foreign code."""
 
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 
@@ -24,17 +24,45 @@ def stopped_by_sigterm() -> Generator[None]:
 
     Does nothing in a thread, which cannot handle signals.
     """
-    if current_thread() is not main_thread():
-        yield
-        return
 
     def stop(*_: object) -> None:
         # A second one must not interrupt the cleaning up.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
+    with _handled(signal.SIGTERM, stop):
         yield
+
+
+@contextmanager
+def time_limit(seconds: float) -> Generator[None]:
+    """Raise TimeoutError in code that computes for longer than `seconds`, of this process's processor time.
+
+    Does nothing in a thread, which cannot handle signals.
+    """
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"takes longer than {seconds:g} s")
+
+    with _handled(signal.SIGVTALRM, stop) as in_main_thread:
+        try:
+            if in_main_thread:
+                # Again and again, as the code may catch the first one: Jinja does while it compiles.
+                signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
+            yield
+        finally:
+            if in_main_thread:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+@contextmanager
+def _handled(number: signal.Signals, handler: Callable[..., None]) -> Generator[bool]:
+    """Handle a signal by a function; False in a thread, where nothing is done."""
+    if current_thread() is not main_thread():
+        yield False
+        return
+    before = signal.signal(number, handler)
+    try:
+        yield True
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
