@@ -28,22 +28,18 @@ from tests.scripted import ScriptedLLM
 TOKENIZER = tiny_tokenizer()
 
 
-def coordinator(
-    model: Any, folder: Any, temperature: float = 1.0, environment: Letters | None = None
-) -> Coordinator:
+def coordinator(model: Any, folder: Any) -> Coordinator:
     codec = HFCodec(TOKENIZER)
     record = Record.create(folder / "run", {})
     record.begin_attempt(None)
     return Coordinator(
         strategy=StaticStrategy("abc de. "),
-        environment=environment or Letters(),
+        environment=Letters(),
         codec=codec,
         sampler=CachedSampler(opens(model), codec, int(TOKENIZER.pad_token_id)),  # type: ignore[arg-type]
         llm=ScriptedLLM([]),
         record=record,
-        settings=RolloutSettings(
-            Limits(turns=3, turn_tokens=8, trajectory_tokens=48), temperature, seed=1
-        ),
+        settings=RolloutSettings(Limits(turns=3, turn_tokens=8, trajectory_tokens=48), seed=1),
     )
 
 

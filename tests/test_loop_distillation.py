@@ -65,10 +65,10 @@ BATCH = [
 ]
 
 
-def loss_and_gradient(settings: Distillation | None, clip: float = 0.2) -> tuple[float, Any]:
+def loss_and_gradient(settings: Distillation | None) -> tuple[float, Any]:
     model = TableModel(CHANCES)
     model_as_policy: Any = model
-    loss = policy_loss(model_as_policy, BATCH, 2, clip, distillation=settings)
+    loss = policy_loss(model_as_policy, BATCH, 2, 0.2, distillation=settings)
     loss.backward()
     assert model.logit.grad is not None
     # d log P(1) / d logit = 1 − P(1); divided out, what is left is the token's weight in the loss.

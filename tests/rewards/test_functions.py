@@ -54,13 +54,9 @@ def rollout(
     )
 
 
-def scored(
-    *functions: Any,
-    rollouts: Sequence[Trajectory] | None = None,
-    world: TaskEnvironment | None = None,
-) -> list[Trajectory]:
+def scored(*functions: Any, rollouts: Sequence[Trajectory] | None = None) -> list[Trajectory]:
     given = [rollout(0), rollout(1)] if rollouts is None else rollouts
-    return RewardFunctions(functions)(given, world or environment())
+    return RewardFunctions(functions)(given, environment())
 
 
 def error_of(*functions: Any, rollouts: Sequence[Trajectory] | None = None) -> str:

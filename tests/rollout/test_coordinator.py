@@ -111,7 +111,6 @@ def make(
     environment: Yes | None = None,
     strategy: StaticStrategy | None = None,
     settings: RolloutSettings | None = None,
-    answer: Callable[[int, int, str], str] = reply,
     rewards: Rewards | None = None,
 ) -> Coordinator:
     diary = diary or Diary()
@@ -120,7 +119,7 @@ def make(
         strategy=strategy or Told(diary),
         environment=environment or Yes(),
         codec=codec,
-        sampler=ScriptedSampler(codec, answer),
+        sampler=ScriptedSampler(codec, reply),
         llm=ScriptedLLM([]),
         record=diary,
         settings=settings or RolloutSettings(seed=5),

@@ -38,12 +38,12 @@ def repeat(text: str, times: int) -> str:
 ENVIRONMENT = ToolEnvironment([add, repeat], {"train": [TASK]}, "Add.")
 
 
-def calls(*made: tuple[str, dict[str, Any]], closed: bool = True) -> list[int]:
+def calls(*made: tuple[str, dict[str, Any]]) -> list[int]:
     written = "".join(
         f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
         for name, arguments in made
     )
-    return [*CODEC.encode(written), *([EOS] if closed else [])]
+    return [*CODEC.encode(written), EOS]
 
 
 ADD = calls(("add", {"a": 3, "b": 4}))

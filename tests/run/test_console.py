@@ -25,10 +25,10 @@ def test_what_a_model_wrote_is_shown_as_it_is(kind: str, text: str) -> None:
         assert f": {printable}" in shown(line)
 
 
-def of_steps(*steps: dict[str, float], total: int = 9) -> list[str]:
+def of_steps(*steps: dict[str, float]) -> list[str]:
     """What the console shows after the metrics of each of some steps, in all so far."""
     out = io.StringIO()
-    listener = ConsoleListener(Console(file=out, width=200), total)
+    listener = ConsoleListener(Console(file=out, width=200), 9)
     texts: list[str] = []
     for step, values in enumerate(steps, 1):
         listener.metrics(int(values.pop("step", step)), values)

@@ -67,11 +67,11 @@ def p2o_of(options: HintOptions) -> P2O:
 
 
 def runner(
-    strategy: P2O, policy: Policy, llm: LLM, record: Events, count: int = 20
+    strategy: P2O, policy: Policy, llm: LLM, record: Events
 ) -> Callable[..., HintPool | None]:
     def run(step: int) -> HintPool | None:
         now = Evolution(Progress(step, 0, 9), policy, llm, record)
-        return strategy.next_pool(tasks_of_two_kinds(count), now)
+        return strategy.next_pool(tasks_of_two_kinds(20), now)
 
     return run
 
