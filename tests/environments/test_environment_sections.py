@@ -53,7 +53,6 @@ def test_shorthands_of_an_environment(raw: object, expected: dict[str, Any]) -> 
     [
         ({}, "dataset: missing; environment.kind single_turn brings no questions"),
         ({"environment": "geo", **DATA}, "dataset: environment.kind geo brings its own questions"),
-        ({"dataset": {"path": "x.jsonl"}}, "rewards: missing; environment.kind single_turn"),
         (
             {**DATA, "instruction": {"text": "Go.", "role": "system", "placement": "after"}},
             "placement is 'after', which is for the user's message, but role is 'system'",

@@ -32,13 +32,11 @@ class Plan:
         calls: calls of the optimizer LLM.
         price: cost of these calls in the run file's currency, each answered at once, with four characters a
             token; None if they are free.
-        steps: rollout batches.
     """
 
     rollouts: Mapping[str, int]
     calls: int
     price: float | None
-    steps: int = 0
 
 
 def plan_run(config: RunConfig, sizes: Mapping[str, int] | None = None) -> Plan:
@@ -110,7 +108,7 @@ def plan_method(
         )
     rollouts: dict[str, int] = {**cost.rollouts, "train": train, "evaluate": evaluate}
     calls = sum(proposals.count for proposals in cost.proposals)
-    return Plan(rollouts, calls, price, steps=shape.steps)
+    return Plan(rollouts, calls, price)
 
 
 def show_plan(

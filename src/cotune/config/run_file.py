@@ -88,8 +88,7 @@ class InstructionConfig(TextOrFields):
     @property
     def places(self) -> dict[str, str]:
         """Return the fields of a `PromptFormat` that are given."""
-        fields = ("role", "placement", "system", "separator")
-        return {name: value for name in fields if (value := getattr(self, name)) is not None}
+        return self.model_dump(exclude={"text"}, exclude_none=True)
 
 
 class RewardConfig(TextOrFields):
@@ -329,12 +328,12 @@ class RunConfig(Model):
     def _sections_fit(self) -> "RunConfig":
         # A script's trainer has checked its parts itself.
         if not isinstance(self, ScriptRun):
-            self._check_data_and_rewards()
+            self._check_data()
             self.method.check(self.strategy, self.shape())
             self._check_llm()
         return self
 
-    def _check_data_and_rewards(self) -> None:
+    def _check_data(self) -> None:
         kind = self.environment.kind
         entry = self.environment_kind
         if self.dataset is None and entry.dataset == "required":
@@ -345,11 +344,6 @@ class RunConfig(Model):
         if self.dataset is not None and entry.dataset == "none":
             raise ValueError(
                 f"dataset: environment.kind {kind} brings its own questions; remove dataset"
-            )
-        if not self.rewards and entry.needs_rewards:
-            raise ValueError(
-                f"rewards: missing; environment.kind {kind} does not score: name reward functions "
-                "such as my_package.rewards:exact, or exact_match"
             )
         if self.dataset is not None and "path" not in self.policy.model_fields_set:
             raise ValueError(

@@ -32,7 +32,6 @@ class EnvironmentKind(Generic[Options]):
         build: makes the environment of its options and the tasks of `dataset`, which are None
             without that section.
         dataset: whether its questions are those of `dataset`.
-        needs_rewards: whether it gives no reward of its own, so that `rewards` are required.
         sizes: returns the questions of each split without building it; None builds it.
         runs_user_code: whether it calls code of the user's, which may need the network.
         offline_rules: whether it has rules that write instructions in an LLM's place: a method
@@ -44,7 +43,6 @@ class EnvironmentKind(Generic[Options]):
     options: type[Options]
     build: Callable[[Options, Tasks | None], Environment]
     dataset: Literal["required", "optional", "none"] = "none"
-    needs_rewards: bool = False
     sizes: Callable[[Options], Mapping[str, int]] | None = None
     runs_user_code: bool = False
     offline_rules: bool = False

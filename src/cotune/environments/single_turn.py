@@ -17,5 +17,4 @@ KIND = EnvironmentKind(
     options=SingleTurnOptions,
     build=lambda options, tasks: SingleTurnEnvironment(tasks or {}, ""),
     dataset="required",
-    needs_rewards=True,
 )

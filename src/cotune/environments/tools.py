@@ -267,6 +267,5 @@ KIND = EnvironmentKind(
     options=ToolsOptions,
     build=tool_environment,
     dataset="required",
-    needs_rewards=True,
     runs_user_code=True,
 )
