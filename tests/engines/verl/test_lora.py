@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from cotune.engines.verl.checkpoints import adapter_weights
+from cotune.export.export import export
 from cotune.policy.adapters import write_adapter
 from cotune.policy.local_policy import load
 from cotune.policy.options import LoraOptions
@@ -101,6 +102,14 @@ def test_a_step_is_that_of_the_reference_loop(tmp_path: Path) -> None:
         assert torch.equal(scored(best, second)[0], scored(last, second)[0])
     assert (run / "best" / "chat_template.jinja").is_file()
     assert not list(run.glob("checkpoints/**/*.safetensors"))  # the base is nowhere
+
+    # It is exported as it is, or as whole weights that score the same.
+    for kind in ("adapter", "merged"):
+        exported, _ = load(export(run, kind, tmp_path / kind), "float32")
+        with torch.no_grad():
+            torch.testing.assert_close(
+                scored(exported, second)[0], scored(best, second)[0], atol=1e-4, rtol=0
+            )
 
 
 def test_a_killed_run_goes_on_with_its_adapter(tmp_path: Path) -> None:
