@@ -81,6 +81,11 @@ INSPO = {
     "kind": "inspo", "population_size": 3, "prune_every": 2, "evolve_every": 2,
     "verification_tasks": 2, "verification_rounds": 1,
 }  # fmt: skip
+P2O = {
+    "kind": "p2o", "distillation": {"ratio": "masked_signed"},
+    "hints": {"hard_set_min_count": 2, "dev_size": 2, "budget": 24, "beam": 2},
+}  # fmt: skip
+FST = {"kind": "fst", "prompts": 2, "evolve_every": 2, "budget": 12, "dev_size": 2}
 TRAINING = {
     "steps": 4, "questions_per_step": 3, "group_size": 4, "micro_batch_size": 1, "save_every": 2,
     "learning_rate": 1e-2, "engine_args": {"base_url": "http://server"},

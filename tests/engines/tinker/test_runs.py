@@ -22,7 +22,7 @@ from cotune.policy.local_policy import load
 from cotune.run.checkpoints import complete_checkpoints
 from cotune.run.run_dir import RunDir
 from tests.engines.tinker.fake_server import KEY, FakeServer
-from tests.engines.tinker.setup import INSPO, TRAINING, letters, lines, preflight
+from tests.engines.tinker.setup import FST, INSPO, P2O, TRAINING, letters, lines, preflight
 from tests.run_files import write
 
 
@@ -36,9 +36,6 @@ def failing(name: str, after: int) -> Callable[[str], None]:
             raise ValueError("the server broke")
 
     return fail
-
-
-HINTS = {"hard_set_min_count": 2, "dev_size": 2, "budget": 24, "beam": 2}
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +137,8 @@ def test_the_best_policy_is_an_adapter_that_peft_loads(runs: Any, policy: str) -
     "strategy",
     [
         {"kind": "static"},
-        {"kind": "p2o", "hints": HINTS, "distillation": {"ratio": "masked_signed"}},
-        {"kind": "fst", "prompts": 2, "evolve_every": 2, "budget": 12, "dev_size": 2},
+        P2O,
+        FST,
         {**INSPO, "groups": "mixed", "target": "initial"},
     ],
 )
