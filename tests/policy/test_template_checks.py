@@ -88,7 +88,7 @@ _LOOP = "{% for i in range(9 ** 5) %}BODY{% endfor %}"
 def test_a_template_that_takes_too_long_is_refused(
     endless: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cotune.policy.codec._RENDER_SECONDS", 0.3)
+    monkeypatch.setattr("cotune.policy.template_checks._PROBE_SECONDS", 0.3)
     message = r"cannot render the roles user \(takes longer than 0.3 s\); .*policy.chat_template"
     with pytest.raises(ConfigError, match=message):
         check_template(environment(), codec_with(CHATML + endless), "Answer in a word.")

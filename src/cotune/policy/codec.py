@@ -12,13 +12,11 @@ from cotune.environments.tool_calls import READERS, Reader, call_from, turn_mess
 from cotune.errors import ConfigError
 from cotune.policy.chat_template import without_instruction
 from cotune.types import Calls, ToolCall
-from cotune.utils.processes import time_limit
 from cotune.utils.text import encodable
 
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 """For base models: the messages' texts, a line break after each."""
 
-_RENDER_SECONDS = 5.0  # real templates take a thousandth
 _PROBE = "cotune_probe"
 _LONG_PROBE = " ".join([_PROBE] * 20)
 _FIX = (
@@ -306,7 +304,7 @@ class HFCodec:
             before: is put before the template, such as a macro.
 
         Raises:
-            ConfigError: the template refuses, fails or takes too long.
+            ConfigError: the template refuses or fails.
         """
         tool_schemas: Any = [dict(tool) for tool in tools] or None
         # An exported policy's template carries an instruction; the messages bring theirs.
@@ -314,16 +312,15 @@ class HFCodec:
             self.tokenizer.get_chat_template(tools=tool_schemas)
         )
         try:
-            with time_limit(_RENDER_SECONDS):
-                return cast(Any, self.tokenizer).apply_chat_template(
-                    [dict(m) for m in messages],
-                    chat_template=template,
-                    tools=tool_schemas,
-                    add_generation_prompt=opens_turn,
-                    tokenize=False,
-                    **self.template_args,
-                )
-        # A template is a program of others: it may as well divide by zero, or never end.
+            return cast(Any, self.tokenizer).apply_chat_template(
+                [dict(m) for m in messages],
+                chat_template=template,
+                tools=tool_schemas,
+                add_generation_prompt=opens_turn,
+                tokenize=False,
+                **self.template_args,
+            )
+        # A template is a program of others: it may as well divide by zero.
         except Exception as error:
             roles = ", ".join(m["role"] for m in messages)
             reason = " ".join(str(error).split())[:120]

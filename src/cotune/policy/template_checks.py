@@ -1,6 +1,7 @@
 """Checks of a policy's chat template before anything is trained or written: what it does with prompts and turns."""
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cotune.data.splits import SPLITS, warn
@@ -8,8 +9,11 @@ from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec, PlainCodec, adds_bos
 from cotune.protocols import Environment
 from cotune.types import Prompt
+from cotune.utils.processes import time_limit
 
 _PROBED = 3  # tasks of each split
+# Templates of models take a thousandth. While a run trains there is no limit: the time of its other threads counts, too.
+_PROBE_SECONDS = 5.0
 _HINT = "Think of what was asked."
 _ON_DAY = "{{%- macro strftime_now(format) -%}}{}{{%- endmacro -%}}"
 _ANOTHER = "give another by policy.chat_template"
@@ -22,20 +26,25 @@ def check_turns(environment: Environment, codec: HFCodec) -> None:
     keeps and saves it.
 
     Raises:
-        ConfigError: the policy's chat template cannot call tools.
+        ConfigError: the policy's chat template cannot call tools, or takes too long.
     """
     tokenizer: Any = codec.tokenizer
-    if environment.tools:
-        has_own = getattr(tokenizer, "response_template", None) is not None
-        if not has_own and _add_response_template(tokenizer):
+    has_own = getattr(tokenizer, "response_template", None) is not None
+    # Not within the limit: it may import TRL, which takes seconds.
+    has_trls = bool(environment.tools) and not has_own and _add_response_template(tokenizer)
+    with time_limit(_PROBE_SECONDS):
+        if has_trls:
             try:
                 codec.check_tools(environment.tools)
                 return
             except ConfigError:
                 tokenizer.response_template = None
-        codec.check_tools(environment.tools)
+        if environment.tools:
+            codec.check_tools(environment.tools)
+            return
+        end = codec.foreign_end()
     # An error only with tools: a base model may end its text by the EOS under any template.
-    elif (end := codec.foreign_end()) and not environment.stop:
+    if end and not environment.stop:
         warn(
             f"policy: its chat template ends a turn by {end!r}, but its tokenizer's eos_token is "
             f"{tokenizer.eos_token!r}, at which rollouts end; if it was trained on that template, add {end!r} to "
@@ -59,18 +68,24 @@ def check_template(environment: Environment, codec: HFCodec, instruction: str) -
 
     Raises:
         ConfigError: the chat template cannot call the environment's tools; or it leaves out or changes a
-            message of a prompt, or writes it differently each time.
+            message of a prompt, or writes it differently each time, or takes too long.
     """
     check_turns(environment, codec)
     if isinstance(codec, PlainCodec):
         return
-    tools = environment.tools
     prompts = [
         codec.defused(environment.messages(task, prompt))
         for prompt in (Prompt(instruction), Prompt(instruction, _HINT))
         for split in SPLITS
         for task in environment.tasks(split)[:_PROBED]
     ]
+    with time_limit(_PROBE_SECONDS):
+        _check_prompts(prompts, environment.tools, codec)
+
+
+def _check_prompts(
+    prompts: Sequence[list[dict[str, str]]], tools: Sequence[Mapping[str, Any]], codec: HFCodec
+) -> None:
     texts = [codec.text(messages, tools) for messages in prompts]
     for messages, text in zip(prompts, texts, strict=True):
         for message in messages:
