@@ -22,7 +22,6 @@ from cotune.engines.trl.checks import (
 )
 from cotune.engines.trl.run_callbacks import CheckpointCallback, ResumedRate
 from cotune.engines.trl.sharding import check_spread, gather, spread, whole_weights
-from cotune.engines.trl.trackers import TrackerCallback
 from cotune.engines.trl.vllm_sampler import (
     VLLMSampler,
     engine_context,
@@ -97,11 +96,7 @@ class TRLJoint(Joint):
             self._reward_function(name, part, logs=index == 0)
             for index, (name, part) in enumerate(parts_of_reward.items())
         ]
-        self.callbacks: list[TrainerCallback] = [
-            CheckpointCallback(self),
-            TrackerCallback(self),
-            ResumedRate(),
-        ]
+        self.callbacks: list[TrainerCallback] = [CheckpointCallback(self), ResumedRate()]
         self.metrics: dict[str, float] = {}
         self._pending: dict[str, float] = {}
         self._clipped = 0.0
