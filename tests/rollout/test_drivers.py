@@ -194,8 +194,10 @@ def test_ctrl_c_ends_all_episodes_and_waits_for_them(in_notebook: bool) -> None:
             try:
                 return await super().sample(request)
             finally:
-                await asyncio.sleep(0.02)  # as a request to a server that is given up
-                self.live -= 1
+                try:
+                    await asyncio.sleep(0.02)  # as a request to a server that is given up
+                finally:
+                    self.live -= 1
 
     async def cell() -> None:
         with pytest.raises(KeyboardInterrupt):
