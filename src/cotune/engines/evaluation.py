@@ -106,7 +106,8 @@ class RunEvaluation:
         strategy = joint.coordinator.strategy
         score: Score | None = None
         if last:  # when the policy may just have been validated under this instruction
-            score = self._validated(joint, strategy.best_instruction_id())
+            leader = strategy.best_instruction_id()
+            score = self._read_score(when="during", trained=joint.batches, instruction_id=leader)
         if score is None:
             score = self._measure(joint, "validation", "during")
             self.rollouts = self._measured
@@ -115,8 +116,7 @@ class RunEvaluation:
         same = strategy.best_prompt().instruction == self._initial.instruction
         if same or not strategy.checks_uplift:
             return score, None
-        plain = self._validated(joint, "i0")
-        return score, plain or self._measure(joint, "validation", "uplift", self._initial, "i0")
+        return score, self._measure(joint, "validation", "uplift", self._initial, "i0")
 
     def _settle(self, joint: Joint, score: Score) -> Score:
         """Score the instructions that the strategy cannot tell from its best, and settle on the best.
@@ -132,10 +132,8 @@ class RunEvaluation:
         if choice is None:
             return score
         for rival in choice.rivals[:RIVALS]:
-            rival_score = self._validated(joint, rival.id)
-            if rival_score is None:
-                prompt = Prompt(rival.text)
-                rival_score = self._measure(joint, "validation", "contender", prompt, rival.id)
+            prompt = Prompt(rival.text)
+            rival_score = self._measure(joint, "validation", "contender", prompt, rival.id)
             if rival_score.em > score.em:
                 strategy.settle(rival.id)
                 score = rival_score
@@ -244,11 +242,6 @@ class RunEvaluation:
             text=record.statement(),
         )
         return record
-
-    def _validated(self, joint: Joint, instruction_id: str) -> Score | None:
-        """Return the policy's score on validation under an instruction; None if it was not measured yet."""
-        trained = joint.batches
-        return self._read_score(split="validation", trained=trained, instruction_id=instruction_id)
 
     def _read_score(self, **fields: object) -> Score | None:
         """Return the score of the first evaluation with these fields, of whichever attempt."""
