@@ -11,7 +11,7 @@ from cotune.data.splits import warn
 from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
 from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec, use_template
-from cotune.policy.template_checks import check_template
+from cotune.policy.template_checks import check_template, check_turns
 from cotune.types import Task
 from tests.policy.tiny import byte_tokenizer, models_template
 
@@ -89,9 +89,11 @@ def test_a_template_that_takes_too_long_is_refused(
     endless: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cotune.policy.template_checks._PROBE_SECONDS", 0.3)
-    message = r"cannot render the roles user \(takes longer than 0.3 s\); .*policy.chat_template"
+    message = r"cannot render the roles user.* \(takes longer than 0\.3 s\); .*policy.chat_template"
     with pytest.raises(ConfigError, match=message):
         check_template(environment(), codec_with(CHATML + endless), "Answer in a word.")
+    with pytest.raises(ConfigError, match=message):
+        check_turns(environment(), codec_with(CHATML + endless))
     check_template(environment(), codec_with(CHATML), "Answer in a word.")
 
 

@@ -1,7 +1,7 @@
 """Estimate a run's memory per GPU from config.json and the run file; no weights are loaded.
 
-Bytes are upper bounds for dense decoders: what autograd saves is 0.4 to 1 of the activations here. CUDA, NCCL and
-fragmentation need another one or two GiB.
+For dense decoders: what autograd saves is 0.4 to 1 of the activations here. Left out are the values of a layer while many
+different long prompts are fed, the gradient of the head, and one or two GiB of CUDA, NCCL and fragmentation.
 """
 
 from collections.abc import Mapping

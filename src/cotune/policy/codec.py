@@ -271,7 +271,9 @@ class HFCodec:
         """Return the control token at the end of the template's turns if it ends no turn here, else ""."""
         try:
             rendered = self._rendered(_dialogue(None), (), opens_turn=False)
-        except ConfigError:  # no turns of the policy
+        except ConfigError as error:  # no turns of the policy, or no end of the rendering
+            if isinstance(error.__cause__, TimeoutError):
+                raise
             return ""
         text = self.decode(rendered).rstrip()
         end = next((token for token in self.control_tokens if text.endswith(token)), "")
