@@ -237,6 +237,10 @@ def test_a_row_is_a_task() -> None:
         ({"answer": "[sic] yes"}, ("[sic] yes",)),
         # Numbers are the shortest text that reads back equal.
         ({"answer": 0.00001}, ("0.00001",)),
+        ({"answer": np.float32(0.7)}, ("0.7",)),
+        # An array is a list, as pandas gives the lists of a Parquet file.
+        ({"answers": np.array(["A", "B"], object), "aliases": np.array(["C"], object)}, ("A", "B", "C")),
+        ({"answers": np.array([], object)}, ()),
         # What is blank is no answer.
         ({"answer": ["A", "", None, " "]}, ("A",)),
         ({"answer": " "}, ()),

@@ -74,9 +74,10 @@ def reference_answers(value: Any) -> tuple[tuple[str, ...], str]:
 
 
 def cells_of(value: Any) -> list[object]:
-    """Return the members of a list or array; a list of anything else alone."""
-    value = plain_value(value)
-    return cast("list[object]", value) if isinstance(value, list) else [value]
+    """Return the members of a list or array; a list of anything else alone, as it is."""
+    # The type of a single-precision number says how few digits it has.
+    members = plain_value(value)
+    return cast("list[object]", members) if isinstance(members, list) else [value]
 
 
 def parse_list(cell: object) -> list[Any] | None:
@@ -98,7 +99,8 @@ def parse_lists(cells: Sequence[object]) -> list[list[Any] | None] | None:
         vectors, which are answers themselves.
     """
     lists = [parse_list(cell) for cell in cells]
-    is_empty = [cell in (None, "") for cell in cells]
+    # An array has no truth value, so that it cannot be looked up in a tuple.
+    is_empty = [cell is None or (isinstance(cell, str) and not cell) for cell in cells]
     if any(parsed is None and not empty for parsed, empty in zip(lists, is_empty, strict=True)):
         return None
     members = [member for parsed in lists for member in parsed or ()]
