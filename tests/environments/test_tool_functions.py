@@ -74,6 +74,15 @@ def half_documented(a: int, b: int) -> int:
     return a + b
 
 
+def typed_twice(a: int) -> int:
+    """Adds.
+
+    Args:
+        a (int): one.
+    """
+    return a
+
+
 def custom(scale: Scale) -> int:
     """Weighs.
 
@@ -98,6 +107,7 @@ def unresolved(a: "Nowhere") -> int:  # type: ignore[name-defined]  # noqa: F821
         (untyped, "untyped cannot be a tool .*Argument a is missing a type hint.*expected a function with"),
         (undocumented, "undocumented cannot be a tool .*no docstring"),
         (half_documented, "half_documented cannot be a tool .*no description for the argument 'b'"),
+        (typed_twice, 'a line "name: what it is" under "Args:", without its type'),
         (custom, "custom cannot be a tool .*Scale"),
         (unresolved, "unresolved cannot be a tool .*Nowhere"),
         (lambda a: a, "cannot be a tool"),

@@ -164,8 +164,8 @@ def tool_of(function: Any, seconds: float, owner: str = "") -> Tool:
         reason = one_line(" ".join(map(str, error.args)) or str(error))[:200]
         raise ConfigError(
             f"tools: {owner}{name} cannot be a tool ({reason}); expected a function with a docstring, and for "
-            'each parameter a line under "Args:" and a type: str, int, float, bool, Literal, Enum, and list, '
-            "dict or unions of them"
+            'each parameter a line "name: what it is" under "Args:", without its type, and a type in the '
+            "signature: str, int, float, bool, Literal, Enum, and list, dict or unions of them"
         ) from error
     return Tool(name, schema, function, float(seconds))
 
