@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 LIMITS = {
     "lines of src": 35_900,
     "lines of lab": 7_000,
-    "lines of tests": 41_700,
+    "lines of tests": 41_710,
     "words of docs": 30_000,
     "option fields": 192,
 }

@@ -20,7 +20,8 @@ from cotune.methods.inspo.inspo import InspoOptions
 from tests.docs.sources import ROOT
 
 sys.path.append(str(ROOT / "scripts"))  # whose modules import each other
-run_file, reference = map(import_module, ("run_file", "reference"))
+run_file = import_module("run_file")
+reference = import_module("reference")
 
 
 def test_the_pages_are_up_to_date() -> None:

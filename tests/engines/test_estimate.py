@@ -128,15 +128,17 @@ def test_whole_weights_in_float32_by_hand() -> None:
     # 3000 tokens × (36 layers' inputs of 4 bytes, and one layer's 40 H + 12 I).
     activations = 3000 * (36 * 2048 * 4 + 40 * 2048 + 12 * 11008)
     assert found.rows["activations, 2 rows of 1,500 tokens"] == (0, activations)
-    # A tile of 4096 × 32768 in float32.
-    logits = 4 * 4096 * 32768
-    assert part(found, "logits") == (0, logits)
+    # A tile of 4096 × 32768, and the head's gradient, in float32.
+    head = 4 * 4096 * 32768 + 151_936 * 2048 * 4
+    assert part(found, "log-probabilities") == (0, head)
     held = 18 * P_3B
-    assert found.training == held + 4 * P_3B + activations + logits
+    assert found.training == held + 4 * P_3B + activations + head
     # A mask of each prompt as booleans and as a bias, and 22 bytes a logit while a token is drawn.
     draws = 8 * (1000**2 * 3 + 151_936 * 22)
-    assert part(found, "masks") == (draws, 0)
-    assert found.sampling == held + cache + draws
+    # Prompts of 1000 tokens: a layer's 20 H + 8 I, and two copies of keys and values, before the cache has grown.
+    prompts = 8 * 1000 * (20 * 2048 + 8 * 11008 + 2 * 36 * 256 * 4) - cache
+    assert part(found, "prompts") == (prompts + draws, 0)
+    assert found.sampling == held + cache + prompts + draws
 
 
 def test_lora_on_bfloat16_by_hand() -> None:
@@ -161,12 +163,12 @@ def test_the_engines_arguments_are_heeded() -> None:
     whole = part(memory(QWEN2_3B, training=kept), "activations")[1]
     assert whole == 3000 * 36 * layer > part(plain, "activations")[1]
     name = "actor_rollout_ref.model.enable_gradient_checkpointing"
-    args = {"training": {"engine_args": {name: False}}}
-    assert part(memory(QWEN2_3B, **args), "activations")[1] == whole
+    kept_by_verl = memory(QWEN2_3B, training={"engine_args": {name: False}})
+    assert part(kept_by_verl, "activations")[1] == whole
     verl = memory(QWEN2_3B, Layout(whole_logits=True))
-    assert part(verl, "logits")[1] == 3000 * 151_936 * 8
+    assert part(verl, "log-probabilities")[1] == 3000 * 151_936 * 8
     vllm = memory(QWEN2_3B, Layout(share=0.3))
-    assert part(vllm, "KV cache") == part(vllm, "masks") == (0, 0)
+    assert part(vllm, "KV cache") == part(vllm, "prompts") == (0, 0)
     assert vllm.sampling is None
     precise = memory(QWEN2_3B, training={"precision": "fp32"})
     assert part(precise, "weights")[0] == 4 * P_3B

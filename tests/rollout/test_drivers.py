@@ -123,14 +123,14 @@ def test_without_the_environments_leave_all_go_turn_by_turn() -> None:
     assert environment.batches[0] == len(TASKS)
 
 
-def test_leave_to_call_at_the_same_time_is_for_the_method_that_it_was_written_for() -> None:
+def test_a_class_that_overrides_a_method_does_not_inherit_its_parallel_calls() -> None:
     class Shared:
         def respond(self, actions: Sequence[Action]) -> list[Response]:
             return [Response(done=True)] * len(actions)
 
     class OwnTools(Shared, ToolEnvironment): ...
 
-    class WithLeave(OwnTools):
+    class ParallelTools(OwnTools):
         parallel_responses = 2
 
     class OwnSearch(SearchEnvironment):
@@ -154,17 +154,17 @@ def test_leave_to_call_at_the_same_time_is_for_the_method_that_it_was_written_fo
     tasks = {"train": TASKS}
     options = RemoteOptions(url="http://127.0.0.1:9/retrieve")
     server, own_server = RemoteRetriever(options), OwnServer(options)
-    leaves = {
+    expected_calls = {
         ToolEnvironment([look], tasks): CONCURRENCY,
         OwnTools([look], tasks): 0,
-        WithLeave([look], tasks): 2,
+        ParallelTools([look], tasks): 2,
         SearchEnvironment(tasks, server, "Search.", exact_match): 8,
         SearchEnvironment(tasks, own_server, "Search.", exact_match): 0,
         OwnSearch(tasks, server, "Search.", exact_match): 0,
         TrlEnvironment(Room, tasks, "Go.", None, 1.0, 5): 5,
         OwnFactory(Room, tasks, "Go.", None, 1.0, 5): 0,
     }
-    assert [parallel_responses(environment) for environment in leaves] == list(leaves.values())
+    assert {each: parallel_responses(each) for each in expected_calls} == expected_calls
 
 
 def test_a_failure_ends_all_episodes_with_its_error() -> None:

@@ -74,8 +74,7 @@ def reference_answers(value: Any) -> tuple[tuple[str, ...], str]:
 
 
 def cells_of(value: Any) -> list[object]:
-    """Return the members of a list or array; a list of anything else alone, as it is."""
-    # The type of a single-precision number says how few digits it has.
+    """Return the members of a list or array; a list of anything else alone, with its type, which says its digits."""
     members = plain_value(value)
     return cast("list[object]", members) if isinstance(members, list) else [value]
 

@@ -1,7 +1,7 @@
 """Estimate a run's memory per GPU from config.json and the run file; no weights are loaded.
 
-For dense decoders: what autograd saves is 0.4 to 1 of the activations here. Left out are the values of a layer while many
-different long prompts are fed, the gradient of the head, and one or two GiB of CUDA, NCCL and fragmentation.
+Bytes are upper bounds for dense decoders: what autograd saves is 0.4 to 1 of the activations here. CUDA, NCCL and
+fragmentation need another one or two GiB.
 """
 
 from collections.abc import Mapping
@@ -27,6 +27,9 @@ _CACHE_COPIES = 2.5
 # what autograd saves for Qwen2 and Qwen3 layers under autocast, including gradients.
 _PER_HIDDEN = 40
 _PER_INTERMEDIATE = 12
+# The same for a forward pass without a backward pass.
+_FED_PER_HIDDEN = 20
+_FED_PER_INTERMEDIATE = 8
 _DRAW = 22  # bytes per logit while a token is drawn
 _TILE = 4096 * 32768 * FULL  # the logits that TRL computes at a time
 _WHOLE_LOGIT = 8  # bytes per logit: bfloat16, its gradient, and float32 for the log-probability
@@ -200,17 +203,21 @@ def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
 
     longest = limits.prompt_tokens + limits.trajectory_tokens
     tokens = training.micro_batch_size * longest
-    layer = _PER_HIDDEN * shape.hidden + _PER_INTERMEDIATE * shape.intermediate
-    layer = layer * computed // HALF
+    layer = (_PER_HIDDEN * shape.hidden + _PER_INTERMEDIATE * shape.intermediate) * computed // HALF
     activations = tokens * shape.layers * layer
     flat_args = flat(args)
     if all(flat_args.get(name, True) for name in _CHECKPOINTING):
         activations = tokens * (shape.layers * shape.hidden * size + layer)
-    logits = tokens * shape.vocabulary * _WHOLE_LOGIT if layout.whole_logits else _TILE
+    # A tile of logits, and the head's gradient in float32.
+    tile = _TILE + (0 if lora else shape.vocabulary * shape.hidden * FULL)
+    head = tokens * shape.vocabulary * _WHOLE_LOGIT if layout.whole_logits else tile
 
     sampled = training.rows_per_call if layout.share is None else 0
     per_token = shape.layers * shape.key_width * 2 * computed
     cache = int(_CACHE_COPIES * sampled * longest * per_token)
+    # Prompts are fed before the cache has grown, and a layer's values of all rows are there at once.
+    fed = _FED_PER_HIDDEN * shape.hidden + _FED_PER_INTERMEDIATE * shape.intermediate
+    prompts = max(0, sampled * limits.prompt_tokens * (fed + 2 * per_token) - cache)
     # Each row may have a mask of its own, as booleans and as a bias.
     draws = sampled * (limits.prompt_tokens**2 * (1 + HALF) + shape.vocabulary * _DRAW)
 
@@ -220,10 +227,10 @@ def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
         "optimizer (AdamW)": (moments, moments),
         "copies to compute in bfloat16": (copies if layout.share is None else 0, copies),
         f"KV cache, {sampled} rows of {longest:,} tokens": (cache, 0),
-        "masks, draws": (draws, 0),
+        "prompts, masks, draws": (prompts + draws, 0),
         "gradients": (0, gradients),
         f"activations, {training.micro_batch_size} rows of {longest:,} tokens": (0, activations),
-        "logits": (0, logits),
+        "log-probabilities": (0, head),
     }
     sampling, peak = (sum(column) for column in zip(*rows.values(), strict=True))
     return Memory(

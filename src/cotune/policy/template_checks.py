@@ -12,7 +12,7 @@ from cotune.types import Prompt
 from cotune.utils.processes import time_limit
 
 _PROBED = 3  # tasks of each split
-# Templates of models take a thousandth. While a run trains there is no limit: the time of its other threads counts, too.
+# Real templates take a thousandth of it. There is no limit while a run trains, since the time of its other threads counts.
 _PROBE_SECONDS = 5.0
 _HINT = "Think of what was asked."
 _ON_DAY = "{{%- macro strftime_now(format) -%}}{}{{%- endmacro -%}}"
@@ -31,9 +31,9 @@ def check_turns(environment: Environment, codec: HFCodec) -> None:
     tokenizer: Any = codec.tokenizer
     has_own = getattr(tokenizer, "response_template", None) is not None
     # Not within the limit: it may import TRL, which takes seconds.
-    has_trls = bool(environment.tools) and not has_own and _add_response_template(tokenizer)
+    uses_trl = bool(environment.tools) and not has_own and _add_response_template(tokenizer)
     with time_limit(_PROBE_SECONDS):
-        if has_trls:
+        if uses_trl:
             try:
                 codec.check_tools(environment.tools)
                 return

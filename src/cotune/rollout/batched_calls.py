@@ -11,17 +11,19 @@ _WINDOW = 0.005
 """Seconds that a call waits for others to join it."""
 
 
-def parallel_calls(owner: object, method: str, leave: str) -> int:
-    """Return how many calls of a method may run at the same time, in other threads; 0 without leave.
+def parallel_calls(owner: object, method: str, attribute: str) -> int:
+    """Return how many calls of a method may run at the same time, in other threads; 0 if they must not.
 
-    The attribute named `leave` holds the number. A class with a method of its own does not inherit it.
+    An attribute of the owner holds the number. It holds for the method it was written beside: a class that
+    overrides the method does not inherit the number.
     """
-    if leave not in getattr(owner, "__dict__", ()):
-        kinds = type(owner).__mro__
-        first = next((kind for kind in kinds if {leave, method} & vars(kind).keys()), None)
-        if first is not None and leave not in vars(first):
-            return 0
-    return getattr(owner, leave, 0)
+    for holder in (owner, *type(owner).__mro__):
+        names = getattr(holder, "__dict__", ())
+        if attribute in names:
+            return getattr(owner, attribute)
+        if method in names:
+            break
+    return 0
 
 
 class Together:

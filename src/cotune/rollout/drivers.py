@@ -44,7 +44,7 @@ def run_episodes(
 
 
 def parallel_responses(environment: Environment) -> int:
-    """Return how many calls of `respond` may run at the same time, in other threads; 0 without leave."""
+    """Return how many calls of `respond` may run at the same time, in other threads; 0 if they must not."""
     return parallel_calls(environment, "respond", "parallel_responses")
 
 

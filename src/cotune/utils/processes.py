@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 
@@ -24,14 +24,20 @@ def stopped_by_sigterm() -> Generator[None]:
 
     Does nothing in a thread, which cannot handle signals.
     """
+    if current_thread() is not main_thread():
+        yield
+        return
 
     def stop(*_: object) -> None:
         # A second one must not interrupt the cleaning up.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    with _handled(signal.SIGTERM, stop):
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
         yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -40,29 +46,18 @@ def time_limit(seconds: float) -> Generator[None]:
 
     Does nothing in a thread, which cannot handle signals.
     """
+    if current_thread() is not main_thread():
+        yield
+        return
 
     def stop(*_: object) -> None:
         raise TimeoutError(f"takes longer than {seconds:g} s")
 
-    with _handled(signal.SIGVTALRM, stop) as in_main_thread:
-        try:
-            if in_main_thread:
-                # Again and again, as the code may catch the first one: Jinja does while it compiles.
-                signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
-            yield
-        finally:
-            if in_main_thread:
-                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-
-
-@contextmanager
-def _handled(number: signal.Signals, handler: Callable[..., None]) -> Generator[bool]:
-    """Handle a signal by a function; False in a thread, where nothing is done."""
-    if current_thread() is not main_thread():
-        yield False
-        return
-    before = signal.signal(number, handler)
+    before = signal.signal(signal.SIGVTALRM, stop)
+    # Again and again, as the code may catch the first one: Jinja does while it compiles.
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
     try:
-        yield True
+        yield
     finally:
-        signal.signal(number, before)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
