@@ -4,7 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from cotune.run.notices import truncation_metrics, truncation_notice, truncation_summary
+from cotune.run.notices import (
+    equal_rewards_notice,
+    truncation_metrics,
+    truncation_notice,
+    truncation_summary,
+)
 from cotune.types import Assignment, Prompt, StopReason, Turn
 from tests.helpers import make_tasks, make_trajectory
 
@@ -44,3 +49,33 @@ def test_the_only_turn_of_a_rollout_is_no_limit() -> None:
     once = make_trajectory(ASSIGNMENT, 0.0, "text", StopReason.TURN_LIMIT)
     twice = replace(once, turns=(Turn("a"), Turn("b")))
     assert (once.truncated_by, twice.truncated_by) == ("", "turns")
+
+
+@pytest.mark.parametrize(
+    ("answers", "rewards", "expected"),
+    [
+        (["7 apples", "7 apples", None], [0, 0, 0], (
+            'all 3 rollouts of the first step have the reward 0, 1 of them without an answer; such as "7 apples" '
+            '(expected "Paris"), no answer in "…text"; if rewards should differ, check the reward functions'
+        )),
+        (["a", "b", "c", "d"], [-1, -1, -1, -1], 'reward -1, 0 of them without an answer; such as "a" (expected'),
+        (["a\nb\x1b[31m" + "c" * 200], [0.5], f'such as "a b[31m{"c" * 73}" (expected "Paris"); if'),
+        (["a", "b"], [0, 0.1], ""),
+        ([], [], ""),
+    ],
+)  # fmt: skip
+def test_a_first_batch_without_a_difference_says_what_the_answers_look_like(
+    answers: list[str | None], rewards: list[float], expected: str
+) -> None:
+    task = replace(ASSIGNMENT.task, answers=("Paris",))
+    rollouts = [
+        replace(make_trajectory(replace(ASSIGNMENT, task=task), reward, "text"), answer=answer)
+        for answer, reward in zip(answers, rewards, strict=True)
+    ]
+    notice = equal_rewards_notice(rollouts)
+    assert expected in notice
+    assert bool(expected) == bool(notice)
+    assert '"d"' not in notice
+    # Broken rollouts say nothing of the answers.
+    broken = replace(ROLLOUTS[-1], reward=1.0)
+    assert equal_rewards_notice([*rollouts, broken]) == notice

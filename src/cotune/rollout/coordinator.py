@@ -18,6 +18,7 @@ from cotune.protocols import LLM, Codec, Comm, Environment, Rewards, Sampler, St
 from cotune.rollout.drivers import run_episodes
 from cotune.rollout.episode import new_episodes
 from cotune.rollout.metrics import trajectory_metrics, without_variance
+from cotune.run.notices import equal_rewards_notice
 from cotune.run.record import Record
 from cotune.run.replies import CachedLLM, llm_state, restore_llm
 from cotune.types import Assignment, Limits, Progress, Prompt, Purpose, Sampling, Task, Trajectory
@@ -250,6 +251,8 @@ class Coordinator:
             metrics = dict(self.strategy.observe(trajectories, progress, self._record_event))
             metrics.update(trajectory_metrics(trajectories, group_size))
             self.record.rollouts(progress.step, "train", trajectories)
+            if progress.step == 1 and (notice := equal_rewards_notice(trajectories)):
+                self._record_event("notice", text=notice)
             return metrics
 
         return self.on_rank_zero(work)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from cotune.types import Trajectory
+from cotune.utils.text import one_line
 
 TRUNCATED_SHARE = "truncated_share"
 ENVIRONMENT_ERROR_SHARE = "environment_error_share"
@@ -14,6 +15,7 @@ _MOST = 0.1  # of a batch
 # Of a tool's calls. A policy that has not learned to call a tool also makes many wrong ones.
 _NEARLY_ALL = 0.9
 _WARNED_AFTER = 3  # steps without any gradient
+_EXAMPLES = 3  # of answers without a reward
 
 
 class Notices:
@@ -44,6 +46,31 @@ class Notices:
                 "there is nothing to learn from; look at rollouts in trajectories/"
             )
         return notices
+
+
+def equal_rewards_notice(trajectories: Sequence[Trajectory]) -> str:
+    """Return what the answers of a run's first batch look like if all rewards are equal; "" otherwise.
+
+    A reward that never matches, or an answer that is not read from the text, is seen here and nowhere else.
+    """
+    judged = [t for t in trajectories if t.judged]
+    rewards = {t.reward for t in judged}
+    if len(rewards) != 1:
+        return ""
+    unanswered = sum(t.answer is None for t in judged)
+    examples = list(dict.fromkeys(map(_answer_and_expected, judged)))[:_EXAMPLES]
+    return (
+        f"all {len(judged)} rollouts of the first step have the reward {rewards.pop():.3g}, {unanswered} of them "
+        f"without an answer; such as {', '.join(examples)}; if rewards should differ, check the reward functions"
+    )
+
+
+def _answer_and_expected(trajectory: Trajectory) -> str:
+    """Return a rollout's answer, or the end of its text if it has none, beside the first expected one."""
+    if trajectory.answer is None:
+        return f'no answer in "…{one_line(trajectory.own_text)[-80:]}"'
+    expected = [f' (expected "{one_line(a)[:80]}")' for a in trajectory.task.answers[:1]]
+    return f'"{one_line(trajectory.answer)[:80]}"' + "".join(expected)
 
 
 def truncation_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -33,16 +33,19 @@ def task() -> Iterator[ModuleType]:
         yield imported["task"]
 
 
-def test_trl_logs_each_function_of_a_script_with_tools(task: ModuleType, tmp_path: Path) -> None:
-    args = GRPOConfig(
-        str(tmp_path / "out"), per_device_train_batch_size=16, num_generations=4, max_completion_length=96,
+def arguments(folder: Path, **fields: Any) -> GRPOConfig:
+    return GRPOConfig(
+        str(folder / "out"), per_device_train_batch_size=16, num_generations=4, max_completion_length=96,
         max_steps=1, logging_steps=1, save_strategy="no", report_to="none", use_cpu=True, bf16=False,
-        gradient_checkpointing=False, disable_tqdm=True, reward_weights=[1.0, 2.0, 0.5, 0.1],
+        gradient_checkpointing=False, disable_tqdm=True, **fields,
     )  # fmt: skip
+
+
+def test_trl_logs_each_function_of_a_script_with_tools(task: ModuleType, tmp_path: Path) -> None:
     trainer = cotune.JointTrainer(
         POLICY,
         [task.exact, structure, sums_alone, classifier(tmp_path / "judge")],
-        args,
+        arguments(tmp_path, reward_weights=[1.0, 2.0, 0.5, 0.1]),
         task.questions(16),
         tools=task.TOOLS,
         method=cotune.Static(instruction="Call a tool."),
@@ -59,3 +62,20 @@ def test_trl_logs_each_function_of_a_script_with_tools(task: ModuleType, tmp_pat
     assert 0 < log["rewards/structure/mean"] <= 0.1
     assert {len(t.parts) for t in rollouts} == {3, 4}
     assert max(t.extra["calls"] for t in rollouts) > 0
+
+
+def test_a_reward_that_never_matches_is_seen_in_the_first_step(
+    task: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def strict(completions: Sequence[Any], **_: Any) -> list[float]:
+        return [float("<answer>" in c[-1]["content"]) for c in completions]
+
+    trainer = cotune.JointTrainer(
+        POLICY, strict, arguments(tmp_path), task.questions(16), tools=task.TOOLS,
+        method=cotune.Static(instruction="Call a tool."),
+    )  # fmt: skip
+    trainer.train()
+    (line,) = [r.getMessage() for r in caplog.records if "the reward 0, " in r.getMessage()]
+    assert line.startswith("step 1: all 16 rollouts of the first step have the reward 0, ")
+    answer = trainer.joint.batch.trajectories[0].answer
+    assert answer is None or f'"{answer}" (expected "' in line
