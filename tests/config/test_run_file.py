@@ -269,10 +269,6 @@ FORMS: dict[str, dict[str, Any]] = {
         "rewards": ["exact_match", {"function": "a.b:c", "weight": 2}],
         "strategy": {"kind": "static"},
     },
-    "generated questions by name": {
-        "environment": {"kind": "reasoning-gym", "tasks": ["gcd", {"name": "lcm", "difficulty": 1}]},
-        "strategy": {"kind": "static"},
-    },
     "both methods": {"strategy": {"kind": "inspo+p2o", "inspo": {"parents": 1}, "p2o": {}}},
     "an LLM by name": {"llm": "my.py:MyLLM"},
     "a bank": {"llm": {"kind": "bank", "path": "texts.txt"}},

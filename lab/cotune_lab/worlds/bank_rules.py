@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
-from cotune.rewards.last_number import last_number
 from cotune.worlds.remedies import Example, Writer
+from cotune_lab.last_number import last_number
 from cotune_lab.worlds import arith, extract3
 from cotune_lab.worlds.bank import Bank, Sections, read_sections
 

@@ -16,7 +16,6 @@ GROUP = "cotune.environments"
 BUILT_IN: Mapping[str, str] = {
     "ladder": "cotune.worlds.ladder:KIND",
     "search": "cotune.environments.search:KIND",
-    "reasoning-gym": "cotune.environments.reasoning_gym:KIND",
     "single_turn": "cotune.environments.single_turn:KIND",
     "math": "cotune.environments.math:KIND",
     "tools": "cotune.environments.tools:KIND",

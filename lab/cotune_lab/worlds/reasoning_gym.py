@@ -11,22 +11,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Literal, cast
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from cotune import ConfigError, Task, TaskEnvironment, Trajectory
 from cotune.data.splits import SPLITS, digest, sha
-from cotune.environments.base import TaskEnvironment
 from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune.environments.global_draws import keep_generators
 from cotune.environments.tag_protocol import ANSWER_TAGS
-from cotune.errors import ConfigError
-from cotune.rewards.last_number import last_number
-from cotune.types import Task, Trajectory
-from cotune.utils.packages import need
-from cotune.utils.progress import begin
-from cotune.utils.text import named
-from cotune.utils.validation import Model, TextOrFields
+from cotune_lab.last_number import last_number
 
 PACKAGE = "reasoning-gym"
 AnswerForm = Literal["tags", "last_number"]
@@ -59,9 +54,10 @@ REFUSED = RUN_ANSWERS | {
 _SPARE = 8  # questions that may be drawn for each one that is needed
 
 
-class GymTask(TextOrFields):
+class GymTask(BaseModel):
     """A task of reasoning-gym."""
 
+    model_config = ConfigDict(extra="forbid", frozen=True)
     name: str
     """The name of its data set, such as chain_sum."""
     config: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -70,10 +66,16 @@ class GymTask(TextOrFields):
     """A level of its curriculum, from 0, without the easier ranges of lower levels; what has no level as
     high has its highest. null: the default configuration."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
-class ReasoningGymOptions(Model):
+
+class ReasoningGymOptions(BaseModel):
     """Generated questions of the package `reasoning-gym`, scored by its verifiers."""
 
+    model_config = ConfigDict(extra="forbid", frozen=True)
     kind: Literal["reasoning-gym"] = "reasoning-gym"
     tasks: tuple[GymTask, ...] = Field(min_length=1)
     """Names of its data sets, each alone or as {name: …, config: {…}, difficulty: …}; one for each level."""
@@ -118,7 +120,10 @@ class ReasoningGymEnvironment(TaskEnvironment):
     takes_any_tasks = False
 
     def __init__(self, options: ReasoningGymOptions) -> None:
-        need(PACKAGE, f"environment.kind {PACKAGE}")
+        if find_spec("reasoning_gym") is None:
+            raise ConfigError(
+                f"environment.kind {PACKAGE} needs {PACKAGE}, which is not installed: pip install -e 'lab[{PACKAGE}]'"
+            )
         self._form: AnswerForm = options.answer
         self.required = ANSWER_TAGS if options.answer == "tags" else ()
         instruction, self.no_answer = _FORMS[options.answer]
@@ -188,7 +193,7 @@ def _make_dataset(options: ReasoningGymOptions, task: GymTask) -> Any:
         return gym.factory.DATASETS[task.name][0](config=config)
     except Exception as error:
         raise ConfigError(
-            f"environment.tasks: reasoning-gym refuses {_label(task)} ({named(error, 200)}); change its "
+            f"environment.tasks: reasoning-gym refuses {_label(task)} ({type(error).__name__}: {error}); change its "
             "name, config or difficulty"
         ) from error
 
@@ -204,8 +209,6 @@ def _draw_splits(
     for split in reversed(SPLITS):
         total = numbers_of_questions(options)[split]
         for label, stream in itertools.islice(itertools.cycle(streams.items()), total):
-            # At a high level some generators may never finish; this says which.
-            begin(f"generating questions of {label}")
             task = next(stream, None)
             if task is None:
                 raise ConfigError(
@@ -243,5 +246,4 @@ KIND = EnvironmentKind(
     options=ReasoningGymOptions,
     build=lambda options, tasks: ReasoningGymEnvironment(options),
     sizes=numbers_of_questions,
-    extra=PACKAGE,
 )
