@@ -14,7 +14,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 from cotune.cli.app import app  # noqa: E402
 from cotune.errors import Stopped  # noqa: E402
-from cotune.experiments.compare import cells  # noqa: E402
+from cotune.experiments import chains  # noqa: E402
 from cotune.run.run_dir import RunDir  # noqa: E402
 from tests.run_files import tiny, write  # noqa: E402
 
@@ -83,7 +83,7 @@ def main(folder: Path) -> None:
     }  # fmt: skip
     (folder / "suite.yaml").write_text(yaml.safe_dump(suite))
     call("compare", folder / "suite.yaml", "--dry-run")
-    cells.start = start
+    chains.start = start
     call("compare", folder / "suite.yaml")
     assert "grpo" in (folder / "suite" / "summary.json").read_text()
     print("done")

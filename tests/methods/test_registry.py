@@ -122,7 +122,7 @@ def test_it_is_trained_resumed_evaluated_reported_exported_and_compared(
     from cotune.cli.evaluate import evaluate
     from cotune.cli.train import resume, train
     from cotune.experiments.compare.running import compare, list_methods
-    from cotune.experiments.evaluate.evaluating import EvaluationOptions
+    from cotune.experiments.evaluate.question_sets import EvaluationOptions
     from cotune.export.export import export
     from tests.experiments.compare.folders import Processes
 

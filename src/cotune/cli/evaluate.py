@@ -23,7 +23,7 @@ from cotune.utils.tables import on_console
 from cotune.utils.text import command_on, one_line
 
 if TYPE_CHECKING:
-    from cotune.experiments.evaluate.evaluating import EvaluationOptions
+    from cotune.experiments.evaluate.question_sets import EvaluationOptions
 
 
 def evaluate(

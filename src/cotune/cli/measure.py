@@ -13,11 +13,8 @@ from cotune.cli.library_settings import allow_hub, quiet_libraries
 from cotune.cli.step_progress import step_progress
 from cotune.config.run_file import read_fields
 from cotune.errors import ConfigError, Stopped
-from cotune.experiments.compare.cells import run_cells
-from cotune.experiments.compare.running import SuiteFailed, print_progress
-from cotune.experiments.compare.statistics import ScoreTable
-from cotune.experiments.compare.suite_file import slug
-from cotune.experiments.evaluate.evaluating import EvaluationOptions
+from cotune.experiments.chains import ChainsFailed, look_at, print_progress, run_chains
+from cotune.experiments.evaluate.question_sets import EvaluationOptions
 from cotune.experiments.measure.figures import drift_chart, figures_of, measure_tables
 from cotune.experiments.measure.measuring import (
     MeasuredRun,
@@ -27,13 +24,14 @@ from cotune.experiments.measure.measuring import (
     robustness,
 )
 from cotune.experiments.report.pages import write_page
+from cotune.experiments.statistics import ScoreTable
 from cotune.llm.bank import read_bank
 from cotune.run.json_files import check_folder, plain, write_json_atomic
 from cotune.run.lineage import instruction_rows
 from cotune.run.locks import locked
 from cotune.utils.processes import stopped_by_sigterm
 from cotune.utils.tables import on_console
-from cotune.utils.text import one_line
+from cotune.utils.text import one_line, slug
 
 LINEAGE = "lineage"
 
@@ -56,7 +54,7 @@ def measure(
     Raises:
         ConfigError: before anything is trained or rolled out.
         Stopped: Ctrl-C; the same command trains on, and measures from the start.
-        SuiteFailed: a run of `then` failed; the rest is reported.
+        ChainsFailed: a run of `then` failed; the rest is reported.
     """
     check_folder(output, "--output")
     tasks = {slug(path.stem): read_fields(path, "a run file", "training:") for path in then}
@@ -75,9 +73,7 @@ def measure(
         texts = list({row.text: 0 for run in runs for row in instruction_rows(run.run)})
     chains = [(run, chain) for run in runs for chain in run.next_tasks(tasks, output)]
     training = [chain for _, chain in chains]
-    for chain in training:
-        _ = chain.planned  # its run files are checked before its folder is looked at
-        chain.look()
+    look_at(training)
     if then:
         allow_hub()
     for run in runs:
@@ -88,7 +84,7 @@ def measure(
     busy = f"{output} is being written by another cotune measure; wait for it, or name another --output"
     try:
         with stopped_by_sigterm(), step_progress(console), locked(output / "measure.lock", busy):
-            run_cells(training, 1, lambda: print_progress(training, printed, console))
+            run_chains(training, 1, lambda: print_progress(training, printed, console))
             for run in runs:
                 values += drift(run, options)
                 values += robustness(run, texts, options) if texts else ()
@@ -118,4 +114,4 @@ def measure(
     for line in (*data["notices"], f"figures: {json}   report: {page}"):
         console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
     if failed:
-        raise SuiteFailed("; ".join(failed))
+        raise ChainsFailed("; ".join(failed))

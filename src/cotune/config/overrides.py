@@ -3,7 +3,7 @@
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -31,6 +31,24 @@ def with_overrides(raw: Mapping[str, Any], assignments: Sequence[str]) -> dict[s
     for path, value in sorted(map(_parse, assignments), key=lambda pair: pair[0][-1] != "kind"):
         _set(changed, path, value)
     return changed
+
+
+def merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `first` changed by `second`: nested mappings are merged.
+
+    A section that names another `kind` replaces the first one's.
+    """
+    result = dict(first)
+    for key, value in second.items():
+        old = result.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            section = cast("dict[str, Any]", old)
+            change = cast("dict[str, Any]", value)
+            if change.get("kind", section.get("kind")) == section.get("kind"):
+                result[key] = merge(section, change)
+                continue
+        result[key] = value
+    return result
 
 
 def _parse(assignment: str) -> tuple[tuple[str, ...], Any]:

@@ -165,6 +165,11 @@ def texts_in(value: object) -> Iterator[str]:
             yield from texts_in(part)
 
 
+def slug(name: str) -> str:
+    """Return the folder name for a row's name."""
+    return re.sub(r"[^a-z0-9.+]+", "-", name.lower().replace("²", "2")).strip("-.")
+
+
 def size(count: float) -> str:
     """Return a number of bytes as "12.5 GiB" or "3.4 MiB"."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:.1f} MiB"

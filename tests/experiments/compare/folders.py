@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from cotune.config.run_file import RunConfig, dump_config, parse_config
-from cotune.experiments.compare import cells
+from cotune.experiments import chains
 from cotune.run.record import Record
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 from tests.run_files import tiny
@@ -106,7 +106,7 @@ class Processes:
         self.gpus: list[str | None] = []
         self.made: list[Process] = []
         self._outcome = outcome
-        monkeypatch.setattr(cells, "start", self._start)
+        monkeypatch.setattr(chains, "start", self._start)
 
     def _start(self, words: Sequence[str], log: Path, threads: int | None, gpu: str | None) -> Any:
         self.started.append(tuple(words))

@@ -16,7 +16,7 @@ from typing import Any
 
 from cotune.cli.app import main
 from cotune.engines.trl.run_callbacks import CheckpointCallback
-from cotune.experiments.compare import cells
+from cotune.experiments import chains
 from tests.forked import ForkedPopen
 
 
@@ -38,8 +38,8 @@ if __name__ == "__main__":
     file, *killed_by = sys.argv[1:]
     for folder in killed_by:
         _kill_the_command_at_step_2(Path(folder))
-    cells.time = SimpleNamespace(sleep=lambda _: time.sleep(0.02), monotonic=time.monotonic)
-    cells.subprocess = SimpleNamespace(
+    chains.time = SimpleNamespace(sleep=lambda _: time.sleep(0.02), monotonic=time.monotonic)
+    chains.subprocess = SimpleNamespace(
         Popen=ForkedPopen, STDOUT=subprocess.STDOUT, DEVNULL=subprocess.DEVNULL
     )
     sys.argv = ["cotune", "compare", file]

@@ -7,7 +7,8 @@ import pytest
 
 from cotune.config.run_file import RunConfig, dump_config
 from cotune.errors import ConfigError
-from cotune.experiments.compare.cells import Cell, cells_of, run_cells
+from cotune.experiments.chains import run_chains
+from cotune.experiments.compare.cells import Cell, cells_of
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.evaluate.quadrants import relative
 from cotune.run.record import Record
@@ -23,7 +24,7 @@ def cells_in(folder: Path, **changes: Any) -> list[Cell]:
 
 
 def run(cells: list[Cell], at_once: int = 2) -> None:
-    run_cells(cells, at_once, lambda: None, every=0.0)
+    run_chains(cells, at_once, lambda: None, every=0.0)
 
 
 def finished(config: RunConfig, words: tuple[str, ...]) -> int:
@@ -41,7 +42,7 @@ def test_what_is_finished_is_not_run_again_and_no_more_run_at_once_than_asked_fo
     processes.started.clear()
     cells = cells_in(tmp_path, seeds=[0, 1, 2])
     states: list[list[str]] = []
-    run_cells(cells, 2, lambda: states.append([cell.state for cell in cells]), every=0.0)
+    run_chains(cells, 2, lambda: states.append([cell.state for cell in cells]), every=0.0)
     assert states[0] == ["running", "running", "done", "done", "waiting", "waiting"]
     assert max(now.count("running") for now in states) == 2
     assert set(states[-1]) == {"done"}
@@ -183,5 +184,5 @@ def test_processes_are_ended_where_the_suite_is(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_cells(cells_in(tmp_path), 2, stopped, every=0.0)
+        run_chains(cells_in(tmp_path), 2, stopped, every=0.0)
     assert [made.poll() for made in processes.made] == [-15, -15]

@@ -8,7 +8,8 @@ from rich.console import Console
 
 from cotune.config.run_file import RunConfig, dump_config
 from cotune.errors import ConfigError, Stopped
-from cotune.experiments.compare import cells, running
+from cotune.experiments import chains
+from cotune.experiments.compare import running
 from cotune.experiments.compare.cells import cells_of
 from cotune.experiments.compare.running import demo
 from cotune.experiments.compare.suite_file import load_suite
@@ -21,7 +22,7 @@ SUITE = Path(running.__file__).parent / "suites/demo.yaml"
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cells.time, "sleep", lambda _: None)
+    monkeypatch.setattr(chains.time, "sleep", lambda _: None)
 
 
 def run(folder: Path, seed: int = 0) -> str:

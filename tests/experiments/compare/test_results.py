@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from cotune.config.run_file import RunConfig
-from cotune.experiments.compare.cells import cells_of, run_cells
+from cotune.experiments.chains import run_chains
+from cotune.experiments.compare.cells import cells_of
 from cotune.experiments.compare.results import summarise
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.evaluate.quadrants import relative
@@ -34,7 +35,7 @@ def summary_of(
     suite, base = load_suite(suite_file(folder, **changes))
     cells = cells_of(suite, base)
     Processes(monkeypatch, outcome)
-    run_cells(cells, 2, lambda: None, every=0.0)
+    run_chains(cells, 2, lambda: None, every=0.0)
     summary = summarise(suite, cells, "none").model_dump()
     return suite, summary, {row["name"]: row for row in summary["methods"]}
 

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError, Stopped
-from cotune.experiments.compare import cells
-from cotune.experiments.compare.running import SuiteFailed, compare
+from cotune.experiments import chains
+from cotune.experiments.chains import ChainsFailed
+from cotune.experiments.compare.running import compare
 from cotune.run.json_files import read_jsonl
 from cotune.run.run_dir import read_summary
 from tests.experiments.compare.folders import HALF, Processes, finish, good, suite_file
@@ -27,7 +28,7 @@ FORKED_COMPARE = "tests.experiments.compare.forked_compare"
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for processes that are none."""
-    monkeypatch.setattr(cells.time, "sleep", lambda _: None)
+    monkeypatch.setattr(chains.time, "sleep", lambda _: None)
 
 
 def run(file: Path) -> str:
@@ -72,7 +73,7 @@ def test_a_failure_is_told_after_the_others_are_reported(
         return int(not paid)
 
     Processes(monkeypatch, outcome)
-    with pytest.raises(SuiteFailed) as error:
+    with pytest.raises(ChainsFailed) as error:
         run(suite_file(tmp_path))
     assert str(error.value).startswith(f"1 of 2 methods are not in the comparison: {problem}")
     summary = json.loads((tmp_path / "out/summary.json").read_text())
@@ -125,7 +126,7 @@ def test_a_running_suite_is_reported_so_far(
         return 1
 
     Processes(monkeypatch, outcome)
-    with pytest.raises(SuiteFailed):
+    with pytest.raises(ChainsFailed):
         run(suite_file(tmp_path, at_once=1, seeds=[0, 1, 2]))
     assert "2 of 2 methods have no complete or comparable result." in pages[0]
     assert "GRPO (unfinished): seed 2: not begun</li>" in pages[0]

@@ -14,7 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from cotune.cli import app as cli
 from cotune.config.run_file import RunConfig
-from cotune.experiments.compare import cells
+from cotune.experiments import chains
+from cotune.experiments.chains import look_at
+from cotune.experiments.evaluate.quadrants import hash_of_best
 from cotune.experiments.measure.figures import drift_chart, figures_of, measure_tables
 from cotune.experiments.measure.measuring import MeasuredRun
 from cotune.policy.policy_files import policy_path
@@ -110,7 +112,7 @@ def trained(config: RunConfig, words: tuple[str, ...]) -> int:
 
 
 def test_next_tasks(run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cells.time, "sleep", lambda _: None)
+    monkeypatch.setattr(chains.time, "sleep", lambda _: None)
     processes = Processes(monkeypatch, trained)
     first = {"environment": {"seed": 1}, "training": {"steps": 2}, "instruction": None}
     second = {"environment": {"seed": 2}, "training": {"steps": 5}, "strategy": {"kind": "static"}}
@@ -121,6 +123,8 @@ def test_next_tasks(run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     figures = measure(monkeypatch, tmp_path / "out", *words)
     folder = tmp_path / "out/inspo/seed-0"
 
+    of_best = f"best-{hash_of_best(run.output)[:8]}"
+
     def recorded(name: str) -> tuple[object, ...]:
         raw = Record.open(folder / name).read_config()
         return raw["policy"]["path"], raw["instruction"]["text"], raw["training"]["rollout_budget"]
@@ -128,8 +132,8 @@ def test_next_tasks(run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert recorded("initial/first") == ("bundled:ladder", None, 16)
     assert recorded("initial/second") == ("bundled:ladder", PLAIN, 40)
     # From the run's policy on; a method that evolves the instruction takes it along.
-    assert recorded("best/first") == (str(run.output / "best"), None, 16)
-    assert recorded("best/second") == (str(folder / "best/first/best"), PLAIN, 40)
+    assert recorded(f"{of_best}/first") == (str(run.output / "best"), None, 16)
+    assert recorded(f"{of_best}/second") == (str(folder / of_best / "first/best"), PLAIN, 40)
     end = figures["best", "second: end, test split"]
     assert (end["mean"], end["gain"][0]) == (0.5, 0.0)
     assert figures["initial", "first: area, mean of validations"]["mean"] == (0.5 + 0.25) / 2
@@ -141,17 +145,26 @@ def test_next_tasks(run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         for policy, figure in figures
         if figure.endswith("kept instr.")
     }
-    # What is trained is not trained again.
+    # What is trained is not trained again, but for what began from a best policy that a resume has replaced.
     tasks = {"first": first, "second": second}
-    for chain in MeasuredRun(run.output).next_tasks(tasks, tmp_path / "out"):
-        chain.look()
-        assert chain.state == "done"
+
+    def states() -> list[str]:
+        of_run = MeasuredRun(run.output).next_tasks(tasks, tmp_path / "out")
+        look_at(of_run)
+        return [chain.state for chain in of_run]
+
+    assert states() == ["done", "done", "done"]
+    record = run.output / "best/best.json"
+    before = record.read_text()
+    record.write_text(json.dumps(json.loads(before) | {"step": 9}))
+    assert states() == ["done", "done", "waiting"]
+    record.write_text(before)
 
 
 def test_a_next_task_that_fails_leaves_the_rest(
     run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(cells.time, "sleep", lambda _: None)
+    monkeypatch.setattr(chains.time, "sleep", lambda _: None)
     Processes(monkeypatch, lambda *_: 1)
     task = tmp_path / "next.yaml"
     task.write_text("training: {steps: 2}")

@@ -12,13 +12,14 @@ import pandas as pd
 
 from cotune.errors import ConfigError, CotuneError
 from cotune.experiments.compare.cells import Cell
-from cotune.experiments.compare.statistics import ScoreTable, focus_on, gain, interval
-from cotune.experiments.compare.suite_file import SuiteConfig, slug
+from cotune.experiments.compare.suite_file import SuiteConfig
 from cotune.experiments.compare.suite_summary import Spread, SuiteMethod, SuiteSummary
 from cotune.experiments.evaluate.quadrants import DECODINGS, PROMPTS, QUADRANTS, per_question
+from cotune.experiments.statistics import ScoreTable, focus_on, gain, interval
 from cotune.run.costs import policy_rollouts
 from cotune.run.run_dir import RunDir
 from cotune.utils.tables import Scores
+from cotune.utils.text import slug
 
 _SUMS = ("generated_tokens", "llm_calls", "money", "seconds")
 TOLERANCE = 0.05

@@ -11,8 +11,9 @@ from rich.console import Console
 from cotune.config.build import describe_llm
 from cotune.config.cost import plan_run
 from cotune.config.run_file import RunConfig
-from cotune.errors import ConfigError, CotuneError, Stopped
-from cotune.experiments.compare.cells import Cell, Chain, cells_of, run_cells
+from cotune.errors import ConfigError, Stopped
+from cotune.experiments.chains import ChainsFailed, print_progress, run_chains
+from cotune.experiments.compare.cells import Cell, cells_of
 from cotune.experiments.compare.methods import method_named, method_names
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.compare.suite_summary import SuiteSummary
@@ -28,10 +29,6 @@ from cotune.utils.text import one_line
 _LOCK = "suite.lock"
 
 
-class SuiteFailed(CotuneError):
-    """Some rows of a suite failed; the others are reported. Exit status 1."""
-
-
 def compare(
     path: Path, console: Console, assignments: Sequence[str] = (), again: str | None = None
 ) -> SuiteSummary:
@@ -44,7 +41,7 @@ def compare(
     Raises:
         ConfigError: the suite file is invalid, or its folder holds something else.
         Stopped: Ctrl-C; the next call resumes.
-        SuiteFailed: rows failed, or used more or fewer rollouts than their class allows.
+        ChainsFailed: rows failed, or used more or fewer rollouts than their class allows.
     """
     suite, base = load_suite(path, assignments)
     _check_folder(suite.output)
@@ -60,7 +57,7 @@ def compare(
     with output_may_be_lost(), locked(suite.output / _LOCK, busy):
         try:
             with stopped_by_sigterm():
-                run_cells(cells, suite.at_once, watch)
+                run_chains(cells, suite.at_once, watch)
         except KeyboardInterrupt:
             _write(suite, cells)
             fields = (word for assignment in assignments for word in ("--set", assignment))
@@ -71,7 +68,7 @@ def compare(
     excluded = [row for row in summary.methods if row.status in ("failed", "unequal")]
     if excluded:
         reasons = "; ".join(f"{row.label}: {row.problem}" for row in excluded)
-        raise SuiteFailed(
+        raise ChainsFailed(
             f"{len(excluded)} of {len(suite.methods)} methods are not in the comparison: {reasons}"
         )
     return summary
@@ -190,33 +187,3 @@ def _show(summary: SuiteSummary, suite: SuiteConfig, console: Console) -> None:
         best = max(changed, key=lambda method: method.score.mean if method.score else 0.0)
         line(f"best instruction ({best.label}): {best.instruction}")
     line(f"folder: {suite.output}   report: {suite.output / 'report.html'}")
-
-
-def print_progress(cells: Sequence[Chain], printed: set[str], console: Console) -> bool:
-    """Print what is new of each cell: a start, ten steps more, an end. Return whether one began or ended.
-
-    Args:
-        printed: what was printed before; added to.
-    """
-    finished = sum(cell.state == "done" for cell in cells)
-    began_or_ended = False
-    for cell in cells:
-        step = 0
-        details = ""
-        if cell.problem:
-            text = f"failed: {cell.problem}"
-        elif cell.command is None:
-            text = "done"
-            details = f" ({finished} of {len(cells)})"
-        elif cell.process is not None:
-            step = cell.step() // 10 * 10
-            steps = cell.command.config.training.steps
-            text = f"{cell.command.name} " + (f"at step {step} of {steps}" if step else "begins")
-        else:
-            continue
-        line = one_line(f"{cell.name}: {text}")
-        if line not in printed:
-            printed.add(line)
-            console.print(f"{line}{details}", markup=False, highlight=False)
-            began_or_ended = began_or_ended or not step
-    return began_or_ended

@@ -8,32 +8,14 @@ from typing import Annotated, Any, cast
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from cotune.config.overrides import with_overrides
+from cotune.config.overrides import merge, with_overrides
 from cotune.config.run_file import read_fields
 from cotune.errors import ConfigError
 from cotune.methods import registry
+from cotune.utils.text import slug
 from cotune.utils.validation import Model, TextOrFields, describe
 
 _COMPUTE = re.compile(r"\d+(\.\d+)?x")
-_SLUG = re.compile(r"[^a-z0-9.+]+")
-
-
-def merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `first` changed by `second`: nested mappings are merged.
-
-    A section that names another `kind` replaces the first one's.
-    """
-    result = dict(first)
-    for key, value in second.items():
-        old = result.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            section = cast("dict[str, Any]", old)
-            change = cast("dict[str, Any]", value)
-            if change.get("kind", section.get("kind")) == section.get("kind"):
-                result[key] = merge(section, change)
-                continue
-        result[key] = value
-    return result
 
 
 def expand(changes: Any) -> Any:
@@ -144,11 +126,6 @@ class SuiteConfig(Model):
         if len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
             raise ValueError(f"seeds is {list(self.seeds)}; expected different numbers from 0")
         return self
-
-
-def slug(name: str) -> str:
-    """Return the folder name for a row's name."""
-    return _SLUG.sub("-", name.lower().replace("²", "2")).strip("-.")
 
 
 def load_suite(

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from cotune.experiments.compare.methods import Group
-from cotune.experiments.compare.statistics import Ends
+from cotune.experiments.statistics import Ends
 from cotune.run.costs import PURPOSES
 from cotune.run.scores import EXACT_MATCH
 from cotune.utils.text import one_line

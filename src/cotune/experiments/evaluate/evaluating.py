@@ -1,17 +1,15 @@
 """Score a finished run's best policy on the run's own splits, or on the papers' benchmarks."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cotune.config.build import initial_instruction, run_environment
-from cotune.config.run_checks import check_prompts
 from cotune.config.run_file import RunConfig
 from cotune.environments.math import REQUIRED
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.metrics import (
     Figure,
-    Values,
     figures_of,
     is_boxed,
     metric_functions,
@@ -22,18 +20,13 @@ from cotune.experiments.evaluate.question_sets import (
     metrics_of,
     question_sets,
 )
-from cotune.experiments.evaluate.run_policy import run_policy
-from cotune.policy.policy_files import check_whole
+from cotune.experiments.evaluate.run_policy import best_record, run_policy
+from cotune.experiments.evaluate.scoring import score
 from cotune.rewards import REWARDS
-from cotune.rollout.coordinator import Coordinator
 from cotune.rollout.task_order import fingerprint
 from cotune.run.best import BestRecord, read_best
 from cotune.run.run_dir import RunDir
-from cotune.types import Assignment, Prompt, Trajectory
-
-Scores = dict[str, dict[str, list[list[float]]]]
-"""By metric and decoding ("greedy", "sampled"), the values of each question's rollouts."""
-_ROWS = 2048  # rolled out at a time: the trajectories of a set need not fit into memory
+from cotune.types import Prompt
 
 
 @dataclass(frozen=True)
@@ -95,65 +88,6 @@ class Evaluation:
     kind: str = "evaluation"
 
 
-def evaluate(
-    policy: Coordinator,
-    prompts: Iterable[Prompt],
-    questions: QuestionSet,
-    samples: int,
-    metrics: Mapping[str, Values],
-    watch: Callable[[Prompt, bool, Sequence[Trajectory]], None] = lambda *_: None,
-) -> dict[Prompt, Scores]:
-    """Score a policy's answers under each of some prompts, greedily and sampled; equal prompts once.
-
-    Draws depend on the seed, a question's place in the set, and the number of the sample; not on the
-    other prompts.
-
-    Args:
-        samples: sampled rollouts of each question; 0 for none.
-        metrics: functions that give a batch of rollouts its values, by name.
-        watch: called with the prompt, whether it was greedy, and the rollouts of some questions at a
-            time, each question's together.
-
-    Returns:
-        By prompt: by metric and decoding ("greedy", "sampled"), the values of each question's rollouts.
-
-    Raises:
-        ConfigError: a prompt is too long; before any rollout.
-    """
-    prompts = list(dict.fromkeys(prompts))
-    for prompt in prompts:
-        check_prompts(
-            questions.environment, policy.codec, prompt.instruction, policy.settings.limits,
-            [questions.name], strategy="static",
-        )  # fmt: skip
-    decodings = {"greedy": 1, "sampled": samples} if samples else {"greedy": 1}
-    scores: dict[Prompt, Scores] = {}
-    for prompt in prompts:
-        # Draws are keyed by the number of calls: each prompt has a coordinator of its own.
-        coordinator = Coordinator(
-            strategy=policy.strategy, environment=questions.environment, codec=policy.codec,
-            sampler=policy.sampler, llm=policy.llm, record=policy.record,
-            settings=policy.settings, rewards=questions.rewards,
-        )  # fmt: skip
-        scores[prompt] = {name: {decoding: [] for decoding in decodings} for name in metrics}
-        for decoding, k in decodings.items():
-            size = max(1, _ROWS // k)
-            for start in range(0, len(questions.tasks), size):
-                assignments = [
-                    Assignment(task, prompt, prompt, "", group)
-                    for group, task in enumerate(questions.tasks[start : start + size], start)
-                    for _ in range(k)
-                ]
-                greedy = decoding == "greedy"
-                rollouts = coordinator.rollout(assignments, purpose="evaluate", greedy=greedy)
-                watch(prompt, greedy, rollouts)
-                for name, values_of in metrics.items():
-                    values = values_of(rollouts)
-                    rows = [values[first : first + k] for first in range(0, len(values), k)]
-                    scores[prompt][name][decoding] += rows
-    return scores
-
-
 def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> Evaluation:
     """Score a run's best policy under its best and its initial instruction, and its best hint.
 
@@ -194,14 +128,14 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
             functions = metric_functions(REWARDS[questions.f1])
             if is_boxed(questions.environment) and questions.rewards is None:
                 functions["boxed"] = functions["reward"]  # as the environment compares them
-            prompts = [column.prompt for column in columns_of_policy]
+            prompts = {column.name: column.prompt for column in columns_of_policy}
             metrics = {name: functions[name] for name in titles}
-            scores = evaluate(policy, prompts, questions, options.samples, metrics)
+            scores = score(policy, prompts, questions, options.samples, metrics)
             strata = [task.stratum for task in questions.tasks]
             figures[questions.name] += [
                 figure
                 for column in columns_of_policy
-                for name, values in scores[column.prompt].items()
+                for name, values in scores[column.name].values.items()
                 for figure in figures_of(column.name, name, titles[name], values, strata)
             ]
     return Evaluation(
@@ -219,17 +153,6 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
             for q in sets
         ],
     )  # fmt: skip
-
-
-def best_record(run: RunDir) -> BestRecord:
-    """Return the record of a run's best policy. Raises ConfigError if there is none, or it is damaged."""
-    record = read_best(run.best_path)
-    if record is None:
-        raise ConfigError(
-            f"{run.path}: has no best policy yet; finish it with: {run.how_to_resume()}"
-        )
-    check_whole(run.best_path)
-    return record
 
 
 def _columns(record: BestRecord, initial: str, untrained: bool) -> list[Column]:

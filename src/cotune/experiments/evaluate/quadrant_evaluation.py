@@ -1,22 +1,24 @@
 """Roll out a run's quadrants: {initial, trained weights} × {initial, best instruction}."""
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 from cotune.config.build import initial_instruction, run_environment
 from cotune.config.resuming import recorded_config
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.experiments.evaluate.evaluating import EvaluationOptions, best_record, evaluate
-from cotune.experiments.evaluate.quadrants import WEIGHTS, Quadrants, hash_of_best, relative
-from cotune.experiments.evaluate.question_sets import question_sets
-from cotune.experiments.evaluate.run_policy import run_policy
-from cotune.rollout.coordinator import Coordinator
+from cotune.experiments.evaluate.quadrants import (
+    PROMPTS,
+    WEIGHTS,
+    Quadrants,
+    hash_of_best,
+    relative,
+)
+from cotune.experiments.evaluate.question_sets import EvaluationOptions, question_sets
+from cotune.experiments.evaluate.run_policy import best_record, run_policy
+from cotune.experiments.evaluate.scoring import score
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import measure_of
-from cotune.types import Prompt, Trajectory
+from cotune.types import Prompt
 
 
 def check_options(options: EvaluationOptions) -> None:
@@ -59,74 +61,43 @@ def evaluate_quadrants(
     first = config if since is None else recorded_config(since)
     environment = run_environment(config)
     (questions,) = question_sets(config, environment, options)
-    k = options.samples
     initial = initial_instruction(first.instruction.text, environment)
     prompts = {"plain": Prompt(initial), "prompted": Prompt(best)}
     trained = since is not None or not config.training.frozen
-    began = config.model_copy(update={"policy": first.policy})
     temperature = options.temperature
+    began = config.model_copy(update={"policy": first.policy})
     policies = {"initial": run_policy(began, environment, temperature=temperature)}
     if trained:
         policies["trained"] = run_policy(
             config, environment, best=run.best_path, temperature=temperature
         )
-    cost = Counter[str]()
-    sampled: dict[Prompt, list[Trajectory]] = {}
-
-    def count(prompt: Prompt, greedy: bool, rollouts: Sequence[Trajectory]) -> None:
-        tokens = sum(rollout.generated_tokens for rollout in rollouts)
-        cost.update(rollouts=len(rollouts), generated_tokens=tokens)
-        if not greedy:
-            # One of each question, without its text, so that many fit into memory.
-            slim = [replace(rollout, turns=(), logprobs=()) for rollout in rollouts[::k]]
-            sampled.setdefault(prompt, []).extend(slim)
-
-    scores = {}
-    for weights, policy in policies.items():
-        sampled.clear()
-        reward = {"reward": lambda rollouts: [rollout.reward for rollout in rollouts]}
-        scores[weights] = evaluate(policy, prompts.values(), questions, k, reward, count)
-    divergences: dict[Prompt, list[tuple[float, int]]] = {}
+    scores = {"initial": score(policies["initial"], prompts, questions, options.samples)}
     if trained:
-        at = temperature or config.training.temperature
-        pair = policies["trained"], policies["initial"]
-        divergences = {prompt: policy_divergences(*pair, sampled[prompt], at) for prompt in sampled}
-    rewards = {
-        f"{weights}_{name}": {
-            decoding: [sum(row) / len(row) for row in rows]
-            for decoding, rows in scores.get(weights, scores["initial"])[prompt]["reward"].items()
-        }
-        for weights in WEIGHTS
-        for name, prompt in prompts.items()
-    }
-    by_prompt = {name: divergences[p] for name, p in prompts.items() if p in divergences}
+        scores["trained"] = score(
+            policies["trained"], prompts, questions, options.samples, initial=policies["initial"]
+        )
+    distinct = {scored for by_prompt in scores.values() for scored in by_prompt.values()}
+    of_weights = {weights: scores.get(weights, scores["initial"]) for weights in WEIGHTS}
+    divergences = {prompt: of_weights["trained"][prompt].divergences for prompt in PROMPTS}
     return Quadrants(
         split=questions.name,
         measure=measure_of(environment, questions.rewards),
-        samples=k,
+        samples=options.samples,
         temperature=temperature or config.training.temperature,
         initial=initial,
         best=best,
         trained=trained,
         questions=tuple(task.id for task in questions.tasks),
         strata=tuple(task.stratum for task in questions.tasks),
-        rewards=cast(Any, rewards),  # pydantic makes tuples of the lists
-        divergences=cast(Any, by_prompt),
+        # pydantic makes tuples of the lists
+        rewards={
+            f"{weights}_{prompt}": cast(Any, of_weights[weights][prompt].rewards)
+            for weights in WEIGHTS
+            for prompt in PROMPTS
+        },
+        divergences=cast(Any, divergences if trained else {}),
         since="" if since is None else relative(since.path, run.path),
-        **cost,
+        rollouts=sum(scored.rollouts for scored in distinct),
+        generated_tokens=sum(scored.generated_tokens for scored in distinct),
         of=hash_of_best(run.path),
     )
-
-
-def policy_divergences(
-    trained: Coordinator,
-    initial: Coordinator,
-    rollouts: Sequence[Trajectory],
-    temperature: float,
-) -> list[tuple[float, int]]:
-    """Return the divergence of a policy from the initial one on rollouts of its own, as `Quadrants` has it."""
-    from cotune.policy.divergence import rollout_divergences
-
-    samplers = cast(Any, trained.sampler), cast(Any, initial.sampler)
-    with samplers[0].model() as p, samplers[1].model() as q, samplers[0].casts():
-        return rollout_divergences(p, q, rollouts, temperature)

@@ -3,9 +3,12 @@
 from pathlib import Path
 
 from cotune.config.run_file import RunConfig
-from cotune.policy.policy_files import policy_path
+from cotune.errors import ConfigError
+from cotune.policy.policy_files import check_whole, policy_path
 from cotune.protocols import Environment, Rewards
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
+from cotune.run.best import BestRecord, read_best
+from cotune.run.run_dir import RunDir
 from cotune.utils.progress import begin
 
 
@@ -54,3 +57,14 @@ def run_policy(
         rewards=rewards,
         casts=casting(policy, training.precision, training.engine_args),
     )
+
+
+def best_record(run: RunDir) -> BestRecord:
+    """Return the record of a run's best policy. Raises ConfigError if there is none, or it is damaged."""
+    record = read_best(run.best_path)
+    if record is None:
+        raise ConfigError(
+            f"{run.path}: has no best policy yet; finish it with: {run.how_to_resume()}"
+        )
+    check_whole(run.best_path)
+    return record

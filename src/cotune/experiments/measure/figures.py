@@ -5,9 +5,9 @@ from typing import Any
 
 import pandas as pd
 
-from cotune.experiments.compare.statistics import ScoreTable, gain, interval
 from cotune.experiments.measure.measuring import BEST, CURVES
 from cotune.experiments.report.charts import WIDE, Chart, Series, line_chart, style
+from cotune.experiments.statistics import ScoreTable, gain, interval
 from cotune.run.json_files import Row
 from cotune.utils.tables import Cell, Scores, Table
 

@@ -3,15 +3,14 @@
 The claims are FST's (arXiv 2605.12484): little divergence from the initial policy for the same score; a second task
 learned as from the initial policy; tasks learned one after the other. The score under other words is added.
 
-What is measured are tables as `compare.statistics` has them, with the columns run, policy, table and figure; of every
+What is measured are tables as `experiments.statistics` has them, with the columns run, policy, table and figure; of every
 figure, the initial policy comes first.
 """
 
 import os
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,21 +22,20 @@ from cotune.config.build import initial_instruction, run_environment
 from cotune.config.resuming import open_trained, recorded_config
 from cotune.config.run_file import RunConfig, ScriptRun
 from cotune.errors import ConfigError
-from cotune.experiments.compare.statistics import ScoreTable
-from cotune.experiments.compare.suite_file import slug
-from cotune.experiments.evaluate.evaluating import EvaluationOptions, best_record, evaluate
-from cotune.experiments.evaluate.quadrant_evaluation import policy_divergences
-from cotune.experiments.evaluate.quadrants import per_question
-from cotune.experiments.evaluate.question_sets import question_sets
-from cotune.experiments.evaluate.run_policy import run_policy
+from cotune.experiments.evaluate.quadrants import hash_of_best, per_question
+from cotune.experiments.evaluate.question_sets import EvaluationOptions, question_sets
+from cotune.experiments.evaluate.run_policy import best_record, run_policy
+from cotune.experiments.evaluate.scoring import PromptScores, score
 from cotune.experiments.measure.next_tasks import NextTasks, Tasks
+from cotune.experiments.statistics import ScoreTable
 from cotune.policy.policy_files import missing_parts
 from cotune.rollout.coordinator import Coordinator
 from cotune.run.checkpoints import complete_checkpoints, step_of
 from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
-from cotune.types import Prompt, Trajectory
+from cotune.types import Prompt
 from cotune.utils.progress import begin
+from cotune.utils.text import slug
 
 INITIAL = "initial"
 BEST = "best"
@@ -103,31 +101,25 @@ class MeasuredRun:
             for name, task in tasks.items()
         ]
         best = self.run.best_path, self.instruction
-        return [*alone, NextTasks(self.config, best, tasks, folder / BEST)] if tasks else []
+        # A run that is resumed may keep another best policy, whose next tasks have another folder.
+        of_best = folder / f"{BEST}-{hash_of_best(self.run.path)[:8]}"
+        return [*alone, NextTasks(self.config, best, tasks, of_best)] if tasks else []
 
 
 def drift(run: MeasuredRun, options: EvaluationOptions) -> Iterator[ScoreTable]:
-    """Yield scores and divergences from the initial policy along the checkpoints.
-
-    The divergence is KL(π ‖ π_initial) on rollouts of π itself, one sampled rollout of each question, exact over the
-    vocabulary at every position. Its sum over a rollout's own tokens is an unbiased estimate for the sequence. Unlike
-    Schulman's k1 and k3 (http://joschu.net/blog/kl-approx.html) it has no noise from the tokens that were drawn
-    (Rao-Blackwellized: Amini, Vieira and Cotterell, arXiv 2504.10637), at the same two forward passes.
-    """
-    at = run.config.training.temperature
+    """Yield scores and divergences from the initial policy (see `score`) along the checkpoints."""
     initial: Coordinator | None = None
     for name, folder in run.policies.items():
         begin(f"{run.run.path}, {name} policy")
         texts = {INITIAL: None, BEST: run.instruction}
         config = run.trained_config if folder else run.config
-        policy, tasks, rewards, sampled = _roll_out(config, folder, texts, options, 1)
+        policy, tasks, scores = _scores(config, folder, texts, options, 1, initial)
         initial = initial or policy
-        for title in texts:
-            pairs = policy_divergences(policy, initial, sampled[title], at)
+        for title, scored in scores.items():
             figures = {
-                f"Score, {title} instr.": rewards[title],
-                f"KL per token, {title} instr.": per_question(pairs),
-                f"KL per sequence, {title} instr.": [total for total, _ in pairs],
+                f"Score, {title} instr.": scored.rewards["greedy"],
+                f"KL per token, {title} instr.": per_question(scored.divergences),
+                f"KL per sequence, {title} instr.": [total for total, _ in scored.divergences],
             }
             yield from _values(run, name, "Drift", tasks, figures)
 
@@ -140,7 +132,8 @@ def robustness(
     for name in (INITIAL, BEST):
         by_text = {text: text for text in texts} | {"": ""}
         config = run.config if name == INITIAL else run.trained_config
-        _, tasks, rewards, _ = _roll_out(config, run.policies[name], by_text, options)
+        _, tasks, scores = _scores(config, run.policies[name], by_text, options)
+        rewards = {text: scored.rewards["greedy"] for text, scored in scores.items()}
         others = sorted((rewards[text] for text in texts), key=fmean)
         figures = {
             f"Mean, {under}": np.mean(others, axis=0),
@@ -188,43 +181,37 @@ def all_tasks(
         for name, config in tasks.items():
             begin(f"{run.run.path}, after {after}: {name}")
             texts = {"kept": kept, INITIAL: None}
-            _, questions, rewards, _ = _roll_out(config, best, texts, options)
-            figures = {f"{name}, {title} instr.": rewards[title] for title in texts}
+            _, questions, scores = _scores(config, best, texts, options)
+            figures = {
+                f"{name}, {title} instr.": scored.rewards["greedy"]
+                for title, scored in scores.items()
+            }
             yield from _values(run, f"after {after}", "All tasks", questions, figures)
 
 
-def _roll_out(
+def _scores(
     config: RunConfig,
     best: Path | None,
     texts: Mapping[str, str | None],
     options: EvaluationOptions,
     samples: int = 0,
-) -> tuple[Coordinator, list[Row], dict[str, list[float]], dict[str, list[Trajectory]]]:
-    """Roll out the policy of a folder, or the initial one, under instructions by name; None is the initial one.
+    initial: Coordinator | None = None,
+) -> tuple[Coordinator, list[Row], dict[str, PromptScores]]:
+    """Score the policy of a folder, or the initial one, under instructions by name; None is the initial one.
+
+    Args:
+        initial: the policy that divergences are from; None is this one.
 
     Returns:
-        the policy; id and stratum of each question; by name, the rewards of the greedy rollouts, and sampled rollouts.
+        the policy; id and stratum of each question; the scores.
     """
     environment = run_environment(config)
     (questions,) = question_sets(config, environment, options)
-    initial = initial_instruction(config.instruction.text, environment)
-    prompts = {name: Prompt(initial if text is None else text) for name, text in texts.items()}
+    plain = initial_instruction(config.instruction.text, environment)
+    prompts = {name: Prompt(plain if text is None else text) for name, text in texts.items()}
     policy = run_policy(config, environment, best=best)
-    sampled: dict[Prompt, list[Trajectory]] = defaultdict(list)
-
-    def keep(prompt: Prompt, greedy: bool, rollouts: Sequence[Trajectory]) -> None:
-        if not greedy:
-            # Without their texts, so that many fit into memory.
-            sampled[prompt] += [replace(each, turns=(), logprobs=()) for each in rollouts]
-
-    reward = {"reward": lambda rollouts: [rollout.reward for rollout in rollouts]}
-    scores = evaluate(policy, prompts.values(), questions, samples, reward, keep)
-    rewards = {
-        name: [value for (value,) in scores[prompt]["reward"]["greedy"]]
-        for name, prompt in prompts.items()
-    }
-    rollouts = {name: sampled[prompt] for name, prompt in prompts.items()}
-    return policy, [asdict(task) for task in questions.tasks], rewards, rollouts
+    scores = score(policy, prompts, questions, samples, initial=initial or policy)
+    return policy, [asdict(task) for task in questions.tasks], scores
 
 
 def _values(

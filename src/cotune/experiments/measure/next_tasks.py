@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cotune.config.overrides import merge
 from cotune.config.run_file import RunConfig, dump_config, parse_config
-from cotune.experiments.compare.cells import Chain
-from cotune.experiments.compare.suite_file import merge
+from cotune.experiments.chains import Chain
 from cotune.run.json_files import Row
 
 Tasks = Mapping[str, Mapping[str, Any]]
@@ -29,7 +29,8 @@ class NextTasks(Chain):
     def __init__(
         self, config: RunConfig, start: tuple[Path, str] | None, tasks: Tasks, folder: Path
     ) -> None:
-        super().__init__(f"{config.name}, {folder.name}", folder, list(tasks), "the file of --then")
+        begins = "best" if start else "initial"
+        super().__init__(f"{config.name}, {begins}", folder, list(tasks), "the file of --then")
         self.start = start
         self._config = config
         self._tasks = tasks

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from cotune.experiments.compare.statistics import focus_on, gain, interval
+from cotune.experiments.statistics import focus_on, gain, interval
 from cotune.run.scores import wilson
 
 

@@ -1,0 +1,326 @@
+"""Chains of `cotune` commands, run in processes of their own and watched in their folders.
+
+A cell of a suite is one, and so are the next tasks of `cotune measure`.
+"""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from rich.console import Console
+
+from cotune.config.resuming import recorded_config
+from cotune.config.run_file import RunConfig, dump_config
+from cotune.errors import ConfigError, CotuneError
+from cotune.run.json_files import Row, read_jsonl, write_atomic
+from cotune.run.run_dir import RunDir
+from cotune.utils.field_yaml import FieldDumper
+from cotune.utils.text import flat, named, one_line
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_FAILURES = (CotuneError, OSError, KeyError, ValueError)
+
+
+class ChainsFailed(CotuneError):
+    """Some chains failed; the others are reported. Exit status 1."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A `cotune` command.
+
+    Attributes:
+        name: what it does: the name of a stage, or "quadrants".
+        words: the arguments after `cotune`.
+        config: the run file of the stage that it works on.
+    """
+
+    name: str
+    words: Sequence[str]
+    config: RunConfig
+
+
+class Chain:
+    """Runs in sequence, its stages: each starts when the one before has finished.
+
+    Attributes:
+        name: its name in messages.
+        folder: the folder of its runs' folders.
+        stages: the names of these, in order.
+        source: what its run files come from, named in errors.
+        finished: of each finished stage, the figures of its summary.json.
+        command: what runs now, or is due; None if nothing is missing.
+        process: what runs.
+        gpu: the only GPU that its processes see; None for all.
+        problem: why it failed.
+    """
+
+    def __init__(self, name: str, folder: Path, stages: Sequence[str], source: str) -> None:
+        self.name = name
+        self.folder = folder
+        self.stages = stages
+        self.source = source
+        self.finished: list[Row] = []
+        self.command: Command | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.gpu: str | None = None
+        self.problem = ""
+
+    def config(self, index: int, before: Sequence[Row] = ()) -> RunConfig:
+        """Return the run file of one stage.
+
+        Args:
+            before: figures of the stages before it; () checks the stage with the policy and the instruction that the
+                first one starts from.
+
+        Raises:
+            ConfigError: one of its fields is invalid.
+        """
+        raise NotImplementedError
+
+    @cached_property
+    def planned(self) -> list[RunConfig]:
+        """The run files of all stages, before any has run. Raises as `config` does."""
+        return [self.config(index) for index in range(len(self.stages))]
+
+    @property
+    def state(self) -> Literal["waiting", "running", "done", "failed"]:
+        if self.problem:
+            return "failed"
+        if self.process is not None:
+            return "running"
+        return "waiting" if self.command else "done"
+
+    @property
+    def standing(self) -> str:
+        """Why there is no result yet, in a few words: "begun, train", "failed: …", "not begun"."""
+        if self.problem:
+            return f"failed: {self.problem}"
+        current = self.command.name if self.command else self.stages[-1]
+        waiting = self.process is None and not RunDir.is_run(self.folder / current)
+        return "not begun" if waiting and not self.finished else f"begun, {current}"
+
+    def look(self) -> None:
+        """Take over what is finished in the folder, and find the command that is due.
+
+        Raises:
+            ConfigError: a folder holds a run of another configuration.
+        """
+        self.command = None
+        for index in range(len(self.finished), len(self.stages)):
+            name = self.stages[index]
+            config = self.config(index, self.finished)
+            folder = self.folder / name
+            if not RunDir.is_run(folder):
+                self.command = Command(name, ["train", f"{folder}.yaml", "--quiet"], config)
+                return
+            _check_settings(folder, config, self.source)
+            figures = _read_figures(folder)
+            if figures is None:
+                # The suite, or the task's file, is the user's own, so its code is trusted.
+                words = ["resume", str(folder), "--trust", "--quiet"]
+                self.command = Command(name, words, config)
+                return
+            self.finished.append(figures)
+
+    def proceed(self) -> None:
+        """Start the command that is due; if one runs and has ended, find the next, and start it."""
+        try:
+            if self.process is not None and self.command is not None:
+                status = self.process.poll()
+                if status is None:
+                    return
+                ended = self.command.name
+                self.process = None
+                if not status:
+                    self.look()
+                if status or (self.command is not None and self.command.name == ended):
+                    raise ConfigError(self._last_words(ended, status))
+            if self.command is not None:
+                self._start(self.command)
+        except _FAILURES as error:  # in this chain's folder: the others continue
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Keep what went wrong."""
+        self.problem = one_line(str(error)) if isinstance(error, CotuneError) else named(error)
+
+    def stop(self) -> None:
+        """End the process, if there is one; its run can be resumed."""
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+            self.process = None
+
+    def _start(self, command: Command) -> None:
+        if command.words[0] == "train":
+            shutil.rmtree(self.folder / command.name, ignore_errors=True)
+            raw = dump_config(command.config)
+            text = yaml.dump(raw, Dumper=FieldDumper, sort_keys=False, allow_unicode=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(Path(command.words[1]), text)
+        log = self.folder / f"{command.name}.log"
+        self.process = start(command.words, log, command.config.threads, self.gpu)
+
+    def _last_words(self, name: str, status: int) -> str:
+        """Return how a process ended, with the last line that it printed."""
+        log = self.folder / f"{name}.log"
+        text = log.read_text("utf-8", errors="replace") if log.is_file() else ""
+        lines = text.strip().splitlines() or ["nothing was printed; is the disk full?"]
+        return f"stage {name}, status {status}: {lines[-1].strip()} (see {log})"
+
+
+def look_at(chains: Sequence[Chain]) -> None:
+    """Check the run files of chains, then take over what is finished in their folders.
+
+    Raises:
+        ConfigError: a run file is invalid, a folder holds a run with other settings, or cannot be read.
+    """
+    for chain in chains:
+        _ = chain.planned
+    for chain in chains:
+        try:
+            chain.look()
+        except _FAILURES as error:
+            chain.fail(error)
+            raise ConfigError(chain.problem) from error
+
+
+def run_chains(
+    chains: Sequence[Chain], at_once: int, watch: Callable[[], object], every: float = 1.0
+) -> None:
+    """Run chains, `at_once` at a time and in order.
+
+    A chain that fails does not stop the others. If CUDA_VISIBLE_DEVICES lists several GPUs, each chain sees
+    one, that with the fewest chains.
+
+    Args:
+        watch: called whenever a chain may have changed.
+        every: seconds between checks of the processes.
+    """
+    gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()]
+    try:
+        while True:
+            unfinished = [chain for chain in chains if chain.state in ("running", "waiting")]
+            # Running ones first, so that they keep their places.
+            unfinished.sort(key=lambda chain: chain.process is None)
+            for chain in unfinished[:at_once]:
+                if len(gpus) > 1 and chain.process is None:
+                    busy = [other.gpu for other in chains if other.process is not None]
+                    chain.gpu = min(gpus, key=busy.count)
+                chain.proceed()
+            watch()
+            if not unfinished:
+                return
+            time.sleep(every)
+    finally:
+        for chain in chains:
+            chain.stop()
+
+
+def start(
+    words: Sequence[str], log: Path, threads: int | None = None, gpu: str | None = None
+) -> subprocess.Popen[bytes]:
+    """Start `cotune` in a process that the kernel, on Linux, ends if this process is killed.
+
+    Args:
+        words: the arguments after `cotune`.
+        log: the file for its output; replaced.
+        threads: CPU threads; None for as many as there are cores.
+        gpu: the only one that it sees; None for all.
+    """
+    variables = {"OMP_NUM_THREADS": str(threads or os.cpu_count() or 1)}
+    if gpu is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = gpu
+    preexec: Callable[[], None] | None = None
+    if sys.platform.startswith("linux"):
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        preexec = lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # noqa: E731
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "cotune", *words],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **variables},
+            preexec_fn=preexec,
+        )
+
+
+def print_progress(chains: Sequence[Chain], printed: set[str], console: Console) -> bool:
+    """Print what is new of each chain: a start, ten steps more, an end. Return whether one began or ended.
+
+    Args:
+        printed: what was printed before; added to.
+    """
+    finished = sum(chain.state == "done" for chain in chains)
+    began_or_ended = False
+    for chain in chains:
+        step = 0
+        details = ""
+        if chain.problem:
+            text = f"failed: {chain.problem}"
+        elif chain.command is None:
+            text = "done"
+            details = f" ({finished} of {len(chains)})"
+        elif chain.process is not None:
+            rows = read_jsonl(chain.folder / chain.command.name / "metrics.jsonl")
+            step = int(rows[-1]["step"]) // 10 * 10 if rows else 0
+            steps = chain.command.config.training.steps
+            text = f"{chain.command.name} " + (f"at step {step} of {steps}" if step else "begins")
+        else:
+            continue
+        line = one_line(f"{chain.name}: {text}")
+        if line not in printed:
+            printed.add(line)
+            console.print(f"{line}{details}", markup=False, highlight=False)
+            began_or_ended = began_or_ended or not step
+    return began_or_ended
+
+
+def _read_figures(folder: Path) -> Row | None:
+    """Return the figures of a run's summary.json; None if it is not finished, or was resumed and has not ended.
+
+    Raises:
+        ConfigError: its summary.json is not a run's.
+    """
+    summary = RunDir.open(folder).read_summary()
+    if summary is None:
+        return None
+    try:
+        (figures,) = summary["arms"].values()
+    except (AttributeError, KeyError, ValueError):
+        raise ConfigError(
+            f"{folder / 'summary.json'} is not that of a run; remove the folder, and run it again"
+        ) from None
+    return figures
+
+
+def _check_settings(folder: Path, config: RunConfig, source: str) -> None:
+    """Raise ConfigError if a setting of a run folder is not a run file's; `threads` may differ."""
+    # Read with this version, so that new fields have their defaults.
+    configs = (recorded_config(RunDir.open(folder)), config)
+    recorded, expected = (
+        {
+            (name, repr(value))
+            for name, value in flat(dump_config(each)).items()
+            if name != "threads"
+        }
+        for each in configs
+    )
+    differing = sorted(name for name, _ in recorded ^ expected)
+    if differing:
+        raise ConfigError(
+            f"{folder} holds a run with another value of {differing[0]}; restore {source}, "
+            "give it another output, or remove the folder"
+        )
