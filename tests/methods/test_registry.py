@@ -121,7 +121,7 @@ def test_it_is_trained_resumed_evaluated_reported_exported_and_compared(
 ) -> None:
     from cotune.cli.evaluate import evaluate
     from cotune.cli.train import resume, train
-    from cotune.experiments.compare.running import compare, list_methods
+    from cotune.experiments.compare.running import compare
     from cotune.experiments.evaluate.question_sets import EvaluationOptions
     from cotune.export.export import export
     from tests.experiments.compare.folders import Processes
@@ -154,5 +154,3 @@ def test_it_is_trained_resumed_evaluated_reported_exported_and_compared(
     assert [(row["label"], row["status"]) for row in summary["methods"]] == [
         ("Two-armed bandit", "ok")
     ]
-    list_methods(console)
-    assert "two instructions in turn" in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]

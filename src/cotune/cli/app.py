@@ -285,9 +285,8 @@ def report(
 
 @_command(_SUITES, "compare suite.yaml --dry-run")
 def compare(
-    suite: options.SuiteFile = None,
+    suite: options.SuiteFile,
     dry_run: options.SuiteDryRun = False,
-    methods: options.ListMethods = False,
     set_: options.SuiteOverrides = None,
 ) -> None:
     """Run methods over seeds at equal numbers of policy rollouts, and compare them.
@@ -298,11 +297,6 @@ def compare(
     from cotune.experiments.compare import running
 
     console = _console()
-    if methods:
-        running.list_methods(console)
-        return
-    if suite is None:
-        raise ConfigError("SUITE.yaml is missing; expected a suite file")
     if dry_run:
         from cotune.cli.step_progress import step_progress
         from cotune.engines.preflight import Preflight

@@ -108,11 +108,10 @@ PlanQuestions = Annotated[
 
 # ---- options of `compare` and `demo`
 
-SuiteFile = Annotated[Path | None, typer.Argument(metavar="[SUITE.yaml]", help="The suite file.")]
+SuiteFile = Annotated[Path, typer.Argument(metavar="SUITE.yaml", help="The suite file.")]
 _FIELDS = "seeds=[0] or base.training.steps=600 (if `base` holds the fields themselves)"
 SuiteOverrides = Annotated[list[str] | None, _set("suite", _FIELDS)]
 SuiteDryRun = Annotated[bool, _flag("--dry-run", "Check every run file and show what would run.")]
-ListMethods = Annotated[bool, _flag("--methods", "List the methods that a suite can name.")]
 _DEMO = "Output folder. A stopped demo there is resumed, a finished one shown again."
 DemoFolder = Annotated[Path, typer.Option("--output", help=_DEMO)]
 DemoSeed = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Random seed.")]

@@ -119,15 +119,6 @@ def test_the_focus_is_what_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
 
 
-def test_a_focus_that_no_question_has_fails_the_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, _, rows = summary_of(tmp_path, monkeypatch, focus="9", seeds=[0])
-    assert (
-        "was tested on 4 questions, 0 of them to be scored; expected 4" in rows["grpo"]["problem"]
-    )
-
-
 @pytest.mark.parametrize(("paid", "failing"), [(37, False), (43, False), (80, True)])
 def test_other_compute_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paid: int, failing: bool

@@ -8,7 +8,7 @@ import pytest
 from cotune.config.overrides import merge
 from cotune.errors import ConfigError
 from cotune.experiments.compare.cells import cells_of
-from cotune.experiments.compare.methods import method_named, method_names
+from cotune.experiments.compare.methods import method_names
 from cotune.experiments.compare.suite_file import expand, load_suite
 from cotune.utils.text import slug
 from tests.experiments.compare.folders import suite_file
@@ -63,13 +63,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"by_strategy": {"inspo-mixed": {"seed": 1}}},
         "by_strategy: 'inspo-mixed' is not a strategy.kind; expected one of static, inspo",
     ),
-    "no such method": ({"methods": ["grpo", "inspoo"]}, "'inspoo' is unknown.*mean inspo"),
+    "no such method": ({"methods": ["grpo", "inspoo"]}, "'inspoo' is unknown.*mean inspo.*expected one of grpo, gepa, prompt-before-rl"),
     "a row twice": ({"methods": ["grpo", "inspo", "inspo"]}, "inspo is listed twice"),
     "no such baseline": ({"baseline": "sapo"}, "baseline is 'sapo'; expected one of methods"),
     "a seed twice": ({"seeds": [1, 1]}, r"seeds is \[1, 1\]"),
     "no methods": ({"methods": []}, "methods: is empty"),
     "a compute class": ({"methods": ["grpo", {"method": "inspo", "compute": "double"}]}, "compute is 'double'; expected \"1x\""),
     "a field of the run file": ({"set": {"training.stepz": 1}}, r"training\.stepz: unknown field"),
+    "a focus that no question has": ({"focus": "9"}, "focus is '9'; expected the beginning of a stratum .*GRPO, seed .: '1 hop"),
     "a budget below one batch": ({"budget": 4}, "less than one batch of 8; raise budget"),
     "a name that is no folder's": ({"methods": ["grpo", {"method": "inspo", "name": "方法"}]}, "name is '方法'; expected one with a letter a-z or a digit"),
     "an adapter before another stage": ({"methods": ["grpo", "w-p-w"], "budget": 80, "set": {"policy.lora.rank": 2}}, "w-p-w trains an adapter .* before its stage prompt, .*remove policy.lora"),
@@ -95,9 +96,3 @@ def test_a_key_in_the_wrong_place_is_not_repeated(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         cells_of(*load_suite(file))
     assert key not in str(error.value)
-
-
-def test_every_method_says_what_it_is() -> None:
-    methods = [method_named(name) for name in method_names()]
-    assert all(method.label and method.about and method.stages for method in methods)
-    assert len({method.label for method in methods}) == len(methods)

@@ -19,14 +19,12 @@ class Method:
     Attributes:
         label: its name in tables.
         group: its heading in tables.
-        about: what it does, in a line.
         stages: by the name of its folder, the `strategy.kind` of each run, one after the other; see `is_search`. Each
             starts from the best policy and the best instruction of those before it.
     """
 
     label: str
     group: Group
-    about: str
     stages: Mapping[str, str]
 
 
@@ -36,17 +34,13 @@ def is_search(stage: str) -> bool:
 
 
 def _in_stages(label: str, *names: str) -> Method:
-    search = "a search for an instruction under the frozen policy"
-    about = ", then ".join(search if is_search(name) else "GRPO" for name in names)
     stages = {name: "inspo" if is_search(name) else "static" for name in names}
-    return Method(label, "staged", about, stages)
+    return Method(label, "staged", stages)
 
 
 METHODS: Mapping[str, Method] = {
-    "grpo": Method("GRPO", "trained", "GRPO under the static instruction", {"train": "static"}),
-    "gepa": Method(
-        "GEPA", "prompt", "the instruction evolved under the frozen policy", {"prompt": "gepa"}
-    ),
+    "grpo": Method("GRPO", "trained", {"train": "static"}),
+    "gepa": Method("GEPA", "prompt", {"prompt": "gepa"}),
     "prompt-before-rl": _in_stages("Prompt before RL", "prompt", "train"),
     "prompt-after-rl": _in_stages("Prompt after RL", "train", "prompt"),
     "w-p-w": _in_stages("w -> p -> w", "first", "prompt", "train"),
@@ -66,14 +60,13 @@ def method_named(name: str) -> Method:
     """Return a method by its name in a suite file.
 
     Raises:
-        ConfigError: no such method; the message names the nearest one.
+        ConfigError: no such method; the message names the nearest one, and all.
     """
     if name in METHODS:
         return METHODS[name]
     if name in method_names():
-        method = method_of(name)
-        return Method(method.label, "ours", method.about, {"train": name})
+        return Method(method_of(name).label, "ours", {"train": name})
     raise ConfigError(
-        f"methods: {name!r} is unknown{did_you_mean(name, method_names())}; cotune compare --methods lists the "
-        "methods. A row with other options is {method: …, name: …, set: {strategy.…: …}}"
+        f"methods: {name!r} is unknown{did_you_mean(name, method_names())}; expected one of "
+        f"{', '.join(method_names())}. A row with other options is {{method: …, name: …, set: {{strategy.…: …}}}}"
     )

@@ -37,7 +37,7 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell], llm: str) -> SuiteSumma
         llm: the LLMs that propose.
     """
     tables: list[ScoreTable] = []
-    sizes: dict[str, tuple[int, int]] = {}
+    sizes: dict[str, int] = {}
     finished: list[Cell] = []
     for cell in cells:
         if cell.state != "done":
@@ -75,19 +75,18 @@ def summarise(suite: SuiteConfig, cells: Sequence[Cell], llm: str) -> SuiteSumma
     return summary.model_copy(update={"verdict": _verdict(summary)})
 
 
-def _scores_of(cell: Cell, sizes: dict[str, tuple[int, int]]) -> ScoreTable:
+def _scores_of(cell: Cell, sizes: dict[str, int]) -> ScoreTable:
     """Read what a finished cell scored, before its first stage and after its last.
 
     The figures are "before" training; "score", after it under the best instruction; "plain", after it under the initial
     one; its quadrants ("trained_plain greedy") and their divergences ("KL plain").
 
     Args:
-        sizes: by row, the number of questions and of those to be scored; a row's first cell sets its own.
+        sizes: by row, the number of questions; a row's first cell sets its own.
 
     Raises:
         ConfigError: the last stage was not evaluated, or on other questions than at other seeds.
     """
-    focus = cell.suite.focus
     first, last = (RunDir.open(cell.folder / cell.stages[index]) for index in (0, -1))
     figures: dict[str, ScoreTable] = {}
     for name, run, when in (
@@ -107,12 +106,10 @@ def _scores_of(cell: Cell, sizes: dict[str, tuple[int, int]]) -> ScoreTable:
             }
         )
         if name != "plain":
-            size = len(rows), len(focus_on(figures[name], focus))
-            total, scored = sizes.setdefault(cell.entry.key, size)
-            if not size[1] or size != (total, scored):
+            expected = sizes.setdefault(cell.entry.key, len(rows))
+            if len(rows) != expected:
                 raise ConfigError(
-                    f"{last.path}: was tested on {size[0]} questions, {size[1]} of them to be scored; "
-                    f"expected {total} and {scored or 'some'}, the same for each seed"
+                    f"{last.path}: was tested on {len(rows)} questions; expected {expected}, the same for each seed"
                 )
     if "score" not in figures:
         raise ConfigError(

@@ -14,7 +14,6 @@ from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.chains import ChainsFailed, print_progress, run_chains
 from cotune.experiments.compare.cells import Cell, cells_of
-from cotune.experiments.compare.methods import method_named, method_names
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.compare.suite_summary import SuiteSummary
 from cotune.run.costs import policy_rollouts
@@ -121,15 +120,6 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> li
     finished = sum(cell.state == "done" for cell in cells)
     console.print(f"runs: {len(cells)}, of {len(suite.methods)} methods; finished: {finished}")
     return configs
-
-
-def list_methods(console: Console) -> None:
-    """Show the methods that a suite can name."""
-    table = plain_table("", ("method", "group", "what it is"), ())
-    for name in method_names():
-        method = method_named(name)
-        table.add_row(name, method.group, f"{method.label}: {method.about}")
-    console.print(table)
 
 
 def _llms(cells: Sequence[Cell]) -> str:

@@ -43,7 +43,7 @@ class MethodEntry(TextOrFields):
     """One row of the table."""
 
     method: str
-    """One of the names that `cotune compare --methods` lists."""
+    """A method: a `strategy.kind`, `grpo`, `gepa` or a staged one; an unknown name lists them all."""
     name: str = ""
     """The row's label in tables; the method's own by default."""
     set: Changes = Field(default_factory=dict[str, Any])
