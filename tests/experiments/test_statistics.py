@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from cotune.experiments.statistics import focus_on, gain, interval
+from cotune.experiments.statistics import gain, interval
 from cotune.run.scores import wilson
 
 
@@ -75,10 +75,3 @@ def test_a_gain_is_paired() -> None:
     assert gain(samples(rewards, own=True), baseline) is None
     one = samples([[1.0, 0.0] * 10])
     assert gain(one, one) == (0.0, (-wilson(0, 20)[1], wilson(0, 20)[1]))
-
-
-def test_a_focus_keeps_the_questions_of_its_strata() -> None:
-    whole = samples([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]], ["short x", "long x", "long y"])
-    assert focus_on(whole, "long").reward.tolist() == [0.0, 0.0, 1.0, 0.0]
-    assert focus_on(whole, "long").question.tolist() == ["q1", "q2"] * 2
-    assert focus_on(whole, None).equals(whole)

@@ -184,13 +184,6 @@ def test_an_evaluation_that_cannot_be_read_leaves_the_others_their_rows(
     assert rows["grpo"]["status"] == "ok"
 
 
-def test_nothing_finished_is_no_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, summary, rows = summary_of(tmp_path, monkeypatch, lambda *_: 1)
-    assert summary["verdict"] == "No comparison yet: too few runs are finished."
-    assert {row["status"] for row in rows.values()} == {"failed"}
-    assert summary["n"] is None
-
-
 def test_staged_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They pay for all stages, and call no instruction that was taken over the initial one."""
 

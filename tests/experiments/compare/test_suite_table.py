@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from typing import Any
 
 from cotune.experiments.compare.suite_summary import SuiteSummary
@@ -66,20 +64,6 @@ def test_nothing_in_a_name_is_markup() -> None:
 def test_rewards_are_no_shares() -> None:
     told = summary(method("m", "ours", 1.5, score=spread(1.5, -0.5, 1.75)), measure="mean reward")
     assert "1.500 (−0.500 to 1.750)" in tables(told)[0]
-
-
-def test_the_table_needs_no_template_engine() -> None:
-    code = (
-        "import sys, cotune.experiments.compare.suite_table; "
-        "print(sorted({'jinja2', 'torch', 'trl', 'scipy'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_scores_over_some_strata_say_so() -> None:
-    told = summary(method("p2o", "ours", 0.9)) | {"focus": "long", "n": 200}
-    assert "Held-out exact match on “long…” questions" in tables(told)[0]
 
 
 def test_strata_and_costs_have_tables_of_their_own() -> None:

@@ -231,7 +231,11 @@ def _rows(quadrants: Quadrants) -> Iterator[list[Cell]]:
             yield [Cell("gain"), *map(cell, names)]
     if quadrants.divergences:
         yield [Cell("KL to initial")]
-        divergences = [quadrants.divergence(prompt) for prompt in prompts]
-        ends = ["{:.2g}–{:.2g}".format(*kl.interval) if kl.interval else "" for kl in divergences]
-        cells = [Cell(f"{kl.mean:.2g}", note) for kl, note in zip(divergences, ends, strict=True)]
+        divergences = map(quadrants.divergence, prompts)
+        cells = [divergence_cell(kl.mean, kl.interval) for kl in divergences]
         yield [Cell("nats per token"), *cells, *[Cell("")] * two_prompts]
+
+
+def divergence_cell(mean: float, interval: tuple[float, float] | None) -> Cell:
+    """Return a divergence in nats with its interval."""
+    return Cell(f"{mean:.2g}", "{:.2g}–{:.2g}".format(*interval) if interval else "")

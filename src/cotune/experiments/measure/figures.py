@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from cotune.experiments.evaluate.quadrants import divergence_cell
 from cotune.experiments.measure.measuring import BEST, CURVES
 from cotune.experiments.report.charts import WIDE, Chart, Series, line_chart, style
 from cotune.experiments.statistics import ScoreTable, gain, interval
@@ -64,8 +65,7 @@ def _table(name: str, figures: Sequence[Row]) -> Table:
         if row is None:
             return Cell()
         if figure.startswith("KL"):
-            note = "{:.2g}–{:.2g}".format(*row["interval"]) if row["interval"] else ""
-            return Cell(f"{row['mean']:.2g}", note)
+            return divergence_cell(row["mean"], row["interval"])
         score = form.cell(row["mean"], row["interval"])
         if name != CURVES or row["gain"] is None:
             return score
