@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 from hypothesis import settings
 
-from tests import forked
+from tests import forked, thrift
 
 # What a busy machine takes for an example says nothing about the code.
 settings.register_profile("cotune", deadline=None, max_examples=50)
@@ -23,6 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     """Exempt all that was imported from garbage collection, which each trainer asks for several times."""
+    thrift.save_time()
     gc.collect()
     gc.freeze()
 

@@ -27,6 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NoReturn
 
+from tests import thrift
+
 ROOT = Path(__file__).parents[1]
 _PACKAGES = ("cotune.cli", "cotune.engines.trl", "cotune.experiments", "cotune.export")
 """Whose modules are imported before any fork, with all that those import."""
@@ -141,6 +143,7 @@ def _preload() -> None:
     templates = pages.environment()
     for name in templates.list_templates(extensions=["j2"]):
         templates.get_template(name)
+    thrift.save_time()
     gc.freeze()  # or each fork's first collection would copy every page
 
 

@@ -102,6 +102,10 @@ class BestRecord:
         return text
 
 
+# Building it takes longer than a file's validation, and a page that follows a training reads it often.
+_RECORD = TypeAdapter(BestRecord)
+
+
 def read_best(folder: Path) -> BestRecord | None:
     """Read best.json of a folder; None if there is none.
 
@@ -110,7 +114,7 @@ def read_best(folder: Path) -> BestRecord | None:
     """
     path = folder / FILE
     try:
-        return TypeAdapter(BestRecord).validate_json(path.read_bytes())
+        return _RECORD.validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError as error:

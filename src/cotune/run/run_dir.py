@@ -21,7 +21,9 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
@@ -40,6 +42,10 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 _PURPOSE = re.compile(r"[a-z][a-z_]*")
 _TRAJECTORY_FILE = re.compile(r"([a-z][a-z_]*)-(\d{6,})\.jsonl")
+
+
+# The page that follows a training reads the same text at every checkpoint, and YAML is slow to parse.
+_parse_yaml = lru_cache(maxsize=8)(yaml.safe_load)
 
 
 class RunDir:
@@ -224,7 +230,7 @@ class RunDir:
                 reason = "it is a file" if self.path.exists() else "there is no such folder"
             raise ConfigError(f"{self.path} is not a run folder: {reason}; {fix}")
         try:
-            config = yaml.safe_load(path.read_text(encoding="utf-8"))
+            config = deepcopy(_parse_yaml(path.read_text(encoding="utf-8")))
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             reason = hide_secrets(" ".join(str(error).split()))
             raise ConfigError(f"{path} is not YAML ({reason}); restore the file") from error
