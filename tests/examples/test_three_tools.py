@@ -22,8 +22,8 @@ from cotune.llm.first_call import PROMPT as FIRST_CALL
 from tests.examples.three_tools import FOLDER, Teacher, modules
 from tests.loopback import endpoint
 
-STEPS = {"inspo": 3, "p2o": 5}
-"""Enough for an evolution of instructions after two steps, and for two epochs with their hints."""
+STEPS = 3
+"""Enough for an evolution of instructions or of hints after two steps, an epoch."""
 TOOLS = ("calculator", "dictionary", "calendar")
 INITIAL = "Answer the question in a word or number."
 
@@ -126,8 +126,8 @@ def test_the_run_file_trains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 # ---- runs
 
 
-def test_two_steps_of_trl_alone(example: dict[str, ModuleType], tmp_path: Path) -> None:
-    example["plain_trl"].main(["--steps", "2", "--output", str(tmp_path / "trl")])
+def test_a_step_of_trl_alone(example: dict[str, ModuleType], tmp_path: Path) -> None:
+    example["plain_trl"].main(["--steps", "1", "--output", str(tmp_path / "trl")])
 
 
 class EverySettings(script.RunSettings):
@@ -152,17 +152,17 @@ def train_with(
         patch.setattr(script, "RunSettings", EverySettings)
         patch.setattr(example["with_cotune"], "questions", lambda: questions(16))
         patch.setattr(cotune, "INSPO", methods[method])
-        example["with_cotune"].main(["--steps", str(STEPS[method]), "--output", str(folder)])
+        example["with_cotune"].main(["--steps", str(STEPS), "--output", str(folder)])
     return cotune.open_run(folder / "cotune"), llm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", STEPS)
+@pytest.mark.parametrize("method", ["inspo", "p2o"])
 def test_the_script_trains(example: dict[str, ModuleType], tmp_path: Path, method: str) -> None:
     run, llm = train_with(example, tmp_path, method)
     tokenizer = AutoTokenizer.from_pretrained(FOLDER / "policy")
     metrics = run.read_metrics()
-    assert [row["step"] for row in metrics] == list(range(1, STEPS[method] + 1))
+    assert [row["step"] for row in metrics] == [1, 2, 3]
     for row in metrics:
         assert row["reward/exact"] == pytest.approx(row["reward_mean"])
     events = run.read_events()
@@ -185,7 +185,7 @@ def test_the_script_trains(example: dict[str, ModuleType], tmp_path: Path, metho
         assert len(pairs) > 1
         assert all(texts.get(name, INITIAL) == text for name, text in pairs)
         return
-    assert kinds.count("hint_phase") >= 2  # one after each epoch
+    assert kinds.count("hint_phase") == 1  # after the first epoch; none after the last step
     assert "hint_accepted" in kinds
     assert (llm.instructions, llm.hints > 0) == (0, True)
     hinted = [row for row in rollouts if row["sampled"]["hint"]]

@@ -1,5 +1,8 @@
 """What a resume looks at before it trains: whether it is the same run, and whether that had ended."""
 
+import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +22,25 @@ from tests.policy.tiny import Letters
 SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """Give a trained run, of which the same call gives the same one; tests resume a copy of its folder."""
+
+    @cache
+    def run(budget: int | None = None, max_steps: int = 2) -> Run:
+        folder = tmp_path_factory.mktemp("trained")
+        made = start(folder, budget=budget, max_steps=max_steps, **SAVING)
+        made.trainer.train()
+        return made
+
+    return run
+
+
+def copied(run: Run, folder: Path) -> None:
+    """Copy a run and its checkpoints into a folder, as a test's own."""
+    shutil.copytree(run.folder.path.parent, folder, dirs_exist_ok=True)
+
+
 def state_of(folder: Path, step: int) -> State:
     return load_state(folder / "checkpoints" / f"checkpoint-{step}")
 
@@ -33,8 +55,10 @@ class Reworded(Letters):
 
 
 @pytest.mark.parametrize("environment", [Reworded(), Letters(5)], ids=["reworded", "fewer"])
-def test_other_training_tasks_are_refused(tmp_path: Path, environment: Letters) -> None:
-    start(tmp_path, **SAVING).trainer.train()
+def test_other_training_tasks_are_refused(
+    tmp_path: Path, environment: Letters, trained: Callable[..., Run]
+) -> None:
+    copied(trained(), tmp_path)
     other = start(tmp_path, environment=environment, resume=True, **SAVING)
     before = other.strategy.state_dict(), (tmp_path / "run" / "events.jsonl").read_bytes()
     with pytest.raises(ConfigError, match=r"^the training tasks: is not what the saved run"):
@@ -123,9 +147,11 @@ def test_a_batch_is_trained_on_to_its_end(tmp_path: Path) -> None:
     assert (run.joint.batches, run.trainer.state.global_step) == (1, 2)
 
 
-def test_a_run_that_its_budget_had_ended_is_taken_up_but_not_trained_on(tmp_path: Path) -> None:
-    first = budgeted(tmp_path, 12)
-    first.trainer.train()
+def test_a_run_that_its_budget_had_ended_is_taken_up_but_not_trained_on(
+    tmp_path: Path, trained: Callable[..., Run]
+) -> None:
+    first = trained(12, max_steps=4)
+    copied(first, tmp_path)
     weights = [p.clone() for p in first.trainer.model.parameters()]  # type: ignore[union-attr]
     checkpoint = newest(tmp_path)
     again = budgeted(tmp_path, 12, resume=True)
@@ -141,10 +167,9 @@ def test_a_run_that_its_budget_had_ended_is_taken_up_but_not_trained_on(tmp_path
 
 @pytest.mark.parametrize(("budget", "batches", "ended"), [(None, 4, False), (20, 3, True)])
 def test_a_run_whose_budget_was_raised_is_trained_on(
-    tmp_path: Path, budget: int | None, batches: int, ended: bool
+    tmp_path: Path, budget: int | None, batches: int, ended: bool, trained: Callable[..., Run]
 ) -> None:
-    first = budgeted(tmp_path, 12)
-    first.trainer.train()
+    copied(trained(12, max_steps=4), tmp_path)
     again = budgeted(tmp_path, budget, resume=True)
     assert not again.joint.budget_is_spent()
     again.trainer.train(resume_from_checkpoint=str(newest(tmp_path)))
@@ -153,9 +178,10 @@ def test_a_run_whose_budget_was_raised_is_trained_on(
     assert again.joint.budget_is_spent() is ended
 
 
-def test_a_run_that_had_not_ended_is_trained_on(tmp_path: Path) -> None:
-    run = start(tmp_path, **SAVING)
-    run.trainer.train()
+def test_a_run_that_had_not_ended_is_trained_on(
+    tmp_path: Path, trained: Callable[..., Run]
+) -> None:
+    copied(trained(), tmp_path)
     checkpoint = newest(tmp_path)
     again = start(tmp_path, resume=True, **SAVING)
     assert not restored_ended(again, checkpoint)

@@ -119,11 +119,11 @@ def test_strategy_time_counts_batches_not_optimizer_steps(halves: Any) -> None:
 
 
 def test_a_second_call_of_train_is_refused(tmp_path: Path) -> None:
-    run = start(tmp_path)
+    run = start(tmp_path, max_steps=1)
     run.trainer.train()
-    with pytest.raises(ConfigError, match=r"sent other tasks at step 3 .*call train once"):
+    with pytest.raises(ConfigError, match=r"sent other tasks at step 2 .*call train once"):
         run.trainer.train()
-    assert run.strategy.batches == 2
+    assert run.strategy.batches == 1
 
 
 def test_the_policy_is_in_evaluation_mode_while_it_is_sampled_and_only_then(tmp_path: Path) -> None:
