@@ -7,7 +7,7 @@ from rich.console import Console
 
 from cotune.config.run_file import RunConfig
 from cotune.engines.conclude import conclude
-from cotune.engines.engine import Measured
+from cotune.engines.engine import Engine
 from cotune.engines.estimate import Layout
 from cotune.engines.evaluation import Outcome
 from cotune.engines.preflight import Check, Preflight
@@ -22,7 +22,7 @@ from cotune.run.scores import score_trajectories
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 
 
-class Fake:
+class Fake(Engine):
     """Keeps a checkpoint a step; `engine_args.stop_at` is the step at which a person stops it."""
 
     def installation(self) -> str:
@@ -70,9 +70,6 @@ class Fake:
 
     def layout(self, config: RunConfig, processes: int = 1) -> Layout:
         return Layout(processes)
-
-    def measure(self, setup: object, steps: int) -> Measured:
-        raise ConfigError("--steps: a fake has no rate; leave it out")
 
 
 def _outcome(config: RunConfig, run: Record, setup: Preflight) -> Outcome:

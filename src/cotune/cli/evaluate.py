@@ -13,8 +13,9 @@ from rich.console import Console
 
 from cotune.cli.library_settings import allow_hub, quiet_libraries
 from cotune.cli.step_progress import step_progress
-from cotune.config.resuming import open_trained, recorded_config
+from cotune.config.resuming import open_trained
 from cotune.config.run_file import RunConfig
+from cotune.engines.engine import engine_of
 from cotune.errors import ConfigError
 from cotune.run.json_files import plain
 from cotune.run.run_dir import RunDir
@@ -37,11 +38,11 @@ def evaluate(
     from cotune.experiments.evaluate import evaluation_table
     from cotune.experiments.evaluate.evaluating import evaluate_run
 
-    run, config = _open_with(folder, assignments)
+    run, config = open_trained(folder, assignments)
     if any("=" not in benchmark for benchmark in options.benchmarks):
         allow_hub()
     with _measuring(config, console, as_json):
-        evaluation = evaluate_run(config, run, options)
+        evaluation = evaluate_run(config, run, options, engine_of(config).open_policy)
     if as_json:
         _print_json(plain(asdict(evaluation), "evaluation"))
     else:
@@ -65,7 +66,7 @@ def evaluate_quadrants(
     from cotune.experiments.evaluate.quadrant_evaluation import check_options, evaluate_quadrants
 
     check_options(options)
-    run, config = _open_with(folder, assignments)
+    run, config = open_trained(folder, assignments)
     if options.limit is None and not os.access(run.path, os.W_OK):
         raise ConfigError(
             f"{run.path}: this user may not write into the run folder, where --quadrants keeps its scores; "
@@ -73,7 +74,8 @@ def evaluate_quadrants(
         )
     first = None if since is None else RunDir.open(since)
     with _measuring(config, console, as_json):
-        quadrants = evaluate_quadrants(config, run, options, first)
+        open_policy = engine_of(config).open_policy
+        quadrants = evaluate_quadrants(config, run, options, first, open_policy)
     place = "not kept, since --limit leaves questions out"
     if options.limit is None:
         quadrants.write(run.path)
@@ -86,12 +88,6 @@ def evaluate_quadrants(
     console.print(on_console(table))
     for line in map(one_line, (table.notes, place)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _open_with(folder: Path, assignments: Sequence[str]) -> tuple[RunDir, RunConfig]:
-    """Return a run folder and its run file, with some fields of the run file changed."""
-    run, config = open_trained(folder)
-    return run, recorded_config(run, assignments) if assignments else config
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from cotune.data.splits import SPLITS
 from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.rollout_text import show_rollouts
-from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.types import Assignment, Prompt, Trajectory
 
 
@@ -51,8 +50,8 @@ def try_run(
         if not tasks:
             raise ConfigError(f"--split {split} has no questions; expected a split with some")
         prompt = Prompt(checked.instruction)
-        coordinator = run_policy(
-            config, checked.environment, prompt.instruction, rewards=checked.rewards
+        coordinator = checked.engine.open_policy(
+            config, checked.environment, rewards=checked.rewards
         )
         trajectories = coordinator.rollout(
             [Assignment(task, prompt, prompt, "i0", group) for group, task in enumerate(tasks)],

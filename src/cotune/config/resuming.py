@@ -27,15 +27,15 @@ _FREE = "name, threads, environment.retriever, llm, evaluation, logging and trai
 _SILENT = ("llm", "training.engine_args")
 
 
-def open_trained(folder: Path) -> tuple[RunDir, RunConfig]:
-    """Open a run folder; return it with its run file, or what a script recorded in its place.
+def open_trained(folder: Path, assignments: Sequence[str] = ()) -> tuple[RunDir, RunConfig]:
+    """Open a run folder; return it with its run file, or what a script recorded in its place, some fields of it set.
 
     Raises:
         ConfigError: no run folder.
     """
     run = RunDir.open(folder)
     import_from((Path.cwd(),))  # as for training: modules named in the run file may be there
-    return run, recorded_config(run)
+    return run, recorded_config(run, assignments)
 
 
 def recorded_config(run: RunDir, assignments: Sequence[str] = ()) -> RunConfig:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
+from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.run.costs import Totals
 from cotune.utils.packages import ENGINES, install_engine, installed
 
@@ -37,10 +38,13 @@ class Measured:
 
 
 class Engine(Protocol):
-    """An engine that trains a run file's weights.
+    """An engine that trains a run file's weights; the base class of each.
 
     Constructing or looking up an engine imports no library; each method imports what it needs.
     """
+
+    open_policy = staticmethod(run_policy)
+    """Open a policy outside of training, as `run_policy` does: loaded here, unless an engine has it elsewhere."""
 
     def check_installed(self) -> None:
         """Raise ConfigError if a package that the engine imports is missing."""
@@ -110,9 +114,10 @@ class Engine(Protocol):
             setup: the result of `prepare` for a temporary folder.
 
         Raises:
-            ConfigError: the engine cannot measure this run file.
+            ConfigError: the engine cannot measure this run file, as most cannot.
         """
-        ...
+        not_timed = "--steps: this engine does not time steps"
+        raise ConfigError(f"{not_timed}; leave it out, or set training.engine: trl")
 
 
 def engine_named(name: str) -> Engine:

@@ -131,11 +131,14 @@ class FakeServer:
         client.optimizer.load_state_dict(copy.deepcopy(optimizer))
         return self.given(client)
 
-    def create_sampling_client(self, model_path: str) -> Any:
-        rank, weights, _ = self.saved[model_path]
+    def create_sampling_client(self, model_path: str = "", base_model: str = "") -> Any:
+        assert base_model in ("", self.model)
+        # A new adapter is the base model.
+        base = FakeTraining(self, 1, 0).state() if base_model else None
+        rank, weights, _ = state = base or self.saved[model_path]
         client = FakeTraining(self, rank, 0)
         client.put(weights)
-        return self.given(FakeSampling(client, self.saved[model_path]))
+        return self.given(FakeSampling(client, state))
 
     def _delete(self, path: str) -> Any:
         self.fail("delete")
@@ -168,7 +171,7 @@ class FakeTraining:
         for parameter, weight in zip(self.parameters, weights, strict=True):
             parameter.data.copy_(weight)
 
-    def _state(self) -> tuple[int, list[torch.Tensor], Any]:
+    def state(self) -> tuple[int, list[torch.Tensor], Any]:
         weights = [parameter.detach().clone() for parameter in self.parameters]
         return self.rank, weights, copy.deepcopy(self.optimizer.state_dict())
 
@@ -227,7 +230,7 @@ class FakeTraining:
 
     def _save(self, kind: str, name: str) -> Any:
         path = f"tinker://{self.run}/{kind}/{name}".replace("//" + name, "/" + name)
-        self.server.saved[path] = self._state()
+        self.server.saved[path] = self.state()
         return done(SimpleNamespace(path=path))
 
     def save_state(self, name: str) -> Any:
@@ -235,7 +238,7 @@ class FakeTraining:
         return self._save("weights", name)
 
     def save_weights_and_get_sampling_client(self) -> Any:
-        return self.server.given(FakeSampling(self, self._state()))
+        return self.server.given(FakeSampling(self, self.state()))
 
     def save_weights_for_sampler(self, name: str) -> Any:
         saved = self._save("" if self.server.bare_names else "sampler_weights", name)

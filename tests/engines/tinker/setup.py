@@ -42,7 +42,6 @@ def run_file(output: Path, policy: str, changes: dict[str, Any] | None = None) -
 def adapter_of(server: FakeServer, rank: int = 4, seed: int = 3) -> Adapter:
     """A new adapter on a server that is installed."""
     service = Service(TinkerArguments(base_url="http://server"), server.model)
-    service.limit = None
     return Adapter(service, rank, seed)
 
 

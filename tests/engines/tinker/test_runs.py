@@ -3,11 +3,13 @@
 import json
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -15,14 +17,24 @@ pytest.importorskip("tinker", reason="needs the SDK: pip install 'cotune[tinker]
 
 from rich.console import Console
 
+from cotune.cli.evaluate import evaluate
 from cotune.cli.train import resume, train
+from cotune.cli.try_rollouts import try_run
+from cotune.config.resuming import recorded_config
+from cotune.config.run_file import load_config
+from cotune.engines.engine import engine_of
 from cotune.engines.tinker.run import TinkerJoint, learning_rate
 from cotune.errors import ConfigError, EngineError
+from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run
+from cotune.experiments.evaluate.quadrant_evaluation import evaluate_quadrants
+from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.policy.local_policy import load
 from cotune.run.checkpoints import complete_checkpoints
+from cotune.run.locks import run_locked
 from cotune.run.run_dir import RunDir
 from tests.engines.tinker.fake_server import KEY, FakeServer
 from tests.engines.tinker.setup import FST, INSPO, P2O, TRAINING, letters, lines, preflight
+from tests.policy.tiny import Letters
 from tests.run_files import write
 
 
@@ -94,6 +106,74 @@ def test_a_run_whose_episodes_do_not_wait_broken_during_rollouts_is_the_unbroken
     assert [e["from_step"] for e in apart.read_events() if e["kind"] == "resumed"] == [2]
     assert max(in_flight) > 1  # however slow the machine is
     assert lines(apart) == lines(runs[0])
+
+
+def test_the_server_evaluates_what_it_kept(
+    runs: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the same scores as at the end of the run, and no adapter that could be trained."""
+    run, _, _, server, _ = runs
+    server.install(monkeypatch)
+    names: list[str] = []
+    monkeypatch.setattr(server, "fail", names.append)
+
+    def rewards(options: EvaluationOptions, *changes: str) -> dict[str, Any]:
+        evaluate(run.path, Console(), options, True, changes)
+        (questions,) = json.loads(capsys.readouterr().out)["sets"]
+        figures = [figure for figure in questions["figures"] if figure["metric"] == "reward"]
+        return {figure["column"]: pytest.approx(figure["mean"]) for figure in figures}
+
+    scores = {e["when"]: e["em"] for e in run.read_events() if e["kind"] == "evaluated"}
+    means = rewards(EvaluationOptions(policy="initial"))
+    assert (scores["after"], scores["plain"]) == (means["best"], means["initial"])
+    assert means["untrained_initial"] != scores["plain"]
+    assert set(names) == {"get", "capabilities", "sample"}
+    # In this process, with the exported adapter.
+    assert rewards(EvaluationOptions(), "training.engine=trl")["best"] == scores["after"]
+    assert set(names) == {"get", "capabilities", "sample"}
+
+
+def test_the_server_scores_quadrants_without_a_divergence(
+    runs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _, _, server, _ = runs
+    server.install(monkeypatch)
+    config = recorded_config(run)
+    options = EvaluationOptions(samples=2)
+    quadrants = evaluate_quadrants(config, run, options, None, engine_of(config).open_policy)
+    assert quadrants.trained
+    assert not quadrants.divergences
+    for name, when in {"trained_prompted": "after", "trained_plain": "plain"}.items():
+        rewards = [row["reward"] for row in run.read_evaluation(when)]
+        assert quadrants.rewards[name]["greedy"] == pytest.approx(rewards)
+    plain = quadrants.rewards["initial_plain"]["greedy"]
+    assert plain != pytest.approx(quadrants.rewards["trained_plain"]["greedy"])
+
+
+def test_what_cannot_be_evaluated_is_one_line(
+    runs: Any, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Any
+) -> None:
+    run = runs[0]
+    folder = tmp_path / "run"
+    shutil.copytree(run.path, folder)
+    server = FakeServer(policy).install(monkeypatch)
+    config = recorded_config(RunDir.open(folder))
+    options = EvaluationOptions()
+    with pytest.raises(EngineError, match=r"no longer has these weights, load the policy here"):
+        evaluate_run(config, RunDir.open(folder), options, engine_of(config).open_policy)
+    with run_locked(folder):
+        assert "is being trained; wait for it" in refused("evaluate", folder)
+    (folder / "best" / "tinker.json").unlink()
+    assert "no tinker.json names a policy" in refused("evaluate", folder)
+
+    def fail(name: str) -> None:
+        raise httpx.ConnectError("refused")
+
+    server.fail = fail
+    assert "no Tinker server answers at http://server" in refused("evaluate", run.path)
+    hosted = ("--set", "training.engine_args={}")
+    monkeypatch.delenv("TINKER_API_KEY")
+    assert "variable TINKER_API_KEY is not set" in refused("evaluate", run.path, *hosted)
 
 
 def test_old_checkpoints_and_adapters_are_deleted_on_the_server(runs: Any) -> None:
@@ -227,10 +307,15 @@ def test_commands(
     printed = capsys.readouterr().out
     assert "experimental: run on SkyRL 0.3.0's server with 0.24.1" in printed
     assert "server: losses are a sum, seeds repeat their draws" in printed
+    tried = try_run(file, console, count=2, greedy=True)
+    assert "2 rollouts" in capsys.readouterr().out
+    here = run_policy(load_config(file), Letters())
+    again = here.rollout([t.assignment for t in tried], greedy=True)
+    assert [t.completion_ids for t in tried] == [t.completion_ids for t in again]
     plan(file, console)
     assert "unknown, a Tinker server trains" in " ".join(capsys.readouterr().out.split())
     FakeServer(policy, reduction="mean of rows").install(monkeypatch)
     assert "adds up losses in an unknown way" in refused("train", file)
-    with pytest.raises(ConfigError, match="are not timed"):
+    with pytest.raises(ConfigError, match="does not time steps"):
         preflight(raw).engine.measure(None, 1)
     assert os.listdir(tmp_path) == ["run.yaml"]

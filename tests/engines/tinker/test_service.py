@@ -16,7 +16,8 @@ pytest.importorskip("tinker", reason="needs the SDK: pip install 'cotune[tinker]
 from transformers import AutoTokenizer
 
 from cotune.engines.tinker import service as service_module
-from cotune.engines.tinker.adapter import Adapter, TinkerSampler
+from cotune.engines.tinker.adapter import Adapter
+from cotune.engines.tinker.sampler import TinkerSampler
 from cotune.engines.tinker.service import Service
 from cotune.engines.tinker.settings import TinkerArguments
 from cotune.errors import ConfigError, EngineError
@@ -178,8 +179,8 @@ def test_a_turn_ends_at_its_first_end_and_its_own_limit(policy: str) -> None:
         asked.extend(rows)
         return [SimpleNamespace(tokens=[5, 6, end, 7], logprobs=[-1.0, -2.0, -3.0, -4.0])] * 2
 
-    adapter: Any = SimpleNamespace(sample=sample)
-    session = TinkerSampler(adapter, codec, turn_tokens=9).open(Sampling())
+    policy_stub: Any = SimpleNamespace(sample=sample)
+    session = TinkerSampler(policy_stub, codec, turn_tokens=9).open(Sampling())
     long, short = session.generate([SampleRequest(0, (2,), 8), SampleRequest(1, (2,), 2)])
     assert long.ids == (5, 6, end)
     assert long.logprobs == (-1.0, -2.0, -3.0)

@@ -42,9 +42,7 @@ def url(policy: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def service(url: str, policy: str) -> Service:
-    service = Service(TinkerArguments(base_url=url), policy)
-    service.limit = None
-    return service
+    return Service(TinkerArguments(base_url=url), policy)
 
 
 def test_the_probe_knows_the_server(service: Service, policy: str) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from cotune.cli import app as cli
 from cotune.config.run_file import RewardConfig, RunConfig
+from cotune.engines.engine import Engine
 from cotune.environments.base import SingleTurnEnvironment
 from cotune.environments.math import INITIAL_INSTRUCTION as SOLVE
 from cotune.errors import ConfigError
-from cotune.experiments.evaluate import evaluating
 from cotune.experiments.evaluate.question_sets import (
     EvaluationOptions,
     QuestionSet,
@@ -244,14 +244,14 @@ def test_a_best_policy_that_is_replaced_meanwhile_is_not_scored_under_its_instru
 ) -> None:
     config = finished(tmp_path / "run", GEO, BETTER)
     chosen = tmp_path / "run" / "best" / "best.json"
-    load = evaluating.run_policy
+    load = Engine.open_policy
 
     def replaced(*arguments: Any, **how: Any) -> Any:
         found = load(*arguments, **how)
         chosen.write_text(json.dumps({**json.loads(chosen.read_text()), "step": 7}))
         return found
 
-    monkeypatch.setattr(evaluating, "run_policy", replaced)
+    monkeypatch.setattr(Engine, "open_policy", staticmethod(replaced))
     error = refused("evaluate", config.output, "--limit", 1)
     assert "its best policy was replaced while it was loaded" in error
 

@@ -1,27 +1,22 @@
-"""An adapter on a Tinker server: sampled, trained, saved, exported."""
+"""An adapter on a Tinker server: trained, saved, exported."""
 
 import io
 import json
 import re
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import httpx
 import numpy as np
 
+from cotune.engines.tinker.sampler import ServerPolicy
 from cotune.engines.tinker.service import Service
 from cotune.engines.tinker.settings import ALPHA
 from cotune.errors import EngineError
 from cotune.methods.context_distillation import Floats
-from cotune.protocols import Codec
-from cotune.rollout.coordinator import turn_seed
 from cotune.run.json_files import write_atomic, write_json_atomic
-from cotune.types import Sample, SampleRequest, Sampling
-from cotune.utils.background import Worker
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
@@ -31,21 +26,16 @@ Pair = tuple[Sequence[int], Sequence[int]]
 """The tokens of a prompt and of its completion."""
 
 
-class Adapter:
+class Adapter(ServerPolicy):
     """A LoRA adapter on all linear layers but the head, and its optimizer.
-
-    It is sampled through one client at a time: SkyRL's jax server puts the weights of an older client back into the
-    adapter that is trained.
 
     Args:
         saved: what `save` returned, to go on from; "" makes a new adapter.
     """
 
     def __init__(self, service: Service, rank: int, seed: int = 0, saved: str = "") -> None:
-        self.service = service
+        super().__init__(service)
         self._rank = rank
-        self._sampling: Any = None
-        self._synchronising = Lock()
         client = service.client
 
         def make() -> Any:
@@ -57,23 +47,8 @@ class Adapter:
 
         self._client = service.call("an adapter", make)
 
-    def sample(self, rows: Sequence[tuple[Sequence[int], Mapping[str, Any]]]) -> list[Any]:
-        """Return a sampled sequence for each context and its `SamplingParams`; all are requested at once."""
-        from tinker.types import ModelInput, SamplingParams
-
-        with self._synchronising:
-            if self._sampling is None:
-                synchronise = self._client.save_weights_and_get_sampling_client
-                self._sampling = self.service.call("weights to sample from", synchronise)
-        draw = self._sampling.sample
-        prepared = [(ModelInput.from_ints(list(ids)), SamplingParams(**p)) for ids, p in rows]
-        answers = self.service.call("sampling", lambda: [draw(ids, 1, p) for ids, p in prepared])
-        return [answer.sequences[0] for answer in answers]
-
-    def sample_from(self, path: str) -> None:
-        """Sample from weights that `export` kept from now on. Only after training: see the class."""
-        create = self.service.client.create_sampling_client
-        self._sampling = self.service.call(f"loading {path}", lambda: create(model_path=path))
+    def _open(self) -> Any:
+        return self._client.save_weights_and_get_sampling_client()
 
     def forward(self, pairs: Sequence[Pair]) -> list[Floats]:
         """Return log π of each completion's tokens, (C,), by the pass that training makes."""
@@ -161,48 +136,6 @@ class Adapter:
             raise EngineError(
                 f"the Tinker server's archive of an adapter cannot be read: {error}"
             ) from error
-
-
-@dataclass(frozen=True)
-class TinkerSampler:
-    """Sample from an adapter; also the session of a call. If `turn_tokens` is set, every turn asks for so many."""
-
-    adapter: Adapter
-    codec: Codec
-    turn_tokens: int | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-
-    def open(self, sampling: Sampling) -> "TinkerSampler":
-        return replace(self, sampling=sampling)
-
-    def generate(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        ends = self.codec.end_ids
-        # The API takes tokens or texts, and servers differ in what ends a sequence if they get none.
-        stop: list[Any] = sorted(ends)
-        if self.sampling.stop:
-            stop = [*self.sampling.stop, *(self.codec.decode([end]) for end in stop)]
-        shared = {"temperature": self.sampling.temperature, "stop": stop}
-        rows: list[tuple[Sequence[int], dict[str, Any]]] = []
-        for request in requests:
-            max_tokens = self.turn_tokens or request.max_tokens
-            seed = turn_seed(self.sampling.seed, request.row, len(request.context_ids))
-            parameters = {**shared, "max_tokens": max_tokens, "seed": seed}
-            rows.append((request.context_ids, parameters))
-        samples: list[Sample] = []
-        for request, answer in zip(requests, self.adapter.sample(rows), strict=True):
-            tokens = tuple(answer.tokens)
-            logprobs = tuple(answer.logprobs or ())
-            closed = [place for place, token in enumerate(tokens, 1) if token in ends]
-            length = min(request.max_tokens, *closed[:1], len(tokens))  # a server may go on
-            samples.append(Sample(tokens[:length], logprobs[:length]))
-        return samples
-
-    async def sample(self, request: SampleRequest) -> Sample:
-        """Return one turn; calls may overlap."""
-        (sample,) = await Worker().call(self.generate, [request])
-        return sample
-
-    def close(self) -> None: ...
 
 
 def datum(prompt: Sequence[int], completion: Sequence[int], **inputs: Any) -> Any:

@@ -1,6 +1,5 @@
 """Train a run file on a Tinker server, from the probe to the summary."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +18,10 @@ from cotune.engines.evaluation import RunEvaluation
 from cotune.engines.joint import Joint, check_identity
 from cotune.engines.preflight import Preflight
 from cotune.engines.run_settings import settings_of
-from cotune.engines.tinker.adapter import Adapter, TinkerSampler
+from cotune.engines.tinker.adapter import Adapter
 from cotune.engines.tinker.losses import rows_of, server_loss, token_terms
 from cotune.engines.tinker.probe import probe
+from cotune.engines.tinker.sampler import FILE, ServerPolicy, TinkerSampler, server_path
 from cotune.engines.tinker.service import Service
 from cotune.engines.tinker.settings import read_arguments
 from cotune.errors import ConfigError, EngineError
@@ -34,9 +34,6 @@ from cotune.run.json_files import write_json_atomic
 from cotune.run.scores import Score
 from cotune.types import Prompt, Trajectory
 from cotune.utils.progress import begin
-
-_FILE = "tinker.json"
-"""The file of a checkpoint, or of the kept adapter, with its path on the server."""
 
 
 class TinkerJoint(Joint):
@@ -94,7 +91,8 @@ class TinkerJoint(Joint):
             self.coordinator.sampler = TinkerSampler(self.adapter, checked.codec, turn_tokens)
             llm = build_llm(config.proposer, config.seed, record, checked.environment)
             self.record_in(record, llm)
-            self.changed = run_start.begin_run(record, settings, best, chosen, self._check)
+            check = lambda path: check_identity(load_state(path), self.identity)  # noqa: E731
+            self.changed = run_start.begin_run(record, settings, best, chosen, check)
             if chosen and checkpoint:
                 self.notices = chosen.notices
                 self.resume(load_state(checkpoint))
@@ -106,9 +104,6 @@ class TinkerJoint(Joint):
             evaluation = RunEvaluation(config.evaluation, initial, record, best, lambda *_: None)
             self._train(evaluation, config.training, record.checkpoints_path)
             conclude(settings, record, evaluation.finish(self), checked.environment)
-
-    def _check(self, checkpoint: Path) -> None:
-        check_identity(load_state(checkpoint), self.identity)
 
     def _train(self, evaluation: RunEvaluation, training: TrainingConfig, folder: Path) -> None:
         """Train from the next step to the last, or until the budget is spent."""
@@ -160,7 +155,7 @@ class TinkerJoint(Joint):
         checkpoint = folder / f"checkpoint-{self.batches}"
         checkpoint.mkdir(parents=True, exist_ok=True)
         path = self.adapter.save(f"step-{self.batches}")
-        write_json_atomic(checkpoint / _FILE, {"path": path})
+        write_json_atomic(checkpoint / FILE, {"path": path})
         save_state(checkpoint, self.state_dict())
         for old in complete_checkpoints(folder)[keep:]:
             path = server_path(old)
@@ -187,16 +182,12 @@ class TinkerBest(BestPolicy):
 
     def write_weights(self, joint: Any, folder: Path, step: int) -> None:
         path = joint.adapter.export(f"best-{step}", folder, joint.base)
-        write_json_atomic(folder / _FILE, {"path": path})
+        write_json_atomic(folder / FILE, {"path": path})
 
     def load_weights(self, joint: Any, step: int) -> None:
-        joint.adapter.sample_from(server_path(self._folder))
-
-
-def server_path(folder: Path) -> str:
-    """Return the path on the server of what a folder holds; "" if nothing is kept there."""
-    file = folder / _FILE
-    return json.loads(file.read_bytes())["path"] if file.is_file() else ""
+        # SkyRL's jax server puts these weights into the adapter, whose training has ended.
+        kept = ServerPolicy(joint.service, model_path=server_path(self._folder))
+        joint.coordinator.sampler = replace(joint.coordinator.sampler, policy=kept)
 
 
 def learning_rate(training: TrainingConfig, step: int) -> float:

@@ -61,6 +61,7 @@ class Service:
             return [(client, rest_client), rest_client.get_server_capabilities()]
 
         (self.client, self.rest_client), capabilities = self.call("connecting", connect)
+        self.limit = None
         models = [model.model_name for model in capabilities.supported_models]
         if base_model not in models:
             has = f"the Tinker server at {self.label} has no {base_model!r}; expected one of"

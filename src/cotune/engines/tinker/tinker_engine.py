@@ -1,25 +1,24 @@
 """A Tinker server as an `Engine`. Experimental: docs/how-to/tinker.md says what was run."""
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig
-from cotune.engines.engine import check_package
+from cotune.engines.engine import Engine, check_package
 from cotune.engines.estimate import Layout
 from cotune.engines.preflight import Check, Preflight
 from cotune.engines.tinker.settings import read_arguments
-from cotune.errors import ConfigError
 from cotune.utils.packages import installed
 from cotune.utils.text import hide_secrets
 
 if TYPE_CHECKING:
-    from cotune.engines.engine import Measured
     from cotune.engines.tinker.run import TinkerJoint
+    from cotune.rollout.coordinator import Coordinator
 
 
-class Tinker:
+class Tinker(Engine):
     """Train on a server; this process rolls out and evolves."""
 
     def check_installed(self) -> None:
@@ -48,11 +47,15 @@ class Tinker:
     def train(self, setup: "TinkerJoint", *, resume: bool) -> None:
         setup.run(resume=resume)
 
+    @staticmethod
+    def open_policy(*policy: Any, **options: Any) -> "Coordinator":
+        check_package("tinker")
+        from cotune.engines.tinker.sampler import open_policy
+
+        return open_policy(*policy, **options)
+
     def layout(self, config: RunConfig, processes: int = 1) -> Layout:
         raise ValueError("a Tinker server trains, on GPUs that the run file does not name")
-
-    def measure(self, setup: "TinkerJoint", steps: int) -> "Measured":
-        raise ConfigError("--steps: steps on a Tinker server are not timed; leave it out")
 
 
 def _server(checked: Preflight) -> str | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig, TrainingConfig
-from cotune.engines.engine import check_package
+from cotune.engines.engine import Engine, check_package
 from cotune.engines.estimate import Layout, memory_of, shape_of
 from cotune.engines.preflight import Check, Notice, Preflight
 from cotune.errors import EngineError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cotune.engines.trl.joint_trainer import JointTrainer
 
 
-class TRL:
+class TRL(Engine):
     """Train in this process, or in the processes that torchrun or accelerate started."""
 
     def check_installed(self) -> None:

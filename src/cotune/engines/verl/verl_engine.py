@@ -9,7 +9,7 @@ from packaging.version import Version
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig
-from cotune.engines.engine import check_package
+from cotune.engines.engine import Engine, check_package
 from cotune.engines.estimate import Layout
 from cotune.engines.preflight import Check, Preflight
 from cotune.engines.verl.arguments import layout_of
@@ -17,14 +17,13 @@ from cotune.errors import ConfigError
 from cotune.utils.packages import installed, not_fitting
 
 if TYPE_CHECKING:
-    from cotune.engines.engine import Measured
     from cotune.engines.verl.run import VerlSetup
 
 BREAKS_VERL = Version("1.16")
 """veRL 0.9 fails to import beside this TRL version or later ones: TRL removed a class it imports."""
 
 
-class VeRL:
+class VeRL(Engine):
     """Train in Ray actors."""
 
     def check_installed(self) -> None:
@@ -68,12 +67,6 @@ class VeRL:
 
     def layout(self, config: RunConfig, processes: int = 1) -> Layout:
         return layout_of(config)
-
-    def measure(self, setup: "VerlSetup", steps: int) -> "Measured":
-        raise ConfigError(
-            "--steps: steps are not timed with training.engine verl; leave it out, or set "
-            "training.engine: trl"
-        )
 
 
 def _arguments(config: RunConfig) -> None:

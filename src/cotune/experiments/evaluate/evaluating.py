@@ -20,7 +20,7 @@ from cotune.experiments.evaluate.question_sets import (
     metrics_of,
     question_sets,
 )
-from cotune.experiments.evaluate.run_policy import best_record, run_policy
+from cotune.experiments.evaluate.run_policy import OpenPolicy, best_record, run_policy
 from cotune.experiments.evaluate.scoring import score
 from cotune.rewards import REWARDS
 from cotune.rollout.task_order import fingerprint
@@ -88,7 +88,9 @@ class Evaluation:
     kind: str = "evaluation"
 
 
-def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> Evaluation:
+def evaluate_run(
+    config: RunConfig, run: RunDir, options: EvaluationOptions, open_policy: OpenPolicy = run_policy
+) -> Evaluation:
     """Score a run's best policy under its best and its initial instruction, and its best hint.
 
     Write nothing, neither results nor costs. The same seed and options give the same figures.
@@ -97,6 +99,7 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
         config: the run file; its limits, seed and policy settings apply.
         run: the run folder; only best/ is read.
         options: what to evaluate.
+        open_policy: the engine's.
 
     Raises:
         ConfigError: there is no best policy, questions are not available, or a prompt is too long; before
@@ -118,7 +121,7 @@ def evaluate_run(config: RunConfig, run: RunDir, options: EvaluationOptions) -> 
     for trained in dict.fromkeys(column.trained for column in columns):
         columns_of_policy = [column for column in columns if column.trained is trained]
         best = run.best_path if trained else None
-        policy = run_policy(config, environment, best=best, temperature=options.temperature)
+        policy = open_policy(config, environment, best=best, temperature=options.temperature)
         if trained and read_best(run.best_path) != record:
             raise ConfigError(
                 f"{run.path}: its best policy was replaced while it was loaded; run the command again"

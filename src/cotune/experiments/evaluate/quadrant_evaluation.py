@@ -14,7 +14,7 @@ from cotune.experiments.evaluate.quadrants import (
     relative,
 )
 from cotune.experiments.evaluate.question_sets import EvaluationOptions, question_sets
-from cotune.experiments.evaluate.run_policy import best_record, run_policy
+from cotune.experiments.evaluate.run_policy import OpenPolicy, best_record, run_policy
 from cotune.experiments.evaluate.scoring import score
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import measure_of
@@ -37,12 +37,16 @@ def check_options(options: EvaluationOptions) -> None:
 
 
 def evaluate_quadrants(
-    config: RunConfig, run: RunDir, options: EvaluationOptions, since: RunDir | None = None
+    config: RunConfig,
+    run: RunDir,
+    options: EvaluationOptions,
+    since: RunDir | None = None,
+    open_policy: OpenPolicy = run_policy,
 ) -> Quadrants:
     """Score both policies of a run under both instructions, greedily and sampled; write nothing.
 
     Equal policies or instructions are rolled out once. Both policies are in memory at the same time, to
-    compute the divergence between them.
+    compute the divergence between them; there is none if a server has them.
 
     Args:
         config: the run file; its limits, seed and environment apply.
@@ -50,6 +54,7 @@ def evaluate_quadrants(
         options: its split, samples, temperature and limit apply.
         since: the first of several runs that each continued the one before: its policy and instruction
             are the initial ones. None is this run.
+        open_policy: the engine's.
 
     Raises:
         ConfigError: there is no best policy, the questions are not available, or a prompt is too
@@ -66,15 +71,16 @@ def evaluate_quadrants(
     trained = since is not None or not config.training.frozen
     temperature = options.temperature
     began = config.model_copy(update={"policy": first.policy})
-    policies = {"initial": run_policy(began, environment, temperature=temperature)}
+    policies = {"initial": open_policy(began, environment, temperature=temperature)}
     if trained:
-        policies["trained"] = run_policy(
+        policies["trained"] = open_policy(
             config, environment, best=run.best_path, temperature=temperature
         )
     scores = {"initial": score(policies["initial"], prompts, questions, options.samples)}
     if trained:
+        here = policies["initial"] if hasattr(policies["initial"].sampler, "model") else None
         scores["trained"] = score(
-            policies["trained"], prompts, questions, options.samples, initial=policies["initial"]
+            policies["trained"], prompts, questions, options.samples, initial=here
         )
     distinct = {scored for by_prompt in scores.values() for scored in by_prompt.values()}
     of_weights = {weights: scores.get(weights, scores["initial"]) for weights in WEIGHTS}
@@ -95,7 +101,7 @@ def evaluate_quadrants(
             for weights in WEIGHTS
             for prompt in PROMPTS
         },
-        divergences=cast(Any, divergences if trained else {}),
+        divergences=cast(Any, divergences if any(divergences.values()) else {}),
         since="" if since is None else relative(since.path, run.path),
         rollouts=sum(scored.rollouts for scored in distinct),
         generated_tokens=sum(scored.generated_tokens for scored in distinct),

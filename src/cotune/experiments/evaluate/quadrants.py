@@ -71,7 +71,7 @@ class Quadrants:
         rewards: by quadrant and decoding: of the greedy rollout, and the mean of the sampled ones.
         divergences: by prompt, the sum of KL(π_trained ‖ π_initial) over the own tokens of one sampled
             rollout of the trained policy, in nats, and the number of these tokens. Empty if the
-            weights were not trained.
+            weights were not trained, or a server sampled.
         since: the run folder, relative to this one, whose policy and instruction the initial ones are;
             "" for this run's own.
         rollouts, generated_tokens: the cost of the evaluation.

@@ -1,5 +1,6 @@
 """Load a run file's policy into this process, to roll out."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from cotune.config.run_file import RunConfig
@@ -11,11 +12,13 @@ from cotune.run.best import BestRecord, read_best
 from cotune.run.run_dir import RunDir
 from cotune.utils.progress import begin
 
+OpenPolicy = Callable[..., Coordinator]
+"""`run_policy`, or another engine's `Engine.open_policy`."""
+
 
 def run_policy(
     config: RunConfig,
     environment: Environment,
-    instruction: str = "",
     *,
     rewards: Rewards | None = None,
     best: Path | None = None,
@@ -24,7 +27,6 @@ def run_policy(
     """Return a coordinator of the policy, with the run file's limits, seed and chat template.
 
     Args:
-        instruction: the default prompt of `evaluate`.
         rewards: score instead of the environment.
         best: the run's `best/`, to load instead of the policy that training starts from.
         temperature: None for that of training.
@@ -47,7 +49,7 @@ def run_policy(
     return local_coordinator(
         best or start,
         environment,
-        instruction,
+        "",  # each rollout has its prompt
         RolloutSettings(config.limits, sampled, config.seed, training.rows_per_call),
         dtype=weights_dtype(policy, training.precision),
         # The run folder may come from another machine, with the local base in another place.
