@@ -2,7 +2,6 @@
 
 python examples/own_trainer.py                      # INSPO on the bundled policy, a few steps
 python examples/own_trainer.py --method p2o         # hints on hard questions, distilled
-python examples/own_trainer.py --method inspo+p2o   # both
 python examples/own_trainer.py --method static      # the same trainer with a fixed instruction
 python examples/own_trainer.py --steps 6 --resume   # continue from the last checkpoint
 """
@@ -27,33 +26,20 @@ def environment_of(questions: int) -> cotune.Environment:
     return cotune.LadderEnvironment(options)
 
 
-def method_of(name: str) -> cotune.INSPO | cotune.P2O | cotune.INSPOWithP2O | cotune.Static:
+def method_of(name: str) -> cotune.INSPO | cotune.P2O | cotune.Static:
     """Return the method, with numbers for a run of a few steps."""
-    hints = cotune.HintOptions(hard_set_min_count=2, dev_size=2, budget=16, beam=2)
     if name == "inspo":
         return cotune.INSPO(population_size=3, evolve_every=2, verification_tasks=4)
     if name == "p2o":
+        hints = cotune.HintOptions(hard_set_min_count=2, dev_size=2, budget=16, beam=2)
         return cotune.P2O(hints=hints)
-    if name == "inspo+p2o":
-        return cotune.INSPOWithP2O(
-            inspo=cotune.InspoOptions(
-                population_size=3,
-                evolve_every=2,
-                verification_tasks=4,
-                groups="mixed",
-                target="initial",
-            ),
-            p2o=cotune.P2OOptions(hints=hints),
-        )
     return cotune.Static()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="GRPO with an evolving prompt.")
     parser.add_argument("--steps", type=int, default=3, help="rollout batches")
-    parser.add_argument(
-        "--method", choices=("inspo", "p2o", "inspo+p2o", "static"), default="inspo"
-    )
+    parser.add_argument("--method", choices=("inspo", "p2o", "static"), default="inspo")
     parser.add_argument("--output", default="runs/own-trainer", help="the trainer's folder")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--resume", action="store_true", help="from the last checkpoint")
@@ -81,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         bf16=torch.cuda.is_available(),
     )
     # P²O evolves hints at the end of an epoch: four questions, two per step, make an epoch of two steps.
-    questions = 4 if "p2o" in chosen.method else 64
+    questions = 4 if chosen.method == "p2o" else 64
     trainer = cotune.JointTrainer(
         model,
         args=args,

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from cotune.config.joint_method import GEPA as GEPA
     from cotune.config.joint_method import INSPO as INSPO
     from cotune.config.joint_method import P2O as P2O
-    from cotune.config.joint_method import INSPOWithP2O as INSPOWithP2O
     from cotune.config.joint_method import OtherMethod as OtherMethod
     from cotune.config.joint_method import Static as Static
     from cotune.data.dataset import DatasetConfig as DatasetConfig
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from cotune.errors import RetrievalError as RetrievalError
     from cotune.llm.bank import BankOptions as BankOptions
     from cotune.llm.client import OpenAIOptions as OpenAIOptions
-    from cotune.methods.composed import ComposedOptions as ComposedOptions
     from cotune.methods.fst.fst import FstOptions as FstOptions
     from cotune.methods.fst.gepa import GepaOptions as GepaOptions
     from cotune.methods.inspo.inspo import InspoOptions as InspoOptions
@@ -66,7 +64,7 @@ if TYPE_CHECKING:
 # Loaded on first use, so that importing cotune costs only what is used.
 _NAMES = {
     "cli.train": "resume train",
-    "config.joint_method": "FST GEPA INSPO INSPOWithP2O OtherMethod P2O Static",
+    "config.joint_method": "FST GEPA INSPO OtherMethod P2O Static",
     "data.dataset": "DatasetConfig read_dataset tasks_from",
     "engines.trl.joint_trainer": "JointTrainer",
     "environments.base": "PromptFormat SingleTurnEnvironment TaskEnvironment",
@@ -77,7 +75,6 @@ _NAMES = {
     "errors": "BudgetError ConfigError CotuneError EngineError EvolutionError LLMError RetrievalError",
     "llm.bank": "BankOptions",
     "llm.client": "OpenAIOptions",
-    "methods.composed": "ComposedOptions",
     "methods.fst.fst": "FstOptions",
     "methods.fst.gepa": "GepaOptions",
     "methods.inspo.inspo": "InspoOptions",

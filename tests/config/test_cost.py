@@ -166,13 +166,3 @@ def test_gepa_searches_once_and_a_frozen_policy_is_not_trained(frozen: bool) -> 
     assert planned.calls == 7
     assert planned.rollouts["train"] == (0 if frozen else 24)
     assert planned.rollouts["evaluate"] == 3 * 6 + (1 if frozen else 3) * 3
-
-
-def test_both_composed_pay_for_both() -> None:
-    inspo = tiny(Path("out"))["strategy"]
-    strategy = {"kind": "inspo+p2o", "inspo": inspo, "p2o": P2O}
-    planned = plan_run(config_with(strategy=strategy))
-    assert planned.rollouts["verify"] == 14
-    assert planned.rollouts["evolve"] == 20
-    # The test of 6 before, and after: under the best instruction, with its hint, under the initial.
-    assert planned.rollouts["evaluate"] == 4 * 6

@@ -11,7 +11,6 @@ from cotune.config.run_checks import (
     check_prompts,
     check_splits,
 )
-from cotune.config.strategy import evolved_room
 from cotune.environments.base import SingleTurnEnvironment
 from cotune.environments.math import MathEnvironment
 from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
@@ -66,7 +65,7 @@ def test_an_instruction_must_name_the_tags(instruction: str, missing: str) -> No
     assert missing in str(caught.value)
 
 
-@pytest.mark.parametrize("strategy", ["inspo", "inspo+p2o", "gepa"])
+@pytest.mark.parametrize("strategy", ["inspo", "gepa"])
 def test_a_blank_instruction_cannot_evolve(strategy: str) -> None:
     plain = SingleTurnEnvironment({}, "")
     name = re.escape(method_of(strategy).label)
@@ -123,7 +122,6 @@ def test_half_of_the_prompt_is_left_for_what_evolves() -> None:
         ConfigError, match=r"task long has 11 tokens, 10 without .* at least 20: raise"
     ):
         check_prompts(env, Words(), "do", Limits(prompt_tokens=18), ["train"], strategy="inspo")
-    assert evolved_room(Limits(prompt_tokens=20), "inspo") == 10
 
 
 def test_a_mathematics_instruction_must_name_the_box() -> None:
@@ -139,15 +137,6 @@ def test_beside_hints_the_instruction_stays() -> None:
     check_prompts(env, Words(), "do it", Limits(prompt_tokens=14), ["train"], strategy="p2o")
     with pytest.raises(ConfigError, match=r"left for evolved hints, but .* has 7 tokens; .* 14"):
         check_prompts(env, Words(), "do it", Limits(prompt_tokens=13), ["train"], strategy="p2o")
-    # Where instructions evolve, too, it does not count: half is for both, a quarter each.
-    check_prompts(env, Words(), "do it", Limits(prompt_tokens=12), ["train"], strategy="inspo+p2o")
-    # But the initial instruction is no longer than it is, and a hint is to fit beside it.
-    long = "a b c d e f"  # 11 tokens with the question, and 4 of a quarter
-    check_prompts(env, Words(), long, Limits(prompt_tokens=14), ["train"], strategy="inspo+p2o")
-    with pytest.raises(ConfigError, match=r"instructions and hints, .* has 11 tokens, .* least 14"):
-        check_prompts(env, Words(), long, Limits(prompt_tokens=13), ["train"], strategy="inspo+p2o")
-    rooms = [evolved_room(Limits(prompt_tokens=40), k) for k in ("p2o", "inspo", "inspo+p2o")]
-    assert rooms == [20, 20, 10]
 
 
 def test_what_stands_before_a_question_makes_its_prompt_long() -> None:
@@ -160,7 +149,7 @@ def test_what_stands_before_a_question_makes_its_prompt_long() -> None:
 
 def test_the_first_number_named_is_the_one_that_is_enough() -> None:
     env = environment("a b c d e f g h")
-    for strategy in ("static", "inspo", "p2o", "inspo+p2o", "gepa"):
+    for strategy in ("static", "inspo", "p2o", "gepa"):
         with pytest.raises(ConfigError) as caught:
             check_prompts(
                 env, Words(), "a b c", Limits(prompt_tokens=2), SPLITS[:1], strategy=strategy

@@ -16,7 +16,6 @@ from cotune.config.run_file import (
 )
 from cotune.environments.search import SearchOptions
 from cotune.errors import ConfigError
-from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
 from cotune.llm.own import OwnLLMOptions
 from cotune.methods.inspo.inspo import InspoOptions
@@ -134,7 +133,7 @@ def test_dump_and_parse_round_trip(steps: int, window: int, instruction: str | N
     ("method", "world", "served"),
     [
         ("gepa", "geo", True),
-        ("inspo+p2o", "ladder", True),
+        ("p2o", "ladder", True),
         ("inspo", "math", False),
         ("static", "math", True),
     ],
@@ -157,25 +156,6 @@ def test_rules_write_what_the_world_needs(
     assert said.endswith(" {kind: bank, path: …}")
     endpoint = {"llm": {"kind": "openai", "model": "m"}}
     assert parse_config(LEAST | raw | endpoint, "test").strategy.kind == method
-
-
-@pytest.mark.parametrize(
-    ("strategy", "said"),
-    [
-        ("inspo", None),
-        ("p2o", None),
-        ("static", None),  # asks none
-        ("inspo+p2o", "llm: a bank holds texts of one kind, but strategy.kind inspo\\+p2o evolves"),
-    ],
-)
-def test_a_bank_holds_texts_of_one_kind(strategy: str, said: str | None) -> None:
-    llm = {"kind": "bank", "path": "x.txt"}
-    raw = LEAST | {"strategy": {"kind": strategy}, "llm": llm}
-    if said is None:
-        assert isinstance(parse_config(raw, "test").llm, BankOptions)
-        return
-    with pytest.raises(ConfigError, match=said):
-        parse_config(raw, "test")
 
 
 def test_an_llm_by_name() -> None:
@@ -201,10 +181,6 @@ def test_what_is_wrong_with_a_kind_of_distillation_is_said(distillation: Any, sa
     with pytest.raises(ConfigError) as caught:
         parse_config(LEAST | {"strategy": strategy}, "test")
     assert str(caught.value).startswith(f"test: strategy.distillation{said}")
-    both = {"kind": "inspo+p2o", "inspo": {"distillation": distillation}}
-    with pytest.raises(ConfigError) as caught:
-        parse_config(LEAST | {"strategy": both}, "test")
-    assert str(caught.value).startswith("test: strategy.inspo.distillation")
 
 
 def test_how_many_more_problems_are_told() -> None:
@@ -269,7 +245,6 @@ FORMS: dict[str, dict[str, Any]] = {
         "rewards": ["exact_match", {"function": "a.b:c", "weight": 2}],
         "strategy": {"kind": "static"},
     },
-    "both methods": {"strategy": {"kind": "inspo+p2o", "inspo": {"parents": 1}, "p2o": {}}},
     "an LLM by name": {"llm": "my.py:MyLLM"},
     "a bank": {"llm": {"kind": "bank", "path": "texts.txt"}},
 }  # fmt: skip

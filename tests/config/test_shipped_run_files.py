@@ -28,7 +28,6 @@ def test_hints_or_an_instruction_evolve_by_gepa_where_it_is_asked_for() -> None:
     planned = {file.stem: plan_run(load_config(file)).rollouts for file in FILES}
     assert {name for name, rollouts in planned.items() if rollouts.get("evolve")} == {
         "geo-p2o",
-        "geo-inspo-p2o",
         "geo-gepa",
         "geo-fst",
     }

@@ -100,29 +100,32 @@ def test_versions_are_those_of_the_package() -> None:
 
 # ---- what a run really writes
 
-BOTH: dict[str, Any] = {
-    "strategy": {
-        "kind": "inspo+p2o",
-        "inspo": {
-            "population_size": 3, "prune_every": 2, "evolve_every": 2, "evolve_until": 4,
-            "verification_tasks": 2, "verification_rounds": 1,
-        },
-        "p2o": {"hints": {"hard_set_min_count": 2, "dev_size": 3, "budget": 12, "beam": 2}},
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "inspo": {
+        "population_size": 3, "prune_every": 2, "evolve_every": 2, "evolve_until": 4,
+        "verification_tasks": 2, "verification_rounds": 1,
     },
+    "p2o": {"hints": {"hard_set_min_count": 2, "dev_size": 3, "budget": 12, "beam": 2}},
+}  # fmt: skip
+SECTIONS: dict[str, Any] = {
     "evaluation": {"every": 2},
     "training": {"steps": 4, "kl": 0.01},
     "logging": {"trajectories_every": 1, "report_to": ["tensorboard"]},
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    folder = tmp_path_factory.mktemp("both")
-    file = write(
-        folder / "run.yaml", tiny(folder / "out", {**BOTH, "policy": {"path": small_policy()}})
-    )
+@pytest.fixture(scope="module", params=STRATEGIES)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    folder = tmp_path_factory.mktemp(request.param)
+    strategy = {"kind": request.param, **STRATEGIES[request.param]}
+    sections = {**SECTIONS, "strategy": strategy, "policy": {"path": small_policy()}}
+    file = write(folder / "run.yaml", tiny(folder / "out", sections))
     train(file, Console(file=io.StringIO()))
     return open_run(folder / "out")
+
+
+def kind_of(run: RunDir) -> str:
+    return run.read_config()["strategy"]["kind"]
 
 
 def leaves(value: object, name: str = "") -> Iterator[str]:
@@ -149,11 +152,11 @@ def test_events_of_a_run_have_the_documented_fields(run: RunDir) -> None:
         names = event.keys() - {"time", "attempt", "step", "kind"}
         assert names == known[event["kind"]].keys(), event
         met.add(event["kind"])
-    assert met >= {
-        "run_started", "saved", "run_finished", "evaluated", "instruction_born", "population",
-        "evolution", "best_instruction", "hard_samples", "hint_phase", "hint_progress",
-        "hint_phase_ended",
-    }  # fmt: skip
+    evolved = {
+        "inspo": {"instruction_born", "population", "evolution", "best_instruction"},
+        "p2o": {"hard_samples", "hint_phase", "hint_progress", "hint_phase_ended"},
+    }
+    assert met >= {"run_started", "saved", "run_finished", "evaluated"} | evolved[kind_of(run)]
 
 
 def undocumented(names: set[str]) -> set[str]:
@@ -165,11 +168,20 @@ def undocumented(names: set[str]) -> set[str]:
 @pytest.mark.slow
 def test_metrics_of_a_run_are_documented(run: RunDir) -> None:
     found = {key for row in run.read_metrics() for key in row}
-    assert {"inspo/evolution_accepted", "p2o/hard", "reward_mean", "kl"} <= found
+    evolved = {"inspo": "inspo/evolution_accepted", "p2o": "p2o/hard"}[kind_of(run)]
+    assert {evolved, "reward_mean", "kl"} <= found
     assert undocumented(found) == set()
     # What the other methods and data sets add is named, and made by the package.
     source = "".join(path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py"))
-    counted = ("evolution_", "hard", "newly_hard", "graduated", "solved_by_hint", "zero_")
+    counted = (
+        "evolution_",
+        "hard",
+        "newly_hard",
+        "graduated",
+        "solved_by_hint",
+        "withheld",
+        "zero_",
+    )
     prefixes = ("inspo/", "p2o/", "gepa/", "zero_")
     for name in {n for n in documented_metrics() if n.startswith(prefixes)} - found:
         short = name.partition("/")[2] or name

@@ -1,5 +1,6 @@
 """The contract of instructions and hints, and the comparison of texts by which it finds answers."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from cotune.methods.contract import (
     reserved_tags,
 )
 from cotune.methods.leaks import leaked_answer
+from cotune.methods.method import Context
 from cotune.types import Task
 from tests.helpers import INITIAL
 
@@ -97,6 +99,21 @@ def test_the_policys_control_tokens_cannot_be_forged(token: str) -> None:
     assert rules.check(forged, forged, [], []) == reason  # though its parent held it
     assert rules.check(GOOD + " im_end, then s.", INITIAL, [INITIAL], TASKS) is None
     assert RULES.check(forged, INITIAL, [INITIAL], TASKS) is None  # another policy's is text
+
+
+@pytest.mark.parametrize("rules_of", [TextRules.of_instructions, TextRules.of_hints])
+def test_a_runs_limits_hold_for_instructions_and_hints(
+    rules_of: Callable[[Context], TextRules],
+) -> None:
+    rules = rules_of(
+        Context(instruction="Do.", count_tokens=len, max_tokens=20, control_tokens=["</s>"])
+    )
+    assert (
+        rules.check("Add </s> to it.", "Do.", [], [])
+        == "holds </s>, which only the chat template may"
+    )
+    assert rules.check("Add one to all of it.", "Do.", [], []) == "21 tokens; 20 allowed"
+    assert rules.check("Add one to each.", "Do.", [], []) is None
 
 
 # ---- hints

@@ -88,7 +88,7 @@ METHOD = Method(
     build=Bandit,
     label="Two-armed bandit",
     about="two instructions in turn, the better one is kept",
-    evolves=("instruction",),
+    evolves="instruction",
     needs_llm=lambda options: False,
     check=_check,
 )

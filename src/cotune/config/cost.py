@@ -87,8 +87,8 @@ def plan_method(
     train = steps * shape.questions_per_step * shape.group_size + cost.rollouts.get("train", 0)
     if shape.rollout_budget is not None:
         train = min(train, shape.rollout_budget)
-    # Under the best instruction, and under the initial one or with the best hint, or both.
-    closing = 1 + len(method.evolves)
+    # Under the best instruction, and under the initial one or with the best hint.
+    closing = 1 if method.evolves is None else 2
     evaluate = (closing + evaluation.before) * sizes["test"]
     if evaluation.every:
         evaluations = math.ceil(max(1, steps) / evaluation.every)

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from cotune.errors import ConfigError
-from cotune.llm.bank import BankOptions, check_bank
+from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
-from cotune.methods.composed import ComposedOptions
 from cotune.methods.fst.fst import FstOptions
 from cotune.methods.fst.gepa import GepaOptions
 from cotune.methods.inspo.inspo import InspoOptions
@@ -51,11 +50,6 @@ class JointMethod:
         method = method_of(self.options.kind)
         if self.llm is not None and not method.needs_llm(self.options):
             raise ConfigError(f"{name} uses no LLM with these options; remove llm")
-        if isinstance(self.llm, BankOptions):
-            try:
-                check_bank(method)
-            except ValueError as error:
-                raise ConfigError(f"{name}: {error}") from None
 
     @cached_property
     def options(self) -> MethodOptions:
@@ -139,13 +133,6 @@ class P2O(JointMethod, P2OOptions):
     """
 
     options_class = P2OOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class INSPOWithP2O(JointMethod, ComposedOptions):
-    """Combine INSPO and P²O: evolve instructions, and sample hard questions under hints."""
-
-    options_class = ComposedOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,18 +38,15 @@ def prompt_length(
 ) -> PromptLength:
     """Measure a task's prompt.
 
-    Half of the limit is for the texts that a strategy of this kind evolves, shared among them
-    (`evolved_room`); with several, a hint must also fit beside the initial instruction.
+    Half of the limit is for the text that a strategy of this kind evolves.
     """
     tokens = _tokens(environment, codec, task, instruction)
     evolves = method_of(strategy).evolves
-    if not evolves:
+    if evolves is None:
         return PromptLength(task, tokens, tokens, tokens)
-    unevolved = "" if "instruction" in evolves else instruction
+    unevolved = "" if evolves == "instruction" else instruction
     fixed = _tokens(environment, codec, task, unevolved)
-    # The least limit L with tokens + L // (2 × kinds) <= L.
-    beside = tokens + (tokens - 1) // (2 * len(evolves) - 1) if len(evolves) > 1 else tokens
-    return PromptLength(task, tokens, fixed, max(beside, 2 * fixed))
+    return PromptLength(task, tokens, fixed, max(tokens, 2 * fixed))
 
 
 def longest_prompt(

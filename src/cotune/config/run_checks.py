@@ -21,7 +21,7 @@ def check_instruction(environment: Environment, instruction: str, strategy: str 
         strategy: the kind of strategy.
     """
     method = method_of(strategy)
-    if "instruction" in method.evolves and not instruction.strip():
+    if method.evolves == "instruction" and not instruction.strip():
         raise ConfigError(
             f"instruction: blank; {method.label} evolves it: say in a sentence or two what the "
             "policy is to do"
@@ -129,7 +129,7 @@ def check_prompts(
     if longest is None or longest.needed <= limit:
         return
     evolves = method_of(strategy).evolves
-    texts = " and ".join("instructions" if text == "instruction" else text for text in evolves)
+    texts = "instructions" if evolves == "instruction" else evolves
     half = f", half of which is left for evolved {texts}" if evolves else ""
     without = (
         "" if longest.fixed == longest.tokens else f", {longest.fixed} without the instruction"

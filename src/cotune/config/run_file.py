@@ -26,7 +26,7 @@ from cotune.environments.environment_kind import EnvironmentKind
 from cotune.environments.registry import kind_of
 from cotune.environments.single_turn import SingleTurnOptions
 from cotune.errors import ConfigError
-from cotune.llm.bank import BankOptions, check_bank
+from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
 from cotune.llm.own import OwnLLMOptions
 from cotune.methods import registry as methods
@@ -387,10 +387,7 @@ class RunConfig(Model):
         return self.method.uses_batches or not self.training.frozen
 
     def _check_llm(self) -> None:
-        method = self.method
-        if isinstance(self.llm, BankOptions):
-            check_bank(method)
-        if not method.needs_llm(self.strategy) or (
+        if not self.method.needs_llm(self.strategy) or (
             self.llm is not None and self.llm.kind != "rules"
         ):
             return

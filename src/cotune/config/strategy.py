@@ -41,15 +41,8 @@ def build_strategy(
         context = replace(
             context,
             count_tokens=tokens.count,
-            max_tokens=max(1, evolved_room(limits, options.kind) - _SEPARATOR),
+            # The other half is for the question, the chat template and texts that do not evolve.
+            max_tokens=max(1, limits.prompt_tokens // 2 - _SEPARATOR),
             control_tokens=tokens.control_tokens,
         )
     return method_of(options.kind).build(options, context)
-
-
-def evolved_room(limits: Limits, strategy: str) -> int:
-    """Return the token limit of an evolved text: half of a prompt's, shared among kinds of text.
-
-    The other half is for the question, the chat template and texts that do not evolve.
-    """
-    return limits.prompt_tokens // (2 * max(1, len(method_of(strategy).evolves)))

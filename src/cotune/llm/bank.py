@@ -4,11 +4,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from cotune.errors import BudgetError, ConfigError, LLMError
 from cotune.methods.inspo.proposers import candidates_asked
-from cotune.methods.method import Method
 from cotune.protocols import State
 from cotune.types import Completion, Section
 
@@ -44,15 +43,6 @@ class BankOptions(Section):
     def public_name(self) -> str:
         """Return what proposes, without what is private to a machine."""
         return self.describe()
-
-
-def check_bank(method: Method[Any]) -> None:
-    """Raise ValueError for a method that evolves two kinds of texts, which one file cannot hold."""
-    if len(method.evolves) > 1:
-        raise ValueError(
-            f"llm: a bank holds texts of one kind, but strategy.kind {method.kind} evolves instructions and "
-            "hints; set an LLM, or an object with complete(prompt)"
-        )
 
 
 class BankLLM:

@@ -7,7 +7,7 @@
                 initial     on the initial instruction, so that the gain moves into the weights
 
 One advantage is computed over the whole group, so rollouts under different instructions are compared
-with each other. P²O adds hints to the rollouts under a drawn instruction.
+with each other.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,6 @@ from typing import Literal
 from cotune.types import Instruction
 
 Groups = Literal["own", "mixed", "population"]
-
-
-def count_drawn(groups: Groups, size: int) -> int:
-    """Return how many rollouts of a group, from the first, are sampled under drawn instructions."""
-    return size - size // 2 if groups == "mixed" else size
 
 
 def plan_instructions(
@@ -37,6 +32,6 @@ def plan_instructions(
     >>> "".join(one.id for one in plan_instructions("population", 5, [a, b], a))
     'aaabb'
     """
-    count = count_drawn(groups, size)
+    count = size - size // 2 if groups == "mixed" else size
     spread = [drawn[i * len(drawn) // count] for i in range(count)]
     return spread + [initial] * (size - count)

@@ -126,7 +126,7 @@ class Method(Generic[Options]):
         build: makes the strategy.
         label: its name in tables and reports.
         about: what it does, in a line.
-        evolves: the texts that it changes; each may fill an equal share of half a prompt.
+        evolves: the texts that it changes, which may fill half of a prompt; None if it changes none.
         needs_llm: returns whether it asks an optimizer LLM.
         uses_batches: whether it learns from training batches, so that they are rolled out even if
             the policy is frozen.
@@ -142,7 +142,7 @@ class Method(Generic[Options]):
     build: Callable[[Options, Context], Strategy]
     label: str
     about: str
-    evolves: tuple[Literal["instruction", "hints"], ...] = ()
+    evolves: Literal["instruction", "hints"] | None = None
     needs_llm: Callable[[Options], bool] = lambda options: True
     uses_batches: bool = True
     loss: Literal["grpo", "cispo"] = "grpo"

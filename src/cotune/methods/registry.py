@@ -7,7 +7,7 @@ its value a `Method` object.
 from functools import cache
 from typing import Any
 
-from cotune.methods import composed, static
+from cotune.methods import static
 from cotune.methods.fst import fst, gepa
 from cotune.methods.inspo import inspo
 from cotune.methods.method import Method
@@ -18,10 +18,8 @@ GROUP = "cotune.methods"
 """The entry-point group of methods."""
 BUILT_IN: dict[str, Method[Any]] = {
     method.kind: method
-    for method in (
-        static.METHOD, inspo.METHOD, p2o.METHOD, composed.METHOD, gepa.METHOD, fst.METHOD,
-    )
-}  # fmt: skip
+    for method in (static.METHOD, inspo.METHOD, p2o.METHOD, gepa.METHOD, fst.METHOD)
+}
 
 
 @cache

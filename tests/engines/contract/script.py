@@ -161,16 +161,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "mixed": {"kind": "inspo", **INSPO, "groups": "mixed", "target": "initial"},
     "population": {"kind": "inspo", **INSPO, "groups": "population"},
     "fst": {"kind": "fst", "prompts": 2, "evolve_every": 2, "budget": 60, "dev_size": 4},
-    "inspo+p2o": {
-        "kind": "inspo+p2o",
-        "inspo": {
-            **INSPO,
-            "groups": "mixed",
-            "target": "initial",
-            "distillation": {"ratio": "masked_signed", "low": 0.5, "high": 2.0},
-        },
-        "p2o": {"hints": HINTS},
-    },
 }
 
 

@@ -17,8 +17,7 @@ from tests.policy.tiny import small_policy
 
 @pytest.mark.parametrize(
     "kind",
-    # What the composed method shows, the others show by themselves.
-    [k if k == "inspo+p2o" else pytest.param(k, marks=pytest.mark.slow) for k in STRATEGIES],
+    [k if k in ("mixed", "p2o") else pytest.param(k, marks=pytest.mark.slow) for k in STRATEGIES],
 )
 def test_trl_does_what_the_loop_does(kind: str, tmp_path: Path) -> None:
     told = script(kind)
@@ -30,9 +29,13 @@ def test_trl_does_what_the_loop_does(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    told = replace(script("inspo+p2o"), steps=3)
-    return LoopDriver(tmp_path_factory.mktemp("loop"), small_policy()).run(told)
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]:
+    return {
+        kind: LoopDriver(tmp_path_factory.mktemp(kind), small_policy()).run(
+            replace(script(kind), steps=3)
+        )
+        for kind in ("mixed", "p2o")
+    }
 
 
 def hint_into_what_is_trained_on(run: Recording) -> None:
@@ -41,7 +44,7 @@ def hint_into_what_is_trained_on(run: Recording) -> None:
 
 
 def other_credit(run: Recording) -> None:
-    member = run.steps[-1]["state"]["base"]["population"]["members"][0]
+    member = run.steps[-1]["state"]["population"]["members"][0]
     member["window"][-1] += 0.01
 
 
@@ -66,18 +69,21 @@ def swapped_advantages(run: Recording) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("fault", "kind"),
     [
-        hint_into_what_is_trained_on,
-        other_credit,
-        other_hard_set,
-        lost_event,
-        observation_in_the_loss,
-        swapped_advantages,
+        (hint_into_what_is_trained_on, "p2o"),
+        (other_credit, "mixed"),
+        (other_hard_set, "p2o"),
+        (lost_event, "mixed"),
+        (observation_in_the_loss, "p2o"),
+        (swapped_advantages, "mixed"),
     ],
 )
-def test_a_fault_of_an_engine_is_found(fault: Any, recorded: Recording) -> None:
-    faulty = deepcopy(recorded)
-    assert differences(recorded, faulty) == []
+def test_a_fault_of_an_engine_is_found(
+    fault: Any, kind: str, recorded: dict[str, Recording]
+) -> None:
+    right = recorded[kind]
+    faulty = deepcopy(right)
+    assert differences(right, faulty) == []
     fault(faulty)
-    assert differences(recorded, faulty)
+    assert differences(right, faulty)

@@ -65,7 +65,7 @@ def _word(rng: random.Random) -> str:
     return "".join(rng.choices("abcdef", k=3))
 
 
-METHODS = ("static", "inspo", "p2o", "inspo+p2o")
+METHODS = ("static", "inspo", "p2o")
 
 
 def method_of(name: str, **changes: Any) -> JointMethod:
@@ -74,10 +74,7 @@ def method_of(name: str, **changes: Any) -> JointMethod:
     given: dict[str, Any] = {"llm": Scribe(), **changes}
     if name == "inspo":
         return cotune.INSPO(**{**INSPO, **given})
-    if name == "p2o":
-        return cotune.P2O(**{**P2O, **given})
-    inspo, p2o = cotune.InspoOptions(**INSPO), cotune.P2OOptions(**P2O)
-    return cotune.INSPOWithP2O(inspo=inspo, p2o=p2o, **given)
+    return cotune.P2O(**{**P2O, **given})
 
 
 @dataclass

@@ -23,7 +23,7 @@ RUN: dict[str, Any] = {
 def train(folder: Path, **changes: Any) -> ScriptTraining:
     given = {"environment": Letters()}
     values = RUN | changes
-    training = begin(folder, "inspo+p2o", evaluates=True, trainer_arguments=given, **values)
+    training = begin(folder, "inspo", evaluates=True, trainer_arguments=given, **values)
     training.trainer.train()
     return training
 

@@ -10,7 +10,6 @@ import cotune
 from cotune.engines.run_settings import RunSettings
 from cotune.engines.run_start import opened_run
 from cotune.errors import ConfigError
-from cotune.methods.composed import InspoP2O
 from cotune.methods.fst.gepa import Gepa
 from cotune.methods.inspo.inspo import Inspo
 from cotune.methods.p2o.p2o import P2O
@@ -42,7 +41,6 @@ def geo() -> GeoEnvironment:
         (lambda: cotune.INSPO(llm="sk-" + "a1B2" * 8), "INSPO: llm: model looks like a key"),
         (lambda: cotune.INSPO(llm=cast(Any, cotune.RulesLLM)), r"INSPO: llm is the class RulesLLM; .* an object with complete"),
         (lambda: cotune.INSPO(llm=cast(Any, 3)), "INSPO: llm is of type int"),
-        (lambda: cotune.INSPOWithP2O(llm=cotune.BankOptions(path=Path("x"))), "^INSPOWithP2O: llm: a bank holds texts of one kind"),
         (lambda: cotune.Static(llm=ScriptedLLM([])), "Static uses no LLM .* remove llm"),
     ],
 )  # fmt: skip
@@ -56,7 +54,6 @@ def test_a_methods_options_are_those_of_a_run_file() -> None:
     assert cotune.INSPO(window=2).options == cotune.InspoOptions(window=2)
     hints = cotune.P2OOptions(successes_below=3, hinted_per_group="half")
     assert cotune.P2O(successes_below=3, hinted_per_group="half").options == hints
-    assert cotune.INSPOWithP2O(p2o=hints).options == cotune.ComposedOptions(p2o=hints)
     assert cotune.INSPO(llm="gpt-4.1").llm == cotune.OpenAIOptions(model="gpt-4.1")
 
 
@@ -74,7 +71,6 @@ def started(folder: Path, given: dict[str, Any], **changes: Any) -> cotune.Joint
     [
         (cotune.INSPO, "inspo", Inspo),
         (cotune.P2O, "p2o", P2O),
-        (cotune.INSPOWithP2O, "inspo+p2o", InspoP2O),
         (cotune.GEPA, "gepa", Gepa),
     ],
 )

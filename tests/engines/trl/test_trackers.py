@@ -17,14 +17,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptTraining
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
         folder = tmp_path_factory.mktemp("run")
-        training = begin(folder, "inspo+p2o", report_to=["tensorboard"])
+        training = begin(folder, "inspo", report_to=["tensorboard"])
         training.trainer.train()
         yield training
 
 
 def test_the_strategys_numbers_are_in_tensorboard_by_their_names(trained: ScriptTraining) -> None:
     events = tensorboard_events(trained.trainer.run_folder / "tensorboard")
-    for name in ("inspo/best_weight", "p2o/hard", "reward_mean", "hinted_share"):
+    for name in ("inspo/best_weight", "inspo/evolution_accepted", "reward_mean"):
         written = [row[name] for row in figures(trained) if name in row]
         assert written
         seen = [entry.value for entry in events.Scalars(f"train/{name}")]
@@ -40,7 +40,7 @@ def test_wandb_offline_and_trackio_get_numbers(tmp_path: Path) -> None:
         "WANDB_DIR": str(tmp_path),
         "WANDB_SILENT": "true",
     }
-    arguments = ["--method", "inspo+p2o", "--output", tmp_path / "out"]
+    arguments = ["--method", "p2o", "--output", tmp_path / "out"]
     arguments += ["--report-to", "wandb", "trackio"]
     done = run_module("tests.engines.trl.tracked_run", *arguments, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]

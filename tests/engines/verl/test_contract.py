@@ -76,12 +76,12 @@ def _weighed(row: Row, trajectory: Row) -> Row:
 
 SLOW = [
     pytest.param(*case, marks=pytest.mark.slow)
-    for case in (("population", False), ("fst", False), ("inspo+p2o", True))
+    for case in (("population", False), ("fst", False), ("mixed", True))
 ]
 
 
 @pytest.mark.timeout(900)  # a busy machine takes minutes for the start alone
-@pytest.mark.parametrize(("kind", "lora"), [("inspo+p2o", False), *SLOW])
+@pytest.mark.parametrize(("kind", "lora"), [("p2o", False), *SLOW])
 def test_verl_does_what_the_loop_does(kind: str, lora: bool, tmp_path: Path) -> None:
     told = script(kind)
     loop = LoopDriver(tmp_path).run(told)

@@ -138,7 +138,6 @@ def test_a_constant_rate_may_be_warmed_up_to() -> None:
     [
         {"kind": "p2o", "distillation": {"ratio": "masked_signed"}},
         {"kind": "p2o", "distillation": {"ratio": "original"}},
-        {"kind": "inspo+p2o"},
     ],
 )
 def test_the_divisor_of_runs_with_hints_does_not_depend_on_the_mask(

@@ -40,7 +40,6 @@ def train(run: Record) -> None:
     """Two epochs of four steps; a phase with failures, then too few hard questions."""
     for step in range(1, 5):
         metrics(run, step)
-    run.event("proposal_failed", 4, reason="INSPO's own")
     hard_samples(run, 5, 1, 20, 20, 0)
     record_phase(run, 5, Policy(), Author(mixed))
     for step in range(5, 9):
@@ -60,7 +59,7 @@ def run(tmp_path: Path) -> Record:
 
 
 def test_a_phase_is_read_back_with_its_failures(run: Record) -> None:
-    ([phase], others) = hint_phases(run.read_events())
+    [phase] = hint_phases(run.read_events())
     [ended] = phase["hint_phase_ended"]
     accepted = [event for event in run.read_events() if event["kind"] == "hint_accepted"]
     assert phase["hint_accepted"] == accepted
@@ -68,19 +67,16 @@ def test_a_phase_is_read_back_with_its_failures(run: Record) -> None:
     assert len(phase["hint_rejected"]) == ended["proposed"] - ended["valid"] > 0
     covering = len(ended["covering_texts"])
     assert covering == check(write_report(run)).words.count("in cover") > 0
-    assert [event["reason"] for event in others] == ["INSPO's own"]
 
 
 def test_a_phase_that_was_cut_off_has_no_end() -> None:
     events: list[dict[str, Any]] = [
         {"kind": "hint_phase", "step": 5, "phase": 1},
         {"kind": "hint_accepted", "step": 5, "text": "Do.", "parent": "", "mean_dev_score": 0.5},
-        {"kind": "proposal_failed", "step": 6, "reason": "of the next step"},
     ]
-    ([phase], others) = hint_phases(events)
+    [phase] = hint_phases(events)
     assert phase["hint_phase_ended"] == []
-    assert phase["hint_accepted"] == events[1:2]
-    assert others == events[2:]
+    assert phase["hint_accepted"] == events[1:]
 
 
 def test_charts_of_hints(run: Record) -> None:
@@ -95,7 +91,7 @@ def test_charts_of_hints(run: Record) -> None:
 
 def test_the_page_tells_what_the_hints_went_through(run: Record) -> None:
     page = check(write_report(run))
-    ([phase], _) = hint_phases(run.read_events())
+    [phase] = hint_phases(run.read_events())
     for text in (
         "Hard questions by epoch",
         "Phase 1, before step 5",
@@ -104,8 +100,6 @@ def test_the_page_tells_what_the_hints_went_through(run: Record) -> None:
         "× LLMError: the endpoint said <i>no</i>",
         "The answer is <b>secret3</b>.",
         "3 hard questions, hard_set_min_count is 4: no hints are evolved",
-        # INSPO's failures stay in INSPO's section.
-        "1 × INSPO's own",
     ):
         assert text in page.words, text
     assert page.words.count("× LLMError") == 1

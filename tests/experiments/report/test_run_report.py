@@ -1,6 +1,7 @@
 """The report of a run: its page, tables, first screen and curves of behaviour."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -224,13 +225,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 EVIL = "<script>alert(1)</script>{{ 7*7 }}{% raw %}\"'&amp;</style></details><!--"
 
 
-def test_no_text_of_a_model_becomes_markup_or_template(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "evil", CONFIG | {"name": EVIL, "policy": EVIL})
-    places = iter(range(1000))
-
-    def evil() -> str:
-        return f"@{next(places)}@ {EVIL}"
-
+def record_instructions(run: Record, evil: Callable[[], str]) -> None:
     for i in range(2):
         run.event("instruction_born", i, id=evil(), text=evil(), parent=None, origin=evil(),
                   born=i, critique=evil(), score=0.1, parent_score=0.2)  # fmt: skip
@@ -241,9 +236,12 @@ def test_no_text_of_a_model_becomes_markup_or_template(tmp_path: Path) -> None:
     run.event("proposal_failed", 1, reason=evil())
     run.event("evolution", 1, parents=["i0"], rounds=1, proposed=4, verified=3, accepted=2,
               population=5)  # fmt: skip
-    run.event("notice", 1, text=evil())
-    run.event("phase_failed", 1, reason=evil(), in_a_row=1)
-    run.event("proposals_ended", 1, reason=evil())
+    run.event("population", 1, members=[
+        {"id": evil(), "weight": 0.5, "probability": 1.0, "observed": 0.5, "observed_rollouts": 9}
+    ])  # fmt: skip
+
+
+def record_hints(run: Record, evil: Callable[[], str]) -> None:
     run.event("hard_samples", 2, epoch=1, seen=4, hard=4, newly_hard=4, graduated=0,
               solved_by_hint=0)  # fmt: skip
     run.event("hint_phase", 2, phase=1, hard=4, dev=2, train=2, budget=9, reflection="gepa")
@@ -254,9 +252,22 @@ def test_no_text_of_a_model_becomes_markup_or_template(tmp_path: Path) -> None:
     run.event("hint_phase_ended", 2, phase=1, evaluations=9, budget=9, asked=4, proposed=3,
               valid=2, accepted=2, covering=1, covering_texts=[EVIL], solved_without=0.0,
               solved_by_cover=0.5, solved=[{"text": EVIL, "dev": [1]}])  # fmt: skip
-    run.event("population", 1, members=[
-        {"id": evil(), "weight": 0.5, "probability": 1.0, "observed": 0.5, "observed_rollouts": 9}
-    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("record_texts", [record_instructions, record_hints])
+def test_no_text_of_a_model_becomes_markup_or_template(
+    record_texts: Callable[[Record, Callable[[], str]], None], tmp_path: Path
+) -> None:
+    run = Record.create(tmp_path / "evil", CONFIG | {"name": EVIL, "policy": EVIL})
+    places = iter(range(1000))
+
+    def evil() -> str:
+        return f"@{next(places)}@ {EVIL}"
+
+    record_texts(run, evil)
+    run.event("notice", 1, text=evil())
+    run.event("phase_failed", 1, reason=evil(), in_a_row=1)
+    run.event("proposals_ended", 1, reason=evil())
     run.event("evaluated", 1, split=evil(), prompt=EVIL, em=0.5, n=2, when="during",
               instruction_id=EVIL)  # fmt: skip
     run.event("evaluated", 1, split=evil(), prompt="best", em=0.5, n=2, when="after",

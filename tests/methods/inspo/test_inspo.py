@@ -111,14 +111,10 @@ def test_a_group_shares_its_draw_and_draws_are_keyed_by_step_and_group():
     assert rows != strategy.assign(make_tasks(40), 3, Progress(2, 0, 9))
 
 
-def credited(strategy: Inspo, step: int, rewards: dict[int, list[float]], hint: str = "") -> float:
+def credited(strategy: Inspo, step: int, rewards: dict[int, list[float]]) -> float:
     """The weight of i0 after rewards by task index, all under i0."""
     rows = strategy.assign(TASKS, 1, Progress(step, 0, 9))
-    seen = [
-        make_trajectory(replace(rows[i], sampled=Prompt(INITIAL, hint)), reward)
-        for i, values in rewards.items()
-        for reward in values
-    ]
+    seen = [make_trajectory(rows[i], reward) for i, values in rewards.items() for reward in values]
     return dict(strategy.observe(seen, Progress(step, 0, 9), Events()))["inspo/best_weight"]
 
 
@@ -156,14 +152,6 @@ def test_mixed_groups_outlive_the_initial_instruction():
     assert {row.trained for row in rows} == {Prompt(INITIAL)}
     strategy.observe([make_trajectory(row, 0.75) for row in rows], Progress(2, 0, 9), Events())
     assert strategy.choice().weight == 0.75
-
-
-def test_hinted_rollouts_are_neither_credited_nor_remembered():
-    strategy = inspo(population_size=1)
-    credited(strategy, 1, {0: [1.0]})
-    before = strategy.state_dict()
-    assert credited(strategy, 2, {0: [0.0], 1: [0.0]}, hint="Try this.") == 1.0
-    assert strategy.state_dict() == {**before, "batch": 2}
 
 
 def test_the_last_stage_teaches_the_initial_instruction_by_the_best_and_evolves_nothing():

@@ -3,13 +3,11 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from cotune.methods.inspo.inspo import Inspo, InspoOptions
-from cotune.methods.method import Context
 from cotune.methods.p2o.hints import HintOptions
-from cotune.methods.p2o.p2o import P2O, P2OOptions
+from cotune.methods.p2o.p2o import P2OOptions
 from cotune.protocols import Strategy
 from cotune.types import Assignment
-from tests.methods.p2o.hint_fakes import KEYWORDS, SMALL, Policy
+from tests.methods.p2o.hint_fakes import KEYWORDS, Policy
 from tests.methods.p2o.p2o_run import (
     EASY,
     GROUP,
@@ -147,29 +145,6 @@ def test_questions_are_known_by_their_id_not_by_their_place():
     assert others == [one, one]
     # Nor do its hints depend on the step of the epoch in which its turn comes.
     assert hints(runs[0].batch(1, tasks=TASKS[5:9])) == {t.id: one[t.id] for t in TASKS[5:9]}
-
-
-# ---- around another strategy
-
-
-def test_the_base_credits_its_own_rollouts_alone():
-    context = Context(instruction="Solve it well.", tasks=TASKS, seed=1)
-    base = Inspo(InspoOptions(population_size=1), context)
-    options = P2OOptions(hints=SMALL, hinted_per_group="half")
-    run = Run(P2O(options, context, base))
-    run.batch(0)
-    assert base.choice().weight == pytest.approx(6 / 26)  # the easy ones
-
-    def hinted_succeed(a: Assignment, k: int) -> bool:
-        return a.sampled.hint != ""
-
-    run.batch(1, hinted_succeed, HARD)
-    assert base.choice().weight == pytest.approx((6 / 26 + 0.0) / 2)
-    (phase,) = run.events.of("hint_phase")
-    assert phase["hard"] == 20
-    assert {a.sampled.instruction for call in run.policy.calls for a in call} == {"Solve it well."}
-    state = run.strategy.state_dict()
-    assert state["base"] == base.state_dict()
 
 
 # ---- options

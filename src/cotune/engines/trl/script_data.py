@@ -78,7 +78,7 @@ def read_data(
     place = place_instruction(
         every_row,
         method.instruction,
-        "instruction" in method_of(options.kind).evolves,
+        method_of(options.kind).evolves == "instruction",
         type(method).__name__,
     )
     chat = not any(isinstance(row.get("prompt"), str) for row in every_row)

@@ -140,7 +140,7 @@ def _actor_values(config: RunConfig, loss_mode: str | None) -> dict[str, Any]:
     if (loss_mode or config.method.loss) == "cispo":
         # The clip range is [1 - low, 1 + high] of the ratio itself.
         clip |= {"_low": 1.0, "_high": CISPO_CAP - 1.0}
-    by_token = "hints" in config.method.evolves or config.method.loss == "cispo"
+    by_token = config.method.evolves == "hints" or config.method.loss == "cispo"
     warms_up = training.schedule != "constant"
     values = {
         "ppo_mini_batch_size": training.questions_per_step // training.mini_batches,

@@ -175,7 +175,7 @@ def all_tasks(
     for after, folder in zip(["nothing", *tasks], [None, *trained], strict=True):
         kept = None
         # A method that does not evolve the instruction has each task's own.
-        if folder is not None and "instruction" in tasks[after].method.evolves:
+        if folder is not None and tasks[after].method.evolves == "instruction":
             kept = best_record(folder).instruction
         best = folder and folder.best_path
         for name, config in tasks.items():

@@ -49,7 +49,7 @@ class NextTasks(Chain):
             start = best, before[-1]["best_instruction"]
         if start is not None:
             raw = merge(raw, {"policy": {"path": str(start[0])}})
-            if "instruction" in task.method.evolves and "instruction" not in self._tasks[name]:
+            if task.method.evolves == "instruction" and "instruction" not in self._tasks[name]:
                 raw = merge(raw, {"instruction": {"text": start[1]}})
         training = task.training
         rollouts = training.steps * training.questions_per_step * training.group_size

@@ -113,13 +113,10 @@ def family(rows: Sequence[InstructionRow]) -> list[tuple[InstructionRow, int, st
     return members
 
 
-def population(run: RecordedRun, failed: Sequence[Row]) -> dict[str, Any] | None:
-    """Read the history of a run's instructions; None if its instruction never changes.
-
-    Args:
-        failed: its "proposal_failed" events that concern instructions.
-    """
+def population(run: RecordedRun) -> dict[str, Any] | None:
+    """Read the history of a run's instructions; None if its instruction never changes."""
     rejected = run.of_kind("instruction_rejected")
+    failed = run.of_kind("proposal_failed")
     if len(run.instructions) < 2 and not rejected and not failed:
         return None
     return {
@@ -163,34 +160,22 @@ def _weights_chart(run: RecordedRun) -> Chart | None:
 
 def hints_of(run: RecordedRun) -> dict[str, Any] | None:
     """Read the charts and phases of a run's hints; None if it mined no hard questions."""
-    phases, _ = hint_phases(run.events)
+    phases = hint_phases(run.events)
     if not run.of_kind("hard_samples") and not phases:
         return None
     return {"charts": hint_charts(run), "phases": phases}
 
 
-def hint_phases(events: Iterable[Row]) -> tuple[list[Phase], list[Row]]:
-    """Return the phases of hint evolution, and the "proposal_failed" events outside them: INSPO's, if both run.
-
-    A phase that was cut off ends with its step.
-    """
+def hint_phases(events: Iterable[Row]) -> list[Phase]:
+    """Return the phases of hint evolution; one that was cut off has no end."""
     phases: list[Phase] = []
-    others: list[Row] = []
-    step: int | None = None
     for event in events:
         kind = event["kind"]
         if kind == "hint_phase":
             phases.append({name: [] for name in _PHASE_KINDS})
-            step = event["step"]
-        if event["step"] != step:
-            step = None
-        if step is not None and kind in _PHASE_KINDS:
+        if phases and kind in _PHASE_KINDS:
             phases[-1][kind].append(event)
-        elif kind == "proposal_failed":
-            others.append(event)
-        if kind == "hint_phase_ended":
-            step = None
-    return phases, others
+    return phases
 
 
 def hint_charts(run: RecordedRun) -> list[Chart]:

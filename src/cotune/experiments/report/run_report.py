@@ -9,7 +9,7 @@ from rich.text import Text
 
 from cotune.experiments.evaluate.quadrants import quadrant_table
 from cotune.experiments.report.charts import Chart, Point, Series, curves_chart, line_chart, style
-from cotune.experiments.report.instructions import hint_phases, hints_of, leaders, population
+from cotune.experiments.report.instructions import hints_of, leaders, population
 from cotune.experiments.report.pages import label, moment, write_page
 from cotune.experiments.report.recorded_run import RecordedRun, values
 from cotune.experiments.report.rollouts import MOST_TURNS, some_evaluated, some_groups
@@ -45,6 +45,7 @@ def write_run_report(folder: Path) -> Path:
     run = RecordedRun(folder)
     evaluated, evaluated_from = some_evaluated(run.folder)
     by_script = "library" in run.config
+    hints = hints_of(run)
     content: dict[str, Any] = {
         "title": run.name,
         "resume": "" if by_script else command_on(folder, "resume"),
@@ -62,8 +63,9 @@ def write_run_report(folder: Path) -> Path:
         "kept": run.kept.statement() if run.kept else "",
         "charts": training_charts(run),
         "more": _charts(run, _MORE_CURVES),
-        "population": population(run, hint_phases(run.events)[1]),
-        "hints": hints_of(run),
+        # A run evolves instructions or hints; with hints, the failed proposals are theirs.
+        "population": None if hints else population(run),
+        "hints": hints,
         "groups": some_groups(run.folder),
         "evaluated": evaluated,
         "evaluated_from": evaluated_from,

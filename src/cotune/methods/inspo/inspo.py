@@ -167,8 +167,7 @@ class Inspo(EvolvedInstructions):
     instruction per question, shared by its group (other values of `groups` and `target` are ours); prune
     before evolve; candidates below their parent are rejected; after an evolution the population is the
     parents and the accepted candidates, fewer than N_P if the rounds are spent. If none is accepted, the
-    population is unchanged instead of shrinking to the parents. Rollouts that saw a hint are neither
-    credited to an instruction nor reflected on.
+    population is unchanged instead of shrinking to the parents.
 
     The tags of the initial instruction are the protocol's, and every candidate keeps them.
     """
@@ -231,16 +230,16 @@ class Inspo(EvolvedInstructions):
     def observe(
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
     ) -> Metrics:
-        """Update the weights of instructions and the replay buffer; hinted rollouts say nothing of either."""
+        """Update the weights of instructions and the replay buffer."""
         if not self._batch:
             self._notice_if_few_questions(trajectories, record)
         super().observe(trajectories, progress, record)
         if not self._distilling:
-            unhinted = [t for t in trajectories if t.scored and not t.assignment.sampled.hint]
+            scored = [t for t in trajectories if t.scored]
             # Line 9: the importance weights, by Eq. 6.
-            self._credit(unhinted)
+            self._credit(scored)
             # Line 15: the replay buffer.
-            self._replay.add(unhinted, progress.step)
+            self._replay.add(scored, progress.step)
         metrics: Metrics = {}
         if self._trial is not None:
             metrics = self._judge(self._trial, progress.step, record)
@@ -616,7 +615,7 @@ METHOD = Method(
     build=Inspo,
     label="INSPO",
     about="instructions and policy together",
-    evolves=("instruction",),
+    evolves="instruction",
     check=lambda options, shape: check_last_stage(options.distil_steps, shape),
     cost=cost,
     distillation=lambda options: options.weighting,

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from cotune.methods.contract import MAX_CHARS, TextRules
-from cotune.methods.group_plan import Groups, count_drawn
 from cotune.methods.method import Context, Cost, Evolution, Method, Proposals, RunShape
 from cotune.methods.p2o.hard_samples import HardSamples
 from cotune.methods.p2o.hint_evolution import HintSearch
@@ -14,15 +13,13 @@ from cotune.methods.p2o.hints import HintOptions, HintPool, assign_hints, candid
 from cotune.methods.proposals import ProposalAccount
 from cotune.methods.static import StaticStrategy
 from cotune.methods.text_evolution import FENCED, MINIBATCH, dev_count, least_budget
-from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
+from cotune.protocols import LLM, Recorder, Rollout, State
 from cotune.types import (
     Assignment,
-    Choice,
     Distillation,
     Metrics,
     Progress,
     Prompt,
-    Purpose,
     Section,
     Task,
     Trajectory,
@@ -40,7 +37,7 @@ class P2OOptions(Section):
         distillation: how rollouts under a hint are weighted, which are trained on without it.
         hinted_per_group: how many rollouts of a hard question's group see a hint: "all", the paper's, or
             "half"; the question is then judged by the others, and keeps its hints until it is solved
-            without them. Of a mixed group, this refers to the half under the drawn instruction.
+            without them.
     """
 
     kind: Literal["p2o"] = "p2o"
@@ -53,45 +50,28 @@ class P2OOptions(Section):
         if self.successes_below < 1:
             raise ValueError(f"successes_below is {self.successes_below}; expected at least 1")
 
-    def hinted(self, group_size: int, groups: Groups = "own") -> int:
+    def hinted(self, group_size: int) -> int:
         """Return how many of a group's rollouts see a hint, the first ones; at least one."""
-        hinted_count = count_drawn(groups, group_size)
-        return hinted_count if self.hinted_per_group == "all" else hinted_count - hinted_count // 2
+        return group_size if self.hinted_per_group == "all" else group_size - group_size // 2
 
-    def judged(self, group_size: int, groups: Groups = "own") -> int:
+    def judged(self, group_size: int) -> int:
         """Return how many of a group's rollouts judge a question with hints."""
-        if self.hinted_per_group == "all":
-            return group_size
-        return group_size - self.hinted(group_size, groups)
+        return group_size if self.hinted_per_group == "all" else group_size // 2
 
 
-class P2O(Strategy):
-    """Run Algorithm 1 of P²O around an engine's policy update and another strategy.
+class P2O(StaticStrategy):
+    """Run Algorithm 1 of P²O around an engine's policy update.
 
     Phase 1, every step: rollouts of a hard question are sampled under hints and trained on without
     them. Phase 2, at the end of an epoch: GEPA evolves hints on the questions that the epoch found
-    hard, and assigns hints to each of them. The other strategy chooses the instruction:
-    `StaticStrategy` gives the paper's method, `Inspo` both methods composed.
+    hard, and assigns hints to each of them. The instruction does not change.
 
     A hint is never given to a question that it, or an ancestor, was derived from: it may carry the
     question's answer.
-
-    Args:
-        options: the method's options.
-        context: the strategy's other inputs.
-        base: decides the instruction of every rollout; None keeps the initial one.
-        groups: the base's group plan.
     """
 
-    def __init__(
-        self,
-        options: P2OOptions,
-        context: Context,
-        base: Strategy | None = None,
-        groups: Groups = "own",
-    ) -> None:
-        self.base = base or StaticStrategy(context.instruction)
-        self._groups: Groups = groups
+    def __init__(self, options: P2OOptions, context: Context) -> None:
+        super().__init__(context.instruction)
         self.options = options
         self.seed = context.seed
         self._tasks = {task.id: task for task in context.tasks}
@@ -108,24 +88,20 @@ class P2O(Strategy):
     def distillation(self) -> Distillation:
         return self.options.distillation
 
-    @property
-    def checks_uplift(self) -> bool:
-        return self.base.checks_uplift
-
     # ---- Phase 1, every step: sample hard questions under hints, train on them without (Eq. 4)
 
     def assign(
         self, tasks: Sequence[Task], group_size: int, progress: Progress
     ) -> list[Assignment]:
-        """Return the base's assignments, with hints added for sampling on hard questions."""
-        hinted = self.options.hinted(group_size, self._groups)
+        """Assign the instruction to all rollouts, with hints added for sampling on hard questions."""
+        hinted = self.options.hinted(group_size)
         hints: dict[str, tuple[str, ...]] = {}
         # Algorithm 2, step 2: each hard question draws a hint for each rollout, anew in each epoch.
         if self._pool is not None:
             hard = set(self._hard.hard)
             ids = [task.id for task in tasks if task.id in hard]
             hints = assign_hints(self._pool, ids, hinted, f"p2o/{self.seed}/assign/{self._epoch}")
-        assignments = self.base.assign(tasks, group_size, progress)
+        assignments = super().assign(tasks, group_size, progress)
         # x̃ = T(x, z) is sampled under; the gradient stays on x.
         return [
             replace(a, sampled=Prompt(a.sampled.instruction, hints[a.task.id][i % group_size]))
@@ -137,20 +113,19 @@ class P2O(Strategy):
     def observe(
         self, trajectories: Sequence[Trajectory], progress: Progress, record: Recorder
     ) -> Metrics:
-        """Count successes by question; the base credits its instructions."""
-        metrics = dict(self.base.observe(trajectories, progress, record))
+        """Count successes by question."""
         self._batch = len(trajectories)
         # Mining: in the paper's groups all rollouts judge a question, in half-hinted ones those without a hint.
         all_judge = self.options.hinted_per_group == "all"
         self._hard.observe(t for t in trajectories if all_judge or not t.assignment.sampled.hint)
-        return metrics
+        return {}
 
     # ---- Phase 2, at the end of an epoch: evolve the hints under the fixed policy
 
     def evolve_if_due(
         self, progress: Progress, rollout: Rollout, llm: LLM, record: Recorder
     ) -> Metrics:
-        """Run the base's own evolution and, before an epoch's first step, Phase 2 on the last epoch.
+        """Run Phase 2 on the last epoch before an epoch's first step.
 
         The paper runs Phase 2 at the end of an epoch. It runs one step later here, so that a checkpoint saved
         after the epoch's last step is resumed with the phase still to come.
@@ -158,33 +133,16 @@ class P2O(Strategy):
         Raises:
             EvolutionError: see `ProposalAccount.end_phase`.
         """
-        spent = 0
-
-        def count_rollouts(
-            assignments: Sequence[Assignment], *, purpose: Purpose, greedy: bool = False
-        ) -> list[Trajectory]:
-            nonlocal spent
-            spent += len(assignments)
-            return rollout(assignments, purpose=purpose, greedy=greedy)
-
-        metrics = dict(self.base.evolve_if_due(progress, count_rollouts, llm, record))
-        if progress.epoch > self._epoch:
-            self._epoch = progress.epoch
-            if progress.rollouts_left is not None:
-                # What the base spent is no longer available for hints.
-                progress = replace(progress, rollouts_left=progress.rollouts_left - spent)
-            metrics |= self._evolve_hints(Evolution(progress, rollout, llm, record))
-        return metrics
-
-    def _evolve_hints(self, evolution: Evolution) -> Metrics:
+        if progress.epoch <= self._epoch:
+            return {}
+        self._epoch = progress.epoch
         # Eq. 3: the questions that are hard in the epoch that begins.
         counts = self._hard.close_epoch()
-        progress = evolution.progress
-        evolution.record("hard_samples", epoch=progress.epoch, **counts)
+        record("hard_samples", epoch=progress.epoch, **counts)
         del counts["seen"]
         hard = [self._tasks[task_id] for task_id in self._hard.hard]
         # GEPA on the hard questions gives the pool Z with its scores on dev.
-        self._pool = self.next_pool(hard, evolution)
+        self._pool = self.next_pool(hard, Evolution(progress, rollout, llm, record))
         if self._pool is not None:
             # All hints were derived from these questions.
             drawable = candidates(self._pool, self._hard.hard)
@@ -222,7 +180,7 @@ class P2O(Strategy):
         search = HintSearch(
             hard,
             options,
-            self.base.best_prompt().instruction,
+            self.best_prompt().instruction,
             self._description,
             f"p2o/{self.seed}/hints/{evolution.progress.step}",
             evolution,
@@ -261,12 +219,6 @@ class P2O(Strategy):
 
     # ---- the result: hints are used in training only
 
-    def best_prompt(self) -> Prompt:
-        return self.base.best_prompt()
-
-    def best_instruction_id(self) -> str:
-        return self.base.best_instruction_id()
-
     def best_hint(self) -> str:
         """Return the covering hint of the last phase with the highest mean dev score."""
         pool = self._pool
@@ -275,15 +227,8 @@ class P2O(Strategy):
             return ""
         return pool.texts[max(cover, key=pool.mean)]
 
-    def choice(self) -> Choice | None:
-        return self.base.choice()
-
-    def settle(self, instruction_id: str) -> None:
-        self.base.settle(instruction_id)
-
     def state_dict(self) -> State:
-        return {
-            "base": self.base.state_dict(),
+        return super().state_dict() | {
             "hard": self._hard.state_dict(),
             "phases": self._phases,
             "health": self._account.state_dict(),
@@ -296,7 +241,7 @@ class P2O(Strategy):
         # Imported here, so that importing cotune stays light.
         from pydantic import TypeAdapter
 
-        self.base.load_state_dict(state["base"])
+        super().load_state_dict(state)
         self._hard.load_state_dict(state["hard"])
         self._phases = int(state["phases"])
         self._account.load_state_dict(state["health"])
@@ -308,9 +253,9 @@ class P2O(Strategy):
 # ---- the method's entry in the registry
 
 
-def check(options: P2OOptions, shape: RunShape, groups: Groups = "own") -> None:
+def check(options: P2OOptions, shape: RunShape) -> None:
     """Refuse options under which a hard question could never count as solved."""
-    judged = options.judged(shape.group_size, groups)
+    judged = options.judged(shape.group_size)
     if options.successes_below > judged:
         raise ValueError(
             f"strategy: successes_below is {options.successes_below}, but a question is judged by "
@@ -339,7 +284,7 @@ METHOD = Method(
     build=P2O,
     label="P²O",
     about="hints for hard questions, distilled into the policy",
-    evolves=("hints",),
+    evolves="hints",
     check=check,
     cost=cost,
     distillation=lambda options: options.distillation,
