@@ -313,7 +313,9 @@ def test_commands(
     again = here.rollout([t.assignment for t in tried], greedy=True)
     assert [t.completion_ids for t in tried] == [t.completion_ids for t in again]
     plan(file, console)
-    assert "unknown, a Tinker server trains" in " ".join(capsys.readouterr().out.split())
+    planned = " ".join(capsys.readouterr().out.split())
+    assert "server: price unknown" in planned
+    assert "memory: unknown, a Tinker server trains" in planned
     FakeServer(policy, reduction="mean of rows").install(monkeypatch)
     assert "adds up losses in an unknown way" in refused("train", file)
     with pytest.raises(ConfigError, match="does not time steps"):

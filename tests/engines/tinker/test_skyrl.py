@@ -12,14 +12,19 @@ pytest.importorskip("tinker", reason="needs the SDK: pip install 'cotune[tinker]
 from transformers import AutoTokenizer
 
 from cotune.cli.train import resume, train
+from cotune.config.build import run_environment
+from cotune.config.resuming import recorded_config
+from cotune.engines.engine import engine_of
 from cotune.engines.tinker.adapter import Adapter
 from cotune.engines.tinker.probe import probe
 from cotune.engines.tinker.run import TinkerJoint
 from cotune.engines.tinker.service import Service
 from cotune.engines.tinker.settings import TinkerArguments
 from cotune.errors import Stopped
+from cotune.experiments.evaluate.run_policy import best_record, run_policy
 from cotune.policy.codec import HFCodec
 from cotune.run.run_dir import RunDir
+from cotune.types import Prompt
 from tests.engines.tinker.parity import check_log_probabilities, check_update
 from tests.engines.tinker.setup import FST, INSPO, P2O, letters, lines
 from tests.engines.tinker.skyrl_server import PYTHON, skyrl_server
@@ -88,6 +93,23 @@ def test_a_resumed_run_is_the_unbroken_one(
         assert other[name] == one[name], name
     assert all(row["server/drift"] < 1e-4 for row in one["metrics"])
     assert all(row["rows_sent"] > 0 for row in one["metrics"])
+    # The server evaluates what it kept, and the base model.
+    config = recorded_config(unbroken)
+    environment = run_environment(config)
+    tasks = environment.tasks("test")
+    best = best_record(unbroken)
+    trained, base, here = (
+        evaluated(config, environment, best=folder).evaluate(tasks, Prompt(best.instruction))
+        for evaluated, folder in (
+            (engine_of(config).open_policy, unbroken.best_path),
+            (engine_of(config).open_policy, None),
+            (run_policy, None),
+        )
+    )
+    after = [row["reward"] for row in unbroken.read_evaluation("after")]
+    assert [rollout.reward for rollout in trained] == after
+    assert [rollout.completion_ids for rollout in base] == [r.completion_ids for r in here]
+    assert [rollout.completion_ids for rollout in base] != [r.completion_ids for r in trained]
 
 
 @pytest.mark.parametrize("strategy", [P2O, FST], ids=["p2o", "fst"])
