@@ -73,22 +73,6 @@ def test_inspo_stopped_and_resumed_ends_as_if_never_stopped(
     ]
 
 
-def test_static_is_plain_grpo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own_trainer.main(["--method", "static", "--steps", "1", "--output", str(tmp_path / "run")])
-    assert (
-        f"best instruction: {cotune.LadderEnvironment().initial_instruction}"
-        in capsys.readouterr().out
-    )
-    run = cotune.open_run(tmp_path / "run" / "cotune")
-    assert run.read_config()["strategy"] == {"kind": "static"}
-    assert run.read_instructions() == []
-    spent = totals(tmp_path / "run")
-    assert (spent["train"], spent["verify"]) == (8, 0)
-    rows = run.read_trajectories(1, "train")
-    assert {row["instruction"] for row in rows} == {"i0"}
-    assert [row["group"] for row in rows] == [0] * 4 + [1] * 4
-
-
 @pytest.mark.slow
 def test_hints_are_evolved(
     tmp_path: Path,

@@ -1,9 +1,9 @@
-"""The example three_tools, with TRL alone, INSPO and P²O."""
+"""The example three_tools, with TRL alone and with INSPO."""
 
 import asyncio
 import difflib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,8 +22,6 @@ from cotune.llm.first_call import PROMPT as FIRST_CALL
 from tests.examples.three_tools import FOLDER, Teacher, modules
 from tests.loopback import endpoint
 
-STEPS = 3
-"""Enough for an evolution of instructions or of hints after two steps, an epoch."""
 TOOLS = ("calculator", "dictionary", "calendar")
 INITIAL = "Answer the question in a word or number."
 
@@ -137,29 +135,18 @@ class EverySettings(script.RunSettings):
         super().__init__(**settings, rollouts_every=1)
 
 
-def train_with(
-    example: dict[str, ModuleType], folder: Path, method: str
-) -> tuple[cotune.RunDir, Teacher]:
-    llm = Teacher()
-    inspo, questions = cotune.INSPO, example["task"].questions
-    hints = cotune.HintOptions(hard_set_min_count=4, dev_size=8, beam=4, budget=40)
-    methods: dict[str, Callable[..., Any]] = {
-        "inspo": lambda **given: inspo(**{**given, "llm": llm, "evolve_every": 2}),
-        "p2o": lambda **given: cotune.P2O(llm=llm, instruction=given["instruction"], hints=hints),
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        # Rollouts of every step are kept; an epoch is two steps, after which instructions evolve.
-        patch.setattr(script, "RunSettings", EverySettings)
-        patch.setattr(example["with_cotune"], "questions", lambda: questions(16))
-        patch.setattr(cotune, "INSPO", methods[method])
-        example["with_cotune"].main(["--steps", str(STEPS), "--output", str(folder)])
-    return cotune.open_run(folder / "cotune"), llm
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["inspo", "p2o"])
-def test_the_script_trains(example: dict[str, ModuleType], tmp_path: Path, method: str) -> None:
-    run, llm = train_with(example, tmp_path, method)
+def test_the_script_trains(
+    example: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Rollouts of every step are kept; an epoch is two steps, after which instructions evolve.
+    llm, inspo, questions = Teacher(), cotune.INSPO, example["task"].questions
+    monkeypatch.setattr(script, "RunSettings", EverySettings)
+    monkeypatch.setattr(example["with_cotune"], "questions", lambda: questions(16))
+    evolving = {"llm": llm, "evolve_every": 2}
+    monkeypatch.setattr(cotune, "INSPO", lambda **given: inspo(**{**given, **evolving}))
+    example["with_cotune"].main(["--steps", "3", "--output", str(tmp_path)])
+    run = cotune.open_run(tmp_path / "cotune")
     tokenizer = AutoTokenizer.from_pretrained(FOLDER / "policy")
     metrics = run.read_metrics()
     assert [row["step"] for row in metrics] == [1, 2, 3]
@@ -176,21 +163,10 @@ def test_the_script_trains(example: dict[str, ModuleType], tmp_path: Path, metho
         assert "<tool_call>" in tokenizer.decode([token for token, own in pairs if own])
         assert "<tool_response>" in tokenizer.decode([token for token, own in pairs if not own])
         assert row["reward"] < 1 or row["answer"] == row["task"]["answers"][0]
-    if method == "inspo":
-        assert [event["step"] for event in events if event["kind"] == "evolution"] == [3]
-        assert (llm.instructions > 0, llm.hints) == (True, 0)
-        # They are what the policy is trained under.
-        texts = {row["id"]: row["text"] for row in run.read_instructions()}
-        pairs = {(row["instruction"], row["sampled"]["instruction"]) for row in rollouts}
-        assert len(pairs) > 1
-        assert all(texts.get(name, INITIAL) == text for name, text in pairs)
-        return
-    assert kinds.count("hint_phase") == 1  # after the first epoch; none after the last step
-    assert "hint_accepted" in kinds
-    assert (llm.instructions, llm.hints > 0) == (0, True)
-    hinted = [row for row in rollouts if row["sampled"]["hint"]]
-    assert hinted
-    for row in hinted:
-        assert row["trained"] == {"instruction": INITIAL, "hint": ""}
-        assert row["sampled"]["hint"] in tokenizer.decode(row["prompt_ids"])
-        assert row["sampled"]["hint"] not in tokenizer.decode(row["trained_prompt_ids"])
+    assert [event["step"] for event in events if event["kind"] == "evolution"] == [3]
+    assert llm.instructions > 0
+    # They are what the policy is trained under.
+    texts = {row["id"]: row["text"] for row in run.read_instructions()}
+    pairs = {(row["instruction"], row["sampled"]["instruction"]) for row in rollouts}
+    assert len(pairs) > 1
+    assert all(texts.get(name, INITIAL) == text for name, text in pairs)

@@ -29,23 +29,20 @@ _THEN = (
 
 
 class Teacher:
-    """A scripted LLM that answers with instructions or a hint, as the prompt asks.
+    """A scripted LLM that answers with as many instructions as the prompt asks for.
 
     Attributes:
-        instructions, hints: how often it was asked for each.
+        instructions: how often it was asked.
     """
 
     def __init__(self) -> None:
         texts = [f"{first}, {then}" for then in _THEN for first in _FIRST]
         self._texts = itertools.cycle(texts)
-        self.instructions = self.hints = 0
+        self.instructions = 0
 
     def complete(self, prompt: str) -> Completion:
         asked = re.search(r"<ins_1>\.\.\.</ins_1> to <ins_(\d+)>", prompt)
-        if asked is None:
-            assert "instruction" in prompt  # gepa's own words
-            self.hints += 1
-            return Completion(f"```\n{next(self._texts)}\n```")
+        assert asked is not None
         self.instructions += 1
         numbered = [f"<ins_{i}>{next(self._texts)}</ins_{i}>" for i in range(1, int(asked[1]) + 1)]
         return Completion("It guessed where it could have looked it up.\n" + "\n".join(numbered))
