@@ -105,7 +105,7 @@ class Engine(Protocol):
             ConfigError: a field of the run file cannot be read.
             ValueError: nobody here knows; the message says why.
         """
-        ...
+        raise ValueError("the run file does not name the GPUs that train and sample")
 
     def price(self, config: RunConfig, rollouts: Mapping[str, int]) -> str:
         """Return what a server charges at most for rollouts, counted by purpose, in a line; "" if none does."""

@@ -315,7 +315,7 @@ def test_commands(
     plan(file, console)
     planned = " ".join(capsys.readouterr().out.split())
     assert "server: price unknown" in planned
-    assert "memory: unknown, a Tinker server trains" in planned
+    assert "memory: unknown, the run file does not name the GPUs" in planned
     FakeServer(policy, reduction="mean of rows").install(monkeypatch)
     assert "adds up losses in an unknown way" in refused("train", file)
     with pytest.raises(ConfigError, match="does not time steps"):

@@ -8,7 +8,6 @@ from rich.console import Console
 
 from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Engine, check_package
-from cotune.engines.estimate import Layout
 from cotune.engines.preflight import Check, Preflight
 from cotune.engines.tinker.settings import PRICES, read_arguments
 from cotune.types import Limits
@@ -55,9 +54,6 @@ class Tinker(Engine):
         from cotune.engines.tinker.sampler import open_policy
 
         return open_policy(*policy, **options)
-
-    def layout(self, config: RunConfig, processes: int = 1) -> Layout:
-        raise ValueError("a Tinker server trains, on GPUs that the run file does not name")
 
     def price(self, config: RunConfig, rollouts: Mapping[str, int]) -> str:
         prices = read_arguments(config).price_per_million
