@@ -1,4 +1,4 @@
-"""The example own_trainer, run as a user would, and resumed."""
+"""The example own_trainer, run as a user would, and resumed; its hints: tests/engines/trl/test_trackers.py."""
 
 import os
 import shutil
@@ -12,7 +12,6 @@ import cotune
 from cotune.engines.trl.run_callbacks import CheckpointCallback
 from cotune.errors import ConfigError
 from examples import own_trainer
-from tests.golden_own_trainer import GEO
 from tests.helpers import WAITING
 
 # What a step's numbers hold that another machine minute changes.
@@ -71,21 +70,3 @@ def test_inspo_stopped_and_resumed_ends_as_if_never_stopped(
     assert [r["text"] for r in again.read_instructions()] == [
         r["text"] for r in run.read_instructions()
     ]
-
-
-@pytest.mark.slow
-def test_hints_are_evolved(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    # With this seed and world P²O accepts a hint in its first phase.
-    for name, value in GEO.items():
-        monkeypatch.setattr(own_trainer, name, value)
-    own_trainer.main(["--method", "p2o", "--steps", "3", "--seed", "0", "--output", str(tmp_path)])
-    assert "best hint: " in capsys.readouterr().out
-    kinds = [event["kind"] for event in cotune.open_run(tmp_path / "cotune").read_events()]
-    assert kinds.count("hint_phase_ended") == 1  # an epoch is two steps; none after the last
-    spent = totals(tmp_path)
-    assert spent["train"] == 3 * 8
-    assert 0 < spent["evolve"] <= 16 + 1

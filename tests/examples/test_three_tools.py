@@ -108,12 +108,13 @@ def test_the_run_file_trains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     llm = Teacher()
     monkeypatch.setenv("OPENAI_API_KEY", "of-the-test")
     with endpoint(lambda p: "yes" if p == FIRST_CALL else llm.complete(p).text) as url:
-        changes = ["training.steps=3", "strategy.evolve_every=2", "strategy.evolve_until=3"]
+        changes = ["training.steps=2", "strategy.evolve_every=1", "strategy.evolve_until=2"]
         changes += ["training.questions_per_step=4", "training.micro_batch_size=16"]
+        changes += ["dataset.validation=4", "dataset.test=4"]
         changes += ["evaluation.before=false", f"llm.base_url={url}"]
         train(Path("run.yaml"), Console(file=io.StringIO()), assignments=changes)
     run = cotune.open_run(folder / "runs" / "three-tools")
-    assert [row["step"] for row in run.read_metrics()] == [1, 2, 3]
+    assert [row["step"] for row in run.read_metrics()] == [1, 2]
     assert llm.instructions > 0
     assert len(run.read_instructions()) > 1
     best = AutoTokenizer.from_pretrained(run.best_path)

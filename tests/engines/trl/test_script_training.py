@@ -13,11 +13,9 @@ from transformers import TrainerCallback, TrainerControl
 from trl import GRPOTrainer
 
 import cotune
-from cotune.engines.evaluation import RunEvaluation
 from cotune.engines.trl.trl_joint import was_cut
 from cotune.errors import ConfigError
 from cotune.run.checkpoints import load_state
-from cotune.run.scores import Score
 from tests.engines.trl.script_runs import (
     METHODS,
     STEPS,
@@ -241,22 +239,6 @@ def test_evaluations_are_counted_and_change_no_step(
     assert outcome.after is not None
     assert again["eval_reward"] == outcome.after.em
     assert seen.events("evaluated") == events
-
-
-def test_the_initial_instruction_is_kept_if_validation_finds_no_uplift(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "cotune")
-    scores = Score(0.5, 8, {}, "mean reward"), Score(0.5, 8, {}, "mean reward")
-    monkeypatch.setattr(RunEvaluation, "during", lambda *_, **__: scores)
-    training = begin(tmp_path, "inspo", evaluates=True, max_steps=2, eval_steps=4)
-    monkeypatch.setattr(training.strategy, "best_instruction_id", lambda: "i4")
-    training.trainer.train()
-    outcome = training.trainer.outcome
-    assert outcome is not None
-    assert (outcome.kept.instruction_id, outcome.kept.em) == ("i0", 0.5)
-    assert training.trainer.best_instruction == Even.initial_instruction
-    assert "with instruction i0, the best on validation with mean reward 0.500" in caplog.text
 
 
 def shares(folder: Path, **changes: Any) -> ScriptTraining:

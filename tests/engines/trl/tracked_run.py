@@ -1,4 +1,4 @@
-"""The example own_trainer with trackers imported anew, which is when they read where they write.
+"""The example own_trainer, on geo, with trackers imported anew, which is when they read where they write.
 
 python -m tests.engines.trl.tracked_run …
 """
@@ -14,4 +14,4 @@ if __name__ == "__main__":
         del sys.modules[name]
     for name in ("trackio", "wandb"):
         setattr(profiling, name, importlib.import_module(name))
-    runpy.run_module("examples.own_trainer", run_name="__main__", alter_sys=True)
+    runpy.run_module("tests.golden_own_trainer", run_name="__main__", alter_sys=True)
