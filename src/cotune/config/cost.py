@@ -94,20 +94,15 @@ def plan_method(
         evaluations = math.ceil(max(1, steps) / evaluation.every)
         evaluate += evaluations * cost.validations * sizes["validation"]
         evaluate += min(RIVALS, cost.rivals) * sizes["validation"]
+    proposals = cost.proposals
+    calls = 0 if proposals is None else proposals.count
     price: float | None = None
-    if isinstance(llm, OpenAIOptions) and cost.proposals:
+    if isinstance(llm, OpenAIOptions) and proposals is not None:
+        text_tokens = (_FIXED_CHARS + proposals.text_chars) // _CHARS_PER_TOKEN
         episode_tokens = limits.prompt_tokens + limits.trajectory_tokens
-        price = sum(
-            proposals.count
-            * llm.price(
-                (_FIXED_CHARS + proposals.text_chars) // _CHARS_PER_TOKEN
-                + proposals.episodes * episode_tokens,
-                llm.max_tokens,
-            )
-            for proposals in cost.proposals
-        )
+        prompt_tokens = text_tokens + proposals.episodes * episode_tokens
+        price = calls * llm.price(prompt_tokens, llm.max_tokens)
     rollouts: dict[str, int] = {**cost.rollouts, "train": train, "evaluate": evaluate}
-    calls = sum(proposals.count for proposals in cost.proposals)
     return Plan(rollouts, calls, price)
 
 

@@ -105,14 +105,14 @@ class Cost:
     Attributes:
         phases: number of evolution phases.
         rollouts: number of rollouts by purpose, beside the training batches.
-        proposals: the calls of the optimizer LLM.
+        proposals: the calls of the optimizer LLM; None if it makes none.
         validations: how often a policy is scored on validation; 2 if also under the initial instruction.
         rivals: how many instructions validation may have to compare with the best one at the end.
     """
 
     phases: int = 0
     rollouts: Mapping[Purpose, int] = field(default_factory=dict[Purpose, int])
-    proposals: tuple[Proposals, ...] = ()
+    proposals: Proposals | None = None
     validations: int = 1
     rivals: int = 0
 

@@ -309,7 +309,7 @@ def cost(options: FstOptions, shape: RunShape) -> Cost:
     calls = rounds * math.ceil(options.budget / MINIBATCH)
     proposals = Proposals(calls, MAX_CHARS, MINIBATCH)
     evolve: dict[Purpose, int] = {"evolve": rounds * options.budget}
-    return Cost(rounds, evolve, (proposals,), 1 + options.checks_uplift, options.prompts - 1)
+    return Cost(rounds, evolve, proposals, 1 + options.checks_uplift, options.prompts - 1)
 
 
 METHOD = Method(

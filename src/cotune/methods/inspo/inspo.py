@@ -605,9 +605,7 @@ def cost(options: InspoOptions, shape: RunShape) -> Cost:
     verify: dict[Purpose, int] = (
         {"verify": phases * rounds * rows} if options.pays_to_verify else {}
     )
-    return Cost(
-        phases, verify, (proposals,), 1 + options.checks_uplift, options.population_size - 1
-    )
+    return Cost(phases, verify, proposals, 1 + options.checks_uplift, options.population_size - 1)
 
 
 METHOD = Method(

@@ -276,7 +276,7 @@ def cost(options: P2OOptions, shape: RunShape) -> Cost:
     each = hints.evaluations(dev)
     # A proposal costs at least the evaluation of a minibatch.
     calls = phases * math.ceil(each / MINIBATCH) if phases else 0
-    return Cost(phases, {"evolve": phases * each}, (Proposals(calls, MAX_CHARS, MINIBATCH),))
+    return Cost(phases, {"evolve": phases * each}, Proposals(calls, MAX_CHARS, MINIBATCH))
 
 
 METHOD = Method(
