@@ -9,7 +9,7 @@ from cotune.engines.best_policy import BestPolicy
 from cotune.engines.joint import Joint
 from cotune.run.best import BestRecord
 from cotune.run.run_dir import RunDir
-from cotune.run.scores import EXACT_MATCH, Score, measure_of, score_trajectories
+from cotune.run.scores import Score, measure_of, score_trajectories, score_values
 from cotune.types import Prompt, Trajectory
 
 
@@ -106,8 +106,7 @@ class RunEvaluation:
         strategy = joint.coordinator.strategy
         score: Score | None = None
         if last:  # when the policy may just have been validated under this instruction
-            leader = strategy.best_instruction_id()
-            score = self._read_score(when="during", trained=joint.batches, instruction_id=leader)
+            score = self._validated(joint, strategy.best_instruction_id())
         if score is None:
             score = self._measure(joint, "validation", "during")
             self.rollouts = self._measured
@@ -116,7 +115,8 @@ class RunEvaluation:
         same = strategy.best_prompt().instruction == self._initial.instruction
         if same or not strategy.checks_uplift:
             return score, None
-        return score, self._measure(joint, "validation", "uplift", self._initial, "i0")
+        plain = self._validated(joint, "i0")
+        return score, plain or self._measure(joint, "validation", "uplift", self._initial, "i0")
 
     def _settle(self, joint: Joint, score: Score) -> Score:
         """Score the instructions that the strategy cannot tell from its best, and settle on the best.
@@ -132,8 +132,10 @@ class RunEvaluation:
         if choice is None:
             return score
         for rival in choice.rivals[:RIVALS]:
-            prompt = Prompt(rival.text)
-            rival_score = self._measure(joint, "validation", "contender", prompt, rival.id)
+            rival_score = self._validated(joint, rival.id)
+            if rival_score is None:
+                prompt = Prompt(rival.text)
+                rival_score = self._measure(joint, "validation", "contender", prompt, rival.id)
             if rival_score.em > score.em:
                 strategy.settle(rival.id)
                 score = rival_score
@@ -243,10 +245,24 @@ class RunEvaluation:
         )
         return record
 
+    def _validated(self, joint: Joint, instruction_id: str) -> Score | None:
+        """Return the policy's score on validation under an instruction; None if it was not measured yet."""
+        trained = joint.batches
+        return self._read_score(split="validation", trained=trained, instruction_id=instruction_id)
+
     def _read_score(self, **fields: object) -> Score | None:
-        """Return the score of the first evaluation with these fields, of whichever attempt."""
+        """Return the score of the first evaluation with these fields, of whichever attempt, from its rollouts."""
         for row in self._run.read_events():
             if row["kind"] == "evaluated" and fields.items() <= row.items():
-                strata = {name: (em, n) for name, (em, n) in row["by_stratum"].items()}
-                return Score(row["em"], row["n"], strata, row.get("measure", EXACT_MATCH))
+                rollouts = [
+                    rollout
+                    for rollout in self._run.read_trajectories(
+                        row["step"], f"evaluate_{row['when']}"
+                    )
+                    if rollout["attempt"] == row["attempt"]
+                    and rollout["instruction"] == row["instruction_id"]
+                ]
+                rewards = [rollout["reward"] for rollout in rollouts]
+                strata = [rollout["task"]["stratum"] for rollout in rollouts]
+                return score_values(rewards, strata, row["measure"]) if rollouts else None
         return None

@@ -1,6 +1,7 @@
 """What closes a run: its evaluations, the choice of I*, and both in the summary."""
 
 import io
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,32 @@ def test_validation_decides_between_instructions_that_are_too_close(
     assert scored == scores
     assert (outcome.kept.instruction_id, outcome.kept.instruction) == (kept, TEXTS[int(kept[1])])
     assert (outcome.kept.em, outcome.kept.leader) == (scores[kept], kept)
+
+
+def test_the_last_policy_is_validated_once_under_each_instruction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The initial instruction is the best one's rival and the one that the uplift is measured from."""
+    monkeypatch.setattr(Inspo, "checks_uplift", True, raising=False)
+    run, outcome = finished(tmp_path, inspo(CLOSE), every=1)
+    rows = [row for row in run.folder.read_events() if row.get("split") == "validation"]
+    scores = {row["instruction_id"]: row["em"] for row in rows}
+    assert [row["instruction_id"] for row in rows] == ["i1", "i0"]
+    assert (outcome.kept.initial_em, outcome.kept.em) == (scores["i0"], max(scores.values()))
+
+
+def test_a_score_that_is_read_back_has_its_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewards = itertools.cycle([-3.0, 0.1, 7.25])
+    monkeypatch.setattr(Letters, "score", lambda self, trajectory: (next(rewards), None))
+    run, evaluation = trained(tmp_path, inspo(CLEAR), every=1)
+    score = evaluation.validate(run.joint, 2)
+    assert score.deviation
+    assert not score.bounded
+    assert evaluation.during(run.joint, last=True)[0] == score
+    rows = [row for row in run.folder.read_events() if row["kind"] == "evaluated"]
+    assert len(rows) == 1
 
 
 @pytest.mark.parametrize("last_stage", [False, True])

@@ -1,5 +1,7 @@
 """Roll out a run's quadrants: {initial, trained weights} × {initial, best instruction}."""
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, cast
 
 from cotune.config.build import initial_instruction, run_environment
@@ -18,7 +20,7 @@ from cotune.experiments.evaluate.run_policy import OpenPolicy, best_record, run_
 from cotune.experiments.evaluate.scoring import score
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import measure_of
-from cotune.types import Prompt
+from cotune.types import Prompt, Task
 
 
 def check_options(options: EvaluationOptions) -> None:
@@ -45,12 +47,13 @@ def evaluate_quadrants(
 ) -> Quadrants:
     """Score both policies of a run under both instructions, greedily and sampled; write nothing.
 
-    Equal policies or instructions are rolled out once. Both policies are in memory at the same time, to
+    Equal policies or instructions are rolled out once, and greedy rollouts that the run's own evaluations have made are not
+    made again. Both policies are in memory at the same time, to
     compute the divergence between them; there is none if a server has them.
 
     Args:
         config: the run file; its limits, seed and environment apply.
-        run: the run folder; only best/ is read.
+        run: the run folder; its best/ and its evaluations are read.
         options: its split, samples, temperature and limit apply.
         since: the first of several runs that each continued the one before: its policy and instruction
             are the initial ones. None is this run.
@@ -76,12 +79,29 @@ def evaluate_quadrants(
         policies["trained"] = open_policy(
             config, environment, best=run.best_path, temperature=temperature
         )
-    scores = {"initial": score(policies["initial"], prompts, questions, options.samples)}
+    evaluated = {"initial": {"plain": "before"}, "trained": {"plain": "plain", "prompted": "after"}}
+    if since is not None or config != recorded_config(run) or run.read_summary() is None:
+        evaluated = {"initial": {}, "trained": {}}
+    greedy_rewards = {
+        weights: {
+            name: rewards
+            for name, when in by_prompt.items()
+            if (rewards := _recorded_rewards(run, when, prompts[name], questions.tasks))
+        }
+        for weights, by_prompt in evaluated.items()
+    }
+    scores = {
+        "initial": score(
+            policies["initial"], prompts, questions, options.samples,
+            greedy_rewards=greedy_rewards["initial"],
+        )
+    }  # fmt: skip
     if trained:
         here = policies["initial"] if hasattr(policies["initial"].sampler, "model") else None
         scores["trained"] = score(
-            policies["trained"], prompts, questions, options.samples, initial=here
-        )
+            policies["trained"], prompts, questions, options.samples, initial=here,
+            greedy_rewards=greedy_rewards["trained"],
+        )  # fmt: skip
     distinct = {scored for by_prompt in scores.values() for scored in by_prompt.values()}
     of_weights = {weights: scores.get(weights, scores["initial"]) for weights in WEIGHTS}
     divergences = {prompt: of_weights["trained"][prompt].divergences for prompt in PROMPTS}
@@ -107,3 +127,11 @@ def evaluate_quadrants(
         generated_tokens=sum(scored.generated_tokens for scored in distinct),
         of=hash_of_best(run.path),
     )
+
+
+def _recorded_rewards(run: RunDir, when: str, prompt: Prompt, tasks: Sequence[Task]) -> list[float]:
+    """Return the rewards of an evaluation that the run made of these questions under this prompt; [] if it made none."""
+    rows = run.read_evaluation(when)
+    asked = [(row["task"]["id"], row["task"]["question"], row["sampled"]) for row in rows]
+    expected = [(task.id, task.question, asdict(prompt)) for task in tasks]
+    return [float(row["reward"]) for row in rows] if asked == expected else []
