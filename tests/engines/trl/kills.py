@@ -109,6 +109,12 @@ def learnt(run: RunDir) -> list[dict[str, Any]]:
     return without(events, OF_ONE_ATTEMPT)
 
 
+def check_that_they_end_alike(broken: RunDir, unbroken: RunDir) -> None:
+    """Compare what was logged, learnt, spent and summed up."""
+    for read in (numbers, learnt, spent, arm):
+        assert read(broken) == read(unbroken)
+
+
 def spent(run: RunDir) -> dict[str, Any]:
     totals = run.totals()
     names = ("rollouts", "generated_tokens", "llm_calls")

@@ -8,11 +8,10 @@ from cotune.run.best import read_best
 from cotune.run.run_dir import RunDir
 from tests.engines.trl.kills import (
     arm,
-    learnt,
+    check_that_they_end_alike,
     numbers,
     run_file,
     run_with_kills,
-    spent,
     with_sections,
 )
 
@@ -48,15 +47,15 @@ def runs(
 
 
 def test_training_is_not_gone_on_with(runs: tuple[RunDir, RunDir]) -> None:
-    unbroken, broken = runs
+    _, broken = runs
     assert [row["step"] for row in numbers(broken)] == [1, 2]
-    assert numbers(broken) == numbers(unbroken)
     assert {row["attempt"] for row in broken.read_metrics()} == {1}
 
 
-def test_the_closing_step_is_written_once(runs: tuple[RunDir, RunDir]) -> None:
+def test_the_closing_step_is_written_and_counted_once(runs: tuple[RunDir, RunDir]) -> None:
     unbroken, broken = runs
-    assert learnt(broken) == learnt(unbroken)
+    check_that_they_end_alike(broken, unbroken)
+    assert arm(broken)["steps"] == 2
     closing = [row for row in broken.read_events() if row["step"] == 3]
     assert {row["attempt"] for row in closing} == {2}
     kinds = [(row["kind"], row.get("when")) for row in closing]
@@ -73,10 +72,3 @@ def test_the_closing_step_is_written_once(runs: tuple[RunDir, RunDir]) -> None:
     for step, purpose in files:
         rows = [len(run.read_trajectories(step, purpose)) for run in runs]
         assert rows == [3, 3]  # of three questions
-
-
-def test_the_closing_step_is_counted_once(runs: tuple[RunDir, RunDir]) -> None:
-    unbroken, broken = runs
-    assert spent(broken) == spent(unbroken)
-    assert arm(broken) == arm(unbroken)
-    assert arm(broken)["steps"] == 2

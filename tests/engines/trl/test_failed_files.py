@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from cotune.run.run_dir import RunDir
-from tests.engines.trl.kills import KILLED_RUN, arm, learnt, numbers, run_file, spent, with_sections
+from tests.engines.trl.kills import (
+    KILLED_RUN,
+    check_that_they_end_alike,
+    run_file,
+    with_sections,
+)
 from tests.forked import run_module
 
 pytestmark = pytest.mark.slow
@@ -67,6 +72,5 @@ def test_failed_operations(faults: list[tuple[str, int]], unbroken: RunDir, tmp_
         done = run_module(KILLED_RUN, "nowhere", 0, *command, "--quiet")
         assert (done.returncode, done.stderr) == (0, "")
     run = RunDir.open(out)
-    for read in (numbers, learnt, arm, spent):
-        assert read(run) == read(unbroken)
+    check_that_they_end_alike(run, unbroken)
     assert not list(out.rglob(".*.tmp"))

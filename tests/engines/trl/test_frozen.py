@@ -17,7 +17,12 @@ from cotune.errors import ConfigError
 from cotune.run.costs import policy_rollouts
 from cotune.run.lineage import instruction_rows
 from cotune.run.run_dir import RunDir
-from tests.engines.trl.kills import arm, learnt, run_file, run_with_kills, spent, with_sections
+from tests.engines.trl.kills import (
+    check_that_they_end_alike,
+    run_file,
+    run_with_kills,
+    with_sections,
+)
 from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 
@@ -134,6 +139,4 @@ def test_a_search_that_is_killed_is_paid_once(tmp_path: Path) -> None:
     # Two calls before the first kill and one before the second; no question to the LLM.
     assert [line.split()[0] for line in again.elements()] == ["evolve"] * 3
     assert not calls[0] - calls[1]
-    assert learnt(broken) == learnt(unbroken)
-    assert arm(broken) == arm(unbroken)
-    assert spent(broken) == spent(unbroken)
+    check_that_they_end_alike(broken, unbroken)

@@ -9,7 +9,7 @@ from cotune.run.run_dir import RunDir
 from tests.engines.trl.kills import (
     OF_ONE_ATTEMPT,
     RUN,
-    arm,
+    check_that_they_end_alike,
     cotune,
     learnt,
     numbers,
@@ -46,21 +46,13 @@ def test_every_resume_went_on_from_the_newest_whole_checkpoint(runs: tuple[RunDi
     assert (unbroken.attempt, broken.attempt) == (1, 6)
 
 
-def test_the_numbers_of_every_step_are_those_of_the_unbroken_run(
-    runs: tuple[RunDir, RunDir],
-) -> None:
-    unbroken, broken = map(numbers, runs)
-    assert [row["step"] for row in unbroken] == list(range(1, 9))
-    assert broken == unbroken
-    assert all((row["grad_norm"] > 0) == (row["zero_advantage_share"] < 1) for row in unbroken)
-    assert sum(row["grad_norm"] > 0 for row in unbroken) > 4
-
-
-def test_instructions_and_all_that_was_learnt_are_those_of_the_unbroken_run(
-    runs: tuple[RunDir, RunDir],
-) -> None:
+def test_it_ends_as_the_unbroken_run(runs: tuple[RunDir, RunDir]) -> None:
     unbroken, broken = runs
-    assert learnt(broken) == learnt(unbroken)
+    check_that_they_end_alike(broken, unbroken)
+    rows = numbers(unbroken)
+    assert [row["step"] for row in rows] == list(range(1, 9))
+    assert all((row["grad_norm"] > 0) == (row["zero_advantage_share"] < 1) for row in rows)
+    assert sum(row["grad_norm"] > 0 for row in rows) > 4
     kinds = {row["kind"] for row in learnt(unbroken)}
     assert {"population", "evolution", "instruction_born", "evaluated"} <= kinds
     lineages = [without(run.read_instructions(), OF_ONE_ATTEMPT) for run in runs]
@@ -70,18 +62,12 @@ def test_instructions_and_all_that_was_learnt_are_those_of_the_unbroken_run(
     assert bests[0] == bests[1]
 
 
-def test_what_is_committed_is_what_the_unbroken_run_spent(runs: tuple[RunDir, RunDir]) -> None:
+def test_what_was_spent_in_vain_is_told_apart(runs: tuple[RunDir, RunDir]) -> None:
     unbroken, broken = runs
-    assert spent(broken) == spent(unbroken)
     assert spent(unbroken)["rollouts"]["train"] == 8 * 6
     assert spent(unbroken)["rollouts"]["verify"] > 0
     lost = [row for row in broken.read_costs() if not row.committed]
     assert {row.kind for row in lost} >= {"train", "verify"}
-
-
-def test_the_summaries_agree(runs: tuple[RunDir, RunDir]) -> None:
-    unbroken, broken = map(arm, runs)
-    assert broken == unbroken
 
 
 def test_a_finished_run_is_not_resumed(runs: tuple[RunDir, RunDir]) -> None:
@@ -110,7 +96,6 @@ def test_runs_under_other_group_plans_resume_exactly(
     unbroken = run_with_kills(run_file(tmp_path, "unbroken", content), [])
     broken = run_with_kills(run_file(tmp_path, "broken", content), [("state", 2)])
     assert broken.attempt == 2
-    for read in (numbers, learnt, spent, arm):
-        assert read(broken) == read(unbroken)
+    check_that_they_end_alike(broken, unbroken)
     plans = [row for row in learnt(unbroken) if row["kind"] == "population"]
     assert len(plans) == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cotune.run.run_dir import RunDir
-from tests.engines.trl.kills import arm, learnt, numbers, spent
+from tests.engines.trl.kills import check_that_they_end_alike
 from tests.forked import run_module
 
 # Six steps, each saved; every second one is evaluated first, and the second one keeps a policy.
@@ -50,10 +50,7 @@ def test_the_result_is_that_of_the_unbroken_run(runs: tuple[Path, Path]) -> None
     whole, cut = map(run_of, runs)
     resumed = [row["from_step"] for row in cut.read_events() if row["kind"] == "resumed"]
     assert resumed == [1, 1, 3, 6, 6]  # the first time there was no checkpoint yet
-    assert numbers(cut) == numbers(whole)
-    assert learnt(cut) == learnt(whole)
-    assert spent(cut) == spent(whole)
-    assert arm(cut) == arm(whole)
+    check_that_they_end_alike(cut, whole)
     for name in ("model.safetensors", "instruction.txt", "best.json", "chat_template.jinja"):
         assert (cut.best_path / name).read_bytes() == (whole.best_path / name).read_bytes()
     weights = [folder / "checkpoints" / "checkpoint-6" / "model.safetensors" for folder in runs]

@@ -183,27 +183,33 @@ def test_evidence_by_hand() -> None:
     assert evidence(gains) == pytest.approx(sum(expected) / 4)
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.001, 300.0])
-def test_the_test_errs_as_seldom_as_it_says_and_finds_the_better_one(scale: float) -> None:
-    def verdict_of(lead: float, seed: int) -> str | None:
-        rng = random.Random(seed)
-        one = contestant("i5")
-        for index in range(40):
-            ease = rng.random() * 0.6
-            own, parents = (
-                [scale * (rng.random() < ease + more) for _ in range(4)] for more in (lead, 0.0)
-            )
-            one.observe(
-                group(index, TASKS[index], "i5", own) + group(index, TASKS[index], "i0", parents)
-            )
-            if (verdict := one.verdict(41)) is not None:
-                return verdict
-        return None
+def verdict_of(lead: float, seed: int, scale: float = 1.0) -> str | None:
+    """The verdict on a contestant whose chances are higher by `lead`, of rewards of 0 and `scale`."""
+    rng = random.Random(seed)
+    one = contestant("i5")
+    for index, task in enumerate(TASKS):
+        ease = rng.random() * 0.6
+        own, parents = (
+            [scale * (rng.random() < ease + more) for _ in range(4)] for more in (lead, 0.0)
+        )
+        one.observe(group(index, task, "i5", own) + group(index, task, "i0", parents))
+        if (verdict := one.verdict(41)) is not None:
+            return verdict
+    return None
 
+
+def test_the_test_errs_as_seldom_as_it_says_and_finds_the_better_one() -> None:
     equal = [verdict_of(0.0, seed) for seed in range(300)]
     assert 0.01 < equal.count("") / 300 < TRIAL_ERROR
     assert 0.01 < equal.count("below its parent") / 300 < TRIAL_ERROR
     assert [verdict_of(0.3, seed) for seed in range(100)].count("") > 90
+
+
+@pytest.mark.parametrize("scale", [0.001, 300.0])
+def test_the_verdict_does_not_depend_on_the_size_of_rewards(scale: float) -> None:
+    for lead in (0.0, 0.3):
+        expected = [verdict_of(lead, seed) for seed in range(40)]
+        assert [verdict_of(lead, seed, scale) for seed in range(40)] == expected
 
 
 @pytest.mark.parametrize("stop", [2, 3, 5])
