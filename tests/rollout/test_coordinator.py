@@ -1,6 +1,5 @@
 """One step around a strategy, in one process and on ranks that are threads here."""
 
-import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -34,6 +33,7 @@ from cotune.types import (
 from cotune.utils.progress import listening
 from tests.helpers import make_tasks, make_trajectory, one_step
 from tests.scripted import CharacterCodec, ScriptedLLM, ScriptedSampler, ScriptedSession
+from tests.thread_ranks import ThreadRank, Threads
 
 TASKS = make_tasks(4)
 STEP = Progress(step=3, epoch=0, total_steps=9)
@@ -350,38 +350,13 @@ def test_environments_draw_the_same_in_all_calls_that_are_compared() -> None:
     assert len(set(draws)) == 2  # the policy's own
 
 
-class Ranks:
-    """Two comms whose collectives meet in threads; a rank that is left alone times out."""
-
-    def __init__(self) -> None:
-        self._boxes = [queue.Queue[Any](), queue.Queue[Any]()]
-
-    def comm(self, rank: int) -> "ThreadComm":
-        return ThreadComm(rank, self._boxes[rank], self._boxes[1 - rank])
-
-
-class ThreadComm:
-    size = 2
-
-    def __init__(self, rank: int, inbox: "queue.Queue[Any]", outbox: "queue.Queue[Any]") -> None:
-        self.rank, self._inbox, self._outbox = rank, inbox, outbox
-
-    def broadcast(self, value: Any) -> Any:
-        return self.gather(value)[0]
-
-    def gather(self, value: Any) -> list[Any]:
-        self._outbox.put(value)
-        other = self._inbox.get(timeout=20)
-        return [value, other] if self.rank == 0 else [other, value]
-
-
 def on_two_ranks(work: Callable[[Any], Any]) -> list[Any]:
     """What each rank returned or raised."""
-    ranks, outcomes = Ranks(), [None, None]
+    ranks, outcomes = Threads(2), [None, None]
 
     def one(rank: int) -> None:
         try:
-            outcomes[rank] = work(ranks.comm(rank))
+            outcomes[rank] = work(ranks.rank_of(rank))
         except Exception as error:  # noqa: BLE001 - it is what the test looks at
             outcomes[rank] = error  # type: ignore[call-overload]
 
@@ -398,7 +373,7 @@ def test_two_ranks_roll_out_what_one_does(tasks: list[Task], group_size: int) ->
     alone = one_step(make(), tasks, group_size, STEP)
     diaries = [Diary(), Diary()]
 
-    def work(comm: ThreadComm) -> Any:
+    def work(comm: ThreadRank) -> Any:
         coordinator = make(diaries[comm.rank], comm)
         together = one_step(coordinator, tasks, group_size, STEP)
         assert coordinator.evaluate(tasks) == make().evaluate(tasks)
@@ -431,7 +406,7 @@ def test_reward_functions_score_each_ranks_share() -> None:
 
 @pytest.mark.parametrize(("fails_on", "where"), [("q3", "rank 1"), ("q0", "rank 0")])
 def test_a_failed_rollout_ends_both_ranks_with_its_message(fails_on: str, where: str) -> None:
-    def work(comm: ThreadComm) -> Any:
+    def work(comm: ThreadRank) -> Any:
         quiet = StaticStrategy("say ")
         return one_step(make(comm=comm, environment=Yes(fails_on), strategy=quiet), TASKS, 2, STEP)
 
@@ -447,7 +422,7 @@ def test_a_failed_strategy_ends_both_ranks() -> None:
         ) -> Metrics:
             raise KeyError("lost")
 
-    def work(comm: ThreadComm) -> Any:
+    def work(comm: ThreadRank) -> Any:
         return one_step(make(comm=comm, strategy=Broken("say ")), TASKS, 2, STEP)
 
     first, second = on_two_ranks(work)

@@ -1,7 +1,6 @@
 """Ranks that share a vLLM server or an engine call it equally often with equally many rows."""
 
 import inspect
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,38 +19,9 @@ from tests.engines.trl.ranks import on_two_ranks
 from tests.engines.trl.setup import Run, start
 from tests.engines.trl.test_two_ranks import SIZES, fingerprint, seen
 from tests.policy.tiny import Letters, tiny_tokenizer
+from tests.thread_ranks import ThreadRank, Threads
 
 CODEC = HFCodec(tiny_tokenizer())
-
-
-class Threads:
-    """A comm whose ranks are threads; a rank that waits for one that left is an error, not a hang."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._values: list[Any] = [None] * size
-        self._barrier = threading.Barrier(size, timeout=10)
-
-    def rank_of(self, rank: int) -> "ThreadRank":
-        return ThreadRank(self, rank)
-
-    def exchange(self, rank: int, value: Any) -> list[Any]:
-        self._values[rank] = value
-        self._barrier.wait()
-        found = list(self._values)
-        self._barrier.wait()
-        return found
-
-
-class ThreadRank:
-    def __init__(self, threads: Threads, rank: int) -> None:
-        self._threads, self.rank, self.size = threads, rank, threads.size
-
-    def gather(self, value: Any) -> list[Any]:
-        return self._threads.exchange(self.rank, value)
-
-    def broadcast(self, value: Any) -> Any:
-        return self.gather(value)[0]
 
 
 class Generation:
