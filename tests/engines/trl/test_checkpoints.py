@@ -17,7 +17,7 @@ from tests.engines.trl.setup import Run, start
 from tests.helpers import WAITING
 from tests.policy.tiny import tiny_tokenizer
 
-SAVING = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
+SAVING = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2, "remembers": True}
 TIME_LIKE = {"step_time", "time", "attempt", *WAITING}
 
 

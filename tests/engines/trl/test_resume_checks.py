@@ -19,7 +19,8 @@ from cotune.types import Task
 from tests.engines.trl.setup import Run, start
 from tests.policy.tiny import Letters
 
-SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
+# All of these runs sample the same with the same weights.
+SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "remembers": True}
 
 
 @pytest.fixture(scope="module")
