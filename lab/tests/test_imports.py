@@ -24,6 +24,8 @@ MODULES: dict[str, str] = {
     "cotune.policy": "loading, fitting and merging a policy in a recipe",
     "cotune.rollout.coordinator": "measuring a policy that a recipe made",
     "cotune.run.scores": "intervals of those figures",
+    "cotune.utils.progress": "what a slow generator is doing",
+    "cotune.utils.text": "an error of a package on one line",
     "cotune.cli.app": "the command line, in tests",
 }
 """Packages and modules that the lab may import besides the public names of `cotune`, with the reason."""

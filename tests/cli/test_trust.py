@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cotune.cli import app as cli
-from cotune.cli.trust import check_trusted, code_references
+from cotune.cli.trust import check_server, check_trusted, code_references
 from cotune.errors import ConfigError
 from cotune.run.record import Record
 from tests.run_files import tiny
@@ -92,3 +92,26 @@ def test_what_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (inside / "evil.py").touch()
     with pytest.raises(ConfigError, match=r"evil\.py; look at it, then add --trust"):
         check_trusted(run.path, False)
+
+
+def test_a_key_is_sent_to_no_server_that_somebody_elses_run_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_on(name: str, **arguments: str) -> Path:
+        training = {"engine": "tinker", "engine_args": arguments}
+        return Record.create(tmp_path / name, tiny(tmp_path / name, {"training": training})).path
+
+    theirs = run_on("theirs", base_url="https://me:secret@elsewhere.example/api")
+    said = r"names the server https://\*\*\*@elsewhere.example/api, which would get your key: .* --trust"
+    with pytest.raises(ConfigError, match=said):
+        check_server(theirs, False, ())
+    with pytest.raises(ConfigError, match="would get your key"):
+        check_server(theirs, False, ("seed=3",))
+    check_server(theirs, True, ())
+    check_server(theirs, False, ("training.engine=trl",))
+    check_server(theirs, False, ("training.engine_args={base_url: https://mine.example}",))
+    check_server(theirs, False, ("training.engine_args={}",))
+    check_server(run_on("local", base_url="http://127.0.0.1:8000"), False, ())
+    check_server(run_on("hosted"), False, ())
+    monkeypatch.setenv("TINKER_BASE_URL", "https://me:secret@elsewhere.example/api")
+    check_server(theirs, False, ())

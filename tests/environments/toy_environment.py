@@ -2,22 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.environment_kind import EnvironmentKind
-from cotune.types import Action, Response, Task, Trajectory
+from cotune.types import Action, Response, Section, Task, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
-class EchoOptions:
+class EchoOptions(Section):
     """The policy repeats a word.
 
     Attributes:
         word: the word; not empty.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     kind: Literal["echo"] = "echo"
     word: str = "yes"
 

@@ -2,22 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from cotune.methods.method import Context, Method, RunShape
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
-from cotune.types import Assignment, Instruction, Metrics, Progress, Prompt, Task, Trajectory
+from cotune.types import (
+    Assignment,
+    Instruction,
+    Metrics,
+    Progress,
+    Prompt,
+    Section,
+    Task,
+    Trajectory,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BanditOptions:
+class BanditOptions(Section):
     """Two instructions in turn; the better one is kept.
 
     Attributes:
         ending: what the second instruction adds to the first.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
     kind: Literal["bandit"] = "bandit"
     ending: str = "Be brief."
 

@@ -244,8 +244,8 @@ def test_the_state_round_trips_and_another_schema_is_refused() -> None:
         ConfigError, match="no 'lineage', which Fst needs: it is from a run with anot"
     ):
         make(strategy=fst).load_state_dict(state)
-    newer: State = {**state, "schema_version": 2}
-    with pytest.raises(EngineError, match=r"schema_version 2; .*reads 1"):
+    newer: State = {**state, "schema_version": 3}
+    with pytest.raises(EngineError, match=r"schema_version 3; .*reads 2"):
         other.load_state_dict(newer)
 
 

@@ -56,7 +56,7 @@ def test_the_only_turn_of_a_rollout_is_no_limit() -> None:
     [
         (["7 apples", "7 apples", None], [0, 0, 0], (
             'all 3 rollouts of the first step have the reward 0, 1 of them without an answer; such as "7 apples" '
-            '(expected "Paris"), no answer in "…text"; if any of these should score more, check the reward functions'
+            '(expected "Paris"), no answer in "…text"; if any should score otherwise, check the reward functions'
         )),
         (["a", "b", "c", "d"], [-1, -1, -1, -1], 'reward -1, 0 of them without an answer; such as "a" (expected'),
         (["a\nb\x1b[31m" + "c" * 200], [0.5], f'such as "a b[31m{"c" * 73}" (expected "Paris"); if'),

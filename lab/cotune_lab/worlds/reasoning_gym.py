@@ -21,6 +21,8 @@ from cotune.data.splits import SPLITS, digest, sha
 from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune.environments.global_draws import keep_generators
 from cotune.environments.tag_protocol import ANSWER_TAGS
+from cotune.utils.progress import begin
+from cotune.utils.text import named
 from cotune_lab.last_number import last_number
 
 PACKAGE = "reasoning-gym"
@@ -193,7 +195,7 @@ def _make_dataset(options: ReasoningGymOptions, task: GymTask) -> Any:
         return gym.factory.DATASETS[task.name][0](config=config)
     except Exception as error:
         raise ConfigError(
-            f"environment.tasks: reasoning-gym refuses {_label(task)} ({type(error).__name__}: {error}); change its "
+            f"environment.tasks: reasoning-gym refuses {_label(task)} ({named(error)}); change its "
             "name, config or difficulty"
         ) from error
 
@@ -209,6 +211,8 @@ def _draw_splits(
     for split in reversed(SPLITS):
         total = numbers_of_questions(options)[split]
         for label, stream in itertools.islice(itertools.cycle(streams.items()), total):
+            # At a high level some generators may never finish; this says which.
+            begin(f"generating questions of {label}")
             task = next(stream, None)
             if task is None:
                 raise ConfigError(

@@ -173,7 +173,7 @@ def evaluate(
     """
     from cotune.cli.evaluate import evaluate as evaluate_
     from cotune.cli.evaluate import evaluate_quadrants
-    from cotune.cli.trust import check_trusted
+    from cotune.cli.trust import check_server, check_trusted
     from cotune.experiments.evaluate.question_sets import EvaluationOptions
 
     if not quadrants and since is not None:
@@ -183,6 +183,7 @@ def evaluate(
         temperature=temperature, limit=limit, policy=policy,
     )  # fmt: skip
     check_trusted(run_folder, trust)
+    check_server(run_folder, trust, set_ or ())
     if quadrants:
         evaluate_quadrants(run_folder, _console(), evaluation, since, as_json, set_ or ())
     else:

@@ -1,13 +1,16 @@
-"""Refuse to import code that a run folder names unasked: its run.yaml may be somebody else's."""
+"""Refuse unasked what a run folder names: code to import, a server to send a key to. It may be somebody else's."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
+from cotune.config.overrides import with_overrides
 from cotune.errors import ConfigError
 from cotune.run.run_dir import RunDir
 from cotune.utils.importing import is_file, split_reference
-from cotune.utils.text import flat, printable, texts_in
+from cotune.utils.text import flat, hide_secrets, printable, texts_in
 
 
 def check_trusted(folder: Path, trust: bool) -> None:
@@ -36,6 +39,37 @@ def check_trusted(folder: Path, trust: bool) -> None:
         f"{folder}/run.yaml runs code from outside the current folder: {paths}; look at it, then add "
         "--trust"
     )
+
+
+def check_server(folder: Path, trust: bool, assignments: Sequence[str]) -> None:
+    """Check the Tinker server that evaluating a run would send the user's key to.
+
+    Args:
+        folder: the run folder.
+        trust: whether the user has said that it may have the key.
+        assignments: as given to `--set`; a server that they name is the user's choice.
+
+    Raises:
+        ConfigError: not a run folder; or run.yaml names a server on another machine that is neither TINKER_BASE_URL's nor
+            trusted.
+    """
+    recorded = RunDir.open(folder).read_config()
+    url = _tinker_server(with_overrides(recorded, assignments))
+    is_recorded = bool(url) and url == _tinker_server(recorded)
+    is_local = urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+    trusted = trust or is_local or url == os.environ.get("TINKER_BASE_URL")
+    if is_recorded and not trusted:
+        raise ConfigError(
+            f"{folder}/run.yaml names the server {printable(hide_secrets(url))}, which would get your key: if you "
+            "trust it, add --trust, or set TINKER_BASE_URL to it"
+        )
+
+
+def _tinker_server(run_file: Mapping[str, Any]) -> str:
+    """Return the address of the Tinker server that a run file names; "" if it names none."""
+    training = run_file.get("training") or {}
+    arguments = training.get("engine_args") or {}
+    return str(arguments.get("base_url") or "") if training.get("engine") == "tinker" else ""
 
 
 def code_references(run_file: Mapping[str, object]) -> Iterator[str]:

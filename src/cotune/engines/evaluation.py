@@ -9,7 +9,7 @@ from cotune.engines.best_policy import BestPolicy
 from cotune.engines.joint import Joint
 from cotune.run.best import BestRecord
 from cotune.run.run_dir import RunDir
-from cotune.run.scores import Score, measure_of, score_trajectories, score_values
+from cotune.run.scores import EXACT_MATCH, Score, measure_of, recorded_score, score_trajectories
 from cotune.types import Prompt, Trajectory
 
 
@@ -262,7 +262,5 @@ class RunEvaluation:
                     if rollout["attempt"] == row["attempt"]
                     and rollout["instruction"] == row["instruction_id"]
                 ]
-                rewards = [rollout["reward"] for rollout in rollouts]
-                strata = [rollout["task"]["stratum"] for rollout in rollouts]
-                return score_values(rewards, strata, row["measure"]) if rollouts else None
+                return recorded_score(row, rollouts, row.get("measure", EXACT_MATCH))
         return None

@@ -24,7 +24,7 @@ from cotune.run.replies import CachedLLM, llm_state, restore_llm
 from cotune.types import Assignment, Limits, Progress, Prompt, Purpose, Sampling, Task, Trajectory
 from cotune.utils.progress import report
 
-STATE_SCHEMA = 1
+STATE_SCHEMA = 2
 
 
 @dataclass(frozen=True)

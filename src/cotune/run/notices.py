@@ -61,7 +61,7 @@ def equal_rewards_notice(trajectories: Sequence[Trajectory]) -> str:
     examples = list(dict.fromkeys(map(_answer_and_expected, judged)))[:_EXAMPLES]
     return (
         f"all {len(judged)} rollouts of the first step have the reward {rewards.pop():.3g}, {unanswered} of them "
-        f"without an answer; such as {', '.join(examples)}; if any of these should score more, check the reward functions"
+        f"without an answer; such as {', '.join(examples)}; if any should score otherwise, check the reward functions"
     )
 
 

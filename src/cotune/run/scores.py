@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import stdev
+from typing import Any
 
 from cotune.protocols import Environment, Rewards
 from cotune.types import Trajectory
@@ -76,6 +77,24 @@ def score_values(values: Sequence[float], strata: Sequence[str], measure: str) -
         None if set(values) <= {0.0, 1.0} else deviation,
         all(0 <= value <= 1 for value in values),
     )
+
+
+def recorded_score(
+    event: Mapping[str, Any], rollouts: Sequence[Mapping[str, Any]], measure: str
+) -> Score:
+    """Return the score of an "evaluated" event: of its rollouts as stored, or of its own figures without any.
+
+    Without rollouts only a share has an interval.
+    """
+    if rollouts:
+        strata = [str(rollout["task"]["stratum"]) for rollout in rollouts]
+        return score_values(
+            [float(rollout["reward"] or 0.0) for rollout in rollouts], strata, measure
+        )
+    n = event.get("n") or 0
+    by_stratum = {name: (mean, of) for name, (mean, of) in (event.get("by_stratum") or {}).items()}
+    deviation = None if measure == EXACT_MATCH and n else 0.0
+    return Score(event["em"], n, by_stratum, measure, deviation)
 
 
 def difference_interval(differences: Sequence[float]) -> tuple[float, float] | None:

@@ -162,15 +162,18 @@ def test_what_cannot_be_evaluated_is_one_line(
     with pytest.raises(EngineError, match=r"no longer has these weights, load the policy here"):
         evaluate_run(config, RunDir.open(folder), options, engine_of(config).open_policy)
     with run_locked(folder):
-        assert "is being trained; wait for it" in refused("evaluate", folder)
+        assert "is being trained; wait for it" in refused("evaluate", folder, "--trust")
     (folder / "best" / "tinker.json").unlink()
-    assert "no tinker.json names a policy" in refused("evaluate", folder)
+    assert "no tinker.json names a policy" in refused("evaluate", folder, "--trust")
+    assert "would get your key" in refused("evaluate", folder)
 
     def fail(name: str) -> None:
         raise httpx.ConnectError("refused")
 
     server.fail = fail
-    assert "no Tinker server answers at http://server" in refused("evaluate", run.path)
+    silent = refused("evaluate", run.path, "--trust")
+    assert "no Tinker server answers at http://server" in silent
+    assert "; or load the policy here, with --set training.engine=trl" in silent
     hosted = ("--set", "training.engine_args={}")
     monkeypatch.delenv("TINKER_API_KEY")
     assert "variable TINKER_API_KEY is not set" in refused("evaluate", run.path, *hosted)

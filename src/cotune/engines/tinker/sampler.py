@@ -146,7 +146,11 @@ def open_policy(
             with locked(lock, f"{best.parent} is being trained; wait for it, or {_HERE}"):
                 pass
     begin("connecting to the Tinker server")
-    policy = ServerPolicy(Service(arguments, base_model), **weights)
+    try:
+        service = Service(arguments, base_model)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or {_HERE}" if best else str(error)) from None
+    policy = ServerPolicy(service, **weights)
     policy.fix = f"; if it no longer has these weights, {_HERE}" if best else ""
     codec = load_codec(options)
     check_turns(environment, codec)

@@ -82,7 +82,7 @@ def _scores_of(cell: Cell, sizes: dict[str, int]) -> ScoreTable:
     one; its quadrants ("trained_plain greedy") and their divergences ("KL plain").
 
     Args:
-        sizes: by row, the number of questions; a row's first cell sets its own.
+        sizes: by row, the number of questions that count; a row's first cell sets its own.
 
     Raises:
         ConfigError: the last stage was not evaluated, or on other questions than at other seeds.
@@ -106,10 +106,12 @@ def _scores_of(cell: Cell, sizes: dict[str, int]) -> ScoreTable:
             }
         )
         if name != "plain":
-            expected = sizes.setdefault(cell.entry.key, len(rows))
-            if len(rows) != expected:
+            scored = len(focus_on(figures[name], cell.suite.focus))
+            expected = sizes.setdefault(cell.entry.key, scored)
+            if scored != expected:
                 raise ConfigError(
-                    f"{last.path}: was tested on {len(rows)} questions; expected {expected}, the same for each seed"
+                    f"{last.path}: was tested on {scored} questions to be scored; expected {expected}, the same for "
+                    "each seed"
                 )
     if "score" not in figures:
         raise ConfigError(

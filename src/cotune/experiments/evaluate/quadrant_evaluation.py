@@ -44,6 +44,7 @@ def evaluate_quadrants(
     options: EvaluationOptions,
     since: RunDir | None = None,
     open_policy: OpenPolicy = run_policy,
+    samples_alike: bool = False,
 ) -> Quadrants:
     """Score both policies of a run under both instructions, greedily and sampled; write nothing.
 
@@ -58,6 +59,7 @@ def evaluate_quadrants(
         since: the first of several runs that each continued the one before: its policy and instruction
             are the initial ones. None is this run.
         open_policy: the engine's.
+        samples_alike: whether the run sampled as `open_policy`'s policies do, so that its greedy rollouts can be used.
 
     Raises:
         ConfigError: there is no best policy, the questions are not available, or a prompt is too
@@ -80,7 +82,8 @@ def evaluate_quadrants(
             config, environment, best=run.best_path, temperature=temperature
         )
     evaluated = {"initial": {"plain": "before"}, "trained": {"plain": "plain", "prompted": "after"}}
-    if since is not None or config != recorded_config(run) or run.read_summary() is None:
+    unlike = not samples_alike or config != recorded_config(run)
+    if unlike or since is not None or run.read_summary() is None:
         evaluated = {"initial": {}, "trained": {}}
     greedy_rewards = {
         weights: {

@@ -11,7 +11,7 @@ from cotune.run.best import read_best
 from cotune.run.json_files import Row
 from cotune.run.lineage import instruction_rows
 from cotune.run.run_dir import RunDir
-from cotune.run.scores import EXACT_MATCH, Score, difference_interval, score_values
+from cotune.run.scores import EXACT_MATCH, Score, difference_interval, recorded_score
 from cotune.utils.tables import Scores
 
 
@@ -86,17 +86,8 @@ class RecordedRun:
         if not events or events[-1].get("em") is None:
             return None
         rows = self.folder.read_evaluation(when)
-        if rows:
-            rewards = [float(row["reward"] or 0.0) for row in rows]
-            score = score_values(rewards, [row["task"]["stratum"] for row in rows], self.measure)
-            ids = (row["task"]["id"] for row in rows)
-            return Evaluation(score, dict(zip(ids, rewards, strict=True)))
-        event = events[-1]
-        n = event.get("n") or 0
-        strata = {name: (mean, of) for name, (mean, of) in (event.get("by_stratum") or {}).items()}
-        # Without the rewards, only a share has an interval.
-        deviation = None if self.measure == EXACT_MATCH and n else 0.0
-        return Evaluation(Score(event["em"], n, strata, self.measure, deviation), {})
+        rewards = {row["task"]["id"]: float(row["reward"] or 0.0) for row in rows}
+        return Evaluation(recorded_score(events[-1], rows, self.measure), rewards)
 
 
 def values(rows: Iterable[Row], key: str) -> list[Point]:
