@@ -9,11 +9,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of src": 35_900,
+    "lines of src": 35_760,
     "lines of lab": 7_000,
-    "lines of tests": 41_710,
+    "lines of tests": 41_200,
     "words of docs": 30_000,
-    "option fields": 192,
+    "option fields": 182,
 }
 """The most of each row of the table. Lower them to what a change leaves; a feature that raises one says in its commit
 by how much, and what it brings for it."""
