@@ -9,9 +9,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of src": 35_760,
+    "lines of src": 35_764,
     "lines of lab": 7_000,
-    "lines of tests": 41_200,
+    "lines of tests": 41_240,
     "words of docs": 30_000,
     "option fields": 182,
 }

@@ -43,8 +43,8 @@ def conclude(
 
 def write_run_summary(settings: RunSettings, run: Record, outcome: Outcome) -> None:
     """Write the summary.json of one run, with a single arm."""
-    record = settings.record
-    kind = record["strategy"]["kind"]
+    run_settings = settings.record
+    kind = run_settings["strategy"]["kind"]
     after = outcome.after
     best = outcome.kept
     totals = run.totals()
@@ -77,13 +77,13 @@ def write_run_summary(settings: RunSettings, run: Record, outcome: Outcome) -> N
         arm["too_close_to_call"] = best.too_close_to_call
     run.write_summary(
         {
-            "name": record["name"],
+            "name": run_settings["name"],
             "strategy": kind,
             "seed": settings.seed,
             "llm": settings.llm_name,
-            "policy": record["policy"]["path"],
+            "policy": run_settings["policy"]["path"],
             "arms": {kind: arm},
-            "asked_steps": record["training"]["steps"],
+            "asked_steps": run_settings["training"]["steps"],
             "rollout_budget": settings.rollout_budget,
             "best_instruction": best.instruction,
         }

@@ -1,8 +1,9 @@
 """Context distillation: weights of tokens sampled under one prompt and trained on another (P²O).
 
 A rollout ỹ is sampled under x̃ = T(x, z) and its gradient is taken on x (arXiv 2603.21877, Eq. 4).
-Its tokens are off-policy by the context ratio π_old(ỹ_t|x, ỹ_<t) / π_old(ỹ_t|x̃, ỹ_<t). The reference
-loop and TRL take their weights from here; on veRL `engines/verl/signed_mask.py` applies the same mask.
+Its tokens are off-policy by the context ratio π_old(ỹ_t|x, ỹ_<t) / π_old(ỹ_t|x̃, ỹ_<t). With `ratio: original`, the
+paper's, every weight is 1, and all of Eq. 4 is that the tokens of x are the prompt that is trained. TRL and
+tests/reference_loop.py take their weights from here; on veRL `engines/verl/signed_mask.py` applies the same mask.
 
 Two other masks leave tokens out whatever their ratio: `rollout/episode.py` masks what the environment
 wrote, and `Trajectory.trained_mask` a whole rollout whose environment broke or that nothing scored.

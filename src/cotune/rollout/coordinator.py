@@ -291,12 +291,13 @@ class Coordinator:
         self._calls[purpose] += 1
         seed = stable_seed(self.settings.seed, purpose, self.current_step, self._calls[purpose])
         temperature = 0.0 if greedy else self.settings.temperature
-        episodes = seed
+        # Environments draw alike in all calls whose scores are compared: of evaluations, and of an evolution.
+        episode_seed = seed
         if not temperature:
-            episodes = 0
+            episode_seed = 0
         elif purpose == "evolve":
-            episodes = stable_seed(self.settings.seed, purpose, self.current_step)
-        return Sampling(temperature, self.environment.stop, seed, episodes)
+            episode_seed = stable_seed(self.settings.seed, purpose, self.current_step)
+        return Sampling(temperature, self.environment.stop, seed, episode_seed)
 
     def count(self, purpose: Purpose, trajectories: Sequence[Trajectory], seconds: float) -> None:
         """Record the cost of rollouts. `rollout` does this itself; rank 0 only."""

@@ -62,7 +62,7 @@ def score_trajectories(trajectories: Sequence[Trajectory], measure: str = EXACT_
 
 
 def score_values(values: Sequence[float], strata: Sequence[str], measure: str) -> Score:
-    """Compute the score of a value a question, at least one; a stratum of "" is none."""
+    """Compute the score of values, one for each question, at least one; a stratum of "" is none."""
     if not values:
         raise ValueError("no rollouts to score; expected at least one")
     groups: dict[str, list[float]] = defaultdict(list)
@@ -124,9 +124,8 @@ def t_interval(
 
     Args:
         deviation: the values' sample standard deviation.
-        bounded: whether the values are in [0, 1], and the interval is cut to that; it is then that of two values
-            or more.
-        fewest: the fewest values of others that have an interval: with less it would be too wide to be useful.
+        bounded: whether the values are in [0, 1]: the interval is cut to that, and two values are enough for one.
+        fewest: how many values others need: an interval of fewer would be too wide to be useful.
     """
     if n < (2 if bounded else fewest):
         return None

@@ -80,7 +80,7 @@ class InspoOptions(TrainedPromptOptions, Section):
             the parent alone ("paraphrase").
         groups: what the rollouts of a question are sampled under (`methods.group_plan`): "own" is
             the paper's; "mixed" compares the drawn instruction with the initial one in each group;
-            "population" draws an instruction for each rollout.
+            "population" draws several instructions and spreads them evenly over the rollouts.
     """
 
     kind: Literal["inspo"] = "inspo"
@@ -251,12 +251,12 @@ class Inspo(EvolvedInstructions):
             if trajectory.stop is not StopReason.ENVIRONMENT_ERROR:
                 rewards[trajectory.assignment.instruction_id].append(trajectory.reward)
         # Mixed groups still sample under the initial instruction after it was pruned.
-        others = {self._lineage[0].id}
+        not_members = {self._lineage[0].id}
         if self._trial is not None:
             self._trial.observe(trajectories, rewards)
-            others |= self._trial.ids
-        others -= {member.id for member in self.population.members}
-        self.population.observe({id: row for id, row in rewards.items() if id not in others})
+            not_members |= self._trial.ids
+        not_members -= {member.id for member in self.population.members}
+        self.population.observe({id: row for id, row in rewards.items() if id not in not_members})
 
     # ---- lines 10 to 13 and 16 to 24: at the end of step t
 
@@ -282,7 +282,7 @@ class Inspo(EvolvedInstructions):
         """Evolve the population (lines 17-23); it is unchanged if no candidate is accepted."""
         options = self.options
         record = evolution.record
-        # Line 17: the parents are the best.
+        # Line 17: the parents are the best. Unlike the paper's, their weights are kept, so that selection goes on.
         parents = self.population.top(options.parents)
         # Lines 18-22: new instructions.
         instructions = [parent.instruction for parent in parents]
@@ -353,6 +353,8 @@ class Inspo(EvolvedInstructions):
             return metrics
         self._trial = None
         return {**metrics, **self._end_phase(trial.counts, trial.parents, record)}
+
+    # ---- lines 18 to 22: generate and verify
 
     def _generate(
         self,
