@@ -28,7 +28,7 @@ from cotune.run.scores import difference_interval, score_trajectories, wilson
 from cotune.types import Assignment, Prompt
 from cotune.utils.tables import on_console
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
-from tests.experiments.evaluate.folders import BETTER, GEO, finished
+from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished
 from tests.experiments.evaluate.measured import quadrants
 from tests.experiments.report.pages import printed as on_screen
 from tests.helpers import make_trajectory
@@ -183,14 +183,14 @@ def test_a_run_from_the_command_line(
 def test_what_the_runs_own_evaluations_rolled_out_is_not_rolled_out_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = finished(
-        tmp_path / "run", {**SHORT, "environment": {**GEO["environment"], "test": 3}}, BETTER
-    )
+    changes = {**LADDER, "environment": {**LADDER["environment"], "test": 3}}
+    best = "Add in order. Put the final answer in \\boxed{}."
+    config = finished(tmp_path / "run", changes, best)
     _, without = evaluate(config, monkeypatch, "--quadrants", "--samples", "1")
     assert without is not None
     record = Record.open(config.output)
     tasks = run_environment(config).tasks("test")
-    for when, instruction in (("before", SEARCH), ("after", BETTER), ("plain", "Another.")):
+    for when, instruction in (("before", without.initial), ("after", best), ("plain", "Another.")):
         prompt = Prompt(instruction)
         rollouts = [
             make_trajectory(Assignment(task, prompt, prompt, "i0", i), 0.25)
@@ -206,7 +206,7 @@ def test_what_the_runs_own_evaluations_rolled_out_is_not_rolled_out_again(
         assert quadrants.rewards[name]["sampled"] == rewards["sampled"]
     # With other settings they are not the same rollouts.
     _, other = evaluate(
-        config, monkeypatch, "--quadrants", "--samples", "1", "--set", "limits.turns=3"
+        config, monkeypatch, "--quadrants", "--samples", "1", "--set", "limits.turn_tokens=95"
     )
     assert other is not None
     assert other.rollouts == without.rollouts
