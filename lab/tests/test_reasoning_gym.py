@@ -250,6 +250,7 @@ def test_tasks_whose_verifier_runs_code_are_refused(factory: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_other_task_is_reproducible_and_accepts_its_own_answer(
     factory: Any, tmp_path: Path
 ) -> None:
