@@ -254,11 +254,10 @@ class RunEvaluation:
         """Return the score of the first evaluation with these fields, of whichever attempt, from its rollouts."""
         for row in self._run.read_events():
             if row["kind"] == "evaluated" and fields.items() <= row.items():
+                purpose = f"evaluate_{row['when']}"
                 rollouts = [
                     rollout
-                    for rollout in self._run.read_trajectories(
-                        row["step"], f"evaluate_{row['when']}"
-                    )
+                    for rollout in self._run.read_trajectories(row["step"], purpose)
                     if rollout["attempt"] == row["attempt"]
                     and rollout["instruction"] == row["instruction_id"]
                 ]

@@ -5,12 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.engines.trl.kills import (
-    arm,
-    learnt,
-    numbers,
+    check_that_they_end_alike,
     run_file,
     run_with_kills,
-    spent,
     with_sections,
 )
 from tests.policy.tiny import small_policy
@@ -30,10 +27,6 @@ def test_a_trial_goes_on_where_it_was(tmp_path: Path) -> None:
     kills = [("log", 3), ("train", 4), ("state", 6), ("train", 7)]
     broken = run_with_kills(run_file(tmp_path, "broken", content), kills)
 
-    trials = [row for row in unbroken.read_events() if row["kind"].startswith("trial")]
-    assert trials
-    assert learnt(broken) == learnt(unbroken)
-    assert numbers(broken) == numbers(unbroken)
-    assert spent(broken) == spent(unbroken)
-    assert arm(broken) == arm(unbroken)
+    assert any(row["kind"] == "trial" for row in unbroken.read_events())
+    check_that_they_end_alike(broken, unbroken)
     assert not any(row.kind == "verify" for row in broken.read_costs())

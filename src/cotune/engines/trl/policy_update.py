@@ -49,9 +49,9 @@ class PolicyUpdate(GRPOTrainer):
     keeps its denominator and its KL term. With a teacher (`cotune.methods.teacher_kl`) its loss is added,
     for which the rollouts that it reads are fed once more to the policy and once to the teacher.
 
-    Rollouts with zero advantage are not fed, which saves work and changes no gradient, nor is padding that a
-    micro-batch does not need. A prompt that
-    several rollouts of a micro-batch share is fed once (`cotune.engines.trl.batches`).
+    Rollouts with zero advantage are not fed, which saves work and changes no gradient; nor is padding that a
+    micro-batch does not need. A prompt that several rollouts of a micro-batch share is fed once
+    (`cotune.engines.trl.batches`).
 
     A group with equal rewards has exactly no advantage (TRL alone leaves a rounding error) and
     therefore no gradient; for a question that is always or never solved, this is every rollout. These

@@ -48,9 +48,9 @@ def evaluate_quadrants(
 ) -> Quadrants:
     """Score both policies of a run under both instructions, greedily and sampled; write nothing.
 
-    Equal policies or instructions are rolled out once, and greedy rollouts that the run's own evaluations have made are not
-    made again. Both policies are in memory at the same time, to
-    compute the divergence between them; there is none if a server has them.
+    Equal policies or instructions are rolled out once, and greedy rollouts that the run's own evaluations have
+    made are not made again. Both policies are in memory at the same time, to compute the divergence between them;
+    there is none if a server has them.
 
     Args:
         config: the run file; its limits, seed and environment apply.
@@ -75,8 +75,8 @@ def evaluate_quadrants(
     prompts = {"plain": Prompt(initial), "prompted": Prompt(best)}
     trained = since is not None or not config.training.frozen
     temperature = options.temperature
-    began = config.model_copy(update={"policy": first.policy})
-    policies = {"initial": open_policy(began, environment, temperature=temperature)}
+    initial_config = config.model_copy(update={"policy": first.policy})
+    policies = {"initial": open_policy(initial_config, environment, temperature=temperature)}
     if trained:
         policies["trained"] = open_policy(
             config, environment, best=run.best_path, temperature=temperature
@@ -100,9 +100,11 @@ def evaluate_quadrants(
         )
     }  # fmt: skip
     if trained:
-        here = policies["initial"] if hasattr(policies["initial"].sampler, "model") else None
+        initial_policy = (
+            policies["initial"] if hasattr(policies["initial"].sampler, "model") else None
+        )
         scores["trained"] = score(
-            policies["trained"], prompts, questions, options.samples, initial=here,
+            policies["trained"], prompts, questions, options.samples, initial=initial_policy,
             greedy_rewards=greedy_rewards["trained"],
         )  # fmt: skip
     distinct = {scored for by_prompt in scores.values() for scored in by_prompt.values()}
@@ -135,6 +137,6 @@ def evaluate_quadrants(
 def _recorded_rewards(run: RunDir, when: str, prompt: Prompt, tasks: Sequence[Task]) -> list[float]:
     """Return the rewards of an evaluation that the run made of these questions under this prompt; [] if it made none."""
     rows = run.read_evaluation(when)
-    asked = [(row["task"]["id"], row["task"]["question"], row["sampled"]) for row in rows]
+    recorded = [(row["task"]["id"], row["task"]["question"], row["sampled"]) for row in rows]
     expected = [(task.id, task.question, asdict(prompt)) for task in tasks]
-    return [float(row["reward"]) for row in rows] if asked == expected else []
+    return [float(row["reward"]) for row in rows] if recorded == expected else []

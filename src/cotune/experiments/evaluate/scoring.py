@@ -110,9 +110,8 @@ def _score_prompt(
             ]
             greedy = decoding == "greedy"
             if greedy and greedy_rewards is not None:
-                coordinator.next_sampling(
-                    "evaluate", greedy
-                )  # so that the samples' draws are the same
+                # A call is counted all the same, so that the samples' draws do not change.
+                coordinator.next_sampling("evaluate", greedy)
                 rows = greedy_rewards[start : start + size]
                 scores.values["reward"][decoding] += [[reward] for reward in rows]
                 continue
