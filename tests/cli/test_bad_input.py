@@ -340,11 +340,3 @@ def test_run_folders_that_do_not_fit_the_command(tmp_path: Path, refused: Refuse
 def test_a_plan_without_the_data_takes_no_steps_on_it(tmp_path: Path, refused: Refused) -> None:
     words = ["plan", str(tmp_path / "run.yaml"), "--questions", "9,1,1", "--steps", "1"]
     assert "--questions plans without the data" in refused(*words)
-
-
-def test_an_unknown_split(tmp_path: Path, refused: Refused) -> None:
-    run = Record.create(tmp_path / "out", tiny(tmp_path / "out"))
-    run.best_path.mkdir()
-    (run.best_path / "best.json").write_text("{}")
-    error = refused("evaluate", run.path, "--split", "tset")
-    assert "--split is 'tset'" in error

@@ -59,18 +59,6 @@ def test_a_field_can_be_set_and_the_split_chosen(run_file: Path) -> None:
     assert said.count("answer: none (cut off)") == 2
 
 
-@pytest.mark.parametrize(
-    ("count", "split", "said"),
-    [
-        (0, "train", "-n is 0"),
-        (1, "dev", "--split is 'dev'; expected one of train, validation, test"),
-    ],
-)
-def test_wrong_options(run_file: Path, count: int, split: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        try_run(run_file, console()[0], count, split)
-
-
 def test_a_split_without_questions(run_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = TaskEnvironment.tasks
     without = lambda own, split: () if split == "validation" else tasks(own, split)  # noqa: E731

@@ -101,11 +101,9 @@ def init(
 def try_(
     run_file: RunFile,
     count: Annotated[
-        int, typer.Option("-n", help="Number of rollouts, each of a different question.")
+        int, typer.Option("-n", min=1, help="Number of rollouts, each of a different question.")
     ] = 4,
-    split: Annotated[
-        str, typer.Option(metavar="train|validation|test", help="Which questions.")
-    ] = "train",
+    split: options.SomeSplit = "train",
     greedy: Annotated[
         bool, typer.Option("--greedy", metavar="", help="Decode greedily, as evaluation does.")
     ] = False,
@@ -156,10 +154,9 @@ def evaluate(
     split: options.Split = None,
     benchmark: options.Benchmarks = None,
     questions: options.QuestionFiles = None,
-    samples: options.Samples = None,
+    samples: options.Samples = 0,
     temperature: options.Temperature = None,
     limit: options.Limit = None,
-    policy: options.WhichPolicy = "best",
     quadrants: options.Quadrants = False,
     since: options.Since = None,
     as_json: options.AsJSON = False,
@@ -179,9 +176,13 @@ def evaluate(
     if not quadrants and since is not None:
         raise ConfigError("--since was given without --quadrants; remove it, or add --quadrants")
     evaluation = EvaluationOptions(
-        split=split, benchmarks=benchmark or (), questions=questions or (), samples=(4 if quadrants else 0) if samples is None else samples,
-        temperature=temperature, limit=limit, policy=policy,
-    )  # fmt: skip
+        split=split,
+        benchmarks=benchmark or (),
+        questions=questions or (),
+        samples=samples or 4 * quadrants,
+        temperature=temperature,
+        limit=limit,
+    )
     check_trusted(run_folder, trust)
     check_server(run_folder, trust, set_ or ())
     if quadrants:
@@ -195,7 +196,7 @@ def measure(
     run_folders: options.RunFolders,
     reworded: options.Reworded = "",
     then: options.Then = None,
-    split: options.MeasureSplit = "validation",
+    split: options.SomeSplit = "validation",
     limit: options.Limit = None,
     output: options.MeasureFolder = Path("runs/measure"),
     trust: options.Trust = False,

@@ -1,7 +1,7 @@
 """The arguments and options of the commands, with their help texts."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -26,10 +26,19 @@ Trust = Annotated[
     ),
 ]
 
+_SPLITS = "train|validation|test"
+SomeSplit = Annotated[
+    Literal["train", "validation", "test"],
+    typer.Option("--split", metavar=_SPLITS, help="Which questions."),
+]
+
 # ---- options of `export`
 
 _FORMATS = "full; for a run with policy.lora also adapter, or merged into its base. Default: the format of best/."
-WeightsFormat = Annotated[str | None, typer.Option(metavar="full|adapter|merged", help=_FORMATS)]
+WeightsFormat = Annotated[
+    Literal["full", "adapter", "merged"] | None,
+    typer.Option(metavar="full|adapter|merged", help=_FORMATS),
+]
 ExportFolder = Annotated[
     Path | None,
     typer.Option("--output", help="Output folder. Default: export in the run's folder."),
@@ -38,7 +47,9 @@ ExportFolder = Annotated[
 # ---- options of `evaluate`
 
 _SPLIT = "Which questions. Default: test, or none if --benchmark or --questions is given."
-Split = Annotated[str | None, typer.Option(metavar="test|validation|train", help=_SPLIT)]
+Split = Annotated[
+    Literal["train", "validation", "test"] | None, typer.Option(metavar=_SPLITS, help=_SPLIT)
+]
 _BENCHMARKS = (
     "Evaluate on a benchmark, from the Hugging Face hub or from a file: hotpotqa, 2wikimultihopqa, musique, "
     "bamboogle, nq, triviaqa, popqa, aime24, aime25, amc, math-500, minerva or olympiadbench. Can be repeated."
@@ -52,18 +63,16 @@ QuestionFiles = Annotated[
     list[Path] | None, typer.Option("--questions", metavar="FILE", help=_OF_FILE)
 ]
 _SAMPLES = (
-    "Sampled rollouts per question, in addition to the greedy one, for avg@K and pass@K. Default: 0; "
-    "with --quadrants 4."
+    "Sampled rollouts per question, in addition to the greedy one, for avg@K and pass@K; with --quadrants "
+    "4 instead of 0."
 )
-Samples = Annotated[int | None, typer.Option(metavar="K", help=_SAMPLES)]
+Samples = Annotated[int, typer.Option(metavar="K", min=0, help=_SAMPLES)]
 Temperature = Annotated[
-    float | None, typer.Option(help="Sampling temperature. Default: the run's.")
+    float | None, typer.Option(min=0.01, help="Sampling temperature. Default: the run's.")
 ]
 Limit = Annotated[
-    int | None, typer.Option(help="Evaluate only the first LIMIT questions of each set.")
+    int | None, typer.Option(min=1, help="Evaluate only the first LIMIT questions of each set.")
 ]
-_POLICY = "initial: also evaluate the policy before training."
-WhichPolicy = Annotated[str, typer.Option(metavar="best|initial", help=_POLICY)]
 _QUADRANTS = (
     "Score {initial, trained weights} × {initial, best instruction} and the divergence of the trained policy, "
     "and write them to the run folder, for its report."
@@ -89,9 +98,6 @@ _THEN = (
     "differs from the run's. Repeated, the tasks follow each other."
 )
 Then = Annotated[list[Path] | None, typer.Option(metavar="TASK.yaml", help=_THEN)]
-MeasureSplit = Annotated[
-    str, typer.Option("--split", metavar="test|validation|train", help="Which questions.")
-]
 _MEASURED = "Folder of measure.json, of the report, and of the runs of --then."
 MeasureFolder = Annotated[Path, typer.Option("--output", help=_MEASURED)]
 

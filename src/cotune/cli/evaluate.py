@@ -39,9 +39,7 @@ def evaluate(
     from cotune.experiments.evaluate.evaluating import evaluate_run
 
     run, config = open_trained(folder, assignments)
-    if any("=" not in benchmark for benchmark in options.benchmarks):
-        allow_hub()
-    with _measuring(config, console, as_json):
+    with _measuring(config, options, console, as_json):
         evaluation = evaluate_run(config, run, options, engine_of(config).open_policy)
     if as_json:
         _print_json(plain(asdict(evaluation), "evaluation"))
@@ -63,9 +61,8 @@ def evaluate_quadrants(
         since: the folder of the first run, if several runs continued one another; None for a single run.
     """
     from cotune.experiments.evaluate import quadrants as files
-    from cotune.experiments.evaluate.quadrant_evaluation import check_options, evaluate_quadrants
+    from cotune.experiments.evaluate.quadrant_evaluation import evaluate_quadrants
 
-    check_options(options)
     run, config = open_trained(folder, assignments)
     if options.limit is None and not os.access(run.path, os.W_OK):
         raise ConfigError(
@@ -73,10 +70,9 @@ def evaluate_quadrants(
             "evaluate a copy, or some questions with --limit"
         )
     first = None if since is None else RunDir.open(since)
-    with _measuring(config, console, as_json):
-        engine = engine_of(config)
-        alike = engine.samples_alike(config)
-        quadrants = evaluate_quadrants(config, run, options, first, engine.open_policy, alike)
+    with _measuring(config, options, console, as_json):
+        open_policy = engine_of(config).open_policy
+        quadrants = evaluate_quadrants(config, run, options, first, open_policy)
     place = "not kept, since --limit leaves questions out"
     if options.limit is None:
         quadrants.write(run.path)
@@ -92,7 +88,11 @@ def evaluate_quadrants(
 
 
 @contextmanager
-def _measuring(config: RunConfig, console: Console, as_json: bool) -> Generator[None]:
+def _measuring(
+    config: RunConfig, options: "EvaluationOptions", console: Console, as_json: bool
+) -> Generator[None]:
+    if any("=" not in benchmark for benchmark in options.benchmarks):
+        allow_hub()
     quiet_libraries(config)
     with step_progress(Console(quiet=True) if as_json else console):
         begin("reading the questions")

@@ -8,7 +8,6 @@ from rich.console import Console
 from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.step_progress import step_progress
 from cotune.config.run_file import load_config
-from cotune.data.splits import SPLITS
 from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.rollout_text import show_rollouts
@@ -37,10 +36,6 @@ def try_run(
     Raises:
         ConfigError: `cotune train` would reject the run file.
     """
-    if split not in SPLITS:
-        raise ConfigError(f"--split is {split!r}; expected one of {', '.join(SPLITS)}")
-    if count < 1:
-        raise ConfigError(f"-n is {count}; expected 1 or more")
     config = load_config(path, assignments=assignments)
     quiet_libraries(config)
     with step_progress(console):

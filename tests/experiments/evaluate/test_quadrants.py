@@ -1,6 +1,7 @@
 """Quadrants: {initial, trained weights} × {initial, best instruction}, from rewards to the table."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cotune.cli import app as cli
-from cotune.config.build import run_environment
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.quadrants import (
@@ -23,15 +23,12 @@ from cotune.experiments.evaluate.quadrants import (
     quadrant_table,
     read_quadrants,
 )
-from cotune.run.record import Record
-from cotune.run.scores import difference_interval, score_trajectories, wilson
-from cotune.types import Assignment, Prompt
+from cotune.run.scores import difference_interval, wilson
 from cotune.utils.tables import on_console
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
-from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished
+from tests.experiments.evaluate.folders import BETTER, GEO, finished
 from tests.experiments.evaluate.measured import quadrants
 from tests.experiments.report.pages import printed as on_screen
-from tests.helpers import make_trajectory
 
 
 def test_scores_and_gains_by_hand() -> None:
@@ -157,15 +154,11 @@ def test_a_run_from_the_command_line(
     assert kept == found
     assert "not kept, since --limit leaves questions out" in capsys.readouterr().out
     # The same rollouts as without --quadrants.
-    status, _ = evaluate(run, monkeypatch, *arguments, "--policy", "initial", "--json")
+    status, _ = evaluate(run, monkeypatch, *arguments, "--json")
     (columns,) = json.loads(capsys.readouterr().out)["sets"]
     rewards = [figure for figure in columns["figures"] if figure["metric"] == "reward"]
     means = {(f["column"], f["statistic"]): f["mean"] for f in rewards}
-    names = {
-        "best": "trained_prompted", "initial": "trained_plain",
-        "untrained_best": "initial_prompted", "untrained_initial": "initial_plain",
-    }  # fmt: skip
-    for column, name in names.items():
+    for column, name in (("best", "trained_prompted"), ("initial", "trained_plain")):
         assert means[column, "greedy"] == found.score(name, "greedy").mean
         assert means[column, "avg@2"] == pytest.approx(found.score(name, "sampled").mean)
     # All of a split replace more questions of another, and what cannot be read.
@@ -178,38 +171,6 @@ def test_a_run_from_the_command_line(
     )
     assert again is not None
     assert len(again.questions) == 1
-
-
-def test_what_the_runs_own_evaluations_rolled_out_is_not_rolled_out_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changes = {**LADDER, "environment": {**LADDER["environment"], "test": 3}}
-    best = "Add in order. Put the final answer in \\boxed{}."
-    config = finished(tmp_path / "run", changes, best)
-    _, without = evaluate(config, monkeypatch, "--quadrants", "--samples", "1")
-    assert without is not None
-    record = Record.open(config.output)
-    tasks = run_environment(config).tasks("test")
-    for when, instruction in (("before", without.initial), ("after", best), ("plain", "Another.")):
-        prompt = Prompt(instruction)
-        rollouts = [
-            make_trajectory(Assignment(task, prompt, prompt, "i0", i), 0.25)
-            for i, task in enumerate(tasks)
-        ]
-        record.score(2, rollouts, score_trajectories(rollouts), split="test", when=when, trained=1)
-    _, quadrants = evaluate(config, monkeypatch, "--quadrants", "--samples", "1")
-    assert quadrants is not None
-    assert (without.rollouts, quadrants.rollouts) == (4 * 3 * 2, 4 * 3 * 2 - 2 * 3)
-    greedy = {name: rewards["greedy"] for name, rewards in quadrants.rewards.items()}
-    assert greedy["initial_plain"] == greedy["trained_prompted"] == (0.25,) * 3
-    for name, rewards in without.rewards.items():
-        assert quadrants.rewards[name]["sampled"] == rewards["sampled"]
-    # With other settings they are not the same rollouts.
-    _, other = evaluate(
-        config, monkeypatch, "--quadrants", "--samples", "1", "--set", "limits.turn_tokens=95"
-    )
-    assert other is not None
-    assert other.rollouts == without.rollouts
 
 
 def test_equal_policies_and_instructions_are_rolled_out_once(
@@ -242,18 +203,10 @@ def test_a_run_that_went_on_from_another_is_compared_with_its_beginning(
     assert found.divergence("plain").mean > 1e-4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--benchmark", "nq"), "--benchmark does not go with --quadrants"),
-        (("--policy", "initial"), "--policy initial does not go with --quadrants"),
-        (("--samples", "0"), "--samples is 0; with --quadrants expected 1 or more"),
-    ],
-)
-def test_what_quadrants_do_not_have(
-    run: RunConfig, arguments: tuple[str, ...], said: str,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    status, _ = evaluate(run, monkeypatch, "--quadrants", *arguments)
-    assert status == 2
-    assert said in capsys.readouterr().err
+def test_one_set_of_questions_at_a_time(
+    run: RunConfig, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "q", "answers": ["x"]}')
+    words = ("evaluate", run.output, "--quadrants", "--split", "test", "--questions", file)
+    assert "--quadrants score one set of questions" in refused(*words)

@@ -204,7 +204,6 @@ def test_seeds_are_averaged_and_what_one_lacks_is_left_out() -> None:
     [
         ("nope", "nope is not a run folder"),
         ("RUN RUN", "two folders are inspo, seed 0; expected each once"),
-        ("RUN --split some", "--split is 'some'; expected one of train, validation, test"),
         ("RUN --reworded nope.txt", "--reworded: cannot read nope.txt"),
         ("RUN --then nope.yaml", "nope.yaml: No such file or directory; expected a run file"),
         ("RUN --then run.yaml --then x/run.yaml", "--then: expected files whose names differ"),

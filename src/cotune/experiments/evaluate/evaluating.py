@@ -23,21 +23,27 @@ from cotune.experiments.evaluate.question_sets import (
 from cotune.experiments.evaluate.run_policy import OpenPolicy, best_record, run_policy
 from cotune.experiments.evaluate.scoring import score
 from cotune.rewards import REWARDS
+from cotune.rollout.coordinator import Coordinator
 from cotune.rollout.task_order import fingerprint
-from cotune.run.best import BestRecord, read_best
+from cotune.run.best import read_best
 from cotune.run.run_dir import RunDir
 from cotune.types import Prompt
+
+_UNFINISHED = "The run is not finished: these are figures of the best policy so far."
+_OTHER_DATA = (
+    "The training questions are not those that the run was trained on (has its data changed?), so that the "
+    "policy may have been trained on some of these."
+)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A prompt and the policy that answers it: the run's best, or the one that it started from."""
+    """A prompt that the best policy answers."""
 
     name: str
     label: str
     instruction: str
     hint: str = ""
-    trained: bool = True
 
     @property
     def prompt(self) -> Prompt:
@@ -107,40 +113,25 @@ def evaluate_run(
     """
     record = best_record(run)
     environment = run_environment(config)
-    instruction = initial_instruction(config.instruction.text, environment)
-    columns = _columns(record, instruction, options.policy == "initial")
+    initial = initial_instruction(config.instruction.text, environment)
+    columns = [
+        Column("best", "best instruction", record.instruction),
+        Column("initial", "initial instruction", initial),
+    ]
+    if record.hint:
+        columns.append(
+            Column("hinted", "best instruction and hint", record.instruction, record.hint)
+        )
     sets = question_sets(config, environment, options)
     # A script's training questions are not there to compare.
     trained_on = environment.tasks("train")
     changed = trained_on and record.training_tasks not in (None, fingerprint(trained_on))
-    notices = [
-        *([_UNFINISHED] if run.read_summary() is None else []),
-        *([_OTHER_DATA] if changed else []),
-    ]
-    figures: dict[str, list[Figure]] = {questions.name: [] for questions in sets}
-    for trained in dict.fromkeys(column.trained for column in columns):
-        columns_of_policy = [column for column in columns if column.trained is trained]
-        best = run.best_path if trained else None
-        policy = open_policy(config, environment, best=best, temperature=options.temperature)
-        if trained and read_best(run.best_path) != record:
-            raise ConfigError(
-                f"{run.path}: its best policy was replaced while it was loaded; run the command again"
-            )
-        for questions in sets:
-            titles = metrics_of(config.rewards, questions)
-            functions = metric_functions(REWARDS[questions.f1])
-            if is_boxed(questions.environment) and questions.rewards is None:
-                functions["boxed"] = functions["reward"]  # as the environment compares them
-            prompts = {column.name: column.prompt for column in columns_of_policy}
-            metrics = {name: functions[name] for name in titles}
-            scores = score(policy, prompts, questions, options.samples, metrics)
-            strata = [task.stratum for task in questions.tasks]
-            figures[questions.name] += [
-                figure
-                for column in columns_of_policy
-                for name, values in scores[column.name].values.items()
-                for figure in figures_of(column.name, name, titles[name], values, strata)
-            ]
+    notices = [_UNFINISHED] * (run.read_summary() is None) + [_OTHER_DATA] * bool(changed)
+    policy = open_policy(config, environment, best=run.best_path, temperature=options.temperature)
+    if read_best(run.best_path) != record:
+        raise ConfigError(
+            f"{run.path}: its best policy was replaced while it was loaded; run the command again"
+        )
     return Evaluation(
         name=config.name,
         strategy=config.strategy.kind,
@@ -150,35 +141,38 @@ def evaluate_run(
         columns=columns,
         sets=[
             SetResult(
-                q.name, q.title, q.source, len(q.tasks), options.samples, figures[q.name],
-                [*notices, *_boxless(q, columns)],
+                name=questions.name,
+                title=questions.title,
+                source=questions.source,
+                n=len(questions.tasks),
+                samples=options.samples,
+                figures=_figures(config, policy, columns, questions, options.samples),
+                notices=[*notices, *_boxless(questions, columns)],
             )
-            for q in sets
+            for questions in sets
         ],
-    )  # fmt: skip
+    )
 
 
-def _columns(record: BestRecord, initial: str, untrained: bool) -> list[Column]:
-    best = record.instruction
-    columns = [
-        Column("best", "best instruction", best),
-        Column("initial", "initial instruction", initial),
+def _figures(
+    config: RunConfig,
+    policy: Coordinator,
+    columns: Sequence[Column],
+    questions: QuestionSet,
+    samples: int,
+) -> list[Figure]:
+    titles = metrics_of(config.rewards, questions)
+    functions = metric_functions(REWARDS[questions.f1])
+    metrics = {name: functions[name] for name in titles}
+    prompts = {column.name: column.prompt for column in columns}
+    scores = score(policy, prompts, questions, samples, metrics)
+    strata = [task.stratum for task in questions.tasks]
+    return [
+        figure
+        for column, scored in scores.items()
+        for name, values in scored.values.items()
+        for figure in figures_of(column, name, titles[name], values, strata)
     ]
-    if record.hint:
-        columns.append(Column("hinted", "best instruction and hint", best, record.hint))
-    if untrained:
-        columns += [
-            Column("untrained_best", "untrained, best instruction", best, trained=False),
-            Column("untrained_initial", "untrained, initial instruction", initial, trained=False),
-        ]
-    return columns
-
-
-_UNFINISHED = "The run is not finished: these are figures of the best policy so far."
-_OTHER_DATA = (
-    "The training questions are not those that the run was trained on (has its data changed?), so that the "
-    "policy may have been trained on some of these."
-)
 
 
 def _boxless(questions: QuestionSet, columns: Sequence[Column]) -> list[str]:

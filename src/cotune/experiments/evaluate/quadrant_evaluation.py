@@ -1,7 +1,5 @@
 """Roll out a run's quadrants: {initial, trained weights} × {initial, best instruction}."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, cast
 
 from cotune.config.build import initial_instruction, run_environment
@@ -20,22 +18,7 @@ from cotune.experiments.evaluate.run_policy import OpenPolicy, best_record, run_
 from cotune.experiments.evaluate.scoring import score
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import measure_of
-from cotune.types import Prompt, Task
-
-
-def check_options(options: EvaluationOptions) -> None:
-    """Raise ConfigError for options that quadrants do not have."""
-    other = "--benchmark" if options.benchmarks else ""
-    other = "--policy initial" if options.policy == "initial" else other
-    if other:
-        raise ConfigError(
-            f"{other} does not go with --quadrants, which score both policies on the run's own questions; "
-            "leave one of them out"
-        )
-    if len(options.questions) + (options.split is not None) > 1:
-        raise ConfigError("--quadrants score one set of questions; give --split or one --questions")
-    if options.samples == 0:
-        raise ConfigError("--samples is 0; with --quadrants expected 1 or more")
+from cotune.types import Prompt
 
 
 def evaluate_quadrants(
@@ -44,33 +27,33 @@ def evaluate_quadrants(
     options: EvaluationOptions,
     since: RunDir | None = None,
     open_policy: OpenPolicy = run_policy,
-    samples_alike: bool = False,
 ) -> Quadrants:
     """Score both policies of a run under both instructions, greedily and sampled; write nothing.
 
-    Equal policies or instructions are rolled out once, and greedy rollouts that the run's own evaluations have
-    made are not made again. Both policies are in memory at the same time, to compute the divergence between them;
-    there is none if a server has them.
+    Equal policies or instructions are rolled out once. Both policies are in memory at the same time, to compute the
+    divergence between them; there is none if a server has them.
 
     Args:
         config: the run file; its limits, seed and environment apply.
-        run: the run folder; its best/ and its evaluations are read.
-        options: its split, samples, temperature and limit apply.
+        run: the run folder; only best/ is read.
+        options: one set of questions, and at least one sample of each.
         since: the first of several runs that each continued the one before: its policy and instruction
             are the initial ones. None is this run.
         open_policy: the engine's.
-        samples_alike: whether the run sampled as `open_policy`'s policies do, so that its greedy rollouts can be used.
 
     Raises:
-        ConfigError: there is no best policy, the questions are not available, or a prompt is too
-            long; before any rollout.
+        ConfigError: there is no best policy, the questions are not available or of several sets, or a prompt is
+            too long; before any rollout.
     """
-    check_options(options)
     # The method's own best, even if the initial instruction is kept in its place.
     best = best_record(run).method_best.instruction
     first = config if since is None else recorded_config(since)
     environment = run_environment(config)
-    (questions,) = question_sets(config, environment, options)
+    questions, *others = question_sets(config, environment, options)
+    if others:
+        raise ConfigError(
+            "--quadrants score one set of questions; expected one of --split, --questions and --benchmark"
+        )
     initial = initial_instruction(first.instruction.text, environment)
     prompts = {"plain": Prompt(initial), "prompted": Prompt(best)}
     trained = since is not None or not config.training.frozen
@@ -81,38 +64,20 @@ def evaluate_quadrants(
         policies["trained"] = open_policy(
             config, environment, best=run.best_path, temperature=temperature
         )
-    evaluated = {"initial": {"plain": "before"}, "trained": {"plain": "plain", "prompted": "after"}}
-    unlike = not samples_alike or config != recorded_config(run)
-    if unlike or since is not None or run.read_summary() is None:
-        evaluated = {"initial": {}, "trained": {}}
-    greedy_rewards = {
-        weights: {
-            name: rewards
-            for name, when in by_prompt.items()
-            if (rewards := _recorded_rewards(run, when, prompts[name], questions.tasks))
-        }
-        for weights, by_prompt in evaluated.items()
-    }
+    is_here = hasattr(policies["initial"].sampler, "model")
     scores = {
-        "initial": score(
-            policies["initial"], prompts, questions, options.samples,
-            greedy_rewards=greedy_rewards["initial"],
+        weights: score(
+            policy, prompts, questions, options.samples,
+            initial=policies["initial"] if weights == "trained" and is_here else None,
         )
+        for weights, policy in policies.items()
     }  # fmt: skip
-    if trained:
-        initial_policy = (
-            policies["initial"] if hasattr(policies["initial"].sampler, "model") else None
-        )
-        scores["trained"] = score(
-            policies["trained"], prompts, questions, options.samples, initial=initial_policy,
-            greedy_rewards=greedy_rewards["trained"],
-        )  # fmt: skip
     distinct = {scored for by_prompt in scores.values() for scored in by_prompt.values()}
     of_weights = {weights: scores.get(weights, scores["initial"]) for weights in WEIGHTS}
     divergences = {prompt: of_weights["trained"][prompt].divergences for prompt in PROMPTS}
     return Quadrants(
         split=questions.name,
-        measure=measure_of(environment, questions.rewards),
+        measure=measure_of(questions.environment, questions.rewards),
         samples=options.samples,
         temperature=temperature or config.training.temperature,
         initial=initial,
@@ -132,11 +97,3 @@ def evaluate_quadrants(
         generated_tokens=sum(scored.generated_tokens for scored in distinct),
         of=hash_of_best(run.path),
     )
-
-
-def _recorded_rewards(run: RunDir, when: str, prompt: Prompt, tasks: Sequence[Task]) -> list[float]:
-    """Return the rewards of an evaluation that the run made of these questions under this prompt; [] if it made none."""
-    rows = run.read_evaluation(when)
-    recorded = [(row["task"]["id"], row["task"]["question"], row["sampled"]) for row in rows]
-    expected = [(task.id, task.question, asdict(prompt)) for task in tasks]
-    return [float(row["reward"]) for row in rows] if recorded == expected else []

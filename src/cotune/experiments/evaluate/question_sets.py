@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 
 from cotune.config.build import build_rewards, initial_instruction
@@ -11,7 +10,6 @@ from cotune.config.run_file import RewardConfig, RunConfig, ScriptRun
 from cotune.data.benchmarks import BENCHMARKS, Benchmark, parse_benchmark, read_benchmark
 from cotune.data.dataset import Columns, tasks_of_rows
 from cotune.data.rows import file_rows
-from cotune.data.splits import SPLITS
 from cotune.environments.base import TaskEnvironment
 from cotune.environments.math import MathEnvironment, with_final
 from cotune.environments.search import SearchEnvironment
@@ -37,10 +35,6 @@ class EvaluationOptions:
         samples: sampled rollouts per question, after the greedy one; 0 for none.
         temperature: of sampled rollouts; None for the run's.
         limit: use only the first questions of each set; None for all.
-        policy: "initial" also evaluates the policy that the run started from.
-
-    Raises:
-        ConfigError: a value is invalid; the message names the option of the command line.
     """
 
     split: str | None = None
@@ -48,28 +42,7 @@ class EvaluationOptions:
     samples: int = 0
     temperature: float | None = None
     limit: int | None = None
-    policy: str = "best"
     questions: Sequence[Path] = ()
-
-    def __post_init__(self) -> None:
-        for name, value, valid, expected in (
-            ("split", self.split, self.split in (None, *SPLITS), f"one of {', '.join(SPLITS)}"),
-            ("samples", self.samples, self.samples >= 0, "0 or more"),
-            ("policy", self.policy, self.policy in ("best", "initial"), "best or initial"),
-            (
-                "temperature",
-                self.temperature,
-                self.temperature is None or 0 < self.temperature < inf,
-                "more than 0",
-            ),
-            ("limit", self.limit, self.limit is None or self.limit >= 1, "1 or more"),
-        ):
-            if not valid:
-                raise ConfigError(f"--{name} is {value!r}; expected {expected}")
-        if self.temperature is not None and self.samples == 0:
-            raise ConfigError("--temperature is set, but nothing is sampled; add --samples")
-        for benchmark in self.benchmarks:
-            parse_benchmark(benchmark)
 
 
 @dataclass(frozen=True)
