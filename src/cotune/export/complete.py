@@ -17,7 +17,7 @@ from cotune.config.build import run_environment
 from cotune.config.run_file import RunConfig
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.export.model_card import write_card
-from cotune.export.serving import FILE, Serving, best_choice, read_result
+from cotune.export.serving import FILE, Serving, read_result
 from cotune.policy.chat_template import with_instruction, without_instruction
 from cotune.policy.policy_files import is_adapter
 from cotune.protocols import Environment
@@ -53,15 +53,14 @@ def complete_best(
         ConfigError: the run is not finished, or its environment or tokenizer cannot be loaded.
     """
     best = run.best_path
-    summary = read_result(run)
+    summary, chosen = read_result(run)
     environment = environment or run_environment(config)
     if tokenizer is None:
         from cotune.policy.local_policy import load_tokenizer
 
         tokenizer = load_tokenizer(best)
-    instruction = best_choice(best).instruction
     layout, reason = write_templates(
-        config.policy.template_args, best, instruction, environment, tokenizer
+        config.policy.template_args, best, chosen.instruction, environment, tokenizer
     )
     settings = best / "tokenizer_config.json"
     if settings.is_file():
@@ -92,7 +91,8 @@ def complete_serving(run: RunDir) -> Serving | None:
     Raises:
         ConfigError: the run is not finished.
     """
-    attempt = read_result(run).get("attempt", run.attempt)
+    summary, _ = read_result(run)
+    attempt = summary.get("attempt", run.attempt)
     try:
         serving = TypeAdapter(Serving).validate_json((run.best_path / FILE).read_bytes())
     except (OSError, ValidationError):

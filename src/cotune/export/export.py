@@ -1,8 +1,8 @@
 """`cotune export`: a run's best policy in its own folder, unchanged or merged into its base."""
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
-from typing import get_args
 
 from cotune.config.resuming import open_trained
 from cotune.config.run_file import RunConfig
@@ -14,12 +14,11 @@ from cotune.policy.policy_files import check_whole, is_adapter, policy_path
 from cotune.run.json_files import check_folder
 from cotune.run.run_dir import RunDir
 
-FORMATS = get_args(Format)
 # Files of `best/` that merged weights replace.
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "adapter_config.json", "config.json")
 
 
-def export(folder: Path, format: str | None = None, output: Path | None = None) -> Path:
+def export(folder: Path, format: Format | None = None, output: Path | None = None) -> Path:
     """Write a finished run's best policy into a folder that can be served without changes.
 
     Args:
@@ -42,7 +41,6 @@ def export(folder: Path, format: str | None = None, output: Path | None = None) 
         raise ConfigError(
             f"--output: {target} exists and is not an empty folder; remove it, or name another"
         )
-    new = not target.exists()
     staged = target / ".new"
     try:
         staged.mkdir(parents=True)
@@ -51,8 +49,8 @@ def export(folder: Path, format: str | None = None, output: Path | None = None) 
             path.rename(target / path.name)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-        if new and target.is_dir() and not any(target.iterdir()):
-            target.rmdir()
+        with suppress(OSError):
+            target.rmdir()  # if nothing was written
     return target
 
 
@@ -67,19 +65,20 @@ def open_finished(folder: Path) -> tuple[RunDir, RunConfig]:
     return run, config
 
 
-def choose_format(run: RunDir, format: str | None) -> Format:
+def choose_format(run: RunDir, format: Format | None) -> Format:
     """Return the format asked for, or what `best/` is; ConfigError if it does not fit the run."""
-    adapter = is_adapter(run.best_path)
-    if format in ("merged", None):
-        return "full" if not adapter else "merged" if format else "adapter"
-    if format not in FORMATS:
-        raise ConfigError(f"--format is {format!r}; expected one of {', '.join(FORMATS)}")
-    if (format == "adapter") == adapter:
-        return "adapter" if adapter else "full"
-    fix = "an adapter (policy.lora); expected adapter, or merged for whole weights"
-    if not adapter:
-        fix = "all weights (no policy.lora); expected full"
-    raise ConfigError(f"--format is {format}, but {run.path} trained {fix}")
+    if is_adapter(run.best_path):
+        if format == "full":
+            raise ConfigError(
+                f"--format is full, but {run.path} trained an adapter (policy.lora); expected adapter, or merged for "
+                "whole weights"
+            )
+        return format or "adapter"
+    if format == "adapter":
+        raise ConfigError(
+            f"--format is adapter, but {run.path} trained all weights (no policy.lora); expected full"
+        )
+    return "full"
 
 
 def refuse_links(folder: Path) -> None:

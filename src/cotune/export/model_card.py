@@ -5,20 +5,18 @@ Texts of models and of the run file cannot end their block or become a tag, a li
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
 
 import yaml
 from huggingface_hub import ModelCardData
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from cotune.config.run_file import RunConfig, ScriptRun
-from cotune.export.serving import Format, Serving, best_choice, read_result
+from cotune.export.serving import Format, Serving, read_result
 from cotune.policy.policy_files import is_local
-from cotune.run.best import BestRecord
 from cotune.run.json_files import Row, write_atomic
 from cotune.run.run_dir import RunDir
-from cotune.run.scores import EXACT_MATCH
 from cotune.utils.text import printable
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
@@ -59,8 +57,8 @@ def write_card(
         serving: how the policy was evaluated.
         kind: what the folder holds.
     """
-    (arm,) = read_result(run)["arms"].values()
-    chosen = best_choice(folder)
+    summary, chosen = read_result(run)
+    (arm,) = summary["arms"].values()
     front = ModelCardData(
         base_model=hub_id(config.policy.path) or None,
         library_name="peft" if kind == "adapter" else "transformers",
@@ -68,84 +66,45 @@ def write_card(
         tags=["cotune", "grpo", config.strategy.kind],
         model_name=re.sub(r"\W+", "-", config.name).strip("-") or "run",
     )
-    base = inline(base_name(config.policy.path))
-    trained_by = "cotune.JointTrainer" if isinstance(config, ScriptRun) else "cotune train"
-    parts = [
-        f"---\n{front.to_yaml()}\n---",
-        f"# {inline(config.name) or 'run'}",
-        f"{_WEIGHTS[kind]} of {base}, trained with cotune. {inline(chosen.statement())}.",
-        "## Results",
-        *_results(arm),
-        "## Instruction",
-        code_block(chosen.instruction)
-        if chosen.instruction
-        else "None: it was trained and evaluated on the questions only.",
-        _place(chosen, serving),
-        "A hint that helped in training; what it taught is in the weights:" * bool(chosen.hint),
-        code_block(chosen.hint) if chosen.hint else "",
-        "## Serving",
-        code_block(_serve_command(config, folder, kind), "sh"),
-        *_serving_notes(serving),
-        "## Method",
-        f"{inline(config.method.label)}: {inline(config.method.about)}. Trained by `{trained_by}` with",
-        code_block(_settings(run.read_config()), "yaml"),
-        f"Proposals by {inline(config.proposer.public_name)}."
-        if config.proposer
-        else "The instruction was fixed.",
-        "The weights are the base's." * config.training.frozen,
-        "The licence of the base model holds for what is derived from it.",
-    ]
-    write_atomic(folder / "README.md", "\n\n".join(filter(None, parts)) + "\n")
+    # It is Markdown: texts are escaped by `inline` and `code_block`.
+    templates = Environment(
+        loader=PackageLoader("cotune.export", "."),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates.filters |= {
+        "inline": inline,
+        "block": code_block,
+        "code": lambda text: f"<code>{inline(text)}</code>",
+    }
+    card = templates.get_template("card.md.j2").render(
+        front=front.to_yaml(),
+        config=config,
+        chosen=chosen,
+        serving=serving,
+        arm=arm,
+        weights=_WEIGHTS[kind],
+        base=base_name(config.policy.path),
+        scores=_score_table(arm),
+        command=_serve_command(config, folder, kind),
+        trained_by="cotune.JointTrainer" if isinstance(config, ScriptRun) else "cotune train",
+        settings=_settings(run.read_config()),
+    )
+    write_atomic(folder / "README.md", card)
 
 
-def _results(arm: Row) -> Iterator[str]:
-    """Yield the table of scores, all questions, then each stratum; and what they are."""
+def _score_table(arm: Row) -> str:
+    """Return a table of scores, all questions, then each stratum; "" without test questions."""
     names = [name for name in _SCORES if arm.get(name) is not None]
     if not names:
-        yield "There were no test questions."
-        return
+        return ""
     rows = [["test questions", *(_SCORES[name] for name in names)], ["---", *["---:"] * len(names)]]
     rows.append([f"all {arm['em_n']:,}", *(f"{arm[name]:.3f}" for name in names)])
     for stratum in arm.get("em_by_stratum") or {}:
         scores = [arm[f"{name}_by_stratum"].get(stratum) for name in names]
         rows.append([inline(stratum), *("" if s is None else f"{s:.3f}" for s in scores)])
-    yield "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    measure = inline(arm.get("measure", EXACT_MATCH)).capitalize()
-    interval = arm.get("em_interval")
-    text = f"{measure} of one greedy rollout a question."
-    if interval is not None:
-        text += " 95 % interval of the first figure: {:.3f} to {:.3f}.".format(*interval)
-    yield text
-
-
-def _place(chosen: BestRecord, serving: Serving) -> str:
-    """Say whether a request needs the instruction."""
-    if serving.instruction_in_template:
-        return (
-            "The chat template carries it: a request with only the question is rendered to the tokens that were "
-            'evaluated. The template argument `instruction` replaces it, and `instruction=""` leaves it out.'
-        )
-    if not chosen.instruction:
-        return ""
-    return (
-        f"The chat template does not carry it, since {inline(serving.reason)}. `serving.json` says where it "
-        "stood."
-    )
-
-
-def _serving_notes(serving: Serving) -> Iterator[str]:
-    """Yield what a server or client must share with the evaluation."""
-    limits = serving.limits
-    yield (
-        f"It was evaluated greedily, with at most {limits.turn_tokens} tokens a turn and "
-        f"{limits.trajectory_tokens} after the prompt. Turns: at most {limits.turns}."
-    )
-    if serving.stop:
-        stops = ", ".join(map(_code, serving.stop))
-        yield f"A turn ended at {stops}: set `stop` and `include_stop_str_in_output` in a request."
-    if serving.tools:
-        tools = ", ".join(map(_code, serving.tools))
-        yield f"It was offered the tools {tools}: pass them as `tools` of a request."
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _serve_command(config: RunConfig, adapter: Path, kind: Format) -> str:
@@ -180,10 +139,6 @@ def inline(text: str) -> str:
         for part in line.split(": ")
     )
     return ": ".join(parts)
-
-
-def _code(text: str) -> str:
-    return f"<code>{inline(text)}</code>"
 
 
 def code_block(text: str, language: str = "text") -> str:

@@ -1,7 +1,6 @@
 """A finished run's best policy: its choice in `best/best.json`, its evaluation in `best/serving.json`."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from cotune.environments.base import PromptFormat
@@ -46,20 +45,13 @@ class Serving:
     schema_version: Literal[1] = 1
 
 
-def read_result(run: RunDir) -> Row:
-    """Return the summary of a finished run. Raises ConfigError for others."""
+def read_result(run: RunDir) -> tuple[Row, BestRecord]:
+    """Return the summary of a finished run, and what it keeps. Raises ConfigError for others."""
     summary = run.read_summary()
-    if summary is None or not (run.best_path / "best.json").is_file():
+    chosen = read_best(run.best_path)
+    if summary is None or chosen is None:
         raise ConfigError(
             f"{run.path}: not finished, so its best policy is not chosen yet; finish it with: "
             f"{run.how_to_resume()}"
         )
-    return summary
-
-
-def best_choice(folder: Path) -> BestRecord:
-    """Return best.json of a folder. Raises ConfigError if it is missing or damaged."""
-    record = read_best(folder)
-    if record is None:
-        raise ConfigError(f"{folder}: has no best.json; restore the file")
-    return record
+    return summary, chosen
