@@ -11,7 +11,6 @@ import pytest
 
 from cotune.cli import app as cli
 from cotune.cli import train as training
-from cotune.errors import EvolutionError
 from cotune.run.record import Record
 from tests.run_files import script_fields, tiny, write
 
@@ -283,33 +282,11 @@ def test_other_failures_keep_their_traceback(
         cli.main()
 
 
-@pytest.mark.parametrize(
-    ("llm", "advice"),
-    [
-        (OPENAI | {"api_key_env": None}, "{0} --set llm.model=…, or: {0} --set llm.optional=true"),
-        ({"kind": "rules"}, "{0}"),
-    ],
-)
-def test_a_useless_llm_can_be_corrected_on_a_resume(
-    llm: dict[str, Any],
-    advice: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    refused: Refused,
-) -> None:
-    out = tmp_path / "out"
-    Record.create(out, tiny(out, {"llm": llm}))
-    raising(EvolutionError("every proposal failed"), monkeypatch)
-    said = refused("resume", out)
-    then = advice.format(f"cotune resume {out}")
-    assert said == f"cotune: every proposal failed; then: {then}\n"
-
-
 def finished_run(folder: Path) -> None:
     run = Record.create(folder, tiny(folder))
     run.write_summary({"arms": {}})
     run.best_path.mkdir()
-    (run.best_path / "best.json").write_text("{}")
+    (run.best_path / "best.json").write_text('{"instruction": "Do."}')
 
 
 def test_run_folders_that_do_not_fit_the_command(tmp_path: Path, refused: Refused) -> None:

@@ -116,12 +116,12 @@ def ctrl_c() -> Iterator[None]:
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_says_how_to_resume(tmp_path: Path, number: signal.Signals) -> None:
-    run, config = tmp_path / "out", parse_config(tiny(tmp_path / "out"), "test")
+    run = tmp_path / "out"
     before = signal.getsignal(number)
     for written, says in (("", "before anything was written"), ("run", "cotune resume")):
         if written:
             Record.create(run, {})
-        with pytest.raises(Stopped, match=says), _stoppable(run, config):  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(Stopped, match=says), _stoppable(run):  # pyright: ignore[reportPrivateUsage]
             signal.raise_signal(number)
     assert signal.getsignal(number) == before
 
@@ -135,14 +135,14 @@ def test_a_failure_under_way_says_how_to_go_on(tmp_path: Path, steps: int, says:
         run.metrics(step + 1, {"reward_mean": 0.5})
     with (
         pytest.raises(RetrievalError) as caught,
-        _stoppable(run.path, parse_config(tiny(run.path), "test")),  # pyright: ignore[reportPrivateUsage]
+        _stoppable(run.path),  # pyright: ignore[reportPrivateUsage]
     ):
         raise RetrievalError("judge is down")
     assert str(caught.value) == (f"{says}: cotune resume {run.path}" if steps else says)
     # `train` did not begin the run that is there.
     with (
         pytest.raises(RetrievalError, match=r"^judge is down$"),
-        _stoppable(run.path, parse_config(tiny(run.path), "test"), new=True),  # pyright: ignore[reportPrivateUsage]
+        _stoppable(run.path, new=True),  # pyright: ignore[reportPrivateUsage]
     ):
         raise RetrievalError("judge is down")
 

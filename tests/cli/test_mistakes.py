@@ -46,7 +46,6 @@ LIGHT: dict[str, tuple[str, list[str]]] = {
     ),
     "no tool": ("train run.yaml --set 'environment={kind: tools, tools: []}'", ["environment.tools: is empty", "name at least 1"]),
     "another method's option": ("train run.yaml --set strategy.kind=static --set strategy.evolve_every=2", ["strategy.evolve_every: is not a field of strategy.kind static", "remove it"]),
-    "no such run file to examine": ("doctor nope.yaml", ["nope.yaml: No such file or directory"]),
     "no such chat template": ("train run.yaml --set policy.chat_template=nope.jinja", ["no chat template nope.jinja"]),
     "no such reward": ("train run.yaml --set 'rewards=[nope.py:f]'", ["rewards: no file nope.py"]),
     "a misspelt reward": ("train run.yaml --set 'rewards=[exact]'", ["'exact' is unknown"]),

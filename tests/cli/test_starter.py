@@ -1,7 +1,6 @@
 """`cotune init`: the starters are files that work."""
 
 import io
-from errno import ENOSPC
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from cotune.engines.engine import engine_of
 from cotune.engines.estimate import memory_of, shape_of
 from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError
-from cotune.run.json_files import write_atomic
 from cotune.run.run_dir import RunDir
 from cotune.utils.importing import import_object
 from tests.shapes import CONFIGS, use_cache
@@ -83,20 +81,6 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["rewards.py"]
     with pytest.raises(ConfigError, match="is a file; choose another FOLDER"):
         write_starter("tools", tmp_path / "rewards.py")
-    with pytest.raises(ConfigError, match="expected one of single-turn, tools, search"):
-        write_starter("robot", tmp_path / "x")
-
-
-def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, text: str) -> None:
-        if path.name != "run.yaml":
-            raise OSError(ENOSPC, "No space left on device")
-        write_atomic(path, text)
-
-    monkeypatch.setattr("cotune.cli.starter.write_atomic", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        write_starter("tools", tmp_path / "x")
-    assert not list((tmp_path / "x").iterdir())
 
 
 @pytest.mark.slow

@@ -42,13 +42,7 @@ def show(run_file: Path | None, console: Console, assignments: Sequence[str] = (
 
 
 def examine(run_file: Path | None, assignments: Sequence[str] = ()) -> Iterator[str | Exception]:
-    """Yield a line about each part of the installation, the machine and the run file, or its error.
-
-    Raises:
-        ConfigError: there is no such run file.
-    """
-    if run_file is not None and not run_file.exists():
-        load_config(run_file)  # raises
+    """Yield a line about each part of the installation, the machine and the run file, or its error."""
     yield from installation()
     yield from engines()
     yield from machine()

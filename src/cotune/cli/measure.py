@@ -99,7 +99,7 @@ def measure(
         "runs": list(map(str, folders)),
         "split": options.split,
         "texts": texts,
-        "notices": [*filter(None, (run.notice for run in runs)), *failed],
+        "notices": failed,
         "figures": figures_of(values),
     }
     json = output / "measure.json"

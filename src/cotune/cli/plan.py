@@ -12,7 +12,7 @@ from cotune.cli.step_progress import step_progress
 from cotune.cli.train import passed
 from cotune.config.build import describe_llm
 from cotune.config.cost import Plan, plan_run, show_plan, split_sizes
-from cotune.config.run_file import ASKS_A_MODEL, RunConfig, load_config
+from cotune.config.run_file import RunConfig, load_config
 from cotune.data.splits import SPLITS
 from cotune.engines.engine import Measured, engine_of
 from cotune.engines.estimate import Layout, memory_of, shape_of
@@ -63,12 +63,7 @@ def _count_questions(config: RunConfig, questions: str | None) -> Mapping[str, i
         ConfigError: `questions` is not three numbers, or the data cannot be read.
     """
     if questions is None:
-        try:
-            return split_sizes(config)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{error}; or plan without the data: --questions TRAIN,VALIDATION,TEST"
-            ) from error
+        return split_sizes(config)
     parts = questions.split(",")
     if len(parts) != len(SPLITS) or not all(part.strip().isdecimal() for part in parts):
         raise ConfigError(
@@ -152,12 +147,6 @@ def plan_by_steps(
             f"{config.strategy.kind} the run makes none; plan it without --steps"
         )
     steps = min(steps, config.training.steps)
-    if isinstance(config.proposer, ASKS_A_MODEL):
-        console.print(
-            f"LLM: {describe_llm(config.proposer)} is called if evolution falls due in these steps",
-            markup=False,
-            highlight=False,
-        )
     try:
         with stopped_by_sigterm(), tempfile.TemporaryDirectory(prefix="cotune-plan-") as folder:
             measured = measure(config, Path(folder) / "run", steps, console)
@@ -212,17 +201,11 @@ def show_projection(config: RunConfig, measured: Measured, planned: Plan, consol
         table.add_row(part, "" if count is None else f"{count:,}", duration(projected))
     table.add_row("all", "", duration(math.fsum(seconds.values())))
     console.print(table)
-    caveats = ["The time assumes the most rollouts, at the rate of the steps after the first."]
-    if len(measured.steps) == 1:
-        caveats = ["The time is based on one step, warm-up included: give --steps 2 or more."]
-    others = [
-        name for name in seconds if name not in ("train", "LLM") and not totals.rollouts[name]
-    ]
-    if others:
-        caveats.append(f"Not measured, assumed to be as fast as training: {', '.join(others)}.")
-    if planned.calls and "LLM" not in seconds:
-        caveats.append("No evolution fell due: the time of LLM calls is not included.")
-    console.print(" ".join(caveats), highlight=False)
+    console.print(
+        "The time assumes the most rollouts, at the rate of the steps after the first, if there are several. Rollouts "
+        "that none of them made count as fast as training ones; LLM calls count if one was made.",
+        highlight=False,
+    )
 
 
 def project(measured: Measured, planned: Plan, rollouts_per_step: int) -> dict[str, float]:

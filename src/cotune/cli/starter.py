@@ -26,11 +26,8 @@ def write_starter(kind: str, folder: Path) -> list[Path]:
         The written files, run.yaml first.
 
     Raises:
-        ConfigError: unknown kind, a file that already exists, or a folder that cannot be written.
-        OSError: a file cannot be written; then none is left.
+        ConfigError: a file that already exists, or a folder that cannot be written.
     """
-    if kind not in (*KINDS, OFFLINE):
-        raise ConfigError(f"--kind is {kind!r}; expected one of {', '.join(KINDS)}")
     check_folder(folder, "FOLDER")
     with as_file(files("cotune.cli") / "starters" / kind) as source:
         contents = {
@@ -43,11 +40,6 @@ def write_starter(kind: str, folder: Path) -> list[Path]:
         if target.exists():
             raise ConfigError(f"{target}: exists already; give another folder, or move it away")
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        for target in targets:
-            write_atomic(target, contents[target.name])
-    except OSError:
-        for target in targets:
-            target.unlink(missing_ok=True)
-        raise
+    for target in targets:
+        write_atomic(target, contents[target.name])
     return targets

@@ -14,7 +14,7 @@ from cotune.config.overrides import with_overrides
 from cotune.config.resuming import open_trained, resumed_config
 from cotune.config.run_file import RunConfig, ScriptRun, load_config, parse_config
 from cotune.engines.preflight import Preflight
-from cotune.errors import ConfigError, CotuneError, EvolutionError, Stopped
+from cotune.errors import ConfigError, CotuneError, Stopped
 from cotune.run.locks import run_locked
 from cotune.run.run_dir import RunDir
 from cotune.utils.files import file_failure
@@ -49,7 +49,7 @@ def train(
     else:
         config = load_config(run_file, assignments=assignments)
     progress = Console(quiet=quiet) if quiet or console is None else console
-    with _stoppable(config.output, config, new=True):
+    with _stoppable(config.output, new=True):
         _train(config, progress, resume=False)
     return config.output
 
@@ -86,7 +86,7 @@ def resume(
         return run.path
     config = resumed_config(run, recorded, assignments)
     # The folder may have been moved since its run file was written.
-    with _stoppable(folder, config):
+    with _stoppable(folder):
         _train(config.model_copy(update={"output": run.path}), progress, resume=True)
     return run.path
 
@@ -123,15 +123,15 @@ def _conclude_late(run: RunDir, config: RunConfig, console: Console) -> bool:
 
     if complete_serving(run) and run.report_path.is_file():
         return False
-    with _stoppable(run.path, config), run_locked(run.path):
+    with _stoppable(run.path), run_locked(run.path):
         complete_best(config, run)
         console.out(result_files(run, write_report(run.path)), highlight=False)
     return True
 
 
 @contextmanager
-def _stoppable(folder: Path, config: RunConfig, new: bool = False) -> Generator[None]:
-    """Turn a stop, a failed file operation, a useless LLM or a failed call into one line that says how to resume.
+def _stoppable(folder: Path, new: bool = False) -> Generator[None]:
+    """Turn a stop, a failed file operation or a failed call into one line that says how to resume.
 
     Args:
         new: whether the run is to be created, so that a run that is there already is another one.
@@ -147,11 +147,6 @@ def _stoppable(folder: Path, config: RunConfig, new: bool = False) -> Generator[
         if isinstance(error, KeyboardInterrupt):
             then = f"; resume with: {resume_command}" if begun else " before anything was written"
             raise Stopped(f"stopped{then}") from None
-        if isinstance(error, EvolutionError):
-            optional = hasattr(config.llm, "optional")
-            model = " --set llm.model=…" if optional and hasattr(config.llm, "model") else ""
-            less = f", or: {resume_command} --set llm.optional=true" if optional else ""
-            raise EvolutionError(f"{error}; then: {resume_command}{model}{less}") from error
         if isinstance(error, CotuneError):
             metrics = place / "metrics.jsonl"
             has_trained = begun and metrics.is_file() and metrics.stat().st_size > 0

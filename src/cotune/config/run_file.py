@@ -254,8 +254,6 @@ LLMConfig = Annotated[
     RulesConfig | OpenAIOptions | BankOptions | OwnLLMOptions,
     Field(discriminator="kind"),
 ]
-ASKS_A_MODEL = (OpenAIOptions, OwnLLMOptions)
-"""The kinds of LLM whose calls may cost something."""
 
 
 class RunConfig(Model):

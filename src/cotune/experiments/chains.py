@@ -125,12 +125,13 @@ class Chain:
                 self.command = Command(name, ["train", f"{folder}.yaml", "--quiet"], config)
                 return
             _check_settings(folder, config, self.source)
-            figures = _read_figures(folder)
-            if figures is None:
+            summary = RunDir.open(folder).read_summary()
+            if summary is None:
                 # The suite, or the task's file, is the user's own, so its code is trusted.
                 words = ["resume", str(folder), "--trust", "--quiet"]
                 self.command = Command(name, words, config)
                 return
+            (figures,) = summary["arms"].values()
             self.finished.append(figures)
 
     def proceed(self) -> None:
@@ -288,39 +289,14 @@ def print_progress(chains: Sequence[Chain], printed: set[str], console: Console)
     return began_or_ended
 
 
-def _read_figures(folder: Path) -> Row | None:
-    """Return the figures of a run's summary.json; None if it is not finished, or was resumed and has not ended.
-
-    Raises:
-        ConfigError: its summary.json is not a run's.
-    """
-    summary = RunDir.open(folder).read_summary()
-    if summary is None:
-        return None
-    try:
-        (figures,) = summary["arms"].values()
-    except (AttributeError, KeyError, ValueError):
-        raise ConfigError(
-            f"{folder / 'summary.json'} is not that of a run; remove the folder, and run it again"
-        ) from None
-    return figures
-
-
 def _check_settings(folder: Path, config: RunConfig, source: str) -> None:
     """Raise ConfigError if a setting of a run folder is not a run file's; `threads` may differ."""
     # Read with this version, so that new fields have their defaults.
-    configs = (recorded_config(RunDir.open(folder)), config)
-    recorded, expected = (
-        {
-            (name, repr(value))
-            for name, value in flat(dump_config(each)).items()
-            if name != "threads"
-        }
-        for each in configs
-    )
-    differing = sorted(name for name, _ in recorded ^ expected)
-    if differing:
-        raise ConfigError(
-            f"{folder} holds a run with another value of {differing[0]}; restore {source}, "
-            "give it another output, or remove the folder"
-        )
+    recorded = flat(dump_config(recorded_config(RunDir.open(folder))))
+    expected = flat(dump_config(config))
+    for name in sorted(recorded.keys() | expected.keys()):
+        if name != "threads" and recorded.get(name) != expected.get(name):
+            raise ConfigError(
+                f"{folder} holds a run with another value of {name}; restore {source}, "
+                "give it another output, or remove the folder"
+            )

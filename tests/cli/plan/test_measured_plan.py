@@ -98,18 +98,3 @@ def test_a_stop_leaves_nothing(
     with pytest.raises(Stopped, match="nothing was kept"):
         said(tmp_path, 1)
     assert left(temporary) == []
-
-
-def test_an_endpoint_is_asked_for_real_and_that_is_said_first(
-    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("COTUNE_TEST_KEY", raising=False)
-    file = write(
-        tmp_path / "run.yaml",
-        tiny(tmp_path / "out", {"llm": {"kind": "openai", "model": "m", "base_url": "http://h/v1",
-                                        "api_key_env": "COTUNE_TEST_KEY"}}),
-    )  # fmt: skip
-    out = io.StringIO()
-    with pytest.raises(ConfigError, match="COTUNE_TEST_KEY"):
-        measured_plan.plan_by_steps(file, Console(file=out, width=200), 2)
-    assert "m at http://h/v1 is called if evolution falls due" in out.getvalue()

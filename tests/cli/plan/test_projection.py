@@ -69,13 +69,8 @@ def printed(measured: Measured, plan: Plan) -> str:
     return out.getvalue()
 
 
-def test_what_was_not_measured_is_said() -> None:
+def test_what_was_measured_is_printed() -> None:
     text = printed(Measured(STEADY, totals({"train": 16}, {"train": 4.0}), 2**30), PLANNED)
     assert "40 generated tokens a second of training rollouts; peak GPU memory 1.0 GiB" in text
-    assert "assumed to be as fast as training: verify, evaluate." in text
-    assert "No evolution fell due: the time of LLM calls is not included." in text
     static = Plan({"train": 80, "evaluate": 30}, calls=0, price=None)
-    text = printed(Measured(STEADY[:1], totals({"train": 8})), static)
-    assert "LLM" not in text
-    assert "GPU" not in text
-    assert "based on one step, warm-up included" in text
+    assert "GPU" not in printed(Measured(STEADY[:1], totals({"train": 8})), static)

@@ -117,6 +117,8 @@ def test_the_focus_is_what_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "Held-out exact match on “2…” questions over GRPO: INSPO +100.0 points (95 %: −32 to +100), which may be "
         "none; at a budget of 40 policy rollouts, over 2 seeds."
     )
+    _, _, rows = summary_of(tmp_path / "other", monkeypatch, outcome, focus="9")
+    assert "no test question has a stratum that begins with '9'" in rows["grpo"]["problem"]
 
 
 @pytest.mark.parametrize(("paid", "failing"), [(37, False), (43, False), (80, True)])

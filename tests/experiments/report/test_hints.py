@@ -66,7 +66,7 @@ def test_a_phase_is_read_back_with_its_failures(run: Record) -> None:
     assert len(phase["proposal_failed"]) == ended["asked"] - ended["proposed"]
     assert len(phase["hint_rejected"]) == ended["proposed"] - ended["valid"] > 0
     covering = len(ended["covering_texts"])
-    assert covering == check(write_report(run)).words.count("in cover") > 0
+    assert covering == check(write_report(run.path)).words.count("in cover") > 0
 
 
 def test_a_phase_that_was_cut_off_has_no_end() -> None:
@@ -90,7 +90,7 @@ def test_charts_of_hints(run: Record) -> None:
 
 
 def test_the_page_tells_what_the_hints_went_through(run: Record) -> None:
-    page = check(write_report(run))
+    page = check(write_report(run.path))
     [phase] = hint_phases(run.read_events())
     for text in (
         "Hard questions by epoch",
@@ -110,7 +110,7 @@ def test_the_page_tells_what_the_hints_went_through(run: Record) -> None:
 def test_failed_calls_of_hints_make_no_section_of_instructions(tmp_path: Path) -> None:
     run = Record.create(tmp_path / "p2o", CONFIG)
     record_phase(run, 5, Policy(), Author(mixed))
-    words = check(write_report(run)).words
+    words = check(write_report(run.path)).words
     assert "Hints Hard questions are rolled out under hints" in words
     assert "Instructions" not in words
 
@@ -121,7 +121,7 @@ def test_a_phase_without_failures_says_nothing_of_any(tmp_path: Path) -> None:
     run.begin_attempt(None)
     run.count("train", 5600, 9)
     run.count("evolve", 1400, 9)
-    words = check(write_report(run)).words
+    words = check(write_report(run.path)).words
     for section in ("Rejected proposals", "Calls without a proposal", "verify"):
         assert section not in words
     assert "· train 5_600 (80.0_%) · evolve 1_400 (20.0_%)" in words

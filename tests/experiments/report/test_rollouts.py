@@ -69,12 +69,12 @@ def test_of_a_large_group_both_ends_are_shown(tmp_path: Path) -> None:
     [group] = some_groups(run)
     assert (len(group.rewards), len(group.rollouts)) == (16, MOST_COLUMNS)
     assert [row["reward"] for row in group.rollouts][::7] == [0.0, 1.0]
-    page = check(write_report(run))
+    page = check(write_report(run.path))
     assert "16, 8 of them shown" in page.words
 
 
 def page_text(run: Record) -> tuple[str, str]:
-    page = check(write_report(run))
+    page = check(write_report(run.path))
     return run.report_path.read_text(encoding="utf-8"), page.words
 
 
@@ -122,7 +122,7 @@ def test_hostile_texts_stay_text(tmp_path: Path) -> None:
         replace(rollout(float(i), turns, hint=evil, question=evil), feedback=evil)
         for i in range(2)
     ])  # fmt: skip
-    page = check(write_report(run))
+    page = check(write_report(run.path))
     html = run.report_path.read_text(encoding="utf-8")
     assert "<script" not in html
     whole = "".join(page.text)
@@ -151,7 +151,7 @@ def test_a_page_stays_small(tmp_path: Path) -> None:
     for i in range(400):
         run.event("instruction_rejected", i, text="Search again. " * 200, parent=None,
                   origin="reflection", reason="not better")  # fmt: skip
-    path = write_report(run)
+    path = write_report(run.path)
     assert path.stat().st_size < 3_000_000
     words = check(path).words
     assert "Rejected proposals (400)" in words

@@ -99,7 +99,7 @@ def evolved(tmp_path_factory: pytest.TempPathFactory) -> Record:
 
 
 def test_the_page_covers_the_run(evolved: Record) -> None:
-    path = write_report(evolved)
+    path = write_report(evolved.path)
     assert path == evolved.report_path
     page = check(path)
     assert "run report" in page.words
@@ -136,7 +136,7 @@ def test_a_single_run_without_evolution_lacks_those_sections(tmp_path: Path) -> 
     train(run, 5, evolve=False)
     evaluated(run, 5, 0.38, "after")
     run.write_summary({"name": "alone"})
-    page = check(write_report(run))
+    page = check(write_report(run.path))
     assert "run report" in page.words
     assert "alone" in page.words
     assert "Held-out exact match went from 21.0_% to 38.0_%." in page.words
@@ -177,7 +177,7 @@ def test_a_run_that_has_just_started_shows_its_first_score(tmp_path: Path) -> No
     run = Record.create(tmp_path / "begun", CONFIG)
     run.event("evaluated", 1, split="test", prompt="initial", instruction_id="i0", em=0.25, n=8,
               when="before", by_stratum={"1 hop": [0.5, 4], "2 hops": [0.0, 4]})  # fmt: skip
-    words = check(write_report(run)).words
+    words = check(write_report(run.path)).words
     assert "Held-out exact match was 25.0_% before training." in words
     assert "before training, initial instruction 25.0_% 7–59 50.0_% 15–85 0.0_% 0–49" in words
     assert "Training has not finished." in words
@@ -185,13 +185,13 @@ def test_a_run_that_has_just_started_shows_its_first_score(tmp_path: Path) -> No
 
 def test_an_empty_run_and_a_scripts_run(tmp_path: Path) -> None:
     script = Record.create(tmp_path / "out/cotune", CONFIG | {"library": {}})
-    words = check(write_report(script)).words
+    words = check(write_report(script.path)).words
     assert "Continue in its script, with trainer.train(resume_from_checkpoint=True)" in words
     assert "cotune resume" not in words
     run = Record.create(tmp_path / "a", {})
-    assert "up to step 0" in check(write_report(run)).words
+    assert "up to step 0" in check(write_report(run.path)).words
     run.event("notice", 1, text="cut \ud83d")
-    assert "cut ?" in check(write_report(run)).words
+    assert "cut ?" in check(write_report(run.path)).words
 
 
 def test_a_resumed_run_says_what_changed_and_ignores_the_old_summary(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_resumed_run_says_what_changed_and_ignores_the_old_summary(tmp_path: P
     run.event("resumed", 4, from_step=4, changed={
         "training.steps": [6, 12], "llm.model": None, "logging.report_to": [[], ["<i>wandb"]],
     })  # fmt: skip
-    words = check(write_report(run)).words
+    words = check(write_report(run.path)).words
     assert "Not finished" in words
     assert (
         "resumed from step 4 (attempt 2), with another run file: training.steps 6 → 12; llm.model another value, "
@@ -280,7 +280,7 @@ def test_no_text_of_a_model_becomes_markup_or_template(
         (Turn(evil(), evil(), evil(), evil()),), StopReason.ANSWERED, evil(), 0.0,
     )])  # fmt: skip
     run.write_summary({"name": EVIL, "llm": evil()})
-    html = write_report(run).read_text()
+    html = write_report(run.path).read_text()
     page = check(run.report_path)
     assert "<script" not in html.lower()
     assert "<!--" not in html
@@ -300,7 +300,7 @@ def test_scores_that_are_no_shares_are_shown_as_numbers(tmp_path: Path) -> None:
         run.metrics(step, {"reward_mean": em})
         run.event("evaluated", step, em=em, n=9, when=when, measure="mean reward", **told)
     run.write_summary({})
-    text = write_report(run).read_text(encoding="utf-8")
+    text = write_report(run.path).read_text(encoding="utf-8")
     assert "Held-out mean reward went from −0.500 to 1.250." in text
     assert '<th scope="col">Held-out mean reward</th>' in text
     assert '<b class="">1.250</b>' in text
@@ -366,11 +366,11 @@ def test_a_run_that_was_not_evaluated_before_has_no_change(tmp_path: Path) -> No
     for step in (1, 2, 3):
         run.metrics(step, {"reward_mean": step / 4})
     run.event("evaluated", 3, em=0.5, n=8, when="after", measure="exact match", **told)
-    words = check(write_report(run)).words
+    words = check(write_report(run.path)).words
     assert "Training reward per step" in words
     assert "change, in" not in words
     run.event("evaluated", 1, em=0.25, n=8, when="before", measure="exact match", **told)
-    assert "change, in percentage points +25.0" in check(write_report(run)).words
+    assert "change, in percentage points +25.0" in check(write_report(run.path)).words
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_a_change_is_a_rise_if_its_interval_excludes_zero(
         ]  # fmt: skip
         run.rollouts(1, f"evaluate_{when}", rows)
         run.event("evaluated", 1, when=when, em=sum(rewards) / len(rewards), n=len(rewards))
-    words = check(write_report(run)).words
+    words = check(write_report(run.path)).words
     assert f"Held-out exact match {verdict}" in words
     assert f"change, in percentage points {change}" in words
 
@@ -405,7 +405,7 @@ def test_truncated_rollouts_are_drawn_and_noticed_once(tmp_path: Path) -> None:
     run = Record.create(tmp_path / "run", CONFIG)
     for step, share in ((1, 0.25), (2, 0.75), (3, 0.75)):
         run.metrics(step, {"reward_mean": 0.5, "truncated_share": share, "truncated/turns": share})
-    words = check(write_report(run)).words
+    words = check(write_report(run.path)).words
     assert "Share of rollouts that were truncated" in words
     assert words.count("raise limits.turns") == 1
     assert "step 2: 75% of the rollouts were truncated" in words

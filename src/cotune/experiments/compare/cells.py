@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cotune.config.build import run_environment
 from cotune.config.overrides import merge
 from cotune.config.run_file import RunConfig, TrainingConfig, parse_config
 from cotune.errors import ConfigError
@@ -18,7 +17,6 @@ from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
 
 _APART = 1000  # between the seeds of a row's stages
-_NAMED = 10  # strata that an error lists
 
 
 class Cell(Chain):
@@ -145,26 +143,8 @@ def cells_of(suite: SuiteConfig, base: Mapping[str, Any]) -> list[Cell]:
     """Return the cells of a suite, all rows of the first seed first, with what is finished in their folders.
 
     Raises:
-        ConfigError: as `look_at`; or no test question of a run has the suite's `focus`.
+        ConfigError: as `look_at`.
     """
     cells = [Cell(suite, base, entry, seed) for seed in suite.seeds for entry in suite.methods]
     look_at(cells)
-    if suite.focus is not None:
-        _check_focus(suite.focus, [cell.planned[-1] for cell in cells if cell.state != "done"])
     return cells
-
-
-def _check_focus(focus: str, configs: Sequence[RunConfig]) -> None:
-    """Raise ConfigError if no test question of a run has a stratum that begins so."""
-    # Most runs have equal questions, which are built once.
-    distinct = {repr((config.environment, config.dataset)): config for config in reversed(configs)}
-    for config in distinct.values():
-        strata = {task.stratum for task in run_environment(config).tasks("test")}
-        if not any(stratum.startswith(focus) for stratum in strata):
-            names = (
-                ", ".join(sorted(map(repr, strata))[:_NAMED]) or "none: it has no test questions"
-            )
-            raise ConfigError(
-                f"focus is {focus!r}; expected the beginning of a stratum of the test questions of "
-                f"{config.name}: {names}"
-            )

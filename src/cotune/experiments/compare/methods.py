@@ -6,7 +6,6 @@ from typing import Literal
 
 from cotune.errors import ConfigError
 from cotune.methods.registry import kinds, method_of
-from cotune.utils.text import did_you_mean
 
 Group = Literal["trained", "prompt", "staged", "ours"]
 """The heading of a method in tables; see `suite_summary.GROUPS`."""
@@ -60,13 +59,13 @@ def method_named(name: str) -> Method:
     """Return a method by its name in a suite file.
 
     Raises:
-        ConfigError: no such method; the message names the nearest one, and all.
+        ConfigError: no such method; the message names all.
     """
     if name in METHODS:
         return METHODS[name]
     if name in method_names():
         return Method(method_of(name).label, "ours", {"train": name})
     raise ConfigError(
-        f"methods: {name!r} is unknown{did_you_mean(name, method_names())}; expected one of "
-        f"{', '.join(method_names())}. A row with other options is {{method: …, name: …, set: {{strategy.…: …}}}}"
+        f"methods: {name!r} is unknown; expected one of {', '.join(method_names())}. A row with other options is "
+        "{method: …, name: …, set: {strategy.…: …}}"
     )

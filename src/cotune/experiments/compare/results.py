@@ -108,6 +108,10 @@ def _scores_of(cell: Cell, sizes: dict[str, int]) -> ScoreTable:
         if name != "plain":
             scored = len(focus_on(figures[name], cell.suite.focus))
             expected = sizes.setdefault(cell.entry.key, scored)
+            if not scored:
+                raise ConfigError(
+                    f"{last.path}: no test question has a stratum that begins with {cell.suite.focus!r}, the focus"
+                )
             if scored != expected:
                 raise ConfigError(
                     f"{last.path}: was tested on {scored} questions to be scored; expected {expected}, the same for "

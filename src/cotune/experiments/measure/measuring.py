@@ -77,17 +77,6 @@ class MeasuredRun:
         holding = {f"step {step_of(path)}": path for path in complete if not missing_parts(path)}
         self.policies = {INITIAL: None, **holding, BEST: self.run.best_path}
 
-    @property
-    def notice(self) -> str:
-        """Which fields to set to see all of the way; "" if all checkpoints are there."""
-        training = self.config.training
-        if training.frozen or f"step {training.save_every}" in self.policies:
-            return ""
-        return (
-            f"{self.run.path}: not all checkpoints hold a policy; to see the whole way, train with engine trl, and set "
-            "training.save_every and training.keep_checkpoints"
-        )
-
     def next_tasks(self, tasks: Tasks, output: Path) -> list[NextTasks]:
         """Return each task from the initial policy, and all in sequence from the best one."""
         if tasks and self.trained_config.policy.lora is not None:

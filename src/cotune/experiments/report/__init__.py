@@ -4,24 +4,12 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from cotune.experiments.report.run_report import write_run_report
-from cotune.run.run_dir import RunDir
+from cotune.experiments.report.run_report import write_report
 from cotune.utils.text import one_line
 
 __all__ = ["ReportListener", "write_report"]
 
 _log = logging.getLogger("cotune")
-
-
-def write_report(folder: RunDir | Path | str) -> Path:
-    """Write report.html into a run folder, from its files only; return its path.
-
-    Unfinished runs are reported as far as they came.
-
-    Raises:
-        ConfigError: `folder` is no run's, or one of its files cannot be read.
-    """
-    return write_run_report(folder.path if isinstance(folder, RunDir) else Path(folder))
 
 
 class ReportListener:
