@@ -3,75 +3,45 @@
 from dataclasses import replace
 
 import pytest
+from transfer_queue.utils.serial_utils import decode, encode
 
-from cotune import protocols as contracts
-from cotune.engines.verl.row_format import failure_text, result_text
-from cotune.errors import ConfigError, CotuneError, EngineError
-from cotune.types import Assignment, Prompt, Task, Trajectory
+from cotune.engines.verl.rollouts import in_order
+from cotune.engines.verl.row_format import SessionResult, without_columns
+from cotune.errors import ConfigError, EngineError
+from cotune.types import Assignment, Prompt, Task
 from tests.helpers import make_trajectory
 
+COLUMNS = {"when": object()}  # nothing that could be sent
 ASSIGNMENTS = [
-    Assignment(Task(f"q{n // 2}", "?", ("a",)), Prompt("p"), Prompt("p"), f"i{n}", n // 2)
+    Assignment(
+        Task(f"q{n // 2}", "?", ("a",), columns=COLUMNS), Prompt("p"), Prompt("p"), f"i{n}", n // 2
+    )
     for n in range(4)
 ]
 TRAJECTORIES = [replace(make_trajectory(a, n / 4), row=n) for n, a in enumerate(ASSIGNMENTS)]
 PLACES = {"b_0_0": 2, "a_1_0": 1, "b_1_0": 3, "a_0_0": 0}
 
 
-def ordered(results: dict[str, str]) -> list[Trajectory]:
-    from cotune.engines.verl.rollouts import in_order
-
-    return in_order(results, PLACES, ASSIGNMENTS)
-
-
-def texts() -> dict[str, str]:
-    return {key: result_text(TRAJECTORIES[place]) for key, place in PLACES.items()}
+def results() -> dict[str, SessionResult]:
+    """Results as TransferQueue brings them."""
+    sent = [replace(t, assignment=without_columns(t.assignment)) for t in TRAJECTORIES]
+    return decode(encode({key: SessionResult(sent[place]) for key, place in PLACES.items()}))
 
 
 def test_rollouts_are_in_the_order_of_their_assignments() -> None:
-    assert ordered(texts()) == TRAJECTORIES
+    came = in_order(results(), PLACES, ASSIGNMENTS)
+    assert came == TRAJECTORIES
+    assert all(rollout.task.columns == COLUMNS for rollout in came)
 
 
 def test_a_missing_rollout_is_an_error() -> None:
-    found = texts()
-    del found["b_0_0"]
+    some = results()
+    del some["b_0_0"]
     with pytest.raises(EngineError, match="1 of 4 rollouts did not come back"):
-        ordered(found)
-    with pytest.raises(EngineError, match="4 of 4"):
-        ordered({})
+        in_order(some, PLACES, ASSIGNMENTS)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        kind
-        for kind in vars(contracts).values()
-        if isinstance(kind, type) and issubclass(kind, CotuneError)
-    ],
-)
-def test_an_error_of_ours_is_raised_as_it_was(kind: type[CotuneError]) -> None:
-    with pytest.raises(CotuneError) as caught:
-        ordered(texts() | {"a_1_0": failure_text(kind("judge: no key"))})
-    assert type(caught.value) is kind
-    assert str(caught.value) == "judge: no key"
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        KeyError("answer"),
-        ValueError("no number"),
-        # Names of what contracts has besides errors of ours.
-        type("Task", (Exception,), {})("odd"),
-        type("ConfigErr", (ConfigError,), {})("sub-class"),
-    ],
-)
-def test_any_other_error_says_what_it_was(error: Exception) -> None:
-    with pytest.raises(EngineError) as caught:
-        ordered(texts() | {"a_1_0": failure_text(error)})
-    assert str(caught.value) == f"a rollout failed: {type(error).__name__}: {error}"
-
-
-def test_a_failure_comes_before_what_is_missing() -> None:
-    with pytest.raises(ConfigError, match="no key"):
-        ordered({"a_1_0": failure_text(ConfigError("no key"))})
+def test_a_failure_is_raised_as_it_was_before_what_is_missing() -> None:
+    failed = decode(encode({"a_1_0": SessionResult(ConfigError("judge: no key"))}))
+    with pytest.raises(ConfigError, match=r"^judge: no key$"):
+        in_order(failed, PLACES, ASSIGNMENTS)

@@ -13,17 +13,14 @@ from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from cotune.engines.verl.row_format import (
-    ASSIGNMENTS,
     RESULT,
     ROW,
-    SAMPLING,
-    assignment_at,
-    failure_text,
-    result_text,
-    sampling_from,
+    PromptRow,
+    SessionResult,
+    without_columns,
 )
 from cotune.engines.verl.worker import SECTION, Worker, worker_of
-from cotune.errors import EngineError
+from cotune.errors import CotuneError, EngineError
 from cotune.rewards.functions import RewardFunctions
 from cotune.rollout.batched_calls import Together
 from cotune.rollout.coordinator import stable_seed
@@ -120,20 +117,26 @@ class EpisodeLoop(AgentLoopBase):
         sent = dict[str, Any]()
         try:
             worker = worker_of(self.config[SECTION])
-            assignment, size = assignment_at(row[ASSIGNMENTS], session)
+            prompt_row: PromptRow = row[ROW]
+            assignment = prompt_row.assignments[session]
             assignment = replace(assignment, task=worker.with_columns(assignment.task))
-            sampling = sampling_from(row[SAMPLING])
             calls = _calls(worker)
             calls.set_progress(int(row["global_steps"]))
-            episode = self._episode(calls, assignment, sampling, int(row[ROW]) + session, sent)
-            rollout: Trajectory = await calls.score(str(row["uid"]), size, episode)
+            number = prompt_row.first + session
+            episode = self._episode(calls, assignment, prompt_row.sampling, number, sent)
+            group_size = len(prompt_row.assignments)
+            rollout: Trajectory = await calls.score(str(row["uid"]), group_size, episode)
         except Exception as error:  # noqa: BLE001 - it ends the run in the trainer's process
+            if not isinstance(error, CotuneError):
+                error = EngineError(f"a rollout failed: {type(error).__name__}: {error}")
             # One token without weight, together with the error.
             sent = {"min_global_steps": 0, "max_global_steps": 0}
-            return _output(failure_text(error), sent, [0], [0], [0], [0.0])
+            return _output(error, sent, [0], [0], [0], [0.0])
         wants_logprobs = bool(self.rollout_config.calculate_log_probs)
+        # Reward functions may log any objects, which only TRL's table of completions shows.
+        trajectory = replace(rollout, assignment=without_columns(rollout.assignment), extra={})
         return _output(
-            result_text(rollout),
+            trajectory,
             sent,
             rollout.prompt_ids,
             rollout.completion_ids,
@@ -223,7 +226,7 @@ def _note_versions(sent: dict[str, Any], fields: dict[str, Any]) -> None:
 
 
 def _output(
-    result: str,
+    outcome: Trajectory | CotuneError,
     sent: dict[str, Any],
     prompt_ids: Sequence[int],
     response_ids: Sequence[int],
@@ -245,6 +248,6 @@ def _output(
             "turn_scores": [],
             "tool_rewards": [],
             "reward_extra_info": {},
-            RESULT: result,
+            RESULT: SessionResult(outcome),
         },
     )

@@ -1,6 +1,7 @@
 """Send assignments to the agent loops and collect trajectories, over veRL's TransferQueue."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -11,16 +12,13 @@ from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from cotune import errors
 from cotune.engines.verl.questions import question_row
 from cotune.engines.verl.row_format import (
-    ASSIGNMENTS,
     RESULT,
     ROW,
-    SAMPLING,
-    assignments_text,
-    result_from,
-    sampling_text,
+    PromptRow,
+    SessionResult,
+    without_columns,
 )
 from cotune.errors import EngineError
 from cotune.types import Assignment, Sampling, Trajectory
@@ -46,17 +44,19 @@ class Manager(AgentLoopManagerTQ):
 
     def generate_sequences(self, prompts: TensorDict) -> None:
         """Run `AgentLoopManagerTQ.generate_sequences`; rows that have assignments keep them."""
-        if ASSIGNMENTS not in prompts:
+        if ROW not in prompts:
             task_ids = [str(i) for i in _column(prompts, "task_id")]
             self._assignments, sampling = self.joint.assign(task_ids)
             size = self.joint.group_size
             starts = range(0, len(self._assignments), size)
             uids = map(str, _column(prompts, "uid"))
             self.places = dict(zip(uids, starts, strict=True))
-            texts = [assignments_text(self._assignments[i : i + size]) for i in starts]
-            prompts[ASSIGNMENTS] = _stack(texts)
-            prompts[SAMPLING] = _stack([sampling_text(sampling)] * len(prompts))
-            prompts[ROW] = _stack(starts)
+            rows = [
+                prompt_row(self._assignments[first : first + size], sampling, first)
+                for first in starts
+            ]
+            stack: Any = NonTensorStack  # abstract to a type checker
+            prompts[ROW] = stack(*rows)
         super().generate_sequences(prompts)
 
     def trained_rollouts(self) -> list[Trajectory]:
@@ -94,9 +94,7 @@ class Apart:
             {
                 **question_row(assignment.task.id, number),
                 "__rollout_n__": 1,
-                ASSIGNMENTS: assignments_text([assignment]),
-                SAMPLING: sampling_text(sampling),
-                ROW: first_row + number,
+                ROW: prompt_row([assignment], sampling, first_row + number),
             }
             for number, assignment in enumerate(assignments)
         ]
@@ -120,7 +118,12 @@ class Apart:
             tq.kv_clear(keys=done.keys, partition_id=_APART)
 
 
-def _results(partition: str, keys: Sequence[str]) -> dict[str, str]:
+def prompt_row(assignments: Sequence[Assignment], sampling: Sampling, first: int) -> PromptRow:
+    """Return the row of assignments of one task, without the task's columns."""
+    return PromptRow(tuple(map(without_columns, assignments)), sampling, first)
+
+
+def _results(partition: str, keys: Sequence[str]) -> dict[str, SessionResult]:
     if not keys:
         return {}
     table = tq.kv_batch_get(keys=list(keys), partition_id=partition, select_fields=["extra_fields"])
@@ -129,43 +132,34 @@ def _results(partition: str, keys: Sequence[str]) -> dict[str, str]:
 
 
 def in_order(
-    results: Mapping[str, str], places: Mapping[str, int], assignments: Sequence[Assignment]
+    results: Mapping[str, SessionResult],
+    places: Mapping[str, int],
+    assignments: Sequence[Assignment],
 ) -> list[Trajectory]:
-    """Return rollouts in the order of their assignments.
+    """Return rollouts in the order of their assignments, whose tasks have their columns again.
 
     Args:
-        results: `row_format.result_text` or `failure_text` by key.
+        results: the sessions' results by key.
         places: the place of each key's assignment.
 
     Raises:
         CotuneError: the error of a failed rollout; EngineError if rollouts are missing.
     """
     by_place: dict[int, Trajectory] = {}
-    for key, text in results.items():
-        result = result_from(text, assignments[places[key]])
-        if not isinstance(result, Trajectory):
-            raise _exception_of(*result)
-        by_place[places[key]] = result
+    for key, result in results.items():
+        rollout = result.outcome
+        if not isinstance(rollout, Trajectory):
+            raise rollout
+        assignment = assignments[places[key]]
+        # An environment may have changed the question.
+        task = replace(assignment.task, question=rollout.task.question)
+        by_place[places[key]] = replace(rollout, assignment=replace(assignment, task=task))
     if len(by_place) != len(assignments):
         raise EngineError(
             f"{len(assignments) - len(by_place)} of {len(assignments)} rollouts did not come back from "
             "veRL's agent loops; the cause is in Ray's logs of AgentLoopWorkerTQ"
         )
     return [by_place[place] for place in range(len(assignments))]
-
-
-def _exception_of(name: str, message: str) -> Exception:
-    """Return an agent loop's error as an exception of the original type."""
-    kind = getattr(errors, name, None)
-    if isinstance(kind, type) and issubclass(kind, errors.CotuneError):
-        return kind(message)
-    return EngineError(f"a rollout failed: {name}: {message}")
-
-
-def _stack(values: Iterable[Any]) -> Any:
-    """Return values without tensors as a column."""
-    stack: Any = NonTensorStack  # abstract to a type checker
-    return stack(*values)
 
 
 def _column(prompts: TensorDict, name: str) -> list[Any]:
