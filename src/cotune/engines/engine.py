@@ -131,12 +131,8 @@ def engine_of(config: RunConfig) -> Engine:
 
 
 def check_package(name: str) -> None:
-    """Raise ConfigError unless the package of an engine is installed; suggest another engine."""
-    if installed(name) is not None:
-        return
-    missing = f"training.engine is {name}, but {name} is not installed"
-    if others := [other for other in ENGINES if installed(other)]:
+    """Raise ConfigError unless the package of an engine is installed."""
+    if installed(name) is None:
         raise ConfigError(
-            f"{missing}, and {others[0]} is: set training.engine: {others[0]}, or {install_engine(name)}"
+            f"training.engine is {name}, but {name} is not installed: {install_engine(name)}"
         )
-    raise ConfigError(f"{missing}: {install_engine(name)}")

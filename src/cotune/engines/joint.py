@@ -24,6 +24,7 @@ class Parts:
     Attributes:
         rewards: reward functions that replace the environment's scoring; None if the environment scores.
         settings: what a run file says besides.
+        context_tokens: the policy's context length, if episodes must end there; None is unlimited.
     """
 
     strategy: Strategy
@@ -34,10 +35,11 @@ class Parts:
     rewards: Rewards | None = None
     llm: LLM = field(default_factory=NoLLM)
     record: Record = field(default_factory=Record)
+    context_tokens: int | None = None
 
 
 class Joint:
-    """Base class of both engines' runs: recorded, evaluated, compared with a saved state, resumed from it.
+    """Base class of every engine's run: recorded, evaluated, compared with a saved state, resumed from it.
 
     Args:
         parts: strategy, environment, LLM and outputs.
@@ -80,6 +82,7 @@ class Joint:
                 temperature=temperature,
                 seed=parts.settings.seed,
                 rows_per_call=parts.settings.rows_per_call,
+                context_tokens=parts.context_tokens,
             ),
             comm=world(),
             rewards=parts.rewards,

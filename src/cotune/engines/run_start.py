@@ -2,28 +2,34 @@
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from cotune.config.build import initial_instruction
+from rich.console import Console
+
+from cotune.config.build import build_llm, initial_instruction
 from cotune.config.joint_method import JointMethod, OtherMethod
 from cotune.config.resuming import changes
 from cotune.config.run_file import RunConfig
 from cotune.config.strategy import build_strategy
 from cotune.engines.best_policy import BestPolicy
 from cotune.engines.comm import world
-from cotune.engines.joint import Parts
-from cotune.engines.run_settings import RunSettings
+from cotune.engines.joint import Joint, Parts, check_identity
+from cotune.engines.run_settings import RunSettings, settings_of
 from cotune.errors import ConfigError
 from cotune.experiments.report import ReportListener
 from cotune.policy.codec import HFCodec
 from cotune.protocols import Environment, Rewards
-from cotune.run.checkpoints import Chosen, newest_undamaged
+from cotune.run.checkpoints import Chosen, complete_checkpoints, load_state, newest_undamaged
 from cotune.run.console import ConsoleListener, LogListener
 from cotune.run.locks import run_locked
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits
+
+if TYPE_CHECKING:
+    from cotune.engines.preflight import Preflight
 
 
 def method_of(config: RunConfig) -> JointMethod:
@@ -59,6 +65,17 @@ def run_parts(
         tokens=codec,
     )
     return Parts(strategy, environment, codec, limits, settings, rewards)
+
+
+def run_file_parts(checked: "Preflight", console: Console) -> Parts:
+    """Return the parts of a run file's run, which has passed its checks."""
+    config = checked.config
+    settings = settings_of(config, console, tuple(checked.llm_calls))
+    method = method_of(config)
+    parts = run_parts(
+        settings, method, checked.environment, checked.codec, config.limits, checked.rewards
+    )
+    return replace(parts, context_tokens=checked.context_tokens)
 
 
 @contextmanager
@@ -172,3 +189,34 @@ def begin_run(
         if "library" not in settings.record:  # a script shows itself what it changes
             return changes(before, settings.record)
     return {}
+
+
+def begin_joint(
+    joint: Joint, config: RunConfig, record: Record, best: BestPolicy, *, resume: bool
+) -> Path | None:
+    """Let a run file's run begin in its open folder: from the start, or from its newest undamaged checkpoint.
+
+    Args:
+        best: the policy that an earlier attempt has kept.
+
+    Returns:
+        The checkpoint, whose state the run has now; None at the start.
+
+    Raises:
+        ConfigError: the checkpoint is of another run; or all checkpoints or the kept policy is damaged.
+    """
+    complete = complete_checkpoints(record.checkpoints_path)
+    chosen = choose_checkpoint(complete, best) if resume else None
+
+    def check(checkpoint: Path) -> None:
+        check_identity(load_state(checkpoint), joint.identity)
+
+    joint.changed = begin_run(record, joint.parts.settings, best, chosen, check)
+    environment = joint.parts.environment
+    joint.record_in(record, build_llm(config.proposer, config.seed, record, environment))
+    if chosen is None or chosen.path is None:
+        joint.attempt = record.begin_attempt(None)
+        return None
+    joint.notices = chosen.notices
+    joint.resume(load_state(chosen.path))
+    return chosen.path

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from cotune.engines import run_start
-from cotune.engines.verl import run
 from cotune.policy.codec import HFCodec
 from cotune.protocols import Strategy
 from cotune.rollout.coordinator import stable_seed
@@ -143,4 +142,4 @@ def _kept(column: Mapping[str, list[float]]) -> list[int]:
 if SCRIPT in os.environ:
     _build_strategy = run_start.build_strategy
     run_start.build_strategy = _built
-    run.build_llm = _scripted_llm
+    run_start.build_llm = _scripted_llm

@@ -28,17 +28,6 @@ def config(folder: Path, changed: dict[str, Any] | None = None, **training: Any)
     return parse_config(raw | (changed or {}), "the test")
 
 
-WRONG = [
-    ({"engine_args": {"trainer": {"save_freq": 1}}}, "training.engine_args.trainer.save_freq: set by training.save_every; remove it from " "engine_args"),
-    (
-        {"engine_args": {"+trainer.v1.trainer_mode": "async"}},
-        "training.engine_args.+trainer.v1.trainer_mode: fixed: cotune runs on the sync trainer; "
-        "remove it from engine_args",
-    ),
-    ({"schedule": "linear"}, "training.schedule linear is not supported by training.engine verl; change it, or set " "training.engine: trl"),
-]  # fmt: skip
-
-
 def test_a_job_does_not_write_into_rays_copy_of_what_was_submitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,24 +39,28 @@ def test_a_job_does_not_write_into_rays_copy_of_what_was_submitted(
     assert list(copy.iterdir()) == []
 
 
-def test_a_teacher_is_refused(tmp_path: Path) -> None:
-    strategy = {"kind": "inspo", "distil_steps": 1}
-    with pytest.raises(ConfigError) as caught:
-        Preflight(config(tmp_path, {"strategy": strategy})).require(machine_checks=())
-    assert str(caught.value) == (
-        "strategy.distil_steps is not supported by training.engine verl; change it, or set training.engine: trl"
-    )
-
-
-@pytest.mark.parametrize(("training", "message"), WRONG)
-def test_training_and_doctor_say_the_same(
-    training: dict[str, Any], message: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("changed", "training", "message"),
+    [
+        (
+            {},
+            {"engine_args": {"trainer": {"save_freq": 1}}},
+            "training.engine_args.trainer.save_freq: set by training.save_every; remove it from engine_args",
+        ),
+        ({}, {"schedule": "linear"}, "training.schedule linear is not supported by training.engine verl"),
+        (
+            {"strategy": {"kind": "inspo", "distil_steps": 1}},
+            {},
+            "strategy.distil_steps is not supported by training.engine verl",
+        ),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_is_named(
+    changed: dict[str, Any], training: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    checked = Preflight(config(tmp_path, **training))
     with pytest.raises(ConfigError) as caught:
-        checked.require(machine_checks=())  # as plan and try do
-    assert str(caught.value) == message
-    assert message in [str(found) for _, found in checked.outcomes()]  # as doctor does
+        Preflight(config(tmp_path, changed, **training)).require(machine_checks=())
+    assert str(caught.value).startswith(message)
 
 
 def test_a_run_file_for_verl_passes(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from cotune.engines.verl.checkpoints import VerlBest, adapter_weights, drop_later, keep_newest
+from cotune.engines.verl.checkpoints import VerlBest, adapter_weights, keep_newest
 from cotune.methods.static import StaticStrategy
 from cotune.policy.adapters import adapter_base, write_adapter
 from cotune.policy.options import PolicyConfig
@@ -60,19 +60,6 @@ def test_nothing_is_deleted_while_no_pair_is_whole(tmp_path: Path) -> None:
     theirs(tmp_path, 4)
     keep_newest(tmp_path, 1)
     assert kept(tmp_path) == [2, 4]
-
-
-def test_later_checkpoints_than_the_one_gone_on_from_are_dropped(tmp_path: Path) -> None:
-    whole(tmp_path, 2, 4)
-    theirs(tmp_path, 6)
-    drop_later(tmp_path, 2)
-    assert kept(tmp_path) == [2]
-
-
-def test_a_run_that_begins_anew_drops_all(tmp_path: Path) -> None:
-    theirs(tmp_path, 2)
-    drop_later(tmp_path, -1)
-    assert kept(tmp_path) == []
 
 
 def test_the_best_policy_is_kept_with_the_pieces_that_the_workers_load(tmp_path: Path) -> None:

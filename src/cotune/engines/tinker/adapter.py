@@ -128,14 +128,14 @@ class Adapter(ServerPolicy):
         url = call(
             "an archive", lambda: rest_client.get_checkpoint_archive_url(run, checkpoint)
         ).url
-        try:
-            with tarfile.open(fileobj=io.BytesIO(_fetch(url))) as members:
+        archive = _fetch(url)
+
+        def unpack() -> dict[str, bytes]:
+            with tarfile.open(fileobj=io.BytesIO(archive)) as members:
                 read = [(member.name, members.extractfile(member)) for member in members]
                 return {Path(member).name: file.read() for member, file in read if file}
-        except tarfile.TarError as error:
-            raise EngineError(
-                f"the Tinker server's archive of an adapter cannot be read: {error}"
-            ) from error
+
+        return call("the files of an archive", unpack)
 
 
 def datum(prompt: Sequence[int], completion: Sequence[int], **inputs: Any) -> Any:

@@ -9,15 +9,13 @@ import torch
 from rich.console import Console
 from transformers import get_scheduler
 
-from cotune.config.build import build_llm
 from cotune.config.run_file import TrainingConfig
-from cotune.engines import run_start
 from cotune.engines.best_policy import BestPolicy
 from cotune.engines.conclude import conclude
 from cotune.engines.evaluation import RunEvaluation
-from cotune.engines.joint import Joint, check_identity
+from cotune.engines.joint import Joint
 from cotune.engines.preflight import Preflight
-from cotune.engines.run_settings import settings_of
+from cotune.engines.run_start import begin_joint, opened_run, run_file_parts
 from cotune.engines.tinker.adapter import Adapter
 from cotune.engines.tinker.losses import rows_of, server_loss, token_terms
 from cotune.engines.tinker.probe import probe
@@ -29,9 +27,8 @@ from cotune.methods.context_distillation import Floats, ratio_metrics
 from cotune.policy.policy_files import policy_path
 from cotune.policy.template_checks import check_turns
 from cotune.rollout.task_order import TaskOrder
-from cotune.run.checkpoints import complete_checkpoints, load_state, save_state
+from cotune.run.checkpoints import complete_checkpoints, save_state
 from cotune.run.json_files import write_json_atomic
-from cotune.run.scores import Score
 from cotune.types import Prompt, Trajectory
 from cotune.utils.progress import begin
 
@@ -53,11 +50,12 @@ class TinkerJoint(Joint):
         codec = checked.codec
         arguments = read_arguments(config)
         check_turns(environment, codec)  # may set the tokenizer's template
-        self.checked = checked
+        self.config = config
         self.base = policy_path(config.policy.path)
         self.rank = config.policy.lora.rank if config.policy.lora else 0
         self.row_multiple = arguments.row_multiple
-        first = environment.messages(environment.tasks("train")[0], Prompt(checked.instruction))
+        self.initial = Prompt(checked.instruction)
+        first = environment.messages(environment.tasks("train")[0], self.initial)
         begin("probing the Tinker server")
         try:
             self.service = Service(arguments, arguments.base_model or self.base)
@@ -65,45 +63,35 @@ class TinkerJoint(Joint):
             self.facts = probe(self.service, codec, prompt, self.rank)
         except EngineError as error:
             raise ConfigError(str(error)) from error  # nothing has begun
-        self.settings = settings_of(config, console, tuple(checked.llm_calls))
-        method = run_start.method_of(config)
-        parts = run_start.run_parts(
-            self.settings, method, environment, codec, config.limits, checked.rewards
-        )
         order = TaskOrder(environment.tasks("train"), training.questions_per_step, config.seed)
-        super().__init__(parts, order, training.steps, training.group_size, training.temperature)
-        context = checked.context_tokens
-        self.coordinator.settings = replace(self.coordinator.settings, context_tokens=context)
+        super().__init__(
+            run_file_parts(checked, console),
+            order,
+            training.steps,
+            training.group_size,
+            training.temperature,
+        )
 
     def run(self, *, resume: bool) -> None:
         """Train to the end, from the newest checkpoint or from the start; evaluate and keep the best."""
-        checked = self.checked
-        config = checked.config
-        settings = self.settings
-        with run_start.opened_run(settings, self.total_batches, resume=resume) as record:
-            best = TinkerBest(record.best_path, checked.codec.tokenizer)
-            folders = complete_checkpoints(record.checkpoints_path)
-            chosen = run_start.choose_checkpoint(folders, best) if resume else None
-            checkpoint = chosen.path if chosen else None
+        config = self.config
+        environment = self.parts.environment
+        codec = self.parts.codec
+        settings = self.parts.settings
+        with opened_run(settings, self.total_batches, resume=resume) as record:
+            best = TinkerBest(record.best_path, codec.tokenizer)
+            checkpoint = begin_joint(self, config, record, best, resume=resume)
             saved = server_path(checkpoint) if checkpoint else ""
             self.adapter = Adapter(self.service, self.rank, config.seed, saved)
             turn_tokens = config.limits.turn_tokens if self.row_multiple > 1 else None
-            self.coordinator.sampler = TinkerSampler(self.adapter, checked.codec, turn_tokens)
-            llm = build_llm(config.proposer, config.seed, record, checked.environment)
-            self.record_in(record, llm)
-            check = lambda path: check_identity(load_state(path), self.identity)  # noqa: E731
-            self.changed = run_start.begin_run(record, settings, best, chosen, check)
-            if chosen and checkpoint:
-                self.notices = chosen.notices
-                self.resume(load_state(checkpoint))
-            else:
-                self.attempt = record.begin_attempt(None)
+            self.coordinator.sampler = TinkerSampler(self.adapter, codec, turn_tokens)
             text = f"the Tinker server at {self.service.label}: {self.facts}"
             record.event("notice", self.batches, text=text)
-            initial = Prompt(checked.instruction)
-            evaluation = RunEvaluation(config.evaluation, initial, record, best, lambda *_: None)
+            evaluation = RunEvaluation(
+                config.evaluation, self.initial, record, best, lambda *_: None
+            )
             self._train(evaluation, config.training, record.checkpoints_path)
-            conclude(settings, record, evaluation.finish(self), checked.environment)
+            conclude(settings, record, evaluation.finish(self), environment)
 
     def _train(self, evaluation: RunEvaluation, training: TrainingConfig, folder: Path) -> None:
         """Train from the next step to the last, or until the budget is spent."""
@@ -127,7 +115,7 @@ class TinkerJoint(Joint):
 
     def _update(self, trajectories: list[Trajectory], training: TrainingConfig) -> dict[str, float]:
         """Train on a batch in `mini_batches` optimizer steps; return the metrics."""
-        loss = self.checked.config.method.loss
+        loss = self.config.method.loss
         name, bounds = server_loss(loss, training.clip)
         ratios: list[tuple[Floats, Floats]] = []
         distillation = self.coordinator.strategy.distillation
@@ -167,18 +155,6 @@ class TinkerJoint(Joint):
 
 class TinkerBest(BestPolicy):
     """Keep the best policy: here as a PEFT adapter, and on the server to sample from."""
-
-    _left_on_server = ""
-
-    def forget(self) -> None:
-        self._left_on_server = server_path(self._folder) or self._left_on_server
-        super().forget()
-
-    def offer(self, joint: Any, score: Score | None, step: int, plain: Score | None = None) -> None:
-        before = server_path(self._folder) or self._left_on_server
-        super().offer(joint, score, step, plain)
-        if before and before != server_path(self._folder):
-            joint.service.delete(before)
 
     def write_weights(self, joint: Any, folder: Path, step: int) -> None:
         path = joint.adapter.export(f"best-{step}", folder, joint.base)

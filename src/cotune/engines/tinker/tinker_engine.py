@@ -8,9 +8,8 @@ from rich.console import Console
 from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Engine, check_package
 from cotune.engines.preflight import Check, Preflight
-from cotune.engines.tinker.settings import read_arguments
+from cotune.engines.tinker.settings import check_alive, read_arguments
 from cotune.utils.packages import installed
-from cotune.utils.text import hide_secrets
 
 if TYPE_CHECKING:
     from cotune.engines.tinker.run import TinkerJoint
@@ -28,14 +27,10 @@ class Tinker(Engine):
         return f"engine tinker: {installed('tinker')}, experimental: {tried}"
 
     def check(self, checked: Preflight) -> list[Check]:
-        needs = ("training.engine", "training", "policy", "policy files", "environment")
-        url = lambda: read_arguments(checked.config).url  # noqa: E731
+        arguments = partial(read_arguments, checked.config)
         return [
-            Check(
-                "training",
-                lambda: f"training: on the Tinker server at {hide_secrets(url())}; experimental",
-            ),
-            Check("server", partial(_server, checked), here=True, needs=needs),
+            Check("training", lambda: f"training: on the Tinker server at {arguments().label}"),
+            Check("server", lambda: check_alive(arguments()), here=True, needs=("training",)),
         ]
 
     def prepare(self, checked: Preflight, console: Console) -> "TinkerJoint":
@@ -52,19 +47,6 @@ class Tinker(Engine):
         from cotune.engines.tinker.sampler import open_policy
 
         return open_policy(*policy, **options)
-
-
-def _server(checked: Preflight) -> str | None:
-    """Connect and probe for `cotune doctor`; a run, when it is prepared, once it is known that a server is there."""
-    from cotune.engines.tinker.service import check_alive
-
-    if checked.starting:
-        check_alive(read_arguments(checked.config).url)
-    if checked.starting or not checked.may_call:
-        return None
-    from cotune.engines.tinker.run import TinkerJoint
-
-    return f"server: {TinkerJoint(checked, Console(quiet=True)).facts}"
 
 
 ENGINE = Tinker()

@@ -35,13 +35,6 @@ def keep_newest(folder: Path, count: int) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def drop_later(folder: Path, step: int) -> None:
-    """Delete checkpoints of steps after the one to resume from."""
-    for path in numbered_checkpoints(folder):
-        if step_of(path) > step:
-            shutil.rmtree(path, ignore_errors=True)
-
-
 class VerlBest(BestPolicy):
     """Save and load the best policy, whose weights are sharded over veRL's workers.
 

@@ -2,16 +2,16 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
 
 from cotune.engines.evaluation import RunEvaluation
 from cotune.engines.joint import Joint, Parts
 from cotune.engines.verl.checkpoints import keep_newest
 from cotune.engines.verl.worker import Worker
 from cotune.errors import EngineError
-from cotune.protocols import State
 from cotune.rollout.task_order import TaskOrder
 from cotune.run.checkpoints import save_state
 from cotune.types import Assignment, Sampling, Task, Trajectory
@@ -36,16 +36,18 @@ class VerlJoint(Joint):
     Args:
         parts: strategy, environment, LLM and outputs.
         worker: this process's environment and codec.
-        evaluation: evaluates before a step's rollouts, if due.
+        verl_config: veRL's configuration for a run from the start.
 
     Attributes:
+        evaluation: evaluates before a step's rollouts, if due; set once the run folder is open.
         trainer: veRL's trainer; set by `bind`, as is what rolls out outside its batches.
     """
 
+    evaluation: RunEvaluation
     trainer: "JointTrainer"
     _apart: Callable[..., list[Trajectory]]
 
-    def __init__(self, parts: Parts, worker: Worker, evaluation: RunEvaluation) -> None:
+    def __init__(self, parts: Parts, worker: Worker, verl_config: DictConfig) -> None:
         training = worker.config.training
         tasks = parts.environment.tasks("train")
         order = TaskOrder(tasks, training.questions_per_step, parts.settings.seed)
@@ -57,10 +59,8 @@ class VerlJoint(Joint):
             training.temperature,
             lambda *rollouts: self._apart(*rollouts),
         )
-        settings = replace(self.coordinator.settings, context_tokens=worker.context_tokens)
-        self.coordinator.settings = settings
         self.worker = worker
-        self.evaluation = evaluation
+        self.verl_config = verl_config
         self.metrics: dict[str, float] = {}
         self._sent = 0.0
 
@@ -109,10 +109,3 @@ class VerlJoint(Joint):
         save_state(checkpoint, self.state_dict())
         keep_newest(checkpoint.parent, self.worker.config.training.keep_checkpoints)
         self.parts.record.event("saved", self.batches)
-
-    def begin(self, state: State | None) -> None:
-        """Resume from a saved state, or start a new run."""
-        if state is None:
-            self.attempt = self.parts.record.begin_attempt(None)
-        else:
-            self.resume(state)

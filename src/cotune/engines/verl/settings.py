@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from cotune.config.run_file import RunConfig, TrainingConfig
+from cotune.config.run_file import RunConfig
 from cotune.engines.verl.arguments import DTYPES, MODEL_DTYPE, SCHEDULES, checked_arguments
 from cotune.errors import ConfigError
 from cotune.methods.context_distillation import uses_context_mask
@@ -36,14 +36,12 @@ _LOSS_BY_TOKEN = "token-mean"  # P²O's, with a mask or without: it divides by a
 _LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 _NO_DUAL_CLIP = 1.0e9
 _LEAST_RATIO = 1.0e-9  # veRL wants a lower bound above 0, and clamps the ratio to e⁻²⁰
-_COMPOSED = ("model_engine",)  # selects which of veRL's files are read
 
 
 def verl_config(
     config: RunConfig,
     folder: Path,
     gpus: int,
-    stops: bool,
     context_tokens: int | None = None,
 ) -> DictConfig:
     """Return veRL's configuration; `training.engine_args` overrides what the run file leaves open.
@@ -52,24 +50,23 @@ def verl_config(
         config: the run file.
         folder: the checkpoint folder.
         gpus: the number of GPUs of this node.
-        stops: whether stop strings end turns, for which a rollout engine needs a tokenizer.
         context_tokens: the policy's context length; None is unlimited.
 
     Raises:
         ConfigError: a field is invalid; the message names it.
     """
     engine_args = checked_arguments(config)
+    # Selects which of veRL's files are read.
+    model_engine = engine_args.pop("model_engine", None)
     try:
-        verl_values = deepcopy(
-            _compose(*(f"{k}={engine_args[k]}" for k in _COMPOSED if k in engine_args))
-        )
+        verl_values = deepcopy(_compose(model_engine))
     except HydraException as error:
         raise ConfigError(f"training.engine_args: {one_line(str(error))[:200]}") from error
     distillation = config.method.distillation(config.strategy)
     values = {
         **_data_values(config),
         **_actor_values(config, engine_args.get(_LOSS_MODE)),
-        **_rollout_values(config, distillation, stops, context_tokens),
+        **_rollout_values(config, distillation, context_tokens),
         **_trainer_values(config, folder, gpus),
         **_adapter_values(config.policy.lora),
     }
@@ -81,8 +78,7 @@ def verl_config(
         for name, value in values.items():
             OmegaConf.update(verl_values, name, value, force_add=True)
     for name, value in engine_args.items():
-        if name not in _COMPOSED:
-            _set(verl_values, name, value)
+        _set(verl_values, name, value)
     if uses_context_mask(distillation):
         _set_signed_mask(verl_values)
     if (rollout := verl_values.actor_rollout_ref.rollout.name) in ("sglang", "trtllm"):
@@ -96,25 +92,19 @@ def verl_config(
             f"policy.lora: veRL's {strategy} has adapters of its own, which are not saved as PEFT's; expected FSDP "
             "(remove training.engine_args.model_engine), or no policy.lora"
         )
-    _check_batch(verl_values, config.training)
     return verl_values
 
 
 @cache
-def _compose(*overrides: str) -> DictConfig:
+def _compose(model_engine: str | None) -> DictConfig:
     """Compose veRL's files; veRL itself, which takes ten seconds, is not imported."""
     verl = find_spec("verl")
     assert verl is not None
     assert verl.origin is not None
+    overrides = [] if model_engine is None else [f"model_engine={model_engine}"]
     folder = Path(verl.origin).parent / "trainer" / "config"
     with initialize_config_dir(str(folder), version_base=None):
-        return compose("ppo_trainer", overrides=list(overrides))
-
-
-def resume_from(values: DictConfig, checkpoint: Path) -> None:
-    """Set veRL's configuration to resume from a checkpoint, which is veRL's folder."""
-    values.trainer.resume_mode = "resume_path"
-    values.trainer.resume_from_path = str(checkpoint.absolute())
+        return compose("ppo_trainer", overrides=overrides)
 
 
 def _data_values(config: RunConfig) -> dict[str, Any]:
@@ -170,7 +160,7 @@ def _actor_values(config: RunConfig, loss_mode: str | None) -> dict[str, Any]:
 
 
 def _rollout_values(
-    config: RunConfig, distillation: Distillation, stops: bool, context_tokens: int | None
+    config: RunConfig, distillation: Distillation, context_tokens: int | None
 ) -> dict[str, Any]:
     training = config.training
     # An engine that holds the policy's whole context would reserve memory for it.
@@ -187,7 +177,7 @@ def _rollout_values(
         "calculate_log_probs": masks,
         "agent.agent_loop_config_path": str(Path(__file__).with_name("agents.yaml")),
         "agent.default_agent_loop": AGENT,
-        **({"skip_tokenizer_init": False} if stops else {}),
+        "skip_tokenizer_init": False,  # stop strings are looked for in text
     }
     correction: dict[str, Any] = {}
     if masks:
@@ -260,21 +250,3 @@ def _set(verl_values: DictConfig, name: str, value: Any) -> None:
             f"training.engine_args.{name}: {one_line(str(error))[:200]}; correct it, or write +{name} for a key "
             "that veRL's files do not list"
         ) from error
-
-
-def _check_batch(verl_values: DictConfig, training: TrainingConfig) -> None:
-    """Raise ConfigError if the ranks cannot divide a mini-batch; veRL would fail after a step."""
-    actor = verl_values.actor_rollout_ref.actor
-    if not str(actor.strategy).startswith("fsdp"):
-        return
-    sequence = int(OmegaConf.select(actor, "ulysses_sequence_parallel_size", default=1) or 1)
-    ranks = max(
-        1, int(verl_values.trainer.n_gpus_per_node) * int(verl_values.trainer.nnodes) // sequence
-    )
-    rows = training.questions_per_step // training.mini_batches * training.group_size
-    if rows % ranks:
-        raise ConfigError(
-            f"training: a mini-batch has questions_per_step / mini_batches × group_size = {rows} "
-            f"rollouts, which {ranks} ranks cannot share evenly; change one of the three, or "
-            "training.engine_args.trainer.n_gpus_per_node"
-        )
