@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Engine, check_package
 from cotune.engines.preflight import Check, Preflight
 from cotune.engines.tinker.settings import check_alive, read_arguments
