@@ -84,7 +84,7 @@ RUN_FILES: dict[str, dict[str, Any]] = {
     "fst": _LADDER | {"strategy": {"kind": "fst", "prompts": 2, "evolve_every": 4, "budget": 40, "dev_size": 6}},
     "gepa": _LADDER | {"strategy": {"kind": "gepa", "budget": 60, "dev_size": 6}, "training": {"frozen": True, "single_gpu": True}},
     "mixed": _LADDER | {"strategy": _INSPO | {"groups": "mixed", "target": "initial"}},
-    "last-stage": _LADDER | {"strategy": _INSPO | {"groups": "mixed", "verification": "racing", "distil_steps": 2}},
+    "last-stage": _LADDER | {"strategy": _INSPO | {"groups": "mixed", "verification": "trial", "distil_steps": 2}},
 }  # fmt: skip
 """Run files on TRL by the name of their golden."""
 

@@ -268,7 +268,7 @@ def test_verification_rejects_the_worse_and_the_newcomer_starts_from_its_gain():
     assert state[1]["start"] == pytest.approx(parent_weight + 1.0 - born["parent_score"])
     (evolution,) = events.of("evolution")
     assert evolution | {"parents": []} == {
-        "parents": [], "rounds": 5, "proposed": 2, "verified": 2, "accepted": 1, "saved": 0,
+        "parents": [], "rounds": 5, "proposed": 2, "verified": 2, "accepted": 1,
         "population": 2,
     }  # fmt: skip
     assert {e["cause"] for e in events.of("instruction_pruned")} == {"evolution"}

@@ -133,7 +133,7 @@ def test_the_better_joins_the_worse_goes_and_no_rollout_is_paid() -> None:
     assert worse[0]["reason"] == "below its parent"
     assert worse[0]["score"] < worse[0]["parent_score"]
     first, *_ = record.of("evolution")
-    assert (first["verified"], first["accepted"], first["saved"]) == (2, 1, 0)
+    assert (first["verified"], first["accepted"]) == (2, 1)
     # Only the parent stayed beside it, and what it did on trial is its weight.
     assert strategy.best().id == joined["id"]
     assert strategy.choice().rollouts >= 3 * 3

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cotune.methods.inspo.verification import Candidate, accept, chance_of_less, verify
+from cotune.methods.inspo.verification import Candidate, accept, verify
 from cotune.types import Assignment, Instruction, StopReason, Trajectory
 from tests.helpers import ScriptedRollout, make_tasks, make_trajectory
 
@@ -18,8 +18,7 @@ def test_one_call_same_questions_groups_apart():
     rollout = ScriptedRollout(lambda text: {"text a": 1.0, "text b": 0.0}.get(text, 0.5))
     tasks = make_tasks(40)
     parent = Instruction("i3", "parent")
-    got, paid = verify([candidate("a"), candidate("b")], parent, tasks, rollout)
-    assert paid == 120
+    got = verify([candidate("a"), candidate("b")], parent, tasks, rollout)
     ((purpose, rows),) = rollout.calls
     assert purpose == "verify"
     assert [r.instruction_id for r in rows] == ["a"] * 40 + ["b"] * 40 + ["i3"] * 40
@@ -48,7 +47,7 @@ def test_questions_with_an_environment_error_are_not_compared(lost: dict[str, An
             for a in assignments
         ]
 
-    found, _ = verify([candidate("a"), candidate("b")], parent, tasks, rollout)
+    found = verify([candidate("a"), candidate("b")], parent, tasks, rollout)
     assert [(c.score, c.parent_score) for c in found] == [(0.5, 0.6), (None, None)]
     accepted, rejected = accept(found, 2)
     assert accepted == []
@@ -66,10 +65,9 @@ def test_a_tie_without_any_success_says_nothing(reward: float, unrewarded: bool)
         return [make_trajectory(a, reward) for a in assignments]
 
     tasks, parent = make_tasks(9), Instruction("i3", "parent")
-    for race_for in (None, 1):
-        (verified,), _ = verify([candidate("a")], parent, tasks, rollout, race_for)
-        assert verified.unrewarded == unrewarded
-        assert accept([verified], 1) == ([verified], [])
+    (verified,) = verify([candidate("a")], parent, tasks, rollout)
+    assert verified.unrewarded == unrewarded
+    assert accept([verified], 1) == ([verified], [])
 
 
 @pytest.mark.parametrize(
@@ -91,53 +89,3 @@ def test_who_is_accepted(
     best, others = accept(candidates, vacancies)
     assert "".join(c.id for c in best) == accepted
     assert [(c.id, reason) for c, reason in others] == rejected
-
-
-# ---- races
-
-
-def test_sign_flip_test_by_hand() -> None:
-    # 1 win and 7 losses: 9 of 256 sign patterns have a sum this low.
-    assert chance_of_less([1.0] + [-1.0] * 7) == pytest.approx(9 / 256, abs=0.005)
-    assert chance_of_less([-1.0] * 5) == pytest.approx(1 / 32, abs=0.01)
-    assert chance_of_less([0.5, -0.5, 0.0]) == 1.0
-    assert chance_of_less([0.0] * 9) == 1.0
-
-
-def raced(names: Sequence[str], vacancies: int) -> tuple[list[Candidate], list[int]]:
-    """Race over 40 questions, in blocks of 8; return the candidates, and the rollouts of each block.
-
-    "good" solves all questions, "bad" none, and the parent and "even" every second one.
-    """
-    tasks = make_tasks(40)
-    chances = {"text bad": 0.0, "text good": 1.0}
-    halves = {task.id: float(i % 2) for i, task in enumerate(tasks)}
-    paid: list[int] = []
-
-    def rollout(assignments: Sequence[Assignment], **_: object) -> list[Trajectory]:
-        paid.append(len(assignments))
-        rewards = [chances.get(a.sampled.instruction, halves[a.task.id]) for a in assignments]
-        return [make_trajectory(a, r) for a, r in zip(assignments, rewards, strict=True)]
-
-    parent = Instruction("i3", "parent")
-    found, spent = verify([candidate(n) for n in names], parent, tasks, rollout, vacancies)
-    assert spent == sum(paid)
-    return found, paid
-
-
-def test_a_race_ends_for_who_is_far_below_and_far_above() -> None:
-    found, paid = raced(["bad", "good", "even"], vacancies=3)
-    # After 8 questions, 4 differ: 1/16 is not below 0.05 / 4 looks. After 16, 8 do.
-    assert paid == [32, 32, 16, 16, 16]
-    assert [c.score for c in found] == [0.0, 1.0, 0.5]
-    assert [c.parent_score for c in found] == [0.5, 0.5, 0.5]
-
-
-def test_who_is_above_runs_on_while_others_compete_for_the_vacancy() -> None:
-    _, paid = raced(["bad", "good", "even"], vacancies=1)
-    assert paid == [32, 32, 24, 24, 24]
-
-
-def test_a_race_that_is_decided_stops() -> None:
-    _, paid = raced(["bad"], vacancies=1)
-    assert paid == [16, 16]

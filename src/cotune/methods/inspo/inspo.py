@@ -71,9 +71,8 @@ class InspoOptions(TrainedPromptOptions, Section):
         verification_tasks: |D_B|, the most questions a candidate is verified on; never those that its
             author, or an ancestor's, was shown.
         verification_rounds: the most generate-and-verify rounds per phase.
-        verification: how far a candidate is verified: on all questions ("full", the paper's), until a paired
-            test against its parent decides ("racing"), in groups of the next training batches, without a
-            rollout of its own ("trial"), or not at all ("none").
+        verification: how a candidate is verified: on questions of the buffer ("full", the paper's), in groups
+            of the next training batches, without a rollout of its own ("trial"), or not at all ("none").
         failures_per_reflection: failed rollouts shown to the reflection proposer.
         candidates: instructions requested per proposal.
         proposer: what candidates are written from at an evolution: failures ("reflection", the paper's), or
@@ -126,7 +125,7 @@ class InspoOptions(TrainedPromptOptions, Section):
     @property
     def pays_to_verify(self) -> bool:
         """Return whether verification makes rollouts of its own."""
-        return self.verification in ("full", "racing")
+        return self.verification == "full"
 
     @property
     def checks_uplift(self) -> bool:
@@ -143,7 +142,6 @@ class _Generation:
         proposed: candidates read from the replies.
         verified: candidates rolled out.
         paid: rollouts of verification.
-        saved: rollouts that full verification would have cost in addition.
     """
 
     accepted: list[Candidate] = field(default_factory=list[Candidate])
@@ -151,13 +149,16 @@ class _Generation:
     proposed: int = 0
     verified: int = 0
     paid: int = 0
-    saved: int = 0
 
     @property
     def counts(self) -> dict[str, int]:
         """Return what the event "evolution" tells of the phase."""
-        counts = {"rounds": self.rounds, "proposed": self.proposed, "verified": self.verified}
-        return counts | {"accepted": len(self.accepted), "saved": self.saved}
+        return {
+            "rounds": self.rounds,
+            "proposed": self.proposed,
+            "verified": self.verified,
+            "accepted": len(self.accepted),
+        }
 
 
 class Inspo(EvolvedInstructions):
@@ -426,18 +427,15 @@ class Inspo(EvolvedInstructions):
                 for i, d in enumerate(drafts)
             ]
             # Line 21: verify them, take the best, and add them to the population.
-            open_places = vacancies - len(new.accepted)
             if verifies and candidates:
                 if not new.verified:
                     self._notice_if_few_left(len(tasks), step, record)
-                race_for = open_places if options.verification == "racing" else None
-                candidates, paid = verify(candidates, parent, tasks, evolution.rollout, race_for)
                 new.verified += len(candidates)
-                new.paid += paid
-                new.saved += (len(candidates) + 1) * len(tasks) - paid
+                new.paid += (len(candidates) + 1) * len(tasks)
+                candidates = verify(candidates, parent, tasks, evolution.rollout)
                 if all(candidate.unrewarded for candidate in candidates):
                     record("notice", text=f"{_UNREWARDED} before step {step}")
-            best, rejected = accept(candidates, open_places)
+            best, rejected = accept(candidates, vacancies - len(new.accepted))
             new.accepted += best
             for c, reason in rejected:
                 reject(c.instruction.text, parent.text, reason, c.score, c.parent_score)
