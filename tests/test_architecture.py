@@ -60,6 +60,21 @@ def test_packages_import_only_those_above_them() -> None:
     assert not below
 
 
+def test_modules_outside_an_engine_load_without_it() -> None:
+    """What stands at the top of a module runs when it is imported; TRL and veRL exclude each other."""
+    tied = ("trl", "verl", "cotune.engines.trl", "cotune.engines.verl")
+    found = [
+        f"{module} imports {name}"
+        for module, path in modules().items()
+        if not module.startswith(("cotune.engines.trl.", "cotune.engines.verl."))
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (getattr(node, "module", None) or "", *(alias.name for alias in node.names))
+        if name in tied or name.startswith(tuple(f"{each}." for each in tied))
+    ]
+    assert not found
+
+
 def test_the_root_holds_only_what_everything_shares() -> None:
     assert {path.name for path in ROOT.glob("*.py")} == {
         f"{name}.py" for name in ("__init__", "__main__", "types", "protocols", "errors")

@@ -57,13 +57,10 @@ def test_rows_need_no_prompt_if_an_environment_makes_it() -> None:
     [
         (DatasetDict({"train": Dataset.from_list(CHATS)}), r"DatasetDict of train; .*data\['train'\]"),
         (Dataset.from_list(CHATS).to_iterable_dataset(), "train_dataset is a stream.*max_steps"),
-        ("prompts.jsonl", "row 1: 'p'; expected a mapping"),
-        (7, "train_dataset: is 7; expected a datasets"),
         ([], "holds no rows"),
         ([{"question": "2+2?"}], 'row 1 has no column "prompt", only question'),
         ([{"prompt": [user("?")]}, {"prompt": "?"}], r"chat messages \(1 of 2\)"),
         ([{"prompt": []}], r"row 1: the prompt is \[\]"),
-        ([{"prompt": ["2+2?"]}], "row 1: message 0 of .prompt.: '2\\+2\\?'; expected {role"),
         ([{"prompt": "?", "image": "x.png"}], "has the column image; expected only text"),
         ([{"prompt": [{"role": "user", "content": [{"type": "image", "image": "x"}]}]}], "holds content of type image; expected only text"),
     ],
@@ -98,14 +95,11 @@ def test_an_id_does_not_depend_on_the_process() -> None:
 @pytest.mark.parametrize(
     ("columns", "answers", "solution"),
     [
-        ({"answer": "4"}, ("4",), ""),
         ({"ground_truth": 4.0}, ("4",), ""),
         ({"solution": "$\\frac12$"}, ("$\\frac12$",), ""),
         ({"answer": "2+2=4\n#### 4"}, ("4",), "2+2=4\n#### 4"),
         ({"answer": 4, "solution": "2+2=4"}, ("4",), "2+2=4"),
-        ({"answers": ["4", "four"]}, ("4", "four"), ""),
         ({"answer": [{"value": 4}]}, (), ""),
-        ({"answer": "", "level": 3}, (), ""),
     ],
 )
 def test_only_plain_values_are_reference_answers(

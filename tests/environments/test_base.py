@@ -8,7 +8,6 @@ from cotune.environments.base import (
     PromptFormat,
     SingleTurnEnvironment,
     TaskEnvironment,
-    missing_texts,
 )
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
@@ -59,7 +58,7 @@ def test_what_a_task_environment_is_without_more() -> None:
     assert env.tasks("test") == ()
     with pytest.raises(ConfigError, match="split is 'tests'; expected one of train"):
         env.tasks("tests")
-    with pytest.raises(ConfigError, match=r"environment.train has several tasks with the id 't'"):
+    with pytest.raises(ConfigError, match=r"train has several tasks with the id 't'"):
         TaskEnvironment({"train": [TASK, TASK]}, "Do.")
 
 
@@ -90,11 +89,3 @@ def test_a_turn_of_thoughts_alone_is_invalid_where_an_answer_is_needed() -> None
     texts = ["<think>a</think>b", "<think>a</think>"]
     responses = env.respond([Action(TASK, (), text, last=False) for text in texts])
     assert [response.action for response in responses] == ["answer", "invalid"]
-
-
-def test_missing_texts_are_named() -> None:
-    assert missing_texts("<a> and <b>", ("<a>", "<b>")) == ""
-    assert missing_texts("<a>", ("<a>", "<b>")) == (
-        "names no <b>; expected <a>, <b> in its text: add what is missing"
-    )
-    assert "YAML" in missing_texts("x", ("\\boxed",))

@@ -21,6 +21,7 @@ from cotune.environments.math import (
 )
 from cotune.errors import ConfigError
 from cotune.rewards import boxed, exact_match
+from cotune.rewards.boxed import BoxedReward
 from cotune.types import (
     Action,
     Limits,
@@ -110,16 +111,6 @@ def test_an_episode_that_fails(text: str, answer: str | None):
         assert (got.turns[0].action, got.turns[0].error) == ("invalid", NO_ANSWER)
 
 
-def test_an_answer_cut_off_by_the_token_limit_does_not_count():
-    text = "It is \\boxed{42}"
-    got = run(text, Limits(turns=1, turn_tokens=len(text) - 1))
-    assert (got.reward, got.answer, got.stop) == (0.0, None, StopReason.TURN_TOKENS)
-    # Cut off, not ended: the closing EOS is not the policy's.
-    assert (got.completion_ids[-1], got.mask[-1]) == (EOS, 0)
-    got = run(text, Limits(turns=1, turn_tokens=len(text)))
-    assert (got.reward, got.answer, got.stop) == (1.0, "42", StopReason.TURN_TOKENS)
-
-
 @given(
     st.text(alphabet="\\boxed{} 42") | st.just("\\boxed{42}"),
     st.sampled_from(["\\boxed{42}", "\\boxed{", "}", "\\boxed{43}"]),
@@ -163,7 +154,7 @@ def test_a_question_without_an_answer_is_named(tmp_path: Path):
 
 
 def test_an_environment_of_its_own_compares_as_mathematics(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.undo()
+    monkeypatch.setattr(BoxedReward, "_compare", lambda _, pair: float(pair[0] == "6 \\times 7"))
     env = environment()
     assert env.initial_instruction == INITIAL_INSTRUCTION
     assert missing_texts(INITIAL_INSTRUCTION, REQUIRED) == ""

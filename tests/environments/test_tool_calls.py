@@ -159,15 +159,12 @@ CALL = "<function=add><parameter=n>1</parameter></function>"
 @pytest.mark.parametrize(
     ("read", "text", "calls"),
     [
-        (read_hermes, "<tool_call>" * REPEATED, 0),
         (read_hermes, "<think></think><tool_call>" * REPEATED, 0),
-        (read_hermes, '<tool_call>{"name": "a"}</tool_call>.' * REPEATED, REPEATED),
         (read_xml, f"<tool_call>{CALL}</tool_call>" * REPEATED, REPEATED),
-        (read_xml, f"<tool_call><function=add>{'<parameter=a>' * REPEATED}</function>", 0),
         (read_xml, f"<tool_call><function=add>{'<parameter=a>' * REPEATED}</function></tool_call>", 0),
         (read_xml, f"<tool_call><function=add>{'<parameter=' * REPEATED}</function></tool_call>", 0),
     ],
-    ids=range(7),
+    ids=range(4),
 )  # fmt: skip
 def test_repeated_tags_are_read_in_linear_time(read: Reader, text: str, calls: int) -> None:
     """A quadratic parser needs minutes, more than a test may take."""

@@ -38,22 +38,6 @@ def run_one(job: Job) -> Job:
     return job
 
 
-def test_outcomes_keep_the_order_of_the_calls() -> None:
-    second_is_done = threading.Event()
-
-    def first() -> str:
-        assert second_is_done.wait(LONG)
-        return "first"
-
-    def second() -> str:
-        second_is_done.set()
-        return "second"
-
-    outcomes = run(2, [job(first)], [job(second)])
-
-    assert [[o.value for o in lane] for lane in outcomes] == [["first"], ["second"]]
-
-
 def test_as_many_calls_run_at_the_same_time_as_are_allowed() -> None:
     together = threading.Barrier(3)
     running, most, lock = 0, 0, threading.Lock()

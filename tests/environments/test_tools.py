@@ -112,13 +112,6 @@ def test_good_calls_of_a_turn_are_made_beside_bad_ones() -> None:
     assert response.action == "4 calls"
 
 
-def test_a_call_that_cannot_be_read_is_the_answer_as_in_trl() -> None:
-    response = respond(text="<tool_call>add 3 and 4</tool_call>")
-
-    assert (response.action, response.done, response.messages) == ("answer", True, ())
-    assert "not JSON" in response.error
-
-
 def test_calls_of_the_last_turn_are_not_made() -> None:
     made: list[int] = []
 
@@ -178,9 +171,7 @@ def test_the_answer_is_what_the_last_turn_says(turns: list[Turn], answer: str | 
     [
         (lambda: ToolEnvironment([], {}), "tools is empty"),
         (lambda: ToolEnvironment(add, {}), "tools is a function; expected a list"),  # pyright: ignore[reportArgumentType]
-        (lambda: ToolEnvironment([add], [TASK]), "tasks is a list; expected tasks by split"),  # pyright: ignore[reportArgumentType]
         (lambda: environment(add, add), "two are called add"),
-        (lambda: environment(seconds=0), "tools: add: seconds is 0"),
     ],
 )
 def test_what_cannot_work_is_refused(make: Any, said: str) -> None:

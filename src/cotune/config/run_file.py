@@ -354,7 +354,7 @@ class RunConfig(Model):
         return method_of(self.strategy.kind)
 
     @property
-    def environment_kind(self) -> EnvironmentKind[Any]:
+    def environment_kind(self) -> EnvironmentKind:
         """Return the registry entry of `environment.kind`."""
         return kind_of(self.environment.kind)
 

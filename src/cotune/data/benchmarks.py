@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cotune.data.cells import shorten
 from cotune.data.dataset import Column, tasks_of_rows
 from cotune.data.rows import file_rows, hub_rows
 from cotune.errors import ConfigError
 from cotune.types import Task
+from cotune.utils.text import shorten
 
 _FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
 _SOURCE = "data_source"  # the column of a data set's name in Search-R1's merged files
@@ -112,8 +112,7 @@ def read_benchmark(benchmark: Benchmark, path: Path | None = None) -> list[Task]
         rows = file_rows(path, option)
         source = f"{option}: {path}"
     else:
-        fix = f"if the hub cannot be reached, download it and give {option}=PATH"
-        rows = hub_rows(benchmark.hub, benchmark.subset, benchmark.split, option, fix)
+        rows = hub_rows(benchmark.hub, benchmark.subset, benchmark.split, option)
         source = f"{option}: {benchmark.hub}, split {benchmark.split}"
     columns: dict[Column, str | None] = dict(benchmark.columns)
     if len({row.get(_SOURCE) for row in rows}) > 1:

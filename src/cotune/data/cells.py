@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any, cast
 
 from cotune.errors import ConfigError
-from cotune.utils.text import encodable
+from cotune.utils.text import encodable, shorten
 
 ANSWER_COLUMNS = (
     "answers", "answer", "golden_answers", "ground_truth", "final_answer",
@@ -192,12 +192,6 @@ def get_nested(row: Mapping[str, Any], column: str, default: object = None) -> A
             return default
         value = cast("Mapping[str, Any]", value)[part]
     return value
-
-
-def shorten(value: object) -> str:
-    """Return a value's repr, of at most 80 characters."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def list_names(names: Iterable[str]) -> str:

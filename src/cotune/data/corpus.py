@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Literal
 
-from cotune.data.cells import list_names, plain_text, shorten
+from cotune.data.cells import list_names, plain_text
 from cotune.data.rows import json_lines
 from cotune.errors import ConfigError
-from cotune.utils.text import encodable
+from cotune.utils.text import encodable, shorten
 
 Language = Literal[
     "english", "danish", "dutch", "french", "german", "italian", "norwegian", "portuguese", "russian",
@@ -46,12 +46,10 @@ def read_corpus(path: Path) -> list[str]:
     Contents of one line have no title. Blank lines are skipped and other fields are ignored.
 
     Raises:
-        ConfigError: the file does not exist, is empty or not JSON Lines, `contents` is missing or
-            blank, or an id is repeated.
+        ConfigError: the file does not exist, is empty or not JSON Lines, or `contents` is missing or blank.
     """
     field = "environment.corpus"
     passages: list[str] = []
-    places: dict[str, str] = {}
     for place, row in json_lines(path, field):
         name = "text" if "contents" not in row and "title" in row else "contents"
         text = row.get(name)
@@ -65,12 +63,6 @@ def read_corpus(path: Path) -> list[str]:
             title = " ".join(plain_text(row["title"]).split())
             text = f'"{title}"\n{text}' if title else " ".join(text.split("\n"))
         passages.append(text)
-        id = plain_text(row.get("id"))
-        if id and places.setdefault(id, place) != place:
-            raise ConfigError(
-                f"{place}: the id {shorten(id)} came before, in {places[id].rpartition(', ')[2]}; "
-                "give each passage its own id, or none"
-            )
     if not passages:
         raise ConfigError(f'{field}: {path} is empty; expected lines of {{"id": …, "contents": …}}')
     return passages

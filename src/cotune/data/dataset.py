@@ -1,7 +1,7 @@
 """A user's data as tasks: the `dataset` section, its files or hub data set, columns and splits."""
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -19,12 +19,12 @@ from cotune.data.cells import (
     plain_value,
     read_messages,
     reference_answers,
-    shorten,
 )
 from cotune.data.rows import Row, Rows, check_rows, file_rows, hub_rows
 from cotune.data.splits import SPLITS, hold_out, number_repeats, sha, warn, warn_of_overlaps
 from cotune.errors import ConfigError
 from cotune.types import Task
+from cotune.utils.text import shorten
 from cotune.utils.validation import Model, describe
 
 Column = Literal["question", "context", "answers", "solution", "stratum", "id"]
@@ -109,8 +109,8 @@ def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
     prefixed with the split's name.
 
     Raises:
-        ConfigError: no such file or data set, a column missing or of the wrong type, a repeated id,
-            or too few questions to hold some out; names the file and row.
+        ConfigError: no such file or data set, a column missing or of the wrong type, or too few questions to
+            hold some out; names the file and row.
     """
 
     def read(split: str, value: Any) -> tuple[list[Row], str]:
@@ -124,7 +124,7 @@ def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
 
     train = config.path or config.split
     sources = {"train": train, "validation": config.validation, "test": config.test}
-    tasks = _by_split(sources, read, config.columns, config.model_fields_set)
+    tasks = _by_split(sources, read, config.columns)
     return {**tasks, "train": tasks["train"][: config.limit]}
 
 
@@ -159,7 +159,7 @@ def tasks_from(
         return check_rows(value, source), source
 
     sources = {"train": dataset, "validation": validation, "test": test}
-    return _by_split(sources, read, config.columns, sources)
+    return _by_split(sources, read, config.columns)
 
 
 def tasks_of_rows(rows: Sequence[Row], columns: Columns, source: str, split: str) -> list[Task]:
@@ -171,7 +171,6 @@ def _by_split(
     sources: Mapping[str, Any],
     read: Callable[[str, Any], tuple[list[Row], str]],
     columns: Columns,
-    set_by_user: Collection[str],
 ) -> dict[str, list[Task]]:
     """Read the tasks of each split, and hold questions out for the splits without data.
 
@@ -179,20 +178,12 @@ def _by_split(
         sources: the data of each split, or the number of questions to hold out.
         read: returns the rows of a split's data, and the start of messages about them.
         columns: the column of each role.
-        set_by_user: the splits whose number is the user's own, not a default.
     """
     sizes = {split: n for split, n in sources.items() if split != "train" and isinstance(n, int)}
     data = {split: read(split, value) for split, value in sources.items() if split not in sizes}
     tasks = {split: _make_tasks(rows, columns, source) for split, (rows, source) in data.items()}
     places = hold_out([_split_key(task) for task in tasks["train"]], sizes, data["train"][1])
     parts = tasks | {split: [tasks["train"][i] for i in rows] for split, rows in places.items()}
-    short = {split for split in sizes if split in set_by_user and len(parts[split]) < sizes[split]}
-    if short:
-        counts = [
-            f"{len(rows)} {split}" + (f" ({sizes[split]} asked)" if split in short else "")
-            for split, rows in parts.items()
-        ]
-        warn(f"dataset: {sum(map(len, parts.values()))} questions: {', '.join(counts)}")
     warn_of_overlaps({split: [_split_key(task) for task in parts[split]] for split in data})
     return {split: _add_ids(parts[split], split, split not in sizes) for split in SPLITS}
 
@@ -235,20 +226,12 @@ def _make_tasks(rows: Sequence[Row], columns: Columns, source: str) -> list[Task
             warn(f"{source}: {column} holds lists written as text, which are read as lists")
             for row, value in zip(parsed_rows, lists, strict=True):
                 row[column] = value
-    first_rows: dict[str, int] = {}
-    tasks: list[Task] = []
-    for i, (row, parsed_row) in enumerate(zip(rows, parsed_rows, strict=True), 1):
-        # Reward functions get the cells as they are written.
-        task = replace(
-            _make_task(parsed_row, column_of, aliases, f"{source}, row {i}"), columns=row
-        )
-        if task.id and first_rows.setdefault(task.id, i) != i:
-            raise ConfigError(
-                f"{source}, row {i}: the id {task.id!r} came before, in row {first_rows[task.id]}; give each "
-                "row its own, or name another column in dataset.columns.id (null: a hash of the question)"
-            )
-        tasks.append(task)
-    return tasks
+    tasks = [
+        _make_task(row, column_of, aliases, f"{source}, row {i}")
+        for i, row in enumerate(parsed_rows, 1)
+    ]
+    # Reward functions get the cells as they are written.
+    return [replace(task, columns=row) for task, row in zip(tasks, rows, strict=True)]
 
 
 def _find_columns(columns: Columns, row: Row, source: str) -> dict[Column, str]:

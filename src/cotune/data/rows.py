@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from cotune.data.cells import shorten
 from cotune.data.splits import warn
 from cotune.errors import ConfigError
-from cotune.utils.text import named
+from cotune.utils.text import named, shorten
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -22,12 +21,6 @@ Row: TypeAlias = Mapping[str, Any]
 
 Rows: TypeAlias = "Dataset | Iterable[Row]"
 """Rows that `check_rows` accepts."""
-
-OTHER_SOURCE = (
-    "correct dataset.name, dataset.subset or the split, or download it on a machine with a network and "
-    "name its files by dataset.path"
-)
-"""The fix for a data set that cannot be loaded."""
 
 _KINDS = ".jsonl, .json, .csv, .tsv or .parquet, or a folder of Parquet files"
 _SPLIT_NAME = re.compile(r"(train|validation|valid|val|dev|eval|test)(?![a-z])", re.IGNORECASE)
@@ -68,19 +61,13 @@ def file_rows(path: Path, field: str) -> list[Row]:
     return check_rows(rows, f"{field}: {path}")
 
 
-def hub_rows(
-    name: str, subset: str | None, split: str, field: str, fix: str = OTHER_SOURCE
-) -> list[Row]:
+def hub_rows(name: str, subset: str | None, split: str, field: str) -> list[Row]:
     """Read a split of a Hugging Face data set from the hub, its cache, or a local clone.
 
     Images and audio are not decoded.
 
-    Args:
-        field: the run file's field, named in errors.
-        fix: the end of an error message.
-
     Raises:
-        ConfigError: `datasets.load_dataset` failed; gives its reason.
+        ConfigError: `datasets.load_dataset` failed; gives its reason and starts with `field`.
     """
     from datasets import load_dataset
 
@@ -88,7 +75,8 @@ def hub_rows(
         return _plain(load_dataset(name, subset, split=split))
     except Exception as error:  # offline, or no such name, subset or split
         raise ConfigError(
-            f"{field}: cannot load split {split!r} of {name!r} ({named(error)}); {fix}"
+            f"{field}: cannot load split {split!r} of {name!r} ({named(error)}); correct the name or the split, "
+            "or if the hub cannot be reached, download it elsewhere and name its files"
         ) from error
 
 
@@ -130,25 +118,23 @@ def json_lines(path: Path, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     place = f"{field}: {path}, line {number}"
-                    yield place, _object(line.strip(), place)
+                    yield place, _read_object(line.strip(), place)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{field}: cannot read {path} ({named(error)}); name a JSONL file in UTF-8"
         ) from error
 
 
-def _object(line: str, place: str) -> dict[str, Any]:
+def _read_object(line: str, place: str) -> dict[str, Any]:
     try:
         row: object = json.loads(line)
+        reason = "no object in braces"
     except (ValueError, RecursionError) as error:
+        row = None
         # The message's own line number would contradict the file's.
-        reason = getattr(error, "msg", str(error))
-        raise ConfigError(
-            f"{place}: not JSON ({type(error).__name__}: {reason}): {shorten(line)}; put one JSON "
-            "object on each line"
-        ) from error
+        reason = f"not JSON ({type(error).__name__}: {getattr(error, 'msg', str(error))})"
     if not isinstance(row, dict):
-        raise ConfigError(f"{place}: {shorten(row)}; expected a JSON object in braces")
+        raise ConfigError(f"{place}: {reason}: {shorten(line)}; put one JSON object on each line")
     return row
 
 
@@ -219,10 +205,10 @@ def _plain(dataset: "Dataset") -> list[Row]:
     for name, feature in dataset.features.items():
         kind = getattr(feature, "dtype", None)
         if kind in ("float16", "float32"):
-            shorten = numpy.dtype(kind).type
+            as_single = numpy.dtype(kind).type
             for row in rows:
                 # As a double, single precision's 0.1 would be 0.10000000149011612.
-                row[name] = None if row[name] is None else float(str(shorten(row[name])))
+                row[name] = None if row[name] is None else float(str(as_single(row[name])))
     return cast("list[Row]", rows)
 
 

@@ -15,12 +15,12 @@ from cotune.data.cells import (
     plain_text,
     plain_value,
     reference_answers,
-    shorten,
 )
 from cotune.data.rows import check_rows
 from cotune.data.splits import number_repeats, sha
 from cotune.errors import ConfigError
 from cotune.types import Task
+from cotune.utils.text import shorten
 
 _IMAGE_COLUMNS = ("image", "images")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

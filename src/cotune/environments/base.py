@@ -4,7 +4,7 @@ import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 from cotune.data.splits import SPLITS
 from cotune.errors import ConfigError
@@ -114,11 +114,6 @@ class TaskEnvironment:
         initial_instruction: str,
         prompt_format: PromptFormat | None = None,
     ) -> None:
-        if not isinstance(cast(object, tasks), Mapping):
-            raise ConfigError(
-                f"tasks is a {type(tasks).__name__}; expected tasks by split, such as "
-                "cotune.tasks_from(dataset)"
-            )
         self._tasks = _by_split(tasks)
         self.initial_instruction = initial_instruction
         self.prompt_format = prompt_format or PromptFormat()
@@ -184,8 +179,8 @@ def _by_split(tasks: Mapping[str, Sequence[Task]]) -> dict[str, tuple[Task, ...]
         repeated = [id for id, n in Counter(task.id for task in rows).items() if n > 1]
         if repeated:
             raise ConfigError(
-                f"environment.{split} has several tasks with the id {repeated[0]!r}; "
-                "expected each id once"
+                f"{split} has several tasks with the id {repeated[0]!r}; expected each id once: correct the data, "
+                "or name another column in dataset.columns.id (null: a hash of the question)"
             )
     return {split: tuple(rows) for split, rows in tasks.items()}
 
@@ -212,6 +207,4 @@ def missing_texts(instruction: str, required: Sequence[str]) -> str:
     missing = [text for text in required if text not in instruction]
     if not missing:
         return ""
-    # Between double quotes YAML reads \\b as a backspace.
-    quoted = " (in YAML within single quotes or after |)" if "\\" in "".join(missing) else ""
-    return f"names no {', '.join(missing)}; expected {', '.join(required)} in its text: add what is missing{quoted}"
+    return f"names no {', '.join(missing)}; expected {', '.join(required)} in its text: add what is missing"

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cotune.errors import ConfigError
 from cotune.protocols import Environment
 
 DESCRIPTION_CHARS = 4000
@@ -21,16 +20,8 @@ def description_of(environment: Environment) -> str:
     """Return an environment's own `description`, else that of its tools; "" if it has neither.
 
     It is cut at DESCRIPTION_CHARS characters.
-
-    Raises:
-        ConfigError: `description` is neither a text nor None.
     """
-    description = getattr(environment, "description", None)
-    if description is not None and not isinstance(description, str):
-        raise ConfigError(
-            f"{type(environment).__name__}.description is {type(description).__name__}; expected a text for "
-            "the LLM that proposes, or None"
-        )
+    description: str | None = getattr(environment, "description", None)
     text = describe_tools(environment.tools) if description is None else description.strip()
     return text if len(text) <= DESCRIPTION_CHARS else f"{text[: DESCRIPTION_CHARS - 2].rstrip()} …"
 

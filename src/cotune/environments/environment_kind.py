@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, Protocol, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, Protocol, get_args, get_type_hints
 
 from cotune.data.splits import SPLITS
 from cotune.protocols import Environment
@@ -20,11 +20,8 @@ class EnvironmentOptions(Protocol):
     def kind(self) -> str: ...
 
 
-Options = TypeVar("Options", bound=EnvironmentOptions)
-
-
 @dataclass(frozen=True, kw_only=True)
-class EnvironmentKind(Generic[Options]):
+class EnvironmentKind:
     """A kind of environment, as the run file, its checks, `cotune plan` and `cotune doctor` know it.
 
     Attributes:
@@ -40,10 +37,10 @@ class EnvironmentKind(Generic[Options]):
         extra: cotune's extra that it needs, named after the package; "" is none.
     """
 
-    options: type[Options]
-    build: Callable[[Options, Tasks | None], Environment]
+    options: type[EnvironmentOptions]
+    build: Callable[[Any, Tasks | None], Environment]
     dataset: Literal["required", "optional", "none"] = "none"
-    sizes: Callable[[Options], Mapping[str, int]] | None = None
+    sizes: Callable[[Any], Mapping[str, int]] | None = None
     runs_user_code: bool = False
     offline_rules: bool = False
     policy: Path | None = None

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cotune.data.cells import shorten
 from cotune.data.trl_data import find_holders, last_question, messages_of, question_of
 from cotune.environments.base import PromptFormat, with_system
 from cotune.errors import ConfigError
 from cotune.types import Prompt, Task
+from cotune.utils.text import shorten
 
 
 @dataclass(frozen=True, kw_only=True)

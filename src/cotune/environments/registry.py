@@ -6,7 +6,6 @@ value an `EnvironmentKind`. cotune's own are named in the same way, so that a ki
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 from cotune.environments.environment_kind import EnvironmentKind
 from cotune.utils.importing import import_object, kinds_with, load_kind
@@ -32,7 +31,7 @@ def kinds() -> list[str]:
 
 
 @cache
-def kind_of(kind: str) -> EnvironmentKind[Any]:
+def kind_of(kind: str) -> EnvironmentKind:
     """Return the registry entry of an `environment.kind`.
 
     Raises:

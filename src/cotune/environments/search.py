@@ -85,10 +85,6 @@ class SearchEnvironment(TaskEnvironment):
         top_k: int = 3,
         protocol: ProtocolName = "tags",
     ) -> None:
-        if protocol not in PROTOCOLS:
-            raise ConfigError(
-                f"environment.protocol is {protocol!r}; expected {' or '.join(PROTOCOLS)}"
-            )
         self._protocol = PROTOCOLS[protocol]
         super().__init__(self._phrase(tasks), initial_instruction, self._protocol.prompt_format)
         self.retriever = retriever

@@ -150,8 +150,6 @@ def tool_of(function: Any, seconds: float, owner: str = "") -> Tool:
 
     utils = cast(Any, chat_template_utils)
     name = getattr(function, "__name__", repr(function))
-    if not seconds > 0:
-        raise ConfigError(f"tools: {owner}{name}: seconds is {seconds}; expected more than 0")
     try:
         schema = dict(utils.get_json_schema(function))
     except (

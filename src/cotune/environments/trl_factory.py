@@ -21,7 +21,7 @@ from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.environment_kind import EnvironmentKind, Tasks
 from cotune.environments.global_draws import keep_generators, with_seed
 from cotune.environments.tool_runner import Job, ToolRunner
-from cotune.environments.tools import Tool, answer_of, call_tools, text_of, tool_of
+from cotune.environments.tools import CONCURRENCY, Tool, answer_of, call_tools, text_of, tool_of
 from cotune.errors import ConfigError
 from cotune.rollout.coordinator import stable_seed
 from cotune.types import Action, Prompt, Response, StopReason, Task, Trajectory
@@ -51,8 +51,6 @@ class TrlOptions(Model):
     """Number of episodes for the final evaluation, without a `dataset`."""
     seconds: float = Field(default=30.0, gt=0)
     """Timeout of a call, in seconds."""
-    concurrency: int = Field(default=32, ge=1)
-    """Calls of tools that run at the same time, per process."""
 
 
 @dataclass(eq=False)
@@ -90,6 +88,8 @@ class TrlEnvironment(TaskEnvironment):
         own_reward: the name of `get_reward` among the reward functions; "" without it.
     """
 
+    parallel_responses = CONCURRENCY
+
     def __init__(
         self,
         factory: Callable[[], Any],
@@ -97,7 +97,6 @@ class TrlEnvironment(TaskEnvironment):
         initial_instruction: str,
         prompt_format: PromptFormat | None,
         seconds: float,
-        concurrency: int,
     ) -> None:
         super().__init__(
             _episodes() if tasks is None else tasks, initial_instruction, prompt_format
@@ -109,9 +108,7 @@ class TrlEnvironment(TaskEnvironment):
             )
         self._factory = factory
         self._seconds = seconds
-        self._runner = ToolRunner(concurrency)
-        if type(self).respond is TrlEnvironment.respond:
-            self.parallel_responses = concurrency
+        self._runner = ToolRunner(CONCURRENCY)
         self._in_order = ToolRunner(1)
         self._live: dict[int, _Instance] = {}
         self._scored: set[int] = set()
@@ -177,12 +174,9 @@ class TrlEnvironment(TaskEnvironment):
         return self.prompt_format.served(tasks, instruction)
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
-        """Make the calls of all episodes, at most `concurrency` at the same time."""
-        if new := [action for action in actions if action.row not in self._live]:
-            self.begin([a.task for a in new], [a.row for a in new], [0] * len(new))
+        """Make the calls of all episodes at the same time."""
         playing = [action for action in actions if not self._live[action.row].failure]
-        with keep_generators():
-            answers = iter(call_tools(playing, self._tools_of, self._runner, stateful=True))
+        answers = iter(call_tools(playing, self._tools_of, self._runner, stateful=True))
         responses: list[Response] = []
         for action in actions:
             instance = self._live[action.row]
@@ -302,7 +296,6 @@ def from_trl(
     prompt_format: PromptFormat | None = None,
     *,
     seconds: float = 30.0,
-    concurrency: int = 32,
 ) -> TrlEnvironment:
     """Use an environment written for `GRPOTrainer(environment_factory=…)` unchanged.
 
@@ -317,12 +310,11 @@ def from_trl(
         initial_instruction: the instruction that training starts from.
         prompt_format: the layout of a prompt.
         seconds: the timeout of a call.
-        concurrency: calls of tools that run at the same time, per process.
 
     Raises:
         ConfigError: no factory, no `reset`, or a method that cannot be a tool; gives the fix.
     """
-    return TrlEnvironment(factory, tasks, initial_instruction, prompt_format, seconds, concurrency)
+    return TrlEnvironment(factory, tasks, initial_instruction, prompt_format, seconds)
 
 
 def trl_environment(options: TrlOptions, tasks: Tasks | None) -> TrlEnvironment:
@@ -334,7 +326,6 @@ def trl_environment(options: TrlOptions, tasks: Tasks | None) -> TrlEnvironment:
         factory,
         _episodes(options.validation, options.test) if tasks is None else tasks,
         seconds=options.seconds,
-        concurrency=options.concurrency,
     )
 
 

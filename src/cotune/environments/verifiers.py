@@ -1,7 +1,6 @@
 """Environments of `verifiers.v1`, with their own data, tools and rewards."""
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -83,14 +82,12 @@ def verifiers_environment(options: VerifiersOptions, tasks: Tasks | None) -> "Ve
 
 def _rollouts() -> Any:
     """Import what needs the package; ConfigError if that is missing or too old or new."""
-    installed = "no such package"
     try:
-        installed = f"verifiers {version('verifiers')}"
         return import_module("cotune.environments.verifiers_rollouts")
-    except ImportError as error:  # a missing package is one
+    except ImportError as error:
         raise ConfigError(
-            "environment.kind verifiers needs the package verifiers with verifiers.v1; there is "
-            f"{installed} ({error}); install it: pip install 'cotune[verifiers]'"
+            f"environment.kind verifiers needs a package verifiers with verifiers.v1 ({error}); install it: "
+            "pip install 'cotune[verifiers]'"
         ) from error
 
 
@@ -105,8 +102,8 @@ def _load(options: VerifiersOptions) -> Any:
         raise
     except Exception as error:  # a third-party package may raise anything
         raise ConfigError(
-            f"{_FIELD}: {options.environment!r} cannot be loaded by verifiers "
-            f"{version('verifiers')} ({named(error)}); install it, or change environment.args"
+            f"{_FIELD}: verifiers cannot load {options.environment!r} ({named(error)}); install it, or change "
+            "environment.args"
         ) from error
 
 

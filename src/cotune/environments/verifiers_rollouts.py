@@ -17,7 +17,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any, Literal
 
 import verifiers.v1 as vf
@@ -361,8 +360,8 @@ def check(environment: Any) -> None:
     kind = type(environment).__name__
     if not isinstance(environment, vf.Env):
         raise ConfigError(
-            f"{_FIELD} is {kind}; expected an Env of verifiers.v1, which verifiers "
-            f"{version('verifiers')} has: port it, or train in it as an environment class of yours"
+            f"{_FIELD} is {kind}; expected an Env of verifiers.v1: port it, or train in it as an environment "
+            "class of yours"
         )
     agents = list(environment.config.agent_harnesses())
     if len(agents) != 1:

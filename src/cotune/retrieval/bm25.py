@@ -5,6 +5,7 @@ more in lower case, without stop words, stemmed by Snowball.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -32,8 +33,7 @@ class BM25Retriever:
             its cities.
         language: of the passages and queries.
 
-    Equal queries are answered from a memo: in training the same names are searched thousands of
-    times. The corpus never changes, so a remembered answer cannot go stale.
+    Answers are remembered: in training the same names are searched thousands of times.
     """
 
     parallel_searches = 1
@@ -48,22 +48,22 @@ class BM25Retriever:
         self.passages = list(passages)
         self._index = _build_index(texts, language)
         self._language: Language = language
-        self._memo: dict[tuple[str, int], tuple[str, ...]] = {}
+        self._find = lru_cache(_REMEMBERED)(self._find_passages)
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
         """Return the `top_k` best passages of each query, best first; ties go to the earlier one.
 
         A query that shares no term with the corpus gets an empty list.
         """
-        new = sorted({q for q in queries if (q, top_k) not in self._memo})
-        if new:
-            ranked = _rank(self._index, new, min(top_k, len(self.passages)), self._language)
-            for query, rows in zip(new, ranked, strict=True):
-                self._memo[query, top_k] = tuple(self.passages[row] for row in rows)
-        answers = [list(self._memo[q, top_k]) for q in queries]
-        if len(self._memo) > _REMEMBERED:
-            self._memo.clear()
-        return answers
+        return [list(self._find(query, top_k)) for query in queries]
+
+    def _find_passages(self, query: str, top_k: int) -> tuple[str, ...]:
+        (words,) = _tokenize([query], self._language, return_ids=False)
+        terms = [str(word) for word in words if word in self._index.vocab_dict]
+        if not terms:
+            return ()
+        rows = _find_best(self._index.get_scores(terms), min(top_k, len(self.passages)))
+        return tuple(self.passages[row] for row in rows)
 
 
 def _tokenize(texts: Iterable[str], language: Language, **options: Any) -> Any:
@@ -87,13 +87,6 @@ def _build_index(texts: Iterable[str], language: Language) -> bm25s.BM25:
         )
     index.index(tokens, show_progress=False)
     return index
-
-
-def _rank(index: bm25s.BM25, queries: list[str], top_k: int, language: Language) -> list[list[int]]:
-    """Return the rows of each query, best first; none if it shares no term with the corpus."""
-    words_of = _tokenize(queries, language, return_ids=False)
-    terms = [[str(word) for word in words if word in index.vocab_dict] for words in words_of]
-    return [_find_best(index.get_scores(row), top_k) if row else [] for row in terms]
 
 
 def _find_best(scores: Any, top_k: int) -> list[int]:

@@ -4,8 +4,6 @@ import functools
 import inspect
 import logging
 import math
-import reprlib
-import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -21,7 +19,7 @@ from cotune.types import Prompt, Task, Trajectory, Turn
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.importing import import_object, reference_to
 from cotune.utils.numbers import finite
-from cotune.utils.text import line_of, named, shorten_middle, without_thoughts
+from cotune.utils.text import line_of, named, shorten, shorten_middle, without_thoughts
 
 RewardFunction = Callable[..., Any]
 """`f(prompts, completions, **columns)`, sync or async. It returns a number for each completion, None where
@@ -44,7 +42,6 @@ _LARGEST = 1e15
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _LOOP = BackgroundLoop()
 _log = logging.getLogger("cotune")
-_SLOW_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,14 +121,7 @@ class _Loaded:
 
     @contextmanager
     def name_faults(self, completions: Sequence[Any]) -> Generator[None]:
-        """Turn what the function raises into a ConfigError, with its line and the form of `completions`.
-
-        Warns of a call that has not returned after a minute: it may never, and a run would hang in silence.
-        """
-        slow = "rewards: %s has been computing for %.0f s; if it should not, stop the run and correct it"
-        timer = threading.Timer(_SLOW_S, _log.warning, (slow, self.name, _SLOW_S))
-        timer.daemon = True
-        timer.start()
+        """Turn what the function raises into a ConfigError, with its line and the form of `completions`."""
         try:
             yield
         except (ConfigError, KeyboardInterrupt):
@@ -143,8 +133,6 @@ class _Loaded:
                 f"rewards: {self.name} raised {named(error)}{line_of(error)}; fix the function: it gets {form} "
                 f"(messages: {str(is_text).lower()} for it in rewards gives {other})"
             ) from error
-        finally:
-            timer.cancel()
 
 
 class RewardFunctions:
@@ -207,8 +195,7 @@ class RewardFunctions:
         """Return the rollouts with their rewards; see `protocols.Rewards`.
 
         Raises:
-            ConfigError: a function raises, or does not return a finite number for each rollout; or a sum
-                is too large.
+            ConfigError: a function raises, or does not return a number below 1e15 for each rollout.
         """
         if not trajectories:
             return []
@@ -224,16 +211,10 @@ class RewardFunctions:
             if own_name and trajectory.scored:
                 values[own_name] = trajectory.reward
             parts = {name: value for name, value in values.items() if value is not None}
-            reward = sum(value * weights[name] for name, value in parts.items())
-            if not abs(reward) <= _LARGEST:
-                raise ConfigError(
-                    f"rewards: the sum for task {trajectory.task.id} is {reward:g} ({parts}); expected at most "
-                    f"{_LARGEST:g}: lower the values or their weights"
-                )
             results.append(
                 replace(
                     trajectory,
-                    reward=reward,
+                    reward=sum(value * weights[name] for name, value in parts.items()),
                     parts=parts,
                     feedback=_join({name: scored[i][1] for name, scored in scores.items()}),
                     logged=means,
@@ -458,7 +439,7 @@ def _check_values(name: str, values: Any, ids: Sequence[str]) -> list[Scored]:
     values = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
         raise ConfigError(
-            f"rewards: {name} returned {_shorten(values)}; expected a list of {len(ids)} numbers, one "
+            f"rewards: {name} returned {shorten(values)}; expected a list of {len(ids)} numbers, one "
             "for each completion"
         )
     rewards: list[Any] = list(values)
@@ -478,10 +459,10 @@ def _read_score(name: str, value: Any, id: str) -> Scored:
         if len(pair) == 2 and isinstance(pair[1], str):
             score, feedback = pair
     number = finite(score)
-    if number is None and score is not None:
+    if score is not None and (number is None or abs(number) > _LARGEST):
         raise ConfigError(
-            f"rewards: {name} returned {_shorten(value)} for task {id}; expected a finite number, None where it "
-            "does not apply, or a pair of one and a text"
+            f"rewards: {name} returned {shorten(value)} for task {id}; expected a number below {_LARGEST:g}, None "
+            "where it does not apply, or a pair of one and a text"
         )
     return number, shorten_middle(feedback.strip(), FEEDBACK_CHARS)
 
@@ -491,8 +472,3 @@ def _join(texts: Mapping[str, str]) -> str:
     return "\n".join(
         f"{name}: {text}" if len(texts) > 1 else text for name, text in texts.items() if text
     )
-
-
-def _shorten(value: Any) -> str:
-    text = " ".join(reprlib.repr(value).split())
-    return text if len(text) <= 60 else f"{type(value).__name__} {text[:57]}..."

@@ -9,13 +9,8 @@ import yaml
 class FieldLoader(yaml.SafeLoader):
     """A safe loader that rejects a field given twice; plain YAML keeps the last one.
 
-    YAML 1.1 reads 1e-5 as text, since it has no point; here it is a number. JSON writes a character as two
-    escapes, \\ud83d\\ude00, which YAML reads as two halves; here they are one.
+    YAML 1.1 reads 1e-5 as text, since it has no point; here it is a number.
     """
-
-    def construct_yaml_str(self, node: Any) -> str:
-        text = str(self.construct_scalar(node))
-        return _PAIR.sub(lambda m: m[0].encode("utf-16", "surrogatepass").decode("utf-16"), text)
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -27,10 +22,6 @@ class FieldLoader(yaml.SafeLoader):
                     raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
                 fields.add((key.tag, key.value))
         return node
-
-
-_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
-FieldLoader.add_constructor("tag:yaml.org,2002:str", FieldLoader.construct_yaml_str)
 
 
 class FieldDumper(yaml.SafeDumper):

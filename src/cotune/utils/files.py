@@ -6,15 +6,12 @@ from pathlib import Path
 
 from cotune.utils.text import one_line
 
-_FIXES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (ulimit -n)"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "give this user the right to it"),
-}
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 # Of a file even if the error names none; others may be of a connection or a device.
 _OF_FILES = {
-    *_FIXES, errno.EIO, errno.ESTALE, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT,
-    errno.ENAMETOOLONG, errno.EFBIG, errno.EPIPE,
+    *_FULL, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE,
+    errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG, errno.EFBIG,
+    errno.EPIPE,
 }  # fmt: skip
 # Rust's errors (safetensors, tokenizers) and shutil's have a number in their text.
 _NUMBER = re.compile(r"\(os error (\d+)\)|\[Errno (\d+)\]")
@@ -39,7 +36,11 @@ def file_failure(error: BaseException, folder: Path | None = None) -> str:
         if cause.__cause__ is None:
             return ""
         cause = cause.__cause__
-    fix = _FIXES.get(number, "check the folder and its disk")
+    fix = (
+        "make room"
+        if number in _FULL
+        else "check the folder, its disk and the right to write there"
+    )
     names = [str(n) for n in (_get(cause, "filename"), _get(cause, "filename2")) if n is not None]
     place = " -> ".join(names) or (f"a file in {folder}" if folder else "a file or the output")
     reason = _get(cause, "strerror") or f"{type(cause).__name__}: {one_line(str(cause))[:300]}"
@@ -49,14 +50,14 @@ def file_failure(error: BaseException, folder: Path | None = None) -> str:
 def _errno_of(error: BaseException) -> int | None:
     """Return the errno of an error that comes from a file operation; None for any other."""
     if isinstance(error, OSError) and error.errno is not None:
-        of_a_file = error.errno in _OF_FILES or error.filename is not None
-        return error.errno if of_a_file else None
+        number: int | None = error.errno
+        return number if number in _OF_FILES or error.filename is not None else None
     text = str(error)
+    number = next((number for phrase, number in _OF_TORCH.items() if phrase in text), None)
     if match := _NUMBER.search(text):
         number = int(match[1] or match[2])
-        # Others, such as a refused connection, are none of a file.
-        return number if number in _OF_FILES else None
-    return next((number for phrase, number in _OF_TORCH.items() if phrase in text), None)
+    # Others, such as a refused connection, are none of a file.
+    return number if number in _OF_FILES else None
 
 
 def _get(error: BaseException, name: str) -> object:

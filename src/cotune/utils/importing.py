@@ -135,15 +135,11 @@ def import_from(folders: Iterable[Path]) -> None:
 def _module(name: str, field: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ConfigError(
-                f"{field}: no module {error.name!r}; install its package, or run cotune from the "
-                f"folder that holds it (this one is {Path.cwd().name})"
-            ) from error
-        raise ConfigError(f"{field}: importing {name} failed: {named(error)}") from error
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{field}: importing {name} failed: {named(error)}") from error
+        raise ConfigError(
+            f"{field}: importing {name} failed: {named(error)}; fix it, install its package, or run cotune from "
+            "the folder that holds it"
+        ) from error
 
 
 def _file(path: str, field: str) -> ModuleType:
@@ -155,8 +151,8 @@ def _file(path: str, field: str) -> ModuleType:
     if not file.is_file():
         raise ConfigError(f"{field}: no file {path} in {Path.cwd().name}; give its path from there")
     spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{field}: {path} is not a Python file; expected one that ends in .py")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

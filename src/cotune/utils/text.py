@@ -175,6 +175,15 @@ def size(count: float) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 / 10 else f"{count / 2**20:.1f} MiB"
 
 
+def shorten(value: Any, limit: int = 80, guess: bool = False) -> str:
+    """Return a value's repr on one line of at most `limit` characters, without secrets as by `hide_secrets`."""
+    try:
+        text = hide_secrets(one_line(repr(value)), guess)
+    except Exception:  # noqa: BLE001 - an integer of thousands of digits, deep brackets, the user's own class
+        return "a value that cannot be shown"
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
 def shorten_middle(text: str, limit: int) -> str:
     """Shorten a text to about `limit` characters, keeping its beginning and its end."""
     if len(text) <= limit:
