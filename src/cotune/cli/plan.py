@@ -49,6 +49,8 @@ def plan(
             f"over {config.training.rollout_budget:,} rollouts; an evolution that falls due just "
             "before may."
         )
+    if price := engine_of(config).price(config, planned.rollouts):
+        console.print(price, markup=False, highlight=False)
     with step_progress(console):
         begin("estimating the memory")
         show_memory(_lower_rows_per_call(config, planned), console, processes)

@@ -4,7 +4,7 @@ To add an engine, write a package with a module that defines an `Engine` as `ENG
 module to `cotune.utils.packages.ENGINES`. No other code depends on an engine's name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -106,6 +106,10 @@ class Engine(Protocol):
             ValueError: nobody here knows; the message says why.
         """
         raise ValueError("the run file does not name the GPUs that train and sample")
+
+    def price(self, config: RunConfig, rollouts: Mapping[str, int]) -> str:
+        """Return what a server charges at most for rollouts, counted by purpose, in a line; "" if none does."""
+        return ""
 
     def measure(self, setup: Any, steps: int) -> Measured:
         """Train the first steps without evaluation or checkpoints, and time them.

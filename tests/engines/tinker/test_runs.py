@@ -310,6 +310,7 @@ def test_commands(
     assert [t.completion_ids for t in tried] == [t.completion_ids for t in again]
     plan(file, console)
     planned = " ".join(capsys.readouterr().out.split())
+    assert "server: price unknown" in planned
     assert "memory: unknown, the run file does not name the GPUs" in planned
     FakeServer(policy, reduction="mean of rows").install(monkeypatch)
     assert "adds up losses in an unknown way" in refused("train", file)

@@ -7,8 +7,9 @@ import pytest
 
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines.tinker.settings import HOSTED, TinkerArguments, read_arguments
+from cotune.engines.tinker.tinker_engine import ENGINE
 from cotune.errors import ConfigError
-from tests.engines.tinker.setup import run_file
+from tests.engines.tinker.setup import LETTERS, run_file
 
 
 def config(**changes: Any) -> RunConfig:
@@ -33,6 +34,10 @@ def config(**changes: Any) -> RunConfig:
         ({"training": {"engine_args": {"max_grad_norm": 1.0}}}, "engine_args.max_grad_norm"),
         ({"training": {"engine_args": {"api_key": "tml-x"}}}, "engine_args.api_key"),
         ({"training": {"engine_args": {"row_multiple": 0}}}, "engine_args.row_multiple"),
+        (
+            {"training": {"engine_args": {"price_per_million": {"train": 1}}}},
+            "engine_args.price_per_million.prefill: missing",
+        ),
     ],
 )
 def test_what_the_api_has_not_is_refused_by_its_field(changes: Any, field: str) -> None:
@@ -55,6 +60,25 @@ def test_the_key_is_in_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert TinkerArguments(base_url="http://box:8000").key.startswith("tml-")
     monkeypatch.setenv("TINKER_BASE_URL", "http://other")
     assert TinkerArguments().url == "http://other"
+
+
+@pytest.mark.parametrize(
+    ("longest", "line"),
+    [
+        # Of 58 rollouts 76 tokens are prefilled, 72 + 86 cached, 24 sampled; of 48, 100 are trained on.
+        (40, "at most $22.51 for tokens (prefill 4,408, cached 9,164, sample 1,392, train 4,800)"),
+        # The second turn fills the trajectory.
+        (20, "at most $19.73 for tokens (prefill 4,408, cached 9,048, sample 1,160, train 4,032)"),
+    ],
+)
+def test_a_plan_has_its_price(longest: int, line: str) -> None:
+    limits = {**LETTERS["limits"], "trajectory_tokens": longest}
+    rollouts = {"train": 48, "evaluate": 10}
+    unpriced = config(limits=limits)
+    assert "price unknown; set training.engine_args.price_per" in ENGINE.price(unpriced, rollouts)
+    prices = {"prefill": 1000, "cached": 100, "sample": 2000, "train": 3000}
+    priced = config(limits=limits, training={"engine_args": {"price_per_million": prices}})
+    assert line in ENGINE.price(priced, rollouts)
 
 
 def test_engine_args_are_read() -> None:

@@ -12,7 +12,17 @@ from cotune.utils.validation import Model, describe
 
 HOSTED = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 """The hosted service; the SDK's default."""
+PRICES = "https://tinker-docs.thinkingmachines.ai/tinker/models/"
 ALPHA = 32  # LoRA's, on every server
+
+
+class Prices(Model):
+    """Dollars for a million tokens of each kind."""
+
+    prefill: float = Field(ge=0)
+    cached: float = Field(ge=0)
+    sample: float = Field(ge=0)
+    train: float = Field(ge=0)
 
 
 class TinkerArguments(Model):
@@ -27,6 +37,8 @@ class TinkerArguments(Model):
     row_multiple: int = Field(default=1, ge=1)
     """For a server that compiles for each shape (SkyRL on jax): send multiples of this many rows, and ask for
     `limits.turn_tokens` in every turn."""
+    price_per_million: Prices | None = None
+    """The server's prices, for `cotune plan`."""
 
     @property
     def url(self) -> str:
