@@ -16,7 +16,6 @@ from cotune.cli import doctor
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines import preflight
 from cotune.engines.preflight import Notice, Preflight
-from cotune.engines.trl import trl_engine
 from cotune.errors import ConfigError, EngineError, LLMError
 from cotune.llm import first_call
 from cotune.llm.client import OpenAIOptions
@@ -305,46 +304,6 @@ def test_an_llm_of_ones_own_is_checked_its_own_way(
     (tmp_path / "bank.txt").write_text("one\n\ntwo")
     bank = config(tmp_path, llm={"kind": "bank", "path": "bank.txt"}).proposer
     assert preflight.llm(bank) == "llm: a bank of written texts (bank.txt), not an LLM"
-
-
-# ---- the engine and processes
-
-
-def test_one_process_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    training = config(tmp_path).training
-
-    def look() -> str | None:
-        return trl_engine.processes(training)
-
-    with_gpus(monkeypatch, 0)
-    assert look() is None
-    with_gpus(monkeypatch, 4)
-    assert "torchrun --nproc_per_node 4" in (look() or "")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert look() is None
-    with_gpus(monkeypatch, 1)
-    assert "2 processes were started on this machine" in lacking(look)
-
-
-def test_room_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-
-    def look(args: dict[str, Any] | None = None) -> str | None:
-        training = {"engine_args": args or {}}
-        return trl_engine.gpu_memory(config(tmp_path, training=training))
-
-    with_gpus(monkeypatch, 1)
-    assert str(look()).startswith("GPU memory: at most ")
-    with_gpus(monkeypatch, 1, gib=0.1)
-    assert "lower training.micro_batch_size" in lacking(look)
-    # vLLM keeps its share while the policy is trained, unless it sleeps.
-    with_gpus(monkeypatch, 1, gib=10)
-    vllm = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.99}
-    assert "lower training.micro_batch_size" in lacking(lambda: look(vllm))
-    assert look({**vllm, "vllm_enable_sleep_mode": True})
 
 
 # ---- the command

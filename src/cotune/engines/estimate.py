@@ -140,7 +140,6 @@ class Layout:
         zero: GPUs that only the moments and float32 weights are spread over (ZeRO).
         share: fraction of each GPU's memory that vLLM takes, 0 for vLLM's server; None if the trainer's
             process samples, `rows_per_call` rollouts at a time.
-        kept: the part of `share` that vLLM also keeps while the policy is updated.
         dtype: the type that the engine loads weights in; None leaves it to the run file.
         whole_logits: whether a micro-batch's logits exist all at once, not tile by tile.
     """
@@ -149,7 +148,6 @@ class Layout:
     shards: int = 1
     zero: int = 1
     share: float | None = None
-    kept: float = 0.0
     dtype: str | None = None
     whole_logits: bool = False
 

@@ -1,22 +1,10 @@
 """The `policy` section of a run file: the model to train, and LoRA."""
 
-from collections.abc import Sequence
-from typing import Annotated, Literal, cast
+from typing import Literal
 
-from pydantic import BeforeValidator, Field, JsonValue
+from pydantic import Field, JsonValue
 
 from cotune.utils.validation import Model
-
-
-def _names(value: object) -> object:
-    """Read a single name, or a list with all-linear alone, as the text that peft takes."""
-    names = cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
-    names = (value,) if isinstance(value, str) else tuple(names)
-    if not names or ("all-linear" in names and len(names) > 1):
-        raise ValueError(
-            f"is {value!r}; expected all-linear, or names of linear layers such as [q_proj, v_proj]"
-        )
-    return "all-linear" if "all-linear" in names else names
 
 
 class LoraOptions(Model):
@@ -28,7 +16,7 @@ class LoraOptions(Model):
     """Their product is scaled by alpha / rank."""
     dropout: float = Field(default=0, ge=0, lt=1)
     """Dropout on an adapter's input in training; rollouts are sampled without it."""
-    target_modules: Annotated[str | tuple[str, ...], BeforeValidator(_names)] = "all-linear"
+    target_modules: Literal["all-linear"] | tuple[str, ...] = "all-linear"
     """Layers that get an adapter, by name; all-linear: all but the head."""
 
 

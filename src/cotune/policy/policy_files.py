@@ -25,12 +25,6 @@ def policy_path(path: str) -> str:
             "policy.path is an address (not shown, as it may hold a password); expected a folder, or a "
             "model's name on the hub"
         )
-    if path.lower().endswith("gguf"):
-        raise ConfigError(
-            f"policy.path is {path!r}, weights in GGUF, which cannot be trained; name the model that they "
-            "were made from, or convert them with from_pretrained(…, gguf_file=…) and save_pretrained of "
-            "transformers, and name that folder"
-        )
     if path.startswith(_BUNDLED):
         return str(_bundled_folder(path))
     if path.startswith(("/", ".", "~")) and not Path(path).is_dir():

@@ -20,7 +20,6 @@ import torch
 import trl.generation.vllm_generation as vllm_generation
 from transformers import PreTrainedTokenizerBase
 
-import cotune.engines.trl.checks as checks
 from cotune.engines import preflight
 from tests.policy.tiny import tiny_model
 
@@ -342,7 +341,6 @@ def install(
     }
     for name, fake in fakes.items():
         put(vllm_generation, name, fake, **extra)
-    put(checks, "is_vllm_available", fakes["is_vllm_available"])
     found = preflight.installed
     put(preflight, "installed", lambda name: "0.0" if name == "vllm" else found(name))
     return engine

@@ -11,11 +11,7 @@ from transformers import TrainingArguments
 from trl import GRPOConfig
 
 from cotune.engines.trl import grpo_fields
-from cotune.engines.trl.checks import (
-    check_args,
-    check_named_parts,
-    check_strategy,
-)
+from cotune.engines.trl.checks import check_args, check_strategy
 from cotune.engines.trl.trl_release import check_release, check_trl
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.method import Context
@@ -36,11 +32,8 @@ BEST = EVALUATING | {"load_best_model_at_end": True, "metric_for_best_model": "e
 
 # A value of each refused field that is refused.
 REFUSED: dict[str, Any] = {
-    "accelerator_config.dispatch_batches": True, "accelerator_config.even_batches": False,
-    "accelerator_config.split_batches": True, "auto_find_batch_size": True,
-    "dataloader_in_order": False, "enable_jit_checkpoint": True,
-    "generation_kwargs": {"suppress_tokens": [3]}, "ignore_data_skip": True, "min_p": 0.1,
-    "neftune_noise_alpha": 5.0, "parallelism_config": object(), "push_to_hub": True,
+    "auto_find_batch_size": True, "generation_kwargs": {"suppress_tokens": [3]},
+    "ignore_data_skip": True, "min_p": 0.1, "neftune_noise_alpha": 5.0, "parallelism_config": object(), "push_to_hub": True,
     "repetition_penalty": 1.1, "reward_weights": [2.0], "save_on_each_node": True,
     "save_only_model": True, "shuffle_dataset": True, "sync_ref_model": True, "top_k": 20,
     "top_p": 0.9, "vllm_structured_outputs_regex": "a+",
@@ -49,30 +42,8 @@ REFUSED: dict[str, Any] = {
 
 def with_value(args: GRPOConfig, name: str, value: Any) -> GRPOConfig:
     """Set afterwards: GRPOConfig itself would look for libraries and ranks, or set variables."""
-    *path, last = name.split(".")
-    owner: Any = args
-    for part in path:
-        owner = getattr(owner, part)
-    setattr(owner, last, value)
+    setattr(args, name, value)
     return args
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("optim", "adamw_bnb_8bit", "bitsandbytes.*; install it, or remove the field"),
-        ("lr_scheduler_kwargs", {"a": 1}, "unexpected keyword argument 'a'; correct it"),
-        ("report_to", ["nosuch"], "nosuch is not supported"),
-    ],
-)
-def test_what_the_trainer_would_build_later_is_tried_first(
-    tmp_path: Path, name: str, value: Any, said: str
-) -> None:
-    check_named_parts(config(tmp_path))
-    args = with_value(config(tmp_path, lr_scheduler_type="cosine"), name, value)
-    with pytest.raises(ConfigError, match=rf"^training.engine_args.{name}: .*{said}") as error:
-        check_named_parts(args)
-    assert "\n" not in str(error.value)
 
 
 def test_each_refused_field_has_its_example() -> None:
@@ -119,7 +90,7 @@ def test_every_field_of_grpos_own_was_reviewed() -> None:
     common = {field.name for field in fields(TrainingArguments)}
     known = {field.name for field in fields(GRPOConfig)}
     assert known - common <= set(REVIEWED.split())
-    assert {name.split(".")[0] for name in REFUSED} <= known
+    assert REFUSED.keys() <= known
 
 
 @pytest.mark.parametrize(
@@ -138,12 +109,6 @@ def test_every_field_of_grpos_own_was_reviewed() -> None:
         (TWO_STEPS_A_BATCH | {"max_steps": 3}, "max_steps is 3", "make max_steps a multiple of 2"),
         (TWO_STEPS_A_BATCH | EVALUATING | {"max_steps": 4, "eval_steps": 3}, "eval_steps is 3", "make eval_steps a multiple of 2"),
         ({"temperature": 0.0}, "temperature is 0.0", "set it above 0"),
-        (
-            BEST | {"save_strategy": "best", "eval_steps": 1, "metric_for_best_model": "loss"},
-            "metric_for_best_model is 'loss'",
-            "metric_for_best_model='eval_reward'",
-        ),
-        (BEST | {"save_strategy": "best", "eval_steps": 1, "greater_is_better": False}, "greater_is_better is False", "and greater_is_better=True"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )  # fmt: skip

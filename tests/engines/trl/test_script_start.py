@@ -94,9 +94,6 @@ def test_in_a_bundled_world_a_method_needs_no_llm(
         ({"method": cotune.Static(instruction="<search> </search> <answer>")}, "no </answer>"),
         ({"method": cotune.INSPO(llm=cotune.OpenAIOptions(model="m"))}, "OPENAI_API_KEY is not set"),
         ({"reward_funcs": 3}, "rewards: int is no function; expected a function or"),
-        ({"environment": "geo"}, "environment is a text; expected an environment"),
-        ({"environment": GeoEnvironment}, "environment is the class GeoEnvironment"),
-        ({"limits": 3}, r"limits is of type int; expected cotune\.Limits"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )  # fmt: skip

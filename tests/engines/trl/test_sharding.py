@@ -7,12 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from accelerate.utils import DistributedType
 
-from cotune.config.run_file import parse_config
 from cotune.engines.trl import sharding
-from cotune.engines.trl.checks import check_args
-from cotune.engines.trl.run_file_setup import grpo_config
 from cotune.engines.trl.sharding import (
     check_sharding,
     check_spread,
@@ -21,82 +17,46 @@ from cotune.engines.trl.sharding import (
     spread,
 )
 from cotune.errors import ConfigError
-from tests.engines.trl.setup import config, start
+from tests.engines.trl.setup import start
 from tests.policy.tiny import tiny_model, tiny_tokenizer
-from tests.run_files import tiny
-
-
-def on_gpus(args: Any) -> Any:
-    """The arguments as one of several processes with a GPU each has them."""
-    args.distributed_state = SimpleNamespace(distributed_type=DistributedType.MULTI_GPU)
-    return args
-
-
-def refused(args: Any) -> str:
-    with pytest.raises(ConfigError) as error:
-        check_sharding(args)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
-@pytest.mark.filterwarnings("ignore:FSDP1:FutureWarning")
-@pytest.mark.parametrize(
-    ("field", "value", "fix"),
-    [
-        ("version", 1, "fsdp_config.version: 2"),
-        ("fsdp_version", 1, "fsdp_config.version: 2"),
-        ("cpu_ram_efficient_loading", True, "cpu_ram_efficient_loading: false"),
-    ],
-)
-def test_fields_of_fsdp_that_are_refused(tmp_path: Path, field: str, value: Any, fix: str) -> None:
-    assert fix in refused(on_gpus(config(tmp_path, fsdp=True, fsdp_config={field: value})))
-
-
-def test_what_accelerate_launch_configured_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    args = on_gpus(config(tmp_path))
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    assert "version is 1" in refused(args)  # accelerate's default
-    monkeypatch.setenv("FSDP_VERSION", "2")
-    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
-    assert "fsdp_cpu_ram_efficient_loading: false" in refused(args)
-    monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "false")
-    check_sharding(args)
-    monkeypatch.setenv("ACCELERATE_USE_MEGATRON_LM", "true")
-    assert "ACCELERATE_USE_MEGATRON_LM" in refused(args)
-
-
-def test_where_accelerate_would_pass_it_over_fsdp_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="on a CPU or in one process"):
-        check_args(config(tmp_path, fsdp=True))
-
-
-@pytest.mark.parametrize(("stage", "taken"), [(1, True), (2, True), (3, False)])
-def test_the_stages_of_zero(tmp_path: Path, stage: int, taken: bool) -> None:
-    args: Any = config(tmp_path)
-    args.deepspeed_plugin = SimpleNamespace(zero_stage=stage)
-    if taken:
-        check_sharding(args)
-    else:
-        assert "expected 1 or 2" in refused(args)
-
-
-def test_a_run_file_needs_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cotune.utils.packages.installed", lambda name: None)
-    changes = {"training": {"engine_args": {"deepspeed": "zero2.json"}}}
-    run = parse_config(tiny(Path("out"), changes), "test")
-    with pytest.raises(ConfigError, match=r"pip install 'cotune\[deepspeed\]'"):
-        grpo_config(run, tmp_path)
 
 
 def trainer_with(**state: Any) -> Any:
     return SimpleNamespace(accelerator=SimpleNamespace(state=SimpleNamespace(**state)))
 
 
+def fsdp(version: int, efficient_loading: bool = False) -> Any:
+    plugin = SimpleNamespace(fsdp_version=version, cpu_ram_efficient_loading=efficient_loading)
+    return trainer_with(deepspeed_plugin=None, fsdp_plugin=plugin)
+
+
+def zero(stage: int) -> Any:
+    return trainer_with(deepspeed_plugin=SimpleNamespace(zero_stage=stage))
+
+
 ALONE = trainer_with(deepspeed_plugin=None)
-FSDP2 = trainer_with(deepspeed_plugin=None, fsdp_plugin=SimpleNamespace(fsdp_version=2))
-ZERO2 = trainer_with(deepspeed_plugin=SimpleNamespace(zero_stage=2))
+FSDP2 = fsdp(2)
+ZERO2 = zero(2)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "refusal"),
+    [
+        (ALONE, None),
+        (FSDP2, None),
+        (zero(1), None),
+        (ZERO2, None),
+        (fsdp(1), "fsdp1; expected FSDP version 2"),
+        (zero(3), "zero3; expected .* ZeRO stage 1 or 2"),
+        (fsdp(2, efficient_loading=True), "cpu_ram_efficient_loading: false"),
+    ],
+)
+def test_what_no_process_could_sample_from_is_refused(trainer: Any, refusal: str | None) -> None:
+    if refusal is None:
+        check_sharding(trainer)
+        return
+    with pytest.raises(ConfigError, match=refusal):
+        check_sharding(trainer)
 
 
 def test_what_is_saved_of_how_training_was_spread() -> None:

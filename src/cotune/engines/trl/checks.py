@@ -1,17 +1,11 @@
 """Checks that reject arguments with which TRL would not do what cotune asks."""
 
-import os
-from collections.abc import Callable, Iterator
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Iterator
+from typing import Any, cast
 
-import torch
 from accelerate.utils import is_peft_model
-from transformers import Trainer, TrainingArguments, get_scheduler
-from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig, GRPOTrainer
-from trl.import_utils import is_vllm_available
 
 from cotune.engines.trl.grpo_fields import REFUSED
 from cotune.engines.trl.sharding import check_sharding, sharding_of
@@ -19,10 +13,6 @@ from cotune.engines.trl.trl_release import check_release
 from cotune.errors import ConfigError
 from cotune.methods.context_distillation import uses_context_mask
 from cotune.protocols import Strategy
-from cotune.utils.text import one_line
-
-if TYPE_CHECKING:
-    from cotune.config.run_file import TrainingConfig
 
 
 def check_args(args: GRPOConfig) -> None:
@@ -31,34 +21,23 @@ def check_args(args: GRPOConfig) -> None:
     `grpo_fields.REFUSED` lists the fields that are refused on their own; the rest are combinations.
     """
     for name, field in REFUSED.items():
-        value = attrgetter(name)(args)
+        value = getattr(args, name)
         if value not in field.allowed:
             came = " ".join(repr(value).split())[:80]
             raise ConfigError(f"GRPOConfig.{name} is {came}; {field.why}: {field.fix(name)}")
     for conflict in _conflicts(args):
         raise ConfigError(f"GRPOConfig.{conflict}")
     check_release(args)
-    check_sharding(args)
     if args.n_gpu > 1:
-        raise ConfigError(_one_of(args.n_gpu, "your_script.py"))
+        raise ConfigError(
+            f"one process sees {args.n_gpu} GPUs and would split its batches over them (DataParallel); start one "
+            f"process per GPU: torchrun --nproc_per_node {args.n_gpu} …, or show it one: CUDA_VISIBLE_DEVICES=0, in a "
+            "run file training.single_gpu: true"
+        )
 
 
 def _conflicts(args: GRPOConfig) -> Iterator[str]:
     """Yield what does not go together: the fields, why, and the fix."""
-    if args.use_vllm:
-        shared = args.vllm_tensor_parallel_size if args.vllm_mode == "colocate" else 1
-        if not is_vllm_available():
-            yield (
-                "use_vllm is True, but vllm is not installed: pip install 'trl[vllm]' into this "
-                "environment, or set use_vllm=False"
-            )
-        if args.vllm_mode not in ("colocate", "server"):
-            yield f"vllm_mode is {args.vllm_mode!r}; expected 'colocate' or 'server'"
-        if shared < 1 or args.world_size % shared:
-            yield (
-                f"vllm_tensor_parallel_size is {shared}; expected a divisor of the {args.world_size} "
-                "processes that train"
-            )
     if not args.temperature > 0:
         yield (
             f"temperature is {args.temperature}, but rollouts must be drawn from a distribution, and TRL "
@@ -82,47 +61,6 @@ def _conflicts(args: GRPOConfig) -> Iterator[str]:
                 f"{name} is {steps}, but a rollout batch takes {per_batch} optimizer steps: make {name} "
                 f"a multiple of {per_batch}"
             )
-    metric = args.metric_for_best_model or ""
-    if args.save_strategy == SaveStrategy.BEST and (
-        metric.endswith("loss") or ("reward" in metric and not args.greater_is_better)
-    ):
-        yield (
-            f"metric_for_best_model is {metric!r} and greater_is_better is {args.greater_is_better}, so "
-            "the best policy would not be kept: set metric_for_best_model='eval_reward' and "
-            "greater_is_better=True"
-        )
-
-
-def check_named_parts(args: TrainingArguments) -> None:
-    """Build what the arguments only name: optimizer, schedule, trackers.
-
-    The trainer would build them when the run folder is there.
-
-    Raises:
-        ConfigError: one of them is unknown, lacks a package, or does not take its arguments.
-    """
-    optimizer = torch.optim.SGD([torch.zeros(1)])
-    arguments = cast("dict[str, Any] | None", args.lr_scheduler_kwargs)
-    builders: dict[str, Callable[[], object]] = {
-        "optim": lambda: Trainer.get_optimizer_cls_and_kwargs(args),
-        "lr_scheduler_kwargs": lambda: get_scheduler(
-            args.lr_scheduler_type, optimizer, 1, 9, arguments
-        ),
-        "report_to": lambda: get_reporting_integration_callbacks(args.report_to),
-    }
-    for name, build in builders.items():
-        try:
-            build()
-        except (ImportError, TypeError, ValueError) as error:
-            if name == "optim" and not isinstance(error, ImportError):
-                continue  # it may only lack the model, which the trainer gives it
-            fix = (
-                "install it, or remove the field"
-                if isinstance(error, ImportError)
-                else "correct it"
-            )
-            reason = one_line(str(error))[:200].rstrip(".")
-            raise ConfigError(f"training.engine_args.{name}: {reason}; {fix}") from error
 
 
 def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:
@@ -141,6 +79,7 @@ def check_trainer(trainer: GRPOTrainer, strategy: Strategy) -> None:
     model: Any = trainer.model
     args = cast(GRPOConfig, trainer.args)
     sharding = sharding_of(trainer)
+    check_sharding(trainer)
     if is_peft_model(model) and model.active_peft_config.is_prompt_learning:
         raise ConfigError(
             f"peft_config is {type(model.active_peft_config).__name__}, whose virtual tokens cotune's "
@@ -166,30 +105,7 @@ def steps_per_batch(args: GRPOConfig) -> int:
     return steps * args.num_iterations
 
 
-Args = TypeVar("Args", bound="TrainingArguments")
-
-
-def check_launch(training: "TrainingConfig") -> None:
-    """Raise ConfigError if a run file's processes do not match the visible GPUs."""
-    if training.engine_args.get("use_cpu"):
-        return
-    gpus = torch.cuda.device_count()
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    on_this_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if world == 1 and gpus > 1 and not training.single_gpu:
-        raise ConfigError(
-            f"{_one_of(gpus, '-m cotune train RUN.yaml')}, or set training.single_gpu: true to train "
-            "on the first"
-        )
-    if 0 < gpus < on_this_machine:
-        raise ConfigError(
-            f"{on_this_machine} processes were started on this machine, but it shows {gpus} GPU"
-            f"{'' if gpus == 1 else 's'}; expected one per process: torchrun --nproc_per_node {gpus}, "
-            "or see CUDA_VISIBLE_DEVICES"
-        )
-
-
-def on_one_gpu(args: Args) -> Args:
+def on_one_gpu(args: GRPOConfig) -> GRPOConfig:
     """Return the arguments changed so that the trainer uses only the first GPU.
 
     Trainer wraps the model in DataParallel if it counts several GPUs. It sets the same field to 1
@@ -198,11 +114,3 @@ def on_one_gpu(args: Args) -> Args:
     if args.n_gpu > 1:
         args._n_gpu = 1
     return args
-
-
-def _one_of(gpus: int, program: str) -> str:
-    return (
-        f"one process sees {gpus} GPUs and would split its batches over them (DataParallel); start "
-        f"one process per GPU: torchrun --nproc_per_node {gpus} {program}, or show it one: "
-        "CUDA_VISIBLE_DEVICES=0"
-    )

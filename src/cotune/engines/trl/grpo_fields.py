@@ -30,7 +30,6 @@ class Refused(NamedTuple):
         return self.instead or f"set {name}={self.allowed[0]!r}"
 
 
-# By field, with a dot before a field of its own.
 REFUSED: Mapping[str, Refused] = {
     # Sampling.
     "top_p": Refused(_NOT_THE_POLICYS, (1.0,)),
@@ -50,10 +49,6 @@ REFUSED: Mapping[str, Refused] = {
     # The order of tasks.
     "shuffle_dataset": Refused("cotune orders the tasks itself", _OFF),
     "ignore_data_skip": Refused("a resumed run would begin with the first task again", _OFF),
-    "dataloader_in_order": Refused("batches would come in another order than the run's", (True,)),
-    "accelerator_config.split_batches": Refused("ranks would share a batch of one of them", _OFF),
-    "accelerator_config.dispatch_batches": Refused("every rank reads its own tasks", (None, False)),
-    "accelerator_config.even_batches": Refused("a rank without tasks would be waited for", (True,)),
     "auto_find_batch_size": Refused(
         "a smaller batch would split groups",
         _OFF,
@@ -66,9 +61,6 @@ REFUSED: Mapping[str, Refused] = {
         "cotune's half of a checkpoint is written once, on rank 0, for all to read",
         _OFF,
         "set save_on_each_node=False and give output_dir on a file system that all nodes share",
-    ),
-    "enable_jit_checkpoint": Refused(
-        "it saves inside a rollout batch, without cotune's half", _OFF
     ),
     "push_to_hub": Refused(
         "it uploads output_dir with the run folder in it: questions, rollouts and costs",

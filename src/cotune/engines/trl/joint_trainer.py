@@ -28,7 +28,6 @@ from cotune.engines.trl.checks import check_args
 from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.engines.trl.script import (
     ask_llm,
-    check_environment,
     check_script,
     proposer_of,
     refuse_data,
@@ -187,7 +186,6 @@ class JointTrainer(PolicyUpdate):
             # The environment has the instruction, as the data writes it.
             method = replace(method, instruction=None)
         else:
-            check_environment(environment)
             refuse_data(train_dataset, eval_dataset, tools, environment_factory)
         template_args = cast("dict[str, Any] | None", args.chat_template_kwargs)
         codec = HFCodec(tokenizer, template_args) if chat else PlainCodec(tokenizer)

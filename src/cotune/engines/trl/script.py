@@ -145,15 +145,6 @@ def run_shape(args: GRPOConfig) -> RunShape:
     )
 
 
-def check_environment(environment: Any) -> None:
-    """Raise ConfigError for what is no environment."""
-    if isinstance(environment, type) or not hasattr(environment, "initial_instruction"):
-        raise ConfigError(
-            f"environment is {_kind(environment)}; expected an environment, such as "
-            "cotune.LadderEnvironment() or your subclass of cotune.TaskEnvironment"
-        )
-
-
 def check_script(
     args: GRPOConfig,
     method: JointMethod,
@@ -179,8 +170,6 @@ def check_script(
     if limits is None:
         limits = limits_of(args, environment, context)
         max_completion_length = limits.trajectory_tokens
-    if not isinstance(limits, Limits):
-        raise ConfigError(f"limits is {_kind(limits)}; expected cotune.Limits(…)")
     kind = method.options.kind
     instruction = initial_instruction(method.instruction, environment)
     check_instruction(environment, instruction, kind)
@@ -269,10 +258,3 @@ def script_settings(
     }
     settings = settings_of(parse_recorded(fields, "the script"), None)
     return replace(settings, llm_name=describe_llm(llm), llm_checks=None)
-
-
-def _kind(value: object) -> str:
-    """Name what was given without its value, which may be a key."""
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    return "a text" if isinstance(value, str) else f"of type {type(value).__name__}"

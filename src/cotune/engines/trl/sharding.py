@@ -5,7 +5,6 @@ FSDP2 also shards the weights: they are gathered in the forward pass's dtype whi
 sampled, and in their own dtype on rank 0's CPU when they are saved.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from accelerate.utils import DistributedType, is_peft_model
+from accelerate.utils import is_peft_model
 from accelerate.utils.constants import FSDP_MODEL_NAME
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -21,19 +20,17 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 from torch.distributed.fsdp import FSDPModule
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
 from cotune.errors import ConfigError
 from cotune.policy.adapters import read_weights
 from cotune.protocols import State
 
-_KINDS = ("ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG")
-_STAGES = (0, 1, 2)
-_NO_SHARDS = (DistributedType.NO, DistributedType.MULTI_CPU)
+_SUPPORTED = ("none", "fsdp2", "zero0", "zero1", "zero2")
 
 
 def is_sharded(model: Any) -> bool:
-    """Return whether a model's weights are sharded over processes (FSDP2)."""
+    """Tell whether a model's weights are sharded over processes (FSDP2)."""
     return isinstance(model, FSDPModule)
 
 
@@ -104,7 +101,7 @@ def restore_weights(model: Any, folder: Path) -> None:
 
 
 def sharding_of(trainer: Trainer) -> str:
-    """Return how a trainer shards its training: none (including DDP), fsdp2, zero1 or zero2."""
+    """Name how a trainer shards its training: none (including DDP), fsdp2, zero1 or zero2."""
     state = trainer.accelerator.state
     if (fsdp := getattr(state, "fsdp_plugin", None)) is not None:
         return f"fsdp{fsdp.fsdp_version}"
@@ -113,59 +110,22 @@ def sharding_of(trainer: Trainer) -> str:
     return "none"
 
 
-def check_sharding(args: TrainingArguments) -> None:
-    """Raise ConfigError for a kind of sharding that a joint run does not support.
-
-    Reads the arguments and the environment variables that `accelerate launch` sets.
-    """
-    unsupported = [name for name in _KINDS if _is_set(name)]
-    if unsupported:
+def check_sharding(trainer: Trainer) -> None:
+    """Raise ConfigError for a kind of sharding with which no process could sample, or restore the policy."""
+    sharding = sharding_of(trainer)
+    plugin: Any = trainer.accelerator.state.fsdp_plugin if sharding == "fsdp2" else None
+    if sharding not in _SUPPORTED:
         raise ConfigError(
-            f"accelerate launch set {', '.join(unsupported)}, but ranks sample on their own from whole "
-            "weights: launch with distributed_type MULTI_GPU, FSDP or DEEPSPEED, or with torchrun"
+            f"training is sharded by {sharding}; expected FSDP version 2 (fsdp_config.version: 2, or fsdp_version: 2 in "
+            "an accelerate configuration) or DeepSpeed's ZeRO stage 1 or 2, so that each process can sample from whole "
+            "weights"
         )
-    plugin: Any = args.deepspeed_plugin
-    if plugin is not None and plugin.zero_stage not in _STAGES:
-        raise ConfigError(
-            f"DeepSpeed's zero_optimization.stage is {plugin.zero_stage}; expected 1 or 2: in stage 3 no "
-            "process holds whole weights to sample from; set 2, or use FSDP2 (fsdp: true)"
-        )
-    if (version := _fsdp_version(args)) not in (None, 2):
-        raise ConfigError(
-            f"FSDP's version is {version}; expected 2, which is torch's fully_shard: set "
-            "fsdp_config.version: 2, or fsdp_version: 2 in an accelerate configuration"
-        )
-    state: Any = args.distributed_state
-    if version and state.distributed_type in _NO_SHARDS:
-        raise ConfigError(
-            "fsdp spreads weights over GPUs, one per process, and accelerate would silently ignore it on "
-            "a CPU or in one process: start one process per GPU (torchrun --nproc_per_node 8), or "
-            "remove it"
-        )
-    if version and _efficient_loading(args):
+    if plugin is not None and plugin.cpu_ram_efficient_loading:
         raise ConfigError(
             "FSDP's cpu_ram_efficient_loading is on, but every process restores its own weights; set "
             "fsdp_config.cpu_ram_efficient_loading: false, or in an accelerate configuration "
             "fsdp_cpu_ram_efficient_loading: false"
         )
-
-
-def _fsdp_version(args: TrainingArguments) -> int | None:
-    if args.fsdp_plugin_args is not None:
-        return int(args.fsdp_plugin_args["fsdp_version"])
-    if _is_set("ACCELERATE_USE_FSDP"):
-        return int(os.environ.get("FSDP_VERSION", "1"))
-    return None
-
-
-def _efficient_loading(args: TrainingArguments) -> bool:
-    if args.fsdp_plugin_args is not None:
-        return bool(args.fsdp_plugin_args.get("cpu_ram_efficient_loading"))
-    return _is_set("FSDP_CPU_RAM_EFFICIENT_LOADING")
-
-
-def _is_set(name: str) -> bool:
-    return os.environ.get(name, "").lower() in ("1", "true", "yes")
 
 
 def spread(trainer: Trainer) -> State:

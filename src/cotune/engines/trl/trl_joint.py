@@ -193,14 +193,14 @@ class TRLJoint(Joint):
             # P²O Eq. 4: a rollout is sampled under x̃ = T(x, z), and TRL takes its gradient on x.
             "prompt_ids": [list(t.prompt_ids) for t in rollouts],
             "completion_ids": [list(t.completion_ids) for t in rollouts],
-            "logprobs": sampling_logprobs(rollouts, True) if trainer.use_vllm else None,
+            "logprobs": sampling_logprobs(rollouts) if trainer.use_vllm else None,
             "env_mask": [self._mask_of(t) for t in rollouts],
             "cotune_parts": [{**t.parts, "": t.reward} for t in rollouts],
             "cotune_extra": [t.extra for t in rollouts],
         }
 
     def rollouts_here(self, count: int) -> list[Trajectory]:
-        """Return this rank's rollouts of the last training batch, in the trainer's order."""
+        """Select this rank's rollouts of the last training batch, in the trainer's order."""
         return self.batch.trajectories[self.first_row : self.first_row + count]
 
     def flat_rows(self, count: int) -> list[int]:
@@ -268,7 +268,7 @@ class TRLJoint(Joint):
 
 
 def was_cut(trajectory: Trajectory) -> bool:
-    """Return whether a token limit cut the rollout off.
+    """Tell whether a token limit cut the rollout off.
 
     TRL looks for a missing EOS, but our rollouts always end with one.
     """

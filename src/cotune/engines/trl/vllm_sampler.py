@@ -183,22 +183,17 @@ class SharedSession:
             raise EngineError("rank 0 got nothing from the vLLM server") from error
 
 
-def sampling_logprobs(
-    trajectories: Sequence[Trajectory], training: bool
-) -> list[list[float | None]]:
+def sampling_logprobs(trajectories: Sequence[Trajectory]) -> list[list[float | None]]:
     """Return the log-probabilities that TRL's importance-sampling correction compares.
 
-    They are None for each token of a rollout that was sampled from a different distribution than
-    the trainer computes: under a hint that is not trained on, or greedily in an evaluation. TRL
-    then takes a ratio of 1, which switches its correction off for these rows.
+    They are None for each token of a rollout that was sampled under a hint that is not trained on: from a
+    different distribution than the trainer computes. TRL then takes a ratio of 1, which switches its correction
+    off for these rows.
 
     Returns:
         (B, C) ragged, in the trainer's order.
     """
-    return [
-        list(t.logprobs) if training and not is_distilled(t) else [None] * len(t.logprobs)
-        for t in trajectories
-    ]
+    return [[None] * len(t.logprobs) if is_distilled(t) else list(t.logprobs) for t in trajectories]
 
 
 def engine_context(trainer: GRPOTrainer, distillation: Distillation, comm: Comm) -> int:
