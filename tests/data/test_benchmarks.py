@@ -1,6 +1,5 @@
 """The papers' benchmarks in their own schemas, written here; nothing is downloaded."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,7 @@ from cotune.errors import ConfigError
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
-    if path.suffix == ".parquet":
-        parquet.write_table(pa.Table.from_pylist(list(rows)), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    parquet.write_table(pa.Table.from_pylist(list(rows)), path)
     return path
 
 
@@ -96,11 +92,8 @@ OLYMPIAD = {"id": 1606, "question": "Determine $T$.", "solution": ["First …", 
         ("olympiadbench", {**OLYMPIAD, "context": "Let $T=4$."}, ("1606", "Let $T=4$.\n\nDetermine $T$.", ("$\\frac{1}{72}$", "$1$, $2$"), "Algebra", "")),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
-def test_schemas(
-    tmp_path: Path, name: str, row: dict[str, Any], expected: tuple[Any, ...], suffix: str
-) -> None:
-    task = with_final(*read(name, write(tmp_path / f"test{suffix}", [row])))
+def test_schemas(tmp_path: Path, name: str, row: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    task = with_final(*read(name, write(tmp_path / "test.parquet", [row])))
     id = task.id.removeprefix(f"{name}-") if expected[0] is not None else None
     assert (id, task.question, task.answers, task.stratum, task.solution) == expected
 

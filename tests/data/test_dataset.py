@@ -302,7 +302,7 @@ def test_a_field_below_a_column() -> None:
     tasks = tasks_from(rows, columns={"answers": "reward_model.truth.target"})["train"]
     assert [task.answers for task in tasks] == [("A", "B"), ()]
     for column, message in (
-        ("reward_model.truth", "dataset.columns.answers: reward_model.truth.target"),
+        ("reward_model.truth", "a field below it .reward_model.truth.…"),
         ("reward_model.gold", 'row 1: has no "reward_model.gold"'),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -321,14 +321,6 @@ def test_numbers_of_numpy_and_a_data_set_in_its_own_format() -> None:
     (task,) = tasks_from(data.with_format("torch"))["train"]
     assert (task.id, task.answers) == ("7", ("1", "2"))
     assert task.columns["weights"].flatten().tolist() == [0.5]
-
-
-def test_only_the_column_of_the_question_makes_it_chat() -> None:
-    chat = [{"role": "user", "content": "Who?"}]
-    (text,) = tasks_from([{"question": "Who?", "prompt": chat}])["train"]
-    assert not text.chat
-    (nested,) = tasks_from([{"x": {"prompt": chat}}], columns={"question": "x.prompt"})["train"]
-    assert nested.chat
 
 
 def test_answers_in_gsm8k_form() -> None:
@@ -362,7 +354,7 @@ def test_chat_messages(write: Callable[[Any], Any]) -> None:
         ([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], ["ends with assistant", "the policy's reply"]),
         ([{"role": "tool", "content": "x"}], ["message 0", "of role 'tool'"]),
         ([{"role": "assistant", "content": "", "tool_calls": [{}]}], ["message 0", "or a tool call"]),
-        ([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}], ["message 0", "content of type image", "only text"]),
+        ([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}], ["message 0", "'type': 'image'", "only text"]),
         (["Who?"], ["message 0", "'Who?'", "{role: …, content: …}"]),
         (3, ['"prompt" is 3', "or chat messages"]),
         ("", ["\"prompt\" is ''"]),
@@ -379,7 +371,7 @@ def test_a_prompt_that_is_none(prompt: Any, said: list[str]) -> None:
     ("row", "said"),
     [
         ({"answer": [["A"]]}, ["\"answer\" is [['A']]", "a list of them, or null"]),
-        ({"answer": {"text": ["A"]}}, ["dataset.columns.answers: answer.text"]),
+        ({"answer": {"text": ["A"]}}, ["dataset.columns.answers, or a field below it (answer.…)"]),
         ({"solution": ["A"]}, ["\"solution\" is ['A']", "dataset.columns.solution"]),
         ({"id": [7]}, ['"id" is [7]; expected text', "dataset.columns.id"]),
     ],
@@ -477,6 +469,26 @@ def test_too_few_to_hold_some_out(tmp_path: Path) -> None:
     assert [len(tasks[split]) for split in ("train", "validation", "test")] == [5, 0, 1]
     tasks = read(file, validation=jsonl(tmp_path / "b.jsonl", questions(3, first=50)))
     assert [len(tasks[split]) for split in ("train", "validation", "test")] == [8, 3, 1]
+
+
+def test_fewer_held_out_than_asked_for_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = jsonl(tmp_path / "a.jsonl", questions(12))
+    with caplog.at_level(logging.WARNING, "cotune"):
+        read_dataset(DatasetConfig(path=file))  # the defaults are upper limits
+        read_dataset(DatasetConfig(path=file, validation=1, test=2))
+        assert not caplog.messages
+        with monkeypatch.context() as other:
+            other.setenv("RANK", "1")
+            other.setenv("WORLD_SIZE", "2")
+            read_dataset(DatasetConfig(path=file, validation=17, test=24))
+        assert not caplog.messages
+        for _ in range(2):
+            read_dataset(DatasetConfig(path=file, validation=16, test=24))
+    assert caplog.messages == [
+        "dataset: 12 questions: 9 train, 1 validation (16 asked), 2 test (24 asked)"
+    ]
 
 
 def test_test_questions_that_are_trained_on_are_told(

@@ -62,7 +62,7 @@ def test_rows_need_no_prompt_if_an_environment_makes_it() -> None:
         ([{"prompt": [user("?")]}, {"prompt": "?"}], r"chat messages \(1 of 2\)"),
         ([{"prompt": []}], r"row 1: the prompt is \[\]"),
         ([{"prompt": "?", "image": "x.png"}], "has the column image; expected only text"),
-        ([{"prompt": [{"role": "user", "content": [{"type": "image", "image": "x"}]}]}], "holds content of type image; expected only text"),
+        ([{"prompt": [{"role": "user", "content": [{"type": "image", "image": "x"}]}]}], "'type': 'image'.*and only text"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_trained_on_is_refused_in_one_line(dataset: Any, message: str) -> None:

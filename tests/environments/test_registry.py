@@ -57,17 +57,3 @@ def test_what_is_wrong_with_it_is_one_line(environment: object, message: str) ->
     with pytest.raises(ConfigError, match=message) as caught:
         parsed(environment)
     assert "\n" not in str(caught.value)
-
-
-def test_a_package_that_adds_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    points = ("broken = no_such_package:KIND", f"other = {TOY}:KIND", f"plain = {TOY}:EchoOptions")
-    install(tmp_path / "site", monkeypatch, GROUP, *points)
-    with pytest.raises(ConfigError, match=r"^environment\.kind: 'broken' cannot be loaded"):
-        kind_of("broken")
-    for name in ("other", "plain"):
-        with pytest.raises(ConfigError, match=rf"entry point '{name}' .* is not a .*EnvironmentK"):
-            kind_of(name)
-    with pytest.raises(
-        ConfigError, match=r"'nobody' is unknown; expected one of 'ladder', .*'other'"
-    ):
-        kind_of("nobody")

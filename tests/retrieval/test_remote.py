@@ -95,20 +95,16 @@ def status(code: int) -> str:
         # The same would come again.
         (b"", "JSONDecodeError: the reply begins b''; expected", 1),
         (b"[" * 100_000, "RecursionError", 1),
-        (b"null", "begins b'null'; expected", 1),
         (b'{"result": {}}', "0 results for 1 queries", 1),
-        (b'{"result": [7]}', "expected", 1),
         (b'{"result": [[{"document": {"contents": null}}]]}', "expected", 1),
         (b'{"result": [[{"document": {"contents": "' + b"x" * 9999 + b'"}}, 1]]}', "expected", 1),
-        (204, status(204), 1),
         (302, status(302), 1),
-        (404, status(404), 1),
         (500, "status 500, in 9 attempt(s)", 9),
         (httpx.RemoteProtocolError("half a reply"), "RemoteProtocolError: half a reply, in 9 attempt(s)", 9),
         (httpx.ConnectError("refused"), "ConnectError: refused, in 9 attempt(s)", 9),
         (httpx.ReadTimeout(""), "no reply within 60 s, in 9 attempt(s)", 9),
     ],
-    ids=range(14),
+    ids=range(10),
 )  # fmt: skip
 def test_a_failure_is_one_line_and_tried_again_if_it_may_pass(
     answer: Any, message: str, attempts: int, server: Server
@@ -118,7 +114,7 @@ def test_a_failure_is_one_line_and_tried_again_if_it_may_pass(
         retriever(retries=8).search(["a"], 2)
     text = str(caught.value)
     assert message in text
-    assert ("redirects" in text) == ("is the address right" in message)
+    assert ("Redirects" in text) == ("is the address right" in message)
     assert "\n" not in text
     assert len(text) < 300
     assert len(server.requests) == attempts

@@ -274,7 +274,7 @@ def test_no_rollouts_call_nothing() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ([1.0], ["f returned 1 values for 2 completions", "one each"]),
+        ([1.0], ["f returned [1.0]; expected a list of 2 numbers, one for each completion"]),
         ([float("nan"), 1.0], ["f returned nan for task t0", "number below 1e+15, None where"]),
         ([1.0, "2"], ["f returned '2' for task t1"]),
         ([1j, 0], ["f returned 1j for task t0"]),

@@ -161,8 +161,8 @@ def test_a_class_that_overrides_a_method_does_not_inherit_its_parallel_calls() -
         SearchEnvironment(tasks, server, "Search.", exact_match): 8,
         SearchEnvironment(tasks, own_server, "Search.", exact_match): 0,
         OwnSearch(tasks, server, "Search.", exact_match): 0,
-        TrlEnvironment(Room, tasks, "Go.", None, 1.0, 5): 5,
-        OwnFactory(Room, tasks, "Go.", None, 1.0, 5): 0,
+        TrlEnvironment(Room, tasks, "Go.", None, 1.0): CONCURRENCY,
+        OwnFactory(Room, tasks, "Go.", None, 1.0): 0,
     }
     assert {each: parallel_responses(each) for each in expected_calls} == expected_calls
 

@@ -144,25 +144,27 @@ def read_messages(
     return context, encodable(question.strip())
 
 
-def check_messages(messages: Sequence[object], column: str, row_place: str) -> None:
+def check_messages(messages: Sequence[object], column: str, place: str) -> None:
     """Raise ConfigError for something that is not a chat message of text, or of tool calls."""
     for i, message in enumerate(messages):
-        place = f'{row_place}: message {i} of "{column}"'
         fields = cast("Mapping[str, Any]", message if isinstance(message, Mapping) else {})
-        if "role" not in fields:
+        content: Any = fields.get("content")
+        if isinstance(content, list):
+            is_text = all(map(_is_text_part, cast("list[object]", content)))
+        else:
+            is_text = content is None or isinstance(content, str)
+        if "role" not in fields or not is_text:
             raise ConfigError(
-                f"{place}: {shorten(cast(object, message))}; expected {{role: …, content: …}}"
+                f'{place}: message {i} of "{column}" is {shorten(message)}; expected {{role: …, content: …}}, '
+                "and only text"
             )
-        content: object = fields.get("content")
-        if not isinstance(content, str | list | None):
-            raise ConfigError(f"{place}: content is {shorten(content)}; expected text")
-        for part in cast("list[Any]", content) if isinstance(content, list) else ():
-            fields = cast(
-                "Mapping[str, Any]", part if isinstance(part, dict) else {"type": type(part)}
-            )
-            kind = fields.get("type")
-            if kind != "text" or not isinstance(fields.get("text"), str):
-                raise ConfigError(f"{place}: holds content of type {kind}; expected only text")
+
+
+def _is_text_part(part: object) -> bool:
+    if not isinstance(part, Mapping):
+        return False
+    fields = cast("Mapping[str, Any]", part)
+    return fields.get("type") == "text" and isinstance(fields.get("text"), str)
 
 
 def flat_message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A user's data as tasks: the `dataset` section, its files or hub data set, columns and splits."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -124,7 +124,7 @@ def read_dataset(config: DatasetConfig) -> dict[str, list[Task]]:
 
     train = config.path or config.split
     sources = {"train": train, "validation": config.validation, "test": config.test}
-    tasks = _by_split(sources, read, config.columns)
+    tasks = _by_split(sources, read, config.columns, config.model_fields_set)
     return {**tasks, "train": tasks["train"][: config.limit]}
 
 
@@ -159,7 +159,7 @@ def tasks_from(
         return check_rows(value, source), source
 
     sources = {"train": dataset, "validation": validation, "test": test}
-    return _by_split(sources, read, config.columns)
+    return _by_split(sources, read, config.columns, sources)
 
 
 def tasks_of_rows(rows: Sequence[Row], columns: Columns, source: str, split: str) -> list[Task]:
@@ -171,6 +171,7 @@ def _by_split(
     sources: Mapping[str, Any],
     read: Callable[[str, Any], tuple[list[Row], str]],
     columns: Columns,
+    set_by_user: Collection[str],
 ) -> dict[str, list[Task]]:
     """Read the tasks of each split, and hold questions out for the splits without data.
 
@@ -178,12 +179,20 @@ def _by_split(
         sources: the data of each split, or the number of questions to hold out.
         read: returns the rows of a split's data, and the start of messages about them.
         columns: the column of each role.
+        set_by_user: the splits whose number is the user's own, not a default.
     """
     sizes = {split: n for split, n in sources.items() if split != "train" and isinstance(n, int)}
     data = {split: read(split, value) for split, value in sources.items() if split not in sizes}
     tasks = {split: _make_tasks(rows, columns, source) for split, (rows, source) in data.items()}
     places = hold_out([_split_key(task) for task in tasks["train"]], sizes, data["train"][1])
     parts = tasks | {split: [tasks["train"][i] for i in rows] for split, rows in places.items()}
+    short = {split for split in sizes if split in set_by_user and len(parts[split]) < sizes[split]}
+    if short:
+        counts = [
+            f"{len(rows)} {split}" + (f" ({sizes[split]} asked)" if split in short else "")
+            for split, rows in parts.items()
+        ]
+        warn(f"dataset: {sum(map(len, parts.values()))} questions: {', '.join(counts)}")
     warn_of_overlaps({split: [_split_key(task) for task in parts[split]] for split in data})
     return {split: _add_ids(parts[split], split, split not in sizes) for split in SPLITS}
 
@@ -287,15 +296,9 @@ def _read_answers(value: Any, column: str, place: str) -> tuple[tuple[str, ...],
     answers, reasoning = reference_answers(value)
     if answers or all(member is None or isinstance(member, str) for member in cells_of(value)):
         return answers, reasoning
-    below = next(iter(cast(Row, value)), None) if isinstance(value, Mapping) else None
-    fix = (
-        "fix the row, or name another column in dataset.columns.answers (null: none)"
-        if below is None
-        else f"name a field below it (such as dataset.columns.answers: {column}.{below})"
-    )
     raise ConfigError(
-        f'{place}: "{column}" is {shorten(plain_value(value))}; expected text, a number, true or false, a '
-        f"list of them, or null; {fix}"
+        f'{place}: "{column}" is {shorten(plain_value(value))}; expected text, a number, true or false, a list of '
+        f"them, or null: name another column in dataset.columns.answers, or a field below it ({column}.…)"
     )
 
 

@@ -4,20 +4,19 @@ A function that takes too long continues in its thread, since Python cannot stop
 waits for it. Its slot is freed immediately, and the thread does not keep the process from ending.
 """
 
+import asyncio
 import inspect
 import math
-import threading
-import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from cotune.errors import ConfigError
 from cotune.utils.background import BackgroundLoop, Worker
 
 _PATIENCE = 1.0  # seconds in which an event loop that is not blocked answers
+_LOOP = BackgroundLoop()
+"""Starts calls and waits for them; what is async in the user's functions runs on another loop."""
 
 
 @dataclass(eq=False)
@@ -42,40 +41,30 @@ class Job:
     def is_async(self) -> bool:
         return inspect.iscoroutinefunction(self.function)
 
+    @property
+    def runs_in_caller(self) -> bool:
+        """Return whether it is a sync function without a timeout or a thread of its own."""
+        return self.worker is None and self.seconds == math.inf and not self.is_async
+
     def give_up(self) -> None:
         """Note that it took too long."""
         self.error = TimeoutError(f"took longer than {self.seconds:g} s")
         self.timed_out = True
 
 
-@dataclass(eq=False)
-class _Running:
-    """A job that runs, and the jobs of its lane after it."""
-
-    job: Job
-    later: deque[Job]
-    future: "Future[Any]"
-    deadline: float
-
-
 class ToolRunner:
     """Run lanes of jobs at the same time, and the jobs of a lane one after the other.
 
-    They run in threads, where async functions wait for one event loop in the background. A sync function without
-    a timeout or a thread of its own runs in the caller's thread.
+    They run in threads, where async functions wait for one event loop in the background. Sync functions without
+    a timeout or a thread of their own run in the caller's thread, before the others.
 
     Args:
         concurrency: jobs that run at the same time, of all calls of `run`, which several threads may make.
-
-    Raises:
-        ConfigError: `concurrency` is below 1.
     """
 
     def __init__(self, concurrency: int) -> None:
-        if concurrency < 1:
-            raise ConfigError(f"concurrency is {concurrency}; expected 1 or more")
-        self._slots = threading.Semaphore(concurrency)
-        self._loop = BackgroundLoop()
+        self._slots = asyncio.Semaphore(concurrency)
+        self._async_loop = BackgroundLoop()
 
     def run(self, lanes: Sequence[Sequence[Job]]) -> None:
         """Run all jobs.
@@ -83,90 +72,61 @@ class ToolRunner:
         A lane ends with its first job that takes too long; the jobs after it are not run and count as
         too long as well.
         """
-        waiting = deque(deque(lane) for lane in lanes if lane)
-        running: list[_Running] = []
-        slots = 0
+        others: list[list[Job]] = []
+        for lane in lanes:
+            for job in lane:
+                if job.runs_in_caller:
+                    self._run_in_caller(job)
+            others.append([job for job in lane if not job.runs_in_caller])
+        if any(others):
+            _LOOP.run(self._run_lanes(others))
+
+    def _run_in_caller(self, job: Job) -> None:
         try:
-            while waiting or running:
-                while waiting and self._slots.acquire(blocking=not running):
-                    slots += 1
-                    running.append(self._start(waiting.popleft()))
-                for ended in _wait_for_ends(running):
-                    self._slots.release()
-                    slots -= 1
-                    running.remove(ended)
-                    self._finish(ended)
-                    if ended.job.timed_out:
-                        for job in ended.later:
-                            job.give_up()
-                    elif ended.later:
-                        waiting.appendleft(ended.later)
-        finally:  # after Ctrl-C
-            for _ in range(slots):
-                self._slots.release()
+            value = job.function(**job.kwargs)
+            if inspect.isawaitable(value):
+                value = self._async_loop.run(_await(value))
+            job.value = value
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - user code; SystemExit is an outcome as well
+            job.error = error
 
-    def _start(self, lane: deque[Job]) -> _Running:
-        job = lane.popleft()
-        future = Future[Any]()
-        loop = self._loop
+    async def _run_lanes(self, lanes: Sequence[Sequence[Job]]) -> None:
+        await asyncio.gather(*(self._run_lane(lane) for lane in lanes))
 
-        def work() -> None:
-            _fill(future, job, loop)
+    async def _run_lane(self, lane: Sequence[Job]) -> None:
+        has_timed_out = False
+        for job in lane:
+            if has_timed_out:
+                job.give_up()
+                continue
+            async with self._slots:
+                await self._make(job)
+            has_timed_out = job.timed_out
 
-        if job.worker is not None:
-            job.worker.put(work)
-        elif job.seconds == math.inf and not job.is_async:
-            work()
-            if future.done() and isinstance(error := future.exception(), KeyboardInterrupt):
-                raise error
-        else:
-            try:
-                threading.Thread(target=work, name="cotune-tool", daemon=True).start()
-            except RuntimeError as error:  # calls that never return hold all threads
-                future.set_exception(error)
-        return _Running(job, lane, future, time.monotonic() + job.seconds)
-
-    def _finish(self, ended: _Running) -> None:
-        """Take what came of a job."""
-        job = ended.job
-        if not ended.future.cancel():
-            job.error = ended.future.exception()
-            job.value = None if job.error else ended.future.result()
+    async def _make(self, job: Job) -> None:
+        """Make a call and take what comes of it."""
+        call = asyncio.ensure_future(self._call(job))
+        await asyncio.wait([call], timeout=None if job.seconds == math.inf else job.seconds)
+        if call.done():
+            job.error = asyncio.CancelledError() if call.cancelled() else call.exception()
+            job.value = None if job.error else call.result()
             return
+        call.cancel()
         job.give_up()
         # An async function that blocks its loop (with `time.sleep`) gets no others there.
-        if job.is_async and not self._loop.answers(_PATIENCE):
-            self._loop = BackgroundLoop()
+        if job.is_async:
+            answer = asyncio.wrap_future(self._async_loop.submit(asyncio.sleep(0)))
+            if not (await asyncio.wait([answer], timeout=_PATIENCE))[0]:
+                self._async_loop = BackgroundLoop()
 
-
-def _wait_for_ends(running: Sequence[_Running]) -> list[_Running]:
-    """Wait for the next job that ends or times out."""
-    nearest = min(call.deadline for call in running)
-    seconds = max(0.0, nearest - time.monotonic())
-    futures = [call.future for call in running]
-    wait(futures, min(seconds, threading.TIMEOUT_MAX), FIRST_COMPLETED)
-    now = time.monotonic()
-    return [call for call in running if call.future.done() or call.deadline <= now]
-
-
-def _fill(future: "Future[Any]", job: Job, loop: BackgroundLoop) -> None:
-    """Make a call in this thread, and put its result or exception into the future."""
-    awaited: Future[Any] | None = None
-    try:
-        value = job.function(**job.kwargs)
+    async def _call(self, job: Job) -> Any:
+        worker = job.worker or Worker()
+        value = await worker.call(partial(job.function, **job.kwargs))
         if inspect.isawaitable(value):
-            awaited = loop.submit(_await(value))
-            # Longer than the runner waits: this only stops the coroutine.
-            value = awaited.result(min(job.seconds + _PATIENCE, threading.TIMEOUT_MAX))
-    except BaseException as error:  # noqa: BLE001 - user code; SystemExit is an outcome as well
-        if awaited is not None:
-            awaited.cancel()
-        # After a timeout nothing waits for the future.
-        if future.set_running_or_notify_cancel():
-            future.set_exception(error)
-    else:
-        if future.set_running_or_notify_cancel():
-            future.set_result(value)
+            value = await asyncio.wrap_future(self._async_loop.submit(_await(value)))
+        return value
 
 
 async def _await(value: Awaitable[Any]) -> Any:

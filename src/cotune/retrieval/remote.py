@@ -113,10 +113,9 @@ class RemoteRetriever:
                     return read_reply(reply.content, len(queries), top_k)
                 failure = f"status {reply.status_code}"
                 if reply.status_code != 429 and reply.status_code < 500:
-                    fix = (
-                        "is the address right? It ends in /retrieve, and redirects are not followed"
+                    raise ValueError(
+                        f"{failure} (is the address right? Redirects are not followed)"
                     )
-                    raise ValueError(f"{failure} ({fix})")
             except httpx.TimeoutException:
                 failure = f"no reply within {seconds:g} s"
             except (httpx.RequestError, httpx.InvalidURL, OSError) as error:

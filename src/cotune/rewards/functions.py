@@ -437,16 +437,12 @@ def _name_of(function: RewardFunction) -> str:
 def _check_values(name: str, values: Any, ids: Sequence[str]) -> list[Scored]:
     """Return a function's results; ConfigError if it is not one finite number for each rollout."""
     values = values.tolist() if hasattr(values, "tolist") else values
-    if isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
-        raise ConfigError(
-            f"rewards: {name} returned {shorten(values)}; expected a list of {len(ids)} numbers, one "
-            "for each completion"
-        )
-    rewards: list[Any] = list(values)
+    is_list = hasattr(values, "__iter__") and not isinstance(values, str | Mapping)
+    rewards: list[Any] = list(cast(Any, values)) if is_list else []
     if len(rewards) != len(ids):
         raise ConfigError(
-            f"rewards: {name} returned {len(rewards)} values for {len(ids)} completions; expected "
-            "one each: return a list as long as completions"
+            f"rewards: {name} returned {shorten(values)}; expected a list of {len(ids)} numbers, one for each "
+            "completion"
         )
     return [_read_score(name, value, id) for value, id in zip(rewards, ids, strict=True)]
 

@@ -75,12 +75,6 @@ class BackgroundLoop:
         """Start a coroutine and return its future; cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._started())
 
-    def answers(self, seconds: float) -> bool:
-        """Return whether the loop responds within some seconds, or is blocked."""
-        answered = threading.Event()
-        self._started().call_soon_threadsafe(answered.set)
-        return answered.wait(seconds)
-
     def _started(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             # A forked process has the loop, but not its thread.
