@@ -1,4 +1,4 @@
-"""The example own_trainer, run as a user would, and resumed; its hints: tests/engines/trl/test_trackers.py."""
+"""The example own_trainer, run as a user would, and resumed."""
 
 import os
 import shutil

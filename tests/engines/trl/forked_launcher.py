@@ -14,7 +14,6 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import subproc
 
 from tests.forked import ForkedPopen, run_module
 
-TORCHRUN = "torch.distributed.run"
 ACCELERATE = "accelerate.commands.launch"
 
 

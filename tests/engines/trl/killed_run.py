@@ -193,7 +193,7 @@ def fail(operation: str, name: str, call: int) -> None:
 
     def opened(path: Any, mode: str = "r", *given: Any, **named: Any) -> Any:
         writes = any(letter in mode for letter in "wax+")
-        if operation == ("open" if writes else "read") and due(path):
+        if operation == "open" and writes and due(path):
             raise OSError(number, os.strerror(number), path)
         file = open_file(path, mode, *given, **named)
         if operation == "write" and writes and due(path):
@@ -210,7 +210,7 @@ def fail(operation: str, name: str, call: int) -> None:
         text = f"Error while serializing: I/O error: {os.strerror(number)} (os error {number})"
         raise safetensors.SafetensorError(text)
 
-    if operation in ("open", "read", "write"):
+    if operation in ("open", "write"):
         builtins.open = io.open = opened  # type: ignore[assignment]
     elif operation == "torch":
         torch.save = of_torch

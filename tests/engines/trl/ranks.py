@@ -19,13 +19,9 @@ from tests.forked import run_ranks
 
 def on_two_ranks(work: Callable[..., Any], folder: Path, *arguments: str) -> list[Any]:
     """What a function returns on each rank, as JSON; it is given the folder, the rank and the arguments."""
-    run_ranks(*program(work, folder, *arguments))
+    function = (work.__module__, work.__name__)
+    run_ranks("tests.engines.trl.ranks", *function, folder, *arguments)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
-
-
-def program(work: Callable[..., Any], folder: Path, *arguments: str) -> tuple[Any, ...]:
-    """The module that each rank runs, and what it is told."""
-    return "tests.engines.trl.ranks", work.__module__, work.__name__, folder, *arguments
 
 
 if __name__ == "__main__":

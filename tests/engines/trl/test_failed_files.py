@@ -33,10 +33,6 @@ FAULTS = {
         ("rmdir ENOTEMPTY", 1),
     ],
     "writing": [("write EFBIG", 30), ("torch EIO", 1)],
-    "reading": [("read EIO", 3)],
-    "opening": [("open EMFILE", 1)],
-    "deleting": [("unlink EINTR", 4)],
-    "syncing": [("fsync EDQUOT", 25)],
 }  # fmt: skip
 
 

@@ -17,12 +17,6 @@ from cotune.errors import ConfigError
 from cotune.run.costs import policy_rollouts
 from cotune.run.lineage import instruction_rows
 from cotune.run.run_dir import RunDir
-from tests.engines.trl.kills import (
-    check_that_they_end_alike,
-    run_file,
-    run_with_kills,
-    with_sections,
-)
 from tests.policy.tiny import small_policy
 from tests.run_files import tiny, write
 
@@ -118,25 +112,3 @@ def test_a_frozen_static_run_is_an_evaluation(tmp_path: Path) -> None:
     run = trained(tmp_path, {"kind": "static"}, frozen=True, steps=1)
     assert rollouts(run).keys() == {"evaluate"}
     assert is_the_base(run)
-
-
-@pytest.mark.slow
-def test_a_search_that_is_killed_is_paid_once(tmp_path: Path) -> None:
-    content = {
-        **with_sections(training={"frozen": True}, evaluation={"every": 0, "before": True}),
-        "strategy": {**GEPA, "dev_size": 2},
-    }
-    places = ("before third evolve", "evolve")
-    unbroken, broken = (
-        run_with_kills(run_file(tmp_path, name, content), kills, tmp_path / f"{name}.calls")
-        for name, kills in (("unbroken", []), ("broken", [(place, 1) for place in places]))
-    )
-    calls = [
-        Counter((tmp_path / f"{name}.calls").read_text().splitlines())
-        for name in ("unbroken", "broken")
-    ]
-    again = calls[1] - calls[0]
-    # Two calls before the first kill and one before the second; no question to the LLM.
-    assert [line.split()[0] for line in again.elements()] == ["evolve"] * 3
-    assert not calls[0] - calls[1]
-    check_that_they_end_alike(broken, unbroken)

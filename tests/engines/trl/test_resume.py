@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.engines.trl.kills import (
     with_sections,
     without,
 )
+from tests.policy.tiny import small_policy
 
 pytestmark = pytest.mark.slow
 
@@ -76,26 +78,51 @@ def test_a_finished_run_is_not_resumed(runs: tuple[RunDir, RunDir]) -> None:
     assert "is finished" in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        {"kind": "inspo", "groups": "mixed", "target": "initial"},
-        {"kind": "fst", "target": "initial", "prompts": 2, "budget": 24, "dev_size": 3,
-         "distillation": {"ratio": "masked_signed"}},
-    ],
-    ids=["mixed", "fst"],
-)  # fmt: skip
-def test_runs_under_other_group_plans_resume_exactly(
-    strategy: dict[str, object], tmp_path: Path
-) -> None:
-    content = with_sections(
-        training={"steps": 2, "save_every": 1}, evaluation={"every": 1, "before": False}
-    )
-    base = RUN["strategy"] if strategy["kind"] == "inspo" else {}
-    content["strategy"] = {**base, **strategy, "evolve_every": 1}
+TWO_STEPS = with_sections(
+    training={"steps": 2, "save_every": 1}, evaluation={"every": 1, "before": False}
+)
+# What a method's run file has in place of RUN's, and where the run is killed.
+METHODS: dict[str, tuple[dict[str, Any], list[tuple[str, int]]]] = {
+    "mixed groups": (
+        {**TWO_STEPS, "strategy": {**RUN["strategy"], "groups": "mixed", "target": "initial", "evolve_every": 1}},
+        [("state", 2)],
+    ),
+    "fst": (
+        {**TWO_STEPS, "strategy": {
+            "kind": "fst", "target": "initial", "prompts": 2, "budget": 24, "dev_size": 3, "evolve_every": 1,
+            "distillation": {"ratio": "masked_signed"},
+        }},
+        [("state", 2)],
+    ),
+    "gepa on a frozen policy": (
+        {
+            **with_sections(training={"frozen": True}, evaluation={"every": 0, "before": True}),
+            "strategy": {"kind": "gepa", "budget": 24, "dev_size": 2},
+        },
+        [("before third evolve", 1), ("evolve", 1)],
+    ),
+    # Saved after 2, 4 and 6: while the rollouts of a trial are made, and once it is decided.
+    "trial": (
+        {
+            **with_sections(
+                strategy={"verification": "trial", "verification_tasks": 6, "verification_rounds": 1},
+                training={"steps": 7},
+                evaluation={"every": 0, "before": False},
+            ),
+            "policy": {"path": small_policy("bundled:ladder")},
+        },
+        [("train", 4), ("state", 6)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_runs_of_other_methods_resume_exactly(name: str, tmp_path: Path) -> None:
+    content, kills = METHODS[name]
     unbroken = run_with_kills(run_file(tmp_path, "unbroken", content), [])
-    broken = run_with_kills(run_file(tmp_path, "broken", content), [("state", 2)])
-    assert broken.attempt == 2
+    broken = run_with_kills(run_file(tmp_path, "broken", content), kills)
+    assert broken.attempt == 1 + len(kills)
     check_that_they_end_alike(broken, unbroken)
-    plans = [row for row in learnt(unbroken) if row["kind"] == "population"]
-    assert len(plans) == 2
+    kind = {"trial": "trial", "gepa on a frozen policy": "gepa_phase_ended"}.get(name, "population")
+    assert kind in {row["kind"] for row in learnt(unbroken)}
+    assert not any(row.kind == "verify" for row in broken.read_costs() if name == "trial")

@@ -28,8 +28,7 @@ from tests.engines.trl.kills import cotune, numbers, run_file, with_sections, wi
 from tests.engines.trl.ranks import on_two_ranks
 
 pytestmark = pytest.mark.slow
-WRAPPERS = {"ddp": "DistributedDataParallel", "fsdp2": "FSDPModule", "zero2": "DeepSpeedEngine"}
-SHARDING = {"ddp": "none"}  # where it is not called what the wrapper is
+WRAPPERS = {"fsdp2": "FSDPModule", "zero2": "DeepSpeedEngine"}
 ZERO2 = {
     "zero_optimization": {"stage": 2},
     "train_batch_size": "auto",
@@ -38,7 +37,6 @@ ZERO2 = {
     "gradient_clipping": "auto",
 }
 SPREAD: dict[str, dict[str, Any]] = {
-    "ddp": {},
     "fsdp2": {"fsdp": True},
     "fsdp2-sharded": {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}},
     "zero2": {"deepspeed": ZERO2},
@@ -191,7 +189,7 @@ def test_two_ranks_are_one_process(tmp_path: Path, alone: RunDir, kind: str) -> 
     for rank in ranks:
         for found in (rank["whole"], rank["resumed"]):
             assert found["world_size"] == 2
-            assert found["sharding"] == SHARDING.get(kind, kind)
+            assert found["sharding"] == kind
             assert WRAPPERS[kind] in found["wrapper"]
             assert (found["here"], found["parameters"]) == (
                 whole // 2 if kind == "fsdp2" else whole,
@@ -215,6 +213,6 @@ def test_two_ranks_are_one_process(tmp_path: Path, alone: RunDir, kind: str) -> 
     saved = load_file(unbroken.best_path / "model.safetensors")
     assert saved.keys() == its.keys()
     kept = json.loads((resumed.checkpoints_path / "checkpoint-2" / "cotune-state.json").read_text())
-    assert (kept["sharding"], kept["processes"]) == (SHARDING.get(kind, kind), 2)
+    assert (kept["sharding"], kept["processes"]) == (kind, 2)
     events = [without(run.read_events(), {"time"}) for run in (unbroken, resumed)]
     assert "resumed" in {row["kind"] for row in events[1]} - {row["kind"] for row in events[0]}

@@ -11,7 +11,6 @@ from transformers import AutoTokenizer
 from cotune.cli.train import train
 from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec
-from tests.environments.test_verifiers import ARGS, TASKSET
 from tests.policy.bigram import save
 from tests.run_files import tiny, write
 
@@ -160,32 +159,6 @@ def test_an_environment_written_for_trl_is_trained_without_data(tmp_path: Path) 
     assert len({row["reward"] for row in rows}) > 1
     assert {len(texts) for texts in asked.values()} == {1}
     assert len(set.union(*asked.values())) == len(asked) > 2
-
-
-@pytest.mark.slow
-def test_an_environment_of_verifiers_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("verifiers.v1")
-    taskset = TASKSET.replace("answer=str(2 * i)", 'answer="seven"')
-    (tmp_path / "vf_v1_sevens_test.py").write_text(taskset)
-    monkeypatch.syspath_prepend(tmp_path)
-    environment = {
-        "kind": "verifiers",
-        "environment": "vf-v1-sevens-test",
-        "args": ARGS,
-        "validation": 2,
-        "test": 2,
-    }
-
-    rows = trained(tmp_path, environment=environment, dataset=None, rewards=[])
-
-    ended = [row for row in rows if row["stop"] == "answered"]
-    assert ended
-    for row in ended:
-        assert row["reward"] == 2.0 * (row["answer"] == "seven")
-        assert row["reward_parts"] == {"right": row["reward"], "turns": len(row["turns"])}
-    assert "\n6\n" in {turn["observation"] for row in rows for turn in row["turns"]}
 
 
 def test_a_policy_that_cannot_call_tools_is_refused_before_anything_is_written(

@@ -7,18 +7,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from peft import LoraConfig
 from transformers import AutoTokenizer
 from trl import GRPOTrainer
 
+from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.engines.trl.policy_update import PolicyUpdate
 from cotune.policy.policy_files import policy_path
 from cotune.protocols import Recorder
 from cotune.types import Action, Metrics, Progress, Response, Trajectory
-from tests.engines.trl.forked_launcher import TORCHRUN, launched
-from tests.engines.trl.ranks import on_two_ranks, program
-from tests.engines.trl.setup import Counting, Run, start
+from tests.engines.trl.ranks import on_two_ranks
+from tests.engines.trl.setup import Counting, Run, scored, start
 from tests.engines.trl.test_policy_update import gradients
-from tests.policy.tiny import Letters
+from tests.policy.tiny import Letters, tiny_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -101,18 +102,49 @@ def fingerprint(run: Run) -> list[float]:
     return [p.detach().double().sum().item() for p in model.parameters()]
 
 
-def fail(folder: Path, rank: int) -> None:
-    """A strategy's failure, which is caught here, then an environment's, which ends the ranks."""
-    changes = {**SIZES, "output_dir": str(folder / "checkpoints")}
-    try:
-        start(folder / f"s{rank}", BrokenAtTwo(), **changes).trainer.train()
-    except Exception as error:  # noqa: BLE001 - it is what the test looks at
-        (folder / f"strategy{rank}.txt").write_text(f"{type(error).__name__}: {error}")
-    try:
-        start(folder / f"e{rank}", environment=BoomOnRankOne(), **changes).trainer.train()
-    except Exception as error:
-        (folder / f"environment{rank}.txt").write_text(f"{type(error).__name__}: {error}")
-        raise
+def fail(folder: Path, rank: int) -> dict[str, str]:
+    """What each rank hears of a strategy's failure, and of an environment's on rank 1."""
+    changes = {**SIZES, "output_dir": str(folder / "failures")}
+    broken: dict[str, Any] = {
+        "strategy": {"strategy": BrokenAtTwo()},
+        "environment": {"environment": BoomOnRankOne()},
+    }
+    heard: dict[str, str] = {}
+    for name, parts in broken.items():
+        try:
+            start(folder / f"{name}{rank}", **parts, **changes).trainer.train()
+        except Exception as error:  # noqa: BLE001 - it is what the test looks at
+            heard[name] = f"{type(error).__name__}: {error}"
+    return heard
+
+
+def train_adapter(folder: Path, shared: Path, **changes: Any) -> dict[str, Any]:
+    """Trains an adapter with a KL term and gradient checkpointing, loses it, and restores the best; `shared` is all ranks'."""
+    config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    run = start(
+        folder,
+        trainer_arguments={"peft_config": config},
+        gradient_checkpointing=True,
+        ddp_find_unused_parameters=False,
+        **{**SIZES, "output_dir": str(shared / "checkpoints"), "beta": 0.05, **changes},
+    )
+    run.trainer.train()
+    weights = fingerprint(run)
+    best = TRLBest(shared / "best", tiny_tokenizer())
+    joint = run.joint
+    joint.coordinator.on_rank_zero(lambda: best.offer(joint, scored(1.0), joint.batches))
+    model: Any = run.trainer.model
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data.zero_()
+    run.joint.batches += 1  # or what is at hand would be taken for the best
+    best.restore(run.joint)
+    return {
+        "weights": weights,
+        "restored": fingerprint(run),
+        "kl": run.logged("kl"),
+        "texts": [[t.own_text for t in batch] for batch in run.trajectories],
+    }
 
 
 # Rows with an advantage, of three a rank: all on rank 0 and one on rank 1; none and two.
@@ -138,12 +170,22 @@ def uneven(folder: Path, rank: int) -> dict[str, Any]:
     return found
 
 
+def work(folder: Path, rank: int) -> dict[str, Any]:
+    """All that the tests look at, in one launch."""
+    return {
+        **train(folder, rank),
+        "gradients": uneven(folder, rank),
+        "adapter": train_adapter(folder / f"adapter{rank}", folder / "adapters"),
+        "failures": fail(folder, rank),
+    }
+
+
 # ---- the tests
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return on_two_ranks(train, tmp_path_factory.mktemp("ranks"))
+    return on_two_ranks(work, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(scope="module")
@@ -201,17 +243,16 @@ def test_two_ranks_resume_exactly(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_ranks_with_unequally_many_rows_that_matter_give_one_processs_gradient(
-    tmp_path: Path,
+    ranks: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     """TRL gathers a value of every row: the rank with fewer is filled up, at the right scale."""
-    ranks = on_two_ranks(uneven, tmp_path)
-    assert ranks[0] == ranks[1]
+    assert ranks[0]["gradients"] == ranks[1]["gradients"]
     tokenizer = AutoTokenizer.from_pretrained(policy_path("bundled:geo"))
     for name, rewards in UNEVEN.items():
         for loss_type in ("grpo", "dapo"):
             own = tmp_path / f"alone-{name}-{loss_type}"
             alone = gradients(GRPOTrainer, tokenizer, own, rewards, loss_type=loss_type)
-            together = ranks[0][f"{name}-{loss_type}"]
+            together = ranks[0]["gradients"][f"{name}-{loss_type}"]
             assert together.keys() == alone.keys()
             assert max(float(g.abs().max()) for g in alone.values()) > 1e-4
             for key, gradient in alone.items():
@@ -219,16 +260,27 @@ def test_ranks_with_unequally_many_rows_that_matter_give_one_processs_gradient(
                 assert close, (name, loss_type, key)
 
 
-def test_a_failure_on_either_rank_ends_both_with_its_message(tmp_path: Path) -> None:
-    started = ("--standalone", "--nproc_per_node", 2, "-m")
-    done = launched(TORCHRUN, *started, *program(fail, tmp_path))
-    assert done.returncode != 0
-    said = {path.stem: path.read_text() for path in tmp_path.glob("*.txt")}
+@pytest.mark.filterwarnings("ignore:.*checkpointing.*:FutureWarning")
+def test_two_ranks_train_the_adapter_that_one_process_trains(
+    ranks: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    alone = train_adapter(tmp_path / "alone", tmp_path / "own", per_device_train_batch_size=6)
+    first, second = (rank["adapter"] for rank in ranks)
+    assert first == second
+    assert first["texts"] == alone["texts"]
+    assert first["weights"] == pytest.approx(alone["weights"], abs=1e-3)
+    assert first["kl"] == pytest.approx(alone["kl"], abs=1e-4)
+    assert alone["kl"][-1] > 0
+    for run in (first, alone):
+        assert run["restored"] == run["weights"]
+
+
+def test_a_failure_on_either_rank_ends_both_with_its_message(ranks: list[dict[str, Any]]) -> None:
     boom = "RolloutFailed: a rollout failed; rank 1: ValueError: boom"
-    assert said == {
-        "strategy0": "KeyError: 'lost'",
-        "strategy1": "EngineError: rank 0 stopped the run: KeyError: 'lost'",
-        "environment0": boom,
-        "environment1": boom,
-    }
-    assert "rank 1: ValueError: boom" in done.stderr
+    assert [rank["failures"] for rank in ranks] == [
+        {"strategy": "KeyError: 'lost'", "environment": boom},
+        {
+            "strategy": "EngineError: rank 0 stopped the run: KeyError: 'lost'",
+            "environment": boom,
+        },
+    ]
