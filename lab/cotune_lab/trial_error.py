@@ -24,8 +24,9 @@ _PARENT = Instruction("i0", "")
 def groups_of(run: RunDir) -> list[list[float]]:
     """Return the rewards of each stored training group that was sampled under one instruction."""
     groups: defaultdict[tuple[int, int], list[dict[Any, Any]]] = defaultdict(list)
-    for row in run.trajectories_frame(purpose="train").to_dict("records"):
-        groups[row["step"], row["group"]].append(row)
+    for step in [step for step, purpose in run.trajectory_files() if purpose == "train"]:
+        for row in run.read_trajectories(step, "train"):
+            groups[step, row["group"]].append(row)
     return [
         [row["reward"] for row in rows]
         for rows in groups.values()

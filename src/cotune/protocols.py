@@ -62,10 +62,8 @@ class LLM(Protocol):
     It may have an attribute `identity`, a string that names the model (the class name by default).
     A resumed run uses recorded replies only if they came from the same model.
 
-    It may have three more attributes. If `optional` is true, a run whose proposals all fail continues.
-    `origin` is recorded as the origin of its proposals. `advice` says what to do if all proposals fail
-    and `llm.optional` cannot be set. With `state_dict` and `load_state_dict` it has a state that is
-    saved with the run; metered LLMs have none.
+    An attribute `origin` is recorded as the origin of its proposals. With `state_dict` and
+    `load_state_dict` it has a state that is saved with the run; metered LLMs have none.
     """
 
     def complete(self, prompt: str) -> Completion:

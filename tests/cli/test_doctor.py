@@ -15,7 +15,7 @@ from cotune.cli import app as cli
 from cotune.cli import doctor
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines import preflight
-from cotune.engines.preflight import Notice, Preflight
+from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError, EngineError, LLMError
 from cotune.llm import first_call
 from cotune.llm.client import OpenAIOptions
@@ -232,8 +232,8 @@ def test_the_llm_is_asked_before_training(tmp_path: Path, monkeypatch: pytest.Mo
     llm = ENDPOINT | {"api_key_env": None, "price_per_million_prompt_tokens": 100.0}
     with endpoint(reply) as url:
         given = config(tmp_path, llm={**llm, "base_url": url})
-        found, (row,) = make_first_call(given.proposer)
-    assert found == "llm: a first call was answered"
+        assert isinstance(given.proposer, OpenAIOptions)
+        (row,) = make_first_call(given.proposer)
     assert (len(asked), row.error, row.money) == (1, "", 0.001)
     # Nothing answers there any more.
     look = check("llm answers", given, ask_llm=True)
@@ -241,11 +241,7 @@ def test_the_llm_is_asked_before_training(tmp_path: Path, monkeypatch: pytest.Mo
         ConfigError, match=r"a first call failed \(no reply from m at .*ConnectError"
     ):
         look()
-    optional = config(tmp_path, llm={**llm, "base_url": url, "optional": True})
-    with pytest.raises(Notice):  # which stops nothing
-        check("llm answers", optional, ask_llm=True)()
-    rules = config(tmp_path)
-    assert make_first_call(rules.proposer) == (None, [])
+    assert check("llm answers", config(tmp_path), ask_llm=True)() is None
 
 
 def test_the_first_call_is_one_of_the_run(
@@ -288,19 +284,11 @@ def test_the_first_call_is_one_of_the_run(
     assert said == [f"asking {asked[0][0].describe()} (at most 61 s)"]
 
 
-def test_an_llm_of_ones_own_is_checked_its_own_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_llm_of_ones_own_and_a_bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my.py").write_text(
-        "class Plain:\n    complete = str.upper\n"
-        "class Checked(Plain):\n    def check(self): raise OSError('no\\nroute')\n"
-    )
-    plain, checked = (config(tmp_path, llm=f"my.py:{name}") for name in ("Plain", "Checked"))
+    (tmp_path / "my.py").write_text("class Plain:\n    complete = str.upper\n")
+    plain = config(tmp_path, llm="my.py:Plain")
     assert preflight.llm(plain.proposer) == "llm: my.py:Plain"
-    assert make_first_call(plain.proposer) == (None, [])
-    said = lacking(check("llm answers", checked, ask_llm=True))
-    assert said.startswith("llm: a first call failed (OSError: no route); ")
     (tmp_path / "bank.txt").write_text("one\n\ntwo")
     bank = config(tmp_path, llm={"kind": "bank", "path": "bank.txt"}).proposer
     assert preflight.llm(bank) == "llm: a bank of written texts (bank.txt), not an LLM"

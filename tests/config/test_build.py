@@ -79,9 +79,6 @@ def test_a_bank_and_an_llm_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monke
     )
     bank = config({"kind": "inspo"}, llm={"kind": "bank", "path": "bank.txt"})
     own = config({"kind": "inspo"}, llm="my.py:My")
-    optional = config(
-        {"kind": "inspo"}, llm={"kind": "python", "object": "my.py:My", "optional": True}
-    )
     assert describe_llm(bank.proposer) == "a bank of written texts (bank.txt), not an LLM"
     record = Record()
     record.begin_attempt(None)
@@ -91,8 +88,6 @@ def test_a_bank_and_an_llm_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monke
     mine = build_llm(own.proposer, 0, record)
     assert (identity_of(mine), mine.complete("a").text) == ("my.py:My", "A")
     assert [row.model for row in record.read_costs()] == ["my.py:My"]
-    built = (mine, build_llm(optional.proposer, 0, record))
-    assert [getattr(llm, "optional", None) for llm in built] == [False, True]
 
 
 def test_an_llm_of_ones_own_with_a_seed_gets_the_runs(

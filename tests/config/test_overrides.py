@@ -72,7 +72,7 @@ def test_what_cannot_be_read_is_one_line_without_the_value(assignment: str, said
     assert "Zx81" not in message
 
 
-ENDPOINT = {"llm": {"kind": "openai", "model": "m", "budget": None, "optional": True}}
+ENDPOINT = {"llm": {"kind": "openai", "model": "m", "budget": None}}
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,6 @@ def test_a_phase_that_was_cut_off_goes_on_after_its_last_entry(tmp_path: Path) -
     said = [cut_off.complete(HINTS).text for _ in range(2)]
     resumed = phase()
     assert resumed.origin == "bank"
-    assert resumed.advice == "correct the bank's texts or add others, and resume"
     assert [resumed.complete(HINTS).text for _ in range(2)] == said
     assert resumed.complete(HINTS).text == "```\nc\n```"
     assert Record.open(tmp_path / "run").totals().llm_calls == 0  # no model was asked

@@ -126,8 +126,7 @@ def build_llm(
         llm = own_llm(options)
         if hasattr(llm, "seed"):
             llm.seed = seed  # pyright: ignore[reportAttributeAccessIssue]
-        optional = options.optional or bool(getattr(llm, "optional", False))
-        return MeteredLLM(llm, record, options.describe(), optional=optional)
+        return MeteredLLM(llm, record, options.describe())
     if isinstance(options, OpenAIOptions):
         return OpenAIClient(options, record)
     return MeteredLLM(options, record, model=type(options).__name__)

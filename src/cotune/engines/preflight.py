@@ -228,19 +228,18 @@ class Preflight:
 
     def _make_first_call(self) -> str | None:
         options = self.config.proposer
-        if not self.may_call or launched_rank() != 0:
+        if not (isinstance(options, OpenAIOptions) and self.may_call) or launched_rank() != 0:
             return None
         spent = 0.0 if self._new else RunDir(self.config.output).totals().money
         try:
-            answered, self.llm_calls = make_first_call(options, spent)
+            self.llm_calls = make_first_call(options, spent)
         except LLMError as error:
-            fix = "correct llm, or set llm.optional: true to train without its proposals"
-            text = f"llm: a first call failed ({one_line(str(error))[:300]}); {fix}"
+            text = f"llm: a first call failed ({one_line(str(error))[:300]}); correct llm"
             # A resume may need no further proposal.
-            if getattr(options, "optional", False) or (self.starting and not self._new):
+            if self.starting and not self._new:
                 raise Notice(text) from error
             raise ConfigError(text) from error
-        return answered
+        return "llm: a first call was answered"
 
     def _environment(self) -> None:
         config = self.config

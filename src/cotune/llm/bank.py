@@ -59,7 +59,6 @@ class BankLLM:
     """
 
     origin = "bank"
-    advice = "correct the bank's texts or add others, and resume"
 
     def __init__(self, options: BankOptions) -> None:
         self.identity = options.describe()

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -47,12 +47,6 @@ _BROKEN_OFF = {
 }  # fmt: skip
 # Failures of a connection before a request was sent, which nobody charges.
 _UNSENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol"}
-# What the client itself writes or reads, and what would multiply the price of a call.
-_RESERVED_FIELDS = (
-    "model", "messages", "stop", "temperature", "max_tokens", "max_completion_tokens", "stream", "n",
-    "best_of",
-)  # fmt: skip
-
 
 RETRIES = 4
 """Further attempts of a call after a failed first one."""
@@ -79,7 +73,6 @@ class OpenAIOptions(Section):
         price_per_million_completion_tokens: in US dollars; 0 if calls are free.
         budget: no call is made once the run has spent this on calls, all attempts included; None sets
             no limit.
-        optional: whether a run continues if all proposals of two phases in a row fail.
     """
 
     kind: Literal["openai"] = "openai"
@@ -94,7 +87,6 @@ class OpenAIOptions(Section):
     price_per_million_prompt_tokens: float = 0.0
     price_per_million_completion_tokens: float = 0.0
     budget: float | None = None
-    optional: bool = False
 
     def __post_init__(self) -> None:
         if not self.model.strip():
@@ -112,7 +104,6 @@ class OpenAIOptions(Section):
                 "api_key_env is not the NAME of an environment variable in capitals, such as "
                 "OPENAI_API_KEY (the value is not shown: it may be a key)"
             )
-        _check_extra(self.extra_body)
         check_range("temperature", self.temperature, 0, 10)
         check_range("max_tokens", self.max_tokens, 1, 2**20)
         check_range("timeout_s", self.timeout_s, 0.01, 3600)
@@ -186,7 +177,6 @@ class OpenAIClient:
 
     def __init__(self, options: OpenAIOptions, record: Record, retries: int = RETRIES) -> None:
         self.identity = options.describe()
-        self.optional = options.optional
         self._options = options
         self._record = record
         self._retries = retries
@@ -257,12 +247,6 @@ class OpenAIClient:
         except openai.OpenAIError as error:
             cause = error.__cause__ or error
             reason = f"{type(cause).__name__.lstrip('_')}: {_shorten(self._hide(str(cause)))}"
-            root: BaseException = cause
-            while (earlier := root.__cause__ or root.__context__) is not None:
-                root = earlier
-            # "All connection attempts failed" alone does not say whether nothing listens there.
-            if isinstance(root, ConnectionError) and root.errno:
-                reason += f" ({os.strerror(root.errno)})"
             unsent = type(cause).__name__ in _UNSENT
             return Outcome(error=reason, replied=False if unsent else None)
         outcome = parse_reply(reply.content.decode("utf-8", "replace"), self._hide)
@@ -319,22 +303,12 @@ class MeteredLLM:
         record: the record in which its calls are counted, at price 0.
         model: the name under which they are recorded.
         identity: identifies the LLM that answers; None: its own `identity`, or the name.
-        optional: see `protocols.LLM`; None asks the LLM itself.
     """
 
-    def __init__(
-        self,
-        llm: LLM,
-        record: Record,
-        model: str,
-        identity: str | None = None,
-        optional: bool | None = None,
-    ) -> None:
+    def __init__(self, llm: LLM, record: Record, model: str, identity: str | None = None) -> None:
         self._llm = llm
         self.identity = identity or str(getattr(llm, "identity", "") or model)
         self.origin = str(getattr(llm, "origin", ""))
-        self.optional = bool(getattr(llm, "optional", False)) if optional is None else optional
-        self.advice = str(getattr(llm, "advice", ""))
         self._record = record
         self._model = model
 
@@ -465,21 +439,6 @@ def _shorten(text: str) -> str:
 def prompt_token_bound(prompt_bytes: int) -> int:
     """Bound the tokens of a prompt by its UTF-8 bytes: one per byte, plus the template's."""
     return prompt_bytes + _TEMPLATE_TOKENS
-
-
-def _check_extra(body: Mapping[str, Any]) -> None:
-    if reserved := [name for name in _RESERVED_FIELDS if name in body]:
-        raise ValueError(
-            f"extra_body holds {reserved[0]}, which cotune sends or reads itself; remove it, and see the other "
-            "fields of llm"
-        )
-    try:
-        json.dumps(body, allow_nan=False)
-    except (TypeError, ValueError):
-        raise ValueError(
-            "extra_body holds a value that JSON has no form for (the value is not shown); expected "
-            "texts, numbers, true, false, null, lists and mappings"
-        ) from None
 
 
 def _openai_url() -> str:

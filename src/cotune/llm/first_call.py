@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from cotune.errors import BudgetError, LLMError
 from cotune.llm.client import OpenAIClient, OpenAIOptions
-from cotune.llm.own import OwnLLMOptions, check_own
 from cotune.run.costs import CostRow
 from cotune.run.record import Record
 from cotune.utils.progress import begin
@@ -14,22 +13,16 @@ _SECONDS = 30.0
 _RETRIES = 1
 
 
-def make_first_call(options: object, spent: float = 0.0) -> tuple[str | None, list[CostRow]]:
-    """Make one small call to the LLM; return what it says of itself, and that call.
-
-    An LLM of the user's own is called only if it has a method `check`.
+def make_first_call(options: OpenAIOptions, spent: float = 0.0) -> list[CostRow]:
+    """Make one small call to an endpoint; return its cost.
 
     Args:
-        options: an endpoint's, or those of an object of the user's; any other LLM needs no call.
+        options: the endpoint's.
         spent: money that counts against the budget.
 
     Raises:
         LLMError: there is no answer.
     """
-    if isinstance(options, OwnLLMOptions):
-        return ("llm: a first call was answered" if check_own(options) else None), []
-    if not isinstance(options, OpenAIOptions):
-        return None, []
     timeout_s = min(options.timeout_s, _SECONDS)
     begin(f"asking {options.describe()} (at most {timeout_s * (1 + _RETRIES) + _RETRIES:g} s)")
     first_call = replace(options, timeout_s=timeout_s)
@@ -40,4 +33,4 @@ def make_first_call(options: object, spent: float = 0.0) -> tuple[str | None, li
         OpenAIClient(first_call, record, _RETRIES).complete(PROMPT)
     except BudgetError as error:
         raise LLMError(str(error)) from error
-    return "llm: a first call was answered", record.cost_rows
+    return record.cost_rows

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from cotune.errors import ConfigError, LLMError
+from cotune.errors import ConfigError
 from cotune.protocols import LLM
 from cotune.types import Section
 from cotune.utils.importing import import_object
@@ -22,13 +22,11 @@ class OwnLLMOptions(Section):
         kind: "python".
         object: `package.module:name` or `file.py:name` of an object, or of a class without required
             arguments. `complete` returns a text or a `cotune.Completion`, and raises `cotune.LLMError`
-            if there is no reply. If it has `check()`, doctor and train call it before training.
-        optional: whether a run continues if all proposals of two phases in a row fail.
+            if there is no reply.
     """
 
     kind: Literal["python"] = "python"
     object: str
-    optional: bool = False
 
     def __post_init__(self) -> None:
         if not _OBJECT.fullmatch(self.object):
@@ -47,18 +45,12 @@ class OwnLLMOptions(Section):
         return Path(self.object).name
 
 
-# Making an object can be slow (it may load a model), so the run uses the one that was checked.
-_CHECKED: dict[OwnLLMOptions, LLM] = {}
-
-
 def own_llm(options: OwnLLMOptions) -> LLM:
-    """Return the object, made from its class if it is one; the one that `check_own` made, once.
+    """Return the object, made from its class if it is one.
 
     Raises:
         ConfigError: it cannot be imported or made, or has no `complete`.
     """
-    if options in _CHECKED:
-        return _CHECKED.pop(options)
     llm = import_llm(options)
     if not isinstance(llm, type):
         return cast("LLM", llm)
@@ -80,24 +72,3 @@ def import_llm(options: OwnLLMOptions) -> object:
             "complete(prompt); expected an object or a class that has it"
         )
     return llm
-
-
-def check_own(options: OwnLLMOptions) -> bool:
-    """Make the object and call its `check`; return whether it has one.
-
-    Raises:
-        LLMError: the check raised.
-        ConfigError: see `own_llm`.
-    """
-    llm = own_llm(options)
-    _CHECKED[options] = llm
-    check = getattr(llm, "check", None)
-    if check is None:
-        return False
-    try:
-        check()
-    except LLMError:
-        raise
-    except Exception as error:  # its own code may raise anything
-        raise LLMError(f"{type(error).__name__}: {error}") from error
-    return True

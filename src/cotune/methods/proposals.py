@@ -19,7 +19,6 @@ from cotune.types import Instruction, Task
 
 _ENDS_A_RUN = 2  # failed phases in a row
 _MOST_CAUSES = 5
-_ADVICE = "correct llm, or set llm.optional: true to continue without its proposals"
 _CUT_OFF = "the reply was cut off at its token limit: raise llm.max_tokens"
 _CRITIQUE_CHARS = 2000
 _ENVIRONMENT_TAG = re.compile(r"<\s*/?\s*environment\s*>", re.IGNORECASE)
@@ -94,8 +93,7 @@ class _Health:
 class ProposalAccount:
     """Ask an LLM for texts of one kind, phase by phase, and end a run in which it is useless.
 
-    A phase in which every proposal failed is recorded as "phase_failed". Two in a row end the run, unless
-    the LLM is `optional`. Once a text of the run was valid, a phase has failed only if no reply could be
+    A phase in which every proposal failed is recorded as "phase_failed". Two in a row end the run. Once a text of the run was valid, a phase has failed only if no reply could be
     read: all proposals of a working LLM may be rejected, for instance as near copies. An LLM that has
     nothing left to give (BudgetError) has not failed either; this is recorded once, as "proposals_ended".
 
@@ -194,8 +192,8 @@ class ProposalAccount:
             last: whether no other phase can follow.
 
         Raises:
-            EvolutionError: the phase failed, the LLM is not optional, and this is the second such
-                phase in a row, or the last one of a run without any valid text.
+            EvolutionError: the phase failed, and this is the second such phase in a row, or the last one
+                of a run without any valid text.
         """
         health = self._health
         health.useful |= self.valid > 0
@@ -209,13 +207,13 @@ class ProposalAccount:
             health.failed += 1
             causes = "; ".join(health.causes)
             self.record("phase_failed", reason=causes, in_a_row=health.failed)
-            ends = health.failed >= _ENDS_A_RUN or (last and not health.useful)
-            if ends and not getattr(self.llm, "optional", False):
-                advice = getattr(self.llm, "advice", "") or _ADVICE
+            if health.failed >= _ENDS_A_RUN or (last and not health.useful):
                 phases = (
                     "the only phase" if health.failed == 1 else f"{health.failed} phases in a row"
                 )
-                raise EvolutionError(f"every {self.what} of {phases} failed ({causes}): {advice}")
+                raise EvolutionError(
+                    f"every {self.what} of {phases} failed ({causes}); correct llm"
+                )
         if self.spent:
             if not health.ended:
                 self.record("proposals_ended", reason=self.spent)

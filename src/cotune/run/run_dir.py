@@ -20,12 +20,11 @@ once its newline is written, so a kill in the middle of an append costs only tha
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, cast
+from typing import Self, cast
 
 import yaml
 
@@ -35,9 +34,6 @@ from cotune.run.json_files import Row, check_folder, read_jsonl, write_json_atom
 from cotune.run.locks import RUN_LOCK
 from cotune.types import Purpose
 from cotune.utils.text import command_on, hide_secrets
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SCHEMA_VERSION = 1
 _PURPOSE = re.compile(r"[a-z][a-z_]*")
@@ -49,7 +45,7 @@ _parse_yaml = lru_cache(maxsize=8)(yaml.safe_load)
 
 
 class RunDir:
-    """The folder of one run, to read, also as data frames. One process writes to it (`Record`).
+    """The folder of one run, to read. One process writes to it (`Record`).
 
     Attributes:
         path: the folder, which need not exist.
@@ -176,49 +172,6 @@ class RunDir:
         """Return (step, purpose) of every trajectory file, in order."""
         return sorted((step, purpose) for step, purpose, _ in self._trajectory_paths())
 
-    # ---- data frames; a missing file gives an empty one
-
-    def metrics_frame(self) -> "pd.DataFrame":
-        """Read metrics.jsonl, one row per optimizer step."""
-        return _frame(self.read_metrics())
-
-    def events_frame(self, kind: str | None = None) -> "pd.DataFrame":
-        """Read events.jsonl, one row per event, with a column for each field.
-
-        Args:
-            kind: only events of this kind; None for all.
-        """
-        return _frame(row for row in self.read_events() if kind in (None, row["kind"]))
-
-    def instructions_frame(self) -> "pd.DataFrame":
-        """Read all instructions of the run, by birth: `cotune.run.lineage.InstructionRow`."""
-        from cotune.run.lineage import instruction_rows
-
-        return _frame(map(asdict, instruction_rows(self)))
-
-    def trajectories_frame(
-        self, step: int | None = None, purpose: Purpose | None = None
-    ) -> "pd.DataFrame":
-        """Read the stored rollouts, one row per rollout; `task.id` is the column `task_id`.
-
-        Args:
-            step: only those of this step.
-            purpose: only of this purpose, by the name in the file's name; "evaluate" stands for
-                all evaluations ("evaluate_before", "evaluate_during", …).
-        """
-        import pandas as pd
-
-        rows: list[Row] = []
-        for file_step, file_purpose in self.trajectory_files():
-            matches = purpose in (None, file_purpose) or file_purpose.startswith(f"{purpose}_")
-            if matches and step in (None, file_step):
-                rows += self.read_trajectories(file_step, file_purpose)
-        return pd.json_normalize(rows, sep="_")
-
-    def costs_frame(self) -> "pd.DataFrame":
-        """Read costs.jsonl, in order: `cotune.run.costs.CostRow`."""
-        return _frame(asdict(row) for row in self.read_costs())
-
     # ---- parts of reading
 
     def read_cuts(self) -> list[tuple[int, int]]:
@@ -264,21 +217,12 @@ class RunDir:
 
 
 def open_run(path: str | Path) -> RunDir:
-    """Open a run folder, finished or not, to read: its `read_…` methods and `…_frame` methods.
+    """Open a run folder, finished or not, to read, by its `read_…` methods.
 
     Raises:
         ConfigError: no run folder, or one of another schema_version.
     """
     return RunDir.open(path)
-
-
-def _frame(rows: Iterable[Row]) -> "pd.DataFrame":
-    import pandas as pd
-
-    frame = pd.DataFrame(list(rows))
-    if "time" in frame:
-        frame["time"] = pd.to_datetime(frame["time"], unit="s", utc=True)
-    return frame
 
 
 def _may_be_there(entry: Path) -> bool:

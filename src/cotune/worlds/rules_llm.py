@@ -60,8 +60,6 @@ class RulesLLM:
         rules: the rules of a world; the default are those of `ladder`.
     """
 
-    advice = "set llm to a model, or to a file of texts"
-
     def __init__(self, seed: int = 0, rules: Rules = RULES) -> None:
         self.seed = seed
         self._rules = rules

@@ -343,5 +343,6 @@ def test_data_sets_by_name_are_evaluated_each_by_itself(policy: str, tmp_path: P
     assert rows["test_mine_reward"] == rows["test_reward"]
     logged = next(row for row in trainer.state.log_history if "eval_easy_reward" in row)
     assert {"eval_easy_reward", "eval_hard_reward"} <= logged.keys()
-    scores = cotune.open_run(trainer.run_folder).events_frame("evaluated")["by_stratum"]
-    assert {name: n for name, (_, n) in scores.iloc[-1].items()} == {"easy": 1, "hard": 3}
+    events = cotune.open_run(trainer.run_folder).read_events()
+    scores = [event["by_stratum"] for event in events if event["kind"] == "evaluated"]
+    assert {name: n for name, (_, n) in scores[-1].items()} == {"easy": 1, "hard": 3}

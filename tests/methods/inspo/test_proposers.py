@@ -179,10 +179,9 @@ def test_failed_calls_are_recorded_and_two_failed_phases_are_an_error():
 GOOD, BROKEN, BAD = "<ins_1>a</ins_1>", "<ins_1>lost</ins_1>", LLMError("401")
 
 
-def phases(replies: list[Any], optional: bool = False, advice: str = "") -> Events:
+def phases(replies: list[Any]) -> Events:
     """One phase for each reply; state is saved in between. GOOD meets the contract, BROKEN does not."""
     llm, events, account = ScriptedLLM(replies), Events(), None
-    llm.optional, llm.advice = optional, advice  # pyright: ignore[reportAttributeAccessIssue]
     for _ in replies:
         account = account_of(llm, events, account)
         account.ask(ASKED)
@@ -191,31 +190,27 @@ def phases(replies: list[Any], optional: bool = False, advice: str = "") -> Even
 
 
 @pytest.mark.parametrize(
-    ("replies", "llm", "reason"),
+    ("replies", "reason"),
     [
-        ([GOOD, BAD, BAD], {}, r"2 phases in a row failed \(LLMError: 401\).*optional"),
-        ([BAD, BAD], {"advice": "add texts"}, r"\(LLMError: 401\): add texts$"),
+        ([GOOD, BAD, BAD], r"2 phases in a row failed \(LLMError: 401\)"),
         # Replies that break the contract end a run only if none ever met it.
-        ([BROKEN, BROKEN], {}, "broke the contract: lost <answer>"),
+        ([BROKEN, BROKEN], "broke the contract: lost <answer>"),
     ],
 )
-def test_a_useless_llm_ends_the_run(replies: list[Any], llm: dict[str, Any], reason: str) -> None:
+def test_a_useless_llm_ends_the_run(replies: list[Any], reason: str) -> None:
     with pytest.raises(EvolutionError, match=reason):
-        phases(replies, **llm)
+        phases(replies)
 
 
 @pytest.mark.parametrize(
-    ("replies", "optional", "failed"),
+    ("replies", "failed"),
     [
-        ([GOOD, BAD, GOOD, BAD, BROKEN, BAD], False, [1, 1, 1]),
-        ([GOOD, BROKEN, BROKEN, BROKEN], False, []),
-        ([BAD, BAD, BAD, GOOD, BAD], True, [1, 2, 3, 1]),
+        ([GOOD, BAD, GOOD, BAD, BROKEN, BAD], [1, 1, 1]),
+        ([GOOD, BROKEN, BROKEN, BROKEN], []),
     ],
 )
-def test_failed_phases_that_a_run_survives(
-    replies: list[Any], optional: bool, failed: list[int]
-) -> None:
-    events = phases(replies, optional=optional).of("phase_failed")
+def test_failed_phases_that_a_run_survives(replies: list[Any], failed: list[int]) -> None:
+    events = phases(replies).of("phase_failed")
     assert [event["in_a_row"] for event in events] == failed
 
 

@@ -1,6 +1,5 @@
 """What a script gives `cotune.JointTrainer`, read and checked: limits, rewards, LLM, settings of the run."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +37,6 @@ from cotune.types import Limits
 from cotune.utils.importing import reference_to
 from cotune.utils.text import one_line
 
-_log = logging.getLogger("cotune")
 _UNLIMITED = 1 << 20
 _RECORDED = ("bf16", "fp16", "loss_type", "num_iterations")
 """Fields of GRPOConfig that a run folder has under their own names."""
@@ -94,20 +92,15 @@ def ask_llm(llm: Any, record: Record) -> None:
     """Make one small call to an endpoint before training begins, and record it.
 
     Raises:
-        ConfigError: there is no answer, and the LLM is not optional.
+        ConfigError: there is no answer.
     """
     if not isinstance(llm, OpenAIOptions):
         return
     try:
-        _, calls = make_first_call(llm)
+        calls = make_first_call(llm)
     except LLMError as error:
-        text = f"llm: a first call failed ({one_line(str(error))[:300]}); correct llm"
-        if not llm.optional:
-            raise ConfigError(
-                f"{text}, or set optional=True in cotune.OpenAIOptions to train without its proposals"
-            ) from error
-        _log.warning("%s", text)
-        return
+        reason = one_line(str(error))[:300]
+        raise ConfigError(f"llm: a first call failed ({reason}); correct llm") from error
     record.charge_check(calls)
 
 
