@@ -40,13 +40,6 @@ def test_the_last_assignment_wins_and_null_can_be_begun_anew() -> None:
     }  # fmt: skip
 
 
-def test_a_key_that_yaml_read_as_a_number_is_found() -> None:
-    raw = {"environment": {"mix": {1: 1.0, 2: 1.0}}}
-    assert with_overrides(raw, ["environment.mix.2=0.5"]) == {
-        "environment": {"mix": {1: 1.0, 2: 0.5}}
-    }
-
-
 @pytest.mark.parametrize(
     ("assignment", "said"),
     [

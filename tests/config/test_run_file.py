@@ -218,20 +218,6 @@ def test_the_cause_of_an_error_holds_no_values() -> None:
     assert "sk-secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("section", "field", "value"),
-    [("training", "steps", True), ("training", "kl", False), ("strategy", "evolve_every", True)],
-)
-def test_a_truth_value_is_no_number(section: str, field: str, value: bool) -> None:
-    raw = LEAST | {"strategy": {"kind": "inspo"}}
-    raw[section] = {**raw.get(section, {}), field: value}
-    text = str(value).lower()
-    with pytest.raises(
-        ConfigError, match=rf"^run\.yaml: {section}\.{field}: expected a number; got {text}$"
-    ):
-        parse_config(raw, "run.yaml")
-
-
 TEXTS = "<think> </think> <search> </search> <information> </information> <answer> </answer>"
 FORMS: dict[str, dict[str, Any]] = {
     "an instruction as a text": {"instruction": TEXTS},

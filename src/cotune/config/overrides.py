@@ -60,20 +60,11 @@ def _parse(assignment: str) -> tuple[tuple[str, ...], Any]:
         raise ConfigError(f"{option} {wrong}; expected FIELD=VALUE, as in training.steps=600")
     try:
         return tuple(field.split(".")), yaml.load(text, FieldLoader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(
             f"{option}: what follows '=' is not YAML; quote a text that YAML would misread, as in --set "
             "'name=\"a: b\"'"
         ) from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{option}: {too_much(error)}; expected a value") from None
-
-
-def too_much(error: ValueError | RecursionError) -> str:
-    """Say why a YAML reader rejected valid YAML, without repeating the YAML."""
-    if isinstance(error, RecursionError):
-        return "is nested too deeply"
-    return "holds a number or a date that cannot be read"
 
 
 def _safe_name(field: str) -> str:
@@ -82,10 +73,9 @@ def _safe_name(field: str) -> str:
 
 def _set(section: dict[str, Any], path: Sequence[str], value: Any) -> None:
     for depth, name in enumerate(path[:-1], 1):
-        key = _key(section, name)
-        below = section.get(key)
+        below = section.get(name)
         if below is None:
-            below = section[key] = {}
+            below = section[name] = {}
         if not isinstance(below, dict):
             holder = _safe_name(".".join(path[:depth])).strip() or "the field above"
             raise ConfigError(
@@ -95,9 +85,4 @@ def _set(section: dict[str, Any], path: Sequence[str], value: Any) -> None:
         section = below
     if path[-1] == "kind" and section.get("kind", value) != value:
         section.clear()
-    section[_key(section, path[-1])] = value
-
-
-def _key(section: Mapping[Any, Any], name: str) -> Any:
-    """Return the existing key that is written like `name`; YAML reads some keys as numbers."""
-    return next((key for key in section if str(key) == name), name)
+    section[path[-1]] = value

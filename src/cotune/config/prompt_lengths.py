@@ -23,13 +23,11 @@ class PromptLength:
     Attributes:
         task: the task.
         tokens: under the initial instruction.
-        fixed: without the texts that evolve; `tokens` if none does.
         needed: the least `limits.prompt_tokens` that holds it, with room for evolved texts.
     """
 
     task: Task
     tokens: int
-    fixed: int
     needed: int
 
 
@@ -43,10 +41,10 @@ def prompt_length(
     tokens = _tokens(environment, codec, task, instruction)
     evolves = method_of(strategy).evolves
     if evolves is None:
-        return PromptLength(task, tokens, tokens, tokens)
+        return PromptLength(task, tokens, tokens)
     unevolved = "" if evolves == "instruction" else instruction
     fixed = _tokens(environment, codec, task, unevolved)
-    return PromptLength(task, tokens, fixed, max(tokens, 2 * fixed))
+    return PromptLength(task, tokens, max(tokens, 2 * fixed))
 
 
 def longest_prompt(

@@ -78,13 +78,16 @@ def resumed_config(run: RunDir, was: RunConfig, assignments: Sequence[str]) -> R
     # Without its best policy a run is finished again, from its newest checkpoint.
     lost = bool(trained) and not (run.best_path / BEST).is_file()
     summary = None if lost else run.read_summary()
-    if summary is not None and (problem := _nothing_left(was, config, summary, trained)):
-        raise ConfigError(f"{run.path}: this run is finished{problem}, or start another run")
+    if summary is not None and _nothing_left(was, config, summary, trained):
+        raise ConfigError(
+            f"{run.path}: this run is finished; see its report. With a checkpoint, --set training.steps=… or, if "
+            "that is spent, training.rollout_budget=… continues it"
+        )
     return config
 
 
-def _nothing_left(was: RunConfig, config: RunConfig, summary: Row, trained: int | None) -> str:
-    """Return why a finished run has nothing to continue, and what to do; "" if it has."""
+def _nothing_left(was: RunConfig, config: RunConfig, summary: Row, trained: int | None) -> bool:
+    """Return whether a finished run has nothing to continue."""
     training = config.training
     # run.yaml may have the steps and the budget of a resume that failed before it began.
     steps = summary.get("asked_steps", was.training.steps)
@@ -93,21 +96,8 @@ def _nothing_left(was: RunConfig, config: RunConfig, summary: Row, trained: int 
         training.rollout_budget is None or training.rollout_budget > budget
     )
     spent = any(arm.get("ended_early") for arm in summary.get("arms", {}).values())
-    if not config.has_batches:
-        return ", and training.frozen leaves nothing to continue; see its report"
-    if spent and not more_rollouts:
-        return (
-            f": training.rollout_budget, {budget:,}, is spent; see its report, raise it with --set "
-            "training.rollout_budget=…"
-        )
-    if training.steps <= steps and not more_rollouts:
-        return "; see its report, give it more steps with --set training.steps=…"
-    if trained is None:
-        return (
-            " and keeps no checkpoint to resume from (training.save_every is "
-            f"{training.save_every}); see its report"
-        )
-    return ""
+    more_steps = training.steps > steps and not spent
+    return trained is None or not config.has_batches or not (more_rollouts or more_steps)
 
 
 def identity(config: RunConfig) -> dict[str, str]:
@@ -145,8 +135,7 @@ def check_resumable(was: RunConfig, now: RunConfig, source: str) -> None:
             )
     if was.output != now.output:
         raise ConfigError(
-            f"{source}: output is fixed once a run has started; leave it, or move the whole folder and "
-            "resume it there"
+            f"{source}: output is fixed once a run has started; move the whole folder and resume it there"
         )
 
 

@@ -127,30 +127,15 @@ def check_prompts(
     if longest is None or longest.needed <= limit:
         return
     evolves = method_of(strategy).evolves
-    texts = "instructions" if evolves == "instruction" else evolves
-    half = f", half of which is left for evolved {texts}" if evolves else ""
-    without = (
-        "" if longest.fixed == longest.tokens else f", {longest.fixed} without the instruction"
+    half = ", half of which is left for what evolves" if evolves else ""
+    if max_completion_length is not None:
+        fix = f"lower GRPOConfig.max_completion_length, {max_completion_length}, which leaves that of the context"
+    elif room is not None and longest.needed > room:
+        fix = f"lower limits.trajectory_tokens, as the policy's context holds {context_tokens}"
+    else:
+        fix = f"raise it to {longest.needed}"
+    raise ConfigError(
+        f"limits.prompt_tokens is {limit}{half}, but the prompt of task {longest.task.id} has {longest.tokens} "
+        f"tokens; expected at least {longest.needed}: {fix}, shorten the instruction, or leave long questions out "
+        f"{leave_out}"
     )
-    prompt = (
-        f"the prompt of task {longest.task.id} has {longest.tokens} tokens{without}; expected at least "
-        f"{longest.needed}"
-    )
-    # A shorter instruction helps only if the question alone would fit.
-    bare = longest.tokens - len(codec.encode(instruction))
-    shorten = "" if bare > limit // (2 if evolves else 1) else "shorten the instruction, or "
-    shorten += f"leave long questions out {leave_out}"
-    if max_completion_length is not None and context_tokens is not None:
-        left = context_tokens - longest.needed
-        lower = f"lower max_completion_length to {left}, " if left > 0 else ""
-        raise ConfigError(
-            f"GRPOConfig.max_completion_length is {max_completion_length} and leaves {limit} tokens of the "
-            f"policy's context of {context_tokens} for the prompt{half}, but {prompt}: {lower}{shorten}"
-        )
-    fix = f": raise it to {longest.needed}; or {shorten}"
-    if room is not None and longest.needed > room:
-        fix = (
-            f", but the policy's context holds {context_tokens}, limits.trajectory_tokens "
-            f"({limits.trajectory_tokens}) included; {shorten}"
-        )
-    raise ConfigError(f"limits.prompt_tokens is {limit}{half}, but {prompt}{fix}")

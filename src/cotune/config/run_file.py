@@ -1,6 +1,5 @@
 """The run file: a run's configuration in one frozen object. Defaults are the papers'."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast
@@ -8,18 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast
 import yaml
 from pydantic import (
     Field,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
+    SerializeAsAny,
     TypeAdapter,
     ValidationError,
     ValidatorFunctionWrapHandler,
-    WrapSerializer,
     WrapValidator,
     field_validator,
     model_validator,
 )
 
-from cotune.config.overrides import too_much, with_overrides
+from cotune.config.overrides import with_overrides
 from cotune.data.dataset import DatasetConfig
 from cotune.environments import registry as environments
 from cotune.environments.environment_kind import EnvironmentKind
@@ -75,15 +72,6 @@ class InstructionConfig(TextOrFields):
     """Keep the data's system prompt, or replace it with the instruction."""
     separator: str | None = None
     """Text between instruction and question in the user's message; the usual one is a blank line."""
-
-    @model_validator(mode="after")
-    def _has_a_place(self) -> "InstructionConfig":
-        if self.role == "system" and self.placement is not None:
-            raise ValueError(
-                f"placement is {self.placement!r}, which is for the user's message, but role is 'system'; "
-                "remove placement"
-            )
-        return self
 
     @property
     def places(self) -> dict[str, str]:
@@ -222,18 +210,9 @@ def _section(
         kind = fields.get("kind") if mapping else getattr(fields, "kind", None)
         if not isinstance(kind, str) or kind in built_in or kind not in registered(group):
             return handler(value)
-        options = options_of(kind)
-        if isinstance(value, options):
-            return value
-        return TypeAdapter[Any](_union([*classes, options])).validate_python(value)
+        return TypeAdapter[Any](_union([*classes, options_of(kind)])).validate_python(value)
 
-    def dumped(value: Any, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> Any:
-        if isinstance(value, classes):
-            return handler(value)
-        mode = "json" if info.mode == "json" else "python"
-        return TypeAdapter[Any](type(cast(object, value))).dump_python(value, mode=mode)
-
-    return Annotated[_union(classes), WrapValidator(validated), WrapSerializer(dumped)]
+    return Annotated[SerializeAsAny[_union(classes)], WrapValidator(validated)]
 
 
 if TYPE_CHECKING:
@@ -439,9 +418,7 @@ def load_config(path: str | Path, assignments: Sequence[str] = ()) -> RunConfig:
 def parse_config(raw: Mapping[str, Any], source: str) -> RunConfig:
     """Build the configuration of a new run from plain data; `source` is named in errors."""
     check_values(raw, source)
-    config = parse_recorded(raw, source)
-    _check_booleans(raw, config, source)
-    return config
+    return parse_recorded(raw, source)
 
 
 def parse_recorded(raw: Mapping[str, Any], source: str) -> RunConfig:
@@ -454,33 +431,18 @@ def parse_recorded(raw: Mapping[str, Any], source: str) -> RunConfig:
         raise ConfigError(f"{source}: {describe(error, RunConfig)}") from None
 
 
-def _check_booleans(raw: Mapping[str, Any], parsed: Any, source: str, section: str = "") -> None:
-    """Raise ConfigError for true or false in place of a number; pydantic would read it as 1 or 0."""
-    for name, value in raw.items():
-        field = getattr(parsed, name, None)
-        if isinstance(value, Mapping):
-            _check_booleans(cast("Mapping[str, Any]", value), field, source, f"{section}{name}.")
-        elif isinstance(value, bool) and type(field) in (int, float):
-            came = "true" if value else "false"
-            raise ConfigError(f"{source}: {section}{name}: expected a number; got {came}")
-
-
 _UNWRITABLE = re.compile(r"[\x00\ud800-\udfff]")
 
 
 def check_values(raw: Mapping[str, Any], source: str) -> None:
     """Raise ConfigError for a key, a password in a URL, or what cannot be written to a file."""
     for name, value in flat(raw).items():
-        field = printable(hide_secrets(name, guess=True))
         if any(map(_UNWRITABLE.search, texts_in([name, value]))):
             raise ConfigError(
-                f"{source}: {field}: holds a NUL character or half of a surrogate pair; remove it"
+                f"{source}: {printable(name)}: holds a NUL character or half of a surrogate pair; remove it"
             )
-        try:
-            secret = has_secret(str(value))
-        except ValueError:  # Python writes no integer of more than 4,300 digits
-            raise ConfigError(f"{source}: {field}: holds a number of too many digits") from None
-        if secret and not name.startswith("instruction"):
+        if has_secret(str(value)) and not name.startswith("instruction"):
+            field = printable(hide_secrets(name, guess=True))
             raise ConfigError(
                 f"{source}: {field}: holds a key, or an address with a user or password (not shown), and "
                 "a run file is copied into the run folder; keep secrets in environment variables"
@@ -498,17 +460,8 @@ def read_fields(path: Path, expected: str, such_as: str) -> dict[str, Any]:
         raw = yaml.load(path.read_text(encoding="utf-8"), FieldLoader)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}; expected {expected}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text ({error.reason}); expected YAML") from error
-    except yaml.YAMLError as error:
-        advice = "expected YAML"
-        if "'\\t'" in str(error):
-            advice = "expected YAML, which is indented by spaces, not tabs"
-        elif "mapping values are not allowed" in str(error):
-            advice = 'put a text that holds ": " in quotes'
-        raise ConfigError(f"{path}{_yaml_problem(error)}; {advice}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: {too_much(error)}; expected YAML") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}{_yaml_problem(error)}") from None
     if not isinstance(raw, dict):
         raise ConfigError(
             f"{path}: holds {'nothing' if raw is None else type(raw).__name__}; expected fields "
@@ -517,9 +470,9 @@ def read_fields(path: Path, expected: str, such_as: str) -> dict[str, Any]:
     return cast("dict[str, Any]", raw)
 
 
-def _yaml_problem(error: yaml.YAMLError) -> str:
+def _yaml_problem(error: Exception) -> str:
     """Describe the position and the problem, without the line itself: it may hold a key."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         problem = hide_secrets(error.problem or "not YAML", guess=True)
-        return f", line {error.problem_mark.line + 1}: {problem}"
-    return ": not YAML"
+        return f", line {error.problem_mark.line + 1}: {problem}; expected YAML"
+    return ": expected YAML, in UTF-8"

@@ -104,7 +104,7 @@ def test_gepa_on_a_frozen_policy_makes_no_training_batch(
     assert summary["llm"] == "offline rules"
     assert not list((run.path / "evolution").glob("*"))
     assert "The weights are the base's." in (run.best_path / "README.md").read_text()
-    with pytest.raises(ConfigError, match="nothing to continue"):
+    with pytest.raises(ConfigError, match="this run is finished"):
         resumed_config(run, parse_config(run.read_config(), "test"), ())
 
 
