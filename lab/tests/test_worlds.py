@@ -163,7 +163,7 @@ def test_a_run_file_names_a_world_by_its_kind(kind: str) -> None:
 def test_run_files_parse(file: Path) -> None:
     config = load_config(file)
     assert config.name == file.stem
-    if config.method.needs_llm(config.strategy):
+    if config.method.needs_llm:
         rules = "offline rules" if config.environment.kind == "geo" else "cotune_lab.rules:Rules"
         assert describe_llm(config.proposer) == rules
 

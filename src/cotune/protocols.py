@@ -120,7 +120,10 @@ class Strategy(ABC):
 
     @property
     def has_teacher(self) -> bool:
-        """Return whether the run ends with a last stage, in which successes have a teacher (`teacher_kl`)."""
+        """Return whether the run ends with a last stage, in which successes have a teacher (`teacher_kl`).
+
+        The policy of the last step is then kept, whatever earlier policies score.
+        """
         return False
 
     # ---- the result
@@ -150,11 +153,6 @@ class Strategy(ABC):
 
         That instruction is then kept unless `best_prompt` scores higher.
         """
-        return False
-
-    @property
-    def keeps_last(self) -> bool:
-        """Return whether the policy of the last step is kept, whatever earlier policies score."""
         return False
 
     # ---- saved state

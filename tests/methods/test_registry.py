@@ -42,7 +42,7 @@ def test_each_method_says_what_it_is() -> None:
         assert method.options().kind == kind
         assert method.label
         assert method.about
-        assert bool(method.evolves) == method.needs_llm(method.options())
+        assert bool(method.evolves) == method.needs_llm
     assert len({method.label for method in BUILT_IN.values()}) == len(BUILT_IN)
 
 

@@ -16,5 +16,5 @@ def test_it_does_nothing():
     assert strategy.best_instruction_id() == "i0"
     strategy.settle("i1")
     assert (strategy.choice(), strategy.best_hint()) == (None, "")
-    assert (strategy.checks_uplift, strategy.keeps_last) == (False, False)
+    assert (strategy.checks_uplift, strategy.has_teacher) == (False, False)
     assert strategy.distillation == Distillation(ratio="original")

@@ -97,6 +97,6 @@ METHOD = Method(
     label="Two-armed bandit",
     about="two instructions in turn, the better one is kept",
     evolves="instruction",
-    needs_llm=lambda options: False,
+    needs_llm=False,
     check=_check,
 )

@@ -48,7 +48,7 @@ class JointMethod:
             )
         object.__setattr__(self, "llm", _read_llm(name, self.llm))
         method = method_of(self.options.kind)
-        if self.llm is not None and not method.needs_llm(self.options):
+        if self.llm is not None and not method.needs_llm:
             raise ConfigError(f"{name} uses no LLM with these options; remove llm")
 
     @cached_property
@@ -79,8 +79,7 @@ def _read_llm(name: str, llm: ProposingLLM) -> LLM | OpenAIOptions | BankOptions
             return OpenAIOptions(model=llm)
         except ValueError as error:
             raise ConfigError(f"{name}: llm: {error}") from None
-    # Options of an LLM have a public name.
-    if llm is None or hasattr(llm, "public_name"):
+    if llm is None or isinstance(llm, OpenAIOptions | BankOptions):
         return llm
     if not isinstance(llm, type) and callable(getattr(llm, "complete", None)):
         return llm

@@ -1,5 +1,6 @@
 """The run file: a run's configuration in one frozen object. Defaults are the papers'."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast
@@ -52,11 +53,6 @@ class RulesConfig(Model):
     def describe(self) -> str:
         """Return what proposes."""
         return "offline rules"
-
-    @property
-    def public_name(self) -> str:
-        """Return what proposes, as others should read it."""
-        return "cotune's offline rules"
 
 
 class InstructionConfig(TextOrFields):
@@ -356,7 +352,7 @@ class RunConfig(Model):
     @property
     def proposer(self) -> LLMConfig | None:
         """Return the LLM that the method asks: `llm` or the offline rules; None if it asks none."""
-        return (self.llm or RulesConfig()) if self.method.needs_llm(self.strategy) else None
+        return (self.llm or RulesConfig()) if self.method.needs_llm else None
 
     @property
     def has_batches(self) -> bool:
@@ -364,9 +360,7 @@ class RunConfig(Model):
         return self.method.uses_batches or not self.training.frozen
 
     def _check_llm(self) -> None:
-        if not self.method.needs_llm(self.strategy) or (
-            self.llm is not None and self.llm.kind != "rules"
-        ):
+        if not self.method.needs_llm or (self.llm is not None and self.llm.kind != "rules"):
             return
         if not self.environment_kind.offline_rules:
             raise ValueError(

@@ -92,7 +92,7 @@ class RunEvaluation:
     def validate(self, joint: Joint, trained: int) -> Score:
         """Score the policy on validation and keep it if it is the best; on rank 0."""
         score, plain = self.during(joint)
-        if not joint.coordinator.strategy.keeps_last:
+        if not joint.coordinator.strategy.has_teacher:
             self.best.offer(joint, score, trained, plain)
         return score
 
@@ -210,7 +210,7 @@ class RunEvaluation:
 
     def _offer(self, joint: Joint, score: Score | None, plain: Score | None) -> None:
         """Keep the last policy if it is the best."""
-        if score is None or joint.coordinator.strategy.keeps_last:
+        if score is None or joint.coordinator.strategy.has_teacher:
             # The kept policy is from a run with fewer steps. Without scores it is unknown which one is
             # better; and with a last stage, the earlier policy was not finished.
             self.best.forget()

@@ -230,9 +230,8 @@ class Preflight:
         options = self.config.proposer
         if not (isinstance(options, OpenAIOptions) and self.may_call) or launched_rank() != 0:
             return None
-        spent = 0.0 if self._new else RunDir(self.config.output).totals().money
         try:
-            self.llm_calls = make_first_call(options, spent)
+            self.llm_calls = make_first_call(options)
         except LLMError as error:
             text = f"llm: a first call failed ({one_line(str(error))[:300]}); correct llm"
             # A resume may need no further proposal.

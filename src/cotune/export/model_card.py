@@ -19,6 +19,12 @@ from cotune.run.json_files import Row, write_atomic
 from cotune.run.run_dir import RunDir
 from cotune.utils.text import printable
 
+_PROPOSERS = {
+    "rules": "cotune's offline rules",
+    "bank": "a bank of written texts, not an LLM",
+    "python": "the author's own LLM",
+    "openai": "",  # its model's name
+}
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 _SCORES = {
     "em": "trained, best instruction",
@@ -81,6 +87,7 @@ def write_card(
     card = templates.get_template("card.md.j2").render(
         front=front.to_yaml(),
         config=config,
+        proposers=_PROPOSERS,
         chosen=chosen,
         serving=serving,
         arm=arm,

@@ -39,11 +39,6 @@ class BankOptions(Section):
         """Return what proposes, and its file."""
         return f"a bank of written texts ({self.path.name}), not an LLM"
 
-    @property
-    def public_name(self) -> str:
-        """Return what proposes, without what is private to a machine."""
-        return self.describe()
-
 
 class BankLLM:
     """Answer proposers' prompts with the entries of a bank, as many as they ask for.

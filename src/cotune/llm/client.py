@@ -122,11 +122,6 @@ class OpenAIOptions(Section):
         """Return the model's name and its address."""
         return f"{self.model} at {self.base_url or 'api.openai.com'}"
 
-    @property
-    def public_name(self) -> str:
-        """Return the model's name, without its address, which may be a machine's."""
-        return self.model
-
     def price(self, prompt_tokens: int, completion_tokens: int) -> float:
         """Return the price of a call: (prompt x its price + completion x its price) / 10^6."""
         return (
@@ -202,7 +197,8 @@ class OpenAIClient:
             begun = time.monotonic()
             outcome = _LOOP.run(self._ask(prompt))
             estimated = outcome.replied is not False and outcome.usage is None
-            upper_bound = (prompt_token_bound(len(prompt.encode())), options.max_tokens)
+            # A token has at least one byte.
+            upper_bound = (len(prompt.encode()) + _TEMPLATE_TOKENS, options.max_tokens)
             usage = upper_bound if estimated else outcome.usage or (0, 0)
             self._record.charge(
                 options.model,
@@ -434,11 +430,6 @@ def _shorten(text: str) -> str:
     """Return the beginning of a text on one line."""
     text = one_line(text[: 4 * _SHOWN_CHARACTERS])
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
-
-
-def prompt_token_bound(prompt_bytes: int) -> int:
-    """Bound the tokens of a prompt by its UTF-8 bytes: one per byte, plus the template's."""
-    return prompt_bytes + _TEMPLATE_TOKENS
 
 
 def _openai_url() -> str:

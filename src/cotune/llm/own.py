@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, cast
 
 from cotune.errors import ConfigError
@@ -38,11 +37,6 @@ class OwnLLMOptions(Section):
     def describe(self) -> str:
         """Return the name of the object."""
         return self.object
-
-    @property
-    def public_name(self) -> str:
-        """Return the name of the object, without its folder."""
-        return Path(self.object).name
 
 
 def own_llm(options: OwnLLMOptions) -> LLM:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from cotune.methods.contract import TextRules
 from cotune.methods.method import Evolution, RunShape
-from cotune.methods.proposals import ProposalAccount, record_born, rejections, surroundings
+from cotune.methods.proposals import ProposalAccount, record_born, record_rejected, surroundings
 from cotune.methods.text_evolution import (
     DevScores,
     Record,
@@ -45,11 +45,10 @@ class InstructionSearch(TextSearch):
         self._born = evolution.progress.step
         self._ids = {instruction.text: instruction.id for instruction in instructions}
         self._origin = getattr(evolution.llm, "origin", "") or _ORIGIN
-        self._reject = rejections(evolution.record, self._ids, self._origin)
         self._before = 0  # rollouts before the search itself
         self._part = -1  # of the budget, when progress was last recorded
         lineage = {instruction.text: instruction.shown for instruction in instructions}
-        super().__init__(plan, evolution, account, rules, self._reject, lineage)
+        super().__init__(plan, evolution, account, rules, self._refuse, lineage)
 
     def run(self, seed: Instruction, last: bool) -> DevScores:
         """Return all texts with their scores, the seed first; the accepted ones join the instructions.
@@ -103,7 +102,11 @@ class InstructionSearch(TextSearch):
     def record_rejected(
         self, text: str, parent: str, score: float, parent_score: float, reason: str
     ) -> None:
-        self._reject(text, parent, reason, score, parent_score)
+        parent_id = self._ids[parent]
+        record_rejected(text, parent_id, self._origin, reason, self.record, score, parent_score)
+
+    def _refuse(self, text: str, parent: str, reason: str) -> None:
+        record_rejected(text, self._ids[parent], self._origin, reason, self.record)
 
     def record_progress(self, texts: int, best: float) -> None:
         """Recorded periodically: an iteration may be only six rollouts."""
@@ -124,19 +127,11 @@ class InstructionSearch(TextSearch):
 
 def check_budget(budget: int, shape: RunShape, batches: int = 1) -> None:
     """Raise ValueError if a search before step 1 and the batches that must follow it cost too much."""
-    if shape.rollout_budget is None:
-        return
     batch = 0 if shape.frozen else shape.questions_per_step * shape.group_size
-    if budget + batches * batch > shape.rollout_budget:
-        some = (
-            f"a batch of {batch} follows"
-            if batches == 1
-            else f"{batches} batches of {batch} follow"
-        )
-        follows = f", and {some} it" if batch else ""
+    if shape.rollout_budget is not None and budget + batches * batch > shape.rollout_budget:
         raise ValueError(
-            f"strategy.budget is {budget}{follows}, more than training.rollout_budget, "
-            f"{shape.rollout_budget}; lower strategy.budget, or raise training.rollout_budget"
+            f"strategy.budget is {budget}, and {batches * batch} rollouts must follow, more than "
+            f"training.rollout_budget, {shape.rollout_budget}; lower strategy.budget, or raise it"
         )
 
 

@@ -69,7 +69,6 @@ class RunShape:
 
     Attributes:
         steps, questions_per_step, group_size, rollout_budget, frozen: as in its `training`.
-        group_field, steps_field: what sets `group_size` and `steps`, for messages.
         questions: training questions; 0 if they are not counted yet.
     """
 
@@ -78,8 +77,6 @@ class RunShape:
     questions_per_step: int = 1
     rollout_budget: int | None = None
     frozen: bool = False
-    group_field: str = "training.group_size"
-    steps_field: str = "training.steps"
     questions: int = 0
 
 
@@ -127,7 +124,7 @@ class Method(Generic[Options]):
         label: its name in tables and reports.
         about: what it does, in a line.
         evolves: the texts that it changes, which may fill half of a prompt; None if it changes none.
-        needs_llm: returns whether it asks an optimizer LLM.
+        needs_llm: whether it asks an optimizer LLM.
         uses_batches: whether it learns from training batches, so that they are rolled out even if
             the policy is frozen.
         loss: the policy loss, unless `training.engine_args` names another: GRPO's, or CISPO's
@@ -143,7 +140,7 @@ class Method(Generic[Options]):
     label: str
     about: str
     evolves: Literal["instruction", "hints"] | None = None
-    needs_llm: Callable[[Options], bool] = lambda options: True
+    needs_llm: bool = True
     uses_batches: bool = True
     loss: Literal["grpo", "cispo"] = "grpo"
     check: Callable[[Options, RunShape], None] = lambda options, shape: None

@@ -9,8 +9,8 @@ ProposalAccount       asks the LLM, counts and records, and ends a run in which 
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 
 from cotune.errors import BudgetError, EvolutionError, LLMError
 from cotune.methods.contract import neutralised
@@ -73,23 +73,6 @@ class Draft:
     shown: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Health:
-    """What the phases of a run say of its LLM.
-
-    Attributes:
-        useful: whether a text of the run met the contract.
-        failed: failed phases in a row.
-        causes: why their proposals failed.
-        ended: whether "proposals_ended" was recorded.
-    """
-
-    useful: bool = False
-    failed: int = 0
-    causes: list[str] = field(default_factory=list[str])
-    ended: bool = False
-
-
 class ProposalAccount:
     """Ask an LLM for texts of one kind, phase by phase, and end a run in which it is useless.
 
@@ -113,7 +96,11 @@ class ProposalAccount:
         self.what = what
         self._form = form
         self._needed = needed
-        self._health = _Health()
+        # What the phases so far say of the LLM.
+        self._useful = False  # whether a text of the run met the contract
+        self._failed = 0  # failed phases in a row
+        self._causes: list[str] = []  # why their proposals failed
+        self._ended = False  # whether "proposals_ended" was recorded
 
     def begin(
         self,
@@ -195,44 +182,50 @@ class ProposalAccount:
             EvolutionError: the phase failed, and this is the second such phase in a row, or the last one
                 of a run without any valid text.
         """
-        health = self._health
-        health.useful |= self.valid > 0
-        if self.valid or (health.useful and self.proposed):
-            health.failed = 0
-            health.causes = []
-            health.ended = False
-        elif not self.spent or (self._needed and not health.useful):
+        self._useful |= self.valid > 0
+        if self.valid or (self._useful and self.proposed):
+            self._failed = 0
+            self._causes = []
+            self._ended = False
+        elif not self.spent or (self._needed and not self._useful):
             if self.spent:
                 self._blame(self.spent)
-            health.failed += 1
-            causes = "; ".join(health.causes)
-            self.record("phase_failed", reason=causes, in_a_row=health.failed)
-            if health.failed >= _ENDS_A_RUN or (last and not health.useful):
+            self._failed += 1
+            causes = "; ".join(self._causes)
+            self.record("phase_failed", reason=causes, in_a_row=self._failed)
+            if self._failed >= _ENDS_A_RUN or (last and not self._useful):
                 phases = (
-                    "the only phase" if health.failed == 1 else f"{health.failed} phases in a row"
+                    "the only phase" if self._failed == 1 else f"{self._failed} phases in a row"
                 )
                 raise EvolutionError(
                     f"every {self.what} of {phases} failed ({causes}); correct llm"
                 )
         if self.spent:
-            if not health.ended:
+            if not self._ended:
                 self.record("proposals_ended", reason=self.spent)
-            health.ended = True
+            self._ended = True
 
     def _fail(self, reason: str) -> None:
         self._blame(reason)
         self.record("proposal_failed", reason=reason)
 
     def _blame(self, reason: str) -> None:
-        causes = self._health.causes
-        if reason not in causes and len(causes) < _MOST_CAUSES:
-            causes.append(reason)
+        if reason not in self._causes and len(self._causes) < _MOST_CAUSES:
+            self._causes.append(reason)
 
     def state_dict(self) -> State:
-        return asdict(self._health)
+        return {
+            "useful": self._useful,
+            "failed": self._failed,
+            "causes": list(self._causes),
+            "ended": self._ended,
+        }
 
     def load_state_dict(self, state: State) -> None:
-        self._health = _Health(**state)
+        self._useful = bool(state["useful"])
+        self._failed = int(state["failed"])
+        self._causes = list(state["causes"])
+        self._ended = bool(state["ended"])
 
 
 def reads_prompts(llm: LLM) -> bool:
@@ -261,25 +254,18 @@ def record_gone(
     record("instruction_pruned", id=instruction_id, **fields)
 
 
-def rejections(record: Recorder, ids: Mapping[str, str], origin: str) -> Callable[..., None]:
-    """Return a function that records that a proposed instruction did not join, and why.
-
-    Args:
-        ids: of the parents, by text.
-        origin: of the instructions.
-    """
-
-    def reject(
-        text: str,
-        parent: str,
-        reason: str,
-        score: float | None = None,
-        parent_score: float | None = None,
-    ) -> None:
-        fields = {"origin": origin, "score": score, "parent_score": parent_score}
-        record("instruction_rejected", reason=reason, text=text, parent=ids[parent], **fields)
-
-    return reject
+def record_rejected(
+    text: str,
+    parent_id: str,
+    origin: str,
+    reason: str,
+    record: Recorder,
+    score: float | None = None,
+    parent_score: float | None = None,
+) -> None:
+    """Record that a proposed instruction did not join, and why."""
+    fields = {"origin": origin, "score": score, "parent_score": parent_score}
+    record("instruction_rejected", reason=reason, text=text, parent=parent_id, **fields)
 
 
 # ---- what prompts and replies of all proposers share

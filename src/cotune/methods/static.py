@@ -51,6 +51,6 @@ METHOD = Method(
     build=lambda options, context: StaticStrategy(context.instruction),
     label="GRPO",
     about="GRPO under the static instruction",
-    needs_llm=lambda options: False,
+    needs_llm=False,
     uses_batches=False,
 )

@@ -277,7 +277,7 @@ def test_the_last_policy_is_kept_if_the_method_ends_by_a_stage_of_its_own(
     last_stage: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, evaluation = trained(tmp_path, Counting(), every=1)
-    monkeypatch.setattr(Counting, "keeps_last", last_stage)
+    monkeypatch.setattr(Counting, "has_teacher", last_stage)
     scores = iter([0.9, *[0.5] * 5])  # the first policy is better on validation than the last
     tested: list[int] = []
 

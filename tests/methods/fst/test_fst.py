@@ -169,9 +169,9 @@ def test_refusals(changes: dict[str, Any], message: str):
     ("stage", "short", "reason"),
     [
         (0, 0, ""),
-        (0, 1, r"strategy\.budget is 400, and a batch of 192 follows"),
+        (0, 1, r"strategy\.budget is 400, and 192 rollouts must follow"),
         (3, 0, ""),
-        (3, 1, "and 4 batches of 192 follow it"),
+        (3, 1, "and 768 rollouts must follow"),
     ],
 )
 def test_a_round_leaves_rollouts_for_a_batch_and_a_last_stage(

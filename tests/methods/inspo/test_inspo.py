@@ -175,8 +175,8 @@ def test_the_last_stage_teaches_the_initial_instruction_by_the_best_and_evolves_
     # The stage credits no instruction.
     assert {member.id: member.weight for member in strategy.population.members} == weights
     assert strategy.checks_uplift
-    assert strategy.keeps_last
-    assert not inspo().keeps_last
+    assert strategy.has_teacher
+    assert not inspo().has_teacher
 
 
 def test_the_last_stage_begins_when_the_budget_pays_for_no_more():
@@ -320,7 +320,7 @@ def test_the_population_stays_where_nothing_is_accepted():
 def test_nothing_to_reflect_on_is_no_failure():
     made, events = evolved(ScriptedLLM([TWO]), start=1.0)
     assert events.of("evolution")[0]["rounds"] == 0
-    assert "no experience" in events.of("notice")[1]["text"]
+    assert "no experience" in events.of("notice")[0]["text"]
     assert len(made._lineage) == 3
 
 
@@ -473,21 +473,12 @@ def test_the_first_phase_is_the_last_if_the_others_would_fall_into_the_last_stag
     run(other, policy, Author(DOWN), Events(), range(1, 2), TASKS, total=9)
 
 
-def test_a_last_stage_needs_batches_before_it_and_a_policy_that_learns():
+def test_a_last_stage_needs_batches_before_it():
     stage = InspoOptions(distil_steps=4)
     shape = RunShape(group_size=2, steps=5)
     METHOD.check(stage, shape)
-    with pytest.raises(
-        ValueError, match=r"distil_steps is 4, but training\.steps is 4; expected few"
-    ):
+    with pytest.raises(ValueError, match="distil_steps is 4, of 4 rollout batches; expected few"):
         METHOD.check(stage, replace(shape, steps=4))
-    with pytest.raises(ValueError, match=r"training\.frozen is true"):
-        METHOD.check(stage, replace(shape, frozen=True))
-    METHOD.check(stage, replace(shape, rollout_budget=10))
-    with pytest.raises(
-        ValueError, match=r"rollout_budget, 9, pays for 4 batches of 2; .* at least 10"
-    ):
-        METHOD.check(stage, replace(shape, rollout_budget=9))
 
 
 # ---- learning, state, options
@@ -551,15 +542,13 @@ def test_defaults_are_the_papers_and_unknown_fields_are_refused():
         read({"kind": "inspo", "population": 7})
 
 
-@pytest.mark.parametrize(
-    ("steps", "text"),
-    [(4, "the run of 4 steps ends before its first evolution, due after step 4"), (91, "evolution ends at step 9 of 91"), (90, "")],
-)  # fmt: skip
-def test_a_schedule_that_does_not_fit_the_runs_length_is_noticed(steps: int, text: str) -> None:
+@pytest.mark.parametrize(("steps", "noticed"), [(4, True), (90, False)])
+def test_a_run_that_ends_before_its_first_evolution_is_noticed(steps: int, noticed: bool) -> None:
     events = Events()
     first = Progress(1, 0, steps)
     inspo().evolve_if_due(first, ScriptedRollout(decomposing), ScriptedLLM([REWRITES]), events)
-    assert [row["text"].startswith(text) for row in events.of("notice")] == [True] * bool(text)
+    text = "the run of 4 steps ends before its first evolution, due after step 4"
+    assert [row["text"].startswith(text) for row in events.of("notice")] == [True] * noticed
 
 
 @pytest.mark.parametrize(("count", "noticed"), [(3, True), (4, False)])

@@ -74,7 +74,7 @@ def proposer_of(method: JointMethod, environment: Environment) -> Any:
     Raises:
         ConfigError: it asks one, and there is none.
     """
-    if not method_of(method.options.kind).needs_llm(method.options):
+    if not method_of(method.options.kind).needs_llm:
         return None
     if method.llm is not None:
         return method.llm
@@ -131,9 +131,7 @@ def run_shape(args: GRPOConfig) -> RunShape:
     group = args.num_generations or 1
     return RunShape(
         group_size=group,
-        group_field="GRPOConfig.num_generations",
         steps=args.max_steps // steps_per_batch(args),
-        steps_field="GRPOConfig.max_steps, in rollout batches,",
         questions_per_step=(args.generation_batch_size or group) // group,
     )
 
@@ -231,7 +229,7 @@ def script_settings(
         "limits": limits,
         "strategy": method.options,
         "llm": TypeAdapter[Any](type(llm)).dump_python(llm, mode="json")
-        if llm is None or hasattr(llm, "public_name")
+        if llm is None or isinstance(llm, OpenAIOptions | BankOptions)
         else {"kind": "python", "object": reference_to(type(llm))},
         "training": {
             "steps": -(-args.max_steps // optimizer_steps),

@@ -34,7 +34,7 @@ from cotune.methods.proposals import (
     reads_prompts,
     record_born,
     record_gone,
-    rejections,
+    record_rejected,
 )
 from cotune.protocols import Recorder, State
 from cotune.types import (
@@ -193,7 +193,13 @@ class Inspo(EvolvedInstructions):
         options = self.options
         before_stage = range(1, evolution.progress.total_steps - options.distil_steps)
         evolves = any(options.is_due(step, options.evolve_every) for step in before_stage)
-        self._notice_schedule(evolution, evolves)
+        if options.evolve_every and options.population_size > 1 and not evolves:
+            evolution.record(
+                "notice",
+                text=f"the run of {evolution.progress.total_steps} steps ends before its first evolution, due after "
+                f"step {options.evolve_every}: only rewrites of the initial instruction are tried; lower "
+                "strategy.evolve_every, or train longer",
+            )
         rewrites = self._generate(
             [self._lineage[0]],
             options.population_size - 1,
@@ -335,9 +341,9 @@ class Inspo(EvolvedInstructions):
             instruction = contestant.instruction
             scores = (contestant.score, contestant.parent_score)
             if reason:
-                parent = contestant.parent
-                reject = rejections(record, {parent.text: parent.id}, instruction.origin)
-                reject(instruction.text, parent.text, reason, *scores)
+                parent_id = contestant.parent.id
+                origin = instruction.origin
+                record_rejected(instruction.text, parent_id, origin, reason, record, *scores)
                 continue
             # Line 23, at the first that is accepted: only the parents stay.
             if not trial.counts["accepted"]:
@@ -385,8 +391,11 @@ class Inspo(EvolvedInstructions):
         verifies = options.pays_to_verify and not at_start
         origin = getattr(llm, "origin", "") or ("rewrite" if at_start else proposer)
         ids = {parent.text: parent.id for parent in parents}
-        reject = rejections(record, ids, origin)
-        account.begin(llm, record, self._rules.check, reject, tried=ids)
+
+        def refuse(text: str, parent: str, reason: str) -> None:
+            record_rejected(text, ids[parent], origin, reason, record)
+
+        account.begin(llm, record, self._rules.check, refuse, tried=ids)
         spendable = self._spendable(evolution.progress) if verifies else None
         new = _Generation()
         # Line 18: until the population is full.
@@ -438,7 +447,8 @@ class Inspo(EvolvedInstructions):
             best, rejected = accept(candidates, vacancies - len(new.accepted))
             new.accepted += best
             for c, reason in rejected:
-                reject(c.instruction.text, parent.text, reason, c.score, c.parent_score)
+                text = c.instruction.text
+                record_rejected(text, parent.id, origin, reason, record, c.score, c.parent_score)
         new.proposed = account.proposed
         if new.rounds:
             account.end_phase(last)
@@ -546,26 +556,6 @@ class Inspo(EvolvedInstructions):
                 "notice",
                 text=f"verification on {count} instead of {full_count} questions before step {step}: "
                 "the authors of the candidates were shown the others",
-            )
-
-    def _notice_schedule(self, evolution: Evolution, evolves: bool) -> None:
-        """Record a notice if the schedule, which counts steps, does not fit the run's length."""
-        options = self.options
-        steps = evolution.progress.total_steps
-        if not options.evolve_every or options.population_size == 1:
-            return
-        if not evolves:
-            evolution.record(
-                "notice",
-                text=f"the run of {steps} steps ends before its first evolution, due after step "
-                f"{options.evolve_every}: only rewrites of the initial instruction are tried; lower "
-                "strategy.evolve_every, or train longer",
-            )
-        elif 10 * options.evolve_until < steps:
-            evolution.record(
-                "notice",
-                text=f"evolution ends at step {options.evolve_until} of {steps}: raise strategy.evolve_until, "
-                "and evolve_every with it",
             )
 
     def state_dict(self) -> State:

@@ -259,8 +259,8 @@ def check(options: P2OOptions, shape: RunShape) -> None:
     if options.successes_below > judged:
         raise ValueError(
             f"strategy: successes_below is {options.successes_below}, but a question is judged by "
-            f"{judged} rollouts of {shape.group_field} {shape.group_size} and would stay hard "
-            f"forever; expected at most {judged}"
+            f"{judged} rollouts of a group of {shape.group_size} and would stay hard forever; expected at most "
+            f"{judged}"
         )
 
 
