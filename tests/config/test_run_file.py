@@ -1,12 +1,9 @@
-import datetime
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cotune.config.run_file import (
     RulesConfig,
@@ -14,16 +11,12 @@ from cotune.config.run_file import (
     load_config,
     parse_config,
 )
-from cotune.environments.search import SearchOptions
 from cotune.errors import ConfigError
-from cotune.llm.client import OpenAIOptions
 from cotune.llm.own import OwnLLMOptions
 from cotune.methods.inspo.inspo import InspoOptions
-from cotune.methods.static import StaticOptions
 from cotune.run.record import Record
 from cotune.types import Limits
 from cotune.utils.field_yaml import FieldLoader
-from cotune_lab.worlds.geo import INITIAL_INSTRUCTION, GeoOptions
 from tests.run_files import tiny
 
 LEAST: dict[str, Any] = {
@@ -79,19 +72,6 @@ def test_half_of_a_character_is_refused(tmp_path: Path) -> None:
             load_config(file)
 
 
-def test_an_argument_of_a_chat_template_is_plain_data() -> None:
-    with pytest.raises(ConfigError, match=r"policy.template_args"):
-        parse_config(
-            {
-                "output": "out",
-                "environment": {"kind": "geo"},
-                "strategy": {"kind": "static"},
-                "policy": {"template_args": {"date_string": datetime.date(2024, 7, 26)}},
-            },
-            "test",
-        )
-
-
 def test_defaults_are_the_papers() -> None:
     config = parse_config(LEAST | {"strategy": {"kind": "inspo"}}, "test")
     training = config.training
@@ -100,31 +80,6 @@ def test_defaults_are_the_papers() -> None:
     assert (training.temperature, training.schedule, training.warmup) == (1.0, "cosine", 0.1)
     assert config.limits == Limits(4, 500, 500, 4096, 4096)
     assert config.strategy == InspoOptions()
-
-
-def test_sections_become_options() -> None:
-    search = {"environment": {"kind": "search", "corpus": "x"}, "dataset": {"path": "x"}}
-    llm = {"kind": "openai", "model": "m"}
-    raw = LEAST | search | {"policy": {"path": "m"}, "llm": llm}
-    config = parse_config(raw, "test")
-    assert config.environment == SearchOptions(corpus=Path("x"))
-    assert config.llm == OpenAIOptions(model="m")
-    assert config.strategy == StaticOptions()
-    assert parse_config(LEAST, "test").environment == GeoOptions()
-
-
-@given(
-    st.integers(1, 50),
-    st.integers(1, 9),
-    st.one_of(st.none(), st.just(INITIAL_INSTRUCTION + " Ünïcode “quotes”: {braces}\n- list")),
-)
-def test_dump_and_parse_round_trip(steps: int, window: int, instruction: str | None) -> None:
-    raw = tiny(Path("out"), {"training": {"steps": steps}, "instruction": instruction})
-    raw["strategy"] |= {"window": window}
-    config = parse_config(raw, "test")
-    as_file = yaml.safe_load(yaml.safe_dump(dump_config(config), allow_unicode=True))
-    assert parse_config(as_file, "test") == config
-    assert config.training.steps == steps
 
 
 @pytest.mark.parametrize(
@@ -164,21 +119,6 @@ def test_an_llm_by_name() -> None:
         with pytest.raises(ConfigError) as caught:
             parse_config(raw | {"llm": key}, "test")
         assert "secret" not in str(caught.value)
-
-
-WRONG_DISTILLATION = [
-    ({"weight": 1.0}, ".weight: unknown field"),
-    ({"ratio": "x"}, ".ratio: expected 'original' or 'masked_signed'"),
-    (3, ": expected a dictionary"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("distillation", "said"), WRONG_DISTILLATION)
-def test_what_is_wrong_with_a_kind_of_distillation_is_said(distillation: Any, said: str) -> None:
-    strategy = {"kind": "inspo", "distillation": distillation}
-    with pytest.raises(ConfigError) as caught:
-        parse_config(LEAST | {"strategy": strategy}, "test")
-    assert str(caught.value).startswith(f"test: strategy.distillation{said}")
 
 
 def test_how_many_more_problems_are_told() -> None:
@@ -221,6 +161,7 @@ def test_the_cause_of_an_error_holds_no_values() -> None:
 TEXTS = "<think> </think> <search> </search> <information> </information> <answer> </answer>"
 FORMS: dict[str, dict[str, Any]] = {
     "an instruction as a text": {"instruction": TEXTS},
+    "an instruction in any script": {"instruction": f"{TEXTS} Ünïcode “quotes”: {{braces}}\n- list"},
     "an instruction with its place": {"instruction": {"text": TEXTS, "role": "system"}},
     "an object": {"environment": "my.module:Class", "strategy": {"kind": "static"}},
     "rewards by name and by weight": {

@@ -443,17 +443,12 @@ def test_a_variable_without_a_key_is_refused(
     ("changes", "match"),
     [
         ({"model": " "}, "model is"),
-        ({"base_url": "ftp://host/v1"}, "base_url"),
-        ({"base_url": "localhost:8000"}, "base_url"),
         ({"base_url": "https://user:secret@host/v1"}, "base_url"),
         ({"base_url": "https://host/v1?key=secret"}, "base_url"),
         ({"api_key_env": "sk-secret"}, "api_key_env"),
         ({"api_key_env": "gsk_secret"}, "api_key_env"),
         ({"temperature": -0.1}, "temperature is -0.1"),
         ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"timeout_s": float("inf")}, "timeout_s is inf"),
-        ({"price_per_million_prompt_tokens": -1.0}, "price_per_million_prompt_tokens is -1"),
-        ({"budget": -1.0}, "budget is -1"),
         ({"budget": 1.0}, "both prices are 0"),
     ],
 )
@@ -553,14 +548,6 @@ JSON = st.recursive(
         )
     ),
 )
-
-
-@given(st.text())
-def test_no_text_breaks_the_parser(body: str) -> None:
-    outcome = parse_reply(body)
-    assert outcome.error
-    assert "\n" not in outcome.error
-    assert outcome.replied
 
 
 @given(content=JSON, usage=JSON)

@@ -65,13 +65,3 @@ def test_training_on_another_instruction_has_the_signed_mask_by_default(
     assert method.distillation(replace(options, distillation=given)) is given
     on_policy = replace(options, target="sampled")
     assert method.distillation(on_policy) == Distillation()
-
-
-def test_a_spread_gives_every_instruction_a_share() -> None:
-    for count in range(1, 5):
-        drawn = [FIRST, A, B, C][:count]
-        for size in range(count, 12):
-            counts = [
-                plan_instructions("population", size, drawn, FIRST).count(one) for one in drawn
-            ]
-            assert max(counts) - min(counts) <= 1

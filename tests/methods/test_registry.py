@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from rich.console import Console
 
 import cotune
+from cotune.cli.train import resume, train
 from cotune.config.run_file import dump_config, parse_config
 from cotune.errors import ConfigError
 from cotune.methods.method import Context, Method
@@ -116,41 +116,11 @@ def test_a_package_that_adds_none_is_named(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("bandit")
-def test_it_is_trained_resumed_evaluated_reported_exported_and_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from cotune.cli.evaluate import evaluate
-    from cotune.cli.train import resume, train
-    from cotune.experiments.compare.running import compare
-    from cotune.experiments.evaluate.question_sets import EvaluationOptions
-    from cotune.export.export import export
-    from tests.experiments.compare.folders import Processes
-
+def test_it_is_trained_resumed_and_reported(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=150)
     small = {**SMALL, "policy": {"path": small_policy()}}
     train(write(tmp_path / "run.yaml", tiny(tmp_path / "run", small)), console)
     run = RunDir.open(resume(tmp_path / "run", console, assignments=["training.steps=2"]))
     assert [row["bandit/observed"] for row in run.read_metrics()] == [4, 4]
     assert "bandit on geo" in console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    evaluate(run.path, console, EvaluationOptions(), False, ())
     assert "Check it." in (run.path / "report.html").read_text(encoding="utf-8")
-    exported = export(run.path, output=tmp_path / "exported")
-    card = (exported / "README.md").read_text(encoding="utf-8")
-    assert "Two-armed bandit: " in card
-    assert "- bandit\n" in card
-
-    def outcome(config: Any, words: tuple[str, ...]) -> int:
-        train(Path(words[-2]), Console(quiet=True), quiet=True)
-        return 0
-
-    Processes(monkeypatch, outcome)
-    suite = {
-        "name": "toy", "output": str(tmp_path / "suite"), "base": tiny(tmp_path / "x", small),
-        "seeds": [0], "budget": 4, "baseline": "bandit", "methods": ["bandit"],
-    }  # fmt: skip
-    (tmp_path / "suite.yaml").write_text(yaml.safe_dump(suite))
-    compare(tmp_path / "suite.yaml", console)
-    summary = json.loads((tmp_path / "suite/summary.json").read_text())
-    assert [(row["label"], row["status"]) for row in summary["methods"]] == [
-        ("Two-armed bandit", "ok")
-    ]

@@ -17,12 +17,6 @@ from cotune.run.best import BestRecord, read_best
             "evaluated on validation",
         ),
         (
-            {"validated": True, "em": 0.5, "observed_steps": 1, "observed_rollouts": 1,
-             "measure": "mean reward"},
-            "Kept: the policy of step 4 with instruction i2 (observed in 1 step, 1 rollout), the best "
-            "on validation with mean reward 0.500",
-        ),
-        (
             {"validated": True, "em": 0.5, "observed_steps": 2, "observed_rollouts": 1200, "runner_up": "i1",
              "too_close_to_call": True, "interval": (0.25, 0.75)},
             "Kept: the policy of step 4 with instruction i2 (observed in 2 steps, 1,200 rollouts; too "
@@ -33,11 +27,6 @@ from cotune.run.best import BestRecord, read_best
             "Kept: the policy of step 4 of 9 with instruction i2, the best on validation with exact match "
             "0.500. Instruction i3 ranks first after step 9, and scored 0.250 with the policy of that "
             "step",
-        ),
-        (
-            {"validated": True, "em": 0.5, "initial_em": 0.25},
-            "Kept: the policy of step 4 with instruction i2, the best on validation with exact match "
-            "0.500; the initial instruction scores 0.250 there",
         ),
         (
             {"validated": True, "em": 0.5, "initial_em": 0.5, "instruction_id": "i0", "leader": "i3",

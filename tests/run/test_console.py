@@ -7,7 +7,6 @@ from rich.console import Console
 
 from cotune.run.console import ConsoleListener, LogListener
 from cotune.run.events import EVENTS, describe_event
-from cotune.utils.text import one_line, printable
 
 
 def shown(markup: str) -> str:
@@ -66,12 +65,6 @@ def test_a_teacher_is_a_gradient_too() -> None:
 HOSTILE = "\x1b[2J\x1b]0;owned\x07a\x9b31mb\x7f\u202ec\ud83d\rd \x00e\tf\ng"
 
 
-def test_text_of_a_model_moves_no_cursor() -> None:
-    assert printable(HOSTILE) == "[2J]0;owneda31mbcd e\tf\ng"
-    assert one_line(HOSTILE) == "[2J]0;owneda31mbc d e f g"
-    assert printable("naïve 東京 👩‍🔬 ünïcode\n\ttext") == "naïve 東京 👩‍🔬 ünïcode\n\ttext"
-
-
 @pytest.mark.parametrize(
     ("kind", "field"),
     [("instruction_born", "text"), ("instruction_born", "origin"), ("proposal_failed", "reason")],
@@ -112,14 +105,10 @@ ENDED = {"phase": 1, "evaluations": 400, "budget": 400, "asked": 16, "proposed":
         ("instruction_born",
          {"id": "i3", "origin": "reflection", "text": "Do.", "score": 0.5, "parent_score": 0.25},
          "+ i3 (reflection, 0.50 against its parent's 0.25): Do."),
-        ("instruction_pruned", {"id": "i2", "weight": 0.125}, "- i2 pruned at weight 0.12"),
         ("instruction_pruned", {"id": "i2", "weight": 0.0, "observed_rollouts": 0}, "- i2 pruned (never drawn)"),
         ("evaluated", {**EVALUATED, "when": "after"}, "best instruction (i2): exact match 0.50 on 6 test questions"),
-        ("evaluated", {**EVALUATED, "when": "contender"}, "its rival i2: exact match 0.50 on 6 test questions"),
         ("hard_samples", {"epoch": 1, "hard": 61, "newly_hard": 61, "graduated": 0, "solved_by_hint": 0},
          "epoch 2: 61 hard, 61 newly; 0 graduated, 0 of them under hints"),
-        ("hint_progress", {"evaluations": 1240, "budget": 2000, "hints": 8, "best_mean_dev_score": 0.625},
-         "hints: 1,240/2,000 evaluations, 7 hints, best 0.62"),
         ("hint_phase_ended", ENDED,
          "hints: 7 of 16 proposals accepted (3 rejected, 2 failed), 4 cover; dev solved 0.00 -> 0.88; "
          "400/400 evaluations"),
@@ -139,26 +128,10 @@ def test_a_script_is_told_what_the_console_would_say(caplog: pytest.LogCaptureFi
     assert warning.getMessage().startswith("step 3: the rewards of every group were equal in 3")
 
 
-def test_a_step_is_one_line_in_a_file() -> None:
-    out = io.StringIO()
-    listener = ConsoleListener(Console(file=out, width=60), 9)
-    listener.metrics(
-        3, {"inspo/population_size": 5, "inspo/best_weight": 0.75, "hinted_share": 0.5}
-    )
-    (line,) = out.getvalue().splitlines()
-    assert line.startswith("  00:00 step 3/9  reward 0.00")
-    assert line.endswith("population 5  best weight 0.75  under hints 50%")
-
-
-def test_an_outage_is_pointed_out_once_until_it_is_over() -> None:
-    texts = of_steps(*({"failed_search_share": s} for s in (0.05, 0.5, 1.0, 0.0, 0.5)))
-    assert [text.count("check environment.retriever") for text in texts] == [0, 1, 1, 1, 2]
-    assert "a search failed in 50% of the rollouts" in texts[-1]
-
-
 @pytest.mark.parametrize(
     ("metrics", "notice"),
     [
+        ({"failed_search_share": 0.5}, "a search failed in 50% of the rollouts"),
         ({"environment_error_share": 0.2}, "20% of the rollouts ended in an error of the environment"),
         ({"actions/price": 1.0, "actions_failed/price": 0.95}, "95% of the calls of price failed"),
         ({"actions/price": 1.0, "actions_failed/price": 0.5}, ""),
@@ -168,7 +141,7 @@ def test_an_outage_is_pointed_out_once_until_it_is_over() -> None:
 def test_which_failures_are_an_outage(metrics: dict[str, float], notice: str) -> None:
     (text,) = of_steps(metrics)
     assert notice in text
-    assert ("read the errors" in text) == bool(notice)
+    assert any(fix in text for fix in ("read the errors", "environment.retriever")) == bool(notice)
 
 
 def test_truncation_is_in_the_step_line_and_pointed_out_once() -> None:

@@ -83,28 +83,14 @@ def test_what_a_kill_while_a_run_was_created_left_is_no_obstacle(tmp_path: Path)
     assert not list(path.rglob(".*.tmp"))
 
 
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(run: Record) -> None:
-    os.mkfifo(run.events_path)
-    with pytest.raises(ConfigError, match=r"events\.jsonl: is not a file; remove it"):
-        Record.open(run.path)
-
-
-def test_half_a_utf_16_pair_is_read_back(tmp_path: Path) -> None:
-    config = {"instruction": "Answer. \ud800 \U0001f600"}
-    created = Record.create(tmp_path / "run", config)
-    assert created.read_config()["instruction"] == config["instruction"]
-
-
 @pytest.mark.parametrize(
     ("text", "match"),
     [
         (None, r"not a run folder: it has no run\.yaml"),
         ("schema_version: 2\n", "schema_version is 2, expected 1"),
         ("a: [\n", "run.yaml is not YAML .*; restore the file"),
-        ("schema_version: 1\na: " + "[" * 200_000, "run.yaml is not YAML .*; restore the file"),
-        ("schema_version: 1\na: " + "9" * 5000, "run.yaml is not YAML .*; restore the file"),
     ],
-    ids=["none", "version", "open", "deep", "digits"],
+    ids=["none", "version", "open"],
 )
 def test_open_refuses_what_is_no_run_folder(run: Record, text: str | None, match: str) -> None:
     run.config_path.unlink()
@@ -272,7 +258,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(rows=st.lists(st.dictionaries(st.text(), JSON, max_size=3), max_size=4))
 def test_lines_round_trip_whatever_the_text(
     rows: list[dict[str, object]], tmp_path_factory: pytest.TempPathFactory

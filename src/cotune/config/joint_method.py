@@ -79,7 +79,7 @@ def _read_llm(name: str, llm: ProposingLLM) -> LLM | OpenAIOptions | BankOptions
             return OpenAIOptions(model=llm)
         except ValueError as error:
             raise ConfigError(f"{name}: llm: {error}") from None
-    if llm is None or isinstance(llm, OpenAIOptions | BankOptions):
+    if llm is None or hasattr(llm, "describe"):  # options
         return llm
     if not isinstance(llm, type) and callable(getattr(llm, "complete", None)):
         return llm

@@ -192,7 +192,7 @@ class RunDir:
             raise ConfigError(f"{self.path} is not a run folder: {reason}; {fix}")
         try:
             config = deepcopy(_parse_yaml(path.read_text(encoding="utf-8")))
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
+        except yaml.YAMLError as error:
             reason = hide_secrets(" ".join(str(error).split()))
             raise ConfigError(f"{path} is not YAML ({reason}); restore the file") from error
         if isinstance(config, dict) and "schema_version" not in config and "output" in config:

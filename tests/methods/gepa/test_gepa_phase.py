@@ -100,19 +100,6 @@ def search_of(rollout: Rollout, record: Events) -> HintSearch:
     return HintSearch((), SMALL, "Solve it.", "", "", now, account, TextRules())
 
 
-def test_adapters_take_the_calls_of_gepa_and_of_later_versions():
-    adapter = search_of(Policy(), Events())
-    tasks = tasks_of_two_kinds(2)
-    calls = [
-        adapter.batch_evaluate([({"text": ""}, tasks)]),
-        adapter.batch_evaluate([({"text": ""}, tasks)], capture_traces=True),
-        adapter.batch_evaluate(items=[({"text": ""}, tasks)], capture_traces=False),
-        [adapter.evaluate(tasks, {"text": ""}, capture_traces=True)],
-    ]
-    assert [[batch.scores for batch in batches] for batches in calls] == [[[0.0, 0.0]]] * 4
-    assert all(len(batches[0].trajectories) == 2 for batches in calls)
-
-
 def test_environment_errors_in_scores_are_told_once():
     def rollout(assignments: Sequence[Assignment], **_: object) -> list[Trajectory]:
         done = Policy()(assignments, purpose="evolve", greedy=True)

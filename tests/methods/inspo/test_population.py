@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from cotune.methods.inspo.population import (
     Population,
-    importance_weight,
     selection_probabilities,
     too_close_to_call,
 )
@@ -39,11 +38,6 @@ def test_selection_probabilities_sum_to_one_and_ignore_a_shift(weights, temperat
     assert moved == pytest.approx(got, abs=1e-6)
 
 
-def test_importance_weight_is_the_windows_mean_or_the_start():
-    assert importance_weight([], 0.37) == 0.37
-    assert importance_weight([0.2, 0.4, 0.9], 0.37) == pytest.approx(0.5)
-
-
 def test_window_holds_observed_steps_only():
     p = population(0.3, 0.6, window=2)
     p.observe({"i0": [1.0, 0.0]})  # 0.5; i1 was not drawn
@@ -54,11 +48,6 @@ def test_window_holds_observed_steps_only():
     p.observe({"i0": [0.0, 0.0]})  # 0.5 leaves the window
     assert p["i0"].weight == pytest.approx(0.375)
     assert (p["i0"].steps, p["i0"].rollouts) == (3, 8)
-
-
-def test_observing_the_dead_is_an_error():
-    with pytest.raises(KeyError, match="i7"):
-        population(0.1).observe({"i7": [1.0]})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from cotune.methods.inspo.replay import ReplayBuffer
 from cotune.types import Assignment, Instruction, Prompt, StopReason, Task, Trajectory
-from cotune.utils.text import shorten_middle
 from tests.helpers import make_tasks, make_trajectory
 
 INITIAL = Instruction("i0", "x")
@@ -84,9 +83,7 @@ def test_recent_tasks_are_distinct():
     assert sorted(t.id for t in buffer.recent_tasks(99, random.Random(3))) == [t.id for t in tasks]
 
 
-def test_shorten_middle():
-    assert shorten_middle("abcdef", 6) == "abcdef"
-    assert shorten_middle("abcdefghij", 5) == "ab\n[... 5 characters left out ...]\nhij"
+def test_a_long_failure_is_shortened_in_the_middle():
     (task,) = make_tasks(1)
     buffer = ReplayBuffer(text_chars=4)
     buffer.add([rollout(task, 0.0, "0123456789")], 1)

@@ -86,14 +86,6 @@ def test_a_budget_that_scores_no_hint_skips_the_phase_and_says_so():
     assert "hints.budget is 21, but scoring one hint on 8 questions takes 22" in fields["text"]
 
 
-def test_phases_of_other_steps_draw_anew():
-    first, second = Policy(), Policy()
-    strategy = p2o_of(SMALL)
-    for step, policy in ((1, first), (2, second)):
-        runner(strategy, policy, Author(one_keyword_each), Events())(step)
-    assert first.calls[0] != second.calls[0]
-
-
 def test_single_turn_asks_from_the_empty_hint_and_evolves_none():
     policy, author, record = Policy(), Author(one_keyword_each), Events()
     pool, _ = evolve(policy, author, record, reflection="single_turn")
@@ -105,20 +97,6 @@ def test_single_turn_asks_from_the_empty_hint_and_evolves_none():
     assert len(pool.texts) == 5
     assert [e["parent"] for e in record.of("hint_accepted")] == [""] * 4
     assert len(covering(pool)) == 2
-
-
-def test_single_turn_asks_again_where_a_hint_was_rejected():
-    def write(n: int, prompt: str) -> str:
-        return "" if n in (0, 1, 4) else one_keyword_each(n, prompt)
-
-    author = Author(write)
-    pool, search = evolve(Policy(), author, reflection="single_turn")
-    assert len(author.prompts) == 4 + 2 + 1
-    assert (len(pool.texts) - 1, search.account.valid, search.account.asked) == (
-        4,
-        4,
-        7,
-    )
 
 
 def test_single_turn_ends_with_the_llms_budget():

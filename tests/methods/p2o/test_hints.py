@@ -54,11 +54,6 @@ def test_cover_by_hand(pool: HintPool, cover: list[int]):
     assert covering(pool) == cover
 
 
-def test_the_share_that_hints_solve():
-    assert POOL.solved_share([1, 2]) == 0.8
-    assert POOL.solved_share([0]) == 0.0
-
-
 def test_dev_questions_get_only_hints_that_solved_them():
     drawn = assign_hints(POOL, ["q0", "q2", "q3", "q4", "elsewhere"], 400, "key")
     assert set(drawn["q0"]) == {"columns"}

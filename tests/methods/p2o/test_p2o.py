@@ -7,7 +7,7 @@ from cotune.methods.p2o.hints import HintOptions
 from cotune.methods.p2o.p2o import P2OOptions
 from cotune.protocols import Strategy
 from cotune.types import Assignment
-from tests.methods.p2o.hint_fakes import KEYWORDS, Policy
+from tests.methods.p2o.hint_fakes import KEYWORDS
 from tests.methods.p2o.p2o_run import (
     EASY,
     GROUP,
@@ -80,14 +80,6 @@ def test_how_many_of_a_group_see_a_hint(option: Any, count: int):
     assert all(a.sampled == a.trained == PLAIN for a in assignments if not a.sampled.hint)
 
 
-def test_the_empty_hint_leaves_a_question_as_it_is():
-    run = Run()
-    run.policy = Policy(lambda task, hint: hint == "")  # greedily it needs no hint
-    run.batch(0)
-    assert all(a.sampled == a.trained == PLAIN for a in run.batch(1))
-    assert run.pool["texts"][0] == ""
-
-
 # ---- mining
 
 
@@ -117,14 +109,6 @@ def test_a_question_in_half_hinted_groups_is_judged_on_plain_rollouts(
     last = run.events.of("hard_samples")[-1]
     assert (last["graduated"], last["solved_by_hint"]) == (graduated, solved_by_hint)
     assert hinted_ids(third) == (set() if graduated else {t.id for t in HARD})
-
-
-def test_a_question_without_hints_is_judged_on_all_its_rollouts_in_either_mode():
-    run = Run(hinted_per_group="half")
-    # Two successes, in the half of the group that would see hints.
-    run.batch(0, lambda a, k: k < 2)
-    run.batch(1)
-    assert run.events.of("hard_samples")[0]["hard"] == 0
 
 
 def test_questions_are_known_by_their_id_not_by_their_place():
@@ -173,8 +157,6 @@ def test_defaults_are_the_papers():
         ({"hints": {"beam": 0}}, "beam is 0; expected 1 or more"),
         ({"hints": {"dev_size": 50, "budget": 50}}, "budget is 50; expected more than dev_size"),
         ({"distillation": {"low": 2, "high": 1}}, "low is 2.0 and high 1.0"),
-        ({"hinted_per_group": "some"}, "'all' or 'half'"),
-        ({"hints_per_group": 1}, "hints_per_group"),
     ],
 )
 def test_options_refuse_what_cannot_work(raw: dict[str, Any], message: str):

@@ -229,7 +229,7 @@ def script_settings(
         "limits": limits,
         "strategy": method.options,
         "llm": TypeAdapter[Any](type(llm)).dump_python(llm, mode="json")
-        if llm is None or isinstance(llm, OpenAIOptions | BankOptions)
+        if llm is None or hasattr(llm, "describe")
         else {"kind": "python", "object": reference_to(type(llm))},
         "training": {
             "steps": -(-args.max_steps // optimizer_steps),
