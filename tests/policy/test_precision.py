@@ -90,8 +90,6 @@ def run_file(tmp_path: Path, **sections: Any) -> RunConfig:
 def test_contradictions_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is fp32, but policy\.dtype is bfloat16; expected"):
         run_file(tmp_path, training={"precision": "fp32"}, policy={"dtype": "bfloat16"})
-    with pytest.raises(ConfigError, match=r"engine_args\.bf16 sets it again; remove one"):
-        run_file(tmp_path, training={"precision": "bf16", "engine_args": {"bf16": True}})
 
 
 def test_the_reference_policy_has_the_policys_type(tmp_path: Path) -> None:

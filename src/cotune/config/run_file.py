@@ -281,19 +281,10 @@ class RunConfig(Model):
 
     @model_validator(mode="after")
     def _computes_in_one_type(self) -> "RunConfig":
-        precision = self.training.precision
-        args = self.training.engine_args
-        if precision == "fp32" and self.policy.dtype not in ("auto", "float32"):
+        if self.training.precision == "fp32" and self.policy.dtype not in ("auto", "float32"):
             raise ValueError(
                 f"training.precision is fp32, but policy.dtype is {self.policy.dtype}; expected policy.dtype "
                 "auto or float32, or precision auto"
-            )
-        if precision != "auto" and (
-            repeated := [name for name in ("bf16", "fp16") if name in args]
-        ):
-            raise ValueError(
-                f"training.precision is {precision}, and training.engine_args.{repeated[0]} sets it again; "
-                "remove one of them"
             )
         return self
 

@@ -4,9 +4,8 @@ import json
 import math
 import numbers
 import os
-import tempfile
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +15,6 @@ Row = dict[str, Any]
 """One JSON object."""
 
 _INTEGERS = frozenset({int})
-_PROBE = 2**16  # bytes
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -24,7 +22,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with _naming(path), temporary.open("wb") as file:
+        with temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -34,40 +32,19 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     _sync_folder(path.parent)
 
 
-@contextmanager
-def _naming(path: Path) -> Generator[None]:
-    """Give an error of a write its file's name, which the system does not."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
-        raise
-
-
 def check_folder(folder: Path, field: str) -> None:
-    """Raise ConfigError unless a folder is there or can be made, and takes files; leave nothing behind.
+    """Raise ConfigError unless a folder is there or can be made, and takes files.
 
     Args:
         folder: the folder, which need not exist.
         field: the field or option that named it, for the message.
     """
     above = folder.absolute()
-    try:
-        while not above.exists():
-            above = above.parent
-        if not above.is_dir():
-            raise ConfigError(f"{field}: {above} is a file; choose another {field}")
-        # Permissions do not tell: root has all of them, even in /proc and on a full disk.
-        with tempfile.TemporaryFile(dir=above) as file:
-            file.write(bytes(_PROBE))
-            file.flush()
-            os.fsync(file.fileno())
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"{field}: {above} cannot be written ({reason}); choose another {field}"
-        ) from error
+    while not above.exists():
+        above = above.parent
+    problem = "cannot be written" if above.is_dir() else "is a file"
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise ConfigError(f"{field}: {above} {problem}; choose another {field}")
 
 
 def write_json_atomic(path: Path, value: object) -> None:
@@ -134,7 +111,7 @@ def json_line(row: Mapping[str, object], place: str) -> bytes:
 def append(path: Path, data: bytes, *, durably: bool = False) -> None:
     """Append to a file, created if missing; durably, even if the power fails."""
     new = not path.exists()
-    with _naming(path), path.open("ab") as file:
+    with path.open("ab") as file:
         file.write(data)
         file.flush()
         if durably:
