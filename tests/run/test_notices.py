@@ -8,7 +8,6 @@ from cotune.run.notices import (
     equal_rewards_notice,
     truncation_metrics,
     truncation_notice,
-    truncation_summary,
 )
 from cotune.types import Assignment, Prompt, StopReason, Turn
 from tests.helpers import make_tasks, make_trajectory
@@ -29,20 +28,11 @@ def test_truncated_rollouts_are_counted_by_limit() -> None:
         "truncated/turn_tokens": pytest.approx(3 / 6),
         "truncated/context": pytest.approx(1 / 6),
     }
-    assert truncation_summary(ROLLOUTS[:3] + ROLLOUTS[4:]) == (
-        "truncated: 3 of 5 rollouts hit limits.turn_tokens; raise limits.turn_tokens"
-    )
-    assert truncation_summary(ROLLOUTS).endswith(
-        "limits.turn_tokens (3), the policy's context (1); raise limits.turn_tokens"
-    )
-    few = "truncated: 1 of 3 rollouts hit the policy's context"
-    assert truncation_summary(ROLLOUTS[3:]) == few
     assert truncation_notice(metrics) == (
         "67% of the rollouts were truncated, most of them by limits.turn_tokens; "
         "raise limits.turn_tokens"
     )
     assert truncation_notice(truncation_metrics(ROLLOUTS[2:])) == ""
-    assert truncation_summary(ROLLOUTS[4:]) == ""
 
 
 def test_the_only_turn_of_a_rollout_is_no_limit() -> None:

@@ -81,47 +81,24 @@ def truncation_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {TRUNCATED_SHARE: limits.total() / count, **shares}
 
 
-def truncation_summary(trajectories: Sequence[Trajectory]) -> str:
-    """Return how many rollouts hit which limits, in one line, and the fix if most did; "" if none did."""
-    limits = Counter(filter(None, (t.truncated_by for t in trajectories)))
-    if not limits:
-        return ""
-    hit = ", ".join(f"{limit_name(limit)} ({n})" for limit, n in limits.most_common())
-    hit = limit_name(next(iter(limits))) if len(limits) == 1 else hit
-    fix = truncation_fix(truncation_metrics(trajectories))
-    summary = f"truncated: {limits.total()} of {len(trajectories)} rollouts hit {hit}"
-    return f"{summary}; {fix}" if fix else summary
-
-
-def truncation_fix(metrics: Mapping[str, float]) -> str:
-    """Return what to change if more than half of a batch was truncated; "" otherwise."""
-    limit = _most_hit(metrics)
-    if limit == "context":
-        return "lower limits.prompt_tokens or choose a policy with a longer context"
-    return f"raise limits.{limit}" if limit else ""
-
-
 def truncation_notice(metrics: Mapping[str, float]) -> str:
-    """Return a notice if more than half of a batch was truncated; "" otherwise."""
-    if not (limit := _most_hit(metrics)):
+    """Return a notice if more than half of a batch was truncated, with what to change; "" otherwise."""
+    by_limit = {name: value for name, value in metrics.items() if name.startswith(_BY_LIMIT)}
+    if metrics.get(TRUNCATED_SHARE, 0.0) <= 0.5 or not by_limit:
         return ""
+    limit = max(by_limit, key=by_limit.__getitem__).removeprefix(_BY_LIMIT)
+    fix = f"raise limits.{limit}"
+    if limit == "context":
+        fix = "lower limits.prompt_tokens or choose a policy with a longer context"
     return (
         f"{metrics[TRUNCATED_SHARE]:.0%} of the rollouts were truncated, most of them by "
-        f"{limit_name(limit)}; {truncation_fix(metrics)}"
+        f"{limit_name(limit)}; {fix}"
     )
 
 
 def limit_name(limit: str) -> str:
     """Return the name of a limit: its field in a run file, or the policy's context."""
     return "the policy's context" if limit == "context" else f"limits.{limit}"
-
-
-def _most_hit(metrics: Mapping[str, float]) -> str:
-    """Return the limit that cut most rollouts off if more than half of all were; "" otherwise."""
-    by_limit = {name: value for name, value in metrics.items() if name.startswith(_BY_LIMIT)}
-    if metrics.get(TRUNCATED_SHARE, 0.0) <= 0.5 or not by_limit:
-        return ""
-    return max(by_limit, key=by_limit.__getitem__).removeprefix(_BY_LIMIT)
 
 
 def _outage_notice(metrics: Mapping[str, float]) -> str:

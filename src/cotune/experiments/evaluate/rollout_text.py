@@ -10,9 +10,8 @@ from rich.text import Text
 from cotune.protocols import Codec
 from cotune.run.notices import (
     limit_name,
-    truncation_fix,
     truncation_metrics,
-    truncation_summary,
+    truncation_notice,
 )
 from cotune.run.scores import score_trajectories
 from cotune.types import StopReason, Trajectory
@@ -90,19 +89,18 @@ def _show_summary(trajectories: Sequence[Trajectory], console: Console) -> None:
     mean = score_trajectories(trajectories).em
     with_errors = sum(any(turn.error for turn in t.turns) for t in trajectories)
     answered = sum(t.answer is not None and not t.truncated_by for t in trajectories)
+    truncated = sum(bool(t.truncated_by) for t in trajectories)
     console.print(
         f"{count} rollout{'s' * (count != 1)}: mean reward {mean:.3g}, {answered} with an answer, "
-        f"{with_errors} with an error in a turn",
+        f"{truncated} truncated, {with_errors} with an error in a turn",
         highlight=False,
     )
-    if truncated := truncation_summary(trajectories):
-        console.print(truncated, style="yellow", highlight=False)
+    if notice := truncation_notice(truncation_metrics(trajectories)):
+        console.print(notice, style="yellow", highlight=False)
     rewards = {t.reward for t in trajectories}
     if count > 1 and len(rewards) == 1:
-        fix = truncation_fix(truncation_metrics(trajectories))
-        advice = f"{fix} first" if fix else "try more rollouts, or look at the reward function"
         console.print(
             f"All have the reward {rewards.pop():.3g}: groups of equal rewards give no gradient; "
-            f"{advice}.",
+            "try more rollouts, or look at the reward function.",
             highlight=False,
         )
