@@ -15,7 +15,7 @@ from cotune.cli import app as cli
 from cotune.cli import doctor
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.engines import preflight
-from cotune.engines.preflight import Preflight
+from cotune.engines.preflight import Notice, Preflight
 from cotune.errors import ConfigError, EngineError, LLMError
 from cotune.llm import first_call
 from cotune.llm.client import OpenAIOptions
@@ -241,6 +241,9 @@ def test_the_llm_is_asked_before_training(tmp_path: Path, monkeypatch: pytest.Mo
         ConfigError, match=r"a first call failed \(no reply from m at .*ConnectError"
     ):
         look()
+    optional = config(tmp_path, llm={**llm, "base_url": url, "optional": True})
+    with pytest.raises(Notice):  # which stops nothing
+        check("llm answers", optional, ask_llm=True)()
     assert check("llm answers", config(tmp_path), ask_llm=True)() is None
 
 

@@ -88,6 +88,9 @@ def test_a_bank_and_an_llm_of_ones_own(tmp_path: Path, monkeypatch: pytest.Monke
     mine = build_llm(own.proposer, 0, record)
     assert (identity_of(mine), mine.complete("a").text) == ("my.py:My", "A")
     assert [row.model for row in record.read_costs()] == ["my.py:My"]
+    sections = {"llm": {"kind": "python", "object": "my.py:My", "optional": True}}
+    optional = build_llm(config({"kind": "inspo"}, **sections).proposer, 0, record)
+    assert [getattr(llm, "optional", None) for llm in (mine, optional)] == [False, True]
 
 
 def test_an_llm_of_ones_own_with_a_seed_gets_the_runs(

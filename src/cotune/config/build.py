@@ -126,7 +126,7 @@ def build_llm(
         llm = own_llm(options)
         if hasattr(llm, "seed"):
             llm.seed = seed  # pyright: ignore[reportAttributeAccessIssue]
-        return MeteredLLM(llm, record, options.describe())
+        return MeteredLLM(llm, record, options.describe(), optional=options.optional)
     if isinstance(options, OpenAIOptions):
         return OpenAIClient(options, record)
     return MeteredLLM(options, record, model=type(options).__name__)

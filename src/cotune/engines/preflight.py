@@ -233,9 +233,10 @@ class Preflight:
         try:
             self.llm_calls = make_first_call(options)
         except LLMError as error:
-            text = f"llm: a first call failed ({one_line(str(error))[:300]}); correct llm"
+            fix = "correct llm, or set llm.optional: true to train without its proposals"
+            text = f"llm: a first call failed ({one_line(str(error))[:300]}); {fix}"
             # A resume may need no further proposal.
-            if self.starting and not self._new:
+            if options.optional or (self.starting and not self._new):
                 raise Notice(text) from error
             raise ConfigError(text) from error
         return "llm: a first call was answered"

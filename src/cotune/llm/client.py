@@ -73,6 +73,7 @@ class OpenAIOptions(Section):
         price_per_million_completion_tokens: in US dollars; 0 if calls are free.
         budget: no call is made once the run has spent this on calls, all attempts included; None sets
             no limit.
+        optional: whether a run continues if all proposals of two phases in a row fail.
     """
 
     kind: Literal["openai"] = "openai"
@@ -87,6 +88,7 @@ class OpenAIOptions(Section):
     price_per_million_prompt_tokens: float = 0.0
     price_per_million_completion_tokens: float = 0.0
     budget: float | None = None
+    optional: bool = False
 
     def __post_init__(self) -> None:
         if not self.model.strip():
@@ -172,6 +174,7 @@ class OpenAIClient:
 
     def __init__(self, options: OpenAIOptions, record: Record, retries: int = RETRIES) -> None:
         self.identity = options.describe()
+        self.optional = options.optional
         self._options = options
         self._record = record
         self._retries = retries
@@ -299,12 +302,21 @@ class MeteredLLM:
         record: the record in which its calls are counted, at price 0.
         model: the name under which they are recorded.
         identity: identifies the LLM that answers; None: its own `identity`, or the name.
+        optional: see `protocols.LLM`.
     """
 
-    def __init__(self, llm: LLM, record: Record, model: str, identity: str | None = None) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        record: Record,
+        model: str,
+        identity: str | None = None,
+        optional: bool = False,
+    ) -> None:
         self._llm = llm
         self.identity = identity or str(getattr(llm, "identity", "") or model)
         self.origin = str(getattr(llm, "origin", ""))
+        self.optional = optional or bool(getattr(llm, "optional", False))
         self._record = record
         self._model = model
 

@@ -22,10 +22,12 @@ class OwnLLMOptions(Section):
         object: `package.module:name` or `file.py:name` of an object, or of a class without required
             arguments. `complete` returns a text or a `cotune.Completion`, and raises `cotune.LLMError`
             if there is no reply.
+        optional: whether a run continues if all proposals of two phases in a row fail.
     """
 
     kind: Literal["python"] = "python"
     object: str
+    optional: bool = False
 
     def __post_init__(self) -> None:
         if not _OBJECT.fullmatch(self.object):

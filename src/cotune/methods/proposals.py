@@ -19,6 +19,7 @@ from cotune.types import Instruction, Task
 
 _ENDS_A_RUN = 2  # failed phases in a row
 _MOST_CAUSES = 5
+_ADVICE = "correct llm, or set llm.optional: true to continue without its proposals"
 _CUT_OFF = "the reply was cut off at its token limit: raise llm.max_tokens"
 _CRITIQUE_CHARS = 2000
 _ENVIRONMENT_TAG = re.compile(r"<\s*/?\s*environment\s*>", re.IGNORECASE)
@@ -76,7 +77,8 @@ class Draft:
 class ProposalAccount:
     """Ask an LLM for texts of one kind, phase by phase, and end a run in which it is useless.
 
-    A phase in which every proposal failed is recorded as "phase_failed". Two in a row end the run. Once a text of the run was valid, a phase has failed only if no reply could be
+    A phase in which every proposal failed is recorded as "phase_failed". Two in a row end the run, unless
+    the LLM is `optional`. Once a text of the run was valid, a phase has failed only if no reply could be
     read: all proposals of a working LLM may be rejected, for instance as near copies. An LLM that has
     nothing left to give (BudgetError) has not failed either; this is recorded once, as "proposals_ended".
 
@@ -179,8 +181,8 @@ class ProposalAccount:
             last: whether no other phase can follow.
 
         Raises:
-            EvolutionError: the phase failed, and this is the second such phase in a row, or the last one
-                of a run without any valid text.
+            EvolutionError: the phase failed, the LLM is not optional, and this is the second such
+                phase in a row, or the last one of a run without any valid text.
         """
         self._useful |= self.valid > 0
         if self.valid or (self._useful and self.proposed):
@@ -193,13 +195,12 @@ class ProposalAccount:
             self._failed += 1
             causes = "; ".join(self._causes)
             self.record("phase_failed", reason=causes, in_a_row=self._failed)
-            if self._failed >= _ENDS_A_RUN or (last and not self._useful):
+            ends = self._failed >= _ENDS_A_RUN or (last and not self._useful)
+            if ends and not getattr(self.llm, "optional", False):
                 phases = (
                     "the only phase" if self._failed == 1 else f"{self._failed} phases in a row"
                 )
-                raise EvolutionError(
-                    f"every {self.what} of {phases} failed ({causes}); correct llm"
-                )
+                raise EvolutionError(f"every {self.what} of {phases} failed ({causes}): {_ADVICE}")
         if self.spent:
             if not self._ended:
                 self.record("proposals_ended", reason=self.spent)

@@ -85,6 +85,7 @@ class CachedLLM:
         self._times_asked = Counter[str]()
         self._recalled = self._live_calls = 0
         self._waited = 0.0
+        self.optional = bool(getattr(llm, "optional", False))
         self.origin = str(getattr(llm, "origin", ""))
 
     def complete(self, prompt: str) -> Completion:

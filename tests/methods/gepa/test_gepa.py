@@ -99,6 +99,9 @@ def test_rollouts_with_an_environment_error_are_not_shown():
     with pytest.raises(EngineError, match="all rollouts to reflect on ended in an environment"):
         strategy.evolve_if_due(FIRST, failing, author, Events())
     assert not author.prompts
+    author.optional, record = True, Events()  # pyright: ignore[reportAttributeAccessIssue]
+    gepa().evolve_if_due(FIRST, failing, author, record)
+    assert "ended in an environment error" in record.of("notice")[-1]["text"]
 
 
 def test_the_lineage_is_recorded_with_critiques_and_scores():

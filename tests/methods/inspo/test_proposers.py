@@ -179,9 +179,10 @@ def test_failed_calls_are_recorded_and_two_failed_phases_are_an_error():
 GOOD, BROKEN, BAD = "<ins_1>a</ins_1>", "<ins_1>lost</ins_1>", LLMError("401")
 
 
-def phases(replies: list[Any]) -> Events:
+def phases(replies: list[Any], optional: bool = False) -> Events:
     """One phase for each reply; state is saved in between. GOOD meets the contract, BROKEN does not."""
     llm, events, account = ScriptedLLM(replies), Events(), None
+    llm.optional = optional  # pyright: ignore[reportAttributeAccessIssue]
     for _ in replies:
         account = account_of(llm, events, account)
         account.ask(ASKED)
@@ -203,14 +204,17 @@ def test_a_useless_llm_ends_the_run(replies: list[Any], reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("replies", "failed"),
+    ("replies", "optional", "failed"),
     [
-        ([GOOD, BAD, GOOD, BAD, BROKEN, BAD], [1, 1, 1]),
-        ([GOOD, BROKEN, BROKEN, BROKEN], []),
+        ([GOOD, BAD, GOOD, BAD, BROKEN, BAD], False, [1, 1, 1]),
+        ([GOOD, BROKEN, BROKEN, BROKEN], False, []),
+        ([BAD, BAD, BAD, GOOD, BAD], True, [1, 2, 3, 1]),
     ],
 )
-def test_failed_phases_that_a_run_survives(replies: list[Any], failed: list[int]) -> None:
-    events = phases(replies).of("phase_failed")
+def test_failed_phases_that_a_run_survives(
+    replies: list[Any], optional: bool, failed: list[int]
+) -> None:
+    events = phases(replies, optional).of("phase_failed")
     assert [event["in_a_row"] for event in events] == failed
 
 

@@ -1,5 +1,6 @@
 """What a script gives `cotune.JointTrainer`, read and checked: limits, rewards, LLM, settings of the run."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,8 @@ from cotune.utils.text import one_line
 _UNLIMITED = 1 << 20
 _RECORDED = ("bf16", "fp16", "loss_type", "num_iterations")
 """Fields of GRPOConfig that a run folder has under their own names."""
+
+_log = logging.getLogger("cotune")
 
 
 def reward_weights(rewards: RewardFunctions | None, environment: Environment) -> dict[str, float]:
@@ -92,15 +95,20 @@ def ask_llm(llm: Any, record: Record) -> None:
     """Make one small call to an endpoint before training begins, and record it.
 
     Raises:
-        ConfigError: there is no answer.
+        ConfigError: there is no answer, and the LLM is not optional.
     """
     if not isinstance(llm, OpenAIOptions):
         return
     try:
         calls = make_first_call(llm)
     except LLMError as error:
-        reason = one_line(str(error))[:300]
-        raise ConfigError(f"llm: a first call failed ({reason}); correct llm") from error
+        text = f"llm: a first call failed ({one_line(str(error))[:300]}); correct llm"
+        if not llm.optional:
+            raise ConfigError(
+                f"{text}, or set optional=True in cotune.OpenAIOptions to train without its proposals"
+            ) from error
+        _log.warning("%s", text)
+        return
     record.charge_check(calls)
 
 
