@@ -174,7 +174,9 @@ class TrlEnvironment(TaskEnvironment):
         return self.prompt_format.served(tasks, instruction)
 
     def respond(self, actions: Sequence[Action]) -> list[Response]:
-        """Make the calls of all episodes at the same time."""
+        """Make the calls of all episodes at the same time; episodes that were not begun are begun."""
+        if new := [action for action in actions if action.row not in self._live]:
+            self.begin([a.task for a in new], [a.row for a in new], [0] * len(new))
         playing = [action for action in actions if not self._live[action.row].failure]
         answers = iter(call_tools(playing, self._tools_of, self._runner, stateful=True))
         responses: list[Response] = []
