@@ -75,7 +75,7 @@ def test_a_method_evolves_by_batches_that_move_no_weight(
     assert any(row["kind"] == "evolution" for row in run.read_events())
     assert len(instruction_rows(run)) > 1
     config = parse_config(run.read_config(), "test")
-    with pytest.raises(ConfigError, match="give it more steps"):
+    with pytest.raises(ConfigError, match="this run is finished"):
         resumed_config(run, config, ())
 
 
