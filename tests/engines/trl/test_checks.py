@@ -11,7 +11,7 @@ from transformers import TrainingArguments
 from trl import GRPOConfig
 
 from cotune.engines.trl import grpo_fields
-from cotune.engines.trl.checks import check_args, check_strategy
+from cotune.engines.trl.checks import check_args, check_named_parts, check_strategy
 from cotune.engines.trl.trl_release import check_release, check_trl
 from cotune.errors import ConfigError, EngineError
 from cotune.methods.method import Context
@@ -44,6 +44,24 @@ def with_value(args: GRPOConfig, name: str, value: Any) -> GRPOConfig:
     """Set afterwards: GRPOConfig itself would look for libraries and ranks, or set variables."""
     setattr(args, name, value)
     return args
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("optim", "adamw_bnb_8bit", "bitsandbytes.*; install it, or remove the field"),
+        ("lr_scheduler_kwargs", {"a": 1}, "unexpected keyword argument 'a'; correct it"),
+        ("report_to", ["nosuch"], "nosuch is not supported"),
+    ],
+)
+def test_what_the_trainer_would_build_later_is_tried_first(
+    tmp_path: Path, name: str, value: Any, said: str
+) -> None:
+    check_named_parts(config(tmp_path))
+    args = with_value(config(tmp_path, lr_scheduler_type="cosine"), name, value)
+    with pytest.raises(ConfigError, match=rf"^training.engine_args.{name}: .*{said}") as error:
+        check_named_parts(args)
+    assert "\n" not in str(error.value)
 
 
 def test_each_refused_field_has_its_example() -> None:

@@ -1,9 +1,12 @@
 """Checks that reject arguments with which TRL would not do what cotune asks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import torch
 from accelerate.utils import is_peft_model
+from transformers import Trainer, TrainingArguments, get_scheduler
+from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig, GRPOTrainer
 
@@ -13,6 +16,7 @@ from cotune.engines.trl.trl_release import check_release
 from cotune.errors import ConfigError
 from cotune.methods.context_distillation import uses_context_mask
 from cotune.protocols import Strategy
+from cotune.utils.text import one_line
 
 
 def check_args(args: GRPOConfig) -> None:
@@ -61,6 +65,38 @@ def _conflicts(args: GRPOConfig) -> Iterator[str]:
                 f"{name} is {steps}, but a rollout batch takes {per_batch} optimizer steps: make {name} "
                 f"a multiple of {per_batch}"
             )
+
+
+def check_named_parts(args: TrainingArguments) -> None:
+    """Build what the arguments only name: optimizer, schedule, trackers.
+
+    The trainer would build them when the run folder is there.
+
+    Raises:
+        ConfigError: one of them is unknown, lacks a package, or does not take its arguments.
+    """
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    arguments = cast("dict[str, Any] | None", args.lr_scheduler_kwargs)
+    builders: dict[str, Callable[[], object]] = {
+        "optim": lambda: Trainer.get_optimizer_cls_and_kwargs(args),
+        "lr_scheduler_kwargs": lambda: get_scheduler(
+            args.lr_scheduler_type, optimizer, 1, 9, arguments
+        ),
+        "report_to": lambda: get_reporting_integration_callbacks(args.report_to),
+    }
+    for name, build in builders.items():
+        try:
+            build()
+        except (ImportError, TypeError, ValueError) as error:
+            if name == "optim" and not isinstance(error, ImportError):
+                continue  # it may only lack the model, which the trainer gives it
+            fix = (
+                "install it, or remove the field"
+                if isinstance(error, ImportError)
+                else "correct it"
+            )
+            reason = one_line(str(error))[:200].rstrip(".")
+            raise ConfigError(f"training.engine_args.{name}: {reason}; {fix}") from error
 
 
 def check_strategy(args: GRPOConfig, strategy: Strategy) -> None:

@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from cotune.engines.engine import Measured
 from cotune.engines.preflight import Preflight
 from cotune.engines.run_settings import settings_of
 from cotune.engines.run_start import method_of
-from cotune.engines.trl.checks import on_one_gpu, steps_per_batch
+from cotune.engines.trl.checks import check_named_parts, on_one_gpu, steps_per_batch
 from cotune.engines.trl.grpo_fields import LOSSES
 from cotune.engines.trl.joint_trainer import JointTrainer
 from cotune.engines.trl.policy_update import PolicyUpdate
@@ -30,6 +31,7 @@ from cotune.policy.policy_files import is_adapter, policy_path
 from cotune.policy.precision import autocast, weights_dtype
 from cotune.run.run_dir import RunDir
 from cotune.utils.progress import begin
+from cotune.utils.text import did_you_mean
 
 
 def build_trainer(checked: Preflight, console: Console) -> JointTrainer:
@@ -150,11 +152,12 @@ def grpo_config(config: RunConfig, folder: Path) -> GRPOConfig:
         args = GRPOConfig(**(values | training.engine_args))
     except (ImportError, KeyError, OSError, TypeError, ValueError) as error:
         raise ConfigError(f"training.engine_args: {' '.join(str(error).split())}") from error
+    check_named_parts(args)
     return on_one_gpu(args) if training.single_gpu else args
 
 
 def check_engine_args(engine_args: dict[str, Any]) -> None:
-    """Raise ConfigError for fields that are set elsewhere, and for an unknown loss."""
+    """Raise ConfigError for fields that GRPOConfig lacks or that are set elsewhere, and for an unknown loss."""
     for name in engine_args:
         if name in _SET_ELSEWHERE:
             raise ConfigError(
@@ -164,6 +167,13 @@ def check_engine_args(engine_args: dict[str, Any]) -> None:
         raise ConfigError(
             f"training.engine_args.loss_type is {loss!r}; expected one of {', '.join(LOSSES)}"
         )
+    field_names = [field.name for field in fields(GRPOConfig) if field.init]
+    for name in engine_args:
+        if name not in field_names:
+            raise ConfigError(
+                f"training.engine_args.{name}: unknown field of GRPOConfig{did_you_mean(name, field_names)}; "
+                "remove it or correct its name"
+            )
 
 
 _SET_ELSEWHERE = {
