@@ -25,7 +25,7 @@ from cotune.config.run_file import load_config
 from cotune.engines.engine import engine_of
 from cotune.engines.tinker.run import TinkerJoint, learning_rate
 from cotune.errors import ConfigError, EngineError
-from cotune.experiments.evaluate.evaluating import EvaluationOptions
+from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run
 from cotune.experiments.evaluate.quadrant_evaluation import evaluate_quadrants
 from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.policy.local_policy import load
@@ -124,9 +124,8 @@ def test_the_server_evaluates_what_it_kept(
         return {figure["column"]: pytest.approx(figure["mean"]) for figure in figures}
 
     scores = {e["when"]: e["em"] for e in run.read_events() if e["kind"] == "evaluated"}
-    means = rewards(EvaluationOptions(policy="initial"))
+    means = rewards(EvaluationOptions())
     assert (scores["after"], scores["plain"]) == (means["best"], means["initial"])
-    assert means["untrained_initial"] != scores["plain"]
     assert set(names) == {"get", "capabilities", "sample"}
     # In this process, with the exported adapter.
     assert rewards(EvaluationOptions(), "training.engine=trl")["best"] == scores["after"]
@@ -157,6 +156,10 @@ def test_what_cannot_be_evaluated_is_one_line(
     folder = tmp_path / "run"
     shutil.copytree(run.path, folder)
     server = FakeServer(policy).install(monkeypatch)
+    config = recorded_config(RunDir.open(folder))
+    options = EvaluationOptions()
+    with pytest.raises(EngineError, match=r"no longer has these weights, load the policy here"):
+        evaluate_run(config, RunDir.open(folder), options, engine_of(config).open_policy)
     with run_locked(folder):
         assert "is being trained; wait for it" in refused("evaluate", folder, "--trust")
     (folder / "best" / "tinker.json").unlink()
@@ -169,19 +172,22 @@ def test_what_cannot_be_evaluated_is_one_line(
     server.fail = fail
     silent = refused("evaluate", run.path, "--trust")
     assert "no Tinker server answers at http://server" in silent
+    assert "; or load the policy here, with --set training.engine=trl" in silent
     hosted = ("--set", "training.engine_args={}")
     monkeypatch.delenv("TINKER_API_KEY")
     assert "variable TINKER_API_KEY is not set" in refused("evaluate", run.path, *hosted)
 
 
-def test_old_checkpoints_are_deleted_on_the_server(runs: Any) -> None:
+def test_old_checkpoints_and_adapters_are_deleted_on_the_server(runs: Any) -> None:
     unbroken, _, _, whole, _ = runs
     assert [p.name for p in complete_checkpoints(unbroken.checkpoints_path)] == [
         "checkpoint-4",
         "checkpoint-2",
     ]
+    best = json.loads((unbroken.best_path / "tinker.json").read_text())["path"]
     kinds = [path.split("/")[3] for path in whole.saved]
     assert kinds.count("weights") == 2
+    assert [path for path in whole.saved if "/sampler_weights/" in path] == [best]
 
 
 def test_the_key_is_in_no_file(runs: Any) -> None:
@@ -302,7 +308,7 @@ def test_commands(
     show(file, console)
     printed = capsys.readouterr().out
     assert "experimental: run on SkyRL 0.3.0's server with 0.24.1" in printed
-    assert "training: on the Tinker server at http://server" in printed
+    assert "server: losses are a sum, seeds repeat their draws" in printed
     tried = try_run(file, console, count=2, greedy=True)
     assert "2 rollouts" in capsys.readouterr().out
     here = run_policy(load_config(file), Letters())

@@ -15,6 +15,7 @@ pytest.importorskip("tinker", reason="needs the SDK: pip install 'cotune[tinker]
 
 from transformers import AutoTokenizer
 
+from cotune.engines.tinker import service as service_module
 from cotune.engines.tinker.adapter import Adapter
 from cotune.engines.tinker.sampler import TinkerSampler
 from cotune.engines.tinker.service import Service
@@ -63,12 +64,14 @@ def test_a_dead_server_is_named_at_once() -> None:
 
 
 @pytest.mark.parametrize("key", ["tml-wrong-key-of-mine", "sk-no-tinker-key"])
-def test_a_wrong_key_is_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_key_is_named_by_its_variable(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the SDK itself, over HTTP."""
     monkeypatch.setenv("MY_KEY", key)
-    with http_server(401) as url, pytest.raises(EngineError) as error:
+    started = time.monotonic()
+    with http_server(401) as url, pytest.raises(ConfigError) as error:
         Service(TinkerArguments(base_url=url, api_key_env="MY_KEY"), "m")
-    assert "failed (connecting): " in str(error.value)
+    assert time.monotonic() - started < 30
+    assert "refuses the key in the environment variable MY_KEY" in str(error.value)
     assert key not in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -110,12 +113,35 @@ def test_an_error_of_the_server_is_one_line_without_the_key(
     assert str(error.value).endswith("(a checkpoint): Error retrieving result: no room for ***")
 
 
+def test_a_server_that_dies_while_it_works_ends_the_run(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeServer(policy).install(monkeypatch)
+    adapter = adapter_of(server)
+    monkeypatch.setattr(service_module, "_LOOK_SECONDS", 0.05)
+    looks: list[str] = []
+
+    def fail(name: str) -> None:
+        if name == "save":
+            time.sleep(2)
+        if name == "get":
+            looks.append(name)
+            if len(looks) > 1:
+                raise service_module.httpx.ConnectError("refused")
+
+    server.fail = fail
+    with pytest.raises(EngineError, match="no longer answers"):
+        adapter.save("x")
+    assert len(looks) == 4  # once well, then three times not
+
+
 def test_a_server_that_never_answers_is_given_up(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SkyRL's hangs for another version of the SDK than it knows."""
     server = FakeServer(policy).install(monkeypatch)
     adapter = adapter_of(server)
+    monkeypatch.setattr(service_module, "_LOOK_SECONDS", 0.05)
     adapter.service.limit = 0.1
     server.fail = lambda name: time.sleep(2) if name == "update" else None
     with pytest.raises(EngineError, match=r"SkyRL 0.3.0 needs tinker 0.24.1"):

@@ -23,6 +23,8 @@ def config(**changes: Any) -> RunConfig:
         ({"policy": {"lora": {"alpha": 16}}}, "policy.lora.alpha 16"),
         ({"policy": {"lora": {"dropout": 0.1}}}, "policy.lora.dropout 0.1"),
         ({"policy": {"lora": {"target_modules": ["q_proj"]}}}, "policy.lora.target_modules"),
+        ({"policy": {"dtype": "bfloat16"}}, "policy.dtype bfloat16"),
+        ({"training": {"precision": "bf16"}}, "training.precision bf16"),
         ({"training": {"temperature": 0.7}}, "training.temperature 0.7"),
         ({"training": {"kl": 0.001}}, "training.kl 0.001"),
         ({"training": {"frozen": True}}, "training.frozen"),

@@ -48,7 +48,6 @@ def probe(service: Service, codec: Codec, prompt: Sequence[int], rank: int) -> S
     Raises:
         EngineError: a run there would not train as it says.
     """
-    limit = service.limit
     service.limit = _SECONDS
     adapter = Adapter(service, rank)
     prompt = prompt[:_TOKENS]
@@ -78,7 +77,7 @@ def probe(service: Service, codec: Codec, prompt: Sequence[int], rank: int) -> S
         path = adapter.export("probe", Path(folder) / "adapter", "base")
     service.delete(path)
     reduction = _reduction(adapter, rows, forward)  # last, since it fills Adam's moments
-    service.limit = limit
+    service.limit = None
     return ServerFacts(reduction, tokens == list(again.tokens), drift)
 
 

@@ -29,6 +29,7 @@ from cotune.policy.template_checks import check_turns
 from cotune.rollout.task_order import TaskOrder
 from cotune.run.checkpoints import complete_checkpoints, save_state
 from cotune.run.json_files import write_json_atomic
+from cotune.run.scores import Score
 from cotune.types import Prompt, Trajectory
 from cotune.utils.progress import begin
 
@@ -155,6 +156,18 @@ class TinkerJoint(Joint):
 
 class TinkerBest(BestPolicy):
     """Keep the best policy: here as a PEFT adapter, and on the server to sample from."""
+
+    _left_on_server = ""
+
+    def forget(self) -> None:
+        self._left_on_server = server_path(self._folder) or self._left_on_server
+        super().forget()
+
+    def offer(self, joint: Any, score: Score | None, step: int, plain: Score | None = None) -> None:
+        before = server_path(self._folder) or self._left_on_server
+        super().offer(joint, score, step, plain)
+        if before and before != server_path(self._folder):
+            joint.service.delete(before)
 
     def write_weights(self, joint: Any, folder: Path, step: int) -> None:
         path = joint.adapter.export(f"best-{step}", folder, joint.base)

@@ -11,7 +11,7 @@ from typing import Any
 from cotune.config.run_file import RunConfig
 from cotune.engines.tinker.service import Service
 from cotune.engines.tinker.settings import read_arguments
-from cotune.errors import ConfigError
+from cotune.errors import ConfigError, EngineError
 from cotune.llm.client import NoLLM
 from cotune.methods.static import StaticStrategy
 from cotune.policy.local_policy import context_length, load_architecture, load_codec
@@ -27,6 +27,7 @@ from cotune.utils.progress import begin
 
 FILE = "tinker.json"
 """The file of a checkpoint, or of the kept adapter, with its path on the server."""
+_HERE = "load the policy here, with --set training.engine=trl"
 
 
 class ServerPolicy:
@@ -38,6 +39,9 @@ class ServerPolicy:
     Args:
         weights: `model_path`, which `Adapter.export` returned, or `base_model`.
     """
+
+    fix = ""
+    """What to do if sampling fails, for the error message."""
 
     def __init__(self, service: Service, **weights: str) -> None:
         self.service = service
@@ -53,12 +57,15 @@ class ServerPolicy:
         from tinker.types import ModelInput, SamplingParams
 
         call = self.service.call
-        with self._opening:
-            if self._sampling is None:
-                self._sampling = call("weights to sample from", self._open)
-        draw = self._sampling.sample
-        prepared = [(ModelInput.from_ints(list(ids)), SamplingParams(**p)) for ids, p in rows]
-        answers = call("sampling", lambda: [draw(ids, 1, p) for ids, p in prepared])
+        try:
+            with self._opening:
+                if self._sampling is None:
+                    self._sampling = call("weights to sample from", self._open)
+            draw = self._sampling.sample
+            prepared = [(ModelInput.from_ints(list(ids)), SamplingParams(**p)) for ids, p in rows]
+            answers = call("sampling", lambda: [draw(ids, 1, p) for ids, p in prepared])
+        except EngineError as error:
+            raise EngineError(f"{error}{self.fix}") from None
         return [answer.sequences[0] for answer in answers]
 
 
@@ -133,13 +140,18 @@ def open_policy(
         weights = {"model_path": server_path(best)}
         options = options.model_copy(update={"path": str(best), "chat_template": None})
         if not weights["model_path"]:
-            raise ConfigError(f"{best}: no {FILE} names a policy on a Tinker server")
+            raise ConfigError(f"{best}: no {FILE} names a policy on a Tinker server; {_HERE}")
         if os.access(lock := best.parent / RUN_LOCK, os.W_OK):
             # SkyRL's jax server would put the kept weights into the adapter that is trained.
-            with locked(lock, f"{best.parent} is being trained; wait for it"):
+            with locked(lock, f"{best.parent} is being trained; wait for it, or {_HERE}"):
                 pass
     begin("connecting to the Tinker server")
-    policy = ServerPolicy(Service(arguments, base_model), **weights)
+    try:
+        service = Service(arguments, base_model)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or {_HERE}" if best else str(error)) from None
+    policy = ServerPolicy(service, **weights)
+    policy.fix = f"; if it no longer has these weights, {_HERE}" if best else ""
     codec = load_codec(options)
     check_turns(environment, codec)
     turn_tokens = limits.turn_tokens if arguments.row_multiple > 1 else None

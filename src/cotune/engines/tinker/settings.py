@@ -2,12 +2,10 @@
 
 import os
 
-import httpx
 from pydantic import Field, ValidationError
 
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.utils.text import hide_secrets, one_line
 from cotune.utils.validation import Model, describe
 
 HOSTED = "https://tinker.thinkingmachines.dev/services/tinker-prod"
@@ -46,11 +44,6 @@ class TinkerArguments(Model):
         return (self.base_url or os.environ.get("TINKER_BASE_URL") or HOSTED).rstrip("/")
 
     @property
-    def label(self) -> str:
-        """Return the server's address without a password."""
-        return hide_secrets(self.url)
-
-    @property
     def key(self) -> str:
         """Return the key; ConfigError if the hosted service needs one and there is none."""
         key = os.environ.get(self.api_key_env)
@@ -68,13 +61,16 @@ def read_arguments(config: RunConfig) -> TinkerArguments:
     lora = config.policy.lora
     if lora is None:
         raise ConfigError("policy.lora: missing; a Tinker server trains an adapter: set {rank: 16}")
+    server = "remove it: the server decides"
     not_here = "remove it, or set training.engine: trl"
     # A last stage needs a teacher's distributions.
     distils = getattr(config.strategy, "distil_steps", 0) > 0
     problems = {
         f"policy.lora.alpha {lora.alpha}": lora.alpha != ALPHA and f"set {ALPHA}, as servers have",
         f"policy.lora.dropout {lora.dropout}": lora.dropout > 0 and "set 0",
-        "policy.lora.target_modules": lora.target_modules != "all-linear" and "remove it",
+        "policy.lora.target_modules": lora.target_modules != "all-linear" and server,
+        f"policy.dtype {config.policy.dtype}": config.policy.dtype != "auto" and server,
+        f"training.precision {training.precision}": training.precision != "auto" and server,
         f"training.temperature {training.temperature}": training.temperature != 1
         and "set 1: servers report log-probabilities of temperature 1, whatever they sample at",
         f"training.kl {training.kl}": training.kl > 0 and "set 0: the API has no reference policy",
@@ -90,15 +86,3 @@ def read_arguments(config: RunConfig) -> TinkerArguments:
     except ValidationError as error:
         problem = describe(error, TinkerArguments)
         raise ConfigError(f"training.engine_args.{problem}") from None
-
-
-def check_alive(arguments: TinkerArguments) -> None:
-    """Raise ConfigError unless a server answers."""
-    try:
-        httpx.get(f"{arguments.url}/api/v1/healthz", timeout=10).raise_for_status()
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        problem = one_line(hide_secrets(str(error) or repr(error)))[:200]
-        silence = f"no Tinker server answers at {arguments.label} ({problem})"
-        raise ConfigError(
-            f"training.engine_args.base_url: {silence}; start it, or correct it"
-        ) from error

@@ -9,9 +9,10 @@ from rich.console import Console
 from cotune.config.run_file import RunConfig
 from cotune.engines.engine import Engine, check_package
 from cotune.engines.preflight import Check, Preflight
-from cotune.engines.tinker.settings import PRICES, check_alive, read_arguments
+from cotune.engines.tinker.settings import PRICES, read_arguments
 from cotune.types import Limits
 from cotune.utils.packages import installed
+from cotune.utils.text import hide_secrets
 
 if TYPE_CHECKING:
     from cotune.engines.tinker.run import TinkerJoint
@@ -29,10 +30,14 @@ class Tinker(Engine):
         return f"engine tinker: {installed('tinker')}, experimental: {tried}"
 
     def check(self, checked: Preflight) -> list[Check]:
-        arguments = partial(read_arguments, checked.config)
+        needs = ("training.engine", "training", "policy", "policy files", "environment")
+        url = lambda: read_arguments(checked.config).url  # noqa: E731
         return [
-            Check("training", lambda: f"training: on the Tinker server at {arguments().label}"),
-            Check("server", lambda: check_alive(arguments()), here=True, needs=("training",)),
+            Check(
+                "training",
+                lambda: f"training: on the Tinker server at {hide_secrets(url())}; experimental",
+            ),
+            Check("server", partial(_server, checked), here=True, needs=needs),
         ]
 
     def prepare(self, checked: Preflight, console: Console) -> "TinkerJoint":
@@ -77,6 +82,19 @@ def tokens_at_most(limits: Limits, rollouts: Mapping[str, int]) -> dict[str, int
     of_rollout = {"prefill": prompt + observed, "cached": sum(ends[:-1]), "sample": sampled}
     tokens = {kind: count * sum(rollouts.values()) for kind, count in of_rollout.items()}
     return {**tokens, "train": ends[-1] * rollouts["train"]}
+
+
+def _server(checked: Preflight) -> str | None:
+    """Connect and probe for `cotune doctor`; a run, when it is prepared, once it is known that a server is there."""
+    from cotune.engines.tinker.service import check_alive
+
+    if checked.starting:
+        check_alive(read_arguments(checked.config).url)
+    if checked.starting or not checked.may_call:
+        return None
+    from cotune.engines.tinker.run import TinkerJoint
+
+    return f"server: {TinkerJoint(checked, Console(quiet=True)).facts}"
 
 
 ENGINE = Tinker()
