@@ -64,15 +64,6 @@ def test_errors_are_one_line(
     assert capsys.readouterr().err == f"cotune (rank 1): {text}\n"
 
 
-def test_help_names_every_command() -> None:
-    shown = CliRunner().invoke(cli.app, ["--help"])
-    assert shown.exit_code == 0
-    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
-    assert len(commands) > 10
-    for command in (*commands, "--install-completion", "--show-completion"):
-        assert command in shown.stdout
-
-
 def test_the_version_is_printed() -> None:
     result = CliRunner().invoke(cli.app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"cotune {version('cotune')}\n")
@@ -85,13 +76,6 @@ def test_every_command_is_in_a_group_and_has_an_example_that_it_takes() -> None:
         program, own, *words = shlex.split(command.epilog.removeprefix("Example: "))
         assert (program, own) == ("cotune", name)
         command.make_context(name, words[: words.index(">")] if ">" in words else words)
-
-
-def test_a_wrong_option_shows_how_it_is_used() -> None:
-    wrong = cotune("train", "--steps", "3")
-    assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert "Usage: cotune train" in wrong.stderr or "cotune train --help" in wrong.stderr
-    assert "--steps" in wrong.stderr
 
 
 @pytest.mark.slow

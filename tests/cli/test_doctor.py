@@ -57,13 +57,6 @@ def test_a_run_file_that_lacks_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_file_that_does_not_validate_is_shown(tmp_path: Path) -> None:
-    file = write(tmp_path / "run.yaml", tiny(tmp_path / "out", {"straregy": {}}))
-    *_, error = doctor.examine(file, ["training.steps=3"])
-    assert isinstance(error, ConfigError)
-    assert "did you mean strategy?" in str(error)
-
-
 def test_the_checks_go_on_after_one_that_fails(tmp_path: Path) -> None:
     """But for those that need it."""
     args = {"policy": {"path": "nobody/has-this"}, "training": {"engine_args": {"loss_typ": "x"}}}

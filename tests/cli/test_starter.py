@@ -123,10 +123,8 @@ def test_the_offline_starter_holds_together(
     boxed = import_object("rewards.py:boxed", "rewards")
     said = ["\\boxed{1}, so \\boxed{12}", "12", "\\boxed{ 12 }"]
     assert boxed(said, answer=["12"] * 3) == [1.0, 0.0, 1.0]
-    for wrong, says in ((["--offline", "--kind", "tools"], "both"), ([], "neither")):
+    for wrong in (["--offline", "--kind", "tools"], []):
         result = CliRunner().invoke(app, ["init", "x", *wrong])
         assert isinstance(result.exception, ConfigError)
-        assert str(result.exception).startswith(
-            f"{says} of --kind and --offline given; expected one"
-        )
+        assert str(result.exception).startswith("expected either --kind, with single-turn: ")
     assert not Path("x").exists()

@@ -12,7 +12,6 @@ from cotune.environments.tool_calls import read_hermes
 from cotune.environments.tools import ToolEnvironment, ToolsOptions
 from cotune.environments.trl_factory import TrlEnvironment, TrlOptions, trl_environment
 from cotune.environments.verifiers import VerifiersOptions
-from cotune.errors import ConfigError
 from cotune.types import Action, Limits, Prompt, Task
 from tests.docs.sources import DOCS, blocks
 from tests.helpers import under
@@ -78,18 +77,6 @@ def test_the_library_is_used_as_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reads(in_script, "price", article="lamp") == "24.5"
     assert isinstance(names["environment"], TrlEnvironment)
     assert reads(names["environment"], "add", step=3) == "3"
-
-
-def test_the_verifiers_page_names_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    vf = pytest.importorskip("verifiers.v1")
-    monkeypatch.setattr(vf, "resolve_env_config", lambda config: config["taskset"]["id"])
-    monkeypatch.setattr(vf, "load_environment", lambda config: config)
-
-    with pytest.raises(ConfigError, match=r"is str; expected an Env of verifiers\.v1"):
-        exec(
-            compile(blocks(ENVIRONMENTS, "python")[1], "environments.md", "exec"),
-            {"cotune": cotune},
-        )
 
 
 def test_the_environment_of_the_page_plays_its_game() -> None:

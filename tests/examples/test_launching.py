@@ -92,13 +92,6 @@ def test_it_trains_first_and_goes_on_afterwards(submitted: Path) -> None:
     assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in variables
 
 
-def test_by_default_it_is_the_run_file_for_eight(submitted: Path) -> None:
-    (_, file) = check_launched(submit(submitted, SBATCH.read_text()))
-    text = (ROOT / file).read_text()
-    assert "output: runs/inspo-qwen2.5-3b-8gpu\n" in text
-    assert "RUN_FOLDER=${2:-runs/inspo-qwen2.5-3b-8gpu}" in SBATCH.read_text()
-
-
 def test_the_lines_for_several_machines_meet_at_the_first(submitted: Path) -> None:
     script = SBATCH.read_text()
     single = next(line for line in script.splitlines() if line.startswith("srun torchrun"))
@@ -128,9 +121,3 @@ def test_the_pages_commands_are_right(line: str) -> None:
         assert (ROOT / words[1]) == SBATCH
     else:
         assert check_launched(words)[0] in ("train", "resume")
-
-
-def test_the_pages_run_files_exist() -> None:
-    named = re.findall(r"^- `(\S+\.yaml)`", PAGE, re.MULTILINE)
-    assert set(named) == {file.name for file in (ROOT / "configs").glob("inspo-*.yaml")}
-    assert len(named) == len(set(named))

@@ -8,10 +8,8 @@ import yaml
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from cotune.config.resuming import recorded_config
 from cotune.export.complete import complete_best
-from cotune.export.model_card import base_name, hub_id, inline
-from cotune.run.run_dir import RunDir, write_summary
+from cotune.run.run_dir import RunDir
 from tests.export.finished import finished_run
 from tests.export.test_complete import tokenizer_of, world
 
@@ -69,17 +67,6 @@ def test_texts_of_a_model_are_one_block_each_and_nothing_else(tmp_path: Path) ->
         and token.nesting == 1
     ]  # fmt: skip
     assert headings == ["Results", "Instruction", "Serving", "Method"]
-
-
-def test_a_score_may_have_no_interval(tmp_path: Path) -> None:
-    run, card = complete(tmp_path)
-    assert "interval of the first figure" in card
-    summary = run.read_summary() or {}
-    arms = {name: arm | {"em_interval": None} for name, arm in summary["arms"].items()}
-    write_summary(run.path, summary | {"arms": arms})
-    (run.best_path / "README.md").unlink()
-    complete_best(recorded_config(run), run)
-    assert "interval of the first figure" not in (run.best_path / "README.md").read_text("utf-8")
 
 
 def test_names_of_a_run_file_are_text(tmp_path: Path) -> None:
@@ -143,19 +130,3 @@ def test_an_empty_instruction_is_named_as_none(tmp_path: Path) -> None:
     _, card = complete(tmp_path, kind="single_turn", told="")
     assert "Mean reward of one greedy rollout a question." in card
     assert "None: it was trained and evaluated on the questions only." in card
-
-
-def test_a_tables_cell_stays_one() -> None:
-    cell = inline("x | y \\| <b> `c` \n| d")
-    rendered = f"| a | {cell} |\n| --- | ---: |\n| 1 | 2 |"
-    rows = rows_of(MarkdownIt("commonmark").enable("table").parse(rendered))
-    assert [len(row) for row in rows] == [2, 2]
-    assert inline("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
-
-
-def test_a_base_model_is_named_without_its_place(tmp_path: Path) -> None:
-    folder = tmp_path / "Some-Base"
-    folder.mkdir()
-    assert (base_name(str(folder)), hub_id(str(folder))) == ("Some-Base", "")
-    assert base_name(str(tmp_path / "gone" / "Old-Base")) == "Old-Base"
-    assert base_name("some-owner/some-model") == hub_id("some-owner/some-model")

@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -72,7 +72,7 @@ def init(
         typer.Argument(metavar="FOLDER", help="Folder to write to; created if it does not exist."),
     ] = Path(),
     kind: Annotated[
-        str | None,
+        Literal["single-turn", "tools", "search"] | None,
         typer.Option(metavar="single-turn|tools|search", help="What to train."),
     ] = None,
     offline: Annotated[
@@ -87,10 +87,7 @@ def init(
 
     if offline == (kind is not None):
         kinds = "; ".join(f"{name}: {text}" for name, text in KINDS.items())
-        raise ConfigError(
-            f"{'both' if offline else 'neither'} of --kind and --offline given; expected one: --kind with "
-            f"{kinds}; or --offline, which trains immediately"
-        )
+        raise ConfigError(f"expected either --kind, with {kinds}; or --offline")
     for path in write_starter(kind or OFFLINE, folder):
         typer.echo(f"wrote {path}")
     enter = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "

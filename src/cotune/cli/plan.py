@@ -43,12 +43,6 @@ def plan(
     planned = plan_run(config, _count_questions(config, questions))
     llm = config.proposer
     show_plan(planned, config.name, config.limits, llm, describe_llm(llm), console)
-    if config.training.rollout_budget is not None:
-        console.print(
-            f"Training ends before a batch that would take training, verification and evolution "
-            f"over {config.training.rollout_budget:,} rollouts; an evolution that falls due just "
-            "before may."
-        )
     if price := engine_of(config).price(config, planned.rollouts):
         console.print(price, markup=False, highlight=False)
     with step_progress(console):

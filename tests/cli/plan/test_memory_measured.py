@@ -6,10 +6,6 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
-from transformers.cache_utils import Cache
-
-from cotune.engines.estimate import read_shape
-from cotune.policy.sampling import GrowingLayer
 
 KINDS: dict[str, tuple[Any, Any]] = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -59,15 +55,3 @@ def test_a_layers_activations(kind: str, dtype: torch.dtype, lora: bool) -> None
     measured = sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) / TOKENS
     estimated = 40 * 128 + 12 * 512
     assert 0.4 * estimated < measured < estimated
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bytes_of_the_cache_under_autocast(kind: str, dtype: torch.dtype) -> None:
-    model, cache = policy(kind, dtype), Cache(layer_class_to_replicate=GrowingLayer)
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        model(torch.arange(TOKENS)[None] % 40, past_key_values=cache, use_cache=True)
-    layers: list[Any] = list(cache.layers)
-    tensors = [tensor for layer in layers for tensor in (layer.keys, layer.values)]
-    found = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    assert found == TOKENS * 2 * read_shape(model.config).key_width * 2 * 2  # in bfloat16

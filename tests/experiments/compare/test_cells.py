@@ -98,21 +98,6 @@ def test_a_failure_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert cell.problem.startswith(f"stage train, status {status}: ValueError: it broke (see ")
 
 
-def test_stages_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[str, str | None, int | None]] = []
-
-    def outcome(config: RunConfig, words: tuple[str, ...]) -> int:
-        seen.append((config.output.name, config.instruction.text, config.training.rollout_budget))
-        return finished(config, words)
-
-    Processes(monkeypatch, outcome)
-    entry = {"method": "prompt-before-rl", "share": 0.5}
-    cells = cells_in(tmp_path, methods=["grpo", entry], seeds=[0])
-    run(cells, at_once=1)
-    assert seen[1:] == [("prompt", None, 20), ("train", TEXT, 24)]
-    assert len(cells[1].finished) == 2
-
-
 @pytest.mark.parametrize(("listed", "given"), [("2,5", {"2", "5"}), ("2", {None}), ("", {None})])
 def test_runs_are_spread_over_the_gpus_that_are_listed(
     listed: str, given: set[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,14 +7,13 @@ import pytest
 from rich.console import Console
 
 from cotune.config.run_file import RunConfig, dump_config
-from cotune.errors import ConfigError, Stopped
+from cotune.errors import Stopped
 from cotune.experiments import chains
 from cotune.experiments.compare import running
 from cotune.experiments.compare.cells import cells_of
 from cotune.experiments.compare.running import demo
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.run.record import Record
-from cotune.utils import packages
 from tests.experiments.compare.folders import HALF, Processes, finish
 
 SUITE = Path(running.__file__).parent / "suites/demo.yaml"
@@ -93,12 +92,3 @@ def test_a_demo_that_was_stopped_is_resumed_by_the_same_command(
     commands = [words[0] for words in processes.started]
     assert commands.count("resume") == 1
     assert set(commands) <= {"resume", "train", "evaluate"}
-
-
-def test_a_missing_trl_is_named_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packages, "installed", lambda _: None)
-    with pytest.raises(ConfigError, match=r"cotune demo needs trl, .* pip install 'cotune\[trl\]'"):
-        run(tmp_path / "demo")
-    assert not any(tmp_path.iterdir())

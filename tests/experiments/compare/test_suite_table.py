@@ -61,11 +61,6 @@ def test_nothing_in_a_name_is_markup() -> None:
     assert "[bold]a|b <b>*x*[31m c (baseline, failed)" in tables(told)[0]
 
 
-def test_rewards_are_no_shares() -> None:
-    told = summary(method("m", "ours", 1.5, score=spread(1.5, -0.5, 1.75)), measure="mean reward")
-    assert "1.500 (−0.500 to 1.750)" in tables(told)[0]
-
-
 def test_strata_and_costs_have_tables_of_their_own() -> None:
     strata = {f"{n} hops": 0.5 for n in range(5)}
     score = spread(0.5, 0.4, 0.6, strata)

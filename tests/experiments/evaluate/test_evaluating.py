@@ -22,12 +22,11 @@ from cotune.experiments.evaluate.question_sets import (
     question_sets,
 )
 from cotune.rewards.functions import RewardFunctions
-from cotune.run.record import Record
 from cotune.types import Task
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
 from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished
 from tests.export.finished import files
-from tests.run_files import environment_of, tiny
+from tests.run_files import environment_of
 
 
 @pytest.fixture(scope="module")
@@ -275,14 +274,6 @@ def test_prompts_too_long_are_refused_before_any_rollout(
     )
     error = refused("evaluate", geo.output, "--benchmark", f"nq={file}")
     assert "the prompt of task nq-a" in error
-
-
-def test_a_run_whose_best_cannot_be_read(tmp_path: Path, refused: Refused) -> None:
-    run = Record.create(tmp_path / "run", tiny(tmp_path / "run"))
-    run.best_path.mkdir()
-    for text in ("{", "{}"):
-        (run.best_path / "best.json").write_text(text)
-        assert "cannot be read" in refused("evaluate", run.path)
 
 
 def test_a_split_without_questions_and_an_environment_that_takes_no_others(

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.experiments.report.charts import Series, average, line_chart, thin, ticks
+from cotune.experiments.report.charts import Series, average, line_chart, ticks
 
 
 def test_ticks_are_round_and_cover_the_range() -> None:
@@ -38,22 +38,3 @@ def test_a_chart_puts_points_where_they_belong() -> None:
     assert (chart.x_text(chart.x_ticks[0]), chart.x_ticks[-1]) == ("0", 10)
     assert [chart.y_text(chart.y_ticks[i]) for i in (0, -1)] == ["0\u2009%", "100\u2009%"]
     assert line_chart("empty", [Series("x", [], "s0")]) is None
-
-
-def test_grey_lines_lie_behind_and_have_no_legend() -> None:
-    styles = {"a": "s0", "b": "muted", "c": "s1"}
-    chart = line_chart(
-        "three", [Series(name, [(1, 1), (2, 2)], css) for name, css in styles.items()]
-    )
-    assert chart is not None
-    assert [line.name for line in chart.series] == ["b", "a", "c"]
-    assert chart.legend == [("s0", "a"), ("s1", "c")]
-
-
-def test_long_curves_are_thinned_to_their_end() -> None:
-    points = [(float(i), 0.0) for i in range(1, 2001)]
-    kept = thin(points)
-    assert len(kept) == 500
-    assert kept[-1] == points[-1]
-    assert thin(points[:500]) == points[:500]
-    assert thin([]) == []

@@ -12,7 +12,7 @@ from cotune.experiments.report.recorded_run import RecordedRun
 from cotune.run.record import Record
 from tests.experiments.report.hint_runs import phase as record_phase
 from tests.experiments.report.pages import check
-from tests.methods.p2o.hint_fakes import Policy, fresh_hint, one_keyword_each
+from tests.methods.p2o.hint_fakes import Policy, fresh_hint
 from tests.scripted import Author
 
 CONFIG = {"name": "arithmetic", "strategy": {"kind": "p2o"}, "seed": 3}
@@ -113,15 +113,3 @@ def test_failed_calls_of_hints_make_no_section_of_instructions(tmp_path: Path) -
     words = check(write_report(run.path)).words
     assert "Hints Hard questions are rolled out under hints" in words
     assert "Instructions" not in words
-
-
-def test_a_phase_without_failures_says_nothing_of_any(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "p2o", CONFIG)
-    record_phase(run, 5, Policy(), Author(one_keyword_each))
-    run.begin_attempt(None)
-    run.count("train", 5600, 9)
-    run.count("evolve", 1400, 9)
-    words = check(write_report(run.path)).words
-    for section in ("Rejected proposals", "Calls without a proposal", "verify"):
-        assert section not in words
-    assert "· train 5_600 (80.0_%) · evolve 1_400 (20.0_%)" in words

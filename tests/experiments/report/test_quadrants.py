@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from cotune.experiments.evaluate.quadrants import hash_of_best
 from cotune.experiments.report import write_report
 from cotune.run.record import Record
@@ -40,11 +38,3 @@ def test_they_come_first(tmp_path: Path) -> None:
     # Those of another policy are not shown.
     quadrants(of="another").write(tmp_path / "run")
     assert "greedy" not in words(tmp_path / "run")
-
-
-@pytest.mark.parametrize("kind", ["inspo", "of-a-package-that-is-gone"])
-def test_without_them_the_page_shows_what_is_recorded(kind: str, tmp_path: Path) -> None:
-    text = page(tmp_path / "run", kind)
-    assert "before training, initial instruction 25.0_% 5–70" in text
-    assert "trained, initial instruction 50.0_% 15–85" in text
-    assert "trained, best instruction 75.0_% 30–95 change, in percentage points +50.0" in text

@@ -8,7 +8,6 @@ from cotune.experiments.report import write_report
 from cotune.experiments.report.rollouts import (
     MOST_COLUMNS,
     MOST_TURNS,
-    some_evaluated,
     some_groups,
 )
 from cotune.run.json_files import Row
@@ -48,19 +47,6 @@ def test_mixed_groups_come_first_then_one_that_failed(tmp_path: Path) -> None:
     ]
     assert groups[1].rewards == [0, 0, 0, 1]
     assert [row["reward"] for row in groups[0].rollouts] == [0, 0, 1, 1]
-
-
-def test_a_group_with_hints_comes_first_and_without_failures_solved_ones_are_shown(
-    tmp_path: Path,
-) -> None:
-    run = Record.create(tmp_path / "run", CONFIG)
-    assert some_groups(run) == []
-    solved = [rollout(1.0, group=i // 2) for i in range(6)]
-    hinted = [rollout(float(i > 3), group=9, hint="Hint.") for i in range(5)]
-    run.rollouts(1, "train", [*solved, rollout(0.0, group=8), rollout(1.0, group=8), *hinted])
-    groups = some_groups(run)
-    assert [g.rewards for g in groups] == [[0, 0, 0, 0, 1], [0, 1], [1, 1]]
-    assert [g.hinted for g in groups] == [5, 0, 0]
 
 
 def test_of_a_large_group_both_ends_are_shown(tmp_path: Path) -> None:
@@ -114,21 +100,6 @@ def test_what_went_wrong_in_a_turn_is_said(tmp_path: Path) -> None:
     assert words.count("Feedback brief: Too long.") == 1
 
 
-def test_hostile_texts_stay_text(tmp_path: Path) -> None:
-    evil = "<script>alert(1)</script>\x1b[31m\x00\u202e**bold** {{ 7*7 }} </i></details>"
-    run = Record.create(tmp_path / "run", CONFIG)
-    turns = (Turn(evil, evil, evil, evil), Turn(f"{evil}!", "", evil))
-    run.rollouts(1, "train", [
-        replace(rollout(float(i), turns, hint=evil, question=evil), feedback=evil)
-        for i in range(2)
-    ])  # fmt: skip
-    page = check(write_report(run.path))
-    html = run.report_path.read_text(encoding="utf-8")
-    assert "<script" not in html
-    whole = "".join(page.text)
-    assert "<script>alert(1)</script>␛[31m␀\ufffd**bold** {{ 7*7 }} </i></details>" in whole
-
-
 def test_a_page_stays_small(tmp_path: Path) -> None:
     """Long contexts, many steps, many proposals: below 3 MB."""
     run = Record.create(tmp_path / "run", CONFIG)
@@ -156,13 +127,3 @@ def test_a_page_stays_small(tmp_path: Path) -> None:
     words = check(path).words
     assert "Rejected proposals (400)" in words
     assert "The last 100 of them:" in words
-
-
-def test_of_an_evaluation_failures_come_first_and_some_successes_last(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "run", CONFIG)
-    assert some_evaluated(run) == ([], "")
-    run.rollouts(3, "evaluate_during", [rollout(1.0)])
-    run.rollouts(3, "evaluate_after", [rollout(float(i % 2), group=i) for i in range(20)])
-    shown, told = some_evaluated(run)
-    assert [row["reward"] for row in shown] == [0.0] * 7 + [1.0] * 3
-    assert told == "10 of the 20 rollouts of the last evaluation, lowest rewards first."

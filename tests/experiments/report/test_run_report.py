@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from cotune.errors import ConfigError
 from cotune.experiments.report import ReportListener, write_report
 from cotune.experiments.report.recorded_run import RecordedRun
-from cotune.experiments.report.run_report import costs, results, training_charts
+from cotune.experiments.report.run_report import costs, training_charts
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn
@@ -116,6 +115,7 @@ def test_the_page_covers_the_run(evolved: Record) -> None:
         "Method inspo Model geo-1m Proposer offline rules Seed 3 Steps 60",
         "Policy rollouts 13_200 · train 12_000 (90.9_%) · verify 1_200 (9.1_%)",
         "Rollouts of evaluations, not counted above 1_800",
+        "Phases without a useful proposal 3",
     ):
         assert text in page.words, text
     assert {"mark", "del"} <= set(page.tags)
@@ -129,19 +129,6 @@ def test_the_page_covers_the_run(evolved: Record) -> None:
         "<h2>Rollouts",
     )
     assert sorted(parts, key=html.index) == list(parts)
-
-
-def test_a_single_run_without_evolution_lacks_those_sections(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "static", CONFIG | {"name": "alone"})
-    train(run, 5, evolve=False)
-    evaluated(run, 5, 0.38, "after")
-    run.write_summary({"name": "alone"})
-    page = check(write_report(run.path))
-    assert "run report" in page.words
-    assert "alone" in page.words
-    assert "Held-out exact match went from 21.0_% to 38.0_%." in page.words
-    assert "Lineage" not in page.words
-    assert "Policy rollouts 1_000 · train 1_000 (100.0_%)" in page.words
 
 
 def test_a_killed_run_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
@@ -210,19 +197,7 @@ def test_a_resumed_run_says_what_changed_and_ignores_the_old_summary(tmp_path: P
     ) in words
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    for folder, reason in (
-        (tmp_path, "it has no run.yaml"),
-        (tmp_path / "missing", "no such folder"),
-    ):
-        with pytest.raises(ConfigError, match=f"is not a run folder: .*{reason}"):
-            write_report(folder)
-    Record.create(tmp_path / "cotune", CONFIG)
-    with pytest.raises(ConfigError, match=f"give {tmp_path / 'cotune'}, where a script's trainer"):
-        write_report(tmp_path)
-
-
-EVIL = "<script>alert(1)</script>{{ 7*7 }}{% raw %}\"'&amp;</style></details><!--"
+EVIL = "<script>alert(1)</script>{{ 7*7 }}{% raw %}\"'&amp;</style></details><!--\x1b[31m\x00\u202e"
 
 
 def record_instructions(run: Record, evil: Callable[[], str]) -> None:
@@ -289,6 +264,7 @@ def test_no_text_of_a_model_becomes_markup_or_template(
     assert shown == set(range(next(places))), "a field of the test is not in the page"
     texts = "".join(page.text)
     assert texts.count("{{ 7*7 }}") == texts.count("<script>alert(1)</script>") >= len(shown)
+    assert "␛[31m␀\ufffd" in texts
     assert "@ 49" not in texts
     assert ">49" not in texts
 
@@ -327,19 +303,6 @@ def test_behaviour_is_drawn_from_what_a_run_recorded(tmp_path: Path) -> None:
     assert prompt.title == "Prompt length in tokens"
 
 
-def test_results_and_costs_hold_the_numbers(evolved: Record) -> None:
-    run = RecordedRun(evolved.path)
-    (table,) = results(run)
-    assert [(cell.text, cell.note) for cell in table.head[1:]] == [
-        ("Overall", "n\u00a0=\u00a0300"), ("1 hop", "n\u00a0=\u00a0100"),
-        ("2 hops", "n\u00a0=\u00a0100"), ("3 hops", "n\u00a0=\u00a0100"),
-    ]  # fmt: skip
-    assert [row[-1].text for row in table.rows] == ["1.0\u202f%", "42.0\u202f%", ""]
-    rows = dict(costs(run))
-    assert rows["Rollouts of evaluations, not counted above"] == "1\u202f800"
-    assert rows["Phases without a useful proposal"] == "3"
-
-
 def test_the_wait_for_the_llm_is_summed_over_steps(tmp_path: Path) -> None:
     run = Record.create(tmp_path / "run", {})
     run.metrics(1, {"reward_mean": 0.5})
@@ -358,19 +321,6 @@ def test_formats() -> None:
     assert [duration(s) for s in (4.2, 42, 192, 18420)] == [
         "4.2 s", "42 s", "3 min 12 s", "5 h 07 min",
     ]  # fmt: skip
-
-
-def test_a_run_that_was_not_evaluated_before_has_no_change(tmp_path: Path) -> None:
-    run = Record.create(tmp_path / "run", CONFIG)
-    told = {"split": "test", "prompt": "best", "instruction_id": "i0", "by_stratum": {}}
-    for step in (1, 2, 3):
-        run.metrics(step, {"reward_mean": step / 4})
-    run.event("evaluated", 3, em=0.5, n=8, when="after", measure="exact match", **told)
-    words = check(write_report(run.path)).words
-    assert "Training reward per step" in words
-    assert "change, in" not in words
-    run.event("evaluated", 1, em=0.25, n=8, when="before", measure="exact match", **told)
-    assert "change, in percentage points +25.0" in check(write_report(run.path)).words
 
 
 @pytest.mark.parametrize(

@@ -179,15 +179,6 @@ def test_texts_of_models_and_users_are_escaped(tmp_path: Path) -> None:
     assert "49" not in found.words
 
 
-def test_a_suite_that_has_finished_nothing_has_a_page_of_dashes(tmp_path: Path) -> None:
-    nothing = method("search-r1", "trained", None, status="unfinished", problem="not begun")
-    found = Page(tmp_path, summary(nothing, strata={}, n=None))
-    assert "Runs 0 of 2" in found.words
-    assert found.row("search-r1")[1] == "–"
-    assert "None" not in found.words
-    assert "moving average" not in found.words
-
-
 def test_one_seed_claims_nothing_of_others(tmp_path: Path) -> None:
     only = method("inspo", "ours", 0.9, by_seed={"3": 0.9})
     found = Page(tmp_path, summary(only, seeds=[3]))

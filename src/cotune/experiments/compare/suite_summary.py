@@ -7,7 +7,6 @@ from pydantic import BaseModel
 
 from cotune.experiments.compare.methods import Group
 from cotune.experiments.statistics import Ends
-from cotune.run.costs import PURPOSES
 from cotune.run.scores import EXACT_MATCH
 from cotune.utils.text import one_line
 
@@ -143,8 +142,3 @@ class SuiteSummary(BaseModel, frozen=True):
     def ordered(self) -> list[SuiteMethod]:
         """The methods in the order of the tables."""
         return sorted(self.methods, key=lambda method: list(GROUPS).index(method.group))
-
-    @property
-    def purposes(self) -> list[str]:
-        """The purposes that rollouts were paid for, evaluation left out."""
-        return [p for p in PURPOSES if any(m.rollouts_by_purpose.get(p) for m in self.methods)]

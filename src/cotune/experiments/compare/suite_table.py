@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from cotune.experiments.compare.suite_summary import GROUPS, Spread, SuiteMethod, SuiteSummary
 from cotune.experiments.evaluate.quadrants import QUADRANTS
+from cotune.run.costs import PURPOSES
 from cotune.utils.tables import Bar, Cell, Scores, Table, count, duration, money
 
 Column = tuple[Cell, Callable[[SuiteMethod], Cell]]
@@ -99,9 +100,10 @@ def _cost_table(suite: SuiteSummary) -> Table:
     def cost(name: str, key: str, form: Callable[[float | None], str] = count) -> Column:
         return Cell(name), lambda method: Cell(form(method.costs.get(key)))
 
+    paid_for = {name for m in suite.methods for name, paid in m.rollouts_by_purpose.items() if paid}
     columns = [
         cost("Policy rollouts", "rollouts"),
-        *map(purpose, suite.purposes),
+        *(purpose(name) for name in PURPOSES if name in paid_for),
         cost("Evaluation rollouts", "evaluation_rollouts"),
         cost("Generated tokens", "generated_tokens"),
         cost("LLM calls", "llm_calls"),
