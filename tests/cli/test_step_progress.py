@@ -40,16 +40,6 @@ def test_without_a_terminal_a_line_names_each_beginning_and_later_comes_every_ha
     ]
 
 
-def test_without_a_terminal_stages_of_many_checks_have_a_line_once() -> None:
-    clock, written = Clock(), list[str]()
-    listen = write_under_step(write_at_intervals(written.append, clock))
-    for seconds in (0, 2, 4, 40):
-        clock.now = seconds
-        listen("loading PyTorch", 0, 0)
-        listen("loading TRL", 0, 0)
-    assert written == ["  loading PyTorch …", "  loading TRL …", "  loading PyTorch …"]
-
-
 def shown(**options: bool) -> str:
     out = io.StringIO()
     with step_progress(Console(file=out, width=200, **options)):
