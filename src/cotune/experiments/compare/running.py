@@ -172,4 +172,8 @@ def _show(summary: SuiteSummary, suite: SuiteConfig, console: Console) -> None:
         line(method.complaint, "yellow")
     line(summary.verdict, "bold")
     line(suite.caption, "dim")
+    changed = [m for m in summary.methods if m.score and m.plain and m.plain.mean != m.score.mean]
+    if changed:
+        best = max(changed, key=lambda method: method.score.mean if method.score else 0.0)
+        line(f"best instruction ({best.label}): {best.instruction}")
     line(f"folder: {suite.output}   report: {suite.output / 'report.html'}")
