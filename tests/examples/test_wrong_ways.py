@@ -63,19 +63,19 @@ IN_PYTHON: dict[str, tuple[dict[str, Any], list[str]]] = {
     "rows without a prompt": ({"trainer": {"train_dataset": [{"text": "b"}] * 9}}, ["train_dataset", "prompt"]),
     "tool without types": ({"trainer": {"tools": [untyped]}}, ["untyped", "expression", "type"]),
     "no reward": ({"trainer": {"reward_funcs": None}}, ["rewards: missing", "gives none"]),
-    "reward of the wrong length": ({"trainer": {"reward_funcs": short}}, ["rewards: short returned 1 values for 8 completions"]),
+    "reward of the wrong length": ({"trainer": {"reward_funcs": short}}, ["rewards: short returned [1.0]", "8 numbers"]),
     "reward that needs another column": ({"trainer": {"reward_funcs": of_a_column}}, ["rewards: of_a_column needs the column 'truth'"]),
     "weights of other rewards": ({"args": {"reward_weights": [1.0, 2.0]}}, ["reward_weights has 2 entries for 1 reward functions"]),
     "blank instruction": ({"options": {"instruction": " "}}, ["instruction"]),
     "no LLM": ({"options": {"llm": None}}, ["INSPO: llm is missing", 'INSPO(llm="gpt-4.1")', "OpenAIOptions(model=…"]),
     "no key": ({"options": {"llm": OPENAI}}, ["NO_SUCH_KEY"]),
-    "completions longer than the context": ({"args": {"max_completion_length": 1020}}, ["max_completion_length is 1020 and leaves 4 tokens", "lower max_completion_length to"]),
+    "completions longer than the context": ({"args": {"max_completion_length": 1020}}, ["max_completion_length is 1020 and leaves 4 tokens", "lower it"]),
     "prompt longer than its limit": ({"trainer": {"limits": cotune.Limits(turns=3, turn_tokens=64, trajectory_tokens=256, prompt_tokens=100)}}, ["limits.prompt_tokens is 100", "raise it"]),
     "chat template without tools": ({"chat_template": "{% for m in messages %}{{ m['content'] }}{% endfor %}"}, ["chat template"]),
     "data and an environment": ({"trainer": {"environment": cotune.LadderEnvironment()}}, ["environment and train_dataset are both given"]),
     "rollouts of one's own": ({"trainer": {"rollout_func": print}}, ["rollout_func: cotune makes the rollouts itself; remove it"]),
     "another sampling": ({"args": {"top_k": 50}}, ["GRPOConfig.top_k is 50"]),
-    "hard for ever": ({"method": cotune.P2O, "options": {"successes_below": 9}}, ["successes_below is 9", "num_generations 4", "at most 4"]),
+    "hard for ever": ({"method": cotune.P2O, "options": {"successes_below": 9}}, ["successes_below is 9", "a group of 4", "at most 4"]),
 }  # fmt: skip
 
 

@@ -128,14 +128,19 @@ def check_prompts(
         return
     evolves = method_of(strategy).evolves
     half = ", half of which is left for what evolves" if evolves else ""
+    too_little = f"limits.prompt_tokens is {limit}"
     if max_completion_length is not None:
-        fix = f"lower GRPOConfig.max_completion_length, {max_completion_length}, which leaves that of the context"
+        too_little = (
+            f"GRPOConfig.max_completion_length is {max_completion_length} and leaves {limit} tokens of the "
+            "policy's context for the prompt"
+        )
+        fix = "lower it"
     elif room is not None and longest.needed > room:
         fix = f"lower limits.trajectory_tokens, as the policy's context holds {context_tokens}"
     else:
         fix = f"raise it to {longest.needed}"
     raise ConfigError(
-        f"limits.prompt_tokens is {limit}{half}, but the prompt of task {longest.task.id} has {longest.tokens} "
+        f"{too_little}{half}, but the prompt of task {longest.task.id} has {longest.tokens} "
         f"tokens; expected at least {longest.needed}: {fix}, shorten the instruction, or leave long questions out "
         f"{leave_out}"
     )
