@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cotune.cli import app as cli
+from cotune.config.build import run_environment
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
 from cotune.experiments.evaluate.quadrants import (
@@ -23,12 +24,15 @@ from cotune.experiments.evaluate.quadrants import (
     quadrant_table,
     read_quadrants,
 )
-from cotune.run.scores import difference_interval, wilson
+from cotune.run.record import Record
+from cotune.run.scores import difference_interval, score_trajectories, wilson
+from cotune.types import Assignment, Prompt
 from cotune.utils.tables import on_console
 from cotune_lab.worlds.geo import INITIAL_INSTRUCTION as SEARCH
-from tests.experiments.evaluate.folders import BETTER, GEO, finished
+from tests.experiments.evaluate.folders import BETTER, GEO, LADDER, finished
 from tests.experiments.evaluate.measured import quadrants
 from tests.experiments.report.pages import printed as on_screen
+from tests.helpers import make_trajectory
 
 
 def test_scores_and_gains_by_hand() -> None:
@@ -171,6 +175,38 @@ def test_a_run_from_the_command_line(
     )
     assert again is not None
     assert len(again.questions) == 1
+
+
+def test_what_the_runs_own_evaluations_rolled_out_is_not_rolled_out_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {**LADDER, "environment": {**LADDER["environment"], "test": 3}}
+    best = "Add in order. Put the final answer in \\boxed{}."
+    config = finished(tmp_path / "run", changes, best)
+    _, without = evaluate(config, monkeypatch, "--quadrants", "--samples", "1")
+    assert without is not None
+    record = Record.open(config.output)
+    tasks = run_environment(config).tasks("test")
+    for when, instruction in (("before", without.initial), ("after", best), ("plain", "Another.")):
+        prompt = Prompt(instruction)
+        rollouts = [
+            make_trajectory(Assignment(task, prompt, prompt, "i0", i), 0.25)
+            for i, task in enumerate(tasks)
+        ]
+        record.score(2, rollouts, score_trajectories(rollouts), split="test", when=when, trained=1)
+    _, quadrants = evaluate(config, monkeypatch, "--quadrants", "--samples", "1")
+    assert quadrants is not None
+    assert (without.rollouts, quadrants.rollouts) == (4 * 3 * 2, 4 * 3 * 2 - 2 * 3)
+    greedy = {name: rewards["greedy"] for name, rewards in quadrants.rewards.items()}
+    assert greedy["initial_plain"] == greedy["trained_prompted"] == (0.25,) * 3
+    for name, rewards in without.rewards.items():
+        assert quadrants.rewards[name]["sampled"] == rewards["sampled"]
+    # With other settings they are not the same rollouts.
+    _, other = evaluate(
+        config, monkeypatch, "--quadrants", "--samples", "1", "--set", "limits.turn_tokens=95"
+    )
+    assert other is not None
+    assert other.rollouts == without.rollouts
 
 
 def test_equal_policies_and_instructions_are_rolled_out_once(

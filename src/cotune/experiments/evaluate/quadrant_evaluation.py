@@ -1,5 +1,7 @@
 """Roll out a run's quadrants: {initial, trained weights} × {initial, best instruction}."""
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, cast
 
 from cotune.config.build import initial_instruction, run_environment
@@ -18,7 +20,7 @@ from cotune.experiments.evaluate.run_policy import OpenPolicy, best_record, run_
 from cotune.experiments.evaluate.scoring import score
 from cotune.run.run_dir import RunDir
 from cotune.run.scores import measure_of
-from cotune.types import Prompt
+from cotune.types import Prompt, Task
 
 
 def evaluate_quadrants(
@@ -27,19 +29,22 @@ def evaluate_quadrants(
     options: EvaluationOptions,
     since: RunDir | None = None,
     open_policy: OpenPolicy = run_policy,
+    samples_alike: bool = False,
 ) -> Quadrants:
     """Score both policies of a run under both instructions, greedily and sampled; write nothing.
 
-    Equal policies or instructions are rolled out once. Both policies are in memory at the same time, to compute the
-    divergence between them; there is none if a server has them.
+    Equal policies or instructions are rolled out once, and greedy rollouts that the run's own evaluations have
+    made are not made again. Both policies are in memory at the same time, to compute the divergence between them;
+    there is none if a server has them.
 
     Args:
         config: the run file; its limits, seed and environment apply.
-        run: the run folder; only best/ is read.
+        run: the run folder; its best/ and its evaluations are read.
         options: one set of questions, and at least one sample of each.
         since: the first of several runs that each continued the one before: its policy and instruction
             are the initial ones. None is this run.
         open_policy: the engine's.
+        samples_alike: whether the run sampled as `open_policy`'s policies do, so that its greedy rollouts can be used.
 
     Raises:
         ConfigError: there is no best policy, the questions are not available or of several sets, or a prompt is
@@ -65,10 +70,22 @@ def evaluate_quadrants(
             config, environment, best=run.best_path, temperature=temperature
         )
     is_here = hasattr(policies["initial"].sampler, "model")
+    evaluated: dict[str, dict[str, str]] = {"initial": {}, "trained": {}}
+    same_run = since is None and config == recorded_config(run) and run.read_summary() is not None
+    if samples_alike and same_run:
+        evaluated = {
+            "initial": {"plain": "before"},
+            "trained": {"plain": "plain", "prompted": "after"},
+        }
     scores = {
         weights: score(
             policy, prompts, questions, options.samples,
             initial=policies["initial"] if weights == "trained" and is_here else None,
+            greedy_rewards={
+                name: rewards
+                for name, when in evaluated[weights].items()
+                if (rewards := _recorded_rewards(run, when, prompts[name], questions.tasks))
+            },
         )
         for weights, policy in policies.items()
     }  # fmt: skip
@@ -97,3 +114,11 @@ def evaluate_quadrants(
         generated_tokens=sum(scored.generated_tokens for scored in distinct),
         of=hash_of_best(run.path),
     )
+
+
+def _recorded_rewards(run: RunDir, when: str, prompt: Prompt, tasks: Sequence[Task]) -> list[float]:
+    """Return the rewards of an evaluation that the run made of these questions under this prompt; [] if it made none."""
+    rows = run.read_evaluation(when)
+    recorded = [(row["task"]["id"], row["task"]["question"], row["sampled"]) for row in rows]
+    expected = [(task.id, task.question, asdict(prompt)) for task in tasks]
+    return [float(row["reward"]) for row in rows] if recorded == expected else []

@@ -45,6 +45,7 @@ def score(
     samples: int = 0,
     metrics: Mapping[str, Values] = REWARD,
     initial: Coordinator | None = None,
+    greedy_rewards: Mapping[str, Sequence[float]] | None = None,
 ) -> dict[str, PromptScores]:
     """Score a policy under prompts by name, greedily and sampled; equal prompts once, as the same object.
 
@@ -60,6 +61,8 @@ def score(
         samples: sampled rollouts of each question; 0 for none.
         metrics: functions that give a batch of rollouts its values, by name.
         initial: the policy to compute the divergence from, which needs a sample; None for none.
+        greedy_rewards: by the name of a prompt, its questions' greedy rewards if they are known already, in place of
+            rollouts; only with the metric `REWARD`.
 
     Raises:
         ConfigError: a prompt is too long; before any rollout.
@@ -70,8 +73,11 @@ def score(
             questions.environment, policy.codec, prompt.instruction, policy.settings.limits,
             [questions.name], strategy="static",
         )  # fmt: skip
+    measured = {prompts[name]: rewards for name, rewards in (greedy_rewards or {}).items()}
     scores = {
-        prompt: _score_prompt(policy, prompt, questions, samples, metrics, initial)
+        prompt: _score_prompt(
+            policy, prompt, questions, samples, metrics, initial, measured.get(prompt)
+        )
         for prompt in distinct
     }
     return {name: scores[prompt] for name, prompt in prompts.items()}
@@ -84,6 +90,7 @@ def _score_prompt(
     samples: int,
     metrics: Mapping[str, Values],
     initial: Coordinator | None,
+    greedy_rewards: Sequence[float] | None,
 ) -> PromptScores:
     # Draws are keyed by the number of calls: each prompt has a coordinator of its own.
     coordinator = Coordinator(
@@ -102,6 +109,12 @@ def _score_prompt(
                 for _ in range(k)
             ]
             greedy = decoding == "greedy"
+            if greedy and greedy_rewards is not None:
+                # A call is counted all the same, so that the samples' draws do not change.
+                coordinator.next_sampling("evaluate", greedy)
+                rows = greedy_rewards[start : start + size]
+                scores.values["reward"][decoding] += [[reward] for reward in rows]
+                continue
             rollouts = coordinator.rollout(assignments, purpose="evaluate", greedy=greedy)
             scores.rollouts += len(rollouts)
             scores.generated_tokens += sum(rollout.generated_tokens for rollout in rollouts)
