@@ -34,7 +34,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "impossible option": ({"strategy": {"window": 0}}, ["strategy.window is 0", "1 or more"]),
     "wrong type": ({"limits": {"turns": "many"}}, ["limits.turns", "got 'many'"]),
     "infinite": ({"training": {"learning_rate": float("inf")}}, ["learning_rate", "finite"]),
-    "no section": ({"training": 3}, ["training", "expected a valid dictionary", "got 3"]),
+    "no section": ({"training": 3}, ["training: expected fields below it", "got 3"]),
     "unknown kind": ({"strategy": {"kind": "inspa"}}, ["strategy.kind", "'inspa'", "'inspo'"]),
     "indivisible": ({"training": {"micro_batch_size": 3}}, ["training.questions_per_step × group_size is 8, which mini_batches × micro_batch_size = 3", "change micro_batch_size"]),
     "a search that leaves no batch": ({"strategy": {"kind": "gepa", "budget": 20, "dev_size": 4}, "training": {"rollout_budget": 27}}, ["strategy.budget is 20, and 8 rollouts must follow, more than"]),

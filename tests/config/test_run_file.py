@@ -138,7 +138,9 @@ def test_an_unknown_field_comes_before_what_it_makes_missing() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"environment": {}}, "environment: Unable to extract tag using discriminator 'kind'"),
+        ({"environment": {}}, "environment: expected {kind: …}; got {}"),
+        ({"strategy": "inspo"}, "strategy: expected {kind: …}; got 'inspo'"),
+        ({"rewards": [3]}, "rewards.0: expected a text, or fields below it; got 3"),
         ({"strategy": None}, "strategy: missing; it has no default"),
     ],
 )

@@ -14,6 +14,7 @@ Path = tuple[str, ...]
 """A field by the names that lead to it: ("training", "steps")."""
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument", "invalid_key")
+_NO_SECTION = ("union_tag_not_found", "model_type", "dataclass_type", "model_attributes_type")
 # Values below these may be secrets in the wrong place, so they are never shown.
 _SECRET = ("llm", "endpoints")
 _FIELD_NAME = re.compile(r"[a-z_]{1,40}")
@@ -76,6 +77,11 @@ def _describe(problem: dict[str, Any], paths: list[Path]) -> str:
         meant = "" if is_secret else did_you_mean(str(tag), kinds)
         return f"{field}.kind: {unknown}expected one of {context['expected_tags']}{meant}"
     value = "" if is_secret else f"; got {shorten(problem['input'], guess=True)}"
+    if kind in _NO_SECTION:
+        names = [field_path[-1] for field_path in paths if field_path[:-1] == path]
+        expected = f"fields below it, such as {names[0]}" if names else "a text, or fields below it"
+        expected = "{kind: …}" if "kind" in names else expected
+        return f"{field}: expected {expected}{value}"
     message = problem["msg"].replace("Input should be", "expected", 1)
     # pydantic's addition about text ("…, unable to parse string as an integer").
     return f"{field}: {message.partition(', unable to parse')[0]}{value}"
