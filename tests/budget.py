@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 LIMITS = {
     "lines of src": 34_516,
     "lines of lab": 7_000,
-    "lines of tests": 38_928,
+    "lines of tests": 38_934,
     "words of docs": 30_000,
     "option fields": 180,
 }

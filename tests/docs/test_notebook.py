@@ -1,6 +1,7 @@
 """The notebook of the documentation runs from its first cell to its last."""
 
 import ast
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,15 @@ def test_it_runs(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     names: dict[str, Any] = {}
     shown: list[str] = []
-    for cell in CELLS:
-        statements = ast.Interactive(ast.parse("".join(cell["source"])).body)
-        exec(compile(statements, "first_run.ipynb", "single"), names)
-        shown.append(capsys.readouterr().out)
+
+    async def run_cells() -> None:
+        """Run the cells where an event loop runs already, as in a notebook's kernel."""
+        for cell in CELLS:
+            statements = ast.Interactive(ast.parse("".join(cell["source"])).body)
+            exec(compile(statements, "first_run.ipynb", "single"), names)
+            shown.append(capsys.readouterr().out)
+
+    asyncio.run(run_cells())
     assert "boxed" in shown[1]  # the prompt
     assert "reward_mean" in shown[3]
     assert "parent_score" in shown[4]
