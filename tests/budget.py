@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIMITS = {
-    "lines of src": 34_516,
+    "lines of src": 34_515,
     "lines of lab": 7_000,
     "lines of tests": 38_934,
     "words of docs": 30_000,

@@ -214,9 +214,10 @@ def begin_joint(
     joint.changed = begin_run(record, joint.parts.settings, best, chosen, check)
     environment = joint.parts.environment
     joint.record_in(record, build_llm(config.proposer, config.seed, record, environment))
+    if chosen is not None:
+        joint.notices = chosen.notices
     if chosen is None or chosen.path is None:
         joint.attempt = record.begin_attempt(None)
         return None
-    joint.notices = chosen.notices
     joint.resume(load_state(chosen.path))
     return chosen.path

@@ -79,9 +79,10 @@ def _describe(problem: dict[str, Any], paths: list[Path]) -> str:
     value = "" if is_secret else f"; got {shorten(problem['input'], guess=True)}"
     if kind in _NO_SECTION:
         names = [field_path[-1] for field_path in paths if field_path[:-1] == path]
-        expected = f"fields below it, such as {names[0]}" if names else "a text, or fields below it"
-        expected = "{kind: …}" if "kind" in names else expected
-        return f"{field}: expected {expected}{value}"
+        if "kind" in names:
+            return f"{field}: expected {{kind: …}}{value}"
+        below = f"fields below it, such as {names[0]}" if names else "a text, or fields below it"
+        return f"{field}: expected {below}{value}"
     message = problem["msg"].replace("Input should be", "expected", 1)
     # pydantic's addition about text ("…, unable to parse string as an integer").
     return f"{field}: {message.partition(', unable to parse')[0]}{value}"
