@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from cotune.methods.context_distillation import batch_weights
-from cotune.methods.teacher_kl import mean_over_rollouts, token_losses
+from cotune.methods.context_distillation import batch_weights, mean_over_rollouts, token_losses
 from cotune.rollout.coordinator import Coordinator
 from cotune.types import (
     Distillation,

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from cotune.errors import RetrievalError as RetrievalError
     from cotune.llm.bank import BankOptions as BankOptions
     from cotune.llm.client import OpenAIOptions as OpenAIOptions
-    from cotune.methods.fst.fst import FstOptions as FstOptions
-    from cotune.methods.fst.gepa import GepaOptions as GepaOptions
+    from cotune.methods.fst import FstOptions as FstOptions
+    from cotune.methods.fst import GepaOptions as GepaOptions
     from cotune.methods.inspo.inspo import InspoOptions as InspoOptions
     from cotune.methods.p2o.hints import HintOptions as HintOptions
     from cotune.methods.p2o.p2o import P2OOptions as P2OOptions
@@ -75,8 +75,7 @@ _NAMES = {
     "errors": "BudgetError ConfigError CotuneError EngineError EvolutionError LLMError RetrievalError",
     "llm.bank": "BankOptions",
     "llm.client": "OpenAIOptions",
-    "methods.fst.fst": "FstOptions",
-    "methods.fst.gepa": "GepaOptions",
+    "methods.fst": "FstOptions GepaOptions",
     "methods.inspo.inspo": "InspoOptions",
     "methods.p2o.hints": "HintOptions",
     "methods.p2o.p2o": "P2OOptions",

@@ -8,7 +8,7 @@ import pytest
 from cotune.config.build import build_llm, describe_llm
 from cotune.config.run_file import RunConfig, parse_config
 from cotune.errors import LLMError
-from cotune.methods.fst.gepa import Gepa
+from cotune.methods.fst import Gepa
 from cotune.methods.inspo.inspo import Inspo
 from cotune.methods.p2o.p2o import P2O
 from cotune.methods.static import StaticStrategy

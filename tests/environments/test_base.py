@@ -4,11 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cotune.environments.base import (
-    PromptFormat,
-    SingleTurnEnvironment,
-    TaskEnvironment,
-)
+from cotune.environments.base import PromptFormat, SingleTurnEnvironment, TaskEnvironment
 from cotune.errors import ConfigError
 from cotune.protocols import Environment
 from cotune.types import Action, Prompt, Response, Task, Turn

@@ -22,15 +22,7 @@ from cotune.environments.math import (
 from cotune.errors import ConfigError
 from cotune.rewards import boxed, exact_match
 from cotune.rewards.boxed import BoxedReward
-from cotune.types import (
-    Action,
-    Limits,
-    Response,
-    StopReason,
-    Task,
-    Trajectory,
-    Turn,
-)
+from cotune.types import Action, Limits, Response, StopReason, Task, Trajectory, Turn
 from tests.helpers import make_trajectory, under
 from tests.scripted import CharacterCodec, Reply, roll_out
 

@@ -4,12 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.environments.tag_protocol import (
-    PROMPT_FORMAT,
-    STOP,
-    TAGS,
-    Parsed,
-)
+from cotune.environments.tag_protocol import PROMPT_FORMAT, STOP, TAGS, Parsed
 from cotune.types import Prompt, Task
 
 PIECES = [

@@ -2,13 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.environments.tool_calls import (
-    READERS,
-    Reader,
-    read_hermes,
-    read_llama,
-    read_xml,
-)
+from cotune.environments.tool_calls import READERS, Reader, read_hermes, read_llama, read_xml
 from cotune.types import Calls, ToolCall
 from tests.helpers import tool_schema
 

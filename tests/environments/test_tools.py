@@ -16,12 +16,7 @@ from cotune.environments.tools import (
     tool_environment,
 )
 from cotune.errors import ConfigError
-from cotune.types import (
-    Action,
-    Response,
-    Task,
-    Turn,
-)
+from cotune.types import Action, Response, Task, Turn
 from tests.helpers import add, make_trajectory, under
 
 TASK = Task("q0", "What is 3 + 4?", ("7",))

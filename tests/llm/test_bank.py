@@ -7,8 +7,8 @@ import pytest
 
 from cotune.errors import BudgetError, ConfigError, LLMError
 from cotune.llm.bank import BankLLM, BankOptions, read_bank
+from cotune.methods.fst import instruction_prompt
 from cotune.methods.inspo.proposers import read_tagged
-from cotune.methods.instruction_evolution import instruction_prompt
 from cotune.methods.text_evolution import gepa_prompt, read_fenced
 from cotune.run.record import Record
 from cotune.run.replies import CachedLLM

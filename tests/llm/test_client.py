@@ -16,13 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.errors import BudgetError, ConfigError, LLMError
-from cotune.llm.client import (
-    OPENAI_URL,
-    MeteredLLM,
-    OpenAIClient,
-    OpenAIOptions,
-    parse_reply,
-)
+from cotune.llm.client import OPENAI_URL, MeteredLLM, OpenAIClient, OpenAIOptions, parse_reply
 from cotune.run.record import Record
 from cotune.types import Completion
 from tests.loopback import serving

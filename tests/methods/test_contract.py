@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from cotune.methods.contract import (
     TextRules,
     is_near_copy,
+    leaked_answer,
     neutralised,
     protocol_tags,
     reserved_tags,
 )
-from cotune.methods.leaks import leaked_answer
 from cotune.methods.method import Context
 from cotune.types import Task
 from tests.helpers import INITIAL

@@ -3,10 +3,9 @@ from typing import Any
 
 import pytest
 
-from cotune.methods.fst import fst
-from cotune.methods.group_plan import plan_instructions
+from cotune.methods import fst
 from cotune.methods.inspo import inspo
-from cotune.methods.last_stage import TrainedPromptOptions
+from cotune.methods.last_stage import TrainedPromptOptions, plan_instructions
 from cotune.methods.method import Context, Method
 from cotune.types import Distillation, Instruction
 from tests.helpers import make_tasks
@@ -57,7 +56,7 @@ def test_the_gain_moves_into_the_weights_in_one_way(
     ],
 )
 def test_training_on_another_instruction_has_the_signed_mask_by_default(
-    method: Method[Any], options: Any
+    method: Method, options: Any
 ) -> None:
     signed, given = Distillation(ratio="masked_signed"), Distillation(ratio="original")
     context = Context(instruction="Text.", tasks=make_tasks(4))

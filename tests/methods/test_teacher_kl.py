@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from cotune.methods.teacher_kl import mean_over_rollouts, successes_teach, token_losses, top_k_kl
+from cotune.methods.context_distillation import (
+    mean_over_rollouts,
+    successes_teach,
+    token_losses,
+    top_k_kl,
+)
 from cotune.types import Assignment, Prompt
 from tests.helpers import make_tasks, make_trajectory
 

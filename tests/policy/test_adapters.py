@@ -12,12 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from cotune.engines.trl.sharding import restore_weights
 from cotune.errors import ConfigError
-from cotune.policy.adapters import (
-    adapter_base,
-    lora_config,
-    merged,
-    save_weights,
-)
+from cotune.policy.adapters import adapter_base, lora_config, merged, save_weights
 from cotune.policy.local_policy import load
 from cotune.policy.options import LoraOptions
 from cotune.policy.policy_files import is_adapter

@@ -9,7 +9,7 @@ import pytest
 
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.errors import ConfigError, EngineError
-from cotune.methods.fst.fst import Fst, FstOptions
+from cotune.methods.fst import Fst, FstOptions
 from cotune.methods.method import Context
 from cotune.methods.static import StaticStrategy
 from cotune.protocols import LLM, Recorder, Rewards, Rollout, State

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, TypeAlias
 from cotune.errors import ConfigError
 from cotune.llm.bank import BankOptions
 from cotune.llm.client import OpenAIOptions
-from cotune.methods.fst.fst import FstOptions
-from cotune.methods.fst.gepa import GepaOptions
+from cotune.methods.fst import FstOptions, GepaOptions
 from cotune.methods.inspo.inspo import InspoOptions
 from cotune.methods.method import MethodOptions
 from cotune.methods.p2o.p2o import P2OOptions

@@ -324,7 +324,7 @@ class RunConfig(Model):
             )
 
     @property
-    def method(self) -> Method[Any]:
+    def method(self) -> Method:
         """Return the registry entry of `strategy.kind`."""
         return method_of(self.strategy.kind)
 

@@ -91,8 +91,4 @@ def with_final(task: Task) -> Task:
     return replace(task, answers=tuple(answers) or (box_of_solution,))
 
 
-KIND = EnvironmentKind(
-    options=MathOptions,
-    build=math_environment,
-    dataset="required",
-)
+KIND = EnvironmentKind(options=MathOptions, build=math_environment, dataset="required")

@@ -50,8 +50,5 @@ def python_environment(options: PythonOptions, tasks: Tasks | None) -> Environme
 
 
 KIND = EnvironmentKind(
-    options=PythonOptions,
-    build=python_environment,
-    dataset="optional",
-    runs_user_code=True,
+    options=PythonOptions, build=python_environment, dataset="optional", runs_user_code=True
 )

@@ -5,23 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
 
-from cotune.data.corpus import (
-    Language,
-    format_passage,
-    join_for_index,
-    read_corpus,
-    split_contents,
-)
+from cotune.data.corpus import Language, format_passage, join_for_index, read_corpus, split_contents
 from cotune.environments.base import TaskEnvironment, without_answer
 from cotune.environments.environment_kind import EnvironmentKind, Tasks
-from cotune.environments.tag_protocol import (
-    CALL_TAGS,
-    SEARCH_R1,
-    STOP,
-    TAGS,
-    Parsed,
-    TagProtocol,
-)
+from cotune.environments.tag_protocol import CALL_TAGS, SEARCH_R1, STOP, TAGS, Parsed, TagProtocol
 from cotune.errors import ConfigError, RetrievalError
 from cotune.protocols import Retriever
 from cotune.retrieval.remote import RemoteOptions, RemoteRetriever

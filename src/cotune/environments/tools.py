@@ -262,8 +262,5 @@ def name_action(action: Action, tools: Sequence[str] = ()) -> str:
 
 
 KIND = EnvironmentKind(
-    options=ToolsOptions,
-    build=tool_environment,
-    dataset="required",
-    runs_user_code=True,
+    options=ToolsOptions, build=tool_environment, dataset="required", runs_user_code=True
 )

@@ -355,8 +355,5 @@ def _describe(job: Job) -> str:
 
 
 KIND = EnvironmentKind(
-    options=TrlOptions,
-    build=trl_environment,
-    dataset="optional",
-    runs_user_code=True,
+    options=TrlOptions, build=trl_environment, dataset="optional", runs_user_code=True
 )

@@ -108,8 +108,5 @@ def _load(options: VerifiersOptions) -> Any:
 
 
 KIND = EnvironmentKind(
-    options=VerifiersOptions,
-    build=verifiers_environment,
-    runs_user_code=True,
-    extra="verifiers",
+    options=VerifiersOptions, build=verifiers_environment, runs_user_code=True, extra="verifiers"
 )

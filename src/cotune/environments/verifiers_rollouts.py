@@ -41,11 +41,7 @@ _REWRITES = (
     "it rewrites the conversation, or a row's prompt when a rollout begins; policies are trained on one that "
     "only grows: choose another environment, or put what it adds into the data"
 )
-_MESSAGES = {
-    "user": vf.UserMessage,
-    "assistant": vf.AssistantMessage,
-    "system": vf.SystemMessage,
-}
+_MESSAGES = {"user": vf.UserMessage, "assistant": vf.AssistantMessage, "system": vf.SystemMessage}
 
 Chat = dict[str, str]
 

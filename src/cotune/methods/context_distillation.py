@@ -5,15 +5,23 @@ Its tokens are off-policy by the context ratio π_old(ỹ_t|x, ỹ_<t) / π_old(
 paper's, every weight is 1, and all of Eq. 4 is that the tokens of x are the prompt that is trained. TRL and
 tests/reference_loop.py take their weights from here; on veRL `engines/verl/signed_mask.py` applies the same mask.
 
+A last stage (`methods.last_stage`) pulls the policy towards a teacher instead. p_t = π_θ(· | x, y_<t) is the policy
+on the trained prompt, q_t = π(· | x̃, y_<t) its teacher, the live policy on the sampled prompt, without a gradient.
+KL(q_t ‖ p_t), averaged over tokens and rollouts, is added to GRPO's loss, at successes of q alone. From HDPO
+(arXiv 2603.23871); the notes that we worked from give neither its divergence nor its factor, which is 1 here.
+
 Two other masks leave tokens out whatever their ratio: `rollout/episode.py` masks what the environment
 wrote, and `Trajectory.trained_mask` a whole rollout whose environment broke or that nothing scored.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cotune.methods.method import SOLVED_AT
 from cotune.types import Distillation, Trajectory
 
 Floats = NDArray[np.float64]
@@ -30,10 +38,7 @@ def is_distilled(trajectory: Trajectory) -> bool:
 
 
 def uses_context_mask(settings: Distillation) -> bool:
-    """Return whether tokens are left out by their context ratio, so that GRPO's loss is not enough.
-
-    The loss then needs log-probabilities under both prompts.
-    """
+    """Return whether tokens are left out by their context ratio: the loss needs log-probabilities under both prompts."""
     return settings.ratio == "masked_signed"
 
 
@@ -95,11 +100,9 @@ def batch_weights(
     The loss keeps its denominator, the number of own tokens: a masked token counts as one.
 
     Args:
-        trajectories: B rollouts.
         trained_logprobs: log π_old on the trained prompts, (B, C), padded on the right; read for
             distilled rollouts only, with a mask.
         advantages: (B,), whose signs the mask reads.
-        settings: the mode.
         distilled: takes ratios and weights of each rollout with a mask, for `ratio_metrics`.
     """
     weights = np.zeros(trained_logprobs.shape)
@@ -113,3 +116,65 @@ def batch_weights(
             if distilled is not None:
                 distilled.append((ratios, weights[row, positions]))
     return weights
+
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TOP_K = 64
+"""The teacher's likeliest tokens, which distributions are compared by; all others count as one."""
+_NO_TAIL = 1e-7  # the least probability of all tokens outside the top k
+
+
+# ---- a teacher
+
+
+def successes_teach(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return the same rollouts, none of whose failures has a teacher."""
+    return [t if t.reward >= SOLVED_AT else replace(t, teacher_prompt_ids=()) for t in trajectories]
+
+
+def token_losses(policy: "Tensor", teacher: "Tensor", ids: "Tensor") -> "tuple[Tensor, Tensor]":
+    """Return KL(q_t ‖ p_t), with the policy's gradient, and log q_t(y_t) − log p_t(y_t), without; both (B, C).
+
+    Args:
+        policy: logits of p_t, (B, C, V), divided by the temperature.
+        teacher: logits of q_t, (B, C, V), likewise.
+        ids: the rollouts' tokens, (B, C).
+    """
+    teacher = teacher.detach()
+    p, q = (logprobs_at(logits, ids[..., None])[..., 0] for logits in (policy, teacher))
+    return top_k_kl(policy, teacher), q - p.detach()
+
+
+def top_k_kl(policy: "Tensor", teacher: "Tensor", top_k: int = TOP_K) -> "Tensor":
+    """Return KL(q ‖ p) over the teacher's top k tokens and one more for all others, (B, C).
+
+    It is at most the KL over the whole vocabulary.
+
+    Args:
+        policy, teacher: logits, (B, C, V); the teacher's without a gradient.
+    """
+    top = teacher.topk(min(top_k, teacher.shape[-1]), dim=-1).indices
+    q = logprobs_at(teacher, top)
+    p = logprobs_at(policy, top)
+    kl = (q.exp() * (q - p)).sum(-1)
+    q_rest, p_rest = (1 - logprobs.exp().sum(-1) for logprobs in (q, p))
+    q_rest = q_rest.clamp(min=_NO_TAIL)
+    p_rest = p_rest.clamp(min=_NO_TAIL)
+    return kl + q_rest * (q_rest.log() - p_rest.log())
+
+
+def logprobs_at(logits: "Tensor", ids: "Tensor") -> "Tensor":
+    """Return the log-probabilities of some tokens, (..., K), from logits (..., V)."""
+    return logits.gather(-1, ids) - logits.logsumexp(-1, keepdim=True)
+
+
+def mean_over_rollouts(tokens: "Tensor", mask: "Tensor") -> "Tensor":
+    """Return the mean over rollouts of their token means, as GRPO's loss is taken; scalar.
+
+    Args:
+        tokens: (B, C).
+        mask: 1 for the policy's own tokens, (B, C).
+    """
+    return ((tokens * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
 from cotune.methods.contract import check_same_initial
-from cotune.methods.group_plan import Groups, plan_instructions
 from cotune.methods.method import Context, Evolution, RunShape, check_least
 from cotune.methods.proposals import record_born
 from cotune.protocols import LLM, Recorder, Rollout, State, Strategy
@@ -25,6 +24,28 @@ from cotune.types import (
     Task,
     Trajectory,
 )
+
+Groups = Literal["own", "mixed", "population"]
+"""What the rollouts of a question's group are sampled under: one drawn instruction (INSPO's), the drawn one for the
+first half and the initial one for the others, or several spread evenly (FST's). One advantage is computed over the
+whole group, so rollouts under different instructions are compared with each other."""
+
+
+def plan_instructions(
+    groups: Groups, size: int, drawn: Sequence[Instruction], initial: Instruction
+) -> list[Instruction]:
+    """Return the instruction of each of a group's `size` rollouts.
+
+    Args:
+        drawn: one instruction, or for "population" up to `size`, whose counts differ by one at most.
+
+    >>> a, b = Instruction("a", ""), Instruction("b", "")
+    >>> "".join(one.id for one in plan_instructions("population", 5, [a, b], a))
+    'aaabb'
+    """
+    count = size - size // 2 if groups == "mixed" else size
+    spread = [drawn[i * len(drawn) // count] for i in range(count)]
+    return spread + [initial] * (size - count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +97,6 @@ class EvolvedInstructions(Strategy):
     """Base class of strategies that evolve instructions and may end with a last stage.
 
     Args:
-        options: what is trained on, and how long the last stage is.
-        context: the strategy's other inputs.
         groups: the plan of a group before the last stage.
     """
 

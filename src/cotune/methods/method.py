@@ -1,8 +1,10 @@
-"""The registry entry of a method, and the inputs from which strategies are built."""
+"""The registry entry of a method, the inputs from which strategies are built, and when scores count."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol, TypeVar
+from statistics import fmean, variance
+from typing import Any, Literal, Protocol
 
 from cotune.protocols import LLM, Recorder, Rollout, Strategy
 from cotune.types import Distillation, Progress, Purpose, Task
@@ -18,14 +20,27 @@ class MethodOptions(Protocol):
     def kind(self) -> str: ...
 
 
+SOLVED_AT = 0.5
+"""A rollout whose reward reaches this is a success; the papers' rewards are 0 and 1."""
+
+
+def too_close_to_call(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Return whether two samples' means differ by no more than the standard error of their difference.
+
+    That is sqrt(var(a)/len(a) + var(b)/len(b)) with sample variances. A sample of fewer than two
+    values has no variance and counts as too close.
+    """
+    if min(len(a), len(b)) < 2:
+        return True
+    error = math.sqrt(variance(a) / len(a) + variance(b) / len(b))
+    return abs(fmean(a) - fmean(b)) <= error
+
+
 def check_least(options: object, least: int, *names: str) -> None:
     """Raise ValueError if one of these fields of some options is below `least`."""
     for name in names:
         if getattr(options, name) < least:
             raise ValueError(f"{name} is {getattr(options, name)}; expected {least} or more")
-
-
-Options = TypeVar("Options", bound=MethodOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +50,7 @@ class Context:
     Attributes:
         instruction: the initial instruction, "i0".
         tasks: the training questions.
-        seed: seed of all draws, each keyed by its purpose.
+        seed: of all draws, each keyed by its purpose.
         required: texts that every instruction must contain.
         description: the environment, described to the LLM that proposes.
         count_tokens: returns a text's length in the policy's tokens; None if nothing is counted.
@@ -115,7 +130,7 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method(Generic[Options]):
+class Method:
     """Everything that the run file, the plan, the console, the model card and the suites know of a method.
 
     Attributes:
@@ -135,17 +150,17 @@ class Method(Generic[Options]):
         distillation: returns how rollouts that are trained on another prompt are weighted.
     """
 
-    options: type[Options]
-    build: Callable[[Options, Context], Strategy]
+    options: type[Any]
+    build: Callable[[Any, Context], Strategy]
     label: str
     about: str
     evolves: Literal["instruction", "hints"] | None = None
     needs_llm: bool = True
     uses_batches: bool = True
     loss: Literal["grpo", "cispo"] = "grpo"
-    check: Callable[[Options, RunShape], None] = lambda options, shape: None
-    cost: Callable[[Options, RunShape], Cost] = lambda options, shape: Cost()
-    distillation: Callable[[Options], Distillation] = lambda options: Distillation()
+    check: Callable[[Any, RunShape], None] = lambda options, shape: None
+    cost: Callable[[Any, RunShape], Cost] = lambda options, shape: Cost()
+    distillation: Callable[[Any], Distillation] = lambda options: Distillation()
 
     @property
     def kind(self) -> str:

@@ -62,12 +62,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A proposed text that meets the contract.
-
-    Attributes:
-        critique: what the LLM said before the texts.
-        shown: ids of the questions that its author, or an ancestor's, was shown.
-    """
+    """A proposed text that meets the contract, the LLM's critique before it, and its `Instruction.shown`."""
 
     text: str
     critique: str
@@ -115,9 +110,8 @@ class ProposalAccount:
         """Begin a phase.
 
         Args:
-            check: returns why a text breaks the contract, or None: text, parent, texts tried, questions
-                shown.
-            reject: records a text that breaks it: text, parent, reason.
+            check: `TextRules.check`.
+            reject: records a text that breaks the rules: text, parent, reason.
             tried: texts that a new one must differ from.
         """
         self.llm = llm
@@ -129,12 +123,9 @@ class ProposalAccount:
         self.spent = ""
 
     def ask(self, request: Request, most: int | None = None) -> list[Draft] | None:
-        """Return the valid texts of a reply, each different from all before; None if none came.
+        """Return the valid texts of a reply, of which at most `most` are read; None if none came.
 
         A failed call, a reply that was cut off and one without a text are recorded as "proposal_failed".
-
-        Args:
-            most: how many texts of the reply are read; None: all.
         """
         if self.spent:
             return None
@@ -287,12 +278,8 @@ def surroundings(description: str) -> str:
 def without_reasoning(reply: str, texts: re.Pattern[str]) -> str:
     """Return the rest of a reply after its leading thoughts; "" if they do not end.
 
-    Thoughts may name the tag, and hold drafts. They end at the first closing tag after which the rest holds a
-    text and no closing tag outside of its texts, which may keep such tags. Some servers send thoughts without
-    their opening tag.
-
-    Args:
-        texts: matches the texts that a reply proposes.
+    Thoughts may name the tag, and hold drafts. They end at the first closing tag after which the rest holds one of
+    the proposed `texts` and no closing tag outside of these. Some servers send thoughts without their opening tag.
     """
     ends = [tag.end() for tag in _THINK_TAG.finditer(reply) if tag.group() == "</think>"]
     if reply.lstrip().startswith("<think>"):

@@ -5,10 +5,8 @@ its value a `Method` object.
 """
 
 from functools import cache
-from typing import Any
 
-from cotune.methods import static
-from cotune.methods.fst import fst, gepa
+from cotune.methods import fst, static
 from cotune.methods.inspo import inspo
 from cotune.methods.method import Method
 from cotune.methods.p2o import p2o
@@ -16,14 +14,14 @@ from cotune.utils.importing import kinds_with, load_kind
 
 GROUP = "cotune.methods"
 """The entry-point group of methods."""
-BUILT_IN: dict[str, Method[Any]] = {
+BUILT_IN: dict[str, Method] = {
     method.kind: method
-    for method in (static.METHOD, inspo.METHOD, p2o.METHOD, gepa.METHOD, fst.METHOD)
+    for method in (static.METHOD, inspo.METHOD, p2o.METHOD, fst.GEPA, fst.METHOD)
 }
 
 
 @cache
-def method_of(kind: str) -> Method[Any]:
+def method_of(kind: str) -> Method:
     """Return the method of a `strategy.kind`.
 
     Raises:

@@ -1,10 +1,8 @@
 """Evolve texts with `gepa.optimize` (arXiv 2507.19457), through its public adapter and strategies.
 
-The text is P²O's hint or GEPA's whole instruction, each a subclass of `TextSearch`.
-
-gepa is given nothing that outlives the phase: no run folder, no cache, no pickle. The same inputs
-and the same replies of policy and LLM make the same calls in the same order, so that an interrupted
-phase is resumed by replaying both.
+The text is P²O's hint or FST's whole instruction, each a subclass of `TextSearch`. gepa is given nothing that
+outlives the phase: no run folder, no cache, no pickle. The same inputs and the same replies of policy and LLM make the
+same calls in the same order, so that an interrupted phase is resumed by replaying both.
 """
 
 import hashlib
@@ -19,9 +17,8 @@ from typing import Any, Literal
 
 from cotune.errors import EngineError
 from cotune.methods.contract import TextRules
-from cotune.methods.method import Evolution, check_least
+from cotune.methods.method import SOLVED_AT, Evolution, check_least
 from cotune.methods.proposals import Draft, ProposalAccount, ReplyForm, Request, without_reasoning
-from cotune.methods.scores import SOLVED_AT
 from cotune.types import Assignment, Prompt, Section, StopReason, Task, Trajectory
 from cotune.utils.text import shorten_middle
 
@@ -73,12 +70,8 @@ def feedback(trajectory: Trajectory, show_answers: bool) -> str:
 
     The reward functions' own feedback follows.
     """
-    return f"{_verdict(trajectory, show_answers)}\n{trajectory.feedback}".rstrip()
-
-
-def _verdict(trajectory: Trajectory, show_answers: bool) -> str:
     if trajectory.reward >= SOLVED_AT:
-        return "Correct."
+        return f"Correct.\n{trajectory.feedback}".rstrip()
     if trajectory.answer is None:
         parts = ["Wrong: no final answer in the expected format was found."]
     else:
@@ -90,15 +83,11 @@ def _verdict(trajectory: Trajectory, show_answers: bool) -> str:
         parts.append(f"Errors on the way: {'; '.join(errors)}.")
     if show_answers and trajectory.task.answers:
         parts.append(f"The correct answer is {' or '.join(trajectory.task.answers)}.")
-    return " ".join(parts)
+    return f"{' '.join(parts)}\n{trajectory.feedback}".rstrip()
 
 
 def example(trajectory: Trajectory, show_answers: bool, chars: int) -> Record:
-    """Return a rollout as the reflector sees it, in the form gepa recommends.
-
-    Args:
-        chars: the response is shortened to about this many characters.
-    """
+    """Return a rollout as the reflector sees it, in gepa's form, the response in about `chars` characters."""
     return {
         "Inputs": trajectory.task.question,
         "Generated Outputs": shorten_middle(trajectory.full_text, chars),
@@ -158,11 +147,36 @@ def ranked(scores: DevScores) -> list[str]:
     return sorted(means, key=means.__getitem__, reverse=True)
 
 
-def least_budget(dev_size: int) -> int:
-    """Return the smallest budget with which a search can propose anything, in rollouts.
+def greedy_cover(
+    scores: Sequence[Sequence[float]], floor: float, ties: Sequence[float] = ()
+) -> list[int]:
+    """Return the texts that together score best on every question, by index, in order of choice.
 
-    The seed and one child are scored on dev, and compared on a minibatch before.
+    Each step takes the text that most raises the sum over questions of the best score, until none adds anything.
+
+    Args:
+        scores: texts × questions.
+        floor: the score on a question without any text.
+        ties: what decides between texts that add the same, the higher first; then the earlier one.
     """
+    chosen: list[int] = []
+    best = [floor] * len(scores[0])
+
+    def covered(text: int) -> float:
+        return sum(max(new, old) for new, old in zip(scores[text], best, strict=True))
+
+    while True:
+        first = max(
+            range(len(scores)), key=lambda text: (covered(text), ties[text] if ties else 0, -text)
+        )
+        if covered(first) <= sum(best):
+            return chosen
+        chosen.append(first)
+        best = [max(new, old) for new, old in zip(scores[first], best, strict=True)]
+
+
+def least_budget(dev_size: int) -> int:
+    """Return the least rollouts with which a search can propose: seed and child on a minibatch and on dev."""
     return 2 * (dev_size + MINIBATCH)
 
 
@@ -174,10 +188,7 @@ def dev_count(count: int, dev_size: int) -> int:
 def split(
     questions: Sequence[Task], dev_size: int, key: str
 ) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
-    """Shuffle questions into dev and train: `dev_size` and the rest.
-
-    Splits in halves if there are fewer than 1.5 × `dev_size`. The input order does not matter.
-    """
+    """Shuffle questions into dev (`dev_count`) and train; the input order does not matter."""
     tasks = sorted(questions, key=lambda task: task.id)
     random.Random(f"{key}/split").shuffle(tasks)
     dev = dev_count(len(tasks), dev_size)
@@ -192,7 +203,6 @@ class SearchPlan:
     """The questions and the limits of a search.
 
     Attributes:
-        options: how texts are scored and reflected on.
         dev: questions that texts are scored on, by one rollout each.
         train: questions that are reflected on.
         budget: rollouts of the search.
@@ -219,10 +229,8 @@ class TextSearch(ABC):
     by one, so the first is kept, no request follows it, and `evolve` raises it when gepa has returned.
 
     Args:
-        evolution: the policy, the LLM and the record.
         account: asks the LLM; its phase begins here.
-        rules: the contract of a text.
-        refuse: records a text that breaks it: text, parent, reason.
+        refuse: records a text that breaks the rules: text, parent, reason.
         lineage: by text, the ids of the questions that it or an ancestor was derived from.
 
     Attributes:
@@ -317,11 +325,7 @@ class TextSearch(ABC):
         return {t: tuple(t.reward for t in row) for t, row in zip(texts, rows, strict=True)}
 
     def scores_are_lost(self, stays: str) -> bool:
-        """Return whether the environment failed in too many rollouts to decide by their scores.
-
-        Args:
-            stays: what stays as it was, for the notice.
-        """
+        """Return whether the environment failed in too many rollouts to decide by their scores; `stays` is noted."""
         if self.lost <= _MOST_LOST * self.evaluations:
             return False
         self.record(
@@ -339,11 +343,7 @@ class TextSearch(ABC):
     def batch_evaluate(
         self, items: Sequence[tuple[Candidate, Sequence[Task]]], capture_traces: bool = True
     ) -> list[Any]:
-        """Return gepa's `EvaluationBatch` for each item.
-
-        Args:
-            capture_traces: passed by versions after 0.1.4; trajectories are always returned.
-        """
+        """Return gepa's `EvaluationBatch` for each item; versions after 0.1.4 pass `capture_traces`."""
         batch_of: Any = import_module("gepa").EvaluationBatch
         rows = self.roll_out([(candidate[_PART], tasks) for candidate, tasks in items])
         return [

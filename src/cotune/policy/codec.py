@@ -78,9 +78,7 @@ class HFCodec:
     _requires_template = True
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        template_args: Mapping[str, Any] | None = None,
+        self, tokenizer: PreTrainedTokenizerBase, template_args: Mapping[str, Any] | None = None
     ) -> None:
         required = ["chat_template"] * self._requires_template + ["eos_token", "pad_token"]
         missing = [name for name in required if getattr(tokenizer, name) is None]

@@ -28,10 +28,7 @@ def token_divergence(p: torch.Tensor, q: torch.Tensor, temperature: float) -> to
 
 @torch.no_grad()
 def rollout_divergences(
-    p: Any,
-    q: Any,
-    trajectories: Sequence[Trajectory],
-    temperature: float,
+    p: Any, q: Any, trajectories: Sequence[Trajectory], temperature: float
 ) -> list[tuple[float, int]]:
     """Return the sum of each rollout's own tokens' divergences, and the number of its own tokens.
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cotune.errors import ConfigError, EngineError, EvolutionError
-from cotune.methods.context_distillation import needs_token_weights
-from cotune.methods.teacher_kl import successes_teach
+from cotune.methods.context_distillation import needs_token_weights, successes_teach
 from cotune.protocols import LLM, Codec, Comm, Environment, Rewards, Sampler, State, Strategy
 from cotune.rollout.drivers import run_episodes
 from cotune.rollout.episode import new_episodes

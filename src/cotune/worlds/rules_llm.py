@@ -11,8 +11,8 @@ import re
 from dataclasses import replace
 
 from cotune.errors import LLMError
+from cotune.methods.fst import ABOUT_AN_AGENT
 from cotune.methods.inspo.proposers import KEEP
-from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
 from cotune.types import Completion
 from cotune.worlds.remedies import RULES, Example, Rules
 

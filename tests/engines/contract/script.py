@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter
 
 from cotune.config.run_file import RunConfig, parse_config
-from cotune.methods.instruction_evolution import ABOUT_AN_AGENT
+from cotune.methods.fst import ABOUT_AN_AGENT
 from cotune.protocols import Codec
 from cotune.types import Completion, Limits, Task
 from cotune_lab.worlds.geo import GeoEnvironment, GeoOptions

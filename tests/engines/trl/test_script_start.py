@@ -10,7 +10,7 @@ import cotune
 from cotune.engines.run_settings import RunSettings
 from cotune.engines.run_start import opened_run
 from cotune.errors import ConfigError
-from cotune.methods.fst.gepa import Gepa
+from cotune.methods.fst import Gepa
 from cotune.methods.inspo.inspo import Inspo
 from cotune.methods.p2o.p2o import P2O
 from cotune.run.locks import run_locked

@@ -7,17 +7,10 @@ from typing import Any
 import pytest
 
 from cotune.errors import ConfigError, EvolutionError
-from cotune.methods.fst.fst import METHOD, Fst, FstOptions
+from cotune.methods.fst import METHOD, Fst, FstOptions
 from cotune.methods.method import Context, RunShape
-from cotune.methods.scores import greedy_cover
-from cotune.types import (
-    Assignment,
-    Distillation,
-    Progress,
-    Prompt,
-    StopReason,
-    Trajectory,
-)
+from cotune.methods.text_evolution import greedy_cover
+from cotune.types import Assignment, Distillation, Progress, Prompt, StopReason, Trajectory
 from tests.helpers import (
     INITIAL,
     Events,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cotune.errors import BudgetError, ConfigError, EngineError, EvolutionError, LLMError
-from cotune.methods.fst.gepa import Gepa, GepaOptions
+from cotune.methods.fst import Gepa, GepaOptions
 from cotune.methods.method import Context
 from cotune.types import Assignment, Progress, Prompt, StopReason, Task, Trajectory
 from cotune.worlds.rules_llm import read_examples

@@ -11,8 +11,7 @@ import pytest
 from cotune.errors import EngineError, LLMError
 from cotune.methods.contract import TextRules
 from cotune.methods.method import Evolution
-from cotune.methods.p2o.hint_evolution import HintSearch
-from cotune.methods.p2o.hints import covering
+from cotune.methods.p2o.hints import HintSearch, covering
 from cotune.methods.proposals import ProposalAccount
 from cotune.methods.text_evolution import FENCED, MINIBATCH
 from cotune.protocols import Rollout

@@ -13,14 +13,7 @@ from cotune.methods.inspo.inspo import METHOD, Inspo, InspoOptions
 from cotune.methods.method import Context, RunShape
 from cotune.protocols import Strategy
 from cotune.run.lineage import best_member
-from cotune.types import (
-    Assignment,
-    Completion,
-    Progress,
-    Prompt,
-    StopReason,
-    Trajectory,
-)
+from cotune.types import Assignment, Completion, Progress, Prompt, StopReason, Trajectory
 from cotune.worlds.rules_llm import RulesLLM
 from cotune_lab.worlds import geo_rules
 from tests.helpers import (
@@ -155,10 +148,7 @@ def test_mixed_groups_outlive_the_initial_instruction():
 
 
 def test_the_last_stage_teaches_the_initial_instruction_by_the_best_and_evolves_nothing():
-    strategy, events = (
-        inspo(distil_steps=2),
-        Events(),
-    )
+    strategy, events = (inspo(distil_steps=2), Events())
     rollout, llm = ScriptedRollout(decomposing), rules_llm(0)
     # Ten steps; an evolution falls due at the ends of 4 and 8, and 9 and 10 are the last stage.
     run(strategy, rollout, llm, events, range(1, 9), TASKS, total=10)

@@ -5,11 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.methods.inspo.population import (
-    Population,
-    selection_probabilities,
-    too_close_to_call,
-)
+from cotune.methods.inspo.population import Population, selection_probabilities, too_close_to_call
 from cotune.types import Instruction
 
 

@@ -7,11 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotune.errors import BudgetError, EvolutionError, LLMError
-from cotune.methods.inspo.proposers import (
-    TAGGED,
-    candidates_asked,
-    read_tagged,
-)
+from cotune.methods.inspo.proposers import TAGGED, candidates_asked, read_tagged
 from cotune.methods.inspo.replay import Experience
 from cotune.methods.proposals import ProposalAccount, Request
 from cotune.types import Completion, StopReason, Task

@@ -51,7 +51,7 @@ def test_questions_with_an_environment_error_are_not_compared(lost: dict[str, An
     assert [(c.score, c.parent_score) for c in found] == [(0.5, 0.6), (None, None)]
     accepted, rejected = accept(found, 2)
     assert accepted == []
-    assert [(c.id, why) for c, why in rejected] == [
+    assert [(c.instruction.id, why) for c, why in rejected] == [
         ("a", "below its parent"),
         ("b", "not compared: environment errors"),
     ]
@@ -80,12 +80,9 @@ def test_a_tie_without_any_success_says_nothing(reward: float, unrewarded: bool)
     ],
 )
 def test_who_is_accepted(
-    scores: Sequence[float | None],
-    vacancies: int,
-    accepted: str,
-    rejected: list[tuple[str, str]],
+    scores: Sequence[float | None], vacancies: int, accepted: str, rejected: list[tuple[str, str]]
 ) -> None:
     candidates = [candidate(name, score) for name, score in zip("abcd", scores, strict=False)]
     best, others = accept(candidates, vacancies)
-    assert "".join(c.id for c in best) == accepted
-    assert [(c.id, reason) for c, reason in others] == rejected
+    assert "".join(c.instruction.id for c in best) == accepted
+    assert [(c.instruction.id, reason) for c, reason in others] == rejected

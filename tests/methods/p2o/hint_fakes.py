@@ -8,8 +8,7 @@ from typing import Any
 
 from cotune.methods.contract import TextRules
 from cotune.methods.method import Evolution
-from cotune.methods.p2o.hint_evolution import HintSearch
-from cotune.methods.p2o.hints import HintOptions, HintPool
+from cotune.methods.p2o.hints import HintOptions, HintPool, HintSearch
 from cotune.methods.proposals import ProposalAccount
 from cotune.methods.text_evolution import FENCED
 from cotune.protocols import LLM

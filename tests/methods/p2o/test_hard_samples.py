@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.methods.p2o.hard_samples import HardSamples
+from cotune.methods.p2o.p2o import HardSamples
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
 from tests.helpers import make_trajectory
 

@@ -144,9 +144,7 @@ def test_split_sizes(count: int, dev: int):
         )
     )
 )
-def test_a_cover_covers_all_that_is_solved(
-    rows: list[tuple[str, list[float], frozenset[str]]],
-):
+def test_a_cover_covers_all_that_is_solved(rows: list[tuple[str, list[float], frozenset[str]]]):
     dev = tuple(f"q{j}" for j in range(len(rows[0][1])))
     texts, scores, seen = zip(*rows, strict=True)
     pool = HintPool(texts, dev, tuple(map(tuple, scores)), tuple(map(tuple, seen)))

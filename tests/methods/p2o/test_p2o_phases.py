@@ -9,15 +9,7 @@ from cotune.errors import LLMError
 from cotune.methods.p2o.hints import HintPool
 from cotune.types import Assignment, Progress
 from tests.methods.p2o.hint_fakes import SMALL, one_keyword_each
-from tests.methods.p2o.p2o_run import (
-    EASY,
-    HARD,
-    TASKS,
-    Run,
-    hinted_ids,
-    hints,
-    p2o,
-)
+from tests.methods.p2o.p2o_run import EASY, HARD, TASKS, Run, hinted_ids, hints, p2o
 from tests.scripted import Author, raising
 
 # ---- Phase 2

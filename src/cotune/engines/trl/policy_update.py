@@ -25,9 +25,10 @@ from cotune.methods.context_distillation import (
     Floats,
     batch_weights,
     is_distilled,
+    mean_over_rollouts,
     ratio_metrics,
+    token_losses,
 )
-from cotune.methods.teacher_kl import mean_over_rollouts, token_losses
 from cotune.policy.adapters import make_savable
 from cotune.policy.prompt_cache import can_share
 from cotune.types import Trajectory
@@ -46,7 +47,7 @@ class PolicyUpdate(GRPOTrainer):
     """Train on one prompt with rollouts sampled under another (P²O Eq. 4).
 
     Each token's weight from `cotune.methods.context_distillation` multiplies its advantage, so the loss
-    keeps its denominator and its KL term. With a teacher (`cotune.methods.teacher_kl`) its loss is added,
+    keeps its denominator and its KL term. With a teacher (`cotune.methods.context_distillation`) its loss is added,
     for which the rollouts that it reads are fed once more to the policy and once to the teacher.
 
     Rollouts with zero advantage are not fed, which saves work and changes no gradient; nor is padding that a

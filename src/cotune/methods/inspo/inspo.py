@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import Literal
 
 from cotune.methods.contract import MAX_CHARS, TextRules
-from cotune.methods.group_plan import Groups
 from cotune.methods.inspo.population import Member, Population
 from cotune.methods.inspo.proposers import TAGGED, ProposerKind, propose
 from cotune.methods.inspo.replay import Experience, ReplayBuffer
@@ -17,18 +16,11 @@ from cotune.methods.inspo.trial import Contestant, Trial
 from cotune.methods.inspo.verification import Candidate, Verification, accept, verify
 from cotune.methods.last_stage import (
     EvolvedInstructions,
+    Groups,
     TrainedPromptOptions,
     check_last_stage,
 )
-from cotune.methods.method import (
-    Context,
-    Cost,
-    Evolution,
-    Method,
-    Proposals,
-    RunShape,
-    check_least,
-)
+from cotune.methods.method import Context, Cost, Evolution, Method, Proposals, RunShape, check_least
 from cotune.methods.proposals import (
     ProposalAccount,
     reads_prompts,
@@ -77,7 +69,7 @@ class InspoOptions(TrainedPromptOptions, Section):
         candidates: instructions requested per proposal.
         proposer: what candidates are written from at an evolution: failures ("reflection", the paper's), or
             the parent alone ("paraphrase").
-        groups: what the rollouts of a question are sampled under (`methods.group_plan`): "own" is
+        groups: what the rollouts of a question are sampled under (`methods.last_stage.Groups`): "own" is
             the paper's; "mixed" compares the drawn instruction with the initial one in each group;
             "population" draws several instructions and spreads them evenly over the rollouts.
     """
@@ -134,15 +126,7 @@ class InspoOptions(TrainedPromptOptions, Section):
 
 @dataclass(slots=True)
 class _Generation:
-    """What the rounds of a phase have brought.
-
-    Attributes:
-        accepted: the new instructions, in order of acceptance.
-        rounds: number of proposals requested.
-        proposed: candidates read from the replies.
-        verified: candidates rolled out.
-        paid: rollouts of verification.
-    """
+    """What the rounds of a phase have brought: candidates, requests, and the rollouts `paid` for verification."""
 
     accepted: list[Candidate] = field(default_factory=list[Candidate])
     rounds: int = 0
@@ -169,8 +153,6 @@ class Inspo(EvolvedInstructions):
     before evolve; candidates below their parent are rejected; after an evolution the population is the
     parents and the accepted candidates, fewer than N_P if the rounds are spent. If none is accepted, the
     population is unchanged instead of shrinking to the parents.
-
-    The tags of the initial instruction are the protocol's, and every candidate keeps them.
     """
 
     name = "inspo"
@@ -460,12 +442,7 @@ class Inspo(EvolvedInstructions):
         tasks: Sequence[Task] | None,
         rollouts_left: int | None,
     ) -> str:
-        """Return why a round cannot start; "" if it can.
-
-        Args:
-            failures: the failures to reflect on; None for a proposer that reads none.
-            tasks: the questions to verify on; None without verification.
-        """
+        """Return why a round cannot start; "" if it can. None: a proposer reads no failures; no verification."""
         if failures == [] or (tasks is not None and not len(self._replay)):
             return "no experience to learn from"
         if tasks is None:

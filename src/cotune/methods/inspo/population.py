@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cotune.methods.scores import too_close_to_call
+from cotune.methods.method import too_close_to_call
 from cotune.protocols import State
 from cotune.types import Choice, Instruction
 
@@ -74,12 +74,7 @@ class Member:
 
 
 class Population:
-    """The living instructions, oldest first.
-
-    Args:
-        window: n of Eq. 6, in observed steps.
-        temperature: tau_s of Eq. 4.
-    """
+    """The living instructions, oldest first, with n of Eq. 6 (in observed steps) and tau_s of Eq. 4."""
 
     def __init__(self, window: int, temperature: float) -> None:
         self._window = window
@@ -144,10 +139,8 @@ class Population:
     def best(self, settled: str | None = None) -> Choice | None:
         """Return argmax w_j among those observed; ties go to the oldest. None if none was observed.
 
-        The start weight of a newcomer is a guess that only orders sampling.
-
-        Args:
-            settled: the id of the member that ranks first, whatever its weight.
+        The start weight of a newcomer is a guess that only orders sampling. The member whose id is `settled` ranks
+        first, whatever its weight.
         """
         ranked = sorted(self._observed(), key=lambda m: m.id != settled)
         if not ranked:

@@ -1,8 +1,8 @@
 """INSPO's proposers: prompts that ask an LLM for better instructions, and parsing of its replies.
 
-Two in the form of INSPO's Appendix E: "reflection" (the parent and failed rollouts; the method itself)
-and "paraphrase" (only the parent). `<ins_0>...</ins_0>` goes in, `<ins_1>...</ins_1>` to `<ins_N>...</ins_N>` come out. Prompts are
-joined from strings; a model's output is never used as a template.
+Two in the form of INSPO's Appendix E: "reflection" (the parent and failed rollouts; the method itself) and
+"paraphrase" (only the parent). `<ins_0>...</ins_0>` goes in, `<ins_1>...</ins_1>` to `<ins_N>...</ins_N>` come out.
+Prompts are joined from strings; a model's output is never used as a template.
 """
 
 import re
@@ -112,10 +112,9 @@ def candidates_asked(prompt: str) -> int | None:
 def read_tagged(reply: str) -> tuple[str, list[str]]:
     """Return what a reply says before its first candidate, and the candidates by number; never raises.
 
-    Reasoning before the answer (`<think>...</think>`) is removed with the drafts in it, to the end of
-    the reply if it is not closed. Code fences around a candidate are also removed. Numbers may have
-    gaps; if a number is repeated, the last one counts; `<ins_0>` is the parent repeated; an unclosed
-    candidate, an empty one and a duplicate are dropped.
+    Reasoning before the answer is removed with the drafts in it, and code fences around a candidate. Numbers may
+    have gaps; if a number is repeated, the last one counts; `<ins_0>` is the parent repeated; an unclosed candidate,
+    an empty one and a duplicate are dropped.
     """
     answer = without_reasoning(reply, _CANDIDATE)
     by_number: dict[int, str] = {}

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from cotune.methods.scores import SOLVED_AT
+from cotune.methods.method import SOLVED_AT
 from cotune.protocols import State
 from cotune.types import Instruction, StopReason, Task, Trajectory
 from cotune.utils.text import shorten_middle
@@ -104,11 +104,7 @@ class ReplayBuffer:
         return list({e.task.id: e.task for e in self._experiences}.values())
 
     def recent_tasks(self, k: int, rng: random.Random, without: Collection[str] = ()) -> list[Task]:
-        """Draw k different stored questions uniformly; all of them if there are fewer.
-
-        Args:
-            without: ids of questions that are not drawn.
-        """
+        """Draw k different stored questions uniformly, `without` those ids; all of them if there are fewer."""
         tasks = [task for task in self.tasks() if task.id not in without]
         return rng.sample(tasks, min(k, len(tasks)))
 
@@ -121,7 +117,7 @@ class ReplayBuffer:
         }  # fmt: skip
 
     def load_state_dict(self, state: State, tasks: Sequence[Task]) -> None:
-        """Restore the state; `tasks` are the training questions, of which it has ids alone."""
+        """Restore the state, which has only the ids of the training questions, `tasks`."""
         by_id = {task.id: task for task in tasks}
         self._experiences.clear()
         for identity, task_id, question, text, reward, step, stop, feedback in state["experiences"]:

@@ -4,8 +4,8 @@ INSPO verifies candidates on questions of its buffer, with rollouts that train n
 the next training batches instead: half of a group is sampled under a candidate, half under its parent, with one
 advantage over the group, as in mixed groups. All of its rollouts train the policy, each on its own instruction
 or on the method's `target`. At most half of a batch's groups, or one, are on trial, so a bad candidate costs at most a
-quarter of the batch, for as long as its trial lasts; it cannot bias the gradient on its parent, because the
-other half of a group moves only the baseline.
+quarter of the batch; it cannot bias the gradient on its parent, because the other half of a group moves only the
+baseline.
 """
 
 import math
@@ -79,12 +79,8 @@ class Contestant:
     def verdict(self, most_groups: int) -> str | None:
         """Return "" if it is accepted, why it is rejected, or None if that is not decided yet.
 
-        A test may decide after any group. If it does not, the mean decides: as in full verification, a candidate
-        that equals its parent is accepted. Without those a population has no instruction that the policy could
-        still grow into.
-
-        Args:
-            most_groups: after so many groups the mean decides.
+        A test may decide after any group; after `most_groups` the mean does. As in full verification, a candidate
+        that equals its parent is accepted: a population needs instructions that the policy could still grow into.
         """
         gains = self._scaled_gains()
         if evidence(gains) >= 1 / TRIAL_ERROR:
@@ -129,15 +125,7 @@ def evidence(gains: Sequence[float]) -> float:
 
 
 class Trial:
-    """The candidates of an evolution phase that are not decided yet.
-
-    Args:
-        contestants: the candidates.
-        counts: of the phase so far, for its event at the end.
-
-    Attributes:
-        parents: ids of the candidates' parents.
-    """
+    """The candidates of an evolution phase that are not decided yet, and the phase's counts for its event."""
 
     def __init__(self, contestants: Sequence[Contestant], counts: Mapping[str, int]) -> None:
         self.contestants = list(contestants)
@@ -150,14 +138,10 @@ class Trial:
         return {id for c in self.contestants for id in (c.member.id, c.parent.id)}
 
     def draw_groups(self, tasks: Sequence[Task], key: str) -> dict[int, Contestant]:
-        """Choose groups of a batch, and the candidate that each is a trial of.
+        """Choose groups of a batch, whose questions are `tasks`, and the candidate that each is a trial of.
 
         The candidate with the fewest groups comes first. None is tried on a question that its author, or an
         ancestor's, was shown.
-
-        Args:
-            tasks: the questions, one for each group.
-            key: decides the draw.
         """
         most_groups = max(1, int(len(tasks) * TRIAL_SHARE))
         counts = {c.member.id: len(c.groups) for c in self.contestants}
@@ -187,7 +171,6 @@ class Trial:
         """Return the candidates that are decided, and why each is rejected; "" for one that is accepted.
 
         Args:
-            most_groups: after so many groups the mean decides.
             ends: whether the trial ends undecided, since nothing evolves any more.
         """
         decided: list[tuple[Contestant, str]] = []

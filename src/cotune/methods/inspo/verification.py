@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
-from cotune.methods.scores import SOLVED_AT
+from cotune.methods.method import SOLVED_AT
 from cotune.protocols import Rollout
 from cotune.types import Assignment, Instruction, Prompt, Task
 
@@ -23,7 +23,6 @@ class Candidate:
         score: mean reward in verification, on questions where neither its rollout nor its parent's ended in
             an environment error; None if it was not verified, or there is no such question.
         parent_score: its parent's score on the same questions.
-        verified: whether it was verified.
         unrewarded: whether every reward in verification, its parent's too, was the same failure, which says
             nothing of either.
     """
@@ -35,10 +34,6 @@ class Candidate:
     unrewarded: bool = False
 
     @property
-    def id(self) -> str:
-        return self.instruction.id
-
-    @property
     def gain(self) -> float:
         """Return the score minus the parent's; 0 if there are none."""
         if self.score is None or self.parent_score is None:
@@ -47,16 +42,12 @@ class Candidate:
 
 
 def verify(
-    candidates: Sequence[Candidate],
-    parent: Instruction,
-    tasks: Sequence[Task],
-    rollout: Rollout,
+    candidates: Sequence[Candidate], parent: Instruction, tasks: Sequence[Task], rollout: Rollout
 ) -> list[Candidate]:
     """Return the candidates with their scores and their parent's (Algorithm 1, line 21).
 
-    One rollout for each candidate and question, and for their parent, at the policy's sampling temperature, all
-    in one call so that an engine can batch them. Each rollout is its own group, since nothing is compared within
-    groups here.
+    One sampled rollout for each candidate and question, and for their parent, all in one call so that an engine can
+    batch them. Each rollout is its own group, since nothing is compared within groups here.
     """
     contestants = [*(candidate.instruction for candidate in candidates), parent]
     assignments = [
@@ -95,9 +86,8 @@ def accept(
 ) -> tuple[list[Candidate], list[tuple[Candidate, str]]]:
     """Return the best candidates, at most one per vacancy, and the others with the reason.
 
-    A candidate below its parent is rejected, one that equals it is not; equal and unverified
-    candidates are taken in the order in which they were proposed. One that could not be compared, because of
-    environment errors, is rejected.
+    One that equals its parent is accepted; equal and unverified candidates are taken in the order in which they were
+    proposed.
     """
     accepted: list[Candidate] = []
     rejected: list[tuple[Candidate, str]] = []

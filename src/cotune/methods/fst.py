@@ -1,26 +1,24 @@
-"""FST: Learning, Fast and Slow (arXiv 2605.12484): RL on the weights, GEPA on a set of prompts.
+"""FST and GEPA: prompts that GEPA evolves, with and beside RL on the weights.
 
-Every few steps a light round of GEPA on the current policy updates a small set of prompts that covers
-its Pareto front over questions. In the steps between, each question's group is spread over these
-prompts, with one advantage over the group, so that the gradient also compares prompts.
+FST (Learning, Fast and Slow, arXiv 2605.12484): every few steps a light round of GEPA on the current policy
+updates a small set of prompts that covers its Pareto front over questions. In the steps between, each question's
+group is spread over these prompts, with one advantage over the group, so that the gradient also compares prompts.
+
+GEPA (arXiv 2507.19457) is FST with one prompt and one round, before any training: the prompt-only baseline.
 """
 
 import math
 import random
+import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from cotune.errors import ConfigError
 from cotune.methods.contract import MAX_CHARS, TextRules
-from cotune.methods.instruction_evolution import InstructionSearch, check_budget
-from cotune.methods.last_stage import (
-    EvolvedInstructions,
-    TrainedPromptOptions,
-    check_last_stage,
-)
+from cotune.methods.last_stage import EvolvedInstructions, TrainedPromptOptions, check_last_stage
 from cotune.methods.method import (
     Context,
     Cost,
@@ -29,31 +27,37 @@ from cotune.methods.method import (
     Proposals,
     RunShape,
     check_least,
+    too_close_to_call,
 )
-from cotune.methods.proposals import ProposalAccount, record_gone
-from cotune.methods.scores import greedy_cover, too_close_to_call
+from cotune.methods.proposals import (
+    ProposalAccount,
+    record_born,
+    record_gone,
+    record_rejected,
+    surroundings,
+)
 from cotune.methods.text_evolution import (
     FENCED,
     MINIBATCH,
     DevScores,
     GepaSearchOptions,
+    Record,
     Scoring,
     SearchPlan,
+    TextSearch,
     dev_count,
+    gepa_prompt,
+    greedy_cover,
     least_budget,
     mean_scores,
     ranked,
     split,
 )
 from cotune.protocols import Recorder, State
-from cotune.types import (
-    Choice,
-    Instruction,
-    Metrics,
-    Progress,
-    Purpose,
-    Trajectory,
-)
+from cotune.types import Choice, Instruction, Metrics, Progress, Prompt, Purpose, Trajectory
+
+_ORIGIN = "gepa"
+_PROGRESS_EVENTS = 20  # within a phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +96,9 @@ class FstOptions(TrainedPromptOptions, GepaSearchOptions):
 class Fst(EvolvedInstructions):
     """Run FST around an engine's policy update: rounds for the fast weights, batches for the slow ones.
 
-    The authors' notes leave some points open. We assume that the first round runs before the first step.
-    Every round uses the same dev questions, which no reflection shows, so no prompt is scored on a question
-    that its author saw. Their notes do not say how prompts are scored; we sample as in training. The best
-    prompt is the one with the highest mean in the last round.
+    What the authors' notes leave open is ours: the first round runs before the first step; all rounds score on
+    the same dev questions, which no reflection shows, sampled as in training; and the best prompt is the one with
+    the highest mean in the last round.
     """
 
     name = "fst"
@@ -112,12 +115,9 @@ class Fst(EvolvedInstructions):
             )
         dev = dev_count(len(context.tasks), options.dev_size)
         if options.budget < (least := options.least_budget(dev)):
-            some = (
-                f"{options.prompts} prompts" if options.prompts > 1 else "the initial instruction"
-            )
             raise ConfigError(
-                f"strategy.budget is {options.budget}; expected at least {least}, to score {some} and a "
-                f"new one on {dev} questions; raise it, or lower strategy.dev_size"
+                f"strategy.budget is {options.budget}; expected at least {least}, to score {options.prompts} "
+                f"prompts and a new one on {dev} questions; raise it, or lower strategy.dev_size"
             )
         self._key = f"{self.name}/{self.seed}"
         self._dev, self._train = split(context.tasks, options.dev_size, self._key)
@@ -296,12 +296,156 @@ class Fst(EvolvedInstructions):
         self._account.load_state_dict(state["health"])
 
 
+# ---- a search for instructions
+
+
+class InstructionSearch(TextSearch):
+    """Evolve instructions by GEPA from one of `instructions`, and record the events.
+
+    Attributes:
+        instructions: all instructions in order of birth, the new ones last.
+    """
+
+    def __init__(
+        self,
+        instructions: Sequence[Instruction],
+        description: str,
+        plan: SearchPlan,
+        evolution: Evolution,
+        account: ProposalAccount,
+        rules: TextRules,
+    ) -> None:
+        self.instructions = list(instructions)
+        self._about = surroundings(description)
+        self._rules = rules
+        self._born = evolution.progress.step
+        self._ids = {instruction.text: instruction.id for instruction in instructions}
+        self._origin = getattr(evolution.llm, "origin", "") or _ORIGIN
+        self._before = 0  # rollouts before the search itself
+        self._part = -1  # of the budget, when progress was last recorded
+        lineage = {instruction.text: instruction.shown for instruction in instructions}
+        super().__init__(plan, evolution, account, rules, self._refuse, lineage)
+
+    def run(self, seed: Instruction, last: bool) -> DevScores:
+        """Return all texts with their scores, the seed first; the accepted ones join the instructions.
+
+        Raises:
+            EngineError, EvolutionError: see `end_phase`, which takes `last`.
+        """
+        self._before = self.evaluations
+        budget = self.left
+        self.record("gepa_phase", dev=len(self.plan.dev), train=len(self.plan.train), budget=budget)
+        scores = self.evolve(seed.text)
+        self.end_phase(last)
+        means = [*mean_scores(scores).values()]
+        self.record(
+            "gepa_phase_ended",
+            evaluations=self.evaluations - self._before,
+            budget=budget,
+            asked=self.account.asked,
+            proposed=self.account.answered,
+            valid=self.account.valid,
+            accepted=len(scores) - 1,
+            initial_dev_score=means[0],
+            best_dev_score=max(means),
+        )
+        return scores
+
+    def prompt(self, text: str) -> Prompt:
+        return Prompt(text)
+
+    def reflection_prompt(self, parent: str, examples: Sequence[Record]) -> str:
+        return self._about + instruction_prompt(parent, examples, self._rules.kept_texts)
+
+    def record_accepted(self, text: str, parent: str, score: float, parent_score: float) -> None:
+        draft = self.drafts[text]
+        instruction = Instruction(
+            id=f"i{len(self.instructions)}",
+            text=text,
+            parent=self._ids[parent],
+            origin=self._origin,
+            born=self._born,
+            critique=draft.critique,
+            shown=tuple(sorted(draft.shown)),
+        )
+        self.instructions.append(instruction)
+        self._ids[text] = instruction.id
+        record_born(instruction, self.record, score, parent_score)
+
+    def record_rejected(
+        self, text: str, parent: str, score: float, parent_score: float, reason: str
+    ) -> None:
+        parent_id = self._ids[parent]
+        record_rejected(text, parent_id, self._origin, reason, self.record, score, parent_score)
+
+    def _refuse(self, text: str, parent: str, reason: str) -> None:
+        record_rejected(text, self._ids[parent], self._origin, reason, self.record)
+
+    def record_progress(self, texts: int, best: float) -> None:
+        """Recorded periodically: an iteration may be only six rollouts."""
+        evaluations = self.evaluations - self._before
+        budget = self.plan.budget - self._before
+        part = evaluations * _PROGRESS_EVENTS // budget
+        if part == self._part:
+            return
+        self._part = part
+        self.record(
+            "gepa_progress",
+            evaluations=evaluations,
+            budget=budget,
+            instructions=texts,
+            best_dev_score=best,
+        )
+
+
+# ---- the prompt
+
+ABOUT_AN_AGENT = "The assistant is an agent: it may act in several turns"
+"""Present in every prompt of this module and in none of gepa's own."""
+
+# gepa's own text, except for the agent and for its advice to put facts of the examples into the
+# instruction, which the contract forbids.
+_TEMPLATE = f"""I provided an assistant with the following instructions to perform a task for me:
+```
+<curr_param>
+```
+
+{ABOUT_AN_AGENT}, and what its tools returned stands in its responses where it saw it. The following are examples of different task inputs provided to the assistant along with the assistant's response for each of them, and some feedback on how the assistant's response could be better:
+```
+<side_info>
+```
+
+Your task is to write a new instruction for the assistant.
+
+Read the inputs carefully and identify the input format and infer detailed task description about the task I wish to solve with the assistant.
+
+Read all the assistant responses turn by turn with the corresponding feedback: how it planned, what it asked its tools for, what it made of their results, how it gave its answer. First say in a few sentences what went wrong, and what in the instructions allowed it. The assistant may have utilized a generalizable strategy to solve the task, if so, include that in the instruction as well. Write general strategies, never the answers to these examples.
+"""
+
+
+def instruction_prompt(parent: str, examples: Sequence[Record], required: Iterable[str]) -> str:
+    """Build the prompt: parent and examples in, critique and one new instruction with the required texts out."""
+    prompt = gepa_prompt(parent, examples, prompt_template=_TEMPLATE)
+    texts = ", ".join(required)
+    keep = (
+        f"Keep these texts in the new instruction, letter by letter: {texts}\n\n" if texts else ""
+    )
+    return f"{prompt}\n{keep}Provide the new instructions within ``` blocks."
+
+
 # ---- the method's entry in the registry
 
 
 def check(options: FstOptions, shape: RunShape) -> None:
+    """Raise ValueError if the first round and the batches that must follow it cost too much."""
     check_last_stage(options.distil_steps, shape)
-    check_budget(options.budget, shape, batches=1 + options.distil_steps)
+    batch = 0 if shape.frozen else shape.questions_per_step * shape.group_size
+    following = (1 + options.distil_steps) * batch
+    if shape.rollout_budget is not None and options.budget + following > shape.rollout_budget:
+        raise ValueError(
+            f"strategy.budget is {options.budget}, and {following} rollouts must follow, more than "
+            f"training.rollout_budget, {shape.rollout_budget}; lower strategy.budget, or raise it"
+        )
 
 
 def cost(options: FstOptions, shape: RunShape) -> Cost:
@@ -322,4 +466,79 @@ METHOD = Method(
     check=check,
     cost=cost,
     distillation=lambda options: options.weighting,
+)
+
+
+# ---- GEPA
+
+
+@dataclass(frozen=True, kw_only=True)
+class GepaOptions(GepaSearchOptions):
+    """GEPA's options. The paper spends about 2,000 to 7,000 rollouts on a task.
+
+    Attributes:
+        budget: evaluations (one is one rollout), all before the first training batch.
+    """
+
+    kind: Literal["gepa"] = "gepa"
+    budget: int = 6000
+
+    @property
+    def once(self) -> FstOptions:
+        """Return FST's options for one prompt and one round, before the first step."""
+        shared = {field.name: getattr(self, field.name) for field in fields(GepaSearchOptions)}
+        return FstOptions(prompts=1, evolve_every=sys.maxsize, budget=self.budget, **shared)
+
+
+class Gepa(Fst):
+    """Evolve the instruction once, at the first step; every rollout then uses the best one.
+
+    With `training.frozen` nothing else happens: "prompt only". Otherwise the policy is then trained as in GRPO
+    with a static instruction: "prompt before RL".
+    """
+
+    name = "gepa"
+    barren = 20
+
+    def __init__(self, options: GepaOptions, context: Context) -> None:
+        super().__init__(options.once, context)
+
+    def _search_key(self, step: int) -> str:
+        return self._key
+
+    def _report_round(self, scores: DevScores, cause: str, record: Recorder) -> None:
+        """Record the best instruction, which the run keeps."""
+        first = self._prompts[0]
+        others = [identity for identity in ranked(scores) if identity != first]
+        record(
+            "best_instruction",
+            id=first,
+            weight=self._means[first],
+            observed_steps=0,
+            observed_rollouts=len(scores[first]),
+            runner_up=others[0] if others else None,
+            too_close_to_call=bool(others) and too_close_to_call(scores[first], scores[others[0]]),
+        )
+
+    def _record_population(
+        self,
+        members: Sequence[dict[str, Any]],
+        trajectories: Sequence[Trajectory],
+        record: Recorder,
+    ) -> None:
+        """Record nothing: one instruction is no population."""
+
+    def choice(self) -> None:
+        """Return None: the best instruction was recorded with the search."""
+
+
+GEPA = Method(
+    options=GepaOptions,
+    build=Gepa,
+    label="GEPA",
+    about="the instruction evolved before the first step",
+    evolves="instruction",
+    uses_batches=False,
+    check=lambda options, shape: check(options.once, shape),
+    cost=lambda options, shape: cost(options.once, shape),
 )
