@@ -121,7 +121,7 @@ class Strategy(ABC):
 
     @property
     def has_teacher(self) -> bool:
-        """Return whether the run ends with a last stage, in which successes have a teacher (`teacher_kl`).
+        """Return whether the run ends with a last stage, in which successes have a teacher.
 
         The policy of the last step is then kept, whatever earlier policies score.
         """

@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.parquet as parquet
 
 from cotune.data.dataset import DatasetConfig, read_dataset
-from cotune.environments.tag_protocol import SEARCH_R1
+from cotune.environments.search import TagProtocol
 
 TOLD = "Answer the given question. Use <search> and <answer> Beijing </answer>. Question: "
 
@@ -47,6 +47,7 @@ def test_a_whole_prompt_is_asked_by_its_question(tmp_path: Path) -> None:
     tasks = read(path)
     assert {task.answers for task in tasks} == {("Ada", "Ada Lovelace")}
     assert all(task.question.startswith("Answer the given question.") for task in tasks)
-    asked = sorted(SEARCH_R1.phrase(task).question for task in tasks)
+    phrase = TagProtocol().phrase
+    asked = sorted(phrase(task).question for task in tasks)
     assert asked == [f"q {i}?" for i in range(10)]
-    assert SEARCH_R1.phrase(SEARCH_R1.phrase(tasks[0])) == SEARCH_R1.phrase(tasks[0])
+    assert phrase(phrase(tasks[0])) == phrase(tasks[0])

@@ -9,7 +9,6 @@ from cotune.config.build import initial_instruction
 from cotune.config.run_file import RunConfig, dump_config, parse_config
 from cotune.environments.base import PromptFormat, TaskEnvironment
 from cotune.environments.python_object import PythonOptions, python_environment
-from cotune.environments.tag_protocol import PROMPT_FORMAT
 from cotune.errors import ConfigError
 from tests.run_files import environment_of
 
@@ -91,11 +90,11 @@ def test_an_instruction_is_a_text_or_a_text_and_a_place() -> None:
     environment = environment_of(config)
     assert isinstance(environment, TaskEnvironment)
     assert environment.prompt_format == PromptFormat(
-        role="system", system="replace", question_prefix=PROMPT_FORMAT.question_prefix
+        role="system", system="replace", question_prefix="Question: "
     )
     assert (
         initial_instruction(config.instruction.text, environment) == environment.initial_instruction
     )
     plain = environment_of(parsed(environment=world))
     assert isinstance(plain, TaskEnvironment)
-    assert plain.prompt_format == PROMPT_FORMAT
+    assert plain.prompt_format == PromptFormat(question_prefix="Question: ")

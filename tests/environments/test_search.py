@@ -81,17 +81,16 @@ def test_a_batch_is_answered_in_order_with_one_call():
     )
     assert len(retriever.calls) == 1
     assert responses[0] == Response(
-        "\n<information>\n(1) a #0\n(2) a #1\n</information>\n", action="search"
+        "\n\n<information>Doc 1(Title: ) a #0\nDoc 2(Title: ) a #1</information>\n\n",
+        action="search",
     )
     assert responses[1] == Response(done=True, action="answer")
-    assert (responses[2].action, responses[2].error) == ("invalid", "unclosed <search>")
-    assert "unclosed <search>" in responses[2].observation
+    assert (responses[2].action, responses[2].error) == ("invalid", "no action is closed")
+    assert "My previous action is invalid" in responses[2].observation
     assert not responses[2].done
     assert responses[3] == Response(done=True, action="search", error="out of turns")
-    assert "(1) c #0" in responses[4].observation
-    assert responses[5] == Response(
-        done=True, action="invalid", error="no <search> or <answer> tag"
-    )
+    assert "Doc 1(Title: ) c #0" in responses[4].observation
+    assert responses[5] == Response(done=True, action="invalid", error="no action is closed")
 
 
 @pytest.mark.parametrize("error", [OSError("no\nroute"), RetrievalError("503 " + "x" * 999)])
@@ -161,15 +160,11 @@ def test_a_users_corpus_and_questions(options: SearchOptions):
     ]
     # The title counts for more than three mentions in another passage's text.
     (response,) = env.respond([action("<search>Oslo</search>")])
-    assert '(1) (Title: "Oslo") The capital of Norway.' in response.observation
-    (response,) = env.respond([action("<search>note</search>")])
-    assert "(1) Nothing of note." in response.observation
-    assert "No document" in env.respond([action("<search>zzz</search>")])[0].observation
-    env = search_environment(replace(options, protocol="search-r1", top_k=2), TASKS)
+    assert 'Doc 1(Title: "Oslo") The capital of Norway.' in response.observation
     (response,) = env.respond([action("<search>note</search>")])
     assert response.observation.startswith("\n\n<information>Doc 1(Title: Nothing of note.)")
-    (response,) = env.respond([action("<search>capital</search>")])
-    assert 'Doc 1(Title: "Oslo") The capital of Norway.' in response.observation
+    (response,) = env.respond([action("<search>zzz</search>")])
+    assert response.observation == "\n\n<information></information>\n\n"
 
 
 def test_a_question_needs_an_answer(options: SearchOptions):
@@ -200,7 +195,7 @@ def test_search_r1s_files_its_protocol_and_a_server(
     monkeypatch.setattr(remote, "sleep", lambda _: None)
     rows = [row(f"who was number {i}?", i) for i in range(40)]
     with retrieval_server(lambda query: [f'"Title of {query}"\nText.', "One line"]) as url:
-        options = SearchOptions(retriever=RemoteOptions(url=url), protocol="search-r1", top_k=2)
+        options = SearchOptions(retriever=RemoteOptions(url=url), top_k=2)
         files = DatasetConfig(
             path=write_parquet(tmp_path / "train.parquet", *rows[:30]),
             validation=3,
@@ -221,9 +216,7 @@ def test_search_r1s_files_its_protocol_and_a_server(
         # To the letter what Search-R1 shows its policies.
         (message,) = env.messages(env.tasks("train")[0], Prompt(env.initial_instruction))
         asked = env.tasks("train")[0].question
-        assert message["content"] == (
-            f"{SEARCH_R1_INSTRUCTION.replace('as you want', 'as your want')} Question: {asked}\n"
-        )
+        assert message["content"] == (f"{SEARCH_R1_INSTRUCTION} Question: {asked}\n")
     (response,) = env.respond([action("<search>Bergen</search>")])
     assert response.error.startswith("search failed: RetrievalError")
     assert response.observation == (

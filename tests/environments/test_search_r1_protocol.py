@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment
-from cotune.environments.tag_protocol import SEARCH_R1
+from cotune.environments.search import SEARCH_R1_INSTRUCTION, SearchEnvironment, TagProtocol
 from cotune.errors import RetrievalError
 from cotune.rewards import exact_match
 from cotune.types import Limits, Prompt, Task, Trajectory
 from tests.helpers import under
 from tests.scripted import CharacterCodec, roll_out
 
+SEARCH_R1 = TagProtocol()
 CODEC = CharacterCodec()
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts" / "search_r1").glob("*.json"))
 
@@ -43,7 +43,7 @@ def run(recorded: dict[str, Any]) -> tuple[Trajectory, RecordedRetriever]:
     retriever = RecordedRetriever(recorded["retrieval"])
     task = Task("t", recorded["question"], tuple(recorded["answers"]))
     environment = SearchEnvironment(
-        {"test": [task]}, retriever, recorded["instruction"], exact_match, protocol="search-r1"
+        {"test": [task]}, retriever, recorded["instruction"], exact_match
     )
     assignments = [under(environment.tasks("test")[0], recorded["instruction"])]
     limits = Limits(**recorded["limits"])
@@ -119,7 +119,7 @@ def test_passages_are_numbered_whatever_form_they_come_in() -> None:
 
 
 def test_other_questions_are_asked_in_the_same_form() -> None:
-    env = SearchEnvironment({}, None, "Do.", exact_match, protocol="search-r1")
+    env = SearchEnvironment({}, None, "Do.", exact_match)
     (task,) = env.with_tasks({"nq": [Task("t", "who was it", ())]}).tasks("nq")
     (message,) = env.messages(task, Prompt(SEARCH_R1_INSTRUCTION))
     assert message["content"] == f"{SEARCH_R1_INSTRUCTION} Question: who was it?\n"

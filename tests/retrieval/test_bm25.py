@@ -6,7 +6,7 @@ from pathlib import Path
 import bm25s
 import pytest
 
-from cotune.data.corpus import Language
+from cotune.environments.search import Language
 from cotune.errors import ConfigError
 from cotune.retrieval.bm25 import BM25Retriever
 

@@ -8,10 +8,9 @@ import httpx
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from cotune.data.corpus import format_passage
 from cotune.errors import ConfigError, RetrievalError
 from cotune.retrieval import remote
-from cotune.retrieval.remote import RemoteOptions, RemoteRetriever
+from cotune.retrieval.remote import RemoteOptions, RemoteRetriever, format_passage
 
 URL = "http://127.0.0.1:8000/retrieve"
 
@@ -57,16 +56,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     return server
 
 
-def retriever(protocol: str = "tags", retries: int = 0) -> RemoteRetriever:
-    return RemoteRetriever(RemoteOptions(url=URL), protocol, retries=retries)
+def retriever(retries: int = 0) -> RemoteRetriever:
+    return RemoteRetriever(RemoteOptions(url=URL), retries=retries)
 
 
-def test_passages_and_their_two_written_forms(server: Server) -> None:
-    for protocol in ("tags", "search-r1"):
-        passages = retriever(protocol).search(["a"], 2)
-        assert passages == [['(Title: "a") text 0', '(Title: "a") text 1']]
-    assert format_passage("one line", "search-r1") == "(Title: one line) "
-    assert format_passage("one line", "tags") == "one line"
+def test_passages_as_a_policy_reads_them(server: Server) -> None:
+    passages = retriever().search(["a"], 2)
+    assert passages == [['(Title: "a") text 0', '(Title: "a") text 1']]
+    assert format_passage("one line") == "(Title: one line) "
     assert server.requests[0] == {"queries": ["a"], "topk": 2, "return_scores": True}
 
 
@@ -81,7 +78,7 @@ def test_equal_queries_are_sent_once_and_none_makes_no_request(server: Server) -
 def test_what_a_model_writes_and_a_server_sends_can_be_encoded(server: Server) -> None:
     reply = {"result": [[{"document": {"contents": text}} for text in ("\ud800 x", "b")]]}
     server.answers = [json.dumps(reply).encode()]
-    assert retriever().search(["\ud800 a"], 1) == [["? x"]]
+    assert retriever().search(["\ud800 a"], 1) == [["(Title: ? x) "]]
     assert server.requests[0]["queries"] == ["? a"]
 
 

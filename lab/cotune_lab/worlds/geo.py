@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from cotune import RulesLLM, SearchEnvironment, Task
-from cotune.data.corpus import join_for_index
 from cotune.data.splits import digest
 from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
+from cotune.environments.search import join_for_index
 from cotune.rewards import exact_match
 from cotune.worlds.ladder import different
 from cotune_lab.worlds import geo_rules
 from cotune_lab.worlds.content_splits import check_counts
+from cotune_lab.worlds.strict_tags import TAGS
 
 if TYPE_CHECKING:
     from cotune.retrieval.bm25 import BM25Retriever
@@ -50,7 +51,6 @@ CONTINENTS = {
 }
 MIN_POPULATION = 30_000
 _TRIES = 2_000  # draws of one question before there are no more
-_TITLE_WEIGHT = 3  # times that a document's title is indexed before it
 SPLITS = {"train": range(70), "validation": range(70, 80), "test": range(80, 100)}
 _NAME = re.compile(r"[\w .'\-]+")
 _SINGLE_CODE = re.compile(r"\+?\d+(-\d+)?")
@@ -227,6 +227,8 @@ class GeoEnvironment(SearchEnvironment):
         ConfigError: a split asks for more questions than its cities give.
     """
 
+    protocol = TAGS
+
     def __init__(self, options: GeoOptions | None = None) -> None:
         options = options or GeoOptions()
         self.world, retriever = bundled_world()
@@ -250,7 +252,7 @@ def bundled_world() -> "tuple[GeoWorld, BM25Retriever]":
 
     world = GeoWorld()
     rows = zip(world.titles, world.documents, strict=True)
-    indexed = [join_for_index(title, document, _TITLE_WEIGHT) for title, document in rows]
+    indexed = [join_for_index(title, document) for title, document in rows]
     # These are names: stemming would make different ones equal.
     return world, BM25Retriever(world.documents, indexed, "none")
 

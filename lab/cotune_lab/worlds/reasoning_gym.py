@@ -20,7 +20,6 @@ from cotune import ConfigError, Task, TaskEnvironment, Trajectory
 from cotune.data.splits import SPLITS, digest, sha
 from cotune.environments.environment_kind import EnvironmentKind, numbers_of_questions
 from cotune.environments.global_draws import keep_generators
-from cotune.environments.tag_protocol import ANSWER_TAGS
 from cotune.utils.progress import begin
 from cotune.utils.text import named
 from cotune_lab.last_number import last_number
@@ -127,7 +126,7 @@ class ReasoningGymEnvironment(TaskEnvironment):
                 f"environment.kind {PACKAGE} needs {PACKAGE}, which is not installed: pip install -e 'lab[{PACKAGE}]'"
             )
         self._form: AnswerForm = options.answer
-        self.required = ANSWER_TAGS if options.answer == "tags" else ()
+        self.required = ("<answer>", "</answer>") if options.answer == "tags" else ()
         instruction, self.no_answer = _FORMS[options.answer]
         with keep_generators():  # some draw from the process's own generators
             self._datasets = {_label(task): _make_dataset(options, task) for task in options.tasks}

@@ -32,6 +32,7 @@ from cotune_lab.worlds.geo import (
     bundled_world,
     interleaved,
 )
+from cotune_lab.worlds.strict_tags import TAGS
 
 INITIAL_INSTRUCTION = (
     "Answer the question. Search by <search> query </search>. Put the answer inside <answer> and "
@@ -98,6 +99,8 @@ class ScaffoldEnvironment(SearchEnvironment):
     Raises:
         ConfigError: a split asks for more distinct questions than there are.
     """
+
+    protocol = TAGS
 
     def __init__(self, options: ScaffoldOptions | None = None) -> None:
         options = options or ScaffoldOptions()

@@ -12,8 +12,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from cotune import Retriever
-from cotune.environments.tag_protocol import TAGS
 from cotune_lab.worlds.geo import GeoQuestion, GeoWorld
+from cotune_lab.worlds.strict_tags import TAGS
 from recipes.geo.phrases import Kind, sample_instruction
 
 TOP_K = 3

@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from cotune import Prompt, Task
-from cotune.environments.tag_protocol import PROMPT_FORMAT
+from cotune_lab.worlds import strict_tags
 from cotune_lab.worlds.geo import GeoWorld, bundled_world
 from recipes.fitting import FitPhase, FitRecipe, Row, byte_level_bpe, encode_chat, fit, stream_rng
 from recipes.geo.demonstrations import UNPROMPTED, Demonstration, Demonstrator, Unprompted
@@ -62,7 +62,7 @@ def tokenizer_on(
 def _message(demo: Demonstration) -> str:
     """Return the user's message of an episode."""
     task = Task("", demo.question.text, ())
-    return PROMPT_FORMAT.messages(task, Prompt(demo.instruction))[0]["content"]
+    return strict_tags.TAGS.prompt_format.messages(task, Prompt(demo.instruction))[0]["content"]
 
 
 def encode(demo: Demonstration, tokenizer: PreTrainedTokenizerFast) -> Row:

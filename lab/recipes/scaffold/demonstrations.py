@@ -9,9 +9,9 @@ other.
 import random
 
 from cotune import Retriever
-from cotune.environments.tag_protocol import TAGS
 from cotune_lab.worlds.geo import GeoQuestion, GeoWorld
 from cotune_lab.worlds.scaffold import INITIAL_INSTRUCTION, MIX, TURNS, question
+from cotune_lab.worlds.strict_tags import TAGS
 from recipes.geo.demonstrations import Demonstration, new_names
 from recipes.requests import Request
 from recipes.scaffold.phrases import GRAMMAR, Way

@@ -11,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 import Stemmer
 
-from cotune.data.corpus import Language
 from cotune.errors import ConfigError
 from cotune.utils.importing import without
 
@@ -29,9 +28,8 @@ class BM25Retriever:
     Args:
         passages: the texts that are returned, in corpus order.
         indexed: the texts that are indexed instead, same length; default: the passages themselves.
-            The lab's world `geo` repeats each title here, so that "Malaysia" finds the country before
-            its cities.
-        language: of the passages and queries.
+            With each title repeated here, "Malaysia" finds the country before its cities.
+        language: of the passages and queries, a `search.Language`.
 
     Answers are remembered: in training the same names are searched thousands of times.
     """
@@ -42,12 +40,12 @@ class BM25Retriever:
         self,
         passages: Sequence[str],
         indexed: Sequence[str] | None = None,
-        language: Language = "english",
+        language: str = "english",
     ) -> None:
         texts = passages if indexed is None else indexed
         self.passages = list(passages)
         self._index = _build_index(texts, language)
-        self._language: Language = language
+        self._language = language
         self._find = lru_cache(_REMEMBERED)(self._find_passages)
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
@@ -66,7 +64,7 @@ class BM25Retriever:
         return tuple(self.passages[row] for row in rows)
 
 
-def _tokenize(texts: Iterable[str], language: Language, **options: Any) -> Any:
+def _tokenize(texts: Iterable[str], language: str, **options: Any) -> Any:
     """Return the terms of texts, stemmed and without stop words."""
     if language == "none":
         analysis: dict[str, Any] = {"stopwords": []}
@@ -77,7 +75,7 @@ def _tokenize(texts: Iterable[str], language: Language, **options: Any) -> Any:
     return bm25s.tokenize(cast(Any, texts), show_progress=False, **analysis, **options)
 
 
-def _build_index(texts: Iterable[str], language: Language) -> bm25s.BM25:
+def _build_index(texts: Iterable[str], language: str) -> bm25s.BM25:
     index = bm25s.BM25()
     tokens = _tokenize(texts, language)
     if not tokens.vocab:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import sleep
 
-from cotune.data.corpus import format_passage
 from cotune.errors import ConfigError, RetrievalError
 from cotune.types import Section
 from cotune.utils.option_checks import check_range, check_url
@@ -46,19 +45,14 @@ class RemoteRetriever:
 
     Args:
         options: the server and its time limit.
-        protocol: how passages are written: "tags", or "search-r1" as Search-R1 does.
         retries: further attempts after the first one failed.
     """
 
     parallel_searches = 8
 
-    def __init__(self, options: RemoteOptions, protocol: str = "tags", *, retries: int = 3) -> None:
+    def __init__(self, options: RemoteOptions, *, retries: int = 3) -> None:
         self._options = options
-        self._protocol = protocol
         self._retries = retries
-
-    def __repr__(self) -> str:
-        return f"RemoteRetriever({self._options!r})"
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[str]]:
         """Return the passages of each query as text, best first, at most `top_k`.
@@ -72,9 +66,7 @@ class RemoteRetriever:
         distinct = list(dict.fromkeys(sent))
         results = self._request(distinct, top_k) if distinct else []
         contents = dict(zip(distinct, results, strict=True))
-        return [
-            [format_passage(text, self._protocol) for text in contents[query]] for query in sent
-        ]
+        return [list(map(format_passage, contents[query])) for query in sent]
 
     def check(self) -> None:
         """Request one passage, at most twice, so that a wrong address is found before training starts.
@@ -82,10 +74,8 @@ class RemoteRetriever:
         Raises:
             ConfigError: the server returned no usable reply.
         """
-        retries = min(self._retries, 1)
-        client = RemoteRetriever(self._options, self._protocol, retries=retries)
         try:
-            client.search(["test"], 1)
+            RemoteRetriever(self._options, retries=min(self._retries, 1)).search(["test"], 1)
         except RetrievalError as error:
             raise ConfigError(
                 f"environment.retriever.url: {error}; start the server, such as Search-R1's, or correct "
@@ -125,6 +115,12 @@ class RemoteRetriever:
         raise RetrievalError(
             f"the retrieval server {url}: {failure}, in {self._retries + 1} attempt(s)"
         )
+
+
+def format_passage(contents: str) -> str:
+    """Return a passage as Search-R1's `_passages2string` writes it: the first line is the title, with its quotes."""
+    title, _, text = contents.partition("\n")
+    return f"(Title: {title}) {text}"
 
 
 def read_reply(data: bytes, queries: int, top_k: int) -> list[list[str]]:

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.environments.tag_protocol import PROMPT_FORMAT, STOP, TAGS, Parsed
-from cotune.types import Prompt, Task
+from cotune import Prompt, SearchEnvironment, Task
+from cotune.environments.search import Parsed
+from cotune_lab.worlds.strict_tags import TAGS
 
 PIECES = [
     f"<{slash}{name}>"
@@ -67,7 +68,7 @@ def test_anything_else_is_invalid_and_says_why(text: str, error: str):
 def test_a_call_is_read_back_whatever_it_holds(before: str, argument: str, name: str):
     text = f"{before}<{name}> {argument} </{name}>"
     assert TAGS.parse(text) == Parsed(name, argument.strip())
-    assert any(text.endswith(stop) for stop in STOP)
+    assert any(text.endswith(stop) for stop in SearchEnvironment.stop)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_the_format_the_bundled_policy_was_trained_on():
     )
     assert TAGS.information([]) == "\n<information>\nNo document matches.\n</information>\n"
     task, prompt = Task("t", "Who?", ()), Prompt("Be {kind}.")
-    (message,) = PROMPT_FORMAT.messages(task, prompt)
+    (message,) = TAGS.prompt_format.messages(task, prompt)
     assert message == {"role": "user", "content": "Be {kind}.\n\nQuestion: Who?"}
 
 

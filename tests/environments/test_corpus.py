@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.data.corpus import read_corpus, split_contents
+from cotune.environments.search import read_corpus, split_contents
 from cotune.errors import ConfigError
 
 LINE = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\n\r"), min_size=1).filter(
