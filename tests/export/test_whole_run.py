@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 
 from cotune.cli.train import train
 from cotune.config.run_file import load_config, parse_config
-from cotune.experiments.evaluate.evaluating import evaluate_run
-from cotune.experiments.evaluate.question_sets import EvaluationOptions
+from cotune.experiments.evaluate.evaluation import evaluate_run
+from cotune.experiments.evaluate.questions import EvaluationOptions
 from cotune.policy.local_policy import load_codec
 from cotune.run.run_dir import RunDir
 from tests.export.finished import read_json

@@ -168,7 +168,7 @@ def evaluate(
     from cotune.cli.evaluate import evaluate as evaluate_
     from cotune.cli.evaluate import evaluate_quadrants
     from cotune.cli.trust import check_server, check_trusted
-    from cotune.experiments.evaluate.question_sets import EvaluationOptions
+    from cotune.experiments.evaluate.questions import EvaluationOptions
 
     if not quadrants and since is not None:
         raise ConfigError("--since was given without --quadrants; remove it, or add --quadrants")
@@ -205,7 +205,7 @@ def measure(
     """
     from cotune.cli.measure import measure as measure_
     from cotune.cli.trust import check_trusted
-    from cotune.experiments.evaluate.question_sets import EvaluationOptions
+    from cotune.experiments.evaluate.questions import EvaluationOptions
 
     evaluation = EvaluationOptions(split=split, limit=limit)
     for folder in run_folders:

@@ -24,7 +24,7 @@ from cotune.utils.tables import on_console
 from cotune.utils.text import command_on, one_line
 
 if TYPE_CHECKING:
-    from cotune.experiments.evaluate.question_sets import EvaluationOptions
+    from cotune.experiments.evaluate.questions import EvaluationOptions
 
 
 def evaluate(
@@ -35,8 +35,7 @@ def evaluate(
     assignments: Sequence[str],
 ) -> None:
     """Score a run's best policy; print tables, or only JSON."""
-    from cotune.experiments.evaluate import evaluation_table
-    from cotune.experiments.evaluate.evaluating import evaluate_run
+    from cotune.experiments.evaluate.evaluation import evaluate_run, show_evaluation
 
     run, config = open_trained(folder, assignments)
     with _measuring(config, options, console, as_json):
@@ -44,7 +43,7 @@ def evaluate(
     if as_json:
         _print_json(plain(asdict(evaluation), "evaluation"))
     else:
-        evaluation_table.show(evaluation, console)
+        show_evaluation(evaluation, console)
 
 
 def evaluate_quadrants(
@@ -61,7 +60,6 @@ def evaluate_quadrants(
         since: the folder of the first run, if several runs continued one another; None for a single run.
     """
     from cotune.experiments.evaluate import quadrants as files
-    from cotune.experiments.evaluate.quadrant_evaluation import evaluate_quadrants
 
     run, config = open_trained(folder, assignments)
     if options.limit is None and not os.access(run.path, os.W_OK):
@@ -73,7 +71,7 @@ def evaluate_quadrants(
     with _measuring(config, options, console, as_json):
         engine = engine_of(config)
         alike = engine.samples_alike(config)
-        quadrants = evaluate_quadrants(config, run, options, first, engine.open_policy, alike)
+        quadrants = files.evaluate_quadrants(config, run, options, first, engine.open_policy, alike)
     place = "not kept, since --limit leaves questions out"
     if options.limit is None:
         quadrants.write(run.path)

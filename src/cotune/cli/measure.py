@@ -14,7 +14,7 @@ from cotune.cli.step_progress import step_progress
 from cotune.config.run_file import read_fields
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.chains import ChainsFailed, look_at, print_progress, run_chains
-from cotune.experiments.evaluate.question_sets import EvaluationOptions
+from cotune.experiments.evaluate.questions import EvaluationOptions
 from cotune.experiments.measure.figures import drift_chart, figures_of, measure_tables
 from cotune.experiments.measure.measuring import (
     MeasuredRun,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 from cotune.config.prompt_lengths import without_too_long
@@ -21,9 +22,12 @@ from cotune.errors import ConfigError
 from cotune.llm.bank import BankLLM, BankOptions
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
 from cotune.llm.own import OwnLLMOptions, own_llm
-from cotune.protocols import LLM, Codec, Environment
+from cotune.policy.policy_files import policy_path
+from cotune.protocols import LLM, Codec, Environment, Rewards
 from cotune.rewards.functions import RewardFunctions, WeightedReward
+from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.run.record import Record
+from cotune.utils.progress import begin
 
 
 def build_environment(
@@ -78,6 +82,51 @@ def run_environment(config: RunConfig, codec: Codec | None = None) -> Environmen
         initial_instruction(config.instruction.text, environment),
         config.limits.prompt_tokens,
         config.strategy.kind,
+    )
+
+
+def run_policy(
+    config: RunConfig,
+    environment: Environment,
+    *,
+    rewards: Rewards | None = None,
+    best: Path | None = None,
+    temperature: float | None = None,
+) -> Coordinator:
+    """Return a coordinator of the policy, with the run file's limits, seed and chat template.
+
+    Args:
+        rewards: score instead of the environment.
+        best: the run's `best/`, to load instead of the policy that training starts from.
+        temperature: None for that of training.
+
+    Raises:
+        ConfigError: the policy cannot be loaded, or cannot call the environment's tools.
+    """
+    start = policy_path(config.policy.path)
+    begin("loading the policy")
+    import torch
+
+    from cotune.policy.local_policy import local_coordinator
+    from cotune.policy.precision import casting, weights_dtype
+
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    policy = config.policy
+    training = config.training
+    sampled = temperature or training.temperature
+    return local_coordinator(
+        best or start,
+        environment,
+        "",  # each rollout has its prompt
+        RolloutSettings(config.limits, sampled, config.seed, training.rows_per_call),
+        dtype=weights_dtype(policy, training.precision),
+        # The run folder may come from another machine, with the local base in another place.
+        base=start if best else None,
+        template_args=policy.template_args,
+        chat_template=None if best else policy.chat_template,  # best/ has it
+        rewards=rewards,
+        casts=casting(policy, training.precision, training.engine_args),
     )
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 
+from cotune.config.build import run_policy
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.experiments.evaluate.run_policy import run_policy
 from cotune.run.costs import Totals
 from cotune.utils.packages import ENGINES, install_engine, installed
 

@@ -20,14 +20,15 @@ from rich.console import Console
 from cotune.cli.evaluate import evaluate
 from cotune.cli.train import resume, train
 from cotune.cli.try_rollouts import try_run
+from cotune.config.build import run_policy
 from cotune.config.resuming import recorded_config
 from cotune.config.run_file import load_config
 from cotune.engines.engine import engine_of
 from cotune.engines.tinker.run import TinkerJoint, learning_rate
 from cotune.errors import ConfigError, EngineError
-from cotune.experiments.evaluate.evaluating import EvaluationOptions, evaluate_run
-from cotune.experiments.evaluate.quadrant_evaluation import evaluate_quadrants
-from cotune.experiments.evaluate.run_policy import run_policy
+from cotune.experiments.evaluate.evaluation import evaluate_run
+from cotune.experiments.evaluate.quadrants import evaluate_quadrants
+from cotune.experiments.evaluate.questions import EvaluationOptions
 from cotune.policy.local_policy import load
 from cotune.run.checkpoints import complete_checkpoints
 from cotune.run.locks import run_locked

@@ -12,7 +12,7 @@ pytest.importorskip("tinker", reason="needs the SDK: pip install 'cotune[tinker]
 from transformers import AutoTokenizer
 
 from cotune.cli.train import resume, train
-from cotune.config.build import run_environment
+from cotune.config.build import run_environment, run_policy
 from cotune.config.resuming import recorded_config
 from cotune.engines.engine import engine_of
 from cotune.engines.tinker.adapter import Adapter
@@ -21,7 +21,7 @@ from cotune.engines.tinker.run import TinkerJoint
 from cotune.engines.tinker.service import Service
 from cotune.engines.tinker.settings import TinkerArguments
 from cotune.errors import Stopped
-from cotune.experiments.evaluate.run_policy import best_record, run_policy
+from cotune.experiments.evaluate.evaluation import best_record
 from cotune.policy.codec import HFCodec
 from cotune.run.run_dir import RunDir
 from cotune.types import Prompt

@@ -22,8 +22,8 @@ from trl import GRPOConfig, GRPOTrainer
 import cotune
 from cotune.config.resuming import open_trained, recorded_config
 from cotune.errors import ConfigError
-from cotune.experiments.evaluate.evaluating import evaluate_run
-from cotune.experiments.evaluate.question_sets import EvaluationOptions
+from cotune.experiments.evaluate.evaluation import evaluate_run
+from cotune.experiments.evaluate.questions import EvaluationOptions
 from cotune.export.export import export
 from cotune.types import Completion, Prompt
 from tests.policy.tiny import small_policy

@@ -19,8 +19,8 @@ from cotune.engines.trl.joint_trainer import TRLBest
 from cotune.engines.trl.run_file_setup import build_trainer
 from cotune.engines.trl.vllm_sampler import compute_dtype, seed_vllm
 from cotune.errors import ConfigError, EngineError
-from cotune.experiments.evaluate.evaluating import evaluate_run
-from cotune.experiments.evaluate.question_sets import EvaluationOptions
+from cotune.experiments.evaluate.evaluation import evaluate_run
+from cotune.experiments.evaluate.questions import EvaluationOptions
 from cotune.policy.local_policy import load
 from cotune.types import Distillation, Limits, Prompt, StopReason
 from tests.engines.trl.fake_vllm import Engine, install

@@ -15,7 +15,7 @@ from cotune.engines.engine import Engine
 from cotune.environments.base import SingleTurnEnvironment
 from cotune.environments.math import INITIAL_INSTRUCTION as SOLVE
 from cotune.errors import ConfigError
-from cotune.experiments.evaluate.question_sets import (
+from cotune.experiments.evaluate.questions import (
     EvaluationOptions,
     QuestionSet,
     metrics_of,

@@ -8,17 +8,25 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from pydantic.dataclasses import dataclass
 
+from cotune.config.build import initial_instruction, run_environment, run_policy
+from cotune.config.resuming import recorded_config
+from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
+from cotune.experiments.evaluate.evaluation import OpenPolicy, best_record, score
+from cotune.experiments.evaluate.questions import EvaluationOptions, question_sets
 from cotune.run.best import FILE as BEST
 from cotune.run.json_files import Row, write_json_atomic
-from cotune.run.scores import EXACT_MATCH, difference_interval, score_values
+from cotune.run.run_dir import RunDir
+from cotune.run.scores import EXACT_MATCH, difference_interval, measure_of, score_values
+from cotune.types import Prompt, Task
 from cotune.utils.tables import Cell, Scores, Table
 from cotune.utils.text import command_on, one_line
 
@@ -36,8 +44,8 @@ GAINS: Mapping[str, tuple[str, str]] = {
     "prompt_initial": ("initial_prompted", "initial_plain"),
     "prompt_trained": ("trained_prompted", "trained_plain"),
 }
-"""Differences of quadrants: the whole gain; the gain of the weights under each instruction; the gain of the
-best instruction with the initial and with the trained weights."""
+"""Differences of quadrants: the whole gain; that of the weights under each instruction; that of the instruction with
+each weights."""
 _DERIVED = ("schema_version", "kind", "scores", "gains", "divergence")
 _HEADINGS = {
     "initial": "initial weights",
@@ -64,14 +72,12 @@ class Quadrants:
 
     Attributes:
         split, measure: the questions, and the name of the mean reward.
-        samples, temperature: k sampled rollouts a question, and their temperature.
+        samples, temperature: sampled rollouts a question, and their temperature.
         initial, best: the two instructions. If they are equal, the two prompts coincide.
         trained: whether the weights were; if not, the two weights coincide.
         questions, strata: the id of each question, and its stratum.
         rewards: by quadrant and decoding: of the greedy rollout, and the mean of the sampled ones.
-        divergences: by prompt, the sum of KL(π_trained ‖ π_initial) over the own tokens of one sampled
-            rollout of the trained policy, in nats, and the number of these tokens. Empty if the
-            weights were not trained, or a server sampled.
+        divergences: by prompt, as in `PromptScores`. Empty if the weights were not trained, or a server sampled.
         since: the run folder, relative to this one, whose policy and instruction the initial ones are;
             "" for this run's own.
         rollouts, generated_tokens: the cost of the evaluation.
@@ -193,47 +199,149 @@ def relative(folder: Path, run: Path) -> str:
     return Path(os.path.relpath(folder.resolve(), run.resolve())).as_posix()
 
 
+# ---- rolling them out
+
+
+def evaluate_quadrants(
+    config: RunConfig,
+    run: RunDir,
+    options: EvaluationOptions,
+    since: RunDir | None = None,
+    open_policy: OpenPolicy = run_policy,
+    samples_alike: bool = False,
+) -> Quadrants:
+    """Score both policies of a run under both instructions, greedily and sampled; write nothing.
+
+    Equal policies or instructions are rolled out once, and greedy rollouts that the run's own evaluations have
+    made are not made again. Both policies are in memory at the same time, for their divergence, unless a server has
+    them.
+
+    Args:
+        config: the run file; its limits, seed and environment apply.
+        options: one set of questions, and at least one sample of each.
+        since: the first of several runs that each continued the one before: its policy and instruction
+            are the initial ones. None is this run.
+        open_policy: the engine's.
+        samples_alike: whether the run sampled as `open_policy`'s policies do, so that its greedy rollouts can be used.
+
+    Raises:
+        ConfigError: there is no best policy, the questions are not available or of several sets, or a prompt is
+            too long; before any rollout.
+    """
+    # The method's own best, even if the initial instruction is kept in its place.
+    best = best_record(run).method_best.instruction
+    first = config if since is None else recorded_config(since)
+    environment = run_environment(config)
+    questions, *others = question_sets(config, environment, options)
+    if others:
+        raise ConfigError(
+            "--quadrants score one set of questions; expected one of --split, --questions and --benchmark"
+        )
+    initial = initial_instruction(first.instruction.text, environment)
+    prompts = {"plain": Prompt(initial), "prompted": Prompt(best)}
+    trained = since is not None or not config.training.frozen
+    temperature = options.temperature
+    initial_config = config.model_copy(update={"policy": first.policy})
+    policies = {"initial": open_policy(initial_config, environment, temperature=temperature)}
+    if trained:
+        policies["trained"] = open_policy(
+            config, environment, best=run.best_path, temperature=temperature
+        )
+    is_here = hasattr(policies["initial"].sampler, "model")
+    evaluated: dict[str, dict[str, str]] = {"initial": {}, "trained": {}}
+    same_run = since is None and config == recorded_config(run) and run.read_summary() is not None
+    if samples_alike and same_run:
+        evaluated = {
+            "initial": {"plain": "before"},
+            "trained": {"plain": "plain", "prompted": "after"},
+        }
+    scores = {
+        weights: score(
+            policy, prompts, questions, options.samples,
+            initial=policies["initial"] if weights == "trained" and is_here else None,
+            greedy_rewards={
+                name: rewards
+                for name, when in evaluated[weights].items()
+                if (rewards := _recorded_rewards(run, when, prompts[name], questions.tasks))
+            },
+        )
+        for weights, policy in policies.items()
+    }  # fmt: skip
+    distinct = {scored for by_prompt in scores.values() for scored in by_prompt.values()}
+    of_weights = {weights: scores.get(weights, scores["initial"]) for weights in WEIGHTS}
+    divergences = {prompt: of_weights["trained"][prompt].divergences for prompt in PROMPTS}
+    return Quadrants(
+        split=questions.name,
+        measure=measure_of(questions.environment, questions.rewards),
+        samples=options.samples,
+        temperature=temperature or config.training.temperature,
+        initial=initial,
+        best=best,
+        trained=trained,
+        questions=tuple(task.id for task in questions.tasks),
+        strata=tuple(task.stratum for task in questions.tasks),
+        # pydantic makes tuples of the lists
+        rewards={
+            f"{weights}_{prompt}": cast(Any, of_weights[weights][prompt].rewards)
+            for weights in WEIGHTS
+            for prompt in PROMPTS
+        },
+        divergences=cast(Any, divergences if any(divergences.values()) else {}),
+        since="" if since is None else relative(since.path, run.path),
+        rollouts=sum(scored.rollouts for scored in distinct),
+        generated_tokens=sum(scored.generated_tokens for scored in distinct),
+        of=hash_of_best(run.path),
+    )
+
+
+def _recorded_rewards(run: RunDir, when: str, prompt: Prompt, tasks: Sequence[Task]) -> list[float]:
+    """Return the rewards of an evaluation that the run made of these questions under this prompt; [] if it made none."""
+    rows = run.read_evaluation(when)
+    recorded = [(row["task"]["id"], row["task"]["question"], row["sampled"]) for row in rows]
+    expected = [(task.id, task.question, asdict(prompt)) for task in tasks]
+    return [float(row["reward"]) for row in rows] if recorded == expected else []
+
+
+# ---- the table
+
+
 def quadrant_table(quadrants: Quadrants) -> Table:
     """Return the scores of each decoding, with the gains at their margins, and the divergence."""
-    headings = [_HEADINGS[prompt] for prompt in quadrants.prompts]
-    headings += ["gain"] * (len(headings) > 1)
-    same = "The best instruction is the initial one. " * (len(quadrants.prompts) == 1)
-    frozen = "The weights were not trained. " * (not quadrants.trained)
+    prompts = quadrants.prompts
+    two_prompts = len(prompts) > 1
+    same = "" if two_prompts else "The best instruction is the initial one. "
+    frozen = "" if quadrants.trained else "The weights were not trained. "
     notes = (
         f"{same}{frozen}{len(quadrants.questions):,} {quadrants.split} questions; {quadrants.samples} sampled "
         f"rollout{'s' * (quadrants.samples != 1)} of each at temperature {quadrants.temperature:g}; "
         "95 % intervals over questions, one seed."
     )
-    head = [Cell(f"Held-out {quadrants.measure}"), *map(Cell, headings)]
-    return Table(head, list(_rows(quadrants)), notes)
-
-
-def _rows(quadrants: Quadrants) -> Iterator[list[Cell]]:
-    prompts = quadrants.prompts
-    two_prompts = len(prompts) > 1
+    head = [f"Held-out {quadrants.measure}", *map(_HEADINGS.get, prompts), *["gain"] * two_prompts]
+    rows: list[list[Cell]] = []
     form = Scores(quadrants.measure == EXACT_MATCH)
     for decoding, heading in (("greedy", "greedy"), ("sampled", f"avg@{quadrants.samples}")):
-
-        def cell(name: str, decoding: str = decoding) -> Cell:
-            """Return a score, or the gain of that name."""
-            change = name in GAINS
-            estimate = (quadrants.gain if change else quadrants.score)(name, decoding)
-            return form.cell(estimate.mean, estimate.interval, change)
-
-        yield [Cell(heading)]
+        rows.append([Cell(heading)])
         for weights in quadrants.weights:
-            names = [f"{weights}_{prompt}" for prompt in prompts] + [
-                f"prompt_{weights}"
-            ] * two_prompts
-            yield [Cell(_HEADINGS[weights]), *map(cell, names)]
+            scores = [quadrants.score(f"{weights}_{prompt}", decoding) for prompt in prompts]
+            row = [form.cell(score.mean, score.interval) for score in scores]
+            names = [f"prompt_{weights}"] * two_prompts
+            gains = _gain_cells(quadrants, names, decoding)
+            rows.append([Cell(_HEADINGS[weights]), *row, *gains])
         if quadrants.trained:
             names = [f"weights_{prompt}" for prompt in prompts] + ["both"] * two_prompts
-            yield [Cell("gain"), *map(cell, names)]
+            rows.append([Cell("gain"), *_gain_cells(quadrants, names, decoding)])
     if quadrants.divergences:
-        yield [Cell("KL to initial")]
         divergences = map(quadrants.divergence, prompts)
         cells = [divergence_cell(kl.mean, kl.interval) for kl in divergences]
-        yield [Cell("nats per token"), *cells, *[Cell("")] * two_prompts]
+        rows.append([Cell("KL to initial")])
+        rows.append([Cell("nats per token"), *cells, *[Cell("")] * two_prompts])
+    return Table([Cell(str(text)) for text in head], rows, notes)
+
+
+def _gain_cells(quadrants: Quadrants, names: Sequence[str], decoding: str) -> list[Cell]:
+    form = Scores(quadrants.measure == EXACT_MATCH)
+    gains = [quadrants.gain(name, decoding) for name in names]
+    return [form.cell(gain.mean, gain.interval, change=True) for gain in gains]
 
 
 def divergence_cell(mean: float, interval: tuple[float, float] | None) -> Cell:

@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from cotune.config.build import initial_instruction, run_environment
+from cotune.config.build import initial_instruction, run_environment, run_policy
 from cotune.config.resuming import open_trained, recorded_config
 from cotune.config.run_file import RunConfig, ScriptRun
 from cotune.errors import ConfigError
+from cotune.experiments.evaluate.evaluation import PromptScores, best_record, score
 from cotune.experiments.evaluate.quadrants import hash_of_best, per_question
-from cotune.experiments.evaluate.question_sets import EvaluationOptions, question_sets
-from cotune.experiments.evaluate.run_policy import best_record, run_policy
-from cotune.experiments.evaluate.scoring import PromptScores, score
+from cotune.experiments.evaluate.questions import EvaluationOptions, question_sets
 from cotune.experiments.measure.next_tasks import NextTasks, Tasks
 from cotune.experiments.statistics import ScoreTable
 from cotune.policy.policy_files import missing_parts

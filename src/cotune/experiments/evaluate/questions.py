@@ -1,6 +1,6 @@
 """The questions of an evaluation, with their environment, scoring and metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,35 +14,38 @@ from cotune.environments.base import TaskEnvironment
 from cotune.environments.math import MathEnvironment, with_final
 from cotune.environments.search import SearchEnvironment
 from cotune.errors import ConfigError
-from cotune.experiments.evaluate.metrics import METRICS, is_boxed
 from cotune.protocols import Environment
 from cotune.rewards import REWARDS
 from cotune.rewards.functions import RewardFunctions
 from cotune.run.scores import EXACT_MATCH, measure_of
 from cotune.types import Task
 
+METRICS: Mapping[str, str] = {
+    "reward": "mean reward",
+    "exact_match": "exact match",
+    "f1": "F1",
+    "boxed": "boxed accuracy",
+}
+"""The metrics, with their titles in tables."""
 _SHORT = 12  # words: for longer answers, F1 says little
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
-    """The options of an evaluation.
-
-    Attributes:
-        split: a split of the run's own questions; None for test, or for none if others are given.
-        benchmarks: each NAME or NAME=PATH.
-        questions: files, in the form of the run's own data.
-        samples: sampled rollouts per question, after the greedy one; 0 for none.
-        temperature: of sampled rollouts; None for the run's.
-        limit: use only the first questions of each set; None for all.
-    """
+    """The options of an evaluation."""
 
     split: str | None = None
+    """A split of the run's own questions; None for test, or for none if others are given."""
     benchmarks: Sequence[str] = ()
+    """Each NAME or NAME=PATH."""
     samples: int = 0
+    """Sampled rollouts per question, after the greedy one; 0 for none."""
     temperature: float | None = None
+    """Of sampled rollouts; None for the run's."""
     limit: int | None = None
+    """Use only the first questions of each set; None for all."""
     questions: Sequence[Path] = ()
+    """Files, in the form of the run's own data."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,11 @@ class QuestionSet:
     """Questions with their environment and scoring.
 
     Attributes:
-        name: the split's, the benchmark's, or the file's.
+        name: the split's, the benchmark's, or the file's; `environment.tasks(name)` are the questions.
         title: its name in tables.
-        source: the source of the questions.
-        environment: `environment.tasks(name)` are the questions.
+        source: "run", a file, or the hub's name and split.
         rewards: reward functions; None if the environment scores.
-        tasks: the questions to evaluate.
+        tasks: the first of the questions, which are evaluated.
         f1: the F1 scorer, a name in `cotune.rewards.REWARDS`.
     """
 
@@ -165,6 +167,11 @@ def _benchmark_set(
     )
 
 
+def is_boxed(environment: Environment) -> bool:
+    """Return whether an environment scores boxed answers."""
+    return isinstance(environment, MathEnvironment)
+
+
 def metrics_of(rewards: Sequence[RewardConfig], questions: QuestionSet) -> dict[str, str]:
     """Return the metrics that apply to a set, with their titles."""
     environment = questions.environment
@@ -176,17 +183,12 @@ def metrics_of(rewards: Sequence[RewardConfig], questions: QuestionSet) -> dict[
     reads_answers = not is_benchmark and any(r.function not in REWARDS for r in rewards)
     by_box = any(reward.function == "boxed" for reward in rewards)
     answered = all(task.answers for task in questions.tasks)
+    short = all(len(a.split()) <= _SHORT for task in questions.tasks for a in task.answers)
     if answered and (is_boxed(environment) or by_box):
         # For words in a box (a QA benchmark), the reward is the same.
         added = ["boxed"] if measure != EXACT_MATCH else []
-    elif answered and not reads_answers and _short(questions):
+    elif answered and not reads_answers and (isinstance(environment, SearchEnvironment) or short):
         added = ["f1"] if measure == EXACT_MATCH else ["exact_match", "f1"]
     else:
         added = []
     return names | {name: METRICS[name] for name in added}
-
-
-def _short(questions: QuestionSet) -> bool:
-    if isinstance(questions.environment, SearchEnvironment):
-        return True
-    return all(len(a.split()) <= _SHORT for task in questions.tasks for a in task.answers)
