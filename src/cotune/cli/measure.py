@@ -15,12 +15,14 @@ from cotune.config.run_file import read_fields
 from cotune.errors import ConfigError, Stopped
 from cotune.experiments.chains import ChainsFailed, look_at, print_progress, run_chains
 from cotune.experiments.evaluate.questions import EvaluationOptions
-from cotune.experiments.measure.figures import drift_chart, figures_of, measure_tables
-from cotune.experiments.measure.measuring import (
+from cotune.experiments.measure import (
     MeasuredRun,
     all_tasks,
     curves,
     drift,
+    drift_chart,
+    figures_of,
+    measure_tables,
     robustness,
 )
 from cotune.experiments.report.pages import write_page

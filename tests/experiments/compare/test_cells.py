@@ -8,7 +8,7 @@ import pytest
 from cotune.config.run_file import RunConfig, dump_config
 from cotune.errors import ConfigError
 from cotune.experiments.chains import run_chains
-from cotune.experiments.compare.cells import Cell, cells_of
+from cotune.experiments.compare.running import Cell, cells_of
 from cotune.experiments.compare.suite_file import load_suite
 from cotune.experiments.evaluate.quadrants import relative
 from cotune.run.record import Record

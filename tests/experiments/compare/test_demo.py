@@ -10,8 +10,7 @@ from cotune.config.run_file import RunConfig
 from cotune.errors import Stopped
 from cotune.experiments import chains
 from cotune.experiments.compare import running
-from cotune.experiments.compare.cells import cells_of
-from cotune.experiments.compare.running import demo
+from cotune.experiments.compare.running import cells_of, demo
 from cotune.experiments.compare.suite_file import load_suite
 from tests.experiments.compare.folders import HALF, Processes, finish
 

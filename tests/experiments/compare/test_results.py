@@ -7,8 +7,8 @@ import pytest
 
 from cotune.config.run_file import RunConfig
 from cotune.experiments.chains import run_chains
-from cotune.experiments.compare.cells import cells_of
 from cotune.experiments.compare.results import summarise
+from cotune.experiments.compare.running import cells_of
 from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
 from cotune.experiments.evaluate.quadrants import relative
 from cotune.run.scores import wilson

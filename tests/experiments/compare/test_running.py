@@ -108,7 +108,7 @@ def test_a_folder_that_holds_something_else_is_not_touched(
     with pytest.raises(ConfigError, match="holds something else; choose another folder"):
         run(suite_file(tmp_path))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.tex"]
-    with pytest.raises(ConfigError, match="is a file; choose another folder"):
+    with pytest.raises(ConfigError, match="is a file; choose another output"):
         run(suite_file(tmp_path, output=str(tmp_path / "suite.yaml")))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cotune.experiments.compare.cells import Cell
+from cotune.experiments.compare.running import Cell
 from cotune.experiments.compare.suite_file import load_suite
 from tests.experiments.compare.folders import suite_file
 

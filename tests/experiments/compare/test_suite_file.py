@@ -7,9 +7,8 @@ import pytest
 
 from cotune.config.overrides import merge
 from cotune.errors import ConfigError
-from cotune.experiments.compare.cells import cells_of
-from cotune.experiments.compare.methods import method_names
-from cotune.experiments.compare.suite_file import expand, load_suite
+from cotune.experiments.compare.running import cells_of
+from cotune.experiments.compare.suite_file import expand, load_suite, method_names
 from cotune.utils.text import slug
 from tests.experiments.compare.folders import suite_file
 

@@ -1,6 +1,6 @@
 from typing import Any
 
-from cotune.experiments.compare.suite_summary import SuiteSummary
+from cotune.experiments.compare.results import SuiteSummary
 from cotune.experiments.compare.suite_table import suite_tables
 from cotune.utils.tables import on_console
 from tests.experiments.report.pages import printed

@@ -17,8 +17,7 @@ from cotune.config.run_file import RunConfig
 from cotune.experiments import chains
 from cotune.experiments.chains import look_at
 from cotune.experiments.evaluate.quadrants import hash_of_best
-from cotune.experiments.measure.figures import drift_chart, figures_of, measure_tables
-from cotune.experiments.measure.measuring import MeasuredRun
+from cotune.experiments.measure import MeasuredRun, drift_chart, figures_of, measure_tables
 from cotune.policy.policy_files import policy_path
 from cotune.run.checkpoints import write_manifest
 from cotune.run.record import Record

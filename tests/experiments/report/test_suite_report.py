@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cotune.experiments.compare.suite_summary import SuiteMethod, SuiteSummary
+from cotune.experiments.compare.results import SuiteMethod, SuiteSummary
 from cotune.experiments.report.suite_report import Course, read_course, write_suite_report
 from cotune.run.record import Record
 from tests.experiments.report.pages import check, rows_of

@@ -1,25 +1,150 @@
-"""The summary of a suite: scores and costs of its runs, for summary.json.
-
-What every finished cell scored is one table, from which scores, intervals, gains, strata and quadrants are drawn.
-"""
+"""A suite's summary.json: methods × seeds with scores, gains, intervals and costs, from its runs."""
 
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
+from pydantic import BaseModel
 
 from cotune.errors import ConfigError, CotuneError
-from cotune.experiments.compare.cells import Cell
-from cotune.experiments.compare.suite_file import SuiteConfig
-from cotune.experiments.compare.suite_summary import Spread, SuiteMethod, SuiteSummary
+from cotune.experiments.compare.running import Cell
+from cotune.experiments.compare.suite_file import Group, SuiteConfig
 from cotune.experiments.evaluate.quadrants import DECODINGS, PROMPTS, QUADRANTS, per_question
-from cotune.experiments.statistics import ScoreTable, focus_on, gain, interval
+from cotune.experiments.statistics import Ends, ScoreTable, focus_on, gain, interval
 from cotune.run.costs import policy_rollouts
 from cotune.run.run_dir import RunDir
+from cotune.run.scores import EXACT_MATCH
 from cotune.utils.tables import Scores
-from cotune.utils.text import slug
+from cotune.utils.text import one_line, slug
+
+GROUPS: Mapping[Group, tuple[str, str]] = {
+    "trained": ("Trained", "s0"),
+    "prompt": ("Prompt only", "s4"),
+    "staged": ("Staged", "s3"),
+    "ours": ("Ours", "s1"),
+}
+"""The groups of methods in the order of the tables: heading, and the class of their colour on the page."""
+
+
+class Spread(BaseModel, frozen=True):
+    """A mean with its 95 % interval, None if nothing is known of it, and the mean of each stratum."""
+
+    mean: float
+    interval: Ends | None
+    by_stratum: dict[str, float] = {}
+
+
+class SuiteMethod(BaseModel, frozen=True):
+    """A method of a suite; its numbers are means over its finished seeds, None if unknown.
+
+    Attributes:
+        name, label: its key in the suite file, and its name in tables.
+        status: "unequal": it paid more or fewer rollouts than its compute class allows.
+        problem: why its status is not "ok", in a line.
+        score, plain, before: held-out reward after training under the best instruction, under the
+            initial one, and before training.
+        by_seed: its score by seed.
+        gain: score less the baseline's.
+        quadrants: by quadrant ("trained_plain") and decoding ("sampled"); {} if not all seeds have them.
+        divergence: KL(trained ‖ initial) per token by prompt ("plain", "prompted"), likewise.
+        costs: "rollouts" of the policy that it paid for (training, verification and evolution),
+            "evaluation_rollouts", which do not count as compute, "generated_tokens", "llm_calls",
+            "money" in US dollars, "seconds" of wall time; {} before a seed is finished.
+        finished: number of seeds that the costs are means over.
+        instruction: the best of the first seed.
+        runs: by seed the run folders of its stages in order, relative to the suite's folder.
+    """
+
+    name: str
+    label: str
+    group: Group
+    compute: str
+    status: Literal["ok", "failed", "unequal", "unfinished"]
+    problem: str
+    score: Spread | None = None
+    plain: Spread | None = None
+    before: Spread | None = None
+    by_seed: dict[str, float] = {}
+    gain: Spread | None = None
+    quadrants: dict[str, dict[str, Spread]] = {}
+    divergence: dict[str, Spread] = {}
+    costs: dict[str, float] = {}
+    rollouts_by_purpose: dict[str, float] = {}
+    finished: int
+    instruction: str | None = None
+    runs: dict[str, list[str]]
+
+    @property
+    def complaint(self) -> str:
+        """What is wrong, in one line; "" if nothing is."""
+        status = {"ok": "", "unequal": "unequal compute"}.get(self.status, self.status)
+        return one_line(f"{self.label} ({status}): {self.problem}") if status else ""
+
+
+class SuiteSummary(BaseModel, frozen=True):
+    """summary.json of a suite; caption, baseline, budget, focus and quadrant_samples are the suite file's.
+
+    Attributes:
+        measure: what the scores measure: "exact match" or "mean reward".
+        strata: number of held-out questions by stratum.
+        n: number of held-out questions that are scored; None before the first run is finished.
+        llm: the LLMs that wrote proposals.
+        verdict: the outcome in a sentence.
+        created: Unix time.
+        methods: in the order of the suite file.
+    """
+
+    schema_version: int = 1
+    kind: str = "suite"
+    name: str
+    caption: str
+    baseline: str
+    seeds: list[int]
+    budget: int
+    measure: str
+    focus: str | None
+    quadrant_samples: int
+    strata: dict[str, int]
+    n: int | None
+    environment: str
+    policy: str
+    llm: str
+    verdict: str = ""
+    created: float
+    methods: list[SuiteMethod]
+
+    @property
+    def shares(self) -> bool:
+        """True if scores are shares of 1."""
+        return self.measure == EXACT_MATCH
+
+    @property
+    def title(self) -> str:
+        """The title of its tables: the measure, and the questions if `focus` leaves some out."""
+        return f"Held-out {self.measure}" + (f" on “{self.focus}…” questions" if self.focus else "")
+
+    @property
+    def varied(self) -> str:
+        """What intervals are over: what was varied, and no more."""
+        several = any(method.finished > 1 for method in self.methods)
+        return "seeds and questions" if several else "questions, one seed"
+
+    @property
+    def baseline_method(self) -> SuiteMethod:
+        return next(method for method in self.methods if method.name == self.baseline)
+
+    @property
+    def stratum_names(self) -> list[str]:
+        """The strata of the questions; [] if there is just one."""
+        return list(self.strata) if len(self.strata) > 1 else []
+
+    @property
+    def ordered(self) -> list[SuiteMethod]:
+        """The methods in the order of the tables."""
+        return sorted(self.methods, key=lambda method: list(GROUPS).index(method.group))
+
 
 _SUMS = ("generated_tokens", "llm_calls", "money", "seconds")
 TOLERANCE = 0.05

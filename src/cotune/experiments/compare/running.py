@@ -1,22 +1,40 @@
-"""Run a suite, show its progress and its result, and write its summary and its report."""
+"""Run a suite: its cells, each a row at one seed; its progress, its result, its summary and its page."""
 
 import json
+import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from cotune.config.build import describe_llm
 from cotune.config.cost import plan_run
-from cotune.config.run_file import RunConfig
+from cotune.config.overrides import merge
+from cotune.config.run_file import RunConfig, TrainingConfig, parse_config
 from cotune.errors import ConfigError, Stopped
-from cotune.experiments.chains import ChainsFailed, print_progress, run_chains
-from cotune.experiments.compare.cells import Cell, cells_of
-from cotune.experiments.compare.suite_file import SuiteConfig, load_suite
-from cotune.experiments.compare.suite_summary import SuiteSummary
+from cotune.experiments.chains import (
+    Chain,
+    ChainsFailed,
+    Command,
+    look_at,
+    print_progress,
+    run_chains,
+)
+from cotune.experiments.compare.suite_file import (
+    MethodEntry,
+    SuiteConfig,
+    expand,
+    is_search,
+    load_suite,
+    method_named,
+)
+from cotune.experiments.evaluate.quadrants import Quadrants, read_quadrants, relative
+from cotune.methods.registry import method_of
 from cotune.run.costs import policy_rollouts
+from cotune.run.json_files import Row, check_folder
 from cotune.run.locks import locked
 from cotune.run.run_dir import RunDir, write_summary
 from cotune.utils.output import output_may_be_lost
@@ -25,12 +43,137 @@ from cotune.utils.processes import stopped_by_sigterm
 from cotune.utils.tables import on_console, plain_table
 from cotune.utils.text import one_line
 
+if TYPE_CHECKING:
+    from cotune.experiments.compare.results import SuiteSummary
+
+_APART = 1000  # between the seeds of a row's stages
+
+
+class Cell(Chain):
+    """A row of a suite at one seed; `allowance` are the policy rollouts of its compute class."""
+
+    def __init__(
+        self, suite: SuiteConfig, base: Mapping[str, Any], entry: MethodEntry, seed: int
+    ) -> None:
+        self.suite = suite
+        self.base = base
+        self.entry = entry
+        self.seed = seed
+        self.method = method_named(entry.method)
+        self.label = entry.name or self.method.label
+        self.allowance = float(entry.compute.removesuffix("x")) * suite.budget
+        folder = suite.output / entry.key / f"seed-{seed}"
+        name = f"{entry.key}, seed {seed}"
+        super().__init__(name, folder, list(self.method.stages), "the suite file")
+
+    def takes_instruction(self, index: int) -> bool:
+        """Return whether a stage starts from an instruction that an earlier one found."""
+        return any(map(is_search, self.stages[:index]))
+
+    def config(self, index: int, before: Sequence[Row] = ()) -> RunConfig:
+        suite = self.suite
+        name = self.stages[index]
+        strategy = self.method.stages[name]
+        # As a section, so that a stage can replace the text and leave its role.
+        instruction = self.base.get("instruction")
+        if instruction is None or isinstance(instruction, str):
+            instruction = {"text": instruction}
+        raw = merge({**self.base, "instruction": instruction}, suite.set)
+        # With the same seed, a later stage would see the questions in the same order as the first.
+        seed = self.seed + _APART * index
+        raw = merge(raw, {"strategy": {"kind": strategy}, "seed": seed})
+        raw = merge(raw, suite.by_strategy.get(strategy, {}))
+        if is_search(name):
+            raw = merge(raw, suite.prompt_stage if strategy == "inspo" else {})
+            raw = merge(raw, {"training": {"frozen": True}})
+        if not method_of(strategy).evolves:
+            raw["llm"] = None
+        raw = merge(raw, self.entry.set)
+        raw = merge(raw, self._budget(raw, index, before))
+        takes_policy = not all(map(is_search, self.stages[:index]))
+        if before and takes_policy:
+            best = self.folder / self.stages[index - 1] / "best"
+            raw = merge(raw, {"policy": {"path": str(best)}})
+        if before and self.takes_instruction(index):
+            raw = merge(raw, {"instruction": {"text": before[-1]["best_instruction"]}})
+        raw = merge(raw, self.entry.set)  # its own steps, for example
+        for field in suite.seed_fields:
+            raw = merge(raw, expand({field: self.seed}))
+        raw |= {"name": f"{self.label}, seed {self.seed}", "output": str(self.folder / name)}
+        config = parse_config(raw, f"methods: {self.entry.key}, stage {name}")
+        if takes_policy and config.policy.lora is not None:
+            raise ConfigError(
+                f"methods: {self.entry.key} trains an adapter (policy.lora) before its stage {name}, which starts "
+                "from whole weights; remove policy.lora for it, or the row"
+            )
+        return config
+
+    def _budget(self, raw: Mapping[str, Any], index: int, before: Sequence[Row]) -> dict[str, Any]:
+        """Return the part of the budget of the stage at `index`, and the steps that it is enough for."""
+        name = self.stages[index]
+        if index < len(self.stages) - 1:
+            # Searches share `share` equally, trainings the rest.
+            alike = sum(is_search(other) == is_search(name) for other in self.stages)
+            share = self.entry.share if is_search(name) else 1 - self.entry.share
+            budget = int(self.allowance * share / alike)
+        else:
+            # What the earlier stages left, since one may end early.
+            paid = sum(policy_rollouts(figures["policy_rollouts"]) for figures in before)
+            budget = int(self.allowance - paid)
+        sizes = ("questions_per_step", "group_size")
+        defaults = {size: TrainingConfig.model_fields[size].default for size in sizes}
+        batch = math.prod((defaults | raw.get("training", {}))[size] for size in sizes)
+        if budget < batch:
+            raise ConfigError(
+                f"methods: {self.entry.key} has {budget} policy rollouts for its stage "
+                f"{name}, less than one batch of {batch}; raise budget"
+            )
+        training = {"rollout_budget": budget, "steps": math.ceil(budget / batch)}
+        strategy = {"budget": budget} if self.method.stages[name] == "gepa" else {}
+        return {"training": training, "strategy": strategy}
+
+    def look(self) -> None:
+        super().look()
+        if self.command is None and self.suite.quadrant_samples and self.quadrants() is None:
+            last = self.folder / self.stages[-1]
+            words = ["evaluate", str(last), "--trust", "--quadrants"]
+            words += ["--samples", str(self.suite.quadrant_samples)]
+            if len(self.stages) > 1:
+                words += ["--since", str(self.folder / self.stages[0])]
+            self.command = Command("quadrants", words, self.planned[-1])
+
+    def run_folders(self) -> list[str]:
+        """Return the run folders of the stages that have begun, relative to the suite's folder."""
+        folders = [self.folder / stage for stage in self.stages]
+        output = self.suite.output
+        return [str(folder.relative_to(output)) for folder in folders if RunDir.is_run(folder)]
+
+    def quadrants(self) -> Quadrants | None:
+        """Return the quadrants of the last stage; None if they do not match the suite file."""
+        last = self.folder / self.stages[-1]
+        quadrants = read_quadrants(last)
+        since = relative(self.folder / self.stages[0], last) if len(self.stages) > 1 else ""
+        expected = (self.suite.quadrant_samples, "test", since, self.finished[-1].get("em_n"))
+        if quadrants is None or expected != (
+            quadrants.samples, quadrants.split, quadrants.since, len(quadrants.questions),
+        ):  # fmt: skip
+            return None
+        return quadrants
+
+
+def cells_of(suite: SuiteConfig, base: Mapping[str, Any]) -> list[Cell]:
+    """Return the cells of a suite, all rows of the first seed first, as `look_at` leaves them."""
+    cells = [Cell(suite, base, entry, seed) for seed in suite.seeds for entry in suite.methods]
+    look_at(cells)
+    return cells
+
+
 _LOCK = "suite.lock"
 
 
 def compare(
     path: Path, console: Console, assignments: Sequence[str] = (), again: str | None = None
-) -> SuiteSummary:
+) -> "SuiteSummary":
     """Run what a suite is missing, write its summary and its report; return the summary.
 
     Args:
@@ -73,7 +216,7 @@ def compare(
     return summary
 
 
-def demo(folder: Path, seed: int, console: Console) -> SuiteSummary:
+def demo(folder: Path, seed: int, console: Console) -> "SuiteSummary":
     """Run the suite that ships with this package; return its summary.
 
     A stopped demo is resumed, and of a finished one the result is shown again. Another seed is added to
@@ -122,14 +265,14 @@ def dry_run(path: Path, console: Console, assignments: Sequence[str] = ()) -> li
     return configs
 
 
-def _llms(cells: Sequence[Cell]) -> str:
-    """Return the LLMs that propose in any stage of a suite; "none" without one."""
+def _proposers(cells: Sequence[Cell]) -> str:
+    """Name the LLMs that propose in any stage of a suite; "none" without one."""
     names = {describe_llm(config.proposer) for cell in cells for config in cell.planned}
     return ", ".join(sorted(names - {"none"})) or "none"
 
 
 def _print_heading(suite: SuiteConfig, cells: Sequence[Cell], console: Console) -> None:
-    llms = _llms(cells)
+    llms = _proposers(cells)
     heading = (
         f"{suite.name}: {len(suite.methods)} methods on {cells[0].planned[0].environment.kind}, "
         f"seeds {', '.join(map(str, suite.seeds))}, {suite.budget:,} policy rollouts each"
@@ -140,25 +283,24 @@ def _print_heading(suite: SuiteConfig, cells: Sequence[Cell], console: Console) 
 
 def _check_folder(folder: Path) -> None:
     """Raise ConfigError unless a folder is new, empty, or a suite's."""
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"output: {folder} is a file; choose another folder")
+    check_folder(folder, "output")
     foreign = folder.exists() and any(folder.iterdir()) and not (folder / _LOCK).exists()
     if foreign or RunDir.is_run(folder):
         raise ConfigError(f"output: {folder} holds something else; choose another folder")
 
 
-def _write(suite: SuiteConfig, cells: Sequence[Cell]) -> SuiteSummary:
+def _write(suite: SuiteConfig, cells: Sequence[Cell]) -> "SuiteSummary":
     """Write the summary of the runs that are finished, and its page."""
     from cotune.experiments.compare.results import summarise
     from cotune.experiments.report.suite_report import write_suite_report
 
-    summary = summarise(suite, cells, _llms(cells))
+    summary = summarise(suite, cells, _proposers(cells))
     write_summary(suite.output, summary.model_dump())
     write_suite_report(suite.output, summary)
     return summary
 
 
-def _show(summary: SuiteSummary, suite: SuiteConfig, console: Console) -> None:
+def _show(summary: "SuiteSummary", suite: SuiteConfig, console: Console) -> None:
     from cotune.experiments.compare.suite_table import suite_tables
 
     def line(text: str, style: str = "") -> None:

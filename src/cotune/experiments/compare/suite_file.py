@@ -3,17 +3,81 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from cotune.config.overrides import merge, with_overrides
 from cotune.config.run_file import read_fields
 from cotune.errors import ConfigError
-from cotune.methods import registry
+from cotune.methods.registry import kinds, method_of
 from cotune.utils.text import slug
 from cotune.utils.validation import Model, TextOrFields, describe
+
+Group = Literal["trained", "prompt", "staged", "ours"]
+"""The heading of a method in tables; see `results.GROUPS`."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method that a suite can name: one run, or several in sequence, its stages.
+
+    Attributes:
+        label: its name in tables.
+        stages: by the name of its folder, the `strategy.kind` of each run; see `is_search`. Each starts from the best
+            policy and the best instruction of those before it.
+    """
+
+    label: str
+    group: Group
+    stages: Mapping[str, str]
+
+
+def is_search(stage: str) -> bool:
+    """Return whether a stage searches for an instruction while the policy is frozen."""
+    return stage.startswith("prompt")
+
+
+def _stage(label: str, *names: str) -> Method:
+    stages = {name: "inspo" if is_search(name) else "static" for name in names}
+    return Method(label, "staged", stages)
+
+
+METHODS: Mapping[str, Method] = {
+    "grpo": Method("GRPO", "trained", {"train": "static"}),
+    "gepa": Method("GEPA", "prompt", {"prompt": "gepa"}),
+    "prompt-before-rl": _stage("Prompt before RL", "prompt", "train"),
+    "prompt-after-rl": _stage("Prompt after RL", "train", "prompt"),
+    "w-p-w": _stage("w -> p -> w", "first", "prompt", "train"),
+    "p-w-p": _stage("p -> w -> p", "prompt", "train", "prompt-2"),
+    "p-w-p-w": _stage("p -> w -> p -> w", "prompt", "first", "prompt-2", "train"),
+}
+"""Methods besides those of the registry, which are named by their `strategy.kind`."""
+
+
+def method_names() -> list[str]:
+    """Return the names of all methods that a suite can name."""
+    strategies = [kind for kind in kinds() if kind != "static"]  # it is grpo here
+    return list(dict.fromkeys([*METHODS, *strategies]))
+
+
+def method_named(name: str) -> Method:
+    """Return a method by its name in a suite file.
+
+    Raises:
+        ConfigError: no such method; the message names all.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    if name in method_names():
+        return Method(method_of(name).label, "ours", {"train": name})
+    raise ConfigError(
+        f"methods: {name!r} is unknown; expected one of {', '.join(method_names())}. A row with other options is "
+        "{method: …, name: …, set: {strategy.…: …}}"
+    )
+
 
 _COMPUTE = re.compile(r"\d+(\.\d+)?x")
 
@@ -103,18 +167,14 @@ class SuiteConfig(Model):
     methods: tuple[MethodEntry, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _by_strategy_names_kinds(self) -> "SuiteConfig":
-        kinds = registry.kinds()
+    def _names_fit(self) -> "SuiteConfig":
+        strategies = kinds()
         for kind in self.by_strategy:
-            if kind not in kinds:
+            if kind not in strategies:
                 raise ValueError(
-                    f"by_strategy: {kind!r} is not a strategy.kind; expected one of {', '.join(kinds)}. A row's "
+                    f"by_strategy: {kind!r} is not a strategy.kind; expected one of {', '.join(strategies)}. A row's "
                     "own fields are in its `set`"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _rows_are_distinct(self) -> "SuiteConfig":
         twice = [key for key, n in Counter(entry.key for entry in self.methods).items() if n > 1]
         if twice:
             raise ValueError(f"methods: {twice[0]} is listed twice; give one of them another name")

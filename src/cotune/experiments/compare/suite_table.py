@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from cotune.experiments.compare.suite_summary import GROUPS, Spread, SuiteMethod, SuiteSummary
+from cotune.experiments.compare.results import GROUPS, Spread, SuiteMethod, SuiteSummary
 from cotune.experiments.evaluate.quadrants import QUADRANTS
 from cotune.run.costs import PURPOSES
 from cotune.utils.tables import Bar, Cell, Scores, Table, count, duration, money

@@ -19,14 +19,16 @@ import numpy as np
 import pandas as pd
 
 from cotune.config.build import initial_instruction, run_environment, run_policy
+from cotune.config.overrides import merge
 from cotune.config.resuming import open_trained, recorded_config
-from cotune.config.run_file import RunConfig, ScriptRun
+from cotune.config.run_file import RunConfig, ScriptRun, dump_config, parse_config
 from cotune.errors import ConfigError
+from cotune.experiments.chains import Chain
 from cotune.experiments.evaluate.evaluation import PromptScores, best_record, score
-from cotune.experiments.evaluate.quadrants import hash_of_best, per_question
+from cotune.experiments.evaluate.quadrants import divergence_cell, hash_of_best, per_question
 from cotune.experiments.evaluate.questions import EvaluationOptions, question_sets
-from cotune.experiments.measure.next_tasks import NextTasks, Tasks
-from cotune.experiments.statistics import ScoreTable
+from cotune.experiments.report.charts import WIDE, Chart, Series, line_chart, style
+from cotune.experiments.statistics import ScoreTable, gain, interval
 from cotune.policy.policy_files import missing_parts
 from cotune.rollout.coordinator import Coordinator
 from cotune.run.checkpoints import complete_checkpoints, step_of
@@ -34,13 +36,64 @@ from cotune.run.json_files import Row
 from cotune.run.run_dir import RunDir
 from cotune.types import Prompt
 from cotune.utils.progress import begin
+from cotune.utils.tables import Cell, Scores, Table
 from cotune.utils.text import slug
 
 INITIAL = "initial"
 BEST = "best"
 """The policy that training started from, and the one that the run keeps; their instructions, too."""
 CURVES = "Next task"
+Tasks = Mapping[str, Mapping[str, Any]]
+"""By name, the fields of a run file in which a task differs from the run before it."""
+
+
+class NextTasks(Chain):
+    """Tasks that are trained one after the other.
+
+    Each starts from the best policy of the one before; if its method evolves the instruction, also from the best
+    instruction, unless it has one of its own. All pay as many rollouts, whatever their method verifies.
+
+    Args:
+        config: the run file that they change.
+        start: the policy and the instruction of the first one; None for those of its run file.
+    """
+
+    def __init__(
+        self, config: RunConfig, start: tuple[Path, str] | None, tasks: Tasks, folder: Path
+    ) -> None:
+        name = f"{config.name}, {BEST if start else INITIAL}"
+        super().__init__(name, folder, list(tasks), "the file of --then")
+        self.start = start
+        self._config = config
+        self._tasks = tasks
+
+    def task(self, name: str) -> RunConfig:
+        """Return the run file of a task with the initial policy and its own instruction."""
+        return parse_config(merge(dump_config(self._config), self._tasks[name]), f"--then {name}")
+
+    def config(self, index: int, before: Sequence[Row] = ()) -> RunConfig:
+        name = self.stages[index]
+        task = self.task(name)
+        raw = dump_config(task)
+        start = self.start
+        if before:
+            best = self.folder / self.stages[index - 1] / "best"
+            start = best, before[-1]["best_instruction"]
+        if start is not None:
+            raw = merge(raw, {"policy": {"path": str(start[0])}})
+            if task.method.evolves == "instruction" and "instruction" not in self._tasks[name]:
+                raw = merge(raw, {"instruction": {"text": start[1]}})
+        training = task.training
+        rollouts = training.steps * training.questions_per_step * training.group_size
+        raw = merge(raw, {"training": {"rollout_budget": rollouts}})
+        raw |= {"name": f"{self.name}, {name}", "output": str(self.folder / name)}
+        return parse_config(raw, f"--then {name}")
+
+
 _DURING = "evaluate_during"
+
+
+# ---- what is measured
 
 
 class MeasuredRun:
@@ -211,3 +264,97 @@ def _values(
     columns |= {"stratum": [task["stratum"] for task in tasks]}
     for figure, values in figures.items():
         yield pd.DataFrame({**columns, "figure": figure, "reward": values})
+
+
+# ---- as figures, tables and a picture
+
+
+_NOTES = {
+    "Drift": "KL from the initial policy in nats, exact over the vocabulary, on one sampled rollout per question of the "
+    "policy itself. 95 % intervals over questions, and seeds if there are several.",
+    "Other words": "Mean: of each question's scores under all of them.",
+    CURVES: "From the initial policy, and from the best one of the run and the tasks before. As many rollouts each; "
+    "small: the gain over the initial policy.",
+    "All tasks": "Kept: the instruction that the run had then, if its method evolves it.",
+}
+"""The tables, with what a reader must know of each."""
+
+
+def figures_of(values: Sequence[ScoreTable]) -> list[Row]:
+    """Return all figures as plain data: the mean and its 95 % interval over questions, and seeds if several.
+
+    `gain` is the difference from the first policy of the run that has the figure, with its interval, paired by seed and
+    question. What only some seeds of a run have is left out.
+    """
+    everything: ScoreTable = pd.concat(values)
+    seeds = everything.groupby("run")["seed"].nunique()
+    firsts: dict[Any, ScoreTable] = {}
+    rows: list[Row] = []
+    names = ["run", "policy", "table", "figure"]
+    for key, scores in everything.groupby(names, sort=False):
+        run, _, _, figure = key
+        if scores["seed"].nunique() < seeds[run]:
+            continue
+        ends = interval(scores)
+        if figure.startswith("KL"):
+            # That of a policy from itself is 0, without a spread.
+            ends = (max(0.0, ends[0]), ends[1]) if ends and scores["reward"].any() else None
+        first = firsts.setdefault((run, figure), scores)
+        row = dict(zip(names, key, strict=True)) | {"mean": scores["reward"].mean()}
+        difference = None if first is scores else gain(scores, first)
+        rows.append(row | {"interval": ends, "gain": difference, "seeds": seeds[run]})
+    return rows
+
+
+def measure_tables(figures: Sequence[Row]) -> list[Table]:
+    """Return a table of each sort of figures: runs and policies × figures."""
+    tables = ((name, [row for row in figures if row["table"] == name]) for name in _NOTES)
+    return [_table(name, of_table) for name, of_table in tables if of_table]
+
+
+def _table(name: str, figures: Sequence[Row]) -> Table:
+    form = Scores(_are_shares(figures))
+    by_name = {(row["run"], row["policy"], row["figure"]): row for row in figures}
+    columns = dict.fromkeys(row["figure"] for row in figures)
+
+    def cell(run: str, policy: str, figure: str) -> Cell:
+        row = by_name.get((run, policy, figure))
+        if row is None:
+            return Cell()
+        if figure.startswith("KL"):
+            return divergence_cell(row["mean"], row["interval"])
+        mean = form.cell(row["mean"], row["interval"])
+        if name != CURVES or row["gain"] is None:
+            return mean
+        difference = form.cell(*row["gain"], change=True)
+        return Cell(mean.text, f"{difference.text}, {difference.note}", difference.css)
+
+    rows: list[list[Cell]] = []
+    for run in dict.fromkeys(row["run"] for row in figures):
+        rows.append([Cell(run)])
+        for policy in dict.fromkeys(row["policy"] for row in figures if row["run"] == run):
+            rows.append([Cell(policy), *(cell(run, policy, figure) for figure in columns)])
+    heads = [Cell(*column.split(", ")) for column in columns]
+    return Table([Cell(name), *heads], rows, _NOTES[name])
+
+
+def _are_shares(figures: Sequence[Row]) -> bool:
+    return all(0 <= row["mean"] <= 1 for row in figures if not row["figure"].startswith("KL"))
+
+
+def drift_chart(figures: Sequence[Row]) -> Chart | None:
+    """Draw each run's score against its divergence from the initial policy, under its best instruction."""
+    means = {(row["run"], row["policy"], row["figure"]): row["mean"] for row in figures}
+    points: dict[str, list[tuple[float, float]]] = {}
+    for (run, policy, figure), mean in means.items():
+        if figure == f"Score, {BEST} instr.":
+            divergence = means[run, policy, f"KL per token, {BEST} instr."]
+            points.setdefault(run, []).append((divergence, mean))
+    return line_chart(
+        "Score against divergence from the initial policy",
+        [Series(run, sorted(of_run), style(i)) for i, (run, of_run) in enumerate(points.items())],
+        share=_are_shares(figures),
+        x_label="KL per token, nats",
+        note="A point is a checkpoint, or the best policy, under the run's best instruction.",
+        size=WIDE,
+    )

@@ -1,1 +1,0 @@
-"""`cotune measure`: what only joint training promises."""
