@@ -7,8 +7,7 @@ import pytest
 
 from cotune.errors import LLMError
 from cotune.experiments.report import write_report
-from cotune.experiments.report.instructions import hint_charts, hint_phases
-from cotune.experiments.report.recorded_run import RecordedRun
+from cotune.experiments.report.run_report import RecordedRun, hint_charts, hint_phases
 from cotune.run.record import Record
 from tests.experiments.report.hint_runs import phase as record_phase
 from tests.experiments.report.pages import check

@@ -3,7 +3,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotune.experiments.report.instructions import family, sentence_diff, weights
+from cotune.experiments.report.pages import sentence_diff
+from cotune.experiments.report.run_report import family, weights
 from cotune.run.lineage import InstructionRow
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from cotune.experiments.report import ReportListener, write_report
-from cotune.experiments.report.recorded_run import RecordedRun
-from cotune.experiments.report.run_report import costs, training_charts
+from cotune.experiments.report.run_report import RecordedRun, costs, training_charts
 from cotune.run.record import Record
 from cotune.run.run_dir import RunDir
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory, Turn

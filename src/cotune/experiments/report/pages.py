@@ -1,6 +1,9 @@
-"""Pages of reports: times and names as text, and the templates."""
+"""Pages of reports: the templates, and texts in them."""
 
-from collections.abc import Mapping
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -9,8 +12,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from cotune.experiments.report.instructions import reasons, sentence_diff
-from cotune.run.json_files import write_atomic
+from cotune.run.json_files import Row, write_atomic
 from cotune.utils.tables import count, number, percent
 
 # Characters that a browser would not show or that would reorder the page: C0 and C1 controls and
@@ -20,6 +22,12 @@ _PICTURES = {
     0x7F: 0x2421,
     **dict.fromkeys((*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD),
 }
+
+
+# A sentence ends at . ! or ? before white space (not after a list's number) or at a line's end.
+_SENTENCE = re.compile(r"\s*\S.*?(?:(?<!\d)[.!?]+[\"')\]]*(?=\s)|(?=\n)|\Z)", re.DOTALL)
+Segment = tuple[str, str]
+"""("same" | "new" | "gone", text)."""
 
 
 def moment(seconds: float) -> str:
@@ -40,6 +48,37 @@ def label(value: object) -> str:
         names = ("kind", "type", "name", "path", "id")
         return next((str(value[name]) for name in names if value.get(name)), "")
     return "" if value is None else str(value)
+
+
+def sentence_diff(parent: str, child: str) -> list[Segment]:
+    """Return `child` as segments that its parent has or lacks, with the parent's that are gone.
+
+    The "same" and "new" segments joined are `child` without trailing white space. Nothing is marked if the parent
+    is empty.
+    """
+    if not parent.strip():
+        return [("same", child.rstrip())]
+    old = _SENTENCE.findall(parent.rstrip())
+    new = _SENTENCE.findall(child.rstrip())
+    matcher = difflib.SequenceMatcher(
+        None, [s.strip() for s in old], [s.strip() for s in new], autojunk=False
+    )
+    segments: list[Segment] = []
+    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+        text = "".join(new[j1:j2])
+        if tag in ("replace", "delete"):
+            segments.append(("gone", "".join(old[i1:i2])))
+        if tag == "equal":
+            segments.append(("same", text))
+        elif tag != "delete":
+            space = len(text) - len(text.lstrip())
+            segments += [("same", text[:space]), ("new", text[space:])]
+    return segments
+
+
+def reasons(events: Iterable[Row]) -> list[tuple[str, int]]:
+    """Count the reasons of rejections or failures, the most frequent first."""
+    return Counter(event["reason"] for event in events).most_common()
 
 
 def write_page(folder: Path, template: str, content: Mapping[str, object]) -> Path:

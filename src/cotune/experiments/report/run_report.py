@@ -1,24 +1,117 @@
 """The report of a run: result, cost, curves, instructions, hints, rollouts."""
 
+import itertools
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from cotune.experiments.evaluate.quadrants import quadrant_table
-from cotune.experiments.report.charts import Chart, Point, Series, curves_chart, line_chart, style
-from cotune.experiments.report.instructions import hints_of, leaders, population
+from cotune.experiments.evaluate.quadrants import quadrant_table, read_quadrants
+from cotune.experiments.report.charts import (
+    WIDE,
+    Chart,
+    Point,
+    Series,
+    curves_chart,
+    line_chart,
+    style,
+    thin,
+)  # fmt: skip
 from cotune.experiments.report.pages import label, moment, write_page
-from cotune.experiments.report.recorded_run import RecordedRun, values
-from cotune.experiments.report.rollouts import MOST_TURNS, some_evaluated, some_groups
+from cotune.run.best import read_best
 from cotune.run.events import EVENTS, describe_event
 from cotune.run.json_files import Row
+from cotune.run.lineage import InstructionRow, instruction_rows
 from cotune.run.notices import TRUNCATED_SHARE, truncation_notice
-from cotune.run.scores import Score, wilson
+from cotune.run.run_dir import RunDir
+from cotune.run.scores import EXACT_MATCH, Score, difference_interval, recorded_score, wilson
 from cotune.utils.tables import NONE, Cell, Scores, Table, count, duration, money, percent
 from cotune.utils.text import command_on
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation on held-out questions.
+
+    Attributes:
+        rewards: by question; {} if its rollouts are not stored.
+    """
+
+    score: Score
+    rewards: Mapping[str, float]
+
+    def gain_interval(self, before: "Evaluation") -> tuple[float, float] | None:
+        """Return the 95 % interval of the gain over an earlier one; None if they have not the same questions."""
+        if not self.rewards or self.rewards.keys() != before.rewards.keys():
+            return None
+        return difference_interval([self.rewards[q] - before.rewards[q] for q in self.rewards])
+
+
+class RecordedRun:
+    """A run folder, read, finished or not.
+
+    Attributes:
+        instructions: all that it ever had, by birth.
+        kept: which pair of policy and instruction is kept, and why; None without one.
+        quadrants: the scores of `cotune evaluate --quadrants`; None without them.
+        measure: the name of its scores: "exact match" or "mean reward".
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Read the folder. Raises ConfigError if it is no run's, or one of its files is broken."""
+        self.folder = RunDir.open(folder)
+        self.config = self.folder.read_config()
+        self.events = self.folder.read_events()
+        self.metrics = self.folder.read_metrics()
+        self.instructions = instruction_rows(self.folder)
+        self.name = self.config.get("name") or folder.resolve().name
+        self.summary = self.folder.read_summary() or {}
+        self.finished = bool(self.summary)
+        self.kept = read_best(self.folder.best_path)
+        self.quadrants = read_quadrants(folder)
+        measures = [event.get("measure") for event in self.of_kind("evaluated")]
+        self.measure = next(filter(None, reversed(measures)), EXACT_MATCH)
+
+    def of_kind(self, kind: str) -> list[Row]:
+        return [event for event in self.events if event["kind"] == kind]
+
+    def values(self, key: str) -> list[Point]:
+        return values(self.metrics, key)
+
+    @property
+    def steps(self) -> int:
+        """The last step that has metrics; 0 before the first."""
+        return max((row["step"] for row in self.metrics), default=0)
+
+    @property
+    def scores(self) -> Scores:
+        return Scores(self.measure == EXACT_MATCH)
+
+    @cached_property
+    def evaluations(self) -> dict[str, Evaluation]:
+        """The evaluations that it has of "before", "plain" and "after"."""
+        read = ((when, self._evaluation(when)) for when in ("before", "plain", "after"))
+        return {when: evaluation for when, evaluation in read if evaluation is not None}
+
+    def _evaluation(self, when: str) -> Evaluation | None:
+        events = [event for event in self.of_kind("evaluated") if event.get("when") == when]
+        if not events or events[-1].get("em") is None:
+            return None
+        rows = self.folder.read_evaluation(when)
+        rewards = {row["task"]["id"]: float(row["reward"] or 0.0) for row in rows}
+        return Evaluation(recorded_score(events[-1], rows, self.measure), rewards)
+
+
+def values(rows: Iterable[Row], key: str) -> list[Point]:
+    """Return (step, value) of the rows that have a number under `key`, the last one of a step."""
+    by_step = {row["step"]: row[key] for row in rows if isinstance(row.get(key), (int, float))}
+    return sorted((float(step), float(value)) for step, value in by_step.items())
+
 
 # Evaluations that do not use the best instruction of their time, or not the best policy.
 _OTHER_PROMPTS = ("plain", "uplift", "hinted", "last")
@@ -60,10 +153,7 @@ def write_report(folder: Path) -> Path:
         "refresh": not run.finished,
         "facts": _facts(run),
         "verdict": _verdict(run),
-        "tables": [
-            *([quadrant_table(run.quadrants)] if run.quadrants else []),
-            *results(run),
-        ],
+        "tables": [*map(quadrant_table, filter(None, [run.quadrants])), *results(run)],
         "costs": costs(run),
         "shipped": _shipped(run),
         "kept": run.kept.statement() if run.kept else "",
@@ -108,11 +198,11 @@ def _verdict(run: RecordedRun) -> str:
     after = run.evaluations.get("after")
     if after is None:
         for event in reversed(run.of_kind("evaluated")):
-            when = event.get("when")
-            if event.get("em") is not None and when not in (*_OTHER_PROMPTS, "contender"):
-                step = f"at step {event.get('trained', event['step'])}"
-                when = "before training" if when == "before" else step
-                return f"{measure} was {score(event['em'])} {when}."
+            if event.get("em") is None or event.get("when") in (*_OTHER_PROMPTS, "contender"):
+                continue
+            step = f"at step {event.get('trained', event['step'])}"
+            when = "before training" if event.get("when") == "before" else step
+            return f"{measure} was {score(event['em'])} {when}."
         return "No held-out result yet."
     if before is None:
         return f"{measure} is {score(after.score.em)}."
@@ -160,10 +250,8 @@ def results(run: RecordedRun) -> list[Table]:
 
 
 def _stratum_cell(form: Scores, score: Score, name: str) -> Cell:
-    if name not in score.by_stratum:
-        return Cell()
-    mean, n = score.by_stratum[name]
-    return form.cell(mean, wilson(mean, n) if form.shares and n else None)
+    mean, n = score.by_stratum.get(name, (None, 0))
+    return form.cell(mean, wilson(mean, n) if form.shares and mean is not None and n else None)
 
 
 def costs(run: RecordedRun) -> list[tuple[str, str]]:
@@ -287,3 +375,232 @@ def _actions(run: RecordedRun) -> list[tuple[str, list[Point]]]:
     frequent = sorted(curves, key=lambda kind: -sum(y for _, y in curves[kind]))[:7]
     lines = [(kind, curves[kind]) for kind in frequent]
     return [*lines, ("unusable turns", unusable)] if lines else []
+
+
+# ---- its instructions
+
+
+def leaders(events: Iterable[Row]) -> list[tuple[int, str]]:
+    """Return (step, id) wherever another instruction begins to lead its population for two steps or more.
+
+    The leader is that which rollouts are most likely drawn under. [] if the instruction never changes.
+    """
+    led: list[tuple[int, str]] = []
+    for event in events:
+        if event["kind"] == "population" and event["members"]:
+            best = max(event["members"], key=lambda member: member.get("probability") or 0.0)
+            led.append((event["step"], best["id"]))
+    changes: list[tuple[int, str]] = []
+    for (step, name), (_, following) in itertools.pairwise(led):
+        # One that leads for a single step has drawn few rollouts.
+        if name == following and (not changes or changes[-1][1] != name):
+            changes.append((step, name))
+    return changes
+
+
+def family(rows: Sequence[InstructionRow]) -> list[tuple[InstructionRow, int, str]]:
+    """Return (instruction, generations below a root, its parent's text) in tree order.
+
+    Each comes before its children; siblings are sorted by birth.
+    """
+    texts = {row.id: row.text for row in rows}
+    children: dict[str | None, list[InstructionRow]] = {}
+    for row in sorted(rows, key=lambda row: row.born):
+        children.setdefault(row.parent if row.parent in texts else None, []).append(row)
+
+    # A long run's line of descent is longer than Python's recursion may be deep.
+    members: list[tuple[InstructionRow, int, str]] = []
+    waiting = [(row, 0) for row in reversed(children.get(None, []))]
+    while waiting:
+        row, depth = waiting.pop()
+        members.append((row, depth, texts.get(row.parent or "", "")))
+        waiting += [(child, depth + 1) for child in reversed(children.get(row.id, []))]
+    return members
+
+
+def population(run: RecordedRun) -> dict[str, Any] | None:
+    """Read the history of a run's instructions; None if its instruction never changes."""
+    rejected = run.of_kind("instruction_rejected")
+    failed = run.of_kind("proposal_failed")
+    if len(run.instructions) < 2 and not rejected and not failed:
+        return None
+    return {
+        "chart": _weights_chart(run),
+        "members": family(run.instructions),
+        "texts": {row.id: row.text for row in run.instructions},
+        "rejected": rejected,
+        "failed": failed,
+    }
+
+
+def weights(events: Iterable[Row]) -> dict[str, list[Point]]:
+    """Return (step, weight) of each instruction at the steps from which its weight is known."""
+    curves: dict[str, list[Point]] = {}
+    for event in events:
+        for member in event["members"] if event["kind"] == "population" else ():
+            weight = member["weight"]
+            # Weight 0 means nothing for an initial rewrite that has no rollouts yet.
+            if weight is not None and (member["observed_rollouts"] or weight):
+                curves.setdefault(member["id"], []).append((event["step"], weight))
+    return curves
+
+
+def _weights_chart(run: RecordedRun) -> Chart | None:
+    """Draw each instruction's weight over its life: survivors in colour, pruned ones in grey."""
+    curves = weights(run.events)
+    alive = [row for row in run.instructions if row.pruned is None and row.id in curves]
+    alive.sort(key=lambda row: -curves[row.id][-1][1])
+    colours = {row.id: style(i) for i, row in enumerate(alive)}
+    best = {row.id for row in alive if row.best}
+    pruned = [name for name in curves if name not in colours]
+    series = [
+        Series(name, thin(curves[name]), colours.get(name, "muted"), strong=name in best)
+        for name in (*pruned, *colours)
+    ]
+    note = "Thick: the best. Grey: pruned."
+    return line_chart("Weight of each instruction", series, note=note, size=WIDE)
+
+
+# ---- P²O's hints
+
+_PHASE_KINDS = (
+    "hint_phase",
+    "hint_accepted",
+    "hint_rejected",
+    "proposal_failed",
+    "hint_phase_ended",
+)
+_HARD = {
+    "hard": "hard",
+    "newly_hard": "newly hard",
+    "graduated": "graduated",
+    "solved_by_hint": "graduated under hints",
+}
+
+
+def hints_of(run: RecordedRun) -> dict[str, Any] | None:
+    """Read the charts and phases of a run's hints; None if it mined no hard questions."""
+    phases = hint_phases(run.events)
+    if not run.of_kind("hard_samples") and not phases:
+        return None
+    return {"charts": hint_charts(run), "phases": phases}
+
+
+def hint_phases(events: Iterable[Row]) -> list[dict[str, list[Row]]]:
+    """Return the phases of hint evolution; one that was cut off has no end."""
+    phases: list[dict[str, list[Row]]] = []
+    for event in events:
+        kind = event["kind"]
+        if kind == "hint_phase":
+            phases.append({name: [] for name in _PHASE_KINDS})
+        if phases and kind in _PHASE_KINDS:
+            phases[-1][kind].append(event)
+    return phases
+
+
+def hint_charts(run: RecordedRun) -> list[Chart]:
+    """Draw a run's hard questions and masked tokens."""
+    hard = [{**event, "step": event["epoch"] + 1} for event in run.of_kind("hard_samples")]
+    counts = [
+        Series(name, values(hard, key), style(i)) for i, (key, name) in enumerate(_HARD.items())
+    ]
+    hinted = [("with hints", "_hinted"), ("without", "_plain")]
+    groups = [(name, run.values(f"zero_advantage_share{key}")) for name, key in hinted]
+    masked = [("masked", run.values("p2o/ratio_masked_share"))]
+    charts = (
+        line_chart("Hard questions by epoch", counts, x_label="epoch"),
+        curves_chart("Groups without advantage, at steps with hints", groups, share=True),
+        curves_chart("Share of masked tokens of hinted rollouts", masked, share=True),
+    )
+    return [chart for chart in charts if chart]
+
+
+# ---- its rollouts
+
+MOST_GROUPS = 3  # of a step that a page shows
+MOST_COLUMNS = 8  # rollouts of a group that it shows
+MOST_TURNS = 10  # of a rollout on the page, so that it stays small
+_EVALUATED = 10  # rollouts of an evaluation that it shows
+_EVALUATED_BEST = 3  # of these
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rollouts of one question in one training step.
+
+    Attributes:
+        rollouts: as stored, lowest rewards first, MOST_COLUMNS of them at most.
+        rewards: all rewards, sorted.
+        hinted: number of rollouts that were sampled under a hint.
+    """
+
+    step: int
+    rollouts: list[Row]
+    rewards: list[float]
+    hinted: int
+
+    @property
+    def mixed(self) -> bool:
+        """Rewards differ: only then does the group have a gradient."""
+        return self.rewards[0] < self.rewards[-1]
+
+    @property
+    def mean(self) -> float:
+        return math.fsum(self.rewards) / len(self.rewards)
+
+    @property
+    def instructions(self) -> list[str]:
+        """The texts that its rollouts were sampled under, without hints."""
+        return list(dict.fromkeys(row["sampled"]["instruction"] for row in self.rollouts))
+
+
+def some_groups(run: RunDir) -> list[Group]:
+    """Choose groups of the last stored training step and of the first: mixed rewards first, then a failed one."""
+    steps = [step for step, purpose in run.trajectory_files() if purpose == "train"]
+    chosen: list[Group] = []
+    for step in dict.fromkeys((*steps[-1:], *steps[:1])):
+        groups = sorted(_groups(step, run.read_trajectories(step, "train")), key=_interest)
+        failed = [group for group in groups[MOST_GROUPS - 1 :] if group.rewards[-1] <= 0]
+        chosen += groups[: MOST_GROUPS - 1] + (failed or groups[MOST_GROUPS - 1 :])[:1]
+    return chosen
+
+
+def _groups(step: int, rows: Sequence[Row]) -> Iterator[Group]:
+    by_group: dict[int, list[Row]] = {}
+    for row in sorted(rows, key=_reward):
+        by_group.setdefault(row["group"], []).append(row)
+    half = MOST_COLUMNS // 2
+    for group in by_group.values():
+        columns = group if len(group) <= MOST_COLUMNS else [*group[:half], *group[-half:]]
+        hinted = sum(bool(row["sampled"]["hint"]) for row in group)
+        yield Group(step, columns, [_reward(row) for row in group], hinted)
+
+
+def _interest(group: Group) -> tuple[bool, bool, float]:
+    """Sort groups: mixed ones first, of these hinted ones, of these the most even."""
+    middle = (group.rewards[0] + group.rewards[-1]) / 2
+    return not group.mixed, not group.hinted, abs(group.mean - middle)
+
+
+def _reward(row: Row) -> float:
+    return float(row["reward"] or 0.0)
+
+
+def some_evaluated(run: RunDir) -> tuple[list[Row], str]:
+    """Choose rollouts of the evaluation after training, else of the newest one; say which they are."""
+    files = [file for file in run.trajectory_files() if file[1].startswith("evaluate")]
+    if not files:
+        return [], ""
+    rank = {"evaluate_after": 2, "evaluate_during": 1}
+    step, purpose = max(files, key=lambda file: (rank.get(file[1], 0), file))
+    rows = sorted(run.read_trajectories(step, purpose), key=_reward)
+    chosen = rows
+    if len(rows) > _EVALUATED:
+        chosen = rows[: _EVALUATED - _EVALUATED_BEST] + rows[-_EVALUATED_BEST:]
+    names = {"evaluate_before": "before training", "evaluate_after": "at the end"}
+    # Recorded under the step that follows.
+    when = names.get(purpose, f"after step {step - 1}")
+    return (
+        chosen,
+        f"{len(chosen)} of the {len(rows)} rollouts of the evaluation {when}, lowest rewards first.",
+    )

@@ -9,8 +9,8 @@ from cotune.errors import ConfigError
 from cotune.experiments.compare.results import GROUPS, SuiteMethod, SuiteSummary
 from cotune.experiments.compare.suite_table import suite_tables
 from cotune.experiments.report.charts import Chart, Point, average, line_chart
-from cotune.experiments.report.instructions import leaders
 from cotune.experiments.report.pages import moment, write_page
+from cotune.experiments.report.run_report import leaders
 from cotune.run.run_dir import RunDir
 from cotune.utils.tables import NONE, count, duration, money
 
