@@ -153,3 +153,19 @@ def split_sizes(config: RunConfig) -> dict[str, int]:
         return dict(sizes(config.environment))
     environment = build_environment(config.environment, None, config.instruction)
     return {split: len(environment.tasks(split)) for split in SPLITS}
+
+
+def tokens_at_most(limits: Limits, rollouts: Mapping[str, int]) -> dict[str, int]:
+    """Return the tokens of each kind that has a price that rollouts, counted by purpose, use at most.
+
+    A turn prefills the prompt or the observation before it; what was sent with earlier turns is cached.
+    """
+    prompt = limits.prompt_tokens
+    turn = limits.turn_tokens + limits.observation_tokens
+    ends = [turns * turn - limits.observation_tokens for turns in range(1, limits.turns + 1)]
+    ends = [prompt + min(end, limits.trajectory_tokens) for end in ends]
+    observed = min((limits.turns - 1) * limits.observation_tokens, limits.trajectory_tokens)
+    sampled = min(limits.turns * limits.turn_tokens, limits.trajectory_tokens)
+    of_rollout = {"prefill": prompt + observed, "cached": sum(ends[:-1]), "sample": sampled}
+    tokens = {kind: count * sum(rollouts.values()) for kind, count in of_rollout.items()}
+    return {**tokens, "train": ends[-1] * rollouts["train"]}

@@ -71,7 +71,7 @@ class RunEvaluation:
         initial: Prompt,
         run: RunDir,
         best: BestPolicy,
-        report: Callable[[Any, Mapping[str, float]], None],
+        report: Callable[[Any, Mapping[str, float]], None] = lambda joint, scores: None,
     ) -> None:
         self._options = options
         self._initial = initial

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cotune.methods.context_distillation import is_hinted
 from cotune.run.notices import (
@@ -112,3 +113,12 @@ def without_variance(rewards: Sequence[float], group_size: int) -> list[int]:
     """
     grouped = np.asarray(rewards, dtype=np.float32).reshape(-1, group_size)
     return np.flatnonzero((grouped == grouped[:, :1]).all(axis=1)).tolist()
+
+
+def group_advantages(rewards: Sequence[float], group_size: int) -> NDArray[np.float64]:
+    """Normalise rewards within each group, INSPO Eq. 3, to (B,); exactly 0 in a group of equal rewards."""
+    grouped = np.asarray(rewards, dtype=np.float32).reshape(-1, group_size)
+    centred = grouped - grouped.mean(1, keepdims=True)
+    advantages = centred / (grouped.std(1, ddof=1, keepdims=True) + np.float32(1e-4))
+    advantages[without_variance(rewards, group_size)] = 0.0
+    return advantages.astype(np.float64).ravel()

@@ -9,9 +9,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cotune.engines.tinker.adapter import Adapter
-from cotune.engines.tinker.losses import rows_of, server_loss, token_terms
-from cotune.engines.tinker.sampler import TinkerSampler
+from cotune.engines.tinker.run import rows_of, server_loss, token_terms
+from cotune.engines.tinker.server_policy import Adapter, TinkerSampler
 from cotune.methods.context_distillation import Floats, ratio_metrics
 from cotune.policy.codec import HFCodec
 from cotune.types import (

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from cotune.engines.preflight import Preflight
-from cotune.engines.tinker.adapter import Adapter
-from cotune.engines.tinker.service import Service
-from cotune.engines.tinker.settings import TinkerArguments
+from cotune.engines.tinker.server_policy import Adapter
+from cotune.engines.tinker.service import Service, TinkerArguments
 from cotune.run.run_dir import RunDir
 from cotune.types import Completion, Trajectory
 from tests.engines.tinker.fake_server import FakeServer

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 pytest.importorskip("tinker", reason="needs the SDK: pip install 'cotune[tinker]'")
 
-from cotune.engines.tinker.losses import rows_of, server_loss, token_terms
+from cotune.engines.tinker.run import rows_of, server_loss, token_terms
 from cotune.policy.codec import HFCodec
 from cotune.types import Distillation
 from tests.engines.tinker.fake_server import FakeServer

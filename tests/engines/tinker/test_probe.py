@@ -8,9 +8,8 @@ pytest.importorskip("tinker", reason="needs the SDK: pip install 'cotune[tinker]
 
 from transformers import AutoTokenizer
 
-from cotune.engines.tinker.probe import ServerFacts, probe
-from cotune.engines.tinker.service import Service
-from cotune.engines.tinker.settings import TinkerArguments
+from cotune.engines.tinker.run import ServerFacts, probe
+from cotune.engines.tinker.service import Service, TinkerArguments
 from cotune.errors import EngineError
 from cotune.policy.codec import HFCodec
 from tests.engines.tinker.fake_server import FakeServer
@@ -40,10 +39,10 @@ def test_what_known_servers_do_is_found(
     quirks: dict[str, Any], reduction: str, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = FakeServer(policy, **quirks).install(monkeypatch)
-    facts = probed(server)
-    assert (facts.reduction, facts.seeded) == (reduction, True)
-    assert facts.drift < 1e-5
-    assert reduction in str(facts)
+    found, text = probed(server)
+    assert found == reduction
+    assert f"losses are a {reduction}, seeds repeat their draws" in text
+    assert float(text.rpartition(" ")[2]) < 1e-5
     assert {adam.grad_clip_norm for adam in server.adams} == {0.0}
     assert [path for path in server.saved if "probe" in path] == []  # deleted again
 
@@ -72,6 +71,4 @@ def test_seeds_that_do_not_repeat_are_only_said(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = FakeServer(policy, seeded=False).install(monkeypatch)
-    facts = probed(server)
-    assert not facts.seeded
-    assert "seeds do not repeat" in str(facts)
+    assert "seeds do not repeat" in probed(server)[1]

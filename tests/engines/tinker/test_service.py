@@ -16,10 +16,8 @@ pytest.importorskip("tinker", reason="needs the SDK: pip install 'cotune[tinker]
 from transformers import AutoTokenizer
 
 from cotune.engines.tinker import service as service_module
-from cotune.engines.tinker.adapter import Adapter
-from cotune.engines.tinker.sampler import TinkerSampler
-from cotune.engines.tinker.service import Service
-from cotune.engines.tinker.settings import TinkerArguments
+from cotune.engines.tinker.server_policy import Adapter, TinkerSampler
+from cotune.engines.tinker.service import Service, TinkerArguments
 from cotune.errors import ConfigError, EngineError
 from cotune.policy.codec import HFCodec
 from cotune.types import SampleRequest, Sampling
@@ -56,7 +54,7 @@ def http_server(status: int) -> Iterator[str]:
 def test_a_dead_server_is_named_at_once() -> None:
     started = time.monotonic()
     with pytest.raises(
-        ConfigError, match=r"no Tinker server answers at http://127.0.0.1:9 "
+        ConfigError, match=r"the Tinker server at http://127.0.0.1:9 does not answer"
     ) as error:
         Service(TinkerArguments(base_url="http://127.0.0.1:9"), "m")
     assert time.monotonic() - started < 15
