@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
+from vllm_on_cpu import unpack_weights
 
 RANK = 16
 ROWS = 16
@@ -61,22 +62,8 @@ def with_adapters(path: str, dtype: torch.dtype) -> PeftModel:
 def start(path: str, dtype: str, with_lora: bool) -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     import vllm
-    from vllm.platforms import current_platform
 
-    if current_platform.is_cpu():
-        # vLLM's CPU build packs the weights of linear layers, and can then load no others.
-        import vllm.model_executor.layers.utils as layers
-        import vllm.triton_utils.dispatcher as dispatcher
-
-        def unpacked(layer: Any, remove_weight: bool) -> None:
-            layer.cpu_linear = torch.nn.functional.linear
-
-        def fields(value: Any) -> dict[str, Any]:
-            attributes = vars(value)
-            return attributes if isinstance(attributes, dict) else {}
-
-        layers.dispatch_cpu_unquantized_gemm = unpacked
-        dispatcher.vars = fields
+    unpack_weights()
     lora = {"enable_lora": True, "max_lora_rank": RANK} if with_lora else {}
     return vllm.LLM(
         model=path, dtype=dtype, gpu_memory_utilization=0.2, max_model_len=1024, enforce_eager=True, **lora
