@@ -259,15 +259,14 @@ def start(
 
 
 def print_progress(chains: Sequence[Chain], printed: set[str], console: Console) -> bool:
-    """Print what is new of each chain: a start, ten steps more, an end. Return whether one began or ended.
+    """Print what is new of each chain: a start, ten steps more, an end. Return whether one ended.
 
     Args:
         printed: what was printed before; added to.
     """
     finished = sum(chain.state == "done" for chain in chains)
-    began_or_ended = False
+    ended = False
     for chain in chains:
-        step = 0
         details = ""
         if chain.problem:
             text = f"failed: {chain.problem}"
@@ -285,8 +284,8 @@ def print_progress(chains: Sequence[Chain], printed: set[str], console: Console)
         if line not in printed:
             printed.add(line)
             console.print(f"{line}{details}", markup=False, highlight=False)
-            began_or_ended = began_or_ended or not step
-    return began_or_ended
+            ended = ended or chain.process is None
+    return ended
 
 
 def _check_settings(folder: Path, config: RunConfig, source: str) -> None:
