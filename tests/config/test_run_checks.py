@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from cotune.config.prompt_lengths import without_too_long
 from cotune.config.run_checks import (
     check_columns,
     check_instruction,
     check_prompts,
     check_splits,
+    without_too_long,
 )
 from cotune.environments.base import SingleTurnEnvironment
 from cotune.environments.math import MathEnvironment

@@ -10,12 +10,11 @@ from rich.console import Console
 from cotune.cli.library_settings import quiet_libraries
 from cotune.cli.step_progress import step_progress
 from cotune.cli.train import passed
-from cotune.config.build import describe_llm
 from cotune.config.cost import Plan, plan_run, show_plan, split_sizes
 from cotune.config.run_file import RunConfig, load_config
 from cotune.data.splits import SPLITS
 from cotune.engines.engine import Measured, engine_of
-from cotune.engines.estimate import Layout, memory_of, shape_of
+from cotune.engines.estimate import memory_of, shape_of
 from cotune.errors import ConfigError, Stopped
 from cotune.policy.precision import rounding_notice
 from cotune.utils.processes import stopped_by_sigterm
@@ -37,90 +36,68 @@ def plan(
         assignments: fields to set, as with --set.
         processes: how many processes train, if the run file does not say.
         questions: "TRAIN,VALIDATION,TEST": plan for this many, and do not read the data.
-    """
-    config = load_config(path, assignments=assignments)
-    quiet_libraries(config)
-    planned = plan_run(config, _count_questions(config, questions))
-    llm = config.proposer
-    show_plan(planned, config.name, config.limits, llm, describe_llm(llm), console)
-    if price := engine_of(config).price(config, planned.rollouts):
-        console.print(price, markup=False, highlight=False)
-    with step_progress(console):
-        begin("estimating the memory")
-        show_memory(_lower_rows_per_call(config, planned), console, processes)
-
-
-def _count_questions(config: RunConfig, questions: str | None) -> Mapping[str, int]:
-    """Return the questions of each split, as given or counted.
 
     Raises:
         ConfigError: `questions` is not three numbers, or the data cannot be read.
     """
-    if questions is None:
-        return split_sizes(config)
-    parts = questions.split(",")
-    if len(parts) != len(SPLITS) or not all(part.strip().isdecimal() for part in parts):
-        raise ConfigError(
-            f"--questions is {questions}; expected three numbers, as in --questions 5000,500,500"
-        )
-    return dict(zip(SPLITS, map(int, parts), strict=True))
+    config = load_config(path, assignments=assignments)
+    quiet_libraries(config)
+    sizes: Mapping[str, int] | None = None
+    if questions is not None:
+        counts = questions.split(",")
+        if len(counts) != len(SPLITS) or not all(count.strip().isdecimal() for count in counts):
+            raise ConfigError(
+                f"--questions is {questions}; expected three numbers, as in --questions 5000,500,500"
+            )
+        sizes = dict(zip(SPLITS, map(int, counts), strict=True))
+    planned = plan_run(config, sizes or split_sizes(config))
+    show_plan(planned, config.name, config.limits, config.proposer, console)
+    if price := engine_of(config).price(config, planned.rollouts):
+        console.print(price, markup=False, highlight=False)
+    with step_progress(console):
+        begin("estimating the memory")
+        _show_memory(config, planned, console, processes)
 
 
-def _lower_rows_per_call(config: RunConfig, planned: Plan) -> RunConfig:
-    """Return the run file with `rows_per_call` lowered if rollouts never come in as large a batch."""
+def _show_memory(config: RunConfig, planned: Plan, console: Console, processes: int) -> None:
+    """Print the maximum memory of each GPU; if unknown, why."""
     training = config.training
+    # Rollouts of training come a step at a time, all others in one batch.
     batch = training.questions_per_step * training.group_size
     batches = {**planned.rollouts, "train": min(planned.rollouts["train"], batch)}
     rows = min(training.rows_per_call, max(1, *batches.values()))
-    training = training.model_copy(update={"rows_per_call": rows})
-    return config.model_copy(update={"training": training})
-
-
-def show_memory(config: RunConfig, console: Console, processes: int) -> None:
-    """Print the maximum memory of each GPU; if unknown, why.
-
-    Args:
-        processes: how many processes train, if the run file does not say.
-    """
     try:
         layout = engine_of(config).layout(config, processes)
-        memory = memory_of(config, shape_of(config.policy), layout)
+        memory = memory_of(config, shape_of(config.policy), layout, rows)
     except ValueError as error:
         console.print(f"memory: unknown, {error}", markup=False, highlight=False)
         return
     table = plain_table("Memory of a GPU, estimated, at most", [""], ["sampling", "training"])
-    for label, (sampled, trained) in memory.rows.items():
-        if sampled or trained:
-            table.add_row(label, _cell(sampled), _cell(trained))
-    table.add_section()
-    table.add_row("in all", _cell(memory.sampling), _cell(memory.training))
+    peaks = (memory.sampling or 0, memory.training)
+    for label, parts in [*memory.rows.items(), ("in all", peaks)]:
+        if label == "in all":
+            table.add_section()
+        if any(parts):
+            table.add_row(label, *(size(part) if part else "" for part in parts))
     console.print(table)
     of = f"of {memory.parameters:,} " if config.policy.lora else ""
     gpus = f"{layout.gpus} GPU{'' if layout.gpus == 1 else 's'}"
+    spread = "each holds all of it"
+    if layout.shards > 1:
+        spread = f"weights, gradients and moments are spread over {layout.shards}"
+    elif layout.zero > 1:
+        spread = f"moments are spread over {layout.zero}"
     lines = [
-        f"Trained: {memory.trained:,} {of}parameters on {gpus}; {_spread(layout)}. CUDA and "
+        f"Trained: {memory.trained:,} {of}parameters on {gpus}; {spread}. CUDA and "
         "fragmentation take 1 to 2 GiB in addition. Time: cotune plan --steps measures this machine."
     ]
     if layout.share:
         lines.append(f"vLLM takes {layout.share:.0%} of each GPU while it samples.")
-    if config.policy.lora is None and (
-        lost := rounding_notice(memory.dtype, config.training.learning_rate)
-    ):
+    lost = rounding_notice(memory.dtype, training.learning_rate)
+    if lost and config.policy.lora is None:
         lines.append(f"notice: {lost}")
     for line in lines:
         console.print(line, markup=False, highlight=False)
-
-
-def _spread(layout: Layout) -> str:
-    if layout.shards > 1:
-        return f"weights, gradients and moments are spread over {layout.shards}"
-    if layout.zero > 1:
-        return f"moments are spread over {layout.zero}"
-    return "each holds all of it"
-
-
-def _cell(count: int | None) -> str:
-    return size(count) if count else ""
 
 
 # ---- plan --steps
@@ -150,11 +127,7 @@ def plan_by_steps(
 
 
 def measure(config: RunConfig, folder: Path, steps: int, console: Console) -> Measured:
-    """Run the first steps of a run in a temporary folder and show progress.
-
-    Raises:
-        ConfigError: for the same reasons as in `cotune train`.
-    """
+    """Run the first steps of a run in a folder and show progress; raises as `cotune train` does."""
     changes = {
         "training": {"save_every": 0},
         "evaluation": {"every": 0, "before": False},
@@ -211,15 +184,13 @@ def project(measured: Measured, planned: Plan, rollouts_per_step: int) -> dict[s
     """
     totals = measured.totals
     steady = [training for _, training in measured.steps[1:] or measured.steps]
-    rollout = totals.seconds["train"] / totals.rollouts["train"]
     seconds: dict[str, float] = {}
     for purpose, count in planned.rollouts.items():
         if purpose == "train":
             seconds[purpose] = count / rollouts_per_step * math.fsum(steady) / len(steady)
-        elif rollouts := totals.rollouts.get(purpose):
-            seconds[purpose] = count * totals.seconds[purpose] / rollouts
-        else:
-            seconds[purpose] = count * rollout
+            continue
+        timed = purpose if totals.rollouts.get(purpose) else "train"
+        seconds[purpose] = count * totals.seconds[timed] / totals.rollouts[timed]
     if planned.calls and totals.llm_calls:
         seconds["LLM"] = planned.calls * totals.llm_seconds / totals.llm_calls
     return seconds

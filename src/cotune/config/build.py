@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from cotune.config.prompt_lengths import without_too_long
+from cotune.config.run_checks import without_too_long
 from cotune.config.run_file import (
     InstructionConfig,
     LLMConfig,

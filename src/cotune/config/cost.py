@@ -1,13 +1,14 @@
-"""Compute and print the most that a run spends."""
+"""The most that a run spends: rollouts by purpose, calls of the LLM, and their price."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from cotune.config.build import build_environment
+from cotune.config.build import build_environment, describe_llm
 from cotune.config.run_file import RIVALS, EvaluationConfig, RulesConfig, RunConfig
 from cotune.data.dataset import SPLITS, read_dataset
 from cotune.environments.description import DESCRIPTION_CHARS
@@ -25,18 +26,14 @@ _CHARS_PER_TOKEN = 4
 
 @dataclass(frozen=True)
 class Plan:
-    """Upper bounds on a run's cost.
-
-    Attributes:
-        rollouts: number of rollouts by purpose.
-        calls: calls of the optimizer LLM.
-        price: cost of these calls in the run file's currency, each answered at once, with four characters a
-            token; None if they are free.
-    """
+    """Upper bounds on a run's cost."""
 
     rollouts: Mapping[str, int]
+    """By purpose."""
     calls: int
+    """Calls of the optimizer LLM."""
     price: float | None
+    """Of these calls in the run file's currency, each answered at once, with four characters a token; None if free."""
 
 
 def plan_run(config: RunConfig, sizes: Mapping[str, int] | None = None) -> Plan:
@@ -73,11 +70,7 @@ def plan_method(
     """Return the most that training with a method can spend, every round and phase in full.
 
     Args:
-        options: the method's.
-        shape: steps, batches and budget.
         sizes: the questions of each split.
-        limits: of a rollout, in tokens.
-        evaluation: when questions are evaluated on.
         llm: the one that proposes, or its options.
         has_batches: whether training batches are rolled out.
     """
@@ -106,22 +99,17 @@ def plan_method(
     return Plan(rollouts, calls, price)
 
 
-def show_plan(
-    planned: Plan, name: str, limits: Limits, llm: object, llm_name: str, console: Console
-) -> None:
+def show_plan(planned: Plan, name: str, limits: Limits, llm: Any, console: Console) -> None:
     """Print a plan: rollouts and tokens by purpose, calls of the LLM and their price."""
-    table = plain_table(
-        f"{escape(name)}: what it spends at most", [""], ["rollouts", "generated tokens"]
-    )
+    title = f"{escape(name)}: what it spends at most"
+    table = plain_table(title, [""], ["rollouts", "generated tokens"])
     tokens_per_rollout = min(limits.turns * limits.turn_tokens, limits.trajectory_tokens)
     for purpose, count in planned.rollouts.items():
         table.add_row(purpose, f"{count:,}", f"{count * tokens_per_rollout:,}")
     console.print(table)
     console.print(f"Tokens are upper bounds: {tokens_per_rollout:,} in a rollout.", highlight=False)
-    console.print(
-        f"proposer: {llm_name}; at most {planned.calls:,} proposals{_price_text(llm, planned)}",
-        markup=False,
-    )
+    proposals = f"at most {planned.calls:,} proposals{_price_text(llm, planned)}"
+    console.print(f"proposer: {describe_llm(llm)}; {proposals}", markup=False)
 
 
 def _price_text(llm: object, planned: Plan) -> str:
@@ -131,7 +119,7 @@ def _price_text(llm: object, planned: Plan) -> str:
         return ", free of charge"
     if not llm.price(1, 1):
         return (
-            ", at unknown cost: llm has no prices; set llm.price_per_million_prompt_tokens and "
+            ", at unknown cost: set llm.price_per_million_prompt_tokens and "
             "llm.price_per_million_completion_tokens unless its calls are free"
         )
     text = f", at most {planned.price:.2f} at the prices of llm, without retries"

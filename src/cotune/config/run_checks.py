@@ -1,14 +1,16 @@
 """Check a run's parts without an engine; `cotune.engines.preflight` and scripts run the checks in order."""
 
+import re
 from collections.abc import Iterable
+from heapq import nlargest
 
-from cotune.config.prompt_lengths import longest_prompt
-from cotune.environments.base import missing_texts
+from cotune.data.splits import SPLITS, warn
+from cotune.environments.base import TaskEnvironment, missing_texts
 from cotune.errors import ConfigError
 from cotune.methods.registry import method_of
 from cotune.protocols import Codec, Environment
 from cotune.rewards.functions import RewardFunctions, of_environment
-from cotune.types import Limits
+from cotune.types import Limits, Prompt, Task
 from cotune.utils.progress import begin
 
 
@@ -123,8 +125,14 @@ def check_prompts(
             f"{limit + limits.trajectory_tokens}, but the policy's context holds {context_tokens} tokens; "
             "lower one of the two, in the run file or in cotune.Limits(…)"
         )
-    longest = longest_prompt(environment, codec, instruction, splits, strategy)
-    if longest is None or longest.needed <= limit:
+    # Of each split only the longest texts are tokenized.
+    lengths = [
+        (*_prompt_length(environment, codec, task, instruction, strategy), task)
+        for split in splits
+        for task in nlargest(_CANDIDATES, environment.tasks(split), key=_estimate_tokens)
+    ]
+    tokens, needed, task = max(lengths, key=lambda length: length[1], default=(0, 0, None))
+    if task is None or needed <= limit:
         return
     evolves = method_of(strategy).evolves
     half = ", half of which is left for what evolves" if evolves else ""
@@ -135,12 +143,66 @@ def check_prompts(
             "policy's context for the prompt"
         )
         fix = "lower it"
-    elif room is not None and longest.needed > room:
+    elif room is not None and needed > room:
         fix = f"lower limits.trajectory_tokens, as the policy's context holds {context_tokens}"
     else:
-        fix = f"raise it to {longest.needed}"
+        fix = f"raise it to {needed}"
     raise ConfigError(
-        f"{too_little}{half}, but the prompt of task {longest.task.id} has {longest.tokens} "
-        f"tokens; expected at least {longest.needed}: {fix}, shorten the instruction, or leave long questions out "
+        f"{too_little}{half}, but the prompt of task {task.id} has {tokens} "
+        f"tokens; expected at least {needed}: {fix}, shorten the instruction, or leave long questions out "
         f"{leave_out}"
     )
+
+
+# ---- the tokens of prompts
+
+_CANDIDATES = 16  # tasks of a split that may have the longest prompt
+_PIECE = re.compile(r"[A-Za-z]{1,8}|\S")  # about a token: digits and other scripts have more
+_PER_MESSAGE = 16  # tokens that a chat template adds to a message, generously
+
+
+def _prompt_length(
+    environment: Environment, codec: Codec, task: Task, instruction: str, strategy: str
+) -> tuple[int, int]:
+    """Return the tokens of a task's prompt, and the least `limits.prompt_tokens` that holds it.
+
+    Half of the limit is for the text that a strategy of this kind evolves.
+    """
+
+    def count(instruction: str) -> int:
+        messages = environment.messages(task, Prompt(instruction))
+        return len(codec.render(messages, environment.tools))
+
+    tokens = count(instruction)
+    evolves = method_of(strategy).evolves
+    if evolves is None:
+        return tokens, tokens
+    return tokens, max(tokens, 2 * count("" if evolves == "instruction" else instruction))
+
+
+def _estimate_tokens(task: Task) -> int:
+    texts = [task.question, *(content for _, content in task.context)]
+    return sum(len(_PIECE.findall(text)) + _PER_MESSAGE for text in texts)
+
+
+def without_too_long(
+    environment: TaskEnvironment, codec: Codec, instruction: str, limit: int, strategy: str
+) -> TaskEnvironment:
+    """Return the environment without the tasks whose prompts need more than `limit` tokens.
+
+    Logs how many of each split are left out.
+    """
+    fitting: dict[str, list[Task]] = {}
+    for split in SPLITS:
+        tasks = environment.tasks(split)
+        fitting[split] = [
+            task
+            for task in tasks
+            if _prompt_length(environment, codec, task, instruction, strategy)[1] <= limit
+        ]
+        if left := len(tasks) - len(fitting[split]):
+            warn(
+                f"dataset.drop_too_long: {left} of {len(tasks)} {split} questions are left out; "
+                f"their prompts need more than limits.prompt_tokens {limit}"
+            )
+    return environment.with_tasks(fitting)

@@ -21,8 +21,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # bytes of a float32, and of the type that autocast computes in
 FULL = 4
 HALF = 2
-# KV cache buffers grow by half, and are copied when rows are joined.
-_CACHE_COPIES = 2.5
+_CACHE_COPIES = 2.5  # KV cache buffers grow by half, and are copied when rows are joined
 # Bytes per token and unit of width that a decoder layer keeps for its backward pass, fitted to
 # what autograd saves for Qwen2 and Qwen3 layers under autocast, including gradients.
 _PER_HIDDEN = 40
@@ -34,10 +33,7 @@ _DRAW = 22  # bytes per logit while a token is drawn
 _TILE = 4096 * 32768 * FULL  # the logits that TRL computes at a time
 _WHOLE_LOGIT = 8  # bytes per logit: bfloat16, its gradient, and float32 for the log-probability
 # The names of gradient checkpointing in `engine_args`, TRL's and veRL's; it is on unless one turns it off.
-_CHECKPOINTING = (
-    "gradient_checkpointing",
-    "actor_rollout_ref.model.enable_gradient_checkpointing",
-)
+_CHECKPOINTING = ("gradient_checkpointing", "actor_rollout_ref.model.enable_gradient_checkpointing")
 
 
 @dataclass(frozen=True)
@@ -45,11 +41,9 @@ class Shape:
     """Sizes of a dense decoder.
 
     Attributes:
-        parameters: the number of parameters of the whole model.
-        adapters: the number of parameters of its LoRA adapters; 0 without LoRA.
-        layers, hidden, intermediate, vocabulary: as in config.json.
+        parameters, adapters: numbers of parameters of the whole model, and of its LoRA adapters (0 without).
         key_width: the width of a token's keys, over all heads.
-        dtype: the dtype of the weights in the checkpoint.
+        dtype: of the weights in the checkpoint.
     """
 
     parameters: int
@@ -116,11 +110,7 @@ def _count_adapters(model: Any, options: LoraOptions) -> int:
 
 
 def shape_of(options: PolicyConfig) -> Shape:
-    """Return the shape of a policy; the hub is asked for a config.json that is not here.
-
-    Raises:
-        ValueError: the shape is unknown; the message says why in one line.
-    """
+    """Return the shape of a policy; the hub is asked for a config.json that is not here. Raises as `read_shape`."""
     from cotune.policy.local_policy import load_architecture
 
     try:
@@ -135,7 +125,6 @@ class Layout:
     """Where a run trains and samples, as its engine reads the run file.
 
     Attributes:
-        gpus: GPUs that train, and sample.
         shards: GPUs that weights, gradients and moments are spread over (FSDP).
         zero: GPUs that only the moments and float32 weights are spread over (ZeRO).
         share: fraction of each GPU's memory that vLLM takes, 0 for vLLM's server; None if the trainer's
@@ -172,8 +161,14 @@ class Memory:
     training: int
 
 
-def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
-    """Estimate the memory of each GPU at its peaks."""
+def memory_of(
+    config: RunConfig, shape: Shape, layout: Layout, rows_per_call: int | None = None
+) -> Memory:
+    """Estimate the memory of each GPU at its peaks.
+
+    Args:
+        rows_per_call: the most rollouts that are sampled together; None for the run file's.
+    """
     training = config.training
     limits = config.limits
     lora = config.policy.lora
@@ -210,7 +205,7 @@ def memory_of(config: RunConfig, shape: Shape, layout: Layout) -> Memory:
     tile = _TILE + (0 if lora else shape.vocabulary * shape.hidden * FULL)
     head = tokens * shape.vocabulary * _WHOLE_LOGIT if layout.whole_logits else tile
 
-    sampled = training.rows_per_call if layout.share is None else 0
+    sampled = (rows_per_call or training.rows_per_call) if layout.share is None else 0
     per_token = shape.layers * shape.key_width * 2 * computed
     cache = int(_CACHE_COPIES * sampled * longest * per_token)
     # Prompts are fed before the cache has grown, and a layer's values of all rows are there at once.

@@ -262,7 +262,7 @@ class JointTrainer(PolicyUpdate):
         if world().rank == 0:
             name = self.settings.record["name"]
             console = Console()
-            show_plan(planned, name, joint.parts.limits, llm, self.settings.llm_name, console)
+            show_plan(planned, name, joint.parts.limits, llm, console)
         return planned
 
     def try_rollouts(
