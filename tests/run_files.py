@@ -6,9 +6,8 @@ from typing import Any
 
 import yaml
 
-from cotune.config.build import build_environment, initial_instruction
+from cotune.config.build import build_environment, build_strategy, initial_instruction
 from cotune.config.run_file import RunConfig
-from cotune.config.strategy import build_strategy
 from cotune.protocols import Environment, Strategy, TokenRules
 
 TINY: dict[str, Any] = {

@@ -17,7 +17,7 @@ from tests.run_files import tiny, write
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "transformers", "trl", "datasets", "pydantic", "openai"}
 UTILS = {
-    "cotune.utils", "cotune.utils.importing", "cotune.utils.numbers",
+    "cotune.utils", "cotune.utils.importing", "cotune.utils.values",
     "cotune.utils.text",
 }  # fmt: skip
 """What the methods take from below the protocols: the registry reads entry points."""

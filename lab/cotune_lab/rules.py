@@ -4,7 +4,7 @@ import re
 
 from cotune import RulesLLM
 from cotune.worlds import remedies
-from cotune.worlds.remedies import Rules as WorldRules
+from cotune.worlds.rules_llm import Rules as WorldRules
 from cotune_lab.worlds import arithmetic_rules, bank_rules, geo_rules, scaffold_rules
 
 _LADDER = re.compile(r"\d \+ \d+ [+-] \d")

@@ -12,8 +12,7 @@ from cotune.methods.inspo.proposers import read_tagged
 from cotune.methods.inspo.replay import Experience
 from cotune.methods.text_evolution import example, read_fenced
 from cotune.types import Assignment, Prompt, StopReason, Task, Trajectory
-from cotune.worlds.remedies import Example, sentences_of
-from cotune.worlds.rules_llm import read_examples
+from cotune.worlds.rules_llm import Example, read_examples, sentences_of
 from cotune_lab.worlds.geo_rules import (
     CAUTION,
     MAX_SENTENCES,

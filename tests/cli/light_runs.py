@@ -35,7 +35,7 @@ def run(folder: str, arguments: list[str], told: Path) -> None:
 
 
 def main() -> None:
-    for name in ("train", "try_rollouts", "plan", "doctor", "evaluate", "starter"):
+    for name in ("train", "plan", "doctor", "evaluate", "starter"):
         importlib.import_module(f"cotune.cli.{name}")  # once, for all forks
     found: list[Any] = []
     for folder, arguments in json.load(sys.stdin):

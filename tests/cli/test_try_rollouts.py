@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cotune.cli.try_rollouts import try_run
+from cotune.cli.evaluate import try_run
 from cotune.environments.base import TaskEnvironment
 from cotune.errors import ConfigError
 

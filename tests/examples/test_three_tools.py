@@ -12,8 +12,8 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 import cotune
+from cotune.cli.evaluate import try_run
 from cotune.cli.train import train
-from cotune.cli.try_rollouts import try_run
 from cotune.config.run_file import load_config
 from cotune.engines.preflight import Preflight
 from cotune.llm.first_call import PROMPT as FIRST_CALL

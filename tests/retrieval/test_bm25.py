@@ -8,7 +8,7 @@ import pytest
 
 from cotune.environments.search import Language
 from cotune.errors import ConfigError
-from cotune.retrieval.bm25 import BM25Retriever
+from cotune.retrieval.bm25 import BM25Retriever, without
 
 
 def test_ranks_by_overlap():
@@ -97,3 +97,14 @@ def test_of_equal_scores_the_lower_row_comes_first(indexed: list[str], top_k: in
 def test_a_corpus_without_words_is_refused():
     with pytest.raises(ConfigError, match="no passage has a word that can be searched for"):
         BM25Retriever(["a b", "the of and"], language="english")
+
+
+def test_a_package_is_hidden_for_a_while() -> None:
+    import json
+
+    with without("json"), pytest.raises(ImportError):
+        import json.decoder
+    assert sys.modules["json"] is json
+    with without("no_such_package"):
+        pass
+    assert "no_such_package" not in sys.modules

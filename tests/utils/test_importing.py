@@ -1,13 +1,12 @@
 """Objects that a run file names, and the collector while libraries load."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from cotune.errors import ConfigError
 from cotune.utils import importing
-from cotune.utils.importing import import_from, import_object, without
+from cotune.utils.importing import import_from, import_object
 
 
 def test_an_object_of_a_module_or_of_one_of_its_members() -> None:
@@ -61,14 +60,3 @@ def test_modules_of_a_folder_that_is_added(tmp_path: Path, monkeypatch: pytest.M
     import_from([tmp_path, tmp_path])
     assert importing.sys.path == ["somewhere", str(tmp_path)]
     assert import_object("added_module_of_a_test:x", "rewards") == 1
-
-
-def test_a_package_is_hidden_for_a_while() -> None:
-    import json
-
-    with without("json"), pytest.raises(ImportError):
-        import json.decoder
-    assert sys.modules["json"] is json
-    with without("no_such_package"):
-        pass
-    assert "no_such_package" not in sys.modules

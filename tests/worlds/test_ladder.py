@@ -24,8 +24,7 @@ from cotune.worlds.ladder import (
     procedure,
     split_by_hash,
 )
-from cotune.worlds.remedies import REMEDIES, lacks
-from cotune.worlds.rules_llm import RulesLLM
+from cotune.worlds.rules_llm import REMEDIES, RulesLLM, lacks
 from tests.helpers import paraphrase_prompt, reflection_prompt
 
 MIXED = Problem(RUNGS[4], 59, (6, -8, -9, 8, -7), "What is 59 + 6 - 8 - 9 + 8 - 7?")

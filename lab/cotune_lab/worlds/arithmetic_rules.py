@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 
-from cotune.worlds.remedies import Example, Remedies
+from cotune.worlds.rules_llm import Example, Remedies
 from cotune_lab.worlds.geo_rules import CAUTION, with_advice
 
 

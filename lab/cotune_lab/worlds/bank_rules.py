@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
-from cotune.worlds.remedies import Example, Writer
+from cotune.worlds.rules_llm import Example, Writer
 from cotune_lab.last_number import last_number
 from cotune_lab.worlds import arith, extract3
 from cotune_lab.worlds.bank import Bank, Sections, read_sections

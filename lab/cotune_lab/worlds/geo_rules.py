@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from cotune import LLMError
-from cotune.worlds.remedies import Example, Writer, read_sentences, sentences_of
+from cotune.worlds.rules_llm import Example, Writer, read_sentences, sentences_of
 
 
 class Mode(StrEnum):

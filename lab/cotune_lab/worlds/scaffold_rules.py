@@ -7,7 +7,7 @@ rules do not know which of the two is better: verification has to find out.
 
 from enum import StrEnum
 
-from cotune.worlds.remedies import Remedies, sentences_of
+from cotune.worlds.rules_llm import Remedies, sentences_of
 from cotune_lab.worlds.scaffold import INITIAL_INSTRUCTION, is_question
 
 

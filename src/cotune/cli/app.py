@@ -1,4 +1,4 @@
-"""The command line: argument parsing. User errors print one line and exit with status 2."""
+"""The command line: the commands, their options and help. User errors print one line and exit with status 2."""
 
 import shlex
 import sys
@@ -8,19 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cotune.cli import arguments as options
-from cotune.cli.arguments import (
-    DemoFolder,
-    DemoSeed,
-    Overrides,
-    Quiet,
-    RunFile,
-    RunFolder,
-    WeightsFormat,
-)
 from cotune.errors import ConfigError, CotuneError, EvolutionError, Stopped
-from cotune.utils.files import file_failure
-from cotune.utils.output import accept_any_text
+from cotune.utils.output import accept_any_text, file_failure
 from cotune.utils.processes import launched_rank, stopped_by_sigterm
 from cotune.utils.text import hide_secrets, one_line
 
@@ -43,6 +32,33 @@ _SUITES = "Compare methods"
 def _command(panel: str, example: str, name: str | None = None) -> Callable[[Any], Any]:
     """Add a command to a group of the help, with an example below its own help."""
     return app.command(name, rich_help_panel=panel, epilog=f"Example: cotune {example}")
+
+
+def _set(file: str, examples: str) -> Any:
+    text = f"Override a field of the {file} file; VALUE is YAML, as in {examples}. Can be repeated."
+    return typer.Option("--set", metavar="FIELD=VALUE", help=text)
+
+
+def _flag(name: str, text: str) -> Any:
+    return typer.Option(name, metavar="", help=text)
+
+
+_SPLITS = "train|validation|test"
+_TRUST = "Run Python files that the folder's run.yaml names outside the current folder."
+
+# Options of several commands.
+RunFile = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run file.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="A run's folder.")]
+Overrides = Annotated[list[str] | None, _set("run", "training.steps=600")]
+Quiet = Annotated[bool, _flag("--quiet", "Print no progress.")]
+Trust = Annotated[bool, _flag("--trust", _TRUST)]
+SomeSplit = Annotated[
+    Literal["train", "validation", "test"],
+    typer.Option("--split", metavar=_SPLITS, help="Which questions."),
+]
+Limit = Annotated[
+    int | None, typer.Option(min=1, help="Evaluate only the first LIMIT questions of each set.")
+]
 
 
 def _print_version(requested: bool) -> None:
@@ -100,7 +116,7 @@ def try_(
     count: Annotated[
         int, typer.Option("-n", min=1, help="Number of rollouts, each of a different question.")
     ] = 4,
-    split: options.SomeSplit = "train",
+    split: SomeSplit = "train",
     greedy: Annotated[
         bool, typer.Option("--greedy", metavar="", help="Decode greedily, as evaluation does.")
     ] = False,
@@ -110,17 +126,13 @@ def try_(
 
     Trains nothing, writes nothing and calls no LLM.
     """
-    from cotune.cli.try_rollouts import try_run
+    from cotune.cli.evaluate import try_run
 
     try_run(run_file, _console(), count, split, greedy, set_ or ())
 
 
 @_command(_RUN, "train run.yaml --set training.steps=600")
-def train(
-    run_file: RunFile,
-    set_: Overrides = None,
-    quiet: Quiet = False,
-) -> None:
+def train(run_file: RunFile, set_: Overrides = None, quiet: Quiet = False) -> None:
     """Train a run file from the start."""
     from cotune.cli.train import train as train_
 
@@ -132,7 +144,7 @@ def resume(
     run_folder: RunFolder,
     set_: Overrides = None,
     quiet: Quiet = False,
-    trust: options.Trust = False,
+    trust: Trust = False,
 ) -> None:
     """Resume a stopped run from its newest complete checkpoint.
 
@@ -148,17 +160,62 @@ def resume(
 @_command(_RESULTS, "evaluate runs/my-agent --samples 4")
 def evaluate(
     run_folder: RunFolder,
-    split: options.Split = None,
-    benchmark: options.Benchmarks = None,
-    questions: options.QuestionFiles = None,
-    samples: options.Samples = 0,
-    temperature: options.Temperature = None,
-    limit: options.Limit = None,
-    quadrants: options.Quadrants = False,
-    since: options.Since = None,
-    as_json: options.AsJSON = False,
+    split: Annotated[
+        Literal["train", "validation", "test"] | None,
+        typer.Option(
+            metavar=_SPLITS,
+            help="Which questions. Default: test, or none if --benchmark or --questions is given.",
+        ),
+    ] = None,
+    benchmark: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=PATH]",
+            help="Evaluate on a benchmark, from the Hugging Face hub or from a file: hotpotqa, 2wikimultihopqa, "
+            "musique, bamboogle, nq, triviaqa, popqa, aime24, aime25, amc, math-500, minerva or olympiadbench. "
+            "Can be repeated.",
+        ),
+    ] = None,
+    questions: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Evaluate on a file of questions in the form of the run's own data; a script's run keeps no "
+            "questions. Can be repeated.",
+        ),
+    ] = None,
+    samples: Annotated[
+        int,
+        typer.Option(
+            metavar="K",
+            min=0,
+            help="Sampled rollouts per question, in addition to the greedy one, for avg@K and pass@K; with "
+            "--quadrants 4 instead of 0.",
+        ),
+    ] = 0,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.01, help="Sampling temperature. Default: the run's.")
+    ] = None,
+    limit: Limit = None,
+    quadrants: Annotated[
+        bool,
+        _flag(
+            "--quadrants",
+            "Score {initial, trained weights} × {initial, best instruction} and the divergence of the trained "
+            "policy, and write them to the run folder, for its report.",
+        ),
+    ] = False,
+    since: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="With --quadrants, for a run that continued other runs: the folder of the first of them. Its "
+            "initial policy and instruction are the ones to compare with.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, _flag("--json", "Print only the figures, as JSON.")] = False,
     set_: Overrides = None,
-    trust: options.Trust = False,
+    trust: Trust = False,
 ) -> None:
     """Evaluate a run's best policy under its best and initial instruction, and with its best hint.
 
@@ -190,13 +247,31 @@ def evaluate(
 
 @_command(_RESULTS, "measure runs/grpo runs/inspo --reworded lineage --then next.yaml")
 def measure(
-    run_folders: options.RunFolders,
-    reworded: options.Reworded = "",
-    then: options.Then = None,
-    split: options.SomeSplit = "validation",
-    limit: options.Limit = None,
-    output: options.MeasureFolder = Path("runs/measure"),
-    trust: options.Trust = False,
+    run_folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN_FOLDER...", help="Runs' folders.")
+    ],
+    reworded: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|lineage",
+            help="Also score the initial and the best policy under the instructions of a file, separated as in a "
+            "bank, or under all that any of the runs had.",
+        ),
+    ] = "",
+    then: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="TASK.yaml",
+            help="Train this task next, from the best and from the initial policy: a run file, or only the fields "
+            "in which it differs from the run's. Repeated, the tasks follow each other.",
+        ),
+    ] = None,
+    split: SomeSplit = "validation",
+    limit: Limit = None,
+    output: Annotated[
+        Path, typer.Option(help="Folder of measure.json, of the report, and of the runs of --then.")
+    ] = Path("runs/measure"),
+    trust: Trust = False,
 ) -> None:
     """Measure how far runs have drifted for their score, and whether they can still learn.
 
@@ -216,9 +291,27 @@ def measure(
 @_command(_START, "plan run.yaml --steps 2")
 def plan(
     run_file: RunFile,
-    steps: options.PlanSteps = None,
-    processes: options.PlanProcesses = 1,
-    questions: options.PlanQuestions = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Also run this many steps in a temporary folder and measure them. LLM calls are real.",
+        ),
+    ] = None,
+    processes: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Number of training processes, one per GPU; veRL's run files set it themselves.",
+        ),
+    ] = 1,
+    questions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TRAIN,VALIDATION,TEST",
+            help="Plan for this many questions instead of reading the data.",
+        ),
+    ] = None,
     set_: Overrides = None,
 ) -> None:
     """Estimate a run's rollouts, cost and memory without running it; with --steps also its time."""
@@ -255,9 +348,18 @@ def doctor(
 @_command(_RESULTS, "export runs/my-agent --format merged")
 def export(
     run_folder: RunFolder,
-    format: WeightsFormat = None,
-    output: options.ExportFolder = None,
-    trust: options.Trust = False,
+    format: Annotated[
+        Literal["full", "adapter", "merged"] | None,
+        typer.Option(
+            metavar="full|adapter|merged",
+            help="full; for a run with policy.lora also adapter, or merged into its base. Default: the format of "
+            "best/.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Output folder. Default: export in the run's folder.")
+    ] = None,
+    trust: Trust = False,
 ) -> None:
     """Write a finished run's best policy, with everything needed to serve it, to a folder."""
     from cotune.cli.library_settings import quiet_libraries
@@ -273,9 +375,7 @@ def export(
 
 
 @_command(_RESULTS, "report runs/my-agent")
-def report(
-    run_folder: RunFolder,
-) -> None:
+def report(run_folder: RunFolder) -> None:
     """Write the report of a run, finished or unfinished. cotune compare writes a suite's."""
     from cotune.experiments.report import write_report
 
@@ -284,9 +384,16 @@ def report(
 
 @_command(_SUITES, "compare suite.yaml --dry-run")
 def compare(
-    suite: options.SuiteFile,
-    dry_run: options.SuiteDryRun = False,
-    set_: options.SuiteOverrides = None,
+    suite: Annotated[Path, typer.Argument(metavar="SUITE.yaml", help="The suite file.")],
+    dry_run: Annotated[
+        bool, _flag("--dry-run", "Check every run file and show what would run.")
+    ] = False,
+    set_: Annotated[
+        list[str] | None,
+        _set(
+            "suite", "seeds=[0] or base.training.steps=600 (if `base` holds the fields themselves)"
+        ),
+    ] = None,
 ) -> None:
     """Run methods over seeds at equal numbers of policy rollouts, and compare them.
 
@@ -308,7 +415,15 @@ def compare(
 
 
 @_command(_SUITES, "demo --output runs/demo")
-def demo(output: DemoFolder = Path("runs/demo"), seed: DemoSeed = 0) -> None:
+def demo(
+    output: Annotated[
+        Path,
+        typer.Option(
+            help="Output folder. A stopped demo there is resumed, a finished one shown again."
+        ),
+    ] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Random seed.")] = 0,
+) -> None:
     """Compare static, staged and joint training of a bundled policy; takes minutes."""
     from cotune.experiments.compare import running
 

@@ -1,47 +1,46 @@
-"""`cotune evaluate`: score a run's best policy on held-out questions."""
+"""`cotune evaluate` scores a run's best policy on held-out questions, `cotune try` shows rollouts of a run file's."""
 
 import json
 import os
-import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from cotune.cli.library_settings import allow_hub, quiet_libraries
 from cotune.cli.step_progress import step_progress
 from cotune.config.resuming import open_trained
-from cotune.config.run_file import RunConfig
+from cotune.config.run_file import RunConfig, load_config
 from cotune.engines.engine import engine_of
+from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError
+from cotune.experiments.evaluate import quadrants as files
+from cotune.experiments.evaluate.evaluation import evaluate_run, show_evaluation
+from cotune.experiments.evaluate.questions import EvaluationOptions
+from cotune.experiments.evaluate.rollout_text import show_rollouts
 from cotune.run.json_files import plain
 from cotune.run.run_dir import RunDir
+from cotune.types import Assignment, Prompt, Trajectory
 from cotune.utils.progress import begin
 from cotune.utils.tables import on_console
 from cotune.utils.text import command_on, one_line
-
-if TYPE_CHECKING:
-    from cotune.experiments.evaluate.questions import EvaluationOptions
 
 
 def evaluate(
     folder: Path,
     console: Console,
-    options: "EvaluationOptions",
+    options: EvaluationOptions,
     as_json: bool,
     assignments: Sequence[str],
 ) -> None:
     """Score a run's best policy; print tables, or only JSON."""
-    from cotune.experiments.evaluate.evaluation import evaluate_run, show_evaluation
-
     run, config = open_trained(folder, assignments)
     with _measuring(config, options, console, as_json):
         evaluation = evaluate_run(config, run, options, engine_of(config).open_policy)
     if as_json:
-        _print_json(plain(asdict(evaluation), "evaluation"))
+        print(json.dumps(plain(asdict(evaluation), "evaluation"), indent=2))
     else:
         show_evaluation(evaluation, console)
 
@@ -49,7 +48,7 @@ def evaluate(
 def evaluate_quadrants(
     folder: Path,
     console: Console,
-    options: "EvaluationOptions",
+    options: EvaluationOptions,
     since: Path | None,
     as_json: bool,
     assignments: Sequence[str],
@@ -59,8 +58,6 @@ def evaluate_quadrants(
     Args:
         since: the folder of the first run, if several runs continued one another; None for a single run.
     """
-    from cotune.experiments.evaluate import quadrants as files
-
     run, config = open_trained(folder, assignments)
     if options.limit is None and not os.access(run.path, os.W_OK):
         raise ConfigError(
@@ -78,7 +75,7 @@ def evaluate_quadrants(
         report = command_on(run.path, "report")
         place = f"written to {run.path / files.FILE}; to show them in the report: {report}"
     if as_json:
-        _print_json(plain(files.as_json(quadrants), "quadrants"))
+        print(json.dumps(plain(files.as_json(quadrants), "quadrants"), indent=2))
         return
     table = files.quadrant_table(quadrants)
     console.print(on_console(table))
@@ -88,7 +85,7 @@ def evaluate_quadrants(
 
 @contextmanager
 def _measuring(
-    config: RunConfig, options: "EvaluationOptions", console: Console, as_json: bool
+    config: RunConfig, options: EvaluationOptions, console: Console, as_json: bool
 ) -> Generator[None]:
     if any("=" not in benchmark for benchmark in options.benchmarks):
         allow_hub()
@@ -98,6 +95,42 @@ def _measuring(
         yield
 
 
-def _print_json(figures: Any) -> None:
-    """Print figures as indented ASCII text, which every terminal can show."""
-    sys.stdout.write(json.dumps(figures, indent=2) + "\n")
+def try_run(
+    path: Path,
+    console: Console,
+    count: int = 4,
+    split: str = "train",
+    greedy: bool = False,
+    assignments: Sequence[str] = (),
+) -> list[Trajectory]:
+    """Roll out a few questions with the run file's policy and print the results.
+
+    Samples as training does: at its temperature, under the initial instruction, with its tools
+    and rewards. Trains nothing, calls no LLM and writes nothing.
+
+    Args:
+        count: how many questions from the start of the split, one rollout each.
+        greedy: pick the most likely token each time, as evaluation does.
+        assignments: fields to set, as with --set.
+
+    Raises:
+        ConfigError: `cotune train` would reject the run file.
+    """
+    config = load_config(path, assignments=assignments)
+    quiet_libraries(config)
+    with step_progress(console):
+        checked = Preflight(config, new=False)
+        checked.require(machine_checks=("policy files", "environment.retriever"))
+        environment = checked.environment
+        tasks = environment.tasks(split)[:count]
+        if not tasks:
+            raise ConfigError(f"--split {split} has no questions; expected a split with some")
+        prompt = Prompt(checked.instruction)
+        coordinator = checked.engine.open_policy(config, environment, rewards=checked.rewards)
+        trajectories = coordinator.rollout(
+            [Assignment(task, prompt, prompt, "i0", group) for group, task in enumerate(tasks)],
+            purpose="try",
+            greedy=greedy,
+        )
+    show_rollouts(trajectories, coordinator.codec, console)
+    return trajectories

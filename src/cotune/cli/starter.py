@@ -11,35 +11,24 @@ KINDS = {
     "tools": "an agent that calls your Python functions",
     "search": "questions answered with a search engine over your own corpus",
 }
-"""The kinds of starters, each with a short description."""
 OFFLINE = "offline"
 """The starter that trains a bundled policy without a key or a network."""
 
 
 def write_starter(kind: str, folder: Path) -> list[Path]:
-    """Copy a starter's files into a folder, which is created if needed.
-
-    Args:
-        kind: one of `KINDS`, or `OFFLINE`, whose policy is bundled.
-
-    Returns:
-        The written files, run.yaml first.
+    """Copy a starter's files into a folder, which is created if needed; return them, run.yaml first.
 
     Raises:
         ConfigError: a file that already exists, or a folder that cannot be written.
     """
     check_folder(folder, "FOLDER")
     with as_file(files("cotune.cli") / "starters" / kind) as source:
-        contents = {
-            path.name: path.read_text("utf-8") for path in source.iterdir() if path.is_file()
-        }
-    targets = [
-        folder / name for name in sorted(contents, key=lambda name: (name != "run.yaml", name))
-    ]
-    for target in targets:
+        paths = sorted(source.iterdir(), key=lambda path: (path.name != "run.yaml", path.name))
+        contents = {folder / path.name: path.read_text("utf-8") for path in paths if path.is_file()}
+    for target in contents:
         if target.exists():
             raise ConfigError(f"{target}: exists already; give another folder, or move it away")
     folder.mkdir(parents=True, exist_ok=True)
-    for target in targets:
-        write_atomic(target, contents[target.name])
-    return targets
+    for target, text in contents.items():
+        write_atomic(target, text)
+    return list(contents)

@@ -17,8 +17,7 @@ from cotune.engines.preflight import Preflight
 from cotune.errors import ConfigError, CotuneError, Stopped
 from cotune.run.locks import run_locked
 from cotune.run.run_dir import RunDir
-from cotune.utils.files import file_failure
-from cotune.utils.output import output_may_be_lost
+from cotune.utils.output import file_failure, output_may_be_lost
 from cotune.utils.processes import launched_rank, stopped_by_sigterm
 from cotune.utils.text import command_on, one_line
 

@@ -16,18 +16,24 @@ from cotune.config.run_file import (
 )
 from cotune.data.dataset import DatasetConfig, read_dataset
 from cotune.environments.base import TaskEnvironment
+from cotune.environments.description import description_of
 from cotune.environments.environment_kind import EnvironmentOptions
 from cotune.environments.registry import kind_of
 from cotune.errors import ConfigError
 from cotune.llm.bank import BankLLM, BankOptions
 from cotune.llm.client import MeteredLLM, NoLLM, OpenAIClient, OpenAIOptions
 from cotune.llm.own import OwnLLMOptions, own_llm
+from cotune.methods.method import Context, MethodOptions
+from cotune.methods.registry import method_of
 from cotune.policy.policy_files import policy_path
-from cotune.protocols import LLM, Codec, Environment, Rewards
+from cotune.protocols import LLM, Codec, Environment, Rewards, Strategy, TokenRules
 from cotune.rewards.functions import RewardFunctions, WeightedReward
 from cotune.rollout.coordinator import Coordinator, RolloutSettings
 from cotune.run.record import Record
+from cotune.types import Limits
 from cotune.utils.progress import begin
+
+_SEPARATOR = 8  # tokens between an evolved text and what stands beside it, generously
 
 
 def build_environment(
@@ -55,12 +61,7 @@ def build_environment(
 def run_environment(config: RunConfig, codec: Codec | None = None) -> Environment:
     """Build a run file's environment, without the questions that `dataset.drop_too_long` leaves out.
 
-    Args:
-        codec: the policy's; loaded here if None and needed.
-
-    Raises:
-        ConfigError: as `build_environment`; or questions are to be left out, and the policy's tokenizer
-            cannot be loaded or the environment writes its own messages.
+    Raises as `build_environment`, and if the policy's codec is needed and cannot be loaded.
     """
     environment = build_environment(config.environment, config.dataset, config.instruction)
     if isinstance(config, ScriptRun) and isinstance(environment, TaskEnvironment):
@@ -144,6 +145,41 @@ def build_rewards(rewards: Sequence[RewardConfig]) -> RewardFunctions | None:
     )
 
 
+def build_strategy(
+    options: MethodOptions,
+    environment: Environment,
+    *,
+    instruction: str,
+    seed: int,
+    limits: Limits,
+    tokens: TokenRules | None = None,
+) -> Strategy:
+    """Build the strategy that a method's options describe.
+
+    Args:
+        environment: provides the training questions and the texts that an instruction must contain.
+        instruction: the initial one.
+        limits: token limits; they determine the length limit of evolved texts.
+        tokens: the policy's codec; None disables token counting.
+    """
+    context = Context(
+        instruction=instruction,
+        tasks=environment.tasks("train"),
+        seed=seed,
+        required=environment.required,
+        description=description_of(environment),
+    )
+    if tokens is not None:
+        context = replace(
+            context,
+            count_tokens=tokens.count,
+            # The other half is for the question, the chat template and texts that do not evolve.
+            max_tokens=max(1, limits.prompt_tokens // 2 - _SEPARATOR),
+            control_tokens=tokens.control_tokens,
+        )
+    return method_of(options.kind).build(options, context)
+
+
 def build_llm(
     options: "LLM | LLMConfig | None",
     seed: int,
@@ -155,11 +191,9 @@ def build_llm(
     A bank is not metered: no model is asked.
 
     Args:
-        options: the LLM, or the options of one.
-        seed: seed of the offline rules, and of an object of the user's that has an attribute
-            `seed`.
+        seed: of the offline rules, and of an object of the user's that has an attribute `seed`.
         record: charged for every call.
-        environment: the environment, whose offline rules `llm: {kind: rules}` names.
+        environment: its offline rules are what `llm: {kind: rules}` names.
 
     Raises:
         ConfigError: the key is not set, or a bank or an object of the user's cannot be loaded.

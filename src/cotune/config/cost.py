@@ -119,7 +119,7 @@ def _price_text(llm: object, planned: Plan) -> str:
         return ", free of charge"
     if not llm.price(1, 1):
         return (
-            ", at unknown cost: set llm.price_per_million_prompt_tokens and "
+            ", at unknown cost: llm has no prices; set llm.price_per_million_prompt_tokens and "
             "llm.price_per_million_completion_tokens unless its calls are free"
         )
     text = f", at most {planned.price:.2f} at the prices of llm, without retries"

@@ -18,10 +18,8 @@ _SHOWN = re.compile(r"[a-z][a-z_]{0,39}(\.[a-z0-9_]{1,40}){0,7}")
 def with_overrides(raw: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
     """Return a run file's plain data with some fields set; `raw` is not modified.
 
-    Each assignment is `FIELD=VALUE`: the field by its dotted path, the value as YAML. A section
-    that the file lacks is added. Another `kind` drops the section's other fields, whatever stands before it
-    on the command line. Otherwise a later assignment wins over an earlier one. `config.parse_config` checks
-    that the fields exist and the values are valid.
+    Each assignment is `FIELD=VALUE`: the field by its dotted path, the value as YAML. A section that the file lacks is
+    added. Another `kind` drops the section's other fields, whatever stands before it. Otherwise a later assignment wins.
 
     Raises:
         ConfigError: no `=`, no field before it, no YAML after it, or a field below one that is not a

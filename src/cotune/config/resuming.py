@@ -39,11 +39,7 @@ def open_trained(folder: Path, assignments: Sequence[str] = ()) -> tuple[RunDir,
 
 
 def recorded_config(run: RunDir, assignments: Sequence[str] = ()) -> RunConfig:
-    """Return the run file of an existing folder with some fields set.
-
-    Args:
-        run: the folder.
-        assignments: as given to `--set`; only these are checked for keys.
+    """Return the run file of an existing folder with some fields set; only these are checked for keys.
 
     Raises:
         ConfigError: a field is unknown or has no valid value.
@@ -54,12 +50,7 @@ def recorded_config(run: RunDir, assignments: Sequence[str] = ()) -> RunConfig:
 
 
 def resumed_config(run: RunDir, was: RunConfig, assignments: Sequence[str]) -> RunConfig:
-    """Return the run file of a folder with some fields set, checked for a resume.
-
-    Args:
-        run: the folder.
-        was: the folder's run file.
-        assignments: as given to `--set`.
+    """Return the run file of a folder, now `was`, with some fields set, checked for a resume.
 
     Raises:
         ConfigError: a fixed field is set, fewer steps than are trained, or a finished run is given
@@ -117,13 +108,7 @@ def identity(config: RunConfig) -> dict[str, str]:
 
 
 def check_resumable(was: RunConfig, now: RunConfig, source: str) -> None:
-    """Raise ConfigError if a run that started as `was` cannot continue as `now`.
-
-    Args:
-        was: the run file in the folder.
-        now: the same with some fields changed.
-        source: the origin of the changes; named in the error.
-    """
+    """Raise ConfigError, which names the source of the changes, if a run that started as `was` cannot go on as `now`."""
     before = identity(was)
     after = identity(now)
     for field in before | after:

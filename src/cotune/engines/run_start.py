@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 
-from cotune.config.build import build_llm, initial_instruction
+from cotune.config.build import build_llm, build_strategy, initial_instruction
 from cotune.config.joint_method import JointMethod, OtherMethod
 from cotune.config.resuming import changes
 from cotune.config.run_file import RunConfig
-from cotune.config.strategy import build_strategy
 from cotune.engines.best_policy import BestPolicy
 from cotune.engines.comm import world
 from cotune.engines.joint import Joint, Parts, check_identity

@@ -27,9 +27,9 @@ from cotune.rollout.coordinator import stable_seed
 from cotune.types import Action, Prompt, Response, StopReason, Task, Trajectory
 from cotune.utils.background import Worker
 from cotune.utils.importing import import_object
-from cotune.utils.numbers import finite
 from cotune.utils.text import named
 from cotune.utils.validation import Model
+from cotune.utils.values import finite
 
 INITIAL_INSTRUCTION = "Complete the task. Call the tools where they help."
 _FIELD = "environment.factory"

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
@@ -37,30 +37,24 @@ class ChainsFailed(CotuneError):
 
 @dataclass(frozen=True)
 class Command:
-    """A `cotune` command.
-
-    Attributes:
-        name: what it does: the name of a stage, or "quadrants".
-        words: the arguments after `cotune`.
-        config: the run file of the stage that it works on.
-    """
+    """A `cotune` command."""
 
     name: str
+    """The name of a stage, or "quadrants"."""
     words: Sequence[str]
+    """The arguments after `cotune`."""
     config: RunConfig
+    """The run file of the stage that it works on."""
 
 
 class Chain:
     """Runs in sequence, its stages: each starts when the one before has finished.
 
     Attributes:
-        name: its name in messages.
-        folder: the folder of its runs' folders.
-        stages: the names of these, in order.
+        folder: the folder of its runs' folders, one for each stage, in order.
         source: what its run files come from, named in errors.
         finished: of each finished stage, the figures of its summary.json.
         command: what runs now, or is due; None if nothing is missing.
-        process: what runs.
         gpu: the only GPU that its processes see; None for all.
         problem: why it failed.
     """
@@ -77,14 +71,11 @@ class Chain:
         self.problem = ""
 
     def config(self, index: int, before: Sequence[Row] = ()) -> RunConfig:
-        """Return the run file of one stage.
+        """Return the run file of one stage; ConfigError if one of its fields is invalid.
 
         Args:
             before: figures of the stages before it; () checks the stage with the policy and the instruction that the
                 first one starts from.
-
-        Raises:
-            ConfigError: one of its fields is invalid.
         """
         raise NotImplementedError
 
@@ -103,7 +94,7 @@ class Chain:
 
     @property
     def standing(self) -> str:
-        """Why there is no result yet, in a few words: "begun, train", "failed: …", "not begun"."""
+        """Why there is no result yet: "begun, train", "failed: …", "not begun"."""
         if self.problem:
             return f"failed: {self.problem}"
         current = self.command.name if self.command else self.stages[-1]
@@ -128,8 +119,7 @@ class Chain:
             summary = RunDir.open(folder).read_summary()
             if summary is None:
                 # The suite, or the task's file, is the user's own, so its code is trusted.
-                words = ["resume", str(folder), "--trust", "--quiet"]
-                self.command = Command(name, words, config)
+                self.command = Command(name, ["resume", str(folder), "--trust", "--quiet"], config)
                 return
             (figures,) = summary["arms"].values()
             self.finished.append(figures)
@@ -153,7 +143,6 @@ class Chain:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Keep what went wrong."""
         self.problem = one_line(str(error)) if isinstance(error, CotuneError) else named(error)
 
     def stop(self) -> None:
@@ -184,8 +173,7 @@ class Chain:
 def look_at(chains: Sequence[Chain]) -> None:
     """Check the run files of chains, then take over what is finished in their folders.
 
-    Raises:
-        ConfigError: a run file is invalid, a folder holds a run with other settings, or cannot be read.
+    Raises ConfigError if a run file is invalid, or a folder holds a run with other settings or cannot be read.
     """
     for chain in chains:
         _ = chain.planned
@@ -206,8 +194,7 @@ def run_chains(
     one, that with the fewest chains.
 
     Args:
-        watch: called whenever a chain may have changed.
-        every: seconds between checks of the processes.
+        watch: called every `every` seconds, after the processes are looked at.
     """
     gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip()]
     try:
@@ -232,21 +219,20 @@ def run_chains(
 def start(
     words: Sequence[str], log: Path, threads: int | None = None, gpu: str | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start `cotune` in a process that the kernel, on Linux, ends if this process is killed.
+    """Start `cotune WORDS` in a process that the kernel, on Linux, ends if this process is killed.
 
     Args:
-        words: the arguments after `cotune`.
         log: the file for its output; replaced.
-        threads: CPU threads; None for as many as there are cores.
+        threads: None for as many as there are cores.
         gpu: the only one that it sees; None for all.
     """
     variables = {"OMP_NUM_THREADS": str(threads or os.cpu_count() or 1)}
     if gpu is not None:
         variables["CUDA_VISIBLE_DEVICES"] = gpu
-    preexec: Callable[[], None] | None = None
+    end_with_parent = None
     if sys.platform.startswith("linux"):
         prctl = ctypes.CDLL(None, use_errno=True).prctl
-        preexec = lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # noqa: E731
+        end_with_parent = partial(prctl, _PR_SET_PDEATHSIG, signal.SIGTERM)
     with log.open("wb") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "cotune", *words],
@@ -254,15 +240,14 @@ def start(
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env={**os.environ, **variables},
-            preexec_fn=preexec,
+            preexec_fn=end_with_parent,
         )
 
 
 def print_progress(chains: Sequence[Chain], printed: set[str], console: Console) -> bool:
-    """Print what is new of each chain: a start, ten steps more, an end. Return whether one ended.
+    """Print what is not `printed` yet of each chain: a start, ten steps more, an end.
 
-    Args:
-        printed: what was printed before; added to.
+    Return whether one ended.
     """
     finished = sum(chain.state == "done" for chain in chains)
     ended = False

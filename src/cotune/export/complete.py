@@ -6,28 +6,75 @@ between completing it again repairs it.
 """
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from shlex import quote
+from typing import Any, Literal
 
+import jinja2
+import yaml
+from huggingface_hub import ModelCardData
 from pydantic import TypeAdapter, ValidationError
 
 from cotune.config.build import run_environment
-from cotune.config.run_file import RunConfig
+from cotune.config.run_file import RunConfig, ScriptRun
 from cotune.environments.base import PromptFormat, TaskEnvironment
-from cotune.export.model_card import write_card
-from cotune.export.serving import FILE, Serving, read_result
+from cotune.errors import ConfigError
 from cotune.policy.chat_template import with_instruction, without_instruction
-from cotune.policy.policy_files import is_adapter
+from cotune.policy.policy_files import is_adapter, is_local
 from cotune.protocols import Environment
+from cotune.run.best import BestRecord, read_best
 from cotune.run.json_files import Row, write_atomic, write_json_atomic
 from cotune.run.run_dir import RunDir
 from cotune.types import Limits, Prompt
+from cotune.utils.text import one_line, printable
+
+FILE = "serving.json"
 
 _OF_THIS_MACHINE = ("is_local", "local_files_only", "name_or_path")
 """What transformers notes of where a tokenizer was loaded from."""
 _COMPARED = 20  # questions for which the two renderings are compared
+
+Format = Literal["full", "adapter", "merged"]
+"""Weights trained as a whole; a LoRA adapter; that adapter merged into its base's weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """The settings of the evaluation, which a server must share: `best/serving.json`."""
+
+    attempt: int
+    """The run's attempt whose result this is."""
+    instruction_in_template: bool
+    """Whether the chat template carries the best instruction."""
+    reason: str
+    """Why it does not; "" if it does."""
+    environment: str
+    instruction: PromptFormat | None
+    """Layout of instruction and question; None if no chat template can have it."""
+    stop: tuple[str, ...]
+    """Strings after which a turn ended, each kept at its end."""
+    tools: tuple[str, ...]
+    """Names of the tools that were offered through the chat template."""
+    limits: Limits
+    tasks: dict[str, int]
+    """How many questions each split has."""
+
+    schema_version: Literal[1] = 1
+
+
+def read_result(run: RunDir) -> tuple[Row, BestRecord]:
+    """Return the summary of a finished run, and what it keeps. Raises ConfigError for others."""
+    summary = run.read_summary()
+    chosen = read_best(run.best_path)
+    if summary is None or chosen is None:
+        raise ConfigError(
+            f"{run.path}: not finished, so its best policy is not chosen yet; finish it with: "
+            f"{run.how_to_resume()}"
+        )
+    return summary, chosen
 
 
 def complete_best(
@@ -45,9 +92,6 @@ def complete_best(
     Args:
         run: its folder, with its summary.json written.
         environment, tokenizer: the run's; built and loaded here if None.
-
-    Returns:
-        How the policy was evaluated.
 
     Raises:
         ConfigError: the run is not finished, or its environment or tokenizer cannot be loaded.
@@ -134,8 +178,7 @@ def write_templates(
     Args:
         args: template arguments of the run.
         folder: a policy's folder.
-        environment: what the policy was evaluated on.
-        tokenizer: renders some of its questions, to compare.
+        tokenizer: renders some of the environment's questions, to compare.
 
     Returns:
         The layout of instruction and question, None if the environment has none; and why the template does not
@@ -181,8 +224,6 @@ def _renders_alike(
     tokenizer: Any,
 ) -> bool:
     """Return whether these templates render a question by itself to the evaluated tokens."""
-    from jinja2.exceptions import TemplateError
-
     from cotune.policy.codec import HFCodec
 
     before = tokenizer.chat_template
@@ -206,7 +247,144 @@ def _renders_alike(
             == codec.render(environment.messages(task, Prompt(instruction)), tools)
             for task in tasks[:_COMPARED]
         )
-    except TemplateError:  # the model's own template refuses such a conversation
+    except jinja2.TemplateError:  # the model's own template refuses such a conversation
         return False
     finally:
         tokenizer.chat_template = before
+
+
+# ---- the model card
+
+_PROPOSERS = {
+    "rules": "cotune's offline rules",
+    "bank": "a bank of written texts, not an LLM",
+    "python": "the author's own LLM",
+    "openai": "",  # its model's name
+}
+_HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+_SCORES = {
+    "em": "trained, best instruction",
+    "em_initial_instruction": "trained, initial instruction",
+    "em_with_hint": "trained, best instruction and hint",
+    "em_before": "before training, initial instruction",
+}
+_WEIGHTS = {
+    "full": "Weights",
+    "adapter": "A LoRA adapter",
+    "merged": "Weights with a LoRA adapter merged in",
+}
+
+
+def hub_id(path: str) -> str:
+    """Return a run file's `policy.path` if it is a repository of the hub; "" for a local policy."""
+    return path if _HUB_ID.fullmatch(path) and not is_local(path) else ""
+
+
+def base_name(path: str) -> str:
+    """Return the name of the model that a policy was trained from, without its place on this machine."""
+    if hub_id(path) or path.startswith("bundled:"):
+        return path
+    return Path(path).resolve().name if path else "a model without a name"
+
+
+def write_card(
+    folder: Path, config: RunConfig, run: RunDir, serving: Serving, kind: Format
+) -> None:
+    """Replace README.md in a folder, which holds the policy in this format, with the finished run's model card.
+
+    Texts of models and of the run file cannot end their block or become a tag, a link or a heading.
+    """
+    summary, chosen = read_result(run)
+    (arm,) = summary["arms"].values()
+    front = ModelCardData(
+        base_model=hub_id(config.policy.path) or None,
+        library_name="peft" if kind == "adapter" else "transformers",
+        pipeline_tag="text-generation",
+        tags=["cotune", "grpo", config.strategy.kind],
+        model_name=re.sub(r"\W+", "-", config.name).strip("-") or "run",
+    )
+    # It is Markdown: texts are escaped by `inline` and `code_block`.
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("cotune.export", "."),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates.filters |= {
+        "inline": inline,
+        "block": code_block,
+        "code": lambda text: f"<code>{inline(text)}</code>",
+    }
+    card = templates.get_template("card.md.j2").render(
+        front=front.to_yaml(),
+        config=config,
+        proposers=_PROPOSERS,
+        chosen=chosen,
+        serving=serving,
+        arm=arm,
+        weights=_WEIGHTS[kind],
+        base=base_name(config.policy.path),
+        scores=_score_table(arm),
+        command=_serve_command(config, folder, kind),
+        trained_by="cotune.JointTrainer" if isinstance(config, ScriptRun) else "cotune train",
+        settings=_settings(run.read_config()),
+    )
+    write_atomic(folder / "README.md", card)
+
+
+def _score_table(arm: Row) -> str:
+    """Return a table of scores, all questions, then each stratum; "" without test questions."""
+    names = [name for name in _SCORES if arm.get(name) is not None]
+    if not names:
+        return ""
+    rows = [["test questions", *(_SCORES[name] for name in names)], ["---", *["---:"] * len(names)]]
+    rows.append([f"all {arm['em_n']:,}", *(f"{arm[name]:.3f}" for name in names)])
+    for stratum in arm.get("em_by_stratum") or {}:
+        scores = [arm[f"{name}_by_stratum"].get(stratum) for name in names]
+        rows.append([inline(stratum), *("" if s is None else f"{s:.3f}" for s in scores)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _serve_command(config: RunConfig, best: Path, kind: Format) -> str:
+    folder = "path/to/this/folder"
+    greedy = """--override-generation-config '{"temperature": 0}'"""
+    if kind != "adapter":
+        return f"vllm serve {folder} {greedy}"
+    path = config.policy.path
+    rank = json.loads((best / "adapter_config.json").read_bytes())["r"]
+    weights = hub_id(path) or f"path/to/{base_name(path).removeprefix('bundled:')}"
+    return (
+        f"vllm serve {quote(weights)} {greedy} --enable-lora --max-lora-rank {rank} \\\n"
+        f"  --lora-modules policy={folder} --chat-template {folder}/chat_template.jinja"
+    )
+
+
+def _settings(config: Row) -> str:
+    """Return the part of run.yaml that says how it was trained, without what is private."""
+    del config["training"]["engine_args"]
+    names = ("seed", "strategy", "training", "limits")
+    settings = {name: config[name] for name in names} | {"lora": config["policy"].get("lora")}
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).strip()
+
+
+def inline(text: str) -> str:
+    """Return text for a line or a table's cell; possible syntax becomes character references."""
+    line = one_line(text)
+    safe = " /,-();'%" + ("" if "www." in line.lower() else ".")
+    # A colon before a space ends neither a URL's scheme nor an emoji's name.
+    parts = (
+        "".join(c if c.isalnum() or c in safe else f"&#{ord(c)};" for c in part)
+        for part in line.split(": ")
+    )
+    return ": ".join(parts)
+
+
+def code_block(text: str, language: str = "text") -> str:
+    """Return a code block around a text, its fence longer than any run of backticks in it.
+
+    Control characters and bidirectional marks are left out.
+    """
+    line = printable(text.replace("\r\n", "\n").replace("\r", "\n"))
+    longest = max(map(len, re.findall("`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{line}\n{fence}"

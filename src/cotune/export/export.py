@@ -7,9 +7,7 @@ from pathlib import Path
 from cotune.config.resuming import open_trained
 from cotune.config.run_file import RunConfig
 from cotune.errors import ConfigError
-from cotune.export.complete import complete_best, complete_serving
-from cotune.export.model_card import write_card
-from cotune.export.serving import Format, read_result
+from cotune.export.complete import Format, complete_best, complete_serving, read_result, write_card
 from cotune.policy.policy_files import check_whole, is_adapter, policy_path
 from cotune.run.json_files import check_folder
 from cotune.run.run_dir import RunDir
@@ -19,22 +17,19 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "adapter_config.json", 
 
 
 def export(folder: Path, format: Format | None = None, output: Path | None = None) -> Path:
-    """Write a finished run's best policy into a folder that can be served without changes.
+    """Write a finished run's best policy into a folder that can be served without changes; return the folder.
 
     Args:
         format: "full" or, for a run with `policy.lora`, "adapter" as `best/` is; "merged" adds an
             adapter to its base's weights. None is what `best/` is.
         output: the folder to write, which must be empty; `export` in the run folder by default.
 
-    Returns:
-        The folder written.
-
     Raises:
         ConfigError: the run is not finished, the format does not fit it, or `output` is not
             empty or cannot be written. Nothing is written then.
     """
     run, config = open_finished(folder)
-    kind = choose_format(run, format)
+    kind = _choose_format(run, format)
     target = output or run.path / "export"
     check_folder(target, "--output")
     if target.exists() and any(target.iterdir()):
@@ -44,7 +39,7 @@ def export(folder: Path, format: Format | None = None, output: Path | None = Non
     staged = target / ".new"
     try:
         staged.mkdir(parents=True)
-        stage(config, run, kind, staged)
+        _stage(config, run, kind, staged)
         for path in staged.iterdir():
             path.rename(target / path.name)
     finally:
@@ -65,7 +60,7 @@ def open_finished(folder: Path) -> tuple[RunDir, RunConfig]:
     return run, config
 
 
-def choose_format(run: RunDir, format: Format | None) -> Format:
+def _choose_format(run: RunDir, format: Format | None) -> Format:
     """Return the format asked for, or what `best/` is; ConfigError if it does not fit the run."""
     if is_adapter(run.best_path):
         if format == "full":
@@ -81,18 +76,14 @@ def choose_format(run: RunDir, format: Format | None) -> Format:
     return "full"
 
 
-def refuse_links(folder: Path) -> None:
-    """Raise ConfigError for a symbolic link in a folder: it could copy any file into an export."""
-    for path in sorted(folder.rglob("*")):
+def _stage(config: RunConfig, run: RunDir, kind: Format, staged: Path) -> None:
+    """Write the export into an empty folder; complete `best/` first if a kill has left it incomplete."""
+    for path in sorted(run.best_path.rglob("*")):
+        # It could copy any file into an export.
         if path.is_symlink():
             raise ConfigError(
                 f"{path}: is a symbolic link, which cotune never writes; replace it with the file"
             )
-
-
-def stage(config: RunConfig, run: RunDir, kind: Format, staged: Path) -> None:
-    """Write the export into an empty folder; complete `best/` first if a kill has left it incomplete."""
-    refuse_links(run.best_path)
     check_whole(run.best_path)
     serving = complete_serving(run) or complete_best(config, run)
     skipped = shutil.ignore_patterns(".*", *(_WEIGHTS if kind == "merged" else ()))

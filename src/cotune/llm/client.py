@@ -18,8 +18,8 @@ from cotune.protocols import LLM
 from cotune.run.record import Record
 from cotune.types import Completion, Section
 from cotune.utils.background import BackgroundLoop
-from cotune.utils.option_checks import check_range, check_url
 from cotune.utils.text import encodable, hide_secrets, message_of, one_line
+from cotune.utils.values import check_range, check_url
 
 if TYPE_CHECKING:
     import openai

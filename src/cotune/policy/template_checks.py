@@ -1,7 +1,10 @@
 """Checks of a policy's chat template before anything is trained or written: what it does with prompts and turns."""
 
 import re
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import current_thread, main_thread
 from typing import Any
 
 from cotune.data.splits import SPLITS, warn
@@ -9,7 +12,6 @@ from cotune.errors import ConfigError
 from cotune.policy.codec import HFCodec, PlainCodec, adds_bos
 from cotune.protocols import Environment
 from cotune.types import Prompt
-from cotune.utils.processes import time_limit
 
 _PROBED = 3  # tasks of each split
 # Real templates take a thousandth of it. There is no limit while a run trains, since the time of its other threads counts.
@@ -32,7 +34,7 @@ def check_turns(environment: Environment, codec: HFCodec) -> None:
     has_own = getattr(tokenizer, "response_template", None) is not None
     # Not within the limit: it may import TRL, which takes seconds.
     uses_trl = bool(environment.tools) and not has_own and _add_response_template(tokenizer)
-    with time_limit(_PROBE_SECONDS):
+    with _time_limit(_PROBE_SECONDS):
         if uses_trl:
             try:
                 codec.check_tools(environment.tools)
@@ -79,7 +81,7 @@ def check_template(environment: Environment, codec: HFCodec, instruction: str) -
         for split in SPLITS
         for task in environment.tasks(split)[:_PROBED]
     ]
-    with time_limit(_PROBE_SECONDS):
+    with _time_limit(_PROBE_SECONDS):
         _check_prompts(prompts, environment.tools, codec)
 
 
@@ -123,3 +125,26 @@ def _check_prompts(
             warn(
                 f"policy.template_args: the chat template has no argument {name!r}; correct the name"
             )
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Generator[None]:
+    """Raise TimeoutError in code that computes for longer than `seconds`, of this process's processor time.
+
+    Does nothing in a thread, which cannot handle signals.
+    """
+    if current_thread() is not main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"takes longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    # Again and again, as the code may catch the first one: Jinja does while it compiles.
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)

@@ -4,7 +4,9 @@ Texts and queries become terms in the same way, as in Lucene's analyzers: words 
 more in lower case, without stop words, stemmed by Snowball.
 """
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, cast
 
@@ -12,7 +14,20 @@ import numpy as np
 import Stemmer
 
 from cotune.errors import ConfigError
-from cotune.utils.importing import without
+
+
+@contextmanager
+def without(package: str) -> Generator[None]:
+    """Import libraries as if an optional package of theirs were not installed."""
+    before = sys.modules.get(package)
+    sys.modules[package] = None  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+        if before is not None:
+            sys.modules[package] = before
+
 
 # If jax is installed, bm25s calls it at import, and jax takes three quarters of a GPU's memory for the process.
 with without("jax"):

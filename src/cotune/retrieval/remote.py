@@ -11,8 +11,8 @@ from time import sleep
 
 from cotune.errors import ConfigError, RetrievalError
 from cotune.types import Section
-from cotune.utils.option_checks import check_range, check_url
 from cotune.utils.text import encodable, named
+from cotune.utils.values import check_range, check_url
 
 _FIRST_WAIT_S = 0.5
 _MAX_WAIT_S = 30.0

@@ -18,8 +18,8 @@ from cotune.rewards.boxed import BoxedReward, last_boxed
 from cotune.types import Prompt, Task, Trajectory, Turn
 from cotune.utils.background import BackgroundLoop
 from cotune.utils.importing import import_object, reference_to
-from cotune.utils.numbers import finite
 from cotune.utils.text import line_of, named, shorten, shorten_middle, without_thoughts
+from cotune.utils.values import finite
 
 RewardFunction = Callable[..., Any]
 """`f(prompts, completions, **columns)`, sync or async. It returns a number for each completion, None where

@@ -30,7 +30,7 @@ from cotune.types import (
     Trajectory,
     Turn,
 )
-from cotune.utils.numbers import finite
+from cotune.utils.values import finite
 
 _LONGEST_TOKEN = 256  # characters, generously
 

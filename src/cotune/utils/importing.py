@@ -1,10 +1,9 @@
-"""Objects that a run file names: `package.module:name`, or `file.py:name`; and imports of libraries."""
+"""Objects that a run file names: `package.module:name`, or `file.py:name`."""
 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -161,16 +160,3 @@ def _file(path: str, field: str) -> ModuleType:
         del sys.modules[name]
         raise ConfigError(f"{field}: importing {path} failed: {named(error)}") from error
     return module
-
-
-@contextmanager
-def without(package: str) -> Generator[None]:
-    """Import libraries as if an optional package of theirs were not installed."""
-    before = sys.modules.get(package)
-    sys.modules[package] = None  # pyright: ignore[reportArgumentType]
-    try:
-        yield
-    finally:
-        del sys.modules[package]
-        if before is not None:
-            sys.modules[package] = before

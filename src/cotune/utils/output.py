@@ -1,11 +1,16 @@
-"""Output to a console that may show few characters, or be lost while a command runs."""
+"""Output that fails: a console that shows few characters or is lost, and files, in one line."""
 
+import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from cotune.utils.text import one_line
 
 
 def accept_any_text() -> None:
@@ -53,3 +58,57 @@ class _Losable:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+# ---- files
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Of a file even if the error names none; others may be of a connection or a device.
+_OF_FILES = {
+    *_FULL, errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE,
+    errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG, errno.EFBIG,
+    errno.EPIPE,
+}  # fmt: skip
+# Rust's errors (safetensors, tokenizers) and shutil's have a number in their text.
+_NUMBER = re.compile(r"\(os error (\d+)\)|\[Errno (\d+)\]")
+_OF_TORCH = {
+    "PytorchStreamWriter failed writing": errno.ENOSPC,
+    "unexpected pos": errno.ENOSPC,  # after an earlier error
+    "Parent directory": errno.ENOENT,
+    "Permission denied": errno.EACCES,
+    "iostream error": errno.EIO,
+}
+
+
+def file_failure(error: BaseException, folder: Path | None = None) -> str:
+    """Return which file failed, why, and what helps, in one line; "" if neither the error nor a cause is of a file.
+
+    Args:
+        folder: what to name if the error names no file.
+    """
+    cause = error
+    while (number := _errno_of(cause)) is None:
+        if cause.__cause__ is None:
+            return ""
+        cause = cause.__cause__
+    full = number in _FULL
+    fix = "make room" if full else "check the folder, its disk and the right to write there"
+    names = [getattr(cause, name, None) for name in ("filename", "filename2")]
+    place = " -> ".join(str(name) for name in names if name is not None)
+    place = place or (f"a file in {folder}" if folder else "a file or the output")
+    reason = getattr(cause, "strerror", "")
+    reason = reason or f"{type(cause).__name__}: {one_line(str(cause))[:300]}"
+    return f"{place}: {reason}; {fix}"
+
+
+def _errno_of(error: BaseException) -> int | None:
+    """Return the errno of an error that comes from a file operation; None for any other."""
+    if isinstance(error, OSError) and error.errno is not None:
+        number: int | None = error.errno
+        return number if number in _OF_FILES or error.filename is not None else None
+    text = str(error)
+    number = next((number for phrase, number in _OF_TORCH.items() if phrase in text), None)
+    if match := _NUMBER.search(text):
+        number = int(match[1] or match[2])
+    # Others, such as a refused connection, are none of a file.
+    return number if number in _OF_FILES else None

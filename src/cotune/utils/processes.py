@@ -1,4 +1,4 @@
-"""This process: its rank among those of a launcher, its end by SIGTERM, a limit of time for foreign code."""
+"""This process: its rank among those of a launcher, its end by SIGTERM."""
 
 import os
 import signal
@@ -38,26 +38,3 @@ def stopped_by_sigterm() -> Generator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def time_limit(seconds: float) -> Generator[None]:
-    """Raise TimeoutError in code that computes for longer than `seconds`, of this process's processor time.
-
-    Does nothing in a thread, which cannot handle signals.
-    """
-    if current_thread() is not main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise TimeoutError(f"takes longer than {seconds:g} s")
-
-    before = signal.signal(signal.SIGVTALRM, stop)
-    # Again and again, as the code may catch the first one: Jinja does while it compiles.
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)

@@ -17,9 +17,8 @@ pytest.importorskip("tinker", reason="needs the SDK: pip install 'cotune[tinker]
 
 from rich.console import Console
 
-from cotune.cli.evaluate import evaluate
+from cotune.cli.evaluate import evaluate, try_run
 from cotune.cli.train import resume, train
-from cotune.cli.try_rollouts import try_run
 from cotune.config.build import run_policy
 from cotune.config.resuming import recorded_config
 from cotune.config.run_file import load_config

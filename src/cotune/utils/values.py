@@ -1,5 +1,7 @@
-"""Checks that options share: numbers in a range, URLs."""
+"""Checks of values of the user's: finite numbers, ranges, URLs."""
 
+import math
+from typing import Any
 from urllib.parse import urlsplit
 
 
@@ -13,8 +15,6 @@ def check_url(name: str, text: str, path: str = "/path") -> None:
     """Raise ValueError unless a text is an http(s) URL without secrets; the text is not shown.
 
     Args:
-        name: the option.
-        text: its value.
         path: the end of the expected form.
     """
     try:
@@ -32,3 +32,16 @@ def check_url(name: str, text: str, path: str = "/path") -> None:
             f"{name} is not of the form http(s)://host[:port]{path}, without user, password, query or "
             "fragment (the value is not shown: it may contain a password)"
         )
+
+
+def finite(value: Any) -> float | None:
+    """Return a value as a float; None if it is not finite, or not a number (such as a text).
+
+    >>> finite(True), finite("1"), finite(None), finite(float("nan"))
+    (1.0, None, None, None)
+    """
+    try:
+        number = math.nan if isinstance(value, str) else float(value)
+    except Exception:  # noqa: BLE001  # a huge integer, or the user's own class
+        return None
+    return number if math.isfinite(number) else None
